@@ -1,0 +1,43 @@
+# What to type:  make demo | make test | make help
+# Everything is installed into .venv; nothing else on the machine is touched
+# (but for Debian's python3-venv, if it is missing and you are root).
+
+# The Python that .venv was made with, so that PYTHON=… has to be said only once.
+PYTHON ?= $(or $(wildcard $(shell sed -n 's/^executable = //p' .venv/pyvenv.cfg 2>/dev/null)),python3)
+ARGS ?=
+BIN := .venv/bin
+UV = $(firstword $(wildcard $(BIN)/uv) uv)
+COMPILE = $(UV) pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes \
+	--no-header --no-annotate --no-emit-index-url --no-emit-find-links $(ARGS) pyproject.toml
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint lock clean
+
+help:  ## show this
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@echo '  ARGS="…" is passed on:  make test ARGS="-k embedded"'
+
+venv:  ## make .venv or bring it up to date; nothing to do the second time
+	@command -v $(PYTHON) >/dev/null || { echo 'penstock needs Python 3.11 or newer.  Type: apt-get install python3' >&2; exit 1; }
+	@$(PYTHON) .ci/setup
+
+demo: venv  ## watch records flow, break things, see them healed
+	@$(BIN)/penstock demo $(ARGS)
+
+test: venv  ## the tests, on real servers that they start themselves
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: venv  ## formatter, linter, types, who may import whom, spelling
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+lock:  ## pin the dependencies anew; ARGS=--upgrade takes newer ones
+	$(COMPILE) --extra demo --group dev --output-file requirements.lock
+	$(COMPILE) --extra java --constraint requirements.lock --output-file requirements-java.lock
+
+clean:  ## remove .venv, caches, and the data of the demo
+	@if [ -L .penstock/postgres/data ]; then rm -rf "$$(dirname "$$(readlink .penstock/postgres/data)")"; fi
+	rm -rf .venv .penstock .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist spark-warehouse

@@ -1,0 +1,68 @@
+-- Compare and append: the log ends the same however often, and by whomever, a batch is sent.
+-- keys: stream, newest_epoch
+-- args: epoch:int, first:int, begins:int, records...
+-- returns: {"appended", tail, added} | {"behind", tail} | {"fenced", epoch} | {"foreign", offset, id}
+--
+-- A record is seven arguments: id, key, action, object, data, headers, ts.  `first` is the offset of the first of
+-- them; `begins` is 1 where the journal begins at `first`, so that nothing before it will ever come.
+-- The tail is read, never assumed: a reply may have been lost, another publisher may have been faster, and this
+-- server may have been emptied or put back to an older state.  A retry finds the tail past its records and adds 0.
+-- Cost: O(records).
+
+local WIDTH = 7
+local count = (#ARGV - records + 1) / WIDTH
+local last = first + count - 1
+
+local function id_of(offset)
+  return string.format("%.0f-0", offset)
+end
+
+local function id_argument(offset)
+  return ARGV[records + (offset - first) * WIDTH]
+end
+
+local held = tonumber(redis.call("GET", newest_epoch) or epoch)
+if held > epoch then
+  return {"fenced", held}
+end
+
+-- The tail is the last id ever given, not the last entry: a stream may have been evicted to its end.
+local tail = 0
+if redis.call("EXISTS", stream) == 1 then
+  local info = redis.call("XINFO", "STREAM", stream)
+  for i = 1, #info, 2 do
+    if info[i] == "last-generated-id" then
+      local offset, sequence = string.match(info[i + 1], "^(%d+)%-(%d+)$")
+      if sequence ~= "0" then
+        return {"foreign", tonumber(offset), info[i + 1]}
+      end
+      tail = tonumber(offset)
+    end
+  end
+end
+
+-- What is there already must be ours: the last entry that batch and stream share carries the same record's id.
+if tail >= first then
+  local shared = math.min(tail, last)
+  local entry = redis.call("XRANGE", stream, id_of(shared), id_of(shared))[1]
+  if entry and entry[2][2] ~= id_argument(shared) then
+    return {"foreign", shared, tostring(entry[2][2])}
+  end
+elseif tail + 1 < first and begins == 0 then
+  return {"behind", tail}
+end
+
+local added = 0
+for offset = math.max(first, tail + 1), last do
+  local at = records + (offset - first) * WIDTH
+  redis.call("XADD", stream, id_of(offset),
+    "id", ARGV[at], "key", ARGV[at + 1], "action", ARGV[at + 2], "object", ARGV[at + 3],
+    "data", ARGV[at + 4], "headers", ARGV[at + 5], "ts", ARGV[at + 6])
+  added = added + 1
+end
+
+-- After the entries: a publisher of an older epoch is shut out only by one that has really written.
+if held < epoch or added > 0 then
+  redis.call("SET", newest_epoch, string.format("%.0f", epoch))
+end
+return {"appended", math.max(tail, last), added}

@@ -1,0 +1,57 @@
+"""Runs Penstock's own migrations: for `penstock init`, and for `alembic` in a checkout."""
+
+import os
+
+from alembic import context
+from sqlalchemy import create_engine, text
+
+from penstock.tables import metadata
+
+config = context.config
+schema = config.get_main_option("penstock_schema") or "penstock"
+# Two processes may start at once: the second waits here, then finds the work done.
+LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))")
+
+
+def configure(**where: object) -> None:
+    """One version table, in the Penstock schema, so that the application's own Alembic is not touched."""
+    context.configure(
+        **where,  # type: ignore[arg-type]  # a connection or a URL with its dialect
+        target_metadata=metadata(schema),
+        version_table="alembic_version",
+        version_table_schema=schema,
+        include_schemas=True,
+        transactional_ddl=True,
+        transaction_per_migration=False,
+    )
+
+
+def run_offline() -> None:
+    """Prints the SQL."""
+    configure(dialect_name="postgresql", literal_binds=True)
+    with context.begin_transaction():
+        context.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+        context.run_migrations()
+
+
+def run_online() -> None:
+    """Migrates the database of `sqlalchemy.url` or PENSTOCK_DATABASE_URL, on a given connection if there is one."""
+    connection = config.attributes.get("connection")
+    if connection is not None:
+        configure(connection=connection)
+        with context.begin_transaction():
+            context.run_migrations()
+        return
+    url = config.get_main_option("sqlalchemy.url") or os.environ["PENSTOCK_DATABASE_URL"]
+    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://", 1))
+    with engine.begin() as opened:
+        opened.execute(LOCK)
+        opened.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
+        configure(connection=opened)
+        context.run_migrations()
+
+
+if context.is_offline_mode():
+    run_offline()
+else:
+    run_online()

@@ -1,0 +1,136 @@
+"""Staged records, the journal, and the checkpoints of consumers.
+
+Revision ID: penstock_0001
+Revises:
+Create Date: 2026-11-20
+"""
+
+from alembic import context, op
+
+revision = "penstock_0001"
+down_revision = None
+branch_labels = ("penstock",)
+depends_on = None
+
+TABLES = """
+CREATE SCHEMA IF NOT EXISTS {schema};
+
+-- Insert-only for applications.  CACHE 1, because within a tick records stand in the order of their ids: a connection
+-- that took ids ahead would put a later change of a key before an earlier one.
+CREATE TABLE {schema}.staged_records (
+    id          bigint      GENERATED ALWAYS AS IDENTITY (CACHE 1) PRIMARY KEY,
+    xid         xid8        NOT NULL DEFAULT pg_current_xact_id(),
+    channel     text        NOT NULL,
+    shard       integer     NOT NULL,
+    key         text        NOT NULL,
+    action      text        NOT NULL,
+    object      text        NOT NULL,
+    data        jsonb       NOT NULL,
+    headers     jsonb,
+    created_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX staged_records_xid ON {schema}.staged_records (xid);
+
+-- One row for each past of the database that the log has followed.
+CREATE TABLE {schema}.epochs (
+    epoch             integer     PRIMARY KEY,
+    system_identifier text        NOT NULL,
+    timeline          integer     NOT NULL,
+    reason            text        NOT NULL,
+    opened_at         timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+INSERT INTO {schema}.epochs (epoch, system_identifier, timeline, reason)
+SELECT 1, system_identifier::text, ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::integer, 'init'
+FROM pg_control_system();
+
+-- Inserted, never updated: the newest is the last index entry, however many dead rows a long transaction keeps alive.
+CREATE TABLE {schema}.ticks (
+    tick     bigint      PRIMARY KEY,
+    snapshot pg_snapshot NOT NULL,
+    epoch    integer     NOT NULL,
+    at       timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+-- The tick before the first saw nothing: everything staged is new to the first.
+INSERT INTO {schema}.ticks (tick, snapshot, epoch) VALUES (0, '1:1:', 1);
+
+CREATE TABLE {schema}.journal (
+    channel      text        NOT NULL,
+    shard        integer     NOT NULL,
+    first_offset bigint      NOT NULL,
+    last_offset  bigint      NOT NULL,
+    record_ids   bigint[]    NOT NULL,
+    epoch        integer     NOT NULL,
+    created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (channel, shard, first_offset),
+    CONSTRAINT journal_is_dense CHECK (cardinality(record_ids) = last_offset - first_offset + 1)
+);
+
+CREATE TABLE {schema}.channels (
+    channel       text        PRIMARY KEY,
+    kind          text        NOT NULL,
+    shards        integer     NOT NULL,
+    keep          interval    NOT NULL,
+    registered_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- Updated once a batch: room on the page keeps the updates within it.
+CREATE TABLE {schema}.checkpoints (
+    consumer   text        NOT NULL,
+    channel    text        NOT NULL,
+    shard      integer     NOT NULL,
+    "offset"   bigint      NOT NULL,
+    epoch      integer     NOT NULL,
+    applied    bigint      NOT NULL DEFAULT 0,
+    skipped    bigint      NOT NULL DEFAULT 0,
+    dead       bigint      NOT NULL DEFAULT 0,
+    halted     text,
+    updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (consumer, channel, shard)
+) WITH (fillfactor = 25, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
+
+CREATE TABLE {schema}.dead_letters (
+    consumer  text        NOT NULL,
+    channel   text        NOT NULL,
+    shard     integer     NOT NULL,
+    "offset"  bigint      NOT NULL,
+    record_id bigint      NOT NULL,
+    key       text        NOT NULL,
+    action    text        NOT NULL,
+    object    text        NOT NULL,
+    data      jsonb       NOT NULL,
+    headers   jsonb,
+    staged_at timestamptz NOT NULL,
+    reason    text        NOT NULL,
+    attempts  integer     NOT NULL,
+    parked    boolean     NOT NULL DEFAULT false,
+    failed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (consumer, channel, shard, "offset")
+);
+CREATE INDEX dead_letters_key ON {schema}.dead_letters (consumer, channel, shard, key);
+"""
+
+
+def _schema() -> str:
+    """The Penstock schema: ``-x penstock_schema=…``, ``penstock_schema`` in the configuration, or ``penstock``."""
+    given = context.get_x_argument(as_dictionary=True).get("penstock_schema")
+    configured = context.config.get_main_option("penstock_schema")
+    return str(given or configured or "penstock")
+
+
+def upgrade() -> None:
+    quoted = op.get_context().dialect.identifier_preparer.quote_identifier(_schema())
+    op.execute(TABLES.replace("{schema}", quoted))
+
+
+def downgrade() -> None:
+    quote = op.get_context().dialect.identifier_preparer.quote_identifier
+    for table in (
+        "dead_letters",
+        "checkpoints",
+        "channels",
+        "journal",
+        "ticks",
+        "epochs",
+        "staged_records",
+    ):
+        op.execute(f"DROP TABLE {quote(_schema())}.{table}")

@@ -1,0 +1,23 @@
+"""Penstock moves records from an application's Postgres transaction into a log in Redis and on to consumers.
+
+Data flows one way, and the folders show it:
+
+    staging      in the application's transaction: a change and its record, or neither
+    streaming    the worker: staged records → journal → Redis
+    channels     where records go: the log in Redis
+    consuming    effects and checkpoint in one Postgres transaction
+    engines      who turns the wheel: one Python process, or Spark
+    operating    what people ask it: status, doctor, dead letters
+    cli          the command line
+
+Beside them: ``declarations`` and ``pipeline`` (what an application declares), ``records`` (what the parts hand each
+other), ``errors``.  Importing ``penstock`` imports SQLAlchemy and nothing heavier.
+"""
+
+from penstock.declarations import Log
+from penstock.errors import PenstockError
+from penstock.pipeline import Pipeline
+from penstock.records import Record
+from penstock.staging.explicit import stage, stage_async
+
+__all__ = ["Log", "PenstockError", "Pipeline", "Record", "stage", "stage_async"]

@@ -1,0 +1,37 @@
+"""The log channel: records in order, at offsets that never change.
+
+``append_each`` is replay: it may be repeated, by anyone.  ``read`` and ``wait`` give records after an offset; ``evict``
+removes what every consumer has passed.
+"""
+
+from penstock.channels.log.log import (
+    Appended,
+    Batch,
+    Behind,
+    Extent,
+    FencedOff,
+    Foreign,
+    Reply,
+    append_each,
+    evict,
+    extents,
+    read,
+    read_newest,
+    wait,
+)
+
+__all__ = [
+    "Appended",
+    "Batch",
+    "Behind",
+    "Extent",
+    "FencedOff",
+    "Foreign",
+    "Reply",
+    "append_each",
+    "evict",
+    "extents",
+    "read",
+    "read_newest",
+    "wait",
+]

@@ -1,0 +1,261 @@
+"""The log: one Redis stream a shard, entry ids ``<offset>-0``.
+
+Offsets are logical: 1, 2, 3 … with no hole, never given twice, kept when older entries are evicted; a reader may do
+arithmetic with them.  What a reader asks for and the log no longer has is visible as a distance, never skipped over in
+silence (``Record.offset`` of the first record read).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from penstock.channels.routing import log_keys
+from penstock.channels.scripts import Argument, Call, script
+from penstock.channels.server import RedisClient, answering, translated
+from penstock.errors import ForeignLog
+from penstock.records import BEGINNING, Epoch, Offset, Record, RecordId, Shard, ShardName
+
+FIELDS = 7
+"""Arguments of a record in ``append.lua``: id, key, action, object, data, headers, ts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records that follow each other, ready to be appended.
+
+    Attributes:
+        shard: Where they belong.
+        epoch: The epoch of the publisher.
+        first: Offset of the first.
+        begins: Nothing before ``first`` exists any more: a log that has less may begin here.
+        arguments: ``FIELDS`` values a record, flat.
+    """
+
+    shard: ShardName
+    epoch: Epoch
+    first: Offset
+    begins: bool
+    arguments: Sequence[Argument]
+
+    @property
+    def count(self) -> int:
+        """Number of records."""
+        return len(self.arguments) // FIELDS
+
+    @property
+    def last(self) -> Offset:
+        """Offset of the last record."""
+        return Offset(self.first + self.count - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The log now ends at ``tail``; ``added`` of the records were new to it."""
+
+    tail: Offset
+    added: int
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """The log ends at ``tail``, before the batch: nothing was added."""
+
+    tail: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class FencedOff:
+    """A publisher of the newer ``epoch`` has written: nothing was added."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """The entry at ``offset`` carries ``id``, which is not the record that belongs there: nothing was added."""
+
+    offset: Offset
+    id: str
+
+
+Reply = Appended | Behind | FencedOff | Foreign
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What a shard's stream holds.
+
+    Attributes:
+        first: Offset of the oldest entry; one past the tail if there is none.
+        tail: The last offset ever given; 0 if there is none.
+        entries: Number of entries.
+    """
+
+    first: Offset
+    tail: Offset
+    entries: int
+
+
+def append_each(client: RedisClient, namespace: str, batches: Sequence[Batch]) -> list[Reply]:
+    """Appends a batch to each of several shards in one round trip; safe to repeat.
+
+    Raises:
+        ServerUnavailable: Redis does not answer; any of the batches may have been appended.
+        AppendRefused: Redis does not take writes.
+        ForeignLog: A key holds another type.
+    """
+    calls = []
+    for batch in batches:
+        keys = log_keys(namespace, batch.shard)
+        head: list[Argument] = [batch.epoch, batch.first, int(batch.begins)]
+        calls.append(Call((keys.stream, keys.epoch), [*head, *batch.arguments]))
+    with answering(f"appending to {', '.join(str(batch.shard) for batch in batches)}"):
+        replies = script("log/append").call_each(client, calls)
+    return [_reply(reply, batch) for reply, batch in zip(replies, batches, strict=True)]
+
+
+def _reply(reply: Any, batch: Batch) -> Reply:
+    if isinstance(reply, redis.RedisError):
+        raise translated(reply, f"appending to {batch.shard}") from reply
+    match reply:
+        case [b"appended", int(tail), int(added)]:
+            return Appended(Offset(tail), added)
+        case [b"behind", int(tail)]:
+            return Behind(Offset(tail))
+        case [b"fenced", int(epoch)]:
+            return FencedOff(Epoch(epoch))
+        case [b"foreign", int(offset), bytes(record_id)]:
+            return Foreign(Offset(offset), record_id.decode())
+        case _:
+            raise ForeignLog(f"appending to {batch.shard}: the script answered something unknown")
+
+
+def extents(
+    client: RedisClient, namespace: str, shards: Sequence[ShardName]
+) -> dict[ShardName, Extent]:
+    """What the streams of ``shards`` hold, in one round trip.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        ForeignLog: A key holds another type, or entries that are not ours.
+    """
+    pipeline = client.pipeline(transaction=False)
+    for shard in shards:
+        pipeline.xinfo_stream(log_keys(namespace, shard).stream)
+    with answering("looking at the log"):
+        replies = pipeline.execute(raise_on_error=False)
+    return {shard: _extent(reply, shard) for shard, reply in zip(shards, replies, strict=True)}
+
+
+def _extent(reply: Any, shard: ShardName) -> Extent:
+    if isinstance(reply, redis.ResponseError) and "no such key" in str(reply):
+        return Extent(Offset(1), BEGINNING, 0)
+    if isinstance(reply, redis.RedisError):
+        raise translated(reply, f"looking at {shard}") from reply
+    tail = offset_of(reply["last-generated-id"], shard)
+    oldest = reply["first-entry"]
+    return Extent(
+        offset_of(oldest[0], shard) if oldest else Offset(tail + 1), tail, reply["length"]
+    )
+
+
+def offset_of(entry_id: bytes, shard: ShardName) -> Offset:
+    """The offset in an entry's id.
+
+    Raises:
+        ForeignLog: The id is not ``<offset>-0``.
+    """
+    offset, _, sequence = entry_id.partition(b"-")
+    if sequence != b"0":
+        raise ForeignLog(f"{shard}: entry {entry_id.decode()} was not written by Penstock")
+    return Offset(int(offset))
+
+
+def read(
+    client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int
+) -> list[Record]:
+    """Up to ``count`` records after ``after``; the first may be farther on if the log no longer has what is between.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        ForeignLog: The stream holds entries that are not ours.
+    """
+    with answering(f"reading {shard}"):
+        entries = client.xrange(log_keys(namespace, shard).stream, f"{after + 1}-0", "+", count)
+    return [_record(shard, entry_id, fields) for entry_id, fields in entries]
+
+
+def read_newest(client: RedisClient, namespace: str, shard: ShardName, count: int) -> list[Record]:
+    """The last ``count`` records, oldest first.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        ForeignLog: The stream holds entries that are not ours.
+    """
+    with answering(f"reading {shard}"):
+        entries = client.xrevrange(log_keys(namespace, shard).stream, "+", "-", count)
+    return [_record(shard, entry_id, fields) for entry_id, fields in reversed(entries)]
+
+
+def wait(
+    client: RedisClient,
+    namespace: str,
+    positions: Mapping[ShardName, Offset],
+    *,
+    count: int,
+    block_ms: int | None,
+) -> dict[ShardName, list[Record]]:
+    """Records after each of ``positions``; waits up to ``block_ms`` for the first (None: does not wait).
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        ForeignLog: A stream holds entries that are not ours.
+    """
+    streams = {log_keys(namespace, shard).stream.encode(): shard for shard in positions}
+    after = {stream: f"{positions[shard]}-0" for stream, shard in streams.items()}
+    with answering("waiting for records"):
+        answer = client.xread(after, count=count, block=block_ms)
+    pairs = answer.items() if isinstance(answer, dict) else answer
+    found: dict[ShardName, list[Record]] = {}
+    for stream, entries in pairs:
+        # RESP3 wraps the entries of a stream in one more list.
+        flat = entries[0] if entries and isinstance(entries[0], list) else entries
+        shard = streams[stream]
+        found[shard] = [_record(shard, entry_id, fields) for entry_id, fields in flat]
+    return found
+
+
+def _record(shard: ShardName, entry_id: bytes, fields: Mapping[bytes, bytes]) -> Record:
+    try:
+        return Record(
+            shard.channel,
+            Shard(shard.shard),
+            offset_of(entry_id, shard),
+            RecordId(int(fields[b"id"])),
+            fields[b"key"].decode(),
+            fields[b"action"].decode(),
+            fields[b"object"].decode(),
+            fields[b"data"].decode(),
+            fields[b"headers"].decode(),
+            int(fields[b"ts"]),
+        )
+    except KeyError as error:
+        raise ForeignLog(
+            f"{shard}: entry {entry_id.decode()} has no field {error}: it was not written by Penstock"
+        ) from error
+
+
+def evict(client: RedisClient, namespace: str, shard: ShardName, before: Offset) -> int:
+    """Removes the entries before ``before``; offsets of the others stay as they are. Gives their number.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        AppendRefused: Redis does not take writes.
+    """
+    with answering(f"evicting from {shard}"):
+        removed: int = client.xtrim(
+            log_keys(namespace, shard).stream, minid=f"{before}-0", approximate=False
+        )
+    return removed

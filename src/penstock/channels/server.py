@@ -1,0 +1,112 @@
+"""The connection to Redis or Valkey, and what its errors mean.
+
+The client library's own retries are off: whether a write may be sent again is not its to decide.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+from urllib.parse import parse_qs, urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from penstock.errors import AppendRefused, ForeignLog, PenstockError, ServerUnavailable
+
+CONNECT_TIMEOUT_S = 5.0
+REPLY_TIMEOUT_S = 15.0
+"""Longest wait for a reply: longer than any blocking read of ours, so that a half-open connection is found out."""
+
+RedisClient = Any
+"""``redis.Redis`` or ``redis.RedisCluster``: their methods are alike, their types are not."""
+
+_REFUSALS = (
+    "OOM",
+    "READONLY",
+    "MISCONF",
+    "NOREPLICAS",
+    "LOADING",
+    "CLUSTERDOWN",
+    "MASTERDOWN",
+    "TRYAGAIN",
+    "NOPERM",
+)
+
+
+def connect_redis(url: str) -> RedisClient:
+    """A client for ``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://`` or ``redis+sentinel://…?service=name``.
+
+    It connects at the first command.
+
+    Raises:
+        ServerUnavailable: The URL cannot be understood.
+    """
+    options: dict[str, Any] = {
+        "socket_timeout": REPLY_TIMEOUT_S,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    try:
+        if url.startswith("redis+cluster://"):
+            return redis.RedisCluster.from_url(
+                url.replace("redis+cluster://", "redis://", 1), **options
+            )
+        if url.startswith("redis+sentinel://"):
+            return _sentinel(url, options)
+        return redis.Redis.from_url(url, **options)
+    except (ValueError, redis.RedisError) as error:
+        raise ServerUnavailable(
+            f"Redis cannot be reached by the URL given: {type(error).__name__}"
+        ) from error
+
+
+def _sentinel(url: str, options: dict[str, Any]) -> RedisClient:
+    """The master of a service: ``redis+sentinel://:password@host:26379,host2:26379/0?service=mymaster``."""
+    parts = urlsplit(url)
+    service = parse_qs(parts.query).get("service", ["mymaster"])[0]
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    sentinels = [(host, int(port or 26379)) for host, _, port in (h.partition(":") for h in hosts)]
+    watchers: Any = Sentinel(sentinels, **options)  # type: ignore[no-untyped-call]  # the library's
+    return watchers.master_for(
+        service, password=parts.password, db=int(parts.path.strip("/") or 0), **options
+    )
+
+
+@contextmanager
+def answering(what: str) -> Iterator[None]:
+    """Turns the client library's errors into ours.
+
+    Args:
+        what: What was being done, for the error's text: ``appending to rides/2``.
+
+    Raises:
+        ServerUnavailable: No connection, or no reply in time.
+        AppendRefused: The server answers, but does not take writes now.
+        ForeignLog: The key holds another type.
+    """
+    try:
+        yield
+    except redis.RedisError as error:
+        raise translated(error, what) from error
+
+
+def translated(error: redis.RedisError, what: str) -> PenstockError:
+    """Our error for one of the client library's; texts of replies carry no payload."""
+    text = str(error)
+    word = text.split(" ", 1)[0].rstrip(":")
+    if isinstance(error, (redis.ConnectionError, redis.TimeoutError)) and word not in _REFUSALS:
+        return ServerUnavailable(f"{what}: Redis does not answer ({type(error).__name__})")
+    if "WRONGTYPE" in text:
+        return ForeignLog(
+            f"{what}: the key holds another type than a stream; something else uses Penstock's names in this Redis. "
+            "Move it away, or give the pipeline another namespace"
+        )
+    return AppendRefused(f"{what}: Redis refuses: {text[:200]}")
+
+
+def info_text(client: RedisClient, section: str) -> dict[str, Any]:
+    """``INFO section`` of one server; of a Cluster's first node."""
+    answer = client.info(section)
+    return cast("dict[str, Any]", answer)

@@ -1,0 +1,15 @@
+"""Effects and checkpoint in one Postgres transaction.
+
+A consumer's checkpoint is one row a shard.  A batch is applied like this, in one transaction:
+
+    lock the checkpoint's row  →  compare  →  handler(session, records)  →  advance  →  commit
+
+Compare: an offset at or below the checkpoint was applied before and is skipped; the next one is applied; anything else
+is a gap, which is filled from the journal, or stops the shard with an error.  So delivery may be repeated, by anyone,
+and the effect happens once.
+"""
+
+from penstock.consuming.failures import TryAgain
+from penstock.consuming.worker import Consumed, ConsumerWorker
+
+__all__ = ["Consumed", "ConsumerWorker", "TryAgain"]

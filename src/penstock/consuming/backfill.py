@@ -1,0 +1,33 @@
+"""A gap: the log continues past the checkpoint.  What is between comes from the journal, or the shard halts."""
+
+from penstock.errors import Gap
+from penstock.postgres import Connection
+from penstock.records import Offset, Record, RecordId, ShardName
+from penstock.statements import statements
+
+
+def backfill(
+    connection: Connection, schema: str, shard: ShardName, after: Offset, before: Offset, count: int
+) -> list[Record]:
+    """Up to ``count`` records between two offsets, both excluded, from the journal and the staged records.
+
+    Raises:
+        Gap: The journal no longer has the record right after ``after``.
+    """
+    sql = statements("penstock.consuming", schema)
+    where = {"channel": shard.channel, "shard": shard.shard}
+    rows = connection.execute(
+        sql["backfill"], {**where, "after": after, "before": before, "records": count}
+    ).fetchall()
+    if not rows or rows[0][0] != after + 1:
+        [(begins,)] = connection.execute(sql["journal_begins"], where).fetchall()
+        raise Gap(
+            f"{shard}: the checkpoint stands at offset {after}, the log goes on at {before}, and the journal begins at "
+            f"{begins}: {before - after - 1} records between were removed before this consumer had passed them. "
+            "Start it from the tables, or accept the loss: penstock reset checkpoint"
+        )
+    dense = [row for i, row in enumerate(rows) if row[0] == after + 1 + i]
+    return [
+        Record(shard.channel, shard.shard, Offset(offset), RecordId(record_id), *rest)
+        for offset, record_id, *rest in dense
+    ]

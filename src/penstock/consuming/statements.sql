@@ -1,0 +1,80 @@
+-- :name checkpoints
+SELECT shard, "offset", halted
+FROM {schema}.checkpoints
+WHERE consumer = %(consumer)s AND channel = %(channel)s
+ORDER BY shard;
+
+-- :name lock_checkpoint
+-- The lock is the mutual exclusion: whoever holds the row works on the shard, others pass by.  The transaction's id shows
+-- later that effects and checkpoint are in one transaction; the clock is the one that staged the records.
+SELECT "offset", halted,
+       pg_current_xact_id()::text,
+       (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+FROM {schema}.checkpoints
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
+FOR UPDATE SKIP LOCKED;
+
+-- :name advance_checkpoint
+-- Nothing moves if the handler has ended the transaction that the lock was taken in.
+UPDATE {schema}.checkpoints
+SET "offset" = %(offset)s,
+    applied = applied + %(applied)s,
+    skipped = skipped + %(skipped)s,
+    dead = dead + %(dead)s,
+    updated_at = clock_timestamp()
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
+  AND "offset" = %(expected)s
+  AND pg_current_xact_id() = %(transaction)s::xid8;
+
+-- :name halt
+UPDATE {schema}.checkpoints
+SET halted = %(reason)s, updated_at = clock_timestamp()
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s;
+
+-- :name resume
+UPDATE {schema}.checkpoints
+SET halted = NULL, updated_at = clock_timestamp()
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND halted IS NOT NULL;
+
+-- :name backfill
+-- What the log has lost and the journal still names.
+SELECT e.first_offset + n.position - 1 AS "offset", r.id, r.key, r.action, r.object,
+       r.data::text,
+       coalesce(r.headers::text, ''),
+       (extract(epoch FROM r.created_at) * 1000000)::bigint
+FROM (
+    SELECT first_offset, record_ids
+    FROM {schema}.journal
+    WHERE channel = %(channel)s AND shard = %(shard)s
+      AND last_offset > %(after)s
+      AND first_offset < %(before)s
+    ORDER BY first_offset
+    LIMIT %(records)s
+) e,
+LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
+JOIN {schema}.staged_records r ON r.id = n.id
+WHERE e.first_offset + n.position - 1 > %(after)s
+  AND e.first_offset + n.position - 1 < %(before)s
+ORDER BY 1
+LIMIT %(records)s;
+
+-- :name journal_begins
+SELECT min(first_offset)
+FROM {schema}.journal
+WHERE channel = %(channel)s AND shard = %(shard)s;
+
+-- :name parked_keys
+-- Keys that have a record set aside: later records of theirs wait behind it.
+SELECT DISTINCT key
+FROM {schema}.dead_letters
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
+  AND key = ANY (%(keys)s);
+
+-- :name set_aside
+INSERT INTO {schema}.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, headers,
+                                   staged_at, reason, attempts, parked)
+SELECT %(consumer)s, %(channel)s, %(shard)s, r."offset", r.id, r.key, r.action, r.object, r.data::jsonb,
+       nullif(r.headers, '')::jsonb, to_timestamp(r.staged_us / 1000000.0), %(reason)s, %(attempts)s, %(parked)s
+FROM unnest(%(offsets)s::bigint[], %(ids)s::bigint[], %(keys)s::text[], %(actions)s::text[], %(objects)s::text[],
+            %(data)s::text[], %(headers)s::text[], %(staged)s::bigint[])
+    AS r ("offset", id, key, action, object, data, headers, staged_us);

@@ -1,0 +1,246 @@
+"""The consumer's worker: waits for records, delivers them shard by shard, in a loop.
+
+Several processes of one consumer share its shards by the locks on the checkpoints: a shard that another process is
+working on is left alone for a while.  Whoever reads what is applied already skips it.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+
+import structlog
+from sqlalchemy import Engine
+
+from penstock.channels.log import wait
+from penstock.channels.server import RedisClient, connect_redis
+from penstock.consuming.applying import Applier, Delivered
+from penstock.consuming.checkpoints import Checkpoints
+from penstock.declarations import ConsumerSpec
+from penstock.errors import ServerUnavailable
+from penstock.pipeline import Pipeline
+from penstock.postgres import connect_postgres, describe, engine_of
+from penstock.records import Offset, ShardName
+from penstock.registry import register_consumer
+from penstock.telemetry import crashpoint
+
+log = structlog.get_logger("penstock.consumer")
+
+BLOCK_MS = 500
+"""Longest wait for records, in milliseconds: a stop is noticed within it."""
+
+SHARED_PAUSE_S = 1.0
+"""How long a shard is left alone that another process is working on."""
+
+HALTED_PAUSE_S = 5.0
+"""How often a halted shard is looked at again: an operator may have let it go on."""
+
+LONGEST_BACKOFF_S = 10.0
+
+
+@dataclass
+class Consumed:
+    """What one round did, over all shards: see ``Delivered`` for the counts.
+
+    Attributes:
+        positions: Where the consumer stands in the shards that this round touched.
+    """
+
+    applied: int = 0
+    skipped: int = 0
+    dead: int = 0
+    backfilled: int = 0
+    halted: dict[ShardName, str] = field(default_factory=dict)
+    positions: dict[ShardName, Offset] = field(default_factory=dict)
+    latencies_us: list[int] = field(default_factory=list)
+
+    def add(self, shard: ShardName, delivered: Delivered) -> None:
+        """Counts a delivery."""
+        self.applied += delivered.applied
+        self.skipped += delivered.skipped
+        self.dead += delivered.dead
+        self.backfilled += delivered.backfilled
+        self.latencies_us.extend(delivered.latencies_us)
+        if delivered.halted is not None:
+            self.halted[shard] = delivered.halted
+        if delivered.position is not None:
+            self.positions[shard] = delivered.position
+
+    @property
+    def idle(self) -> bool:
+        """Nothing was delivered."""
+        return not (self.applied or self.skipped or self.dead)
+
+
+class ConsumerWorker:
+    """Runs one consumer over some or all of its shards, in one thread."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        consumer: ConsumerSpec,
+        database_url: str,
+        redis_url: str,
+        *,
+        shards: Collection[int] | None = None,
+        prepare: bool = True,
+    ) -> None:
+        """Sets up; ``open`` connects.
+
+        Args:
+            pipeline: The consumer's pipeline.
+            consumer: Which consumer.
+            database_url: Where its effects and checkpoints are.
+            redis_url: Where the log is.
+            shards: Numbers of the shards to work on; None takes all.
+            prepare: False behind a pooler that cannot keep prepared statements.
+        """
+        self.consumer = consumer
+        self._pipeline = pipeline
+        self._database_url, self._redis_url, self._prepare = database_url, redis_url, prepare
+        self._shards = [
+            s for s in consumer.channel.shard_names if shards is None or s.shard in shards
+        ]
+        self._engine: Engine | None = None
+        self._client: RedisClient = None
+        self._applier: Applier | None = None
+        self._positions: dict[ShardName, Offset] = {}
+        self._rest_until: dict[ShardName, float] = {}
+        self._stop: Callable[[], bool] = lambda: False
+
+    def open(self) -> None:
+        """Connects, registers the consumer if it is new, reads its checkpoints.
+
+        Raises:
+            ServerUnavailable: A server does not answer.
+            SchemaMissing: The tables are not there.
+            DeclarationError: The pipeline does not fit what is registered.
+        """
+        application = f"consumer {self.consumer.name}"
+        with connect_postgres(
+            self._database_url, application=application, prepare=self._prepare
+        ) as connection:
+            register_consumer(connection, self._pipeline.schema, self.consumer)
+            standing = Checkpoints(self.consumer, self._pipeline.schema).all(connection)
+        self._positions = {shard: standing.get(shard, Offset(0)) for shard in self._shards}
+        self._engine = engine_of(self._database_url, application=application, prepare=self._prepare)
+        self._client = connect_redis(self._redis_url)
+        self._applier = Applier(self._pipeline, self.consumer, self._engine)
+        self._rest_until = {}
+
+    def close(self) -> None:
+        """Closes the connections; a batch under way is rolled back."""
+        if self._engine is not None:
+            self._engine.dispose()
+        if self._client is not None:
+            self._client.close()
+        self._engine = self._client = self._applier = None
+
+    def round(self, block_ms: int = BLOCK_MS) -> Consumed:
+        """Waits for records and delivers what came, a batch a shard.
+
+        Raises:
+            ServerUnavailable: Postgres or Redis does not answer.
+            ForeignLog: The log holds what is not ours.
+            BrokenTransaction: The handler ends its transaction.
+        """
+        if self._applier is None:
+            self.open()
+        assert self._applier is not None
+        consumed = Consumed()
+        now = monotonic()
+        awake = {s: at for s, at in self._positions.items() if self._rest_until.get(s, 0.0) <= now}
+        if not awake:
+            self._pause(min(block_ms / 1000, max(0.001, min(self._rest_until.values()) - now)))
+            return consumed
+        resting = [until - now for until in self._rest_until.values() if until > now]
+        longest = min([block_ms, *(max(1, int(left * 1000)) for left in resting)])
+        found = wait(
+            self._client,
+            self._pipeline.namespace,
+            awake,
+            count=self.consumer.batch,
+            block_ms=longest if longest > 0 else None,
+        )
+        crashpoint("consumer.after_read")
+        for shard, records in found.items():
+            delivered = self._applier.deliver(shard, records, self._pause)
+            self._note(shard, delivered)
+            consumed.add(shard, delivered)
+            if self._stop():
+                break
+        return consumed
+
+    def _note(self, shard: ShardName, delivered: Delivered) -> None:
+        """Where to read on, and when."""
+        if delivered.position is not None:
+            self._positions[shard] = delivered.position
+        if delivered.halted is not None:
+            log.error(
+                "shard halted",
+                consumer=self.consumer.name,
+                shard=str(shard),
+                reason=delivered.halted,
+            )
+            self._rest_until[shard] = monotonic() + HALTED_PAUSE_S
+        elif delivered.position is None:
+            self._rest_until[shard] = monotonic() + SHARED_PAUSE_S
+
+    def rewind(self, records: int) -> None:
+        """Reads again from so many records before the checkpoints, as after a restart of someone who knew less.
+
+        Checkpoints stay where they are: what is read twice is skipped.
+        """
+        self._positions = {s: Offset(max(0, at - records)) for s, at in self._positions.items()}
+
+    def run(
+        self,
+        stop: Callable[[], bool],
+        report: Callable[[Consumed], None] = lambda _: None,
+    ) -> None:
+        """Rounds until ``stop()`` is true; a server that does not answer is tried again, with growing pauses.
+
+        Raises:
+            ForeignLog: The log holds what is not ours.
+            SchemaMissing: The tables are not there.
+            BrokenTransaction: The handler ends its transaction.
+        """
+        self._stop = stop
+        backoff = 0.0
+        try:
+            while not stop():
+                try:
+                    report(self.round())
+                    backoff = 0.0
+                except ServerUnavailable as error:
+                    self.close()
+                    backoff = min(LONGEST_BACKOFF_S, max(0.1, backoff * 2))
+                    log.warning(
+                        "waiting",
+                        consumer=self.consumer.name,
+                        reason=describe(error),
+                        seconds=backoff,
+                    )
+                    self._pause(backoff)
+        finally:
+            self.close()
+
+    def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
+        """Rounds until the log has nothing more; gives the number of records applied.
+
+        Raises:
+            As ``round``.
+        """
+        applied = 0
+        while True:
+            consumed = self.round(block_ms=0)
+            applied += consumed.applied
+            report(consumed)
+            if not consumed.positions:
+                return applied
+
+    def _pause(self, seconds: float) -> bool:
+        """Waits; true if the worker is to stop."""
+        end = monotonic() + seconds
+        while not self._stop() and (left := end - monotonic()) > 0:
+            sleep(min(left, 0.05))
+        return self._stop()

@@ -1,0 +1,216 @@
+"""What an application declares: channels, staging rules, consumers.  Frozen values; nothing here does I/O."""
+
+import builtins
+import hashlib
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal, cast, get_args
+
+from penstock.errors import DeclarationError, InvalidName
+from penstock.records import Shard, ShardName
+
+NAME_RULE = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,61}[a-z0-9])?")
+"""Names of channels and consumers: they become parts of Redis keys, of SQL values, of file names and of command lines."""
+
+SCHEMA_RULE = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+"""Name of the Postgres schema: an identifier that needs no quotes; Postgres cuts longer ones silently."""
+
+MAX_SHARDS = 1024
+MAX_PAYLOAD_BYTES = 1024 * 1024
+"""Largest payload by default, in bytes of JSON: half of what keeps a batch of 1,000 in a worker's memory."""
+
+Capture = Literal["orm", "trigger"]
+"""Who sees the changes of a class: the session's hooks, or triggers of its table."""
+
+Change = Literal["insert", "update", "delete"]
+CHANGES: tuple[Change, ...] = ("insert", "update", "delete")
+
+BatchHandler = Callable[[Any, Sequence[Any]], object]
+"""``handler(session, records)``: applies a batch in the session's transaction, which also carries the checkpoint."""
+
+RecordHandler = Callable[[Any, Any], object]
+"""``handler(session, record)``: the same for one record."""
+
+
+def checked_name(name: object, of: str) -> str:
+    """The name, if it keeps the rule.
+
+    Raises:
+        InvalidName: Empty, too long, or with characters other than ``a-z 0-9 _ . -``.
+    """
+    if not isinstance(name, str) or not NAME_RULE.fullmatch(name):
+        raise InvalidName(
+            f"{of} {name!r}: a name has 1 to 63 characters of a-z, 0-9, '_', '.' and '-', "
+            "and begins and ends with a letter or a digit"
+        )
+    return name
+
+
+def checked_schema(schema: object) -> str:
+    """The name of a schema, if Postgres takes it as it is.
+
+    Raises:
+        InvalidName: Not an unquoted lower-case identifier of at most 63 characters.
+    """
+    if not isinstance(schema, str) or not SCHEMA_RULE.fullmatch(schema):
+        raise InvalidName(
+            f"schema {schema!r}: a schema has 1 to 63 characters of a-z, 0-9 and '_', "
+            "and does not begin with a digit"
+        )
+    return schema
+
+
+@dataclass(frozen=True)
+class Log:
+    """A channel that keeps records in order: one Redis stream a shard.
+
+    Attributes:
+        name: Name of the channel, 1 to 63 characters of ``a-z 0-9 _ . -``.
+        shards: Number of shards, fixed for the channel's life: the key of a record decides its shard.
+        keep: How long records stay after every consumer has passed them, for new consumers and for looking back.
+        max_bytes: Largest payload that ``stage`` takes, in bytes of JSON.
+    """
+
+    name: str
+    shards: int = 4
+    keep: timedelta = timedelta(hours=24)
+    max_bytes: int = MAX_PAYLOAD_BYTES
+    kind: Literal["log"] = field(default="log", init=False)
+
+    def __post_init__(self) -> None:
+        checked_name(self.name, "channel")
+        if not isinstance(cast("object", self.shards), int) or not 1 <= self.shards <= MAX_SHARDS:
+            raise DeclarationError(
+                f"channel {self.name}: shards is {self.shards!r}; it takes 1 to {MAX_SHARDS}"
+            )
+        if self.keep < timedelta(0):
+            raise DeclarationError(
+                f"channel {self.name}: keep is {self.keep}; it takes no negative time"
+            )
+        if self.max_bytes < 1:
+            raise DeclarationError(
+                f"channel {self.name}: max_bytes is {self.max_bytes}; it takes at least 1"
+            )
+
+    def shard_of(self, key: str) -> Shard:
+        """The shard of a key: the first four bytes of its SHA-256, as a number, modulo the number of shards.
+
+        A hash that Postgres and every language have, so that triggers and other producers agree with this function.
+        """
+        return Shard(int.from_bytes(hashlib.sha256(key.encode()).digest()[:4]) % self.shards)
+
+    @property
+    def shard_names(self) -> tuple[ShardName, ...]:
+        """All its shards."""
+        return tuple(ShardName(self.name, Shard(number)) for number in range(self.shards))
+
+
+Channel = Log
+"""Any kind of channel."""
+
+
+@dataclass(frozen=True)
+class StagingRule:
+    """Which changes of which class are told to which channel, and how.
+
+    Attributes:
+        type: The mapped class; subclasses that are mapped are included.
+        channel: Where the records go.
+        on: The kinds of change that are told.
+        key: Attribute name or function of the object: records of one key keep their order.
+        data: Names of attributes, or a function of the object that gives the payload; None takes every column.
+        when: Function of the object; a change of an object for which it is false is not told.  With
+            ``capture="trigger"`` a condition in SQL over the columns.
+        object: What the records call it; by default the name of the table.
+        capture: ``orm``: by the session's hooks.  ``trigger``: by triggers (``penstock.staging.triggers``) that see
+            every writer; the hooks then leave the class alone, and ``key`` and ``data`` are names of attributes.
+    """
+
+    type: builtins.type[Any]
+    channel: Channel
+    on: frozenset[Change]
+    key: str | Callable[[Any], object]
+    data: Sequence[str] | Callable[[Any], Any] | None = None
+    when: Callable[[Any], bool] | str | None = None
+    object: str | None = None
+    capture: Capture = "orm"
+
+    def __post_init__(self) -> None:
+        name = self.type.__name__
+        unknown = set(self.on) - set(CHANGES)
+        if unknown or not self.on:
+            raise DeclarationError(
+                f"staging rule of {name}: on={sorted(self.on)}; it takes any of {', '.join(CHANGES)}"
+            )
+        if isinstance(self.data, str):
+            raise DeclarationError(
+                f"staging rule of {name}: data is one str; it takes a list of names: data=[{self.data!r}]"
+            )
+        if self.data is not None and not callable(self.data):
+            object.__setattr__(self, "data", tuple(self.data))
+        if self.capture not in get_args(Capture):
+            raise DeclarationError(
+                f"staging rule of {name}: capture={self.capture!r}; it takes 'orm' or 'trigger'"
+            )
+        if self.capture == "orm" and isinstance(self.when, str):
+            raise DeclarationError(
+                f"staging rule of {name}: when is SQL text, which only triggers understand; "
+                "give a function of the object, or capture='trigger'"
+            )
+        if self.capture == "trigger" and (
+            callable(self.key) or callable(self.data) or callable(self.when)
+        ):
+            raise DeclarationError(
+                f"staging rule of {name}: a trigger cannot call Python; with capture='trigger', key and data are "
+                "names of attributes and when is SQL text"
+            )
+
+
+@dataclass(frozen=True)
+class ConsumerSpec:
+    """A named handler that reads a channel.
+
+    Attributes:
+        name: Name of the consumer; its checkpoints are kept under it.
+        channel: What it reads.
+        handler: ``handler(session, records)``, or ``handler(session, record)`` if ``each``.
+        each: One record a call instead of a batch.
+        batch: Most records a transaction.
+        start: Where a new consumer begins: the ``earliest`` record that is still kept, or after the ``latest``.
+        attempts: How often a batch is tried before it is halved, and a record alone before it is given up.
+        on_poison: What becomes of a record that fails alone: set aside (``dead_letter``) or the shard stops (``halt``).
+        park_key: With ``dead_letter``: later records of the same key are set aside too, so that their order holds.
+        isolation: Isolation level of the transaction.
+    """
+
+    name: str
+    channel: Channel
+    handler: Callable[[Any, Any], object]
+    each: bool = False
+    batch: int = 1000
+    start: Literal["earliest", "latest"] = "earliest"
+    attempts: int = 3
+    on_poison: Literal["dead_letter", "halt"] = "dead_letter"
+    park_key: bool = False
+    isolation: Literal["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"] = "READ COMMITTED"
+
+    def __post_init__(self) -> None:
+        checked_name(self.name, "consumer")
+        if self.batch < 1:
+            raise DeclarationError(
+                f"consumer {self.name}: batch is {self.batch}; it takes at least 1"
+            )
+        if self.attempts < 1:
+            raise DeclarationError(
+                f"consumer {self.name}: attempts is {self.attempts}; it takes at least 1"
+            )
+
+
+def checked_changes(on: Change | Collection[Change]) -> frozenset[Change]:
+    """The kinds of change as a set; one word may stand alone."""
+    return frozenset([on] if isinstance(on, str) else on)
+
+
+Channels = Mapping[str, Channel]

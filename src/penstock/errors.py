@@ -1,0 +1,149 @@
+"""Every error that Penstock raises on purpose.
+
+An error is an instruction: it names the thing, what was found, the limit, and what to do.  ``exit_code`` is what the
+command line ends with; ``page`` is the section of the documentation that explains it (``docs/reference/errors.md``).
+
+    PenstockError
+    ├── DeclarationError          a pipeline is declared wrongly                  (2, usage)
+    │   └── InvalidName           a name of a channel, consumer or schema
+    ├── StagingError              a record cannot be staged                       (1)
+    │   ├── InvalidRecord         a field of the record is not acceptable
+    │   ├── BypassedStaging       a statement goes round the staging rules
+    │   └── NotAttached           the session knows no pipeline
+    ├── ServerUnavailable         Postgres or Redis cannot be reached or started  (3)
+    │   └── AppendRefused         Redis answers, and refuses to write
+    ├── JavaMissing               no Java runtime for Spark                       (3)
+    ├── SchemaMissing             the database has no Penstock schema, or another (2)
+    ├── Gap                       records are gone before a consumer passed them  (4)
+    └── Refused                   stopped for safety                              (5)
+        ├── ChangedPast           Postgres lost commits, or is another one
+        ├── ForeignLog            the stream holds entries that are not ours
+        ├── ReadOnlyPostgres      a standby or a read-only server
+        ├── Fenced                a newer epoch has taken over
+        └── UnsafeSetting         a setting of a server endangers records
+"""
+
+from typing import ClassVar
+
+
+class PenstockError(Exception):
+    """The root of the tree: ``except PenstockError`` catches whatever Penstock raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+    page: ClassVar[str] = "errors#penstockerror"
+
+
+class DeclarationError(PenstockError):
+    """A pipeline is declared in a way that cannot work: found when it is declared, not when it runs."""
+
+    exit_code = 2
+    page = "errors#declarationerror"
+
+
+class InvalidName(DeclarationError):
+    """The name of a channel, a consumer or a schema breaks the rule for names."""
+
+    page = "errors#invalidname"
+
+
+class StagingError(PenstockError):
+    """A record cannot be staged; the application's transaction should be rolled back."""
+
+    page = "errors#stagingerror"
+
+
+class InvalidRecord(StagingError):
+    """A field of a record is not acceptable.
+
+    Attributes:
+        field: Path of the field, such as ``data.lines[3].price``.
+    """
+
+    page = "errors#invalidrecord"
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class BypassedStaging(StagingError):
+    """A bulk or Core statement would change a published class without staging its records."""
+
+    page = "errors#bypassedstaging"
+
+
+class NotAttached(StagingError):
+    """Records are staged on a session that the pipeline was not attached to."""
+
+    page = "errors#notattached"
+
+
+class ServerUnavailable(PenstockError):
+    """Postgres or Redis cannot be reached, or cannot be started."""
+
+    exit_code = 3
+    page = "errors#serverunavailable"
+
+
+class AppendRefused(ServerUnavailable):
+    """Redis answers, but refuses to write now (out of memory, read-only, loading): records wait in Postgres."""
+
+    page = "errors#appendrefused"
+
+
+class JavaMissing(PenstockError):
+    """Spark needs a Java runtime, and there is none."""
+
+    exit_code = 3
+    page = "errors#javamissing"
+
+
+class SchemaMissing(PenstockError):
+    """The database does not hold the Penstock schema in the version that this release needs."""
+
+    exit_code = 2
+    page = "errors#schemamissing"
+
+
+class Gap(PenstockError):
+    """The log continues past a consumer's checkpoint, and the journal no longer has what is between."""
+
+    exit_code = 4
+    page = "errors#gap"
+
+
+class Refused(PenstockError):
+    """Penstock stops rather than risk a loss; an operator has to decide."""
+
+    exit_code = 5
+    page = "errors#refused"
+
+
+class ChangedPast(Refused):
+    """What Redis or a consumer has seen is not what Postgres remembers: Postgres lost commits, or is another server."""
+
+    page = "errors#changedpast"
+
+
+class ForeignLog(Refused):
+    """The key of a shard holds something that Penstock did not write."""
+
+    page = "errors#foreignlog"
+
+
+class ReadOnlyPostgres(Refused):
+    """The streamer was pointed at a standby or a read-only server."""
+
+    page = "errors#readonlypostgres"
+
+
+class Fenced(Refused):
+    """A newer epoch of the log has been opened: this process belongs to the past."""
+
+    page = "errors#fenced"
+
+
+class UnsafeSetting(Refused):
+    """A server is set up in a way that can lose records."""
+
+    page = "errors#unsafesetting"

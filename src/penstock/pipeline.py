@@ -1,0 +1,204 @@
+"""Pipeline: where an application declares its channels, staging rules and consumers."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Literal, TypeVar
+
+from penstock.declarations import (
+    CHANGES,
+    Capture,
+    Change,
+    Channel,
+    ConsumerSpec,
+    StagingRule,
+    checked_changes,
+    checked_schema,
+)
+from penstock.errors import DeclarationError
+from penstock.staging import hooks, rules
+from penstock.statements import DEFAULT_SCHEMA
+
+Handler = TypeVar("Handler", bound=Callable[..., object])
+
+
+class Pipeline:
+    """All that an application tells, to whom, and who listens.
+
+        rides = Log("rides", shards=4)
+        pipeline = Pipeline(channels=[rides])
+        pipeline.stages(Ride, to=rides, key="id")
+        pipeline.attach(Session)
+
+        @pipeline.consumer(reads=rides)
+        def ride_totals(session, records): ...
+
+    The application imports it to stage; the workers import it to stream and to consume (``--app module:pipeline``).
+
+    Attributes:
+        schema: The Postgres schema that holds Penstock's tables.
+        namespace: First part of every Redis key, so that pipelines can share a Redis.
+    """
+
+    def __init__(
+        self,
+        channels: Iterable[Channel] = (),
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        namespace: str = "penstock",
+    ) -> None:
+        """Declares a pipeline.
+
+        Raises:
+            InvalidName: ``schema`` or ``namespace`` breaks the rule for names.
+            DeclarationError: Two channels have one name.
+        """
+        self.schema = checked_schema(schema)
+        self.namespace = checked_schema(namespace)
+        self._channels: dict[str, Channel] = {}
+        self._rules: list[StagingRule] = []
+        self._consumers: dict[str, ConsumerSpec] = {}
+        for channel in channels:
+            self.add(channel)
+
+    def add(self, channel: Channel) -> Channel:
+        """Adds a channel, and gives it back.
+
+        Raises:
+            DeclarationError: Another channel has its name.
+        """
+        if self._channels.setdefault(channel.name, channel) is not channel:
+            raise DeclarationError(
+                f"channel {channel.name} is declared twice; names are unique in a pipeline"
+            )
+        return channel
+
+    @property
+    def channels(self) -> dict[str, Channel]:
+        """The channels by name."""
+        return dict(self._channels)
+
+    @property
+    def rules(self) -> tuple[StagingRule, ...]:
+        """The staging rules, in the order of their declaration."""
+        return tuple(self._rules)
+
+    @property
+    def consumers(self) -> dict[str, ConsumerSpec]:
+        """The consumers by name."""
+        return dict(self._consumers)
+
+    def channel(self, name: str) -> Channel:
+        """The channel of that name.
+
+        Raises:
+            DeclarationError: There is none.
+        """
+        if name not in self._channels:
+            raise DeclarationError(
+                f"no channel {name!r}; the pipeline has {_listed(self._channels)}"
+            )
+        return self._channels[name]
+
+    def consumer_named(self, name: str) -> ConsumerSpec:
+        """The consumer of that name.
+
+        Raises:
+            DeclarationError: There is none.
+        """
+        if name not in self._consumers:
+            raise DeclarationError(
+                f"no consumer {name!r}; the pipeline has {_listed(self._consumers)}"
+            )
+        return self._consumers[name]
+
+    def stages(  # noqa: PLR0913  a rule has this many parts; all but two have defaults
+        self,
+        type: type[Any],  # noqa: A002  the word of the rule
+        *,
+        to: Channel,
+        on: Change | Collection[Change] = CHANGES,
+        key: str | Callable[[Any], object],
+        data: Sequence[str] | Callable[[Any], Any] | None = None,
+        when: Callable[[Any], bool] | str | None = None,
+        object: str | None = None,  # noqa: A002  the word of the rule
+        capture: Capture = "orm",
+    ) -> StagingRule:
+        """Declares that changes of a mapped class are staged: see ``StagingRule`` for the parts.
+
+        Raises:
+            DeclarationError: The channel is not of this pipeline, the class is not mapped, it lacks an attribute of
+                the rule, or a part of the rule does not go with another.
+        """
+        self._own(to, f"staging rule of {type.__name__}")
+        rule = StagingRule(type, to, checked_changes(on), key, data, when, object, capture)
+        rules.check_rule(rule)
+        self._rules.append(rule)
+        return rule
+
+    def consumer(  # noqa: PLR0913  the same
+        self,
+        *,
+        reads: Channel,
+        name: str | None = None,
+        each: bool = False,
+        batch: int = 1000,
+        start: Literal["earliest", "latest"] = "earliest",
+        attempts: int = 3,
+        on_poison: Literal["dead_letter", "halt"] = "dead_letter",
+        park_key: bool = False,
+        isolation: Literal["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"] = "READ COMMITTED",
+    ) -> Callable[[Handler], Handler]:
+        """Declares the decorated function a consumer: see ``ConsumerSpec`` for the parts.
+
+        The consumer is called as its function is, with ``-`` for ``_``, unless ``name`` says otherwise.
+
+        Raises:
+            DeclarationError: The channel is not of this pipeline, or another consumer has the name.
+        """
+
+        def declare(handler: Handler) -> Handler:
+            spec = ConsumerSpec(
+                name if name is not None else handler.__name__.replace("_", "-"),
+                reads,
+                handler,
+                each=each,
+                batch=batch,
+                start=start,
+                attempts=attempts,
+                on_poison=on_poison,
+                park_key=park_key,
+                isolation=isolation,
+            )
+            self._own(reads, f"consumer {spec.name}")
+            if spec.name in self._consumers:
+                raise DeclarationError(
+                    f"consumer {spec.name} is declared twice; names are unique in a pipeline"
+                )
+            self._consumers[spec.name] = spec
+            return handler
+
+        return declare
+
+    def _own(self, channel: Channel, who: str) -> None:
+        if self._channels.get(channel.name) is not channel:
+            raise DeclarationError(
+                f"{who}: channel {channel.name} is not of this pipeline; "
+                "give it to Pipeline(channels=[…]) or pipeline.add(…) first"
+            )
+
+    def attach(self, target: Any, *, nudge: bool = False) -> None:
+        """Stages the ruled changes of a session, sessionmaker, ``scoped_session`` or their async twins.
+
+        Rules that are declared later count too; attaching twice is attaching once.
+
+        Args:
+            target: A ``Session`` or a class of it, or what makes sessions.
+            nudge: Wake the streamer after each commit that staged something, instead of letting it look by itself.
+
+        Raises:
+            DeclarationError: ``target`` is none of these.
+        """
+        hooks.attach(self, target, nudge=nudge)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,136 @@
+"""Connections to Postgres, for the workers: psycopg for our own statements, an engine for the sessions of consumers.
+
+No session state is relied on, so a pooler in transaction mode may stand between (``prepare=False`` then).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
+
+from penstock.errors import PenstockError, SchemaMissing, ServerUnavailable
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+AGAIN = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
+"""The transaction lost against another one, and nothing of it happened."""
+
+CONNECT_TIMEOUT_S = 5
+_KEEPALIVE: dict[str, Any] = {
+    "connect_timeout": CONNECT_TIMEOUT_S,
+    # A server that is gone without a word is noticed within half a minute.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+
+
+def connect_postgres(url: str, *, application: str, prepare: bool = True) -> Connection:
+    """A connection in autocommit mode: transactions are opened where they are meant.
+
+    Args:
+        url: ``postgresql://…``; a driver's name after ``postgresql`` is left out.
+        application: What the server shows as its name.
+        prepare: False behind a pooler that cannot keep prepared statements.
+
+    Raises:
+        ServerUnavailable: No connection.
+    """
+    with answering("connecting to Postgres"):
+        connection = psycopg.connect(
+            _plain(url),
+            autocommit=True,
+            application_name=f"penstock {application}",
+            **_KEEPALIVE,
+        )
+    connection.prepare_threshold = 3 if prepare else None
+    return connection
+
+
+def engine_of(url: str, *, application: str, prepare: bool = True) -> Engine:
+    """An engine for sessions of consumers; payloads never show in its errors.
+
+    Raises:
+        sqlalchemy.exc.ArgumentError: The URL cannot be understood.
+    """
+    return create_engine(
+        make_url(url).set(drivername="postgresql+psycopg"),
+        hide_parameters=True,
+        connect_args={
+            "application_name": f"penstock {application}",
+            "prepare_threshold": 3 if prepare else None,
+            **_KEEPALIVE,
+        },
+    )
+
+
+@contextmanager
+def answering(what: str) -> Iterator[None]:
+    """Turns psycopg's errors that are not about a statement into ours.
+
+    Raises:
+        ServerUnavailable: The connection failed or broke; what was being done may have happened.
+        SchemaMissing: A table of ours is not there.
+    """
+    try:
+        yield
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        if isinstance(error, AGAIN):
+            raise
+        raise ServerUnavailable(
+            f"{what}: Postgres does not answer: {_first_line(error)}"
+        ) from error
+    except (
+        psycopg.errors.UndefinedTable,
+        psycopg.errors.InvalidSchemaName,
+        psycopg.errors.UndefinedColumn,
+    ) as error:
+        raise SchemaMissing(
+            f"{what}: {_first_line(error)}. Create or upgrade Penstock's tables: penstock init"
+        ) from error
+
+
+@contextmanager
+def unwrapped() -> Iterator[None]:
+    """Gives ``answering`` the driver's error of a connection that broke under SQLAlchemy."""
+    try:
+        yield
+    except DBAPIError as error:
+        if isinstance(error.orig, psycopg.OperationalError) and not serialization_failure(error):
+            raise error.orig from error
+        raise
+
+
+def serialization_failure(error: BaseException) -> bool:
+    """Whether the transaction as a whole is to be tried again."""
+    return isinstance(error.orig if isinstance(error, DBAPIError) else error, AGAIN)
+
+
+def is_servers_fault(error: BaseException) -> bool:
+    """Whether the error says that Postgres is away, or that the transaction is to be tried again."""
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    return serialization_failure(error)
+
+
+def describe(error: BaseException) -> str:
+    """An error for logs and tables: its class, and its text where that is ours and holds no payload."""
+    return (
+        f"{type(error).__name__}: {error}"
+        if isinstance(error, PenstockError)
+        else type(error).__name__
+    )
+
+
+def _plain(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme.partition('+')[0]}{separator}{rest}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

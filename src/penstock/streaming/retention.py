@@ -1,0 +1,105 @@
+"""Retention removes what every consumer has passed and ``keep`` no longer wants, in Postgres and in Redis alike.
+
+The slowest checkpoint decides, never a length: a consumer that is away finds everything when it comes back.  Postgres
+first, then Redis: what Redis holds too much is harmless.
+"""
+
+from dataclasses import dataclass
+
+from penstock.channels.log import evict
+from penstock.channels.server import RedisClient
+from penstock.declarations import Channel
+from penstock.postgres import Connection, answering
+from penstock.records import Offset, ShardName
+from penstock.statements import DEFAULT_SCHEMA, statements
+from penstock.telemetry import crashpoint
+
+ENTRIES_A_PASS = 200
+"""Most journal rows that one transaction forgets, so that it stays short."""
+
+TICKS_KEPT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """What one pass of retention did.
+
+    Attributes:
+        records: Staged records removed from Postgres.
+        evicted: Entries removed from the log.
+        more: There was more than one pass takes.
+    """
+
+    records: int = 0
+    evicted: int = 0
+    more: bool = False
+
+
+def retain(
+    connection: Connection,
+    client: RedisClient,
+    channel: Channel,
+    tails: dict[ShardName, Offset],
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    namespace: str = "penstock",
+) -> Retained:
+    """One pass over the shards of a channel.
+
+    Args:
+        connection: In autocommit mode.
+        client: The Redis that holds the log.
+        channel: The channel; its ``keep`` is counted from the time of sequencing, by Postgres' clock.
+        tails: What the log of each shard ends with: a shard that nobody reads is kept until it is published.
+        schema: The Penstock schema.
+        namespace: First part of the keys.
+
+    Raises:
+        ServerUnavailable: Postgres or Redis does not answer.
+        AppendRefused: Redis takes no writes now.
+    """
+    records, evicted, more = 0, 0, False
+    for shard in channel.shard_names:
+        entries, removed, passed = _forget(
+            connection, channel, shard, tails.get(shard, Offset(0)), schema
+        )
+        records += removed
+        more = more or entries == ENTRIES_A_PASS
+        if passed is not None:
+            evicted += evict(client, namespace, shard, Offset(passed + 1))
+            crashpoint("retention.after_evict")
+    return Retained(records, evicted, more)
+
+
+def _forget(
+    connection: Connection, channel: Channel, shard: ShardName, tail: Offset, schema: str
+) -> tuple[int, int, Offset | None]:
+    """Removes rows of one shard: journal rows, records, and the last offset removed."""
+    sql, where = (
+        statements("penstock.streaming", schema),
+        {"channel": shard.channel, "shard": shard.shard},
+    )
+    with answering(f"retaining {shard}"), connection.transaction():
+        connection.execute(statements("penstock", schema)["lock_channel"], where)
+        [(slowest,)] = connection.execute(sql["floor"], where)
+        floor = tail if slowest is None else min(slowest, tail)
+        row = connection.execute(
+            sql["forget"],
+            {**where, "floor": floor, "keep": channel.keep, "entries": ENTRIES_A_PASS},
+        ).fetchone()
+        crashpoint("retention.before_commit")
+    crashpoint("retention.after_commit")
+    entries, records, passed = row or (0, 0, None)
+    return entries, records, passed
+
+
+def forget_ticks(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
+    """Removes all but the last ``TICKS_KEPT`` ticks.
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+    """
+    with answering("forgetting ticks"):
+        connection.execute(
+            statements("penstock.streaming", schema)["forget_ticks"], {"kept": TICKS_KEPT}
+        )

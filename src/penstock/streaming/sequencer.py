@@ -1,0 +1,120 @@
+"""The sequencer gives every committed staged record its place.
+
+Ids are drawn before commit, so a smaller id can appear after a larger one.  What is committed between two looks is
+therefore not a range of ids but the difference of two snapshots:
+
+    tick(n) = visible in snapshot(n) and not visible in snapshot(n - 1)
+
+A tick writes ids to the journal, stores its snapshot, commits.  Two sequencers are slow, never wrong: the primary key
+of ``ticks`` lets one of them through.  Nothing is held in memory between ticks, and a long transaction delays nobody's
+records but its own.
+"""
+
+from dataclasses import dataclass, field
+
+import psycopg
+from psycopg import IsolationLevel
+
+from penstock.errors import UnsafeSetting
+from penstock.postgres import Connection, answering
+from penstock.records import Epoch, Offset, Shard, ShardName
+from penstock.statements import DEFAULT_SCHEMA, statements
+from penstock.telemetry import crashpoint
+
+JOURNAL_CHUNK = 1000
+"""Most records a journal row: a row is what retention removes at a time, and is read whole."""
+
+_LOST_THE_RACE = (
+    psycopg.errors.SerializationFailure,
+    psycopg.errors.UniqueViolation,
+    psycopg.errors.DeadlockDetected,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What one round of the sequencer did.
+
+    Attributes:
+        number: Number of the newest tick; an empty round does not make one.
+        sequenced: Records that got their offset.
+        tails: The new last offset of each shard that got some.
+        epoch: The epoch in which it ran.
+        contended: Another sequencer came first, and this round did nothing.
+    """
+
+    number: int
+    sequenced: int
+    epoch: Epoch
+    tails: dict[ShardName, Offset] = field(default_factory=dict)
+    contended: bool = False
+
+
+def tick(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
+    """Sequences every record that has been committed since the last tick.
+
+    Args:
+        connection: In autocommit mode, to a primary whose past has been checked (``check_past``).
+        schema: The Penstock schema.
+
+    Raises:
+        ServerUnavailable: The connection failed; the tick may have been committed, which the next round will see.
+        SchemaMissing: The tables are not there.
+    """
+    connection.isolation_level = IsolationLevel.REPEATABLE_READ
+    try:
+        with answering("sequencing"):
+            return _tick(connection, schema)
+    except _LOST_THE_RACE:
+        return Tick(0, 0, Epoch(0), contended=True)
+    finally:
+        if not connection.closed:
+            connection.isolation_level = None
+
+
+def _tick(connection: Connection, schema: str) -> Tick:
+    sql = statements("penstock.streaming", schema)
+    with connection.transaction():
+        row = connection.execute(sql["last_tick"]).fetchone()
+        if row is None:
+            raise UnsafeSetting(
+                f"{schema}.ticks is empty: the place where sequencing stopped is lost; see penstock doctor"
+            )
+        last, following, in_progress, epoch = row
+        seen = {"next": following, "in_progress": in_progress}
+        [(found,)] = connection.execute(sql["any_committed"], seen)
+        if not found:
+            return Tick(last, 0, epoch)
+        # What was published must be known here for ever, whatever the server's default for commits is.
+        connection.execute("SET LOCAL synchronous_commit = on")
+        connection.execute(sql["begin_tick"], {"tick": last + 1, "epoch": epoch})
+        entries = connection.execute(
+            sql["sequence_committed"], {**seen, "epoch": epoch, "chunk": JOURNAL_CHUNK}
+        ).fetchall()
+        crashpoint("sequencer.before_commit")
+    crashpoint("sequencer.after_commit")
+    tails: dict[ShardName, Offset] = {}
+    for channel, shard, last_offset, _ in entries:
+        name = ShardName(channel, Shard(shard))
+        tails[name] = max(tails.get(name, Offset(0)), last_offset)
+    return Tick(last + 1, sum(entry[3] for entry in entries), epoch, tails)
+
+
+def check_identity_cache(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
+    """Makes sure that ids are drawn one at a time: the order of records leans on it.
+
+    Raises:
+        UnsafeSetting: The sequence hands out ids in advance.
+        ServerUnavailable: Postgres does not answer.
+        SchemaMissing: The tables are not there.
+    """
+    sql = statements("penstock.streaming", schema)
+    with answering("looking at the sequence of staged_records"):
+        row = connection.execute(
+            sql["identity_cache"], {"table": f'"{schema}".staged_records'}
+        ).fetchone()
+    if row is None or row[0] != 1:
+        raise UnsafeSetting(
+            f"the sequence of {schema}.staged_records hands out ids in advance (CACHE {row and row[0]}), which puts "
+            f"changes of one key out of order. ALTER TABLE {schema}.staged_records ALTER COLUMN id SET CACHE 1"
+        )

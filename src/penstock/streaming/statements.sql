@@ -1,0 +1,250 @@
+-- :name server_identity
+-- Which past this server has: its cluster, its timeline, and whether it may be written to.
+-- On a standby the timeline cannot be asked for; it is refused before that matters.
+SELECT system_identifier::text,
+       CASE WHEN pg_is_in_recovery() THEN 0
+            ELSE ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::integer
+       END AS timeline,
+       pg_is_in_recovery() AS in_recovery,
+       current_setting('default_transaction_read_only')::boolean AS read_only
+FROM pg_control_system();
+
+-- :name newest_epoch
+SELECT epoch, system_identifier, timeline
+FROM {schema}.epochs
+ORDER BY epoch DESC
+LIMIT 1;
+
+-- :name open_epoch
+INSERT INTO {schema}.epochs (epoch, system_identifier, timeline, reason)
+VALUES (%(epoch)s, %(system_identifier)s, %(timeline)s, %(reason)s)
+ON CONFLICT (epoch) DO NOTHING;
+
+-- :name move_tick
+-- The next tick belongs to the new epoch, and sees what the last one did not.
+INSERT INTO {schema}.ticks (tick, snapshot, epoch)
+SELECT tick + 1, snapshot, %(epoch)s
+FROM {schema}.ticks
+ORDER BY tick DESC
+LIMIT 1;
+
+-- :name registered_shards
+SELECT channel, generate_series(0, shards - 1)
+FROM {schema}.channels;
+
+-- :name transaction_ids_went_back
+-- True in a database that was dumped and loaded, or restored elsewhere: the next transaction id lies before the last tick's.
+SELECT pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(snapshot)
+FROM {schema}.ticks
+ORDER BY tick DESC
+LIMIT 1;
+
+-- :name identity_cache
+-- How many ids a connection draws ahead; anything but 1 puts the changes of a key out of order.
+SELECT seqcache
+FROM pg_sequence
+WHERE seqrelid = pg_get_serial_sequence(%(table)s, 'id')::regclass;
+
+-- :name last_tick
+-- Read, not locked: an idle pipeline writes nothing.  The primary key of `ticks` lets one sequencer through.
+SELECT tick,
+       pg_snapshot_xmax(snapshot)::text AS next,
+       ARRAY(SELECT pg_snapshot_xip(snapshot)::text) AS in_progress,
+       epoch
+FROM {schema}.ticks
+ORDER BY tick DESC
+LIMIT 1;
+
+-- :name any_committed
+-- Is there a record that this snapshot shows and the last tick's did not?
+SELECT EXISTS (
+           SELECT FROM {schema}.staged_records
+           WHERE xid >= %(next)s::xid8
+             AND xid < pg_snapshot_xmax(pg_current_snapshot())
+       )
+    OR EXISTS (
+           SELECT FROM {schema}.staged_records
+           WHERE xid = ANY (%(in_progress)s::xid8[])
+       );
+
+-- :name begin_tick
+-- A second sequencer waits here for the first to commit, and then begins again: 40001 or 23505.
+INSERT INTO {schema}.ticks (tick, snapshot, epoch)
+VALUES (%(tick)s, pg_current_snapshot(), %(epoch)s);
+
+-- :name sequence_committed
+-- What this snapshot shows and the last tick's did not, numbered by id within each shard, into the journal in chunks.
+-- Nothing but ids and places leaves the table.  The rows that a snapshot shows are those whose transactions committed
+-- before it, so no test of visibility is needed beside Postgres' own.
+WITH committed AS MATERIALIZED (
+    SELECT id, channel, shard
+    FROM {schema}.staged_records
+    WHERE xid >= %(next)s::xid8
+      AND xid < pg_snapshot_xmax(pg_current_snapshot())
+    UNION ALL
+    SELECT id, channel, shard
+    FROM {schema}.staged_records
+    WHERE xid = ANY (%(in_progress)s::xid8[])
+),
+tails AS (
+    SELECT s.channel, s.shard, coalesce(t.last_offset, 0) AS tail
+    FROM (SELECT DISTINCT channel, shard FROM committed) s
+    LEFT JOIN LATERAL (
+        SELECT last_offset
+        FROM {schema}.journal j
+        WHERE j.channel = s.channel AND j.shard = s.shard
+        ORDER BY first_offset DESC
+        LIMIT 1
+    ) t ON true
+),
+numbered AS (
+    SELECT id, channel, shard, row_number() OVER (PARTITION BY channel, shard ORDER BY id) AS place
+    FROM committed
+)
+INSERT INTO {schema}.journal (channel, shard, first_offset, last_offset, record_ids, epoch)
+SELECT channel, shard, tail + min(place), tail + max(place), array_agg(id ORDER BY place), %(epoch)s
+FROM numbered
+JOIN tails USING (channel, shard)
+GROUP BY channel, shard, tail, (place - 1) / %(chunk)s
+RETURNING channel, shard, last_offset, last_offset - first_offset + 1;
+
+-- :name missed
+-- Records older than the last tick that no journal row names: none, unless something was restored or changed by hand.
+SELECT r.id
+FROM {schema}.staged_records r
+WHERE r.xid < %(next)s::xid8
+  AND NOT r.xid = ANY (%(in_progress)s::xid8[])
+  AND NOT EXISTS (
+          SELECT FROM {schema}.journal j
+          WHERE j.channel = r.channel AND j.shard = r.shard AND r.id = ANY (j.record_ids)
+      )
+ORDER BY r.id
+LIMIT %(limit)s;
+
+-- :name journal_tails
+-- Every shard that the journal knows, and its newest entry; one probe of the index a shard.
+WITH RECURSIVE known AS (
+    (SELECT channel, shard FROM {schema}.journal ORDER BY channel, shard LIMIT 1)
+    UNION ALL
+    SELECT next.channel, next.shard
+    FROM known,
+         LATERAL (
+             SELECT channel, shard
+             FROM {schema}.journal j
+             WHERE (j.channel, j.shard) > (known.channel, known.shard)
+             ORDER BY channel, shard
+             LIMIT 1
+         ) next
+)
+SELECT known.channel, known.shard, oldest.first_offset, newest.last_offset
+FROM known,
+     LATERAL (
+         SELECT first_offset
+         FROM {schema}.journal j
+         WHERE j.channel = known.channel AND j.shard = known.shard
+         ORDER BY first_offset
+         LIMIT 1
+     ) oldest,
+     LATERAL (
+         SELECT last_offset
+         FROM {schema}.journal j
+         WHERE j.channel = known.channel AND j.shard = known.shard
+         ORDER BY first_offset DESC
+         LIMIT 1
+     ) newest;
+
+-- :name record_ids_at
+-- Which records the journal has at the given places.
+SELECT p.channel, p.shard, p."offset", e.record_ids[p."offset" - e.first_offset + 1]
+FROM unnest(%(channels)s::text[], %(shards)s::int[], %(offsets)s::bigint[]) AS p (channel, shard, "offset"),
+     LATERAL (
+         SELECT first_offset, record_ids
+         FROM {schema}.journal j
+         WHERE j.channel = p.channel AND j.shard = p.shard AND j.first_offset <= p."offset"
+         ORDER BY first_offset DESC
+         LIMIT 1
+     ) e;
+
+-- :name unpublished
+-- For each shard the records after its tail, payloads as text.  The first is tail + 1, or where the journal begins.
+-- The weight of what is already chosen ends a shard's share early, so that large payloads do not fill a worker's
+-- memory; pg_column_size reads no payload.
+SELECT channel, shard, "offset", wanted, id, key, action, object,
+       data::text,
+       coalesce(headers::text, ''),
+       (extract(epoch FROM created_at) * 1000000)::bigint
+FROM (
+    SELECT p.channel, p.shard, place."offset", place.id AS wanted, r.id, r.key, r.action, r.object, r.data, r.headers, r.created_at,
+           sum(coalesce(pg_column_size(r.data), 0)) OVER (
+               PARTITION BY p.channel, p.shard
+               ORDER BY place."offset"
+               ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+           ) AS weight_before
+    FROM unnest(%(channels)s::text[], %(shards)s::int[], %(tails)s::bigint[]) AS p (channel, shard, tail),
+         LATERAL (
+             SELECT e.first_offset + n.position - 1 AS "offset", n.id
+             FROM (
+                 SELECT first_offset, record_ids
+                 FROM {schema}.journal j
+                 WHERE j.channel = p.channel AND j.shard = p.shard
+                   -- from the entry that holds tail + 1
+                   AND j.first_offset >= coalesce((
+                           SELECT max(first_offset)
+                           FROM {schema}.journal k
+                           WHERE k.channel = p.channel AND k.shard = p.shard AND k.first_offset <= p.tail + 1
+                       ), 0)
+                 ORDER BY first_offset
+                 LIMIT %(records)s
+             ) e,
+             LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
+             WHERE e.first_offset + n.position - 1 > p.tail
+             ORDER BY 1
+             LIMIT %(records)s
+         ) place
+         LEFT JOIN {schema}.staged_records r ON r.id = place.id
+) weighed
+WHERE coalesce(weight_before, 0) < %(bytes)s
+ORDER BY channel, shard, "offset";
+
+-- :name floor
+-- How far every consumer of the shard has come; null if nobody reads it.
+SELECT min("offset")
+FROM {schema}.checkpoints
+WHERE channel = %(channel)s AND shard = %(shard)s;
+
+-- :name forget
+-- Journal rows that every consumer has passed and that `keep` no longer holds, with the records they name.  Rows go by
+-- the journal's ids, never by range: a record that was missed stays.  The shard's newest row stays for its offsets.
+WITH newest AS (
+    SELECT first_offset
+    FROM {schema}.journal
+    WHERE channel = %(channel)s AND shard = %(shard)s
+    ORDER BY first_offset DESC
+    LIMIT 1
+),
+passed AS (
+    SELECT first_offset
+    FROM {schema}.journal
+    WHERE channel = %(channel)s AND shard = %(shard)s
+      AND last_offset <= %(floor)s
+      AND created_at < clock_timestamp() - %(keep)s::interval
+      AND first_offset < (SELECT first_offset FROM newest)
+    ORDER BY first_offset
+    LIMIT %(entries)s
+),
+entries AS (
+    DELETE FROM {schema}.journal j
+    USING passed
+    WHERE j.channel = %(channel)s AND j.shard = %(shard)s AND j.first_offset = passed.first_offset
+    RETURNING j.last_offset, j.record_ids
+),
+records AS (
+    DELETE FROM {schema}.staged_records
+    WHERE id IN (SELECT unnest(record_ids) FROM entries)
+    RETURNING id
+)
+SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM records), (SELECT max(last_offset) FROM entries);
+
+-- :name forget_ticks
+DELETE FROM {schema}.ticks
+WHERE tick < (SELECT max(tick) FROM {schema}.ticks) - %(kept)s;

@@ -1,0 +1,237 @@
+"""The streamer: tick, publish, retain, in a loop.
+
+It polls: an idle round costs half a millisecond, and the pause between rounds grows from nothing to ``idle_s`` while
+there is nothing to do.  A wake-up may be sent (``nudge``), and may be lost.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic, sleep
+
+import psycopg
+import structlog
+
+from penstock.channels.server import RedisClient, connect_redis
+from penstock.errors import ServerUnavailable
+from penstock.pipeline import Pipeline
+from penstock.postgres import Connection, answering, connect_postgres, describe
+from penstock.registry import register_channel, register_consumer
+from penstock.streaming.past import check_past
+from penstock.streaming.publisher import Publisher
+from penstock.streaming.retention import forget_ticks, retain
+from penstock.streaming.sequencer import check_identity_cache, tick
+
+log = structlog.get_logger("penstock.streamer")
+
+IDLE_S = 0.05
+"""Longest pause between two rounds that found nothing, in seconds."""
+
+BUSY_PAUSE_S = 0.001
+REFRESH_EVERY_S = 1.0
+RETAIN_EVERY_S = 5.0
+LONGEST_BACKOFF_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one round of the streamer did.
+
+    Attributes:
+        sequenced: Records that got their offset.
+        added: Records that were new to the log.
+        known: Records sent that the log had already.
+        removed: Staged records that retention removed.
+        backlog: Records in the journal that the log has not yet.
+    """
+
+    sequenced: int = 0
+    added: int = 0
+    known: int = 0
+    removed: int = 0
+    backlog: int = 0
+
+    @property
+    def idle(self) -> bool:
+        """Nothing was done, and nothing waits."""
+        return not (self.sequenced or self.added or self.known or self.backlog)
+
+
+class Streamer:
+    """Drives the three steps for a pipeline: one process, one connection to each server.
+
+    Any number of streamers may run for one pipeline; they are slower together, never wrong.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        database_url: str,
+        redis_url: str,
+        *,
+        idle_s: float = IDLE_S,
+        prepare: bool = True,
+        resend_chance: float = 0.0,
+    ) -> None:
+        """Sets up; ``open`` connects.
+
+        Args:
+            pipeline: What to stream.
+            database_url: Of the primary.
+            redis_url: Of the server that holds the log.
+            idle_s: Longest pause between rounds, in seconds.
+            prepare: False behind a pooler that cannot keep prepared statements.
+            resend_chance: How often, 0 to 1, a round sends its last records again: to show that it is harmless.
+        """
+        self._pipeline = pipeline
+        self._database_url, self._redis_url = database_url, redis_url
+        self._idle_s, self._prepare, self._resend_chance = idle_s, prepare, resend_chance
+        self._connection: Connection | None = None
+        self._client: RedisClient = None
+        self._publisher: Publisher | None = None
+        self._refresh_at = self._retain_at = 0.0
+
+    def open(self) -> None:
+        """Connects, compares Postgres' past with Redis', registers what the pipeline declares.
+
+        Raises:
+            ServerUnavailable: A server does not answer.
+            Refused: Something that only an operator can decide: see ``check_past``.
+            SchemaMissing: The tables are not there.
+            DeclarationError: The pipeline does not fit what is registered.
+        """
+        schema, namespace = self._pipeline.schema, self._pipeline.namespace
+        connection = connect_postgres(
+            self._database_url, application="streamer", prepare=self._prepare
+        )
+        self._connection, self._client = connection, connect_redis(self._redis_url)
+        check_identity_cache(connection, schema)
+        epoch = check_past(connection, self._client, schema=schema, namespace=namespace)
+        for channel in self._pipeline.channels.values():
+            register_channel(connection, schema, channel)
+        for consumer in self._pipeline.consumers.values():
+            register_consumer(connection, schema, consumer)
+        with answering("listening for nudges"):
+            connection.execute(f'LISTEN "{schema}_nudge"'.encode())
+        self._publisher = Publisher(
+            connection, self._client, epoch=epoch, schema=schema, namespace=namespace
+        )
+        self._refresh_at = self._retain_at = 0.0
+        log.info("streaming", epoch=epoch, channels=sorted(self._pipeline.channels))
+
+    def close(self) -> None:
+        """Closes the connections; what is under way is dropped, and will be seen again."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._client is not None:
+            self._client.close()
+        self._connection = self._client = self._publisher = None
+
+    def round(self) -> Pass:
+        """One round: sequences, publishes a batch of each shard, and now and then retains.
+
+        Raises:
+            As ``tick``, ``Publisher.publish`` and ``retain``.
+        """
+        connection, publisher = self._opened()
+        now = monotonic()
+        if now >= self._refresh_at:
+            publisher.refresh()
+            self._refresh_at = now + REFRESH_EVERY_S
+        ticked = tick(connection, self._pipeline.schema)
+        publisher.want(ticked.tails)
+        published = publisher.publish()
+        added, known = published.added, published.known
+        if self._resend_chance and added and random.random() < self._resend_chance:  # noqa: S311  not for secrets
+            known += publisher.resend(added).known
+        if published.healed:
+            log.warning(
+                "log was behind, replaying", shards=[str(shard) for shard in published.healed]
+            )
+        removed = self._retain(now) if now >= self._retain_at else 0
+        return Pass(ticked.sequenced, added, known, removed, publisher.backlog)
+
+    def _opened(self) -> tuple[Connection, Publisher]:
+        if self._connection is None or self._publisher is None:
+            self.open()
+        assert self._connection is not None
+        assert self._publisher is not None
+        return self._connection, self._publisher
+
+    def _retain(self, now: float) -> int:
+        connection, publisher = self._opened()
+        removed, more = 0, False
+        for channel in self._pipeline.channels.values():
+            retained = retain(
+                connection,
+                self._client,
+                channel,
+                publisher.tails,
+                schema=self._pipeline.schema,
+                namespace=self._pipeline.namespace,
+            )
+            removed += retained.records
+            more = more or retained.more
+        forget_ticks(connection, self._pipeline.schema)
+        self._retain_at = now if more else now + RETAIN_EVERY_S
+        return removed
+
+    def run(
+        self, stop: Callable[[], bool], report: Callable[[Pass], None] = lambda _: None
+    ) -> None:
+        """Rounds until ``stop()`` is true; a server that does not answer is tried again, with growing pauses.
+
+        Args:
+            stop: Asked between rounds.
+            report: Told what each round did.
+
+        Raises:
+            Refused: Something that only an operator can decide.
+            SchemaMissing: The tables are not there.
+            DeclarationError: The pipeline does not fit what is registered.
+        """
+        pause = backoff = 0.0
+        try:
+            while not stop():
+                try:
+                    done = self.round()
+                except (ServerUnavailable, psycopg.Error) as error:
+                    self.close()
+                    backoff = min(LONGEST_BACKOFF_S, max(0.1, backoff * 2))
+                    log.warning("waiting", reason=describe(error), seconds=backoff)
+                    _sleep_until(stop, backoff)
+                    continue
+                backoff = 0.0
+                report(done)
+                pause = min(self._idle_s, max(BUSY_PAUSE_S, pause * 1.5)) if done.idle else 0.0
+                if pause:
+                    self._wait(pause)
+        finally:
+            self.close()
+
+    def drain(self, report: Callable[[Pass], None] = lambda _: None) -> int:
+        """Rounds until nothing is left; gives the number of records published.
+
+        Raises:
+            PenstockError: As ``round``; nothing is tried again.
+        """
+        published = 0
+        while True:
+            done = self.round()
+            published += done.added
+            report(done)
+            if done.idle:
+                return published
+
+    def _wait(self, pause_s: float) -> None:
+        """Waits for a nudge, or for the pause to end."""
+        connection, _ = self._opened()
+        with answering("waiting"):
+            for _ in connection.notifies(timeout=pause_s, stop_after=1):
+                log.debug("nudged")
+
+
+def _sleep_until(stop: Callable[[], bool], seconds: float) -> None:
+    end = monotonic() + seconds
+    while not stop() and (left := end - monotonic()) > 0:
+        sleep(min(left, 0.1))

@@ -1,0 +1,147 @@
+"""The schema as SQLAlchemy tables: what staging inserts with, and the twin of the migrations (a test compares them)."""
+
+from functools import cache
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Identity,
+    Index,
+    Integer,
+    Interval,
+    MetaData,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.types import UserDefinedType
+
+
+class Xid8(UserDefinedType[str]):
+    """Postgres' ``xid8``: a transaction id that does not wrap round."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: object) -> str:
+        """Its name in DDL."""
+        return "xid8"
+
+
+class PgSnapshot(UserDefinedType[str]):
+    """Postgres' ``pg_snapshot``: which transactions a statement could see."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: object) -> str:
+        """Its name in DDL."""
+        return "pg_snapshot"
+
+
+_NOW = text("clock_timestamp()")
+_WHEN = DateTime(timezone=True)
+
+
+@cache
+def metadata(schema: str) -> MetaData:
+    """All of Penstock's tables in ``schema``."""
+    tables = MetaData(schema=schema)
+    Table(
+        "staged_records",
+        tables,
+        Column("id", BigInteger, Identity(always=True, cache=1), primary_key=True),
+        Column("xid", Xid8, nullable=False, server_default=text("pg_current_xact_id()")),
+        Column("channel", Text, nullable=False),
+        Column("shard", Integer, nullable=False),
+        Column("key", Text, nullable=False),
+        Column("action", Text, nullable=False),
+        Column("object", Text, nullable=False),
+        Column("data", JSONB, nullable=False),
+        Column("headers", JSONB),
+        Column("created_at", _WHEN, nullable=False, server_default=_NOW),
+        Index("staged_records_xid", "xid"),
+    )
+    Table(
+        "epochs",
+        tables,
+        Column("epoch", Integer, primary_key=True, autoincrement=False),
+        Column("system_identifier", Text, nullable=False),
+        Column("timeline", Integer, nullable=False),
+        Column("reason", Text, nullable=False),
+        Column("opened_at", _WHEN, nullable=False, server_default=_NOW),
+    )
+    Table(
+        "ticks",
+        tables,
+        Column("tick", BigInteger, primary_key=True, autoincrement=False),
+        Column("snapshot", PgSnapshot, nullable=False),
+        Column("epoch", Integer, nullable=False),
+        Column("at", _WHEN, nullable=False, server_default=_NOW),
+    )
+    Table(
+        "journal",
+        tables,
+        Column("channel", Text, primary_key=True),
+        Column("shard", Integer, primary_key=True, autoincrement=False),
+        Column("first_offset", BigInteger, primary_key=True, autoincrement=False),
+        Column("last_offset", BigInteger, nullable=False),
+        Column("record_ids", ARRAY(BigInteger), nullable=False),
+        Column("epoch", Integer, nullable=False),
+        Column("created_at", _WHEN, nullable=False, server_default=_NOW),
+        CheckConstraint(
+            "cardinality(record_ids) = last_offset - first_offset + 1", name="journal_is_dense"
+        ),
+    )
+    Table(
+        "channels",
+        tables,
+        Column("channel", Text, primary_key=True),
+        Column("kind", Text, nullable=False),
+        Column("shards", Integer, nullable=False),
+        Column("keep", Interval, nullable=False),
+        Column("registered_at", _WHEN, nullable=False, server_default=_NOW),
+    )
+    Table(
+        "checkpoints",
+        tables,
+        Column("consumer", Text, primary_key=True),
+        Column("channel", Text, primary_key=True),
+        Column("shard", Integer, primary_key=True, autoincrement=False),
+        Column("offset", BigInteger, nullable=False),
+        Column("epoch", Integer, nullable=False),
+        Column("applied", BigInteger, nullable=False, server_default=text("0")),
+        Column("skipped", BigInteger, nullable=False, server_default=text("0")),
+        Column("dead", BigInteger, nullable=False, server_default=text("0")),
+        Column("halted", Text),
+        Column("updated_at", _WHEN, nullable=False, server_default=_NOW),
+    )
+    Table(
+        "dead_letters",
+        tables,
+        Column("consumer", Text, primary_key=True),
+        Column("channel", Text, primary_key=True),
+        Column("shard", Integer, primary_key=True, autoincrement=False),
+        Column("offset", BigInteger, primary_key=True, autoincrement=False),
+        Column("record_id", BigInteger, nullable=False),
+        Column("key", Text, nullable=False),
+        Column("action", Text, nullable=False),
+        Column("object", Text, nullable=False),
+        Column("data", JSONB, nullable=False),
+        Column("headers", JSONB),
+        Column("staged_at", _WHEN, nullable=False),
+        Column("reason", Text, nullable=False),
+        Column("attempts", Integer, nullable=False),
+        Column("parked", Boolean, nullable=False, server_default=text("false")),
+        Column("failed_at", _WHEN, nullable=False, server_default=_NOW),
+        Index("dead_letters_key", "consumer", "channel", "shard", "key"),
+    )
+    return tables
+
+
+def staged_records(schema: str) -> Table:
+    """The table that applications insert into."""
+    return metadata(schema).tables[f"{schema}.staged_records"]

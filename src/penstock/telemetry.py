@@ -1,0 +1,37 @@
+"""Crash points: the few places where the order of two writes matters, by name.
+
+In production ``crashpoint`` does nothing.  A test installs a function that kills the process at one of them, and goes
+through all of ``CRASH_POINTS``, so that none is skipped.
+"""
+
+from collections.abc import Callable
+
+CRASH_POINTS = (
+    "sequencer.before_commit",
+    "sequencer.after_commit",
+    "publisher.before_append",
+    "publisher.after_append",
+    "publisher.before_resend",
+    "retention.before_commit",
+    "retention.after_commit",
+    "retention.after_evict",
+    "consumer.after_read",
+    "consumer.after_apply",
+    "consumer.after_checkpoint",
+    "consumer.after_commit",
+)
+"""Every crash point, in the order in which a record passes them."""
+
+_installed: Callable[[str], None] | None = None
+
+
+def crashpoint(name: str) -> None:
+    """Marks a place between two writes; calls what a test has installed, else nothing."""
+    if _installed is not None:
+        _installed(name)
+
+
+def install_crashpoint(function: Callable[[str], None] | None) -> None:
+    """Have ``function`` called with the name of each crash point passed; None takes it away."""
+    global _installed  # noqa: PLW0603  one hook for a process is the point
+    _installed = function

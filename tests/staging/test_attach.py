@@ -1,0 +1,114 @@
+"""Whatever makes sessions can be attached to, once or twice, and no other session is touched."""
+
+from typing import Any, cast
+
+import pytest
+import sqlmodel
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from fixtures.application import Base, Ride, StagedRecords
+from penstock import Log, Pipeline
+from penstock.errors import BypassedStaging, DeclarationError
+
+
+@pytest.fixture(autouse=True)
+def _rule(pipeline: Pipeline, rides: Log, application: Engine) -> None:
+    pipeline.stages(Ride, to=rides, key="id", data=["id"])
+
+
+def test_a_sessionmaker_and_no_other(
+    pipeline: Pipeline, application: Engine, staged: StagedRecords
+) -> None:
+    attached, other = sessionmaker(application), sessionmaker(application)
+    pipeline.attach(attached)
+    for number, maker in enumerate((attached, other, sessionmaker(application), attached)):
+        with maker.begin() as session:
+            session.add(Ride(id=number))
+
+    assert [record.key for record in staged()] == ["0", "3"]
+
+
+def test_attaching_twice_is_attaching_once(
+    pipeline: Pipeline, application: Engine, staged: StagedRecords
+) -> None:
+    class Own(Session):
+        pass
+
+    maker = sessionmaker(application, class_=Own)
+    pipeline.attach(maker)
+    pipeline.attach(Own)
+    pipeline.attach(maker)
+    with maker() as session:
+        pipeline.attach(session)
+        session.add(Ride(id=1))
+        session.commit()
+
+    assert len(staged()) == 1
+
+
+def test_a_class_of_sessions(
+    pipeline: Pipeline, application: Engine, staged: StagedRecords
+) -> None:
+    class Own(Session):
+        pass
+
+    class Below(Own):
+        pass
+
+    early = Below(application)
+    pipeline.attach(Own)
+    for number, session in enumerate((early, Own(application), Session(application))):
+        with session:
+            session.add(Ride(id=number))
+            session.commit()
+
+    assert [record.key for record in staged()] == ["0", "1"]
+
+
+def test_a_scoped_session(pipeline: Pipeline, application: Engine, staged: StagedRecords) -> None:
+    scoped = scoped_session(sessionmaker(application))
+    pipeline.attach(scoped)
+    scoped.add(Ride(id=1))
+    scoped.commit()
+    scoped.remove()
+
+    assert len(staged()) == 1
+
+
+def test_a_session_in_the_middle_of_its_transaction_is_guarded_too(
+    pipeline: Pipeline, application: Engine
+) -> None:
+    with Session(application) as session:
+        session.add(Ride(id=1))
+        session.flush()
+        pipeline.attach(session)
+        with pytest.raises(BypassedStaging):
+            session.execute(Base.metadata.tables["rides"].delete())
+
+
+class Trip(sqlmodel.SQLModel, table=True):
+    id: int | None = sqlmodel.Field(default=None, primary_key=True)
+    name: str
+
+
+def test_a_sqlmodel_session(
+    pipeline: Pipeline, rides: Log, application: Engine, staged: StagedRecords
+) -> None:
+    sqlmodel.SQLModel.metadata.create_all(application)
+    pipeline.stages(Trip, to=rides, key="id", object="trip")
+    with sqlmodel.Session(application) as session:
+        pipeline.attach(session)
+        session.add(Trip(name="there"))
+        session.commit()
+
+    assert [record.data for record in staged()] == [{"id": 1, "name": "there"}]
+
+
+FROM_A_FUNCTION: Any = scoped_session(cast("Any", lambda: None))
+
+
+@pytest.mark.parametrize("target", [object(), "session", Engine, FROM_A_FUNCTION])
+def test_nothing_else(target: object, pipeline: Pipeline) -> None:
+    with pytest.raises(DeclarationError, match="it takes a Session"):
+        pipeline.attach(target)

@@ -1,0 +1,220 @@
+"""Statements that go round the rules are refused before anything is written, or let through because they may."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from sqlalchemy import (
+    Engine,
+    delete,
+    event,
+    func,
+    insert,
+    literal_column,
+    select,
+    table,
+    text,
+    update,
+)
+from sqlalchemy import column as sql_column
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
+
+from fixtures.application import Base, Ride, Rider, StagedRecords
+from penstock import Log, Pipeline
+from penstock.errors import BypassedStaging
+from penstock.staging import stage
+
+Sessions = sessionmaker[Session]
+Bypass = Callable[[Session], object]
+RIDES = Base.metadata.tables["rides"]
+
+BYPASSES: dict[str, Bypass] = {
+    "orm update": lambda s: s.execute(update(Ride).values(status="done")),
+    "orm update by primary key": lambda s: s.execute(update(Ride), [{"id": 1, "status": "done"}]),
+    "orm delete": lambda s: s.execute(delete(Ride)),
+    "orm insert": lambda s: s.execute(insert(Ride).values(status="x")),
+    "orm bulk insert": lambda s: s.execute(insert(Ride), [{"status": "x"}, {"status": "y"}]),
+    "orm bulk insert returning": lambda s: s.scalars(
+        insert(Ride).returning(Ride), [{"status": "x"}]
+    ),
+    "upsert": lambda s: s.execute(postgresql.insert(Ride).values(id=1).on_conflict_do_nothing()),
+    "query update": lambda s: s.query(Ride).update({"status": "done"}),
+    "query delete": lambda s: s.query(Ride).delete(),
+    "bulk_save_objects": lambda s: s.bulk_save_objects([Ride(status="x")]),
+    "bulk_insert_mappings": lambda s: s.bulk_insert_mappings(Ride.__mapper__, [{"status": "x"}]),
+    "bulk_update_mappings": lambda s: s.bulk_update_mappings(
+        Ride.__mapper__, [{"id": 1, "status": "x"}]
+    ),
+    "core": lambda s: s.execute(RIDES.update().values(status="done")),
+    "core alias": lambda s: s.execute(update(cast("Any", RIDES.alias("r"))).values(status="x")),
+    "core on the connection": lambda s: s.connection().execute(RIDES.delete()),
+    "core by name only": lambda s: s.execute(
+        table("rides", sql_column("status")).update().values(status="x")
+    ),
+    "core many": lambda s: s.connection().execute(
+        RIDES.insert(), [{"status": "x", "extra": {}}] * 3
+    ),
+    "in a cte": lambda s: s.execute(
+        select(literal_column("1")).add_cte(RIDES.delete().returning(RIDES.c.id).cte("gone"))
+    ),
+    "in a nested cte": lambda s: s.execute(
+        select(func.count()).select_from(
+            select(RIDES.update().values(status="x").returning(RIDES.c.id).cte("gone")).cte("more")
+        )
+    ),
+    "text": lambda s: s.execute(text("UPDATE rides SET status = 'x'")),
+    "text with schema and quotes": lambda s: s.execute(text('DELETE FROM ONLY public . "rides"')),
+    "text in a cte": lambda s: s.execute(
+        text("WITH gone AS (DELETE FROM rides RETURNING id) SELECT * FROM gone").columns(RIDES.c.id)
+    ),
+    "truncate": lambda s: s.execute(text("truncate table rides")),
+    "merge": lambda s: s.execute(
+        text("MERGE INTO rides USING riders ON false WHEN MATCHED THEN DELETE")
+    ),
+    "copy": lambda s: s.connection().exec_driver_sql("COPY rides (status) FROM '/dev/null'"),
+    "driver sql": lambda s: s.connection().exec_driver_sql(
+        "INSERT INTO rides (status) VALUES ('x')"
+    ),
+}
+
+
+@pytest.fixture
+def ruled(pipeline: Pipeline, rides: Log, application: Engine) -> Pipeline:
+    pipeline.stages(Ride, to=rides, key="id", data=["id", "status"])
+    with Session(application) as session, session.begin():
+        session.add(Ride(id=1))
+    return pipeline
+
+
+@pytest.mark.parametrize("bypass", BYPASSES.values(), ids=BYPASSES.keys())
+@pytest.mark.filterwarnings("ignore:.*:sqlalchemy.exc.SADeprecationWarning")
+def test_a_bypass_is_refused_before_it_writes(
+    bypass: Bypass, ruled: Pipeline, sessions: Sessions, application: Engine, staged: StagedRecords
+) -> None:
+    """Guarantee 7: bulk and Core writes that go round the hooks."""
+    with sessions() as session:
+        with pytest.raises(
+            BypassedStaging, match=r"Ride.*\n.*penstock=\"staged\".*capture"
+        ) as refused:
+            bypass(session)
+        if session.is_active:  # bulk methods end the session's transaction, as SQLAlchemy has it
+            session.commit()
+
+    assert "rides" in str(refused.value)
+    with application.connect() as connection:
+        assert connection.execute(select(RIDES.c.id, RIDES.c.status)).all() == [(1, "new")]
+    assert staged() == []
+
+
+def test_a_bypass_that_was_staged_by_hand_passes(
+    ruled: Pipeline, sessions: Sessions, rides: Log, staged: StagedRecords
+) -> None:
+    with sessions.begin() as session:
+        stage(session, rides, key=1, action="update", object="rides", data={"status": "done"})
+        session.execute(
+            update(Ride).values(status="done"), execution_options={"penstock": "staged"}
+        )
+        session.execute(RIDES.update().values(status="x").execution_options(penstock="staged"))
+        session.execute(text("DELETE FROM rides").execution_options(penstock="staged"))
+        session.execute(
+            insert(Ride), [{"id": 2}, {"id": 3}], execution_options={"penstock": "staged"}
+        )
+
+    assert len(staged()) == 1
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        select(Ride).with_for_update(),
+        update(Rider).values(name="x"),
+        text("SELECT * FROM rides FOR UPDATE"),
+        text("COPY rides TO '/dev/null'"),
+        text("UPDATE riders SET name = 'rides'"),
+        text("CREATE TABLE copy_of_rides AS SELECT * FROM rides"),
+    ],
+    ids=str,
+)
+def test_what_changes_no_ruled_class_passes(
+    statement: Any, ruled: Pipeline, sessions: Sessions
+) -> None:
+    with sessions.begin() as session:
+        session.execute(statement)
+
+
+def test_only_the_ruled_kinds_of_change_are_guarded(
+    pipeline: Pipeline, rides: Log, sessions: Sessions
+) -> None:
+    pipeline.stages(Ride, to=rides, on=["insert"], key="id")
+    with sessions.begin() as session:
+        session.execute(update(Ride).values(status="x"))
+        session.execute(delete(Ride))
+        with pytest.raises(BypassedStaging):
+            session.execute(insert(Ride).values(status="x"))
+
+
+def test_other_connections_are_not_our_business(
+    ruled: Pipeline, sessions: Sessions, application: Engine
+) -> None:
+    """Neither another connection while the session works, nor the session's own when it is done."""
+    with application.connect() as connection, Session(connection) as session:
+        ruled.attach(session)
+        with application.begin() as other:
+            other.execute(RIDES.update().values(status="x"))
+        session.scalars(select(Ride)).all()
+        with pytest.raises(BypassedStaging):
+            connection.execute(RIDES.delete())
+        session.commit()
+        connection.execute(RIDES.delete())
+
+
+def test_an_event_of_the_mapper_cannot_write_unseen(
+    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
+) -> None:
+    """During the flush only the unit of work's own statements pass."""
+
+    def touch(_: object, connection: Any, ride: Ride) -> None:
+        connection.execute(RIDES.update().values(status="touched"))
+
+    event.listen(Ride, "after_insert", touch)
+    try:
+        with sessions() as session:
+            session.add(Ride(id=2))
+            with pytest.raises(BypassedStaging):
+                session.flush()
+    finally:
+        event.remove(Ride, "after_insert", touch)
+
+
+def test_a_bulk_method_after_a_failed_flush_is_still_refused(
+    ruled: Pipeline, sessions: Sessions
+) -> None:
+    def fail(*_: object) -> None:
+        raise LookupError
+
+    with sessions() as session:
+        session.add(Ride(id=2))
+        event.listen(session, "before_flush", fail)
+        with pytest.raises(LookupError):
+            session.flush()
+        event.remove(session, "before_flush", fail)
+        with pytest.raises(BypassedStaging):
+            session.bulk_save_objects([Ride(id=3)])
+
+
+class Archived(Base):
+    __tablename__ = "rides"
+    __table_args__ = {"schema": "archive"}  # noqa: RUF012  SQLAlchemy's way
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+def test_a_schema_that_is_said_counts(pipeline: Pipeline, rides: Log, sessions: Sessions) -> None:
+    """A name without schema may mean either table, so it is refused."""
+    pipeline.stages(Archived, to=rides, key="id")
+    with sessions() as session:
+        session.execute(text("DELETE FROM public.rides"))
+        for statement in ("DELETE FROM archive.rides", "DELETE FROM rides"):
+            with pytest.raises(BypassedStaging):
+                session.execute(text(statement))

@@ -1,0 +1,493 @@
+"""Changes of objects become records: in the same transaction, once, in order, with the right content."""
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, ForeignKey, event, func, select, text
+from sqlalchemy.orm import Mapped, Session, mapped_column, relationship, sessionmaker
+from sqlalchemy.orm.exc import StaleDataError
+
+from fixtures.application import Base, Ride, Rider, Staged, StagedRecords
+from penstock import Log, Pipeline
+from penstock.errors import InvalidRecord
+
+Sessions = sessionmaker[Session]
+
+
+@pytest.fixture
+def ruled(pipeline: Pipeline, rides: Log) -> Pipeline:
+    pipeline.stages(Ride, to=rides, key="id", data=["id", "status", "fare"])
+    return pipeline
+
+
+def told(records: Sequence[Staged]) -> list[tuple[str, str]]:
+    return [(record.action, record.key) for record in records]
+
+
+def test_a_commit_stages_each_change_with_its_row(
+    ruled: Pipeline, sessions: Sessions, staged: StagedRecords, rides: Log
+) -> None:
+    """Guarantee 8: the record is a row of the same transaction."""
+    with sessions.begin() as session:
+        ride = Ride(id=7, status="new", fare=Decimal("12.50"))
+        session.add(ride)
+        session.flush()
+        assert staged() == []
+        ride.status = "done"
+        session.flush()
+        session.delete(ride)
+
+    shard = rides.shard_of("7")
+    assert staged() == [
+        Staged(
+            "rides", shard, "7", action, "rides", {"id": 7, "status": status, "fare": "12.50"}, None
+        )
+        for action, status in (("insert", "new"), ("update", "done"), ("delete", "done"))
+    ]
+
+
+def test_a_rollback_leaves_nothing(
+    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
+) -> None:
+    """Guarantee 8: nothing is kept outside of the transaction."""
+    with sessions() as session:
+        session.add(Ride(id=1))
+        session.flush()
+        session.rollback()
+        session.commit()
+
+    assert staged() == []
+
+
+def test_a_savepoint_takes_its_records_with_it(
+    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
+) -> None:
+    """Guarantee 8: a savepoint that is rolled back."""
+    with sessions.begin() as session:
+        session.add(Ride(id=1))
+        with session.begin_nested() as savepoint:
+            session.add(Ride(id=2))
+            session.flush()
+            savepoint.rollback()
+        with session.begin_nested():
+            session.add(Ride(id=3))
+
+    assert told(staged()) == [("insert", "1"), ("insert", "3")]
+
+
+def test_a_hundred_objects_are_one_insert(
+    ruled: Pipeline, sessions: Sessions, statements: list[str], staged: StagedRecords
+) -> None:
+    with sessions.begin() as session:
+        rides = [Ride(id=number) for number in range(100)]
+        session.add_all(rides)
+        session.flush()
+        first = [statement for statement in statements if "staged_records" in statement]
+        statements.clear()
+        for ride in rides:
+            ride.status = "done"
+        session.flush()
+
+    assert len(first) == 1
+    assert [statement.split()[0] for statement in statements[:-1]] == ["UPDATE"] * (
+        len(statements) - 1
+    )
+    assert "staged_records" in statements[-1]
+    assert len(staged()) == 200
+
+
+def test_records_stand_in_the_order_of_the_row_locks(
+    ruled: Pipeline, sessions: Sessions, statements: list[str]
+) -> None:
+    """Guarantee 2: within a key, ids follow the locks, since the record is inserted after the flush's own writes."""
+    with sessions.begin() as session:
+        session.add(Rider(id=1, name="a", rides=[Ride(id=1), Ride(id=2)]))
+    with sessions.begin() as session:
+        statements.clear()
+        for ride in session.scalars(select(Ride)):
+            ride.status = "done"
+        session.add(Ride(id=3))
+
+    writes = [statement for statement in statements if not statement.startswith("SELECT")]
+    assert ["staged_records" in statement for statement in writes] == [False] * (
+        len(writes) - 1
+    ) + [True]
+
+
+def test_what_did_not_change_is_not_told(
+    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
+) -> None:
+    with sessions.begin() as session:
+        session.add_all([Ride(id=1), Ride(id=2), Ride(id=3, extra={"a": 1})])
+    with sessions.begin() as session:
+        same, other, mutable = session.scalars(select(Ride).order_by(Ride.id))
+        same.status = same.status
+        other.status = "done"
+        other.status = "new"
+        mutable.extra["a"] = 2
+
+    assert told(staged()[3:]) == [("update", "3")]
+
+
+def test_a_relationship_alone_is_not_an_update(
+    pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
+) -> None:
+    pipeline.stages(Rider, to=rides, key="id", data=["name"])
+    with sessions.begin() as session:
+        session.add(Rider(id=1, name="a"))
+    with sessions.begin() as session:
+        rider = session.get_one(Rider, 1)
+        rider.rides.append(Ride(id=1))
+
+    assert told(staged()) == [("insert", "1")]
+
+
+def test_a_foreign_key_that_follows_a_relationship_is_an_update(
+    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
+) -> None:
+    with sessions.begin() as session:
+        session.add_all([Rider(id=1, name="a"), Ride(id=1)])
+    with sessions.begin() as session:
+        rider = session.get_one(Rider, 1)
+        rider.rides.append(session.get_one(Ride, 1))
+
+    assert told(staged()) == [("insert", "1"), ("update", "1")]
+
+
+def test_a_column_set_to_an_sql_expression_is_an_update_with_its_result(
+    pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
+) -> None:
+    pipeline.stages(Ride, to=rides, on=["update"], key="id", data=["stops", "changes"])
+    with sessions.begin() as session:
+        session.add(Ride(id=1))
+    with sessions.begin() as session:
+        session.get_one(Ride, 1).stops = Ride.stops + 5
+
+    assert [record.data for record in staged()] == [{"stops": 6, "changes": 1}]
+
+
+@pytest.mark.parametrize("expires", [True, False])
+def test_what_the_object_lacks_is_loaded_in_one_select(
+    *,
+    expires: bool,
+    pipeline: Pipeline,
+    rides: Log,
+    application: Engine,
+    statements: list[str],
+    staged: StagedRecords,
+) -> None:
+    pipeline.stages(Ride, to=rides, on=["update"], key="id")
+    session = Session(application, expire_on_commit=expires)
+    pipeline.attach(session)
+    with session:
+        objects = [Ride(id=number, notes="n", extra={"n": number}) for number in range(20)]
+        session.add_all(objects)
+        session.commit()
+        statements.clear()
+        for ride in objects:
+            ride.status = "done"
+        session.flush()
+        # SQLAlchemy itself loads an expired object, one by one, before it can update it.
+        selects = [s for s in statements if s.startswith("SELECT") and " IN " in s]
+        for ride in objects:
+            ride.extra["again"] = True
+        session.commit()
+
+    assert len(selects) == 1
+    assert staged()[3].data == {
+        "id": 3,
+        "status": "done",
+        "fare": "0.00",
+        "stops": 1,
+        "changes": 1,
+        "notes": "n",
+        "extra": {"n": 3},
+        "rider_id": None,
+    }
+    assert staged()[23].data["extra"] == {"n": 3, "again": True}
+
+
+def test_what_the_server_made_is_in_the_record(
+    pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
+) -> None:
+    pipeline.stages(Ride, to=rides, key="id", data=lambda ride: [ride.id, ride.stops])
+    with sessions.begin() as session:
+        ride = Ride()
+        session.add(ride)
+        session.flush()
+        number = ride.id
+
+    assert [(record.key, record.data) for record in staged()] == [(str(number), [number, 1])]
+
+
+def test_a_delete_tells_what_the_row_was(
+    pipeline: Pipeline, rides: Log, sessions: Sessions, statements: list[str], staged: StagedRecords
+) -> None:
+    """Values that were set and never written are not in it; what was not loaded is."""
+    pipeline.stages(Ride, to=rides, on=["delete"], key="id", data=["status", "fare", "notes"])
+    with sessions.begin() as session:
+        objects = [Ride(id=number, fare=Decimal(number), notes="n") for number in range(5)]
+        session.add_all(objects)
+        session.flush()
+        session.expire_all()
+        objects[3].status = "never written"
+        statements.clear()
+        for ride in objects:
+            session.delete(ride)
+        session.flush()
+
+    assert [record.data for record in staged()] == [
+        {"status": "new", "fare": f"{number}.00", "notes": "n"} for number in range(5)
+    ]
+    assert len([s for s in statements if s.startswith("SELECT") and " IN " in s]) == 1
+
+
+def test_a_row_that_another_transaction_deleted_is_not_told_again(
+    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
+) -> None:
+    """Guarantee 8: a record tells of a change that happened; SQLAlchemy only warns here."""
+    with sessions() as late, sessions() as early:
+        early.add(Ride(id=1))
+        early.commit()
+        ride = late.get_one(Ride, 1)
+        early.delete(early.get_one(Ride, 1))
+        early.commit()
+        late.delete(ride)
+        with pytest.raises(StaleDataError, match="found 0"):
+            late.commit()
+
+    assert told(staged()) == [("insert", "1"), ("delete", "1")]
+
+
+def test_cascades_and_orphans_are_told(
+    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
+) -> None:
+    with sessions.begin() as session:
+        session.add(Rider(id=1, name="a", rides=[Ride(id=1), Ride(id=2)]))
+    with sessions.begin() as session:
+        rider = session.get_one(Rider, 1)
+        rider.rides.pop(0)
+        session.flush()
+        session.delete(rider)
+
+    assert told(staged()[2:]) == [("delete", "1"), ("delete", "2")]
+    assert staged()[2].data == {"id": 1, "status": "new", "fare": "0.00"}
+
+
+def test_a_replaced_object_is_a_delete_and_an_insert(
+    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
+) -> None:
+    """The unit of work makes one UPDATE of it."""
+    with sessions.begin() as session:
+        session.add(Ride(id=1, status="old"))
+    with sessions.begin() as session:
+        session.delete(session.get_one(Ride, 1))
+        session.add(Ride(id=1, status="young"))
+
+    assert [(r.action, r.data["status"]) for r in staged()[1:]] == [
+        ("delete", "old"),
+        ("insert", "young"),
+    ]
+
+
+def test_merge_and_autoflush_are_seen(
+    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
+) -> None:
+    with sessions.begin() as session:
+        session.merge(Ride(id=1))
+        with session.no_autoflush:
+            assert session.scalar(select(func.count()).select_from(Ride)) == 0
+        assert session.scalar(select(func.count()).select_from(Ride)) == 1
+        session.merge(Ride(id=1, status="done"))
+
+    assert told(staged()) == [("insert", "1"), ("update", "1")]
+
+
+def test_changes_made_while_committing_are_seen(
+    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
+) -> None:
+    def seal(session: Session) -> None:
+        if ride := session.get(Ride, 1):
+            ride.status = "sealed"
+            session.flush()
+
+    with sessions() as session:
+        event.listen(session, "before_commit", seal)
+        session.add(Ride(id=1))
+        session.commit()
+
+    assert [record.data["status"] for record in staged()] == ["new", "sealed"]
+
+
+def test_a_flush_that_fails_tells_nothing_and_the_next_one_only_its_own(
+    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
+) -> None:
+    with sessions() as session:
+        session.add_all([Ride(id=1), Ride(id=2, status="\x00")])
+        with pytest.raises(Exception, match="NUL"):
+            session.flush()
+        session.rollback()
+        session.add(Ride(id=3))
+        session.commit()
+
+    assert told(staged()) == [("insert", "3")]
+
+
+def test_a_record_that_cannot_be_staged_fails_the_flush_whole(
+    pipeline: Pipeline, rides: Log, sessions: Sessions, application: Engine, staged: StagedRecords
+) -> None:
+    """Guarantee 22: a change and its record, or neither."""
+    pipeline.stages(Ride, to=rides, key="id", data=lambda _: {"fare": float("nan")})
+    with sessions() as session:
+        session.add(Ride(id=1))
+        with pytest.raises(InvalidRecord, match=r"^data\.fare: is NaN"):
+            session.commit()
+        session.rollback()
+
+    with application.connect() as connection:
+        assert connection.scalar(select(func.count()).select_from(Ride)) == 0
+    assert staged() == []
+
+
+def test_rules_fire_in_the_order_of_their_declaration_also_late_ones(
+    ruled: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
+) -> None:
+    with sessions.begin() as session:
+        session.add(Ride(id=1))
+    ruled.stages(
+        Ride,
+        to=rides,
+        on=["insert"],
+        key=lambda ride: f"ride {ride.id}",
+        data=lambda _: None,
+        when=lambda ride: ride.id != 3,
+        object="second",
+    )
+    with sessions.begin() as session:
+        session.add_all([Ride(id=2), Ride(id=3)])
+
+    assert [(record.key, record.object) for record in staged()] == [
+        ("1", "rides"),
+        ("2", "rides"),
+        ("ride 2", "second"),
+        ("3", "rides"),
+    ]
+    assert staged()[2].data is None
+
+
+def test_two_pipelines_each_stage_their_own(
+    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
+) -> None:
+    other = Pipeline([Log("others")])
+    other.stages(Ride, to=other.channel("others"), key="id", data=["id"])
+    other.attach(sessions)
+    with sessions.begin() as session:
+        session.add(Ride(id=1))
+
+    assert [record.channel for record in staged()] == ["rides", "others"]
+
+
+def test_the_right_to_insert_is_enough(
+    ruled: Pipeline, sessions: Sessions, application: Engine, staged: StagedRecords
+) -> None:
+    """Guarantee 32: a producer reads nothing of Penstock's."""
+    with application.begin() as connection:
+        for grant in (
+            "CREATE ROLE producer",
+            "GRANT ALL ON ALL TABLES IN SCHEMA public TO producer",
+            "GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO producer",
+            "GRANT USAGE ON SCHEMA penstock TO producer",
+            "GRANT INSERT ON penstock.staged_records TO producer",
+        ):
+            connection.execute(text(grant))
+    try:
+        with sessions.begin() as session:
+            session.execute(text("SET LOCAL ROLE producer"))
+            session.add(Ride())
+    finally:
+        with application.begin() as connection:
+            connection.execute(text("DROP OWNED BY producer"))
+            connection.execute(text("DROP ROLE producer"))
+
+    assert len(staged()) == 1
+
+
+def test_two_phase_commit_carries_the_record(
+    ruled: Pipeline, application: Engine, staged: StagedRecords
+) -> None:
+    session = Session(application, twophase=True)
+    ruled.attach(session)
+    with session:
+        session.add(Ride(id=1))
+        session.prepare()
+        assert staged() == []
+        session.commit()
+
+    assert told(staged()) == [("insert", "1")]
+
+
+class Node(Base):
+    __tablename__ = "nodes"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    favourite_id: Mapped[int | None] = mapped_column()
+    favourite: Mapped["Node | None"] = relationship(
+        primaryjoin="foreign(Node.favourite_id) == remote(Node.id)", post_update=True
+    )
+
+
+def test_a_foreign_key_written_afterwards_is_told(
+    pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
+) -> None:
+    """``post_update``: the UPDATE comes without an event."""
+    pipeline.stages(Node, to=rides, key="id", data=["favourite_id"])
+    with sessions.begin() as session:
+        one, two = Node(id=1), Node(id=2)
+        one.favourite, two.favourite = two, one
+        session.add_all([one, two])
+    with sessions.begin() as session:
+        session.get_one(Node, 1).favourite = None
+
+    records = [(r.action, r.key, r.data["favourite_id"]) for r in staged()]
+    assert records == [("insert", "1", 2), ("insert", "2", 1), ("update", "1", None)]
+
+
+class Person(Base):
+    __tablename__ = "people"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    __mapper_args__: dict[str, Any] = {"polymorphic_on": "kind", "polymorphic_identity": "person"}  # noqa: RUF012  SQLAlchemy's way
+
+
+class Driver(Person):
+    licence: Mapped[str | None]
+    __mapper_args__: dict[str, Any] = {"polymorphic_identity": "driver"}  # noqa: RUF012
+
+
+class Owner(Person):
+    __tablename__ = "owners"
+
+    id: Mapped[int] = mapped_column(ForeignKey("people.id"), primary_key=True)
+    cars: Mapped[int] = mapped_column(server_default=text("2"))
+    __mapper_args__: dict[str, Any] = {"polymorphic_identity": "owner"}  # noqa: RUF012
+
+
+def test_subclasses_are_told_with_their_own_columns(
+    pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
+) -> None:
+    pipeline.stages(Person, to=rides, key="id", object="person")
+    pipeline.stages(Owner, to=rides, on=["update"], key="id", data=["cars"], object="owner")
+    with sessions.begin() as session:
+        session.add_all([Driver(id=1, licence="B"), Owner(id=2)])
+    with sessions.begin() as session:
+        session.get_one(Person, 2).cars += 1  # type: ignore[attr-defined]  # it is an Owner
+
+    assert [(r.object, r.action, r.data) for r in staged()] == [
+        ("person", "insert", {"id": 1, "kind": "driver", "licence": "B"}),
+        ("person", "insert", {"id": 2, "kind": "owner", "cars": 2}),
+        ("person", "update", {"id": 2, "kind": "owner", "cars": 3}),
+        ("owner", "update", {"cars": 3}),
+    ]

@@ -1,0 +1,130 @@
+"""A wake-up after the commit: best effort, and never in the way."""
+
+import logging
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session, sessionmaker
+
+from fixtures.application import Ride, StagedRecords
+from fixtures.postgres import engine_url
+from penstock import Log, Pipeline, stage
+
+
+@pytest.fixture(autouse=True)
+def _rule(pipeline: Pipeline, rides: Log) -> None:
+    pipeline.stages(Ride, to=rides, on=["insert"], key="id", data=["id"])
+
+
+@pytest.fixture
+def nudging(application: Engine, pipeline: Pipeline) -> sessionmaker[Session]:
+    maker = sessionmaker(application)
+    pipeline.attach(maker, nudge=True)
+    return maker
+
+
+@pytest.fixture
+def listener(database_url: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("LISTEN penstock_nudge")
+        yield connection
+
+
+def heard(listener: psycopg.Connection) -> list[str]:
+    listener.execute("SELECT")  # what was sent before has arrived with the answer
+    return [note.channel for note in listener.notifies(timeout=0.05)]
+
+
+def test_a_commit_that_staged_something_nudges_once(
+    nudging: sessionmaker[Session], rides: Log, listener: psycopg.Connection
+) -> None:
+    with nudging() as session:
+        session.add(Ride(id=1))
+        with session.begin_nested():
+            session.add(Ride(id=2))
+        stage(session, rides, key=1, action="told", object="ride", data=None)
+        assert heard(listener) == []
+        session.commit()
+
+    assert heard(listener) == ["penstock_nudge"]
+
+
+def test_a_commit_that_staged_nothing_is_silent(
+    nudging: sessionmaker[Session], listener: psycopg.Connection
+) -> None:
+    with nudging() as session:
+        session.add(Ride(id=1))
+        session.flush()
+        session.rollback()
+        session.commit()
+
+    assert heard(listener) == []
+
+
+def test_an_application_that_did_not_ask_is_left_alone(
+    sessions: sessionmaker[Session], listener: psycopg.Connection, statements: list[str]
+) -> None:
+    with sessions.begin() as session:
+        session.add(Ride(id=1))
+
+    assert heard(listener) == []
+    assert not any("pg_notify" in statement for statement in statements)
+
+
+def test_a_commit_inside_of_a_foreign_transaction_is_none(
+    application: Engine, pipeline: Pipeline, listener: psycopg.Connection
+) -> None:
+    with application.connect() as connection, connection.begin() as outer:
+        with Session(connection, join_transaction_mode="create_savepoint") as session:
+            pipeline.attach(session, nudge=True)
+            session.add(Ride(id=1))
+            session.commit()
+        outer.rollback()
+
+    assert heard(listener) == []
+
+
+def test_a_pool_of_one_connection_is_enough(
+    database_url: str, application: Engine, pipeline: Pipeline, listener: psycopg.Connection
+) -> None:
+    engine = create_engine(
+        engine_url(database_url),
+        connect_args={"options": "-c search_path=public"},
+        pool_size=1,
+        max_overflow=0,
+        pool_timeout=1,
+    )
+    with Session(engine) as session:
+        pipeline.attach(session, nudge=True)
+        for number in range(3):
+            session.add(Ride(id=number))
+            session.commit()
+    engine.dispose()
+
+    assert heard(listener) == ["penstock_nudge"] * 3
+
+
+def test_a_nudge_that_fails_does_not_fail_the_commit(
+    nudging: sessionmaker[Session],
+    application: Engine,
+    staged: StagedRecords,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        if "pg_notify" in statement:
+            raise OperationalError("statement", {}, Exception("canary"))
+
+    event.listen(application, "before_cursor_execute", fail)
+    caplog.set_level(logging.DEBUG)
+    with nudging() as session:
+        session.add(Ride(id=1))
+        session.commit()
+        session.add(Ride(id=2))
+        session.commit()
+
+    assert len(staged()) == 2
+    assert "nudge of penstock not sent: OperationalError" in caplog.text
+    assert "canary" not in caplog.text

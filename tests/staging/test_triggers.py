@@ -1,0 +1,426 @@
+"""Triggers see every writer, and tell what the hooks would have told."""
+
+import importlib.util
+from collections.abc import Sequence
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from sqlalchemy import (
+    ARRAY,
+    Connection,
+    Dialect,
+    Engine,
+    ForeignKey,
+    Interval,
+    LargeBinary,
+    Numeric,
+    String,
+    insert,
+    text,
+    types,
+    update,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.exc import IntegrityError, ProgrammingError
+from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
+from typing_extensions import override
+
+from fixtures.application import Base, Ride, StagedRecords
+from penstock import Log, Pipeline
+from penstock.declarations import StagingRule
+from penstock.errors import DeclarationError
+from penstock.staging import drop_trigger_sql, trigger_migration, trigger_sql
+
+Sessions = sessionmaker[Session]
+
+
+class Colour(Enum):
+    RED = "r"
+    BLUE = "b"
+
+
+class Loud(types.TypeDecorator[str]):
+    impl = String
+    cache_ok = True
+
+    @override
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        return value and value.upper()
+
+
+class Sample(Base):
+    """A column of every type that both ways can write."""
+
+    __tablename__ = 'sam\'ple\\s "x"'
+
+    id: Mapped[UUID] = mapped_column("the id", primary_key=True)
+    note: Mapped[str | None] = mapped_column('no"te')
+    number: Mapped[int | None]
+    exact: Mapped[Decimal | None] = mapped_column(Numeric(12, 3))
+    loose: Mapped[Any] = mapped_column(Numeric(asdecimal=False), nullable=True)
+    real: Mapped[float | None]
+    flag: Mapped[bool | None]
+    day: Mapped[date | None]
+    clock: Mapped[time | None]
+    moment: Mapped[datetime | None] = mapped_column(types.DateTime(timezone=True))
+    local: Mapped[datetime | None]
+    span: Mapped[timedelta | None] = mapped_column(Interval)
+    colour: Mapped[Colour | None]
+    extra: Mapped[Any] = mapped_column(JSONB, nullable=True)
+    tags: Mapped[list[str] | None] = mapped_column(ARRAY(String))
+
+
+FULL: dict[str, Any] = {
+    "note": "a'b\"c\\d\nü\U0001f600",
+    "number": -5,
+    "exact": Decimal("-12345.600"),
+    "loose": 2.5,
+    "real": 0.1,
+    "flag": True,
+    "day": date(2026, 1, 2),
+    "clock": time(1, 2, 3),
+    "moment": datetime(2026, 1, 2, 3, 4, 5, 600, tzinfo=timezone(timedelta(hours=5))),
+    "local": datetime(2026, 1, 2, 3, 4, 5),  # noqa: DTZ001  a naive one is meant
+    "span": timedelta(days=-1, hours=3, minutes=4, microseconds=500_000),
+    "colour": Colour.BLUE,
+    "extra": {"b": [1, 2.5, None], "a": "x"},
+    "tags": ["x", "y'"],
+}
+
+
+class Sequenced(Base):
+    __tablename__ = "sequenced"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    parent_id: Mapped[int | None] = mapped_column(ForeignKey("sequenced.id", ondelete="CASCADE"))
+    group: Mapped[str | None]
+    secret: Mapped[bytes | None] = mapped_column(LargeBinary)
+
+
+def apply(connection: Connection, statements: Sequence[str]) -> None:
+    for statement in statements:
+        connection.execute(text(statement.replace(":", r"\:")))
+
+
+@pytest.fixture
+def captured(pipeline: Pipeline, rides: Log, application: Engine) -> StagingRule:
+    rule = pipeline.stages(
+        Sequenced, to=rides, key="group", data=["id", "group"], capture="trigger"
+    )
+    with application.begin() as connection:
+        apply(connection, trigger_sql(rule, "penstock"))
+        apply(connection, trigger_sql(rule, "penstock"))
+    return rule
+
+
+def test_every_writer_is_seen_once(
+    captured: StagingRule,
+    sessions: Sessions,
+    application: Engine,
+    staged: StagedRecords,
+    rides: Log,
+) -> None:
+    """Guarantee 7: Core, bulk, COPY and cascades; the hooks and the guard leave the class alone."""
+    with application.begin() as connection:
+        connection.execute(text("INSERT INTO sequenced (id, \"group\") VALUES (1, 'a'), (2, 'ü')"))
+        connection.execute(
+            text("INSERT INTO sequenced (id, parent_id, \"group\") VALUES (3, 1, 'c')")
+        )
+    with sessions.begin() as session:
+        session.add(Sequenced(id=4, group="d"))
+        session.flush()
+        session.execute(insert(Sequenced), [{"id": 5, "group": "e"}])
+        session.execute(update(Sequenced).where(Sequenced.id == 5).values(group="f"))
+    with application.begin() as connection:
+        cursor = connection.connection.cursor()
+        with cursor.copy('COPY sequenced (id, "group") FROM STDIN') as copy:
+            copy.write_row((6, "g"))
+        connection.execute(text("DELETE FROM sequenced WHERE id = 1"))
+
+    records = staged()
+    assert [(r.action, r.key, r.data["id"]) for r in records] == [
+        ("insert", "a", 1),
+        ("insert", "ü", 2),
+        ("insert", "c", 3),
+        ("insert", "d", 4),
+        ("insert", "e", 5),
+        ("update", "f", 5),
+        ("insert", "g", 6),
+        ("delete", "a", 1),
+        ("delete", "c", 3),
+    ]
+    assert [r.shard for r in records] == [rides.shard_of(r.key) for r in records]
+
+
+def test_the_order_within_a_statement_is_kept(
+    captured: StagingRule, application: Engine, staged: StagedRecords
+) -> None:
+    """Guarantee 2: inserts and updates of one upsert, as they came."""
+    with application.begin() as connection:
+        connection.execute(text("INSERT INTO sequenced (id, \"group\") VALUES (2, 'k')"))
+        connection.execute(
+            text(
+                "INSERT INTO sequenced (id, \"group\") SELECT n, 'k' FROM generate_series(1, 3) n"
+                " ON CONFLICT (id) DO UPDATE SET parent_id = 2"
+            )
+        )
+
+    assert [(r.action, r.data["id"]) for r in staged()[1:]] == [
+        ("insert", 1),
+        ("update", 2),
+        ("insert", 3),
+    ]
+
+
+def test_a_row_that_stays_the_same_is_not_told(
+    captured: StagingRule, application: Engine, staged: StagedRecords
+) -> None:
+    with application.begin() as connection:
+        connection.execute(text("INSERT INTO sequenced (id, \"group\") VALUES (1, 'k')"))
+        connection.execute(text('UPDATE sequenced SET "group" = "group"'))
+
+    assert [record.action for record in staged()] == ["insert"]
+
+
+@pytest.mark.parametrize("group", [None, "", "k" * 1025])
+def test_a_key_that_cannot_be_fails_the_statement(
+    group: str | None, captured: StagingRule, application: Engine
+) -> None:
+    """Guarantee 23."""
+    with (
+        application.connect() as connection,
+        pytest.raises(IntegrityError, match="the key of a row"),
+    ):
+        connection.execute(insert(Sequenced).values(id=1, group=group))
+
+
+def test_truncate_is_refused(captured: StagingRule, application: Engine) -> None:
+    """Guarantee 7: it has no rows to tell of."""
+    with application.connect() as connection, pytest.raises(IntegrityError, match="use DELETE"):
+        connection.execute(text("TRUNCATE sequenced"))
+
+
+def test_a_writer_needs_no_right_on_penstocks_tables(
+    captured: StagingRule, application: Engine, staged: StagedRecords
+) -> None:
+    """Guarantee 32: and gets none; what it puts into its search path changes nothing."""
+    with application.begin() as connection:
+        connection.execute(text("CREATE ROLE writer"))
+        connection.execute(text("GRANT ALL ON sequenced TO writer"))
+    try:
+        with application.begin() as connection:
+            connection.execute(text("SET LOCAL ROLE writer"))
+            connection.execute(
+                text(
+                    "CREATE FUNCTION pg_temp.lower(text) RETURNS text LANGUAGE sql AS $$ SELECT 'evil' $$"
+                )
+            )
+            connection.execute(text("SET LOCAL search_path = pg_temp, public"))
+            connection.execute(insert(Sequenced).values(id=1, group="k"))
+            with (
+                pytest.raises(ProgrammingError, match="permission denied"),
+                connection.begin_nested(),
+            ):
+                connection.execute(text("SELECT * FROM penstock.staged_records"))
+    finally:
+        with application.begin() as connection:
+            connection.execute(text("DROP OWNED BY writer"))
+            connection.execute(text("DROP ROLE writer"))
+
+    assert [record.action for record in staged()] == ["insert"]
+
+
+def test_a_trigger_tells_what_the_hooks_tell(
+    rides: Log, application: Engine, staged: StagedRecords
+) -> None:
+    """The same objects, once by each way; only what was loaded from the database can be compared."""
+    by_hooks, by_trigger = Pipeline([rides]), Pipeline([rides])
+    by_hooks.stages(Sample, to=rides, key="note", object="sample")
+    rule = by_trigger.stages(Sample, to=rides, key="note", object="sample", capture="trigger")
+    with application.begin() as connection:
+        apply(connection, trigger_sql(rule, "penstock"))
+        connection.execute(text("SET LOCAL timezone = 'Asia/Tokyo'"))
+        connection.execute(text("SET LOCAL datestyle = 'German'"))
+        connection.execute(insert(Sample).values(id=UUID(int=1), **FULL))
+        connection.execute(insert(Sample).values(id=UUID(int=2), note="nothing else"))
+        connection.execute(text("DROP TRIGGER " + trigger_name(rule) + " ON " + quoted_table()))
+    with Session(application) as session:
+        by_hooks.attach(session)
+        for sample in session.query(Sample).order_by(Sample.id):
+            session.delete(sample)
+        session.commit()
+
+    told = staged()
+    assert len(told) == 4
+    for trigger, hook in zip(told[:2], told[2:], strict=True):
+        assert trigger.data == hook.data
+        assert (trigger.key, trigger.shard, trigger.object) == (hook.key, hook.shard, hook.object)
+    assert told[0].data["moment"] == "2026-01-01T22:04:05.000600+00:00"
+    assert told[0].data["exact"] == "-12345.600"
+    assert told[0].data["span"] == "P-1DT3H4M0.5S"
+
+
+def trigger_name(rule: StagingRule) -> str:
+    return next(
+        s.split()[4] for s in trigger_sql(rule, "penstock") if "TRIGGER" in s and "AFTER" in s
+    )
+
+
+def quoted_table() -> str:
+    return '"' + Sample.__tablename__.replace('"', '""') + '"'
+
+
+def test_a_condition_in_sql(
+    pipeline: Pipeline, rides: Log, application: Engine, staged: StagedRecords
+) -> None:
+    rule = pipeline.stages(
+        Sequenced,
+        to=rides,
+        on=["insert", "delete"],
+        key="id",
+        data=[],
+        capture="trigger",
+        when="changed.\"group\" <> ':x' AND id > 1 -- a comment",
+    )
+    with application.begin() as connection:
+        apply(connection, trigger_sql(rule, "penstock"))
+        for number, group in ((1, "a"), (2, "a"), (3, ":x"), (4, None)):
+            connection.execute(insert(Sequenced).values(id=number, group=group))
+        connection.execute(update(Sequenced).values(group="b"))
+
+    assert [(record.key, record.data) for record in staged()] == [("2", {})]
+
+
+def test_partitions_are_followed(rides: Log, application: Engine, staged: StagedRecords) -> None:
+    pipeline = Pipeline([rides])
+    rule = pipeline.stages(Sequenced, to=rides, key="id", data=["group"], capture="trigger")
+    with application.begin() as connection:
+        connection.execute(text("DROP TABLE sequenced"))
+        connection.execute(
+            text(
+                'CREATE TABLE sequenced (id int, parent_id int, "group" text) PARTITION BY RANGE (id)'
+            )
+        )
+        connection.execute(
+            text('CREATE TABLE part (junk int, "group" text, id int, parent_id int)')
+        )
+        connection.execute(text("ALTER TABLE part DROP COLUMN junk"))
+        connection.execute(
+            text("ALTER TABLE sequenced ATTACH PARTITION part FOR VALUES FROM (1) TO (9)")
+        )
+        apply(connection, trigger_sql(rule, "penstock"))
+        connection.execute(text("INSERT INTO sequenced (id, \"group\") VALUES (1, 'a')"))
+        connection.execute(text("INSERT INTO part (id, \"group\") VALUES (2, 'b')"))
+
+    assert [(record.key, record.data) for record in staged()] == [
+        ("1", {"group": "a"}),
+        ("2", {"group": "b"}),
+    ]
+
+
+def test_the_migration_goes_up_and_down(
+    captured: StagingRule,
+    pipeline: Pipeline,
+    rides: Log,
+    application: Engine,
+    tmp_path: Path,
+    staged: StagedRecords,
+) -> None:
+    pipeline.stages(
+        Ride, to=rides, key="id", data=["id"], capture="trigger", when="status LIKE '%:x'"
+    )
+    file = tmp_path / "migration.py"
+    file.write_text(trigger_migration(pipeline, revision="abc", down_revision="penstock_0001"))
+    spec = importlib.util.spec_from_file_location("migration", file)
+    assert spec is not None
+    assert spec.loader is not None
+    migration = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(migration)
+
+    assert (migration.revision, migration.down_revision) == ("abc", "penstock_0001")
+    writing = text("INSERT INTO rides (status, fare, extra) VALUES (:status, 0, '{}')")
+    with (
+        application.begin() as connection,
+        Operations.context(MigrationContext.configure(connection)),
+    ):
+        migration.downgrade()
+        migration.upgrade()
+        connection.execute(writing, [{"status": "new:x"}, {"status": "new"}])
+        migration.downgrade()
+        connection.execute(writing, {"status": "new:x"})
+
+    assert len(staged()) == 1
+
+
+def test_dropping_takes_everything_away(captured: StagingRule, application: Engine) -> None:
+    with application.begin() as connection:
+        apply(connection, drop_trigger_sql(captured, "penstock"))
+        connection.execute(text("TRUNCATE sequenced"))
+        assert (
+            connection.scalar(text("SELECT count(*) FROM pg_proc WHERE proname LIKE 'stage_%'"))
+            == 0
+        )
+
+
+class Animal(Base):
+    __tablename__ = "animals"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    shout: Mapped[str | None] = mapped_column(Loud)
+    weight: Mapped[float | None]
+    __mapper_args__: dict[str, Any] = {"polymorphic_on": "kind"}  # noqa: RUF012  SQLAlchemy's way
+
+
+class Cat(Animal):
+    __mapper_args__: dict[str, Any] = {"polymorphic_identity": "cat"}  # noqa: RUF012
+
+
+class Parrot(Base):
+    __tablename__ = "parrots"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    shout: Mapped[str | None] = mapped_column(Loud)
+    weight: Mapped[float | None]
+
+    @property
+    def name(self) -> str:
+        return "Polly"
+
+
+@pytest.mark.parametrize(
+    ("cls", "key", "data", "reason"),
+    [
+        (Cat, "id", ["id"], "inherit"),
+        (Animal, "id", ["id"], "inherit"),
+        (Parrot, "id", None, "shout is of type Loud"),
+        (Parrot, "id", ["name"], "name is no column"),
+        (Parrot, "weight", ["id"], "its key is of type"),
+        (Sequenced, "id", None, "secret is of type"),
+    ],
+)
+def test_what_a_trigger_cannot_follow_is_said(
+    cls: type[Any], key: str, data: list[str] | None, reason: str, rides: Log
+) -> None:
+    rule = Pipeline([rides]).stages(cls, to=rides, key=key, data=data, capture="trigger")
+    with pytest.raises(DeclarationError, match=reason):
+        trigger_sql(rule, "penstock")
+
+
+def test_a_migration_without_triggers_or_with_twins_is_refused(rides: Log) -> None:
+    pipeline = Pipeline([rides])
+    with pytest.raises(DeclarationError, match="nothing to migrate"):
+        trigger_migration(pipeline, revision="abc")
+    for _ in range(2):
+        pipeline.stages(Parrot, to=rides, key="id", data=["id"], capture="trigger")
+    with pytest.raises(DeclarationError, match="two trigger rules"):
+        trigger_migration(pipeline, revision="abc")
+    with pytest.raises(DeclarationError, match=r"not .trigger."):
+        trigger_sql(pipeline.stages(Parrot, to=rides, key="id"), "penstock")

@@ -1,0 +1,145 @@
+"""Declarations that cannot work are refused when they are declared."""
+
+import hashlib
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from penstock import Log, Pipeline
+from penstock.declarations import ConsumerSpec, StagingRule, checked_changes
+from penstock.errors import DeclarationError, InvalidName
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Ride(Base):
+    __tablename__ = "rides"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    status: Mapped[str]
+
+
+class NotMapped:
+    id = 1
+
+
+RIDES = Log("rides")
+
+
+@pytest.mark.parametrize("name", ["a", "rides", "a-b_c.d", "0", "r" * 63])
+def test_a_name_is_short_and_plain(name: str) -> None:
+    assert Log(name).name == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "r" * 64,
+        "Rides",
+        "a:b",
+        "{a}",
+        "a b",
+        "a\n",
+        "a\x00",
+        "ü",
+        "-a",
+        "a-",
+        "*",
+        "a/b",
+        "'",
+        None,
+        3,
+    ],
+)
+def test_any_other_name_is_refused(name: Any) -> None:
+    """Guarantee 23: one rule for identifiers."""
+    with pytest.raises(InvalidName):
+        Log(name)
+    with pytest.raises(InvalidName):
+        ConsumerSpec(name, RIDES, print)
+
+
+@pytest.mark.parametrize("schema", ["", "1a", "Penstock", "a-b", 'a"b', "s" * 64, "a b", None])
+def test_a_schema_is_an_identifier_without_quotes(schema: Any) -> None:
+    """Guarantee 31."""
+    with pytest.raises(InvalidName):
+        Pipeline(schema=schema)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"shards": 0}, {"shards": 1025}, {"shards": 1.5}, {"keep": timedelta(-1)}, {"max_bytes": 0}],
+)
+def test_a_channel_has_bounds(wrong: dict[str, Any]) -> None:
+    with pytest.raises(DeclarationError, match=next(iter(wrong))):
+        Log("rides", **wrong)
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1), st.integers(1, 1024))
+def test_the_shard_of_a_key_is_its_sha256_modulo_the_shards(key: str, shards: int) -> None:
+    expected = int(hashlib.sha256(key.encode()).hexdigest()[:8], 16) % shards
+    assert Log("rides", shards=shards).shard_of(key) == expected
+
+
+def test_the_shards_of_keys_stay_where_they_are() -> None:
+    """Written down, because a change would take the order away from every key."""
+    assert [Log("rides", shards=8).shard_of(key) for key in ("1", "2", "ключ", "a:b")] == [
+        3,
+        2,
+        2,
+        6,
+    ]
+
+
+def test_one_change_may_stand_alone() -> None:
+    assert checked_changes("insert") == {"insert"}
+    assert checked_changes(["insert", "delete"]) == {"insert", "delete"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"type": NotMapped}, "not mapped"),
+        ({"to": Log("others")}, "pipeline.add"),
+        ({"on": []}, "it takes any of insert, update, delete"),
+        ({"on": ["upsert"]}, "it takes any of"),
+        ({"key": "number"}, "no attribute 'number'"),
+        ({"data": ["id", "state"]}, "no attribute 'state'"),
+        ({"data": "status"}, r"data=\['status'\]"),
+        ({"capture": "psychic"}, "'orm' or 'trigger'"),
+        ({"when": "status = 'x'"}, "SQL text"),
+        ({"capture": "trigger", "key": lambda ride: ride.id}, "cannot call Python"),
+        ({"capture": "trigger", "data": lambda ride: ride.id}, "cannot call Python"),
+        ({"capture": "trigger", "when": lambda _: True}, "cannot call Python"),
+    ],
+)
+def test_a_staging_rule_that_cannot_work_is_refused(wrong: dict[str, Any], reason: str) -> None:
+    arguments: dict[str, Any] = {"type": Ride, "to": RIDES, "key": "id", **wrong}
+    with pytest.raises(DeclarationError, match=reason):
+        Pipeline([RIDES]).stages(arguments.pop("type"), **arguments)
+
+
+def test_a_rule_is_a_value() -> None:
+    rule = Pipeline([RIDES]).stages(Ride, to=RIDES, key="id", data=["id", "status"])
+
+    assert rule == StagingRule(
+        Ride, RIDES, frozenset({"insert", "update", "delete"}), "id", ("id", "status")
+    )
+    assert hash(rule)
+
+
+def test_names_are_unique_in_a_pipeline() -> None:
+    pipeline = Pipeline([RIDES])
+    pipeline.add(RIDES)
+    with pytest.raises(DeclarationError, match="declared twice"):
+        pipeline.add(Log("rides"))
+    pipeline.consumer(reads=RIDES)(test_names_are_unique_in_a_pipeline)
+    with pytest.raises(DeclarationError, match="declared twice"):
+        pipeline.consumer(reads=RIDES)(test_names_are_unique_in_a_pipeline)
