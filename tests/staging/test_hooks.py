@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, ForeignKey, event, func, select, text
-from sqlalchemy.orm import Mapped, Session, mapped_column, relationship, sessionmaker
+from sqlalchemy.orm import (
+    Mapped,
+    Session,
+    load_only,
+    mapped_column,
+    relationship,
+    sessionmaker,
+)
 from sqlalchemy.orm.exc import StaleDataError
 
 from fixtures.application import Base, Ride, Rider, Staged, StagedRecords
@@ -209,6 +216,22 @@ def test_what_the_object_lacks_is_loaded_in_one_select(
     assert staged()[23].data["extra"] == {"n": 3, "again": True}
 
 
+def test_what_the_hooks_load_still_notices_changes(
+    pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
+) -> None:
+    """A mutable value that the hooks, and not the ORM, have put into the object."""
+    pipeline.stages(Ride, to=rides, on=["update"], key="id", data=["extra"])
+    with sessions.begin() as session:
+        session.add(Ride(id=1, extra={"a": 1}))
+    with sessions.begin() as session:
+        ride = session.scalars(select(Ride).options(load_only(Ride.status))).one()
+        ride.status = "done"
+        session.flush()
+        ride.extra["b"] = 2
+
+    assert [record.data["extra"] for record in staged()] == [{"a": 1}, {"a": 1, "b": 2}]
+
+
 def test_what_the_server_made_is_in_the_record(
     pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
 ) -> None:
@@ -335,6 +358,21 @@ def test_a_flush_that_fails_tells_nothing_and_the_next_one_only_its_own(
     assert told(staged()) == [("insert", "3")]
 
 
+def test_a_savepoint_rolled_back_just_before_a_flush_changes_nothing(
+    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
+) -> None:
+    def probe(session: Session, *_: object) -> None:
+        session.connection().begin_nested().rollback()
+
+    with sessions() as session:
+        event.listen(session, "before_flush", probe)
+        event.listen(session, "after_flush", probe)
+        session.add(Ride(id=1))
+        session.commit()
+
+    assert told(staged()) == [("insert", "1")]
+
+
 def test_a_record_that_cannot_be_staged_fails_the_flush_whole(
     pipeline: Pipeline, rides: Log, sessions: Sessions, application: Engine, staged: StagedRecords
 ) -> None:
@@ -432,26 +470,27 @@ class Node(Base):
     __tablename__ = "nodes"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    favourite_id: Mapped[int | None] = mapped_column()
-    favourite: Mapped["Node | None"] = relationship(
-        primaryjoin="foreign(Node.favourite_id) == remote(Node.id)", post_update=True
+    parent_id: Mapped[int | None] = mapped_column()
+    children: Mapped[list["Node"]] = relationship(
+        primaryjoin="Node.id == foreign(Node.parent_id)", post_update=True
     )
 
 
 def test_a_foreign_key_written_afterwards_is_told(
     pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
 ) -> None:
-    """``post_update``: the UPDATE comes without an event."""
-    pipeline.stages(Node, to=rides, key="id", data=["favourite_id"])
+    """``post_update``: a second UPDATE, of an object that had not changed when the first was due."""
+    pipeline.stages(Node, to=rides, key="id", data=["parent_id"])
     with sessions.begin() as session:
         one, two = Node(id=1), Node(id=2)
-        one.favourite, two.favourite = two, one
+        one.children, two.children = [two], [one]
         session.add_all([one, two])
     with sessions.begin() as session:
-        session.get_one(Node, 1).favourite = None
+        one = session.get_one(Node, 1)
+        one.children.clear()
 
-    records = [(r.action, r.key, r.data["favourite_id"]) for r in staged()]
-    assert records == [("insert", "1", 2), ("insert", "2", 1), ("update", "1", None)]
+    records = [(r.action, r.key, r.data["parent_id"]) for r in staged()]
+    assert records == [("insert", "1", 2), ("insert", "2", 1), ("update", "2", None)]
 
 
 class Person(Base):

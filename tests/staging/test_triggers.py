@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -357,6 +358,21 @@ def test_the_migration_goes_up_and_down(
         connection.execute(writing, {"status": "new:x"})
 
     assert len(staged()) == 1
+
+
+def test_the_migration_can_be_printed(captured: StagingRule, pipeline: Pipeline) -> None:
+    """``alembic upgrade --sql``: neither colons nor percent signs are changed."""
+    migration: dict[str, Any] = {}
+    exec(trigger_migration(pipeline, revision="abc"), migration)
+    printed = StringIO()
+    context = MigrationContext.configure(
+        dialect_name="postgresql", opts={"as_sql": True, "output_buffer": printed}
+    )
+    with Operations.context(context):
+        migration["upgrade"]()
+
+    for statement in trigger_sql(captured, "penstock"):
+        assert statement in printed.getvalue()
 
 
 def test_dropping_takes_everything_away(captured: StagingRule, application: Engine) -> None:

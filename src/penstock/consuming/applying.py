@@ -98,7 +98,8 @@ class Applier:
         while parts and not total.halted:
             part, attempt = parts.pop(0)
             try:
-                self._once(shard, part, total)
+                if not self._once(shard, part, total):
+                    break
             except TryAgain as error:
                 log.info(
                     "handler asks to wait",
@@ -122,12 +123,10 @@ class Applier:
                     ]
                 else:
                     self._give_up(shard, part[0], failed.error, attempt, total)
-            if total.position is None:
-                break
         return total
 
-    def _once(self, shard: ShardName, records: Sequence[Record], total: Delivered) -> None:
-        """One transaction; what it did is added to ``total`` once it is committed."""
+    def _once(self, shard: ShardName, records: Sequence[Record], total: Delivered) -> bool:
+        """One transaction; what it did is added to ``total`` once it is committed. False if the shard is not ours now."""
         serialization_failures = 0
         done = Delivered()
         while True:
@@ -135,7 +134,7 @@ class Applier:
                 with self._transaction(shard) as (session, connection, locked):
                     if locked is None or locked.halted is not None:
                         total.halted = locked.halted if locked else None
-                        return
+                        return False
                     done = self._apply(session, connection, shard, locked, records)
                 break
             except (DBAPIError, *AGAIN) as error:
@@ -145,6 +144,7 @@ class Applier:
                 log.debug("again", consumer=self._consumer.name, times=serialization_failures)
         crashpoint("consumer.after_commit")
         _add(total, done)
+        return True
 
     @contextmanager
     def _transaction(

@@ -10,7 +10,7 @@ no connection, commits nothing, starts no thread, and needs no right but to INSE
 * Two records of one key stand in the order in which their transactions took the lock of the key's row.
 * A record that cannot be staged fails the flush: the change and its record, or neither.
 
-Four ways in, and no fifth that goes unnoticed:
+Three ways in, and a guard beside them:
 
     hooks      changes of mapped objects, by rule             ``Pipeline.stages``, ``Pipeline.attach``
     explicit   whatever the application wants to tell         ``stage``, ``stage_many``, ``stage_async``

@@ -100,7 +100,6 @@ def _listen(target: Target) -> None:
     for name, function in (
         ("before_flush", _before_flush),
         ("after_flush", _after_flush),
-        ("after_soft_rollback", _after_soft_rollback),
         ("after_begin", _after_begin),
         ("after_transaction_end", _after_transaction_end),
         ("after_commit", nudging.after_commit),
@@ -124,18 +123,15 @@ def _after_begin(session: Session, _: SessionTransaction, connection: Connection
 
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
     if transaction.parent is None:
+        session.info.pop(_FLUSH, None)  # of a flush that failed
         guard.leave(session)
         nudging.forget(session)
-
-
-def _after_soft_rollback(session: Session, _: SessionTransaction) -> None:
-    session.info.pop(_FLUSH, None)
 
 
 def _is_writing(session: Session) -> bool:
     """Whether the unit of work writes right now, with the hooks looking on; ``bulk_*`` methods do without them."""
     flush: Flush | None = session.info.get(_FLUSH)
-    # A flush that failed before its first write has left its list behind, and no transaction.
+    # A flush that failed has left its list behind, with a transaction that is over, or none.
     transaction = getattr(flush.context, "transaction", None) if flush is not None else None
     return transaction is not None and bool(transaction.is_active)
 
@@ -189,7 +185,6 @@ def _after_flush(session: Session, context: UOWTransaction) -> None:
     flush: Flush | None = session.info.pop(_FLUSH, None)
     if flush is None or flush.context is not context:
         return  # a second listener of the same session: the first has done it
-    _add_post_updates(flush, session, context)
     _add_replaced(flush, session)
     told = [
         (state, change, connection)
@@ -209,15 +204,6 @@ def _after_flush(session: Session, context: UOWTransaction) -> None:
             insert(connection, attachment.pipeline.schema, together)
             if attachment.nudge:
                 nudging.remember(session, connection, attachment.pipeline.schema)
-
-
-def _add_post_updates(flush: Flush, session: Session, context: UOWTransaction) -> None:
-    """``relationship(post_update=True)`` writes a foreign key by an UPDATE of its own, without an event."""
-    for mapper, (states, _) in context.post_update_states.items():
-        if flush.reads(mapper):
-            connection = session.connection(bind_arguments={"mapper": mapper})
-            for state in states:
-                flush.changes.setdefault(state, ("update", connection))
 
 
 def _add_replaced(flush: Flush, session: Session) -> None:

@@ -184,7 +184,7 @@ def add_attachment(target: Target, pipeline: Declarations, *, nudge: bool) -> bo
 
 
 def attachments(session: Session) -> list[Attachment]:
-    """The pipelines of a session, each once."""
+    """The pipelines of a session, each once; what was said nearest to it holds."""
     found: list[Attachment] = []
     targets: tuple[Any, ...] = (session, *type(session).__mro__)
     for target in targets:

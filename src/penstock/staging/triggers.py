@@ -175,7 +175,6 @@ def _function(rule: StagingRule, mapper: Mapper[Any], schema: str, function: str
     ]
     return _FUNCTION.format(
         function=function,
-        table=_literal(str(mapper.local_table)),
         staged=f"{_quoted(schema)}.staged_records",
         key=key,
         limit=MAX_KEY_CHARACTERS,
@@ -187,6 +186,7 @@ def _function(rule: StagingRule, mapper: Mapper[Any], schema: str, function: str
     )
 
 
+# No percent sign in it: Alembic doubles them when it prints SQL.
 _FUNCTION = """CREATE OR REPLACE FUNCTION {function}() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -197,8 +197,9 @@ DECLARE
     penstock_key text;
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
-        RAISE EXCEPTION 'penstock: TRUNCATE of % would remove rows without telling; use DELETE', {table}
-            USING ERRCODE = 'restrict_violation';
+        RAISE EXCEPTION USING
+            ERRCODE = 'restrict_violation',
+            MESSAGE = 'penstock: TRUNCATE of ' || TG_TABLE_NAME || ' would remove rows without telling; use DELETE';
     ELSIF TG_OP = 'DELETE' THEN
         penstock_row := OLD;
     ELSIF TG_OP = 'UPDATE' AND OLD *= NEW THEN
@@ -208,8 +209,10 @@ BEGIN
     END IF;
 {when}    penstock_key := {key};
     IF penstock_key IS NULL OR length(penstock_key) NOT BETWEEN 1 AND {limit} THEN
-        RAISE EXCEPTION 'penstock: the key of a row of % is NULL, empty or longer than {limit} characters', {table}
-            USING ERRCODE = 'check_violation';
+        RAISE EXCEPTION USING
+            ERRCODE = 'check_violation',
+            MESSAGE = 'penstock: the key of a row of ' || TG_TABLE_NAME
+                || ' is NULL, empty or longer than {limit} characters';
     END IF;
     INSERT INTO {staged} (channel, shard, key, action, object, data)
     VALUES (

@@ -5,13 +5,16 @@ Redis behind the journal is healed by replay.  Redis ahead of the journal, or wi
 Postgres has lost commits that were published, and stops everything until an operator has decided.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.channels.log import extents, read
+from penstock.channels.log import Extent, extents, read
+from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient
-from penstock.errors import ChangedPast, ReadOnlyPostgres, SchemaMissing
+from penstock.channels.server import answering as redis_answering
+from penstock.errors import ChangedPast, ForeignLog, ReadOnlyPostgres, SchemaMissing
 from penstock.postgres import Connection, answering
-from penstock.records import BEGINNING, Epoch, Offset, RecordId, Shard, ShardName
+from penstock.records import BEGINNING, Epoch, Offset, Record, RecordId, Shard, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
 
 
@@ -26,6 +29,26 @@ class Identity:
 
     system_identifier: str
     timeline: int
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A past that agrees with Redis.
+
+    Attributes:
+        epoch: The newest that Postgres knows.
+        remembered: The server that opened it.
+        found: The server that answers.
+    """
+
+    epoch: Epoch
+    remembered: Identity
+    found: Identity
+
+    @property
+    def has_moved(self) -> bool:
+        """The server was promoted or replaced, and has lost nothing that was published: a new epoch is due."""
+        return self.remembered != self.found
 
 
 def check_past(
@@ -46,31 +69,76 @@ def check_past(
         SchemaMissing: The tables are not there.
         ServerUnavailable: Postgres or Redis does not answer.
     """
+    past = examine_past(connection, client, schema=schema, namespace=namespace)
+    return _open_epoch(connection, schema, past) if past.has_moved else past.epoch
+
+
+def examine_past(
+    connection: Connection,
+    client: RedisClient,
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    namespace: str = "penstock",
+) -> Past:
+    """The same comparison, without opening an epoch.
+
+    Raises:
+        As ``check_past``.
+    """
     sql = statements("penstock.streaming", schema)
-    identity = _identity(connection, schema)
+    identity = identity_of(connection, schema)
+    # Redis first: what it holds was in the journal before, and its epoch in Postgres, so that a streamer at work beside
+    # us raises no false alarm.
+    shards = _known_shards(connection, schema)
+    found = extents(client, namespace, shards)
+    newest_written = max(log_epochs(client, namespace, shards).values(), default=Epoch(0))
     with answering("comparing epochs"):
         newest = connection.execute(sql["newest_epoch"]).fetchone()
         went_back = connection.execute(sql["transaction_ids_went_back"]).fetchone()
     if newest is None or went_back is None:
-        raise SchemaMissing(
-            f"schema {schema} has no epoch or no tick; was it made by hand? Make it by: penstock init"
-        )
+        raise SchemaMissing(f"schema {schema} has no epoch or no tick; was it made by hand? Make it by: penstock init")
     if went_back[0]:
         raise ChangedPast(
-            "this database's transaction ids lie before the last tick's: it was dumped and loaded, or restored into another "
-            "cluster. What is staged since cannot be told from what is not. See docs: errors#changedpast; then: "
-            "penstock reset epoch"
+            "this database's transaction ids lie before those of its records or of its last tick: it was dumped and loaded, or "
+            "restored into another cluster. What is staged since cannot be told from what is not. "
+            "See docs: errors#changedpast; then: penstock reset epoch"
         )
-    _check_tails(connection, client, schema, namespace)
-    epoch, remembered = Epoch(newest[0]), Identity(newest[1], newest[2])
-    return (
-        epoch
-        if remembered == identity
-        else _open_epoch(connection, schema, epoch, remembered, identity)
-    )
+    if newest_written > newest[0]:
+        raise ChangedPast(
+            f"the log was written in epoch {newest_written}, Postgres knows only {newest[0]}: Postgres has lost commits, or a reset "
+            "did not come to its end. See docs: errors#changedpast; then: penstock reset epoch"
+        )
+    _check_tails(connection, client, schema, namespace, found)
+    return Past(Epoch(newest[0]), Identity(newest[1], newest[2]), identity)
 
 
-def _identity(connection: Connection, schema: str) -> Identity:
+def log_epochs(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, Epoch]:
+    """The epoch in which each shard was last written; shards that never were are left out.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        ForeignLog: A key of ours holds something else.
+    """
+    pipeline = client.pipeline(transaction=False)
+    for shard in shards:
+        pipeline.get(log_keys(namespace, shard).epoch)
+    with redis_answering("reading the log's epochs"):
+        replies = pipeline.execute()
+    try:
+        return {
+            shard: Epoch(int(reply)) for shard, reply in zip(shards, replies, strict=True) if reply is not None
+        }
+    except ValueError as error:
+        raise ForeignLog("the key of a shard's epoch holds no number; something else uses Penstock's names") from error
+
+
+def identity_of(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Identity:
+    """Which past this server has.
+
+    Raises:
+        ReadOnlyPostgres: A standby, or a server that takes no writes.
+        ServerUnavailable: Postgres does not answer.
+    """
     with answering("asking Postgres for its identity"):
         row = connection.execute(
             statements("penstock.streaming", schema)["server_identity"]
@@ -85,14 +153,12 @@ def _identity(connection: Connection, schema: str) -> Identity:
     return Identity(system_identifier, timeline)
 
 
-def _check_tails(connection: Connection, client: RedisClient, schema: str, namespace: str) -> None:
+def _check_tails(
+    connection: Connection, client: RedisClient, schema: str, namespace: str, found: Mapping[ShardName, Extent]
+) -> None:
     """Refuses a log that is ahead of the journal, or that has another record at its tail."""
-    # Redis first: what it holds was in the journal before, so that a streamer at work beside us raises no false alarm.
-    found = extents(client, namespace, _known_shards(connection, schema))
     with answering("reading the journal's tails"):
-        rows = connection.execute(
-            statements("penstock.streaming", schema)["journal_tails"]
-        ).fetchall()
+        rows = connection.execute(statements("penstock.streaming", schema)["journal_tails"]).fetchall()
     journal = {ShardName(channel, Shard(shard)): Offset(last) for channel, shard, _, last in rows}
     for shard, extent in found.items():
         if extent.tail > journal.get(shard, BEGINNING):
@@ -102,15 +168,33 @@ def _check_tails(connection: Connection, client: RedisClient, schema: str, names
                 "this is another database. See docs: errors#changedpast; then: penstock reset epoch"
             )
     held = {shard: extent.tail for shard, extent in found.items() if extent.entries}
-    remembered = _journal_ids(connection, schema, held)
+    remembered = _remembered(connection, schema, held)
     for shard, tail in held.items():
-        newest = _newest_id(client, namespace, shard, tail)
-        if shard in remembered and newest is not None and newest != remembered[shard]:
+        newest = _newest(client, namespace, shard, tail)
+        if shard in remembered and newest is not None and not remembered[shard].is_of(newest):
             raise ChangedPast(
-                f"{shard} offset {tail}: the log holds record {newest}, the journal has {remembered[shard]} there: Postgres has "
-                "lost commits that were published, or two databases write to one namespace. "
+                f"{shard} offset {tail}: the log holds record {newest.id}, the journal has {remembered[shard].id} there"
+                + (" of another time" if newest.id == remembered[shard].id else "")
+                + ": Postgres has lost commits that were published, or two databases write to one namespace. "
                 "See docs: errors#changedpast; then: penstock reset epoch"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """The record that the journal has at an offset.
+
+    Attributes:
+        id: Its number; numbers that were lost are given out again.
+        staged_us: When it was staged, which two records of one number do not share; None if the row is gone.
+    """
+
+    id: RecordId
+    staged_us: int | None
+
+    def is_of(self, record: Record) -> bool:
+        """Whether it is this record."""
+        return self.id == record.id and self.staged_us in (None, record.staged_us)
 
 
 def _known_shards(connection: Connection, schema: str) -> list[ShardName]:
@@ -122,9 +206,7 @@ def _known_shards(connection: Connection, schema: str) -> list[ShardName]:
     return sorted({ShardName(row[0], Shard(row[1])) for row in [*registered, *journal]})
 
 
-def _journal_ids(
-    connection: Connection, schema: str, tails: dict[ShardName, Offset]
-) -> dict[ShardName, RecordId]:
+def _remembered(connection: Connection, schema: str, tails: Mapping[ShardName, Offset]) -> dict[ShardName, Remembered]:
     with answering("reading the journal"):
         rows = connection.execute(
             statements("penstock.streaming", schema)["record_ids_at"],
@@ -135,26 +217,22 @@ def _journal_ids(
             },
         ).fetchall()
     return {
-        ShardName(channel, Shard(shard)): record_id
-        for channel, shard, _, record_id in rows
+        ShardName(channel, Shard(shard)): Remembered(record_id, staged_us)
+        for channel, shard, _, record_id, staged_us in rows
         if record_id
     }
 
 
-def _newest_id(
-    client: RedisClient, namespace: str, shard: ShardName, tail: Offset
-) -> RecordId | None:
-    """Id of the record at the log's tail; None if the entry has been removed."""
+def _newest(client: RedisClient, namespace: str, shard: ShardName, tail: Offset) -> Record | None:
+    """The record at the log's tail; None if the entry has been removed."""
     records = read(client, namespace, shard, Offset(tail - 1), 1)
-    return records[0].id if records else None
+    return records[0] if records and records[0].offset == tail else None
 
 
-def _open_epoch(
-    connection: Connection, schema: str, epoch: Epoch, old: Identity, new: Identity
-) -> Epoch:
+def _open_epoch(connection: Connection, schema: str, past: Past) -> Epoch:
     """Goes on in a new epoch: the past has changed, and nothing published was lost."""
     sql = statements("penstock.streaming", schema)
-    following = Epoch(epoch + 1)
+    following, old, new = Epoch(past.epoch + 1), past.remembered, past.found
     with answering("opening an epoch"), connection.transaction():
         connection.execute("SET LOCAL synchronous_commit = on")
         connection.execute(

@@ -33,8 +33,13 @@ SELECT channel, generate_series(0, shards - 1)
 FROM {schema}.channels;
 
 -- :name transaction_ids_went_back
--- True in a database that was dumped and loaded, or restored elsewhere: the next transaction id lies before the last tick's.
+-- True in a database that was dumped and loaded, or restored elsewhere: the next transaction id lies before the last
+-- tick's, or there are records of transactions that this cluster has not begun, which it would see once more when it does.
 SELECT pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(snapshot)
+    OR EXISTS (
+           SELECT FROM {schema}.staged_records
+           WHERE xid >= pg_snapshot_xmax(pg_current_snapshot())
+       )
 FROM {schema}.ticks
 ORDER BY tick DESC
 LIMIT 1;
@@ -154,16 +159,20 @@ FROM known,
      ) newest;
 
 -- :name record_ids_at
--- Which records the journal has at the given places.
-SELECT p.channel, p.shard, p."offset", e.record_ids[p."offset" - e.first_offset + 1]
+-- Which records the journal has at the given places, and when they were staged: a number that was lost is given out again.
+SELECT p.channel, p.shard, p."offset", r.id, (extract(epoch FROM s.created_at) * 1000000)::bigint
 FROM unnest(%(channels)s::text[], %(shards)s::int[], %(offsets)s::bigint[]) AS p (channel, shard, "offset"),
      LATERAL (
-         SELECT first_offset, record_ids
-         FROM {schema}.journal j
-         WHERE j.channel = p.channel AND j.shard = p.shard AND j.first_offset <= p."offset"
-         ORDER BY first_offset DESC
-         LIMIT 1
-     ) e;
+         SELECT e.record_ids[p."offset" - e.first_offset + 1] AS id
+         FROM (
+             SELECT first_offset, record_ids
+             FROM {schema}.journal j
+             WHERE j.channel = p.channel AND j.shard = p.shard AND j.first_offset <= p."offset"
+             ORDER BY first_offset DESC
+             LIMIT 1
+         ) e
+     ) r
+     LEFT JOIN {schema}.staged_records s ON s.id = r.id;
 
 -- :name unpublished
 -- For each shard the records after its tail, payloads as text.  The first is tail + 1, or where the journal begins.

@@ -1,0 +1,371 @@
+"""What a consumer promises: the effect of each record once, in order, with its checkpoint."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from fixtures.flow import stage_rows
+from penstock import Log, Pipeline
+from penstock.consuming import Consumed, ConsumerWorker, TryAgain
+from penstock.consuming.checkpoints import BrokenTransaction
+from penstock.postgres import Connection
+from penstock.records import Record, ShardName
+from penstock.streaming import Streamer
+from penstock.telemetry import install_crashpoint
+
+Declare = Callable[..., ConsumerWorker]
+
+
+class CrashError(Exception):
+    """Stands for the end of the process at a crash point."""
+
+
+@pytest.fixture
+def effects(connection: Connection) -> Connection:
+    """A table of effects that shows every double."""
+    connection.execute("CREATE TABLE public.effects (record_id bigint, key text)")
+    return connection
+
+
+@pytest.fixture
+def declare(
+    flow: Pipeline, things: Log, database_url: str, redis_url: str, effects: Connection
+) -> Iterator[Declare]:
+    """Declares a consumer that writes one effect a record, after ``check`` has looked at it."""
+    made: list[ConsumerWorker] = []
+
+    def declare_consumer(
+        check: Callable[[Record], None] = lambda _: None, **options: Any
+    ) -> ConsumerWorker:
+        def apply(session: Session, record: Record) -> None:
+            check(record)
+            session.execute(
+                text("INSERT INTO public.effects VALUES (:id, :key)"),
+                {"id": record.id, "key": record.key},
+            )
+
+        def apply_all(session: Session, records: list[Record]) -> None:
+            for record in records:
+                apply(session, record)
+
+        handler = apply if options.get("each") else apply_all
+        flow.consumer(reads=things, name="reader", **options)(handler)
+        worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+        made.append(worker)
+        return worker
+
+    yield declare_consumer
+    for worker in made:
+        worker.close()
+
+
+@pytest.fixture
+def no_crashpoint() -> Iterator[None]:
+    yield
+    install_crashpoint(None)
+
+
+def effect_ids(connection: Connection) -> list[int]:
+    return [row[0] for row in connection.execute("SELECT record_id FROM public.effects ORDER BY 1")]
+
+
+def dead_offsets(connection: Connection) -> list[tuple[Any, ...]]:
+    return connection.execute(
+        "SELECT record_id, reason, attempts, parked FROM penstock.dead_letters ORDER BY record_id"
+    ).fetchall()
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])
+def test_every_record_has_one_effect(
+    declare: Declare,
+    streamer: Streamer,
+    connection: Connection,
+    things: Log,
+    each: bool,  # noqa: FBT001
+) -> None:
+    worker = declare(each=each)
+    stage_rows(connection, things, 300)
+    streamer.drain()
+
+    assert worker.drain() == 300
+    assert effect_ids(connection) == list(range(1, 301))
+
+
+def test_what_is_delivered_again_is_skipped_and_counted(
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """Guarantee 5: offset at or below the checkpoint: applied before."""
+    worker = declare()
+    stage_rows(connection, things, 100)
+    streamer.drain()
+    worker.drain()
+
+    worker.rewind(1000)
+    again: list[Consumed] = []
+    worker.drain(again.append)
+
+    assert sum(consumed.skipped for consumed in again) == 100
+    assert effect_ids(connection) == list(range(1, 101))
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "consumer.after_read",
+        "consumer.after_apply",
+        "consumer.after_checkpoint",
+        "consumer.after_commit",
+    ],
+)
+@pytest.mark.usefixtures("no_crashpoint")
+def test_a_crash_at_any_point_leaves_each_effect_once(
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log, point: str
+) -> None:
+    """Guarantee 4: effect and checkpoint are one transaction."""
+    worker = declare(batch=20)
+    stage_rows(connection, things, 100)
+    streamer.drain()
+    crashes = iter([True, False, True, True])
+
+    def crash(name: str) -> None:
+        if name == point and next(crashes, False):
+            raise CrashError
+
+    install_crashpoint(crash)
+    for _ in range(4):
+        try:
+            worker.drain()
+        except CrashError:
+            worker.close()
+    worker.drain()
+
+    assert effect_ids(connection) == list(range(1, 101))
+
+
+def test_two_processes_of_a_consumer_share_its_shards(
+    declare: Declare,
+    flow: Pipeline,
+    database_url: str,
+    redis_url: str,
+    streamer: Streamer,
+    connection: Connection,
+    things: Log,
+) -> None:
+    """Guarantee 5: two on one shard are slow, never wrong."""
+    worker = declare(batch=7)
+    twin = ConsumerWorker(flow, worker.consumer, database_url, redis_url)
+    stage_rows(connection, things, 200)
+    streamer.drain()
+    for _ in range(20):
+        worker.round(0)
+        twin.round(0)
+    twin.close()
+
+    assert effect_ids(connection) == list(range(1, 201))
+
+
+def test_a_shard_that_is_locked_elsewhere_is_left_alone(
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """Guarantee 5: the lock on the checkpoint's row is the mutual exclusion."""
+    worker = declare()
+    stage_rows(connection, things, 100)
+    streamer.drain()
+    with connection.transaction():
+        connection.execute("SELECT FROM penstock.checkpoints WHERE shard = 0 FOR UPDATE")
+        consumed = worker.round(0)
+
+    assert list(consumed.positions) == [things.shard_names[1]]
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])
+def test_a_poison_record_is_set_aside_and_the_others_flow(
+    declare: Declare,
+    streamer: Streamer,
+    connection: Connection,
+    things: Log,
+    each: bool,  # noqa: FBT001
+) -> None:
+    """Guarantee 21: halved until it stands alone; its reason is kept; the rest is applied once."""
+
+    def check(record: Record) -> None:
+        if record.data["number"] in (17, 60):
+            raise ValueError("cannot be understood")
+
+    worker = declare(check, each=each, attempts=2)
+    stage_rows(connection, things, 100)
+    streamer.drain()
+    worker.drain()
+
+    assert [row[:2] for row in dead_offsets(connection)] == [
+        (17, "ValueError: cannot be understood"),
+        (60, "ValueError: cannot be understood"),
+    ]
+    assert effect_ids(connection) == [n for n in range(1, 101) if n not in (17, 60)]
+
+
+def test_later_records_of_a_parked_key_wait_behind_the_poison(
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """Guarantee 21: a key keeps its order even then."""
+
+    def check(record: Record) -> None:
+        if record.id == 1:
+            raise ValueError("first")
+
+    worker = declare(check, park_key=True, attempts=1)
+    for _ in range(3):
+        connection.execute(
+            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+            "VALUES ('things', 0, 'a', 'update', 'thing', '{}'), ('things', 0, 'b', 'update', 'thing', '{}')"
+        )
+        streamer.drain()
+        worker.drain()
+
+    assert [(row[0], row[3]) for row in dead_offsets(connection)] == [
+        (1, False),
+        (3, True),
+        (5, True),
+    ]
+    assert effect_ids(connection) == [2, 4, 6]
+
+
+def test_a_consumer_that_halts_stops_its_shard_and_says_why(
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    def check(record: Record) -> None:
+        if record.id == 5:
+            raise ValueError("no")
+
+    worker = declare(check, on_poison="halt", attempts=1)
+    stage_rows(connection, things, 10)
+    streamer.drain()
+    seen = [worker.round(0) for _ in range(2)]
+
+    halted: dict[ShardName, str] = {}
+    for consumed in seen:
+        halted |= consumed.halted
+    assert len(halted) == 1
+    assert "record 5" in next(iter(halted.values()))
+    assert 5 not in effect_ids(connection)
+
+
+def test_a_handler_that_asks_to_wait_is_tried_until_it_succeeds(
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """A service that is away is not the record's fault: nothing is set aside."""
+    failures = iter([True] * 6)
+
+    def check(record: Record) -> None:
+        if next(failures, False):
+            raise TryAgain("the service is away")
+
+    worker = declare(check, attempts=1)
+    stage_rows(connection, things, 4)
+    streamer.drain()
+    worker.drain()
+
+    assert (effect_ids(connection), dead_offsets(connection)) == ([1, 2, 3, 4], [])
+
+
+@pytest.mark.parametrize("ending", ["COMMIT", "ROLLBACK"])
+def test_a_handler_that_ends_the_transaction_is_found_out(
+    flow: Pipeline,
+    things: Log,
+    database_url: str,
+    redis_url: str,
+    streamer: Streamer,
+    connection: Connection,
+    ending: str,
+) -> None:
+    """Guarantee 5: the checkpoint moves in the transaction that took its lock, or not at all."""
+
+    @flow.consumer(reads=things)
+    def reader(session: Session, records: list[Record]) -> None:
+        session.execute(text(ending))
+
+    stage_rows(connection, things, 3)
+    streamer.drain()
+    worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+
+    with pytest.raises(BrokenTransaction):
+        worker.drain()
+    worker.close()
+    moved = connection.execute('SELECT max("offset") FROM penstock.checkpoints').fetchone()
+    assert moved == (0,)
+
+
+def test_a_log_that_lost_records_is_filled_from_the_journal(
+    declare: Declare,
+    streamer: Streamer,
+    connection: Connection,
+    things: Log,
+    redis_client: redis.Redis,
+) -> None:
+    """Guarantee 12: a gap is filled from Postgres, not stepped over."""
+    worker = declare(batch=10)
+    stage_rows(connection, things, 100)
+    streamer.drain()
+    for shard in things.shard_names:
+        redis_client.xtrim(f"penstock:{{{shard}}}:log", minid="31-0", approximate=False)
+    seen: list[Consumed] = []
+    worker.drain(seen.append)
+
+    assert sum(consumed.backfilled for consumed in seen) == 60
+    assert effect_ids(connection) == list(range(1, 101))
+
+
+def test_a_gap_that_nothing_fills_halts_the_shard(
+    declare: Declare,
+    streamer: Streamer,
+    connection: Connection,
+    things: Log,
+    redis_client: redis.Redis,
+) -> None:
+    """Guarantee 12: never silence."""
+    worker = declare()
+    for number in range(2):
+        stage_rows(connection, things, 40, f"{number} ")
+        streamer.drain()
+    connection.execute("DELETE FROM penstock.journal WHERE first_offset = 1")
+    for shard in things.shard_names:
+        redis_client.xtrim(f"penstock:{{{shard}}}:log", minid="15-0", approximate=False)
+    consumed = worker.round(0)
+
+    assert len(consumed.halted) == 2
+    assert all("removed before this consumer" in reason for reason in consumed.halted.values())
+    assert effect_ids(connection) == []
+
+
+def test_records_with_an_order_keep_it(
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """Guarantee: order within a shard."""
+    seen: dict[int, list[int]] = {}
+
+    def check(record: Record) -> None:
+        seen.setdefault(record.shard, []).append(record.offset)
+
+    worker = declare(check, batch=13)
+    stage_rows(connection, things, 200)
+    streamer.drain()
+    worker.drain()
+
+    assert all(offsets == list(range(1, len(offsets) + 1)) for offsets in seen.values())
+
+
+def test_a_new_consumer_may_begin_at_the_end(
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    stage_rows(connection, things, 10)
+    streamer.drain()
+    worker = declare(start="latest")
+    assert worker.drain() == 0
+
+    stage_rows(connection, things, 5, "new")
+    streamer.drain()
+    assert worker.drain() == 5

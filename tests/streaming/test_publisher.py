@@ -1,0 +1,240 @@
+"""What the publisher promises: the log is the journal, whatever happened to Redis or to a reply."""
+
+import pytest
+import redis
+
+from fixtures.flow import LookAtLog, stage_rows
+from penstock import Log, Pipeline
+from penstock.errors import AppendRefused, ChangedPast, Fenced, ForeignLog
+from penstock.postgres import Connection
+from penstock.records import Record, ShardName
+from penstock.streaming import Streamer
+
+
+def ids(log: dict[ShardName, list[Record]]) -> list[int]:
+    return sorted(record.id for records in log.values() for record in records)
+
+
+def dense(log: dict[ShardName, list[Record]]) -> bool:
+    return all(
+        [r.offset for r in records] == list(range(1, len(records) + 1)) for records in log.values()
+    )
+
+
+def test_what_is_staged_is_in_the_log_in_order_and_dense(
+    streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
+) -> None:
+    stage_rows(connection, things, 2500)
+
+    assert streamer.drain() == 2500
+    log = logged(things)
+    assert ids(log) == list(range(1, 2501))
+    assert dense(log)
+    assert all(sorted(r.id for r in records) == [r.id for r in records] for records in log.values())
+
+
+def test_payloads_arrive_as_they_were_staged(
+    streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
+) -> None:
+    data = '{"text": "ü\\n\\"quoted\\"", "n": 12345678901234567890.125, "list": [1, null, true]}'
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers) "
+        "VALUES ('things', 1, 'ключ', 'update', 'thing', %s, %s)",
+        (data, '{"trace": "1-2"}'),
+    )
+    streamer.drain()
+
+    (record,) = logged(things)[things.shard_names[1]]
+    assert (record.key, record.action, record.headers) == ("ключ", "update", {"trace": "1-2"})
+    assert "12345678901234567890.125" in record.data_json
+    assert record.data["text"] == 'ü\n"quoted"'
+
+
+def test_a_lost_reply_does_not_double_a_record(
+    streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
+) -> None:
+    """Guarantee 1: what was sent is sent again, and the log does not change."""
+    stage_rows(connection, things, 100)
+    streamer.drain()
+    before = logged(things)
+
+    assert streamer._publisher is not None
+    resent = streamer._publisher.resend(40)
+
+    assert (resent.added, resent.known > 0) == (0, True)
+    assert logged(things) == before
+
+
+def test_two_streamers_make_one_log(
+    streamer: Streamer,
+    flow: Pipeline,
+    database_url: str,
+    redis_url: str,
+    connection: Connection,
+    things: Log,
+    logged: LookAtLog,
+) -> None:
+    """Guarantee 3: two at once, one of them with old news, are slow, never wrong."""
+    rival = Streamer(flow, database_url, redis_url)
+    rival.open()
+    for number in range(20):
+        stage_rows(connection, things, 30, f"{number} ")
+        (streamer if number % 3 else rival).round()
+        if number % 2:
+            rival.round()
+    streamer.drain()
+    rival.drain()
+    rival.close()
+
+    log = logged(things)
+    assert ids(log) == list(range(1, 601))
+    assert dense(log)
+
+
+def test_a_flushed_redis_is_filled_again_from_the_journal(
+    streamer: Streamer,
+    redis_client: redis.Redis,
+    connection: Connection,
+    things: Log,
+    logged: LookAtLog,
+) -> None:
+    """Guarantee 9: nothing is kept in Redis alone until everyone has passed it."""
+    stage_rows(connection, things, 500)
+    streamer.drain()
+    before = logged(things)
+
+    redis_client.flushall()
+    stage_rows(connection, things, 1, "after")
+    streamer.drain()
+    streamer._refresh_at = 0
+    streamer.drain()
+
+    after = logged(things)
+    assert {s: r[: len(before[s])] for s, r in after.items()} == before
+    assert sum(map(len, after.values())) == 501
+
+
+def test_a_redis_put_back_to_an_older_state_is_filled_up(
+    streamer: Streamer,
+    redis_client: redis.Redis,
+    connection: Connection,
+    things: Log,
+    logged: LookAtLog,
+) -> None:
+    """Guarantee 9: the script's comparison, not the publisher's memory, decides."""
+    stage_rows(connection, things, 50, "old")
+    streamer.drain()
+    keys = redis_client.keys("*")
+    older = {key: redis_client.dump(key) for key in keys}
+    stage_rows(connection, things, 50, "new")
+    streamer.drain()
+    before = logged(things)
+    for key, value in older.items():
+        assert value is not None
+        redis_client.restore(key, 0, value, replace=True)
+    stage_rows(connection, things, 10, "newest")
+
+    streamer.drain()
+
+    after = logged(things)
+    assert {s: r[: len(before[s])] for s, r in after.items()} == before
+    assert dense(after)
+    assert sum(map(len, after.values())) == 110
+
+
+def test_scripts_that_the_server_has_forgotten_are_loaded_again(
+    streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
+) -> None:
+    """Guarantee 19."""
+    stage_rows(connection, things, 5)
+    streamer.drain()
+    redis_client.script_flush()
+    stage_rows(connection, things, 5, "again")
+
+    assert streamer.drain() == 5
+
+
+def test_a_redis_that_refuses_writes_keeps_records_in_postgres(
+    streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
+) -> None:
+    """Guarantee 13: a refusal is never taken for success."""
+    streamer.open()
+    redis_client.config_set("maxmemory", "1")
+    try:
+        stage_rows(connection, things, 5)
+        with pytest.raises(AppendRefused, match="maxmemory"):
+            streamer.drain()
+    finally:
+        redis_client.config_set("maxmemory", "0")
+
+    assert streamer.drain() == 5
+
+
+def test_a_key_of_another_type_stops_the_streamer(
+    streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
+) -> None:
+    """Guarantee 30."""
+    streamer.open()
+    for shard in things.shard_names:
+        redis_client.set(f"penstock:{{{shard}}}:log", "somebody else's")
+    stage_rows(connection, things, 5)
+
+    with pytest.raises(ForeignLog, match="another type"):
+        streamer.drain()
+
+
+def test_another_record_in_our_place_stops_the_streamer(
+    streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
+) -> None:
+    """Guarantee 30, invariant 3: the entry at the shared offset must carry our record's id."""
+    streamer.open()
+    for shard in things.shard_names:
+        redis_client.xadd(f"penstock:{{{shard}}}:log", {"id": "999"}, id="1-0")
+    stage_rows(connection, things, 5)
+
+    with pytest.raises(ChangedPast, match="holds record 999"):
+        streamer.drain()
+
+
+def test_a_publisher_of_an_older_epoch_is_shut_out(
+    streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
+) -> None:
+    """Guarantee 3: a zombie of a past that Postgres has left writes nothing."""
+    streamer.open()
+    for shard in things.shard_names:
+        redis_client.set(f"penstock:{{{shard}}}:epoch", "2")
+    stage_rows(connection, things, 5)
+
+    with pytest.raises(Fenced, match="epoch 2"):
+        streamer.drain()
+
+
+def test_large_payloads_end_a_batch_early(
+    streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
+) -> None:
+    """Memory is bounded by weight, not only by number."""
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "SELECT 'things', 0, i::text, 'insert', 'thing', to_jsonb(payload) FROM generate_series(1, 60) AS i, "
+        "LATERAL (SELECT string_agg(md5(random()::text || i || j), '') AS payload FROM generate_series(1, 8000) AS j) p"
+    )
+    first = streamer.round()
+
+    assert 1 < first.added < 60
+    assert streamer.drain() + first.added == 60
+
+
+def test_no_key_of_ours_expires_and_all_of_a_shard_share_a_slot(
+    streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
+) -> None:
+    stage_rows(connection, things, 50)
+    streamer.drain()
+
+    keys = redis_client.keys("*")
+    assert sorted(keys) == [
+        b"penstock:{things/0}:epoch",
+        b"penstock:{things/0}:log",
+        b"penstock:{things/1}:epoch",
+        b"penstock:{things/1}:log",
+    ]
+    assert {redis_client.ttl(key) for key in keys} == {-1}

@@ -1,0 +1,151 @@
+"""What retention promises: nothing goes before every consumer has passed it and `keep` is over."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import redis
+
+from fixtures.flow import LookAtLog, stage_rows
+from penstock import Log, Pipeline
+from penstock.consuming import ConsumerWorker
+from penstock.postgres import Connection
+from penstock.records import Record
+from penstock.streaming import Streamer
+
+
+@pytest.fixture
+def things() -> Log:
+    """A channel that forgets as soon as it may."""
+    return Log("things", shards=2, keep=timedelta(0))
+
+
+@pytest.fixture
+def worker(
+    flow: Pipeline, things: Log, database_url: str, redis_url: str
+) -> Iterator[ConsumerWorker]:
+    @flow.consumer(reads=things)
+    def reader(session: object, records: list[Record]) -> None: ...
+
+    made = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    yield made
+    made.close()
+
+
+def staged_count(connection: Connection) -> int:
+    (row,) = connection.execute("SELECT count(*) FROM penstock.staged_records").fetchall()
+    return int(row[0])
+
+
+def retain_now(streamer: Streamer) -> None:
+    streamer._retain_at = 0
+    streamer.round()
+
+
+def test_nothing_is_forgotten_that_a_consumer_has_not_passed(
+    worker: ConsumerWorker,
+    streamer: Streamer,
+    connection: Connection,
+    things: Log,
+    logged: LookAtLog,
+) -> None:
+    """Guarantee 12: the slowest checkpoint decides; a declared consumer counts before it first ran."""
+    for number in range(5):
+        stage_rows(connection, things, 40, f"{number} ")
+        streamer.drain()
+    retain_now(streamer)
+
+    assert staged_count(connection) == 200
+    assert sum(map(len, logged(things).values())) == 200
+
+
+def test_what_everyone_has_passed_goes_from_postgres_and_redis(
+    worker: ConsumerWorker,
+    streamer: Streamer,
+    connection: Connection,
+    things: Log,
+    logged: LookAtLog,
+) -> None:
+    for number in range(5):
+        stage_rows(connection, things, 40, f"{number} ")
+        streamer.drain()
+    assert worker.drain() == 200
+    retain_now(streamer)
+
+    left = staged_count(connection)
+    assert 0 < left < 200
+    assert sum(map(len, logged(things).values())) == left
+
+
+def test_offsets_go_on_after_everything_was_forgotten(
+    worker: ConsumerWorker, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    stage_rows(connection, things, 40)
+    streamer.drain()
+    worker.drain()
+    retain_now(streamer)
+    stage_rows(connection, things, 40, "more")
+    streamer.drain()
+
+    assert worker.drain() == 40
+    offsets = connection.execute('SELECT sum("offset") FROM penstock.checkpoints').fetchone()
+    assert offsets == (80,)
+
+
+def test_keep_holds_what_everyone_has_passed(
+    database_url: str, redis_url: str, connection: Connection
+) -> None:
+    kept = Log("kept", shards=1, keep=timedelta(hours=1))
+    streamer = Streamer(Pipeline([kept]), database_url, redis_url)
+    for number in range(3):
+        stage_rows(connection, kept, 10, f"{number} ")
+        streamer.drain()
+    retain_now(streamer)
+    streamer.close()
+
+    assert staged_count(connection) == 30
+
+
+def test_a_record_that_the_journal_does_not_name_is_not_deleted(
+    worker: ConsumerWorker, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """Rows go by the journal's ids, never by range: what was missed stays behind to be found."""
+    for number in range(3):
+        stage_rows(connection, things, 10, f"{number} ")
+        streamer.drain()
+    connection.execute(
+        "INSERT INTO penstock.staged_records (id, xid, channel, shard, key, action, object, data) "
+        "OVERRIDING SYSTEM VALUE VALUES (-1, '3', 'things', 0, 'missed', 'insert', 'thing', '{}')"
+    )
+    worker.drain()
+    retain_now(streamer)
+
+    found = connection.execute("SELECT key FROM penstock.staged_records WHERE id = -1").fetchone()
+    assert found == ("missed",)
+
+
+def test_a_flushed_redis_without_the_forgotten_records_begins_where_the_journal_begins(
+    worker: ConsumerWorker,
+    streamer: Streamer,
+    connection: Connection,
+    things: Log,
+    redis_url: str,
+    logged: LookAtLog,
+) -> None:
+    """Guarantees 9 and 12 together."""
+    for number in range(4):
+        stage_rows(connection, things, 40, f"{number} ")
+        streamer.drain()
+    worker.drain()
+    retain_now(streamer)
+    redis.Redis.from_url(redis_url).flushall()
+    streamer._refresh_at = 0
+    stage_rows(connection, things, 40, "after")
+    streamer.drain()
+
+    assert worker.drain() == 40
+    for records in logged(things).values():
+        assert [r.offset for r in records] == list(
+            range(records[0].offset, records[0].offset + len(records))
+        )
+        assert records[0].offset > 1

@@ -1,0 +1,137 @@
+"""What the sequencer promises: everything committed, once, densely, whatever the order of commits."""
+
+import pytest
+
+from fixtures.flow import stage_rows
+from penstock import Log
+from penstock.errors import UnsafeSetting
+from penstock.postgres import Connection, connect_postgres
+from penstock.streaming.sequencer import check_identity_cache, tick
+
+JOURNAL = "SELECT shard, first_offset, last_offset, record_ids FROM penstock.journal ORDER BY shard, first_offset"
+
+
+def sequenced_ids(connection: Connection) -> list[int]:
+    return sorted(id_ for row in connection.execute(JOURNAL) for id_ in row[3])
+
+
+def test_a_tick_sequences_what_is_committed_and_nothing_else(
+    connection: Connection, database_url: str, things: Log
+) -> None:
+    """Guarantee 2: what is open is not seen; it is not forgotten either."""
+    with connect_postgres(database_url, application="other") as other:
+        with other.transaction():
+            stage_rows(other, things, 3, "open")
+            stage_rows(connection, things, 5, "committed")
+
+            assert tick(connection).sequenced == 5
+            assert tick(connection).sequenced == 0
+
+        assert tick(connection).sequenced == 3
+
+
+def test_a_lower_id_that_commits_later_is_sequenced(
+    connection: Connection, database_url: str, things: Log
+) -> None:
+    """Guarantee 2: ids are drawn before commit; the well-known `id > last` loses this record."""
+    with connect_postgres(database_url, application="slow") as slow:
+        with slow.transaction():
+            stage_rows(slow, things, 1, "early id, late commit")
+            stage_rows(connection, things, 1, "late id, early commit")
+            tick(connection)
+        tick(connection)
+
+    assert sequenced_ids(connection) == [1, 2]
+
+
+def test_a_transaction_that_gets_its_id_after_drawing_from_the_sequence_is_sequenced(
+    connection: Connection, database_url: str, things: Log
+) -> None:
+    """Guarantee 2: nextval comes before the transaction's id."""
+    with connect_postgres(database_url, application="slow") as slow, slow.transaction():
+        slow.execute("SELECT nextval(pg_get_serial_sequence('penstock.staged_records', 'id'))")
+        stage_rows(connection, things, 2)
+        tick(connection)
+        stage_rows(slow, things, 1, "late")
+    tick(connection)
+
+    assert len(sequenced_ids(connection)) == 3
+
+
+def test_rolled_back_records_and_savepoints_leave_no_hole_in_the_offsets(
+    connection: Connection, things: Log
+) -> None:
+    """Guarantee 8: only what is committed is numbered, and the numbers have no hole."""
+    for number in range(10):
+        with connection.transaction():
+            stage_rows(connection, things, 3, f"kept {number}")
+            with connection.transaction(force_rollback=True):
+                stage_rows(connection, things, 3, f"undone {number}")
+        tick(connection)
+
+    for shard in range(things.shards):
+        entries = [row for row in connection.execute(JOURNAL).fetchall() if row[0] == shard]
+        offsets = [at for row in entries for at in range(row[1], row[2] + 1)]
+        assert offsets == list(range(1, len(offsets) + 1))
+    assert len(sequenced_ids(connection)) == 30
+
+
+def test_two_sequencers_at_once_do_not_number_a_record_twice(
+    connection: Connection, database_url: str, things: Log
+) -> None:
+    """Guarantee 3: the primary key of ticks lets one of them through."""
+    stage_rows(connection, things, 100)
+    with connect_postgres(database_url, application="rival") as rival:
+        # The rival is held between its journal rows and its commit, by a lock that it has to wait for.
+        rival.execute("SET lock_timeout = '200ms'")
+        with connection.transaction():
+            connection.execute(
+                "INSERT INTO penstock.ticks (tick, snapshot, epoch) VALUES (1, pg_current_snapshot(), 1)"
+            )
+            with pytest.raises(Exception, match="lock timeout"):
+                tick(rival)
+        contended = tick(rival)
+
+    assert contended.sequenced in (0, 100)
+    assert len(sequenced_ids(connection)) in (0, 100)
+
+
+def test_an_idle_tick_writes_nothing(connection: Connection) -> None:
+    """No transaction id is taken: an idle pipeline costs a look."""
+    before = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())").fetchone()
+    for _ in range(20):
+        tick(connection)
+
+    after = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())").fetchone()
+    assert after == before
+
+
+def test_a_backlog_is_cut_into_journal_rows_of_bounded_size(
+    connection: Connection, things: Log
+) -> None:
+    stage_rows(connection, things, 5000)
+    done = tick(connection)
+
+    sizes = [row[2] - row[1] + 1 for row in connection.execute(JOURNAL)]
+    assert (done.sequenced, max(sizes), sum(sizes)) == (5000, 1000, 5000)
+
+
+def test_ids_handed_out_in_advance_are_refused(connection: Connection) -> None:
+    """Guarantee 2: CACHE 50 puts the changes of one key out of order within a connection pool."""
+    check_identity_cache(connection)
+    connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN id SET CACHE 50")
+
+    with pytest.raises(UnsafeSetting, match="SET CACHE 1"):
+        check_identity_cache(connection)
+
+
+def test_a_prepared_transaction_delays_only_itself(connection: Connection, things: Log) -> None:
+    """Guarantee 14."""
+    connection.execute("BEGIN")
+    stage_rows(connection, things, 1, "prepared")
+    connection.execute("PREPARE TRANSACTION 'waits'")
+    stage_rows(connection, things, 2)
+
+    assert tick(connection).sequenced == 2
+    connection.execute("COMMIT PREPARED 'waits'")
+    assert tick(connection).sequenced == 1
