@@ -50,6 +50,13 @@ _WHEN = DateTime(timezone=True)
 def metadata(schema: str) -> MetaData:
     """All of Penstock's tables in ``schema``."""
     tables = MetaData(schema=schema)
+    _declare_streaming(tables)
+    _declare_consuming(tables)
+    return tables
+
+
+def _declare_streaming(tables: MetaData) -> None:
+    """From the staged record to the journal."""
     Table(
         "staged_records",
         tables,
@@ -105,6 +112,10 @@ def metadata(schema: str) -> MetaData:
         Column("keep", Interval, nullable=False),
         Column("registered_at", _WHEN, nullable=False, server_default=_NOW),
     )
+
+
+def _declare_consuming(tables: MetaData) -> None:
+    """What consumers remember."""
     Table(
         "checkpoints",
         tables,
@@ -139,7 +150,6 @@ def metadata(schema: str) -> MetaData:
         Column("failed_at", _WHEN, nullable=False, server_default=_NOW),
         Index("dead_letters_key", "consumer", "channel", "shard", "key"),
     )
-    return tables
 
 
 def staged_records(schema: str) -> Table:

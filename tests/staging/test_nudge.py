@@ -43,9 +43,9 @@ def test_a_commit_that_staged_something_nudges_once(
 ) -> None:
     with nudging() as session:
         session.add(Ride(id=1))
+        stage(session, rides, key=1, action="told", object="ride", data=None)
         with session.begin_nested():
             session.add(Ride(id=2))
-        stage(session, rides, key=1, action="told", object="ride", data=None)
         assert heard(listener) == []
         session.commit()
 
@@ -75,8 +75,12 @@ def test_an_application_that_did_not_ask_is_left_alone(
 
 
 def test_a_commit_inside_of_a_foreign_transaction_is_none(
-    application: Engine, pipeline: Pipeline, listener: psycopg.Connection
+    application: Engine,
+    pipeline: Pipeline,
+    listener: psycopg.Connection,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.DEBUG)
     with application.connect() as connection, connection.begin() as outer:
         with Session(connection, join_transaction_mode="create_savepoint") as session:
             pipeline.attach(session, nudge=True)
@@ -85,6 +89,7 @@ def test_a_commit_inside_of_a_foreign_transaction_is_none(
         outer.rollback()
 
     assert heard(listener) == []
+    assert "not sent" not in caplog.text
 
 
 def test_a_pool_of_one_connection_is_enough(

@@ -215,15 +215,16 @@ def test_a_writer_needs_no_right_on_penstocks_tables(
     with application.begin() as connection:
         connection.execute(text("CREATE ROLE writer"))
         connection.execute(text("GRANT ALL ON sequenced TO writer"))
+        connection.execute(text("CREATE SCHEMA evil AUTHORIZATION writer"))
     try:
         with application.begin() as connection:
             connection.execute(text("SET LOCAL ROLE writer"))
             connection.execute(
                 text(
-                    "CREATE FUNCTION pg_temp.lower(text) RETURNS text LANGUAGE sql AS $$ SELECT 'evil' $$"
+                    "CREATE FUNCTION evil.lower(text) RETURNS text LANGUAGE sql AS $$ SELECT 'evil' $$"
                 )
             )
-            connection.execute(text("SET LOCAL search_path = pg_temp, public"))
+            connection.execute(text("SET LOCAL search_path = evil, pg_catalog, public"))
             connection.execute(insert(Sequenced).values(id=1, group="k"))
             with (
                 pytest.raises(ProgrammingError, match="permission denied"),

@@ -13,7 +13,13 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from penstock.errors import AppendRefused, ForeignLog, PenstockError, ServerUnavailable
+from penstock.errors import (
+    AppendRefused,
+    ForeignLog,
+    PenstockError,
+    ServerUnavailable,
+    UnsafeSetting,
+)
 
 CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 15.0
@@ -110,3 +116,22 @@ def info_text(client: RedisClient, section: str) -> dict[str, Any]:
     """``INFO section`` of one server; of a Cluster's first node."""
     answer = client.info(section)
     return cast("dict[str, Any]", answer)
+
+
+def check_eviction(client: RedisClient) -> None:
+    """Makes sure that Redis does not throw records away when its memory is full.
+
+    ``volatile-*`` is fine: it touches keys with a time to live only, and ours have none.
+
+    Raises:
+        UnsafeSetting: ``maxmemory-policy`` is one of ``allkeys-*``.
+        ServerUnavailable: Redis does not answer.
+        AppendRefused: Redis refuses to say.
+    """
+    with answering("looking at Redis' memory"):
+        policy = str(info_text(client, "memory").get("maxmemory_policy", ""))
+    if policy.startswith("allkeys-"):
+        raise UnsafeSetting(
+            f"Redis' maxmemory-policy is {policy}: when its memory is full it deletes any key, the log among them. "
+            "CONFIG SET maxmemory-policy noeviction, or give the log a Redis of its own"
+        )

@@ -52,7 +52,7 @@ FROM (
     LIMIT %(records)s
 ) e,
 LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
-JOIN {schema}.staged_records r ON r.id = n.id
+JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = n.id OFFSET 0) r ON true  -- a look-up by id
 WHERE e.first_offset + n.position - 1 > %(after)s
   AND e.first_offset + n.position - 1 < %(before)s
 ORDER BY 1

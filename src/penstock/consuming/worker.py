@@ -74,7 +74,7 @@ class Consumed:
 class ConsumerWorker:
     """Runs one consumer over some or all of its shards, in one thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what can be chosen of a worker
         self,
         pipeline: Pipeline,
         consumer: ConsumerSpec,
@@ -83,6 +83,7 @@ class ConsumerWorker:
         *,
         shards: Collection[int] | None = None,
         prepare: bool = True,
+        block_ms: int = BLOCK_MS,
     ) -> None:
         """Sets up; ``open`` connects.
 
@@ -93,7 +94,9 @@ class ConsumerWorker:
             redis_url: Where the log is.
             shards: Numbers of the shards to work on; None takes all.
             prepare: False behind a pooler that cannot keep prepared statements.
+            block_ms: Longest wait for records, in milliseconds: a stop is noticed within it.
         """
+        self._block_ms = block_ms
         self.consumer = consumer
         self._pipeline = pipeline
         self._database_url, self._redis_url, self._prepare = database_url, redis_url, prepare
@@ -135,8 +138,8 @@ class ConsumerWorker:
             self._client.close()
         self._engine = self._client = self._applier = None
 
-    def round(self, block_ms: int = BLOCK_MS) -> Consumed:
-        """Waits for records and delivers what came, a batch a shard.
+    def round(self, block_ms: int | None = None) -> Consumed:
+        """Waits for records, ``block_ms`` at the longest, and delivers what came, a batch a shard.
 
         Raises:
             ServerUnavailable: Postgres or Redis does not answer.
@@ -146,6 +149,7 @@ class ConsumerWorker:
         if self._applier is None:
             self.open()
         assert self._applier is not None
+        block_ms = self._block_ms if block_ms is None else block_ms
         consumed = Consumed()
         now = monotonic()
         awake = {s: at for s, at in self._positions.items() if self._rest_until.get(s, 0.0) <= now}

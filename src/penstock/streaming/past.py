@@ -96,7 +96,9 @@ def examine_past(
         newest = connection.execute(sql["newest_epoch"]).fetchone()
         went_back = connection.execute(sql["transaction_ids_went_back"]).fetchone()
     if newest is None or went_back is None:
-        raise SchemaMissing(f"schema {schema} has no epoch or no tick; was it made by hand? Make it by: penstock init")
+        raise SchemaMissing(
+            f"schema {schema} has no epoch or no tick; was it made by hand? Make it by: penstock init"
+        )
     if went_back[0]:
         raise ChangedPast(
             "this database's transaction ids lie before those of its records or of its last tick: it was dumped and loaded, or "
@@ -112,7 +114,9 @@ def examine_past(
     return Past(Epoch(newest[0]), Identity(newest[1], newest[2]), identity)
 
 
-def log_epochs(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, Epoch]:
+def log_epochs(
+    client: RedisClient, namespace: str, shards: Sequence[ShardName]
+) -> dict[ShardName, Epoch]:
     """The epoch in which each shard was last written; shards that never were are left out.
 
     Raises:
@@ -126,10 +130,14 @@ def log_epochs(client: RedisClient, namespace: str, shards: Sequence[ShardName])
         replies = pipeline.execute()
     try:
         return {
-            shard: Epoch(int(reply)) for shard, reply in zip(shards, replies, strict=True) if reply is not None
+            shard: Epoch(int(reply))
+            for shard, reply in zip(shards, replies, strict=True)
+            if reply is not None
         }
     except ValueError as error:
-        raise ForeignLog("the key of a shard's epoch holds no number; something else uses Penstock's names") from error
+        raise ForeignLog(
+            "the key of a shard's epoch holds no number; something else uses Penstock's names"
+        ) from error
 
 
 def identity_of(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Identity:
@@ -154,11 +162,17 @@ def identity_of(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Identit
 
 
 def _check_tails(
-    connection: Connection, client: RedisClient, schema: str, namespace: str, found: Mapping[ShardName, Extent]
+    connection: Connection,
+    client: RedisClient,
+    schema: str,
+    namespace: str,
+    found: Mapping[ShardName, Extent],
 ) -> None:
     """Refuses a log that is ahead of the journal, or that has another record at its tail."""
     with answering("reading the journal's tails"):
-        rows = connection.execute(statements("penstock.streaming", schema)["journal_tails"]).fetchall()
+        rows = connection.execute(
+            statements("penstock.streaming", schema)["journal_tails"]
+        ).fetchall()
     journal = {ShardName(channel, Shard(shard)): Offset(last) for channel, shard, _, last in rows}
     for shard, extent in found.items():
         if extent.tail > journal.get(shard, BEGINNING):
@@ -168,7 +182,7 @@ def _check_tails(
                 "this is another database. See docs: errors#changedpast; then: penstock reset epoch"
             )
     held = {shard: extent.tail for shard, extent in found.items() if extent.entries}
-    remembered = _remembered(connection, schema, held)
+    remembered = remembered_at(connection, schema, held)
     for shard, tail in held.items():
         newest = _newest(client, namespace, shard, tail)
         if shard in remembered and newest is not None and not remembered[shard].is_of(newest):
@@ -206,14 +220,21 @@ def _known_shards(connection: Connection, schema: str) -> list[ShardName]:
     return sorted({ShardName(row[0], Shard(row[1])) for row in [*registered, *journal]})
 
 
-def _remembered(connection: Connection, schema: str, tails: Mapping[ShardName, Offset]) -> dict[ShardName, Remembered]:
+def remembered_at(
+    connection: Connection, schema: str, places: Mapping[ShardName, Offset]
+) -> dict[ShardName, Remembered]:
+    """Which records the journal has at some offsets; shards are left out where it has none there.
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+    """
     with answering("reading the journal"):
         rows = connection.execute(
             statements("penstock.streaming", schema)["record_ids_at"],
             {
-                "channels": [shard.channel for shard in tails],
-                "shards": [shard.shard for shard in tails],
-                "offsets": list(tails.values()),
+                "channels": [shard.channel for shard in places],
+                "shards": [shard.shard for shard in places],
+                "offsets": list(places.values()),
             },
         ).fetchall()
     return {

@@ -85,8 +85,7 @@ def _tick(connection: Connection, schema: str) -> Tick:
         [(found,)] = connection.execute(sql["any_committed"], seen)
         if not found:
             return Tick(last, 0, epoch)
-        # What was published must be known here for ever, whatever the server's default for commits is.
-        connection.execute("SET LOCAL synchronous_commit = on")
+        connection.execute(sql["prepare_tick"])
         connection.execute(sql["begin_tick"], {"tick": last + 1, "epoch": epoch})
         entries = connection.execute(
             sql["sequence_committed"], {**seen, "epoch": epoch, "chunk": JOURNAL_CHUNK}

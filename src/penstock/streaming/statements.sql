@@ -61,16 +61,29 @@ ORDER BY tick DESC
 LIMIT 1;
 
 -- :name any_committed
--- Is there a record that this snapshot shows and the last tick's did not?
-SELECT EXISTS (
-           SELECT FROM {schema}.staged_records
+-- Is there a record that this snapshot shows and the last tick's did not?  Asked by order, not by EXISTS: that makes it
+-- one probe of the index even where the table's statistics are old and promise many.
+SELECT (
+           SELECT xid
+           FROM {schema}.staged_records
            WHERE xid >= %(next)s::xid8
              AND xid < pg_snapshot_xmax(pg_current_snapshot())
-       )
-    OR EXISTS (
-           SELECT FROM {schema}.staged_records
+           ORDER BY xid
+           LIMIT 1
+       ) IS NOT NULL
+    OR (
+           SELECT xid
+           FROM {schema}.staged_records
            WHERE xid = ANY (%(in_progress)s::xid8[])
-       );
+           ORDER BY xid
+           LIMIT 1
+       ) IS NOT NULL;
+
+-- :name prepare_tick
+-- The commit reaches the disk before anything reaches Redis, whatever the server's default is.  And what is new is found
+-- by its index, whatever old statistics say of a table that has just grown.
+SELECT set_config('synchronous_commit', 'on', true),
+       set_config('enable_seqscan', 'off', true);
 
 -- :name begin_tick
 -- A second sequencer waits here for the first to commit, and then begins again: 40001 or 23505.
@@ -112,19 +125,6 @@ FROM numbered
 JOIN tails USING (channel, shard)
 GROUP BY channel, shard, tail, (place - 1) / %(chunk)s
 RETURNING channel, shard, last_offset, last_offset - first_offset + 1;
-
--- :name missed
--- Records older than the last tick that no journal row names: none, unless something was restored or changed by hand.
-SELECT r.id
-FROM {schema}.staged_records r
-WHERE r.xid < %(next)s::xid8
-  AND NOT r.xid = ANY (%(in_progress)s::xid8[])
-  AND NOT EXISTS (
-          SELECT FROM {schema}.journal j
-          WHERE j.channel = r.channel AND j.shard = r.shard AND r.id = ANY (j.record_ids)
-      )
-ORDER BY r.id
-LIMIT %(limit)s;
 
 -- :name journal_tails
 -- Every shard that the journal knows, and its newest entry; one probe of the index a shard.
@@ -192,25 +192,32 @@ FROM (
     FROM unnest(%(channels)s::text[], %(shards)s::int[], %(tails)s::bigint[]) AS p (channel, shard, tail),
          LATERAL (
              SELECT e.first_offset + n.position - 1 AS "offset", n.id
-             FROM (
+             FROM LATERAL (
+                 -- the entry that holds tail + 1, or the journal's oldest
+                 SELECT coalesce(
+                            (SELECT max(first_offset)
+                             FROM {schema}.journal
+                             WHERE channel = p.channel AND shard = p.shard AND first_offset <= p.tail + 1),
+                            (SELECT min(first_offset)
+                             FROM {schema}.journal
+                             WHERE channel = p.channel AND shard = p.shard)
+                        ) AS first_offset
+             ) start,
+             LATERAL (
+                 -- offsets are dense: no entry beyond start + records can be wanted
                  SELECT first_offset, record_ids
-                 FROM {schema}.journal j
-                 WHERE j.channel = p.channel AND j.shard = p.shard
-                   -- from the entry that holds tail + 1
-                   AND j.first_offset >= coalesce((
-                           SELECT max(first_offset)
-                           FROM {schema}.journal k
-                           WHERE k.channel = p.channel AND k.shard = p.shard AND k.first_offset <= p.tail + 1
-                       ), 0)
-                 ORDER BY first_offset
-                 LIMIT %(records)s
+                 FROM {schema}.journal
+                 WHERE channel = p.channel AND shard = p.shard
+                   AND first_offset >= start.first_offset
+                   AND first_offset < greatest(start.first_offset, p.tail + 1) + %(records)s
              ) e,
              LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
              WHERE e.first_offset + n.position - 1 > p.tail
              ORDER BY 1
              LIMIT %(records)s
          ) place
-         LEFT JOIN {schema}.staged_records r ON r.id = place.id
+         -- OFFSET 0 keeps this a look-up by id: a general plan would rather read the whole table
+         LEFT JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = place.id OFFSET 0) r ON true
 ) weighed
 WHERE coalesce(weight_before, 0) < %(bytes)s
 ORDER BY channel, shard, "offset";

@@ -12,7 +12,7 @@ from time import monotonic, sleep
 import psycopg
 import structlog
 
-from penstock.channels.server import RedisClient, connect_redis
+from penstock.channels.server import RedisClient, check_eviction, connect_redis
 from penstock.errors import ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.postgres import Connection, answering, connect_postgres, describe
@@ -105,6 +105,7 @@ class Streamer:
             self._database_url, application="streamer", prepare=self._prepare
         )
         self._connection, self._client = connection, connect_redis(self._redis_url)
+        check_eviction(self._client)
         check_identity_cache(connection, schema)
         epoch = check_past(connection, self._client, schema=schema, namespace=namespace)
         for channel in self._pipeline.channels.values():

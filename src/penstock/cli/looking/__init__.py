@@ -1,0 +1,1 @@
+"""Verbs that answer questions: status, tail, doctor."""

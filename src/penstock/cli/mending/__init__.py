@@ -1,0 +1,1 @@
+"""Verbs that carry out what an operator has decided: dead-letters, consumers, reset."""

@@ -1,0 +1,1 @@
+"""Verbs that do the work: init, run, stream, consume."""

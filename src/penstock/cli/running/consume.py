@@ -1,0 +1,96 @@
+"""``penstock consume``: one consumer, in this process."""
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.render import say
+from penstock.cli.running.progress import Progress
+from penstock.cli.servers import Servers, servers
+from penstock.cli.signals import Stop
+from penstock.cli.verbs import pipeline_of, verb
+from penstock.errors import PenstockError
+from penstock.settings import InvalidSetting, Settings
+
+
+class Halted(PenstockError):
+    """A consumer was to be brought up to date, and some of its shards stand still."""
+
+    page = "errors#halted"
+
+
+@verb()
+def consume(
+    settings: Settings,
+    name: Annotated[str, typer.Argument(help="Name of the consumer.")],
+    drain: Annotated[
+        bool, typer.Option("--drain", help="End when the log has nothing more.")
+    ] = False,
+    shards: Annotated[str | None, typer.Option(metavar="0,1", help="Only these shards.")] = None,
+) -> None:
+    """Apply records with one consumer; several processes share its shards."""
+    from penstock.consuming import Consumed, ConsumerWorker  # noqa: PLC0415  not for `--help`
+
+    stop = Stop()
+    pipeline = pipeline_of(settings)
+    consumer = pipeline.consumer_named(name)
+    chosen = None if shards is None else _numbers(shards, consumer.channel.shards)
+    with servers(settings, schema=pipeline.schema) as urls, Progress("applied") as progress:
+        worker = ConsumerWorker(
+            pipeline,
+            consumer,
+            urls.database_url,
+            urls.redis_url,
+            shards=chosen,
+            prepare=settings.prepare,
+        )
+
+        def report(done: Consumed) -> None:
+            progress.add(done.applied)
+            if drain and stop():
+                raise typer.Exit(0)
+
+        if drain:
+            try:
+                worker.drain(report)
+            finally:
+                worker.close()
+            _look_for_halted(settings, urls, name)
+        else:
+            worker.run(stop, report)
+    say(f"{progress.count:,} records applied")
+
+
+def _numbers(text: str, shards: int) -> list[int]:
+    try:
+        numbers = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        numbers = [-1]
+    if not numbers or numbers[0] < 0 or numbers[-1] >= shards:
+        raise InvalidSetting(
+            f"--shards {text}: give numbers from 0 to {shards - 1}, with commas between them"
+        )
+    return numbers
+
+
+def _look_for_halted(settings: Settings, urls: Servers, name: str) -> None:
+    """Everything was applied but for the shards that stand still: that is not a success."""
+    from penstock.channels.server import connect_redis  # noqa: PLC0415  not for `--help`
+    from penstock.operating.status import status  # noqa: PLC0415  the same
+    from penstock.postgres import connect_postgres  # noqa: PLC0415  the same
+
+    pipeline = pipeline_of(settings)
+    with (
+        connect_postgres(
+            urls.database_url, application=f"consumer {name}", prepare=settings.prepare
+        ) as connection,
+        connect_redis(urls.redis_url) as client,
+    ):
+        found = status(connection, client, pipeline)
+    standing = [str(shard) for consumer, shard, _ in found.halted if consumer == name]
+    if standing:
+        # The reason may hold what the handler said about a payload: it is data, and stands in the status.
+        raise Halted(
+            f"{name} is halted in {', '.join(standing)}; penstock status says why. Mend its cause, then: "
+            f"penstock reset checkpoint {name} --resume --yes"
+        )

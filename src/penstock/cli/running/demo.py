@@ -1,0 +1,153 @@
+"""``penstock demo``: Rocket Rides, with crashes, double sends and a kill, and an account at the end."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.render import say, show, show_json, table_text
+from penstock.cli.servers import servers
+from penstock.cli.signals import INTERRUPTED, Stop
+from penstock.cli.verbs import Json, verb
+from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.demo.run import Progress
+
+DIFFERENCES = 4
+"""Exit code: something was lost, doubled, or unequal."""
+
+SAY_EVERY_S = 2.0
+
+
+@verb("engine")
+def demo(
+    settings: Settings,
+    seconds: Annotated[
+        float, typer.Option(min=1, metavar="N", help="How long clients make traffic.")
+    ] = 30,
+    as_json: Json = False,
+) -> None:
+    """Show the pipeline at work under crashes, double sends and a kill; ends with 4 if anything is lost or doubled."""
+    from penstock.demo.rides import pipeline  # noqa: PLC0415  not for `--help`
+    from penstock.demo.run import Demo  # noqa: PLC0415  the same
+
+    stop = Stop()
+    with servers(settings, schema=pipeline.schema) as urls:
+        screen = _Screen(quiet=as_json)
+        say(
+            f"Rocket Rides on the {settings.engine} engine: {seconds:g} s of traffic, once it runs."
+        )
+        run = Demo(settings.engine, seconds, urls.database_url, urls.redis_url, stop, screen.show)
+        try:
+            progress = run.run()
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        finally:
+            screen.close()
+    if as_json:
+        show_json(_object(progress))
+    else:
+        show(_table(progress))
+        show(_verdict(progress))
+    if not progress.account.equal:
+        raise typer.Exit(DIFFERENCES)
+
+
+class _Screen:
+    """A live table on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._live: Any = None
+        self._next = 0.0
+        if sys.stderr.isatty() and not quiet:
+            from rich.console import Console  # noqa: PLC0415  only a terminal needs it
+            from rich.live import Live  # noqa: PLC0415  the same
+
+            self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
+            self._live.start()
+
+    def show(self, progress: "Progress") -> None:
+        if self._live is not None:
+            self._live.update(_table(progress), refresh=True)
+        elif progress.seconds >= self._next or progress.phase != "running":
+            self._next = progress.seconds + SAY_EVERY_S
+            say(_line(progress))
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+def _line(progress: "Progress") -> str:
+    now = progress.account
+    applied = ", ".join(
+        f"{name} {consumer['applied']:,}" for name, consumer in now.consumers.items()
+    )
+    return (
+        f"{progress.seconds:5.1f} s  {progress.phase}: staged {now.staged:,}, published {now.published:,}, "
+        f"applied {applied}; crashes {now.crashes}, kills {progress.kills}, resent {now.resent}"
+    )
+
+
+def _table(progress: "Progress") -> str:
+    now = progress.account
+    rows = [
+        (
+            name,
+            f"{c['applied']:,}",
+            f"{c['skipped']:,}",
+            f"{now.staged - c['position']:,}",
+            _money(c["total_cents"]),
+        )
+        for name, c in now.consumers.items()
+    ]
+    rows.append(("canonical", f"{now.staged:,}", "", "", _money(now.canonical_cents)))
+    head = (
+        f"{progress.phase}, {progress.seconds:.0f} s, {progress.engine}: staged {now.staged:,}, "
+        f"rolled back {progress.rolled_back:,}, sequenced {now.sequenced:,}, published {now.published:,}\n"
+        f"crashes {now.crashes}, kills {progress.kills}, batches sent again {now.resent}, "
+        f"stage to handler p50 {now.p50_ms:.1f} ms, p99 {now.p99_ms:.0f} ms\n\n"
+    )
+    return head + table_text(["consumer", "#applied", "#skipped", "#lag", "#total"], rows)
+
+
+def _verdict(progress: "Progress") -> str:
+    now = progress.account
+    return (
+        f"{'equal' if now.equal else 'NOT EQUAL'}: {now.staged:,} records, {len(now.consumers)} consumers, "
+        f"lost {now.lost}, doubled {now.doubled}"
+    )
+
+
+def _object(progress: "Progress") -> dict[str, Any]:
+    now = progress.account
+    return {
+        "engine": progress.engine,
+        "staged": now.staged,
+        "rolled_back": progress.rolled_back,
+        "sequenced": now.sequenced,
+        "published": now.published,
+        "resent": now.resent,
+        "skipped": sum(consumer["skipped"] for consumer in now.consumers.values()),
+        "consumers": {
+            name: {
+                "applied": c["applied"],
+                "skipped": c["skipped"],
+                "total": _money(c["total_cents"]),
+            }
+            for name, c in now.consumers.items()
+        },
+        "canonical_total": _money(now.canonical_cents),
+        "equal": now.equal,
+        "lost": now.lost,
+        "doubled": now.doubled,
+        "crashes": now.crashes,
+        "kills": progress.kills,
+        "seconds": round(progress.seconds, 1),
+        "latency_ms": {"p50": round(now.p50_ms, 2), "p99": round(now.p99_ms, 2)},
+    }
+
+
+def _money(cents: int) -> str:
+    return f"{cents // 100}.{cents % 100:02d}"

@@ -1,0 +1,160 @@
+"""The HTTP API: each request is one SERIALIZABLE transaction, tried again when it loses against another."""
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import tenacity
+import uvicorn
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, sessionmaker
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from penstock.demo.rides import Ride, pipeline
+from penstock.postgres import engine_of, serialization_failure
+
+CENTS_A_METRE = 2
+
+
+class RefusedError(Exception):
+    """The request is answered with an error; its transaction is rolled back, and its records with it."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def _lost_a_race(error: BaseException) -> bool:
+    return isinstance(error, DBAPIError) and serialization_failure(error)
+
+
+class Api:
+    """The requests over one database.
+
+    Args:
+        engine: On a database that has the demo's tables.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._sessions = sessionmaker(engine.execution_options(isolation_level="SERIALIZABLE"))
+        pipeline.attach(self._sessions)
+
+    async def create(self, request: Request) -> Response:
+        """POST /rides: books one."""
+        distance = _distance(await request.body())
+        if isinstance(distance, Response):
+            return distance
+
+        def work(session: Session) -> Response:
+            ride = Ride(amount_cents=0)
+            ride.charge(round(distance * CENTS_A_METRE))
+            session.add(ride)
+            session.flush()
+            message = f"Payment accepted. Your pilot is on their way! distance={distance}m"
+            return JSONResponse({"message": message, "id": ride.id}, 201)
+
+        return await self._answer(request, work)
+
+    async def correct(self, request: Request) -> Response:
+        """PATCH /rides/ID: another distance."""
+        distance = _distance(await request.body())
+        if isinstance(distance, Response):
+            return distance
+
+        def work(session: Session) -> Response:
+            _ride(session, request).charge(round(distance * CENTS_A_METRE))
+            return PlainTextResponse("", 204)
+
+        return await self._answer(request, work)
+
+    async def cancel(self, request: Request) -> Response:
+        """DELETE /rides/ID."""
+
+        def work(session: Session) -> Response:
+            ride = _ride(session, request)
+            ride.delta_cents = -ride.amount_cents  # type: ignore[misc]  # an instance's own
+            session.delete(ride)
+            return PlainTextResponse("", 204)
+
+        return await self._answer(request, work)
+
+    async def _answer(self, request: Request, work: Callable[[Session], Response]) -> Response:
+        try:
+            return await run_in_threadpool(
+                self._transact, work, fail="x-decline" in request.headers
+            )
+        except RefusedError as refused:
+            return JSONResponse({"message": str(refused)}, refused.status)
+
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception(_lost_a_race),
+        stop=tenacity.stop_after_attempt(20),
+        wait=tenacity.wait_random(0, 0.02),
+        reraise=True,
+    )
+    def _transact(self, work: Callable[[Session], Response], *, fail: bool) -> Response:
+        """One transaction, tried again while it loses against others."""
+        with self._sessions.begin() as session:
+            answer = work(session)
+            if fail:
+                session.flush()  # the record is staged, and goes with the rollback
+                raise RefusedError(402, "Your card was declined.")
+        return answer
+
+
+def application(engine: Engine) -> Starlette:
+    """The API over a database that has the demo's tables."""
+    api = Api(engine)
+    return Starlette(
+        routes=[
+            Route("/rides", api.create, methods=["POST"]),
+            Route("/rides/{id:int}", api.correct, methods=["PATCH"]),
+            Route("/rides/{id:int}", api.cancel, methods=["DELETE"]),
+        ]
+    )
+
+
+def _ride(session: Session, request: Request) -> Ride:
+    ride = session.get(Ride, request.path_params["id"], with_for_update=True)
+    if ride is None:
+        raise RefusedError(404, "There is no such ride.")
+    return ride
+
+
+def _distance(body: bytes) -> float | Response:
+    """The distance of a request, or the answer to one that has none."""
+    try:
+        given: Any = json.loads(body or b"{}").get("distance")
+    except (ValueError, AttributeError):
+        given = None
+    if given in (None, ""):
+        return JSONResponse({"message": "Please specify parameter 'distance'."}, 422)
+    try:
+        distance = float(given)
+    except (TypeError, ValueError):
+        distance = float("nan")
+    if not 0 <= distance < 1e9:  # noqa: PLR2004  farther than any pilot flies
+        return JSONResponse(
+            {"message": "Parameter 'distance' must be a floating-point number."}, 422
+        )
+    return distance
+
+
+def main() -> None:
+    """Serves on the port of ``PORT``, for the demo's own process."""
+    uvicorn.run(
+        application(engine_of(os.environ["PENSTOCK_DATABASE_URL"], application="rides")),
+        host="127.0.0.1",
+        port=int(os.environ["PORT"]),
+        log_level="error",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The application: rides, told to one channel, read by two consumers."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from sqlalchemy import BigInteger, Identity, MetaData, Text, bindparam, text
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from penstock import Log, Pipeline, Record
+from penstock.demo import mischief
+
+SCHEMA = "rocket_rides"
+rides = Log("rides", shards=4, keep=timedelta(days=1))
+pipeline = Pipeline([rides], schema="rocket_rides_log", namespace="rocket_rides")
+
+
+class Base(DeclarativeBase):
+    """The application's tables are in a schema of their own."""
+
+    metadata = MetaData(schema=SCHEMA)
+
+
+class Ride(Base):
+    """A ride and what it costs.
+
+    Attributes:
+        delta_cents: What this change does to the total; set by whoever changes the ride.
+    """
+
+    __tablename__ = "rides"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    amount_cents: Mapped[int] = mapped_column(BigInteger)
+    status: Mapped[str] = mapped_column(Text, default="paid")
+    delta_cents: ClassVar[int] = 0
+
+    def charge(self, cents: int) -> None:
+        """Sets the amount."""
+        self.delta_cents = cents - (self.amount_cents or 0)  # type: ignore[misc]  # an instance's own
+        self.amount_cents = cents
+
+
+def _data(ride: Ride) -> dict[str, Any]:
+    return {
+        "id": ride.id,
+        "amount_cents": ride.amount_cents,
+        "delta_cents": ride.delta_cents,
+        "status": ride.status,
+    }
+
+
+pipeline.stages(Ride, to=rides, key="id", data=_data)
+
+CONSUMER_TABLES = """
+CREATE TABLE rocket_rides.totals (consumer text PRIMARY KEY, total_cents bigint NOT NULL);
+INSERT INTO rocket_rides.totals VALUES ('ride-totals', 0);
+CREATE TABLE rocket_rides.copies (ride_id bigint PRIMARY KEY, amount_cents bigint NOT NULL);
+-- No key: a record that takes effect twice shows.
+CREATE TABLE rocket_rides.effects (consumer text NOT NULL, record_id bigint NOT NULL, shard int NOT NULL,
+                                   "offset" bigint NOT NULL, latency_us bigint NOT NULL);
+CREATE TABLE rocket_rides.mischief (kind text NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
+"""
+
+_NOTE_EFFECTS = text(
+    """
+    INSERT INTO rocket_rides.effects
+    SELECT :consumer, id, shard, "offset", (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - staged_us
+    FROM unnest(:ids, :shards, :offsets, :staged) AS r (id, shard, "offset", staged_us)
+    """
+).bindparams(
+    *(bindparam(name, type_=ARRAY(BigInteger)) for name in ("ids", "shards", "offsets", "staged"))
+)
+
+_KEEP_COPIES = text(
+    """
+    INSERT INTO rocket_rides.copies
+    SELECT * FROM unnest(:ids, :amounts)
+    ON CONFLICT (ride_id) DO UPDATE SET amount_cents = excluded.amount_cents
+    """
+).bindparams(*(bindparam(name, type_=ARRAY(BigInteger)) for name in ("ids", "amounts")))
+
+_DROP_COPIES = text("DELETE FROM rocket_rides.copies WHERE ride_id = ANY (:ids)").bindparams(
+    bindparam("ids", type_=ARRAY(BigInteger))
+)
+
+
+def _note_effects(session: Session, consumer: str, records: Sequence[Record]) -> None:
+    session.execute(
+        _NOTE_EFFECTS,
+        {
+            "consumer": consumer,
+            "ids": [record.id for record in records],
+            "shards": [record.shard for record in records],
+            "offsets": [record.offset for record in records],
+            "staged": [record.staged_us for record in records],
+        },
+    )
+
+
+@pipeline.consumer(reads=rides)
+def ride_totals(session: Session, records: Sequence[Record]) -> None:
+    """One running total: whatever is lost, doubled or invented shows in it."""
+    _note_effects(session, "ride-totals", records)
+    session.execute(
+        text(
+            "UPDATE rocket_rides.totals SET total_cents = total_cents + :delta WHERE consumer = 'ride-totals'"
+        ),
+        {"delta": sum(record.data["delta_cents"] for record in records)},
+    )
+
+
+@pipeline.consumer(reads=rides)
+def ride_copies(session: Session, records: Sequence[Record]) -> None:
+    """A copy of the table: whatever comes out of order shows in it."""
+    _note_effects(session, "ride-copies", records)
+    newest = {record.data["id"]: record for record in records}
+    kept = {ride: r.data["amount_cents"] for ride, r in newest.items() if r.action != "delete"}
+    session.execute(_KEEP_COPIES, {"ids": list(kept), "amounts": list(kept.values())})
+    session.execute(_DROP_COPIES, {"ids": [ride for ride in newest if ride not in kept]})
+
+
+mischief.begin()

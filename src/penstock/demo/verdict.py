@@ -1,0 +1,134 @@
+"""The account: what was committed, against what took effect."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.channels.log import extents
+from penstock.channels.server import RedisClient
+from penstock.demo.rides import pipeline, rides
+from penstock.postgres import Connection
+
+CONSUMERS = tuple(sorted(pipeline.consumers))
+
+_COUNTS = """
+SELECT (SELECT count(*) FROM rocket_rides_log.staged_records),
+       (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM rocket_rides_log.journal),
+       (SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.rides),
+       (SELECT count(*) FROM rocket_rides.mischief WHERE kind = 'crash'),
+       (SELECT count(*) FROM rocket_rides.mischief WHERE kind = 'resent')
+"""
+
+_EFFECTS = """
+SELECT (SELECT count(*)
+        FROM rocket_rides_log.staged_records s
+        WHERE NOT EXISTS (SELECT FROM rocket_rides.effects e WHERE e.consumer = %(consumer)s AND e.record_id = s.id)),
+       (SELECT count(*) - count(DISTINCT record_id) FROM rocket_rides.effects WHERE consumer = %(consumer)s)
+     + (SELECT count(*)
+        FROM rocket_rides.effects e
+        WHERE consumer = %(consumer)s
+          AND NOT EXISTS (SELECT FROM rocket_rides_log.staged_records s WHERE s.id = e.record_id))
+"""
+
+_PROGRESS = """
+SELECT coalesce(sum(applied), 0)::bigint, coalesce(sum(skipped), 0)::bigint, coalesce(sum("offset"), 0)::bigint
+FROM rocket_rides_log.checkpoints
+WHERE consumer = %(consumer)s
+"""
+
+_TOTALS = {
+    "ride-totals": "SELECT total_cents FROM rocket_rides.totals WHERE consumer = 'ride-totals'",
+    "ride-copies": "SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.copies",
+}
+
+_LATENCIES = """
+SELECT percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY latency_us / 1000.0)
+FROM rocket_rides.effects
+WHERE latency_us > 0
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where the demo stands.
+
+    Attributes:
+        staged: Committed records.
+        sequenced: Records in the journal.
+        published: Records in the log.
+        resent: Batches sent again on purpose.
+        crashes: Processes that crashed on purpose.
+        canonical_cents: The sum of all rides.
+        consumers: For each its counts, its total, and what it lost or doubled.
+        p50_ms: Median time from staging to handler.
+        p99_ms: The same for the slowest of a hundred.
+    """
+
+    staged: int
+    sequenced: int
+    published: int
+    resent: int
+    crashes: int
+    canonical_cents: int
+    consumers: dict[str, dict[str, int]]
+    p50_ms: float
+    p99_ms: float
+
+    @property
+    def lost(self) -> int:
+        """Committed records without effect, over all consumers."""
+        return sum(consumer["lost"] for consumer in self.consumers.values())
+
+    @property
+    def doubled(self) -> int:
+        """Effects too many, over all consumers."""
+        return sum(consumer["doubled"] for consumer in self.consumers.values())
+
+    @property
+    def settled(self) -> bool:
+        """Everything committed has reached every consumer's checkpoint."""
+        return self.staged == self.sequenced and all(
+            c["position"] == self.staged for c in self.consumers.values()
+        )
+
+    @property
+    def equal(self) -> bool:
+        """Nothing lost, nothing doubled, and every total is the canonical one."""
+        totals = {consumer["total_cents"] for consumer in self.consumers.values()}
+        return (
+            not self.lost and not self.doubled and self.settled and totals == {self.canonical_cents}
+        )
+
+
+def account(connection: Connection, client: RedisClient) -> Account:
+    """Looks at everything, in one snapshot of Postgres.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        psycopg.Error: Postgres does not.
+    """
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        [(staged, sequenced, canonical, crashes, resent)] = connection.execute(_COUNTS)
+        consumers = {name: _consumer(connection, name) for name in CONSUMERS}
+        [(latencies,)] = connection.execute(_LATENCIES)
+    log = extents(client, pipeline.namespace, rides.shard_names)
+    p50, p99 = latencies or (0.0, 0.0)
+    published = sum(extent.tail for extent in log.values())
+    return Account(
+        staged, sequenced, published, resent, crashes, canonical, consumers, float(p50), float(p99)
+    )
+
+
+def _consumer(connection: Connection, name: str) -> dict[str, int]:
+    where: dict[str, Any] = {"consumer": name}
+    [(lost, doubled)] = connection.execute(_EFFECTS, where)
+    [(applied, skipped, position)] = connection.execute(_PROGRESS, where)
+    [(total,)] = connection.execute(_TOTALS[name].encode())
+    return {
+        "applied": applied,
+        "skipped": skipped,
+        "position": position,
+        "total_cents": total,
+        "lost": lost,
+        "doubled": doubled,
+    }

@@ -1,0 +1,103 @@
+"""The inline engine: one light Python process, no JVM, a thread for the streamer and one for each consumer."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from penstock.consuming import Consumed, ConsumerWorker
+from penstock.pipeline import Pipeline
+from penstock.streaming import Pass, Streamer
+from penstock.streaming.streamer import IDLE_S
+
+log = structlog.get_logger("penstock.inline")
+
+Report = Callable[[str, Pass | Consumed], None]
+"""Told what a round did, and who did it: ``streamer``, or a consumer's name."""
+
+
+def run(  # noqa: PLR0913  what can be chosen of a run
+    pipeline: Pipeline,
+    database_url: str,
+    redis_url: str,
+    *,
+    stop: Callable[[], bool],
+    consumers: Sequence[str] | None = None,
+    streamer: bool = True,
+    idle_s: float = IDLE_S,
+    prepare: bool = True,
+    resend_chance: float = 0.0,
+    report: Report = lambda _who, _did: None,
+) -> None:
+    """Runs the streamer and consumers until ``stop()`` is true, or one of them fails.
+
+    Args:
+        pipeline: What to run.
+        database_url: Postgres.
+        redis_url: Redis or Valkey.
+        stop: Asked between rounds, by every thread.
+        consumers: Names; None takes all of the pipeline's.
+        streamer: False leaves the streamer to another process.
+        idle_s: Longest pause between two rounds of the streamer that found nothing, in seconds.
+        prepare: False behind a pooler that cannot keep prepared statements.
+        resend_chance: How often the streamer sends its last records again, 0 to 1.
+        report: Told what each round did.
+
+    Raises:
+        PenstockError: What one of them raised; the others have been stopped.
+        DeclarationError: A name is not of the pipeline.
+    """
+    names = list(pipeline.consumers) if consumers is None else list(consumers)
+    specs = [pipeline.consumer_named(name) for name in names]
+    failures: list[BaseException] = []
+
+    def stopped() -> bool:
+        return bool(failures) or stop()
+
+    def guarded(who: str, work: Callable[[], None]) -> threading.Thread:
+        def body() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001  raised again by the main thread, for the exit code
+                log.error("stopped", who=who, error=type(error).__name__)  # noqa: TRY400  shown once, by the caller
+                failures.append(error)
+
+        return threading.Thread(target=body, name=who, daemon=True)
+
+    threads = []
+    if streamer:
+        worker = Streamer(
+            pipeline,
+            database_url,
+            redis_url,
+            idle_s=idle_s,
+            prepare=prepare,
+            resend_chance=resend_chance,
+        )
+        threads.append(
+            guarded("streamer", lambda: worker.run(stopped, lambda did: report("streamer", did)))
+        )
+    threads.extend(
+        guarded(
+            spec.name,
+            _consume(
+                ConsumerWorker(pipeline, spec, database_url, redis_url, prepare=prepare),
+                stopped,
+                report,
+            ),
+        )
+        for spec in specs
+    )
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.2)  # in steps, so that the main thread takes signals
+    if failures:
+        raise failures[0]
+
+
+def _consume(
+    worker: ConsumerWorker, stopped: Callable[[], bool], report: Report
+) -> Callable[[], None]:
+    return lambda: worker.run(stopped, lambda did: report(worker.consumer.name, did))

@@ -1,0 +1,74 @@
+"""The Spark session: settings that make small, long-lived Python tasks quick, and keep Spark to itself.
+
+Every setting here was measured; the figures are in ``docs/explanation/engines.md``.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+
+from penstock.engines.spark.java import find_java
+
+SETTINGS = {
+    # Without native Hadoop the default checkpoint writer starts a `chmod` for each file.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    # TCP between the JVM and Python waits 45 ms a task for a delayed acknowledgement.
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.task.killTimeout": "200ms",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.log.level": "ERROR",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|_url",
+}
+
+TASK_ATTEMPTS = 10_000
+"""A task that dies is started again: what it had not committed, its successor does."""
+
+
+def spark_session(
+    slots: int, *, master: str | None = None, conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A session with Penstock's settings, or the one that is there.
+
+    Args:
+        slots: Tasks that run at once, where ``master`` does not say it.
+        master: Spark's master; None runs inside this process's machine.
+        conf: Further settings, stronger than ours.
+
+    Raises:
+        JavaMissing: No Java runtime.
+    """
+    os.environ["JAVA_HOME"] = str(find_java())
+    # Otherwise workers take whatever `python3` is first on the PATH.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [*(p for p in sys.path if p), os.environ.get("PYTHONPATH", "")]
+    )
+    builder = SparkSession.builder.appName("penstock").master(
+        master or f"local[{slots},{TASK_ATTEMPTS}]"
+    )
+    settings = dict(SETTINGS)
+    if master is None or master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    else:
+        settings |= {
+            f"spark.executorEnv.{name}": os.environ[name] for name in _SHARED if name in os.environ
+        }
+    for name, value in (settings | dict(conf or {})).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+_SHARED = ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL", "PYTHONPATH")
+"""What executors on other machines need of this process's environment."""

@@ -1,0 +1,89 @@
+-- :name settings
+SELECT name, setting
+FROM pg_settings
+WHERE name = ANY (%(names)s);
+
+-- :name transaction_ids
+SELECT age(datfrozenxid)
+FROM pg_database
+WHERE datname = current_database();
+
+-- :name long_transactions
+-- Open for long: their own records wait, and vacuum keeps what they might still see.
+SELECT pid, coalesce(application_name, ''), state, extract(epoch FROM clock_timestamp() - xact_start)::float8
+FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+  AND clock_timestamp() - xact_start > make_interval(secs => %(longer_s)s)
+ORDER BY xact_start
+LIMIT 5;
+
+-- :name prepared_transactions
+SELECT gid, extract(epoch FROM clock_timestamp() - prepared)::float8
+FROM pg_prepared_xacts
+WHERE database = current_database() AND clock_timestamp() - prepared > make_interval(secs => %(longer_s)s)
+ORDER BY prepared
+LIMIT 5;
+
+-- :name privileges
+SELECT p.name, p.privilege
+FROM unnest(%(tables)s::text[], %(privileges)s::text[]) AS p (name, privilege)
+WHERE NOT has_table_privilege(format('%%I.%%I', %(schema)s::text, p.name), p.privilege);
+
+-- :name revision
+SELECT version_num
+FROM {schema}.alembic_version;
+
+-- :name highest_id
+SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence(%(table)s, 'id')::regclass), 0),
+       coalesce((SELECT max(last_offset) FROM {schema}.journal), 0);
+
+-- :name missed
+-- Records that the last tick has seen and that no journal row names.
+WITH named AS MATERIALIZED (
+    SELECT unnest(record_ids) AS id
+    FROM {schema}.journal
+),
+last AS (
+    SELECT snapshot
+    FROM {schema}.ticks
+    ORDER BY tick DESC
+    LIMIT 1
+)
+SELECT count(*), min(r.id)
+FROM {schema}.staged_records r, last
+WHERE pg_visible_in_snapshot(r.xid, last.snapshot)
+  AND NOT EXISTS (SELECT FROM named WHERE named.id = r.id);
+
+-- :name holes
+-- Journal rows that do not follow the one before.
+SELECT channel, shard, count(*), min(first_offset)
+FROM (
+    SELECT channel, shard, first_offset,
+           lag(last_offset) OVER (PARTITION BY channel, shard ORDER BY first_offset) AS before
+    FROM {schema}.journal
+) entries
+WHERE first_offset <> before + 1
+GROUP BY channel, shard;
+
+-- :name gone
+-- Records that the newest and the oldest journal rows name and that are not there.
+WITH looked_at AS (
+    (SELECT record_ids FROM {schema}.journal ORDER BY created_at DESC LIMIT %(entries)s)
+    UNION ALL
+    (SELECT record_ids FROM {schema}.journal ORDER BY created_at LIMIT %(entries)s)
+),
+named AS (
+    SELECT DISTINCT unnest(record_ids) AS id
+    FROM looked_at
+)
+SELECT count(*), min(id)
+FROM named
+WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = named.id);
+
+-- :name nowhere
+-- Records for a channel that nobody has registered, or for a shard that it does not have.
+SELECT r.channel, count(*)
+FROM (SELECT channel, shard FROM {schema}.staged_records ORDER BY id DESC LIMIT %(most)s) r
+LEFT JOIN {schema}.channels c ON c.channel = r.channel AND r.shard BETWEEN 0 AND c.shards - 1
+WHERE c.channel IS NULL
+GROUP BY r.channel;

@@ -1,0 +1,17 @@
+"""What an operator decides: to move a checkpoint, or to go on in a new epoch after the past has changed.
+
+Both make a plan first, and carry it out only when told to; what was done is written to the log.
+"""
+
+from penstock.operating.reset.checkpoint import Move, Target, reset_checkpoint
+from penstock.operating.reset.epoch import Beyond, Disagreement, EpochPlan, reset_epoch
+
+__all__ = [
+    "Beyond",
+    "Disagreement",
+    "EpochPlan",
+    "Move",
+    "Target",
+    "reset_checkpoint",
+    "reset_epoch",
+]

@@ -1,0 +1,299 @@
+-- :name has_schema
+SELECT to_regclass(%(table)s) IS NOT NULL;
+
+-- :name standing
+-- Where the sequencer stands, and the transaction that has been open longest: its records, if it has any, wait for it.
+SELECT t.tick, t.epoch,
+       extract(epoch FROM clock_timestamp() - t.at)::float8,
+       pg_snapshot_xmax(t.snapshot)::text AS next,
+       ARRAY(SELECT pg_snapshot_xip(t.snapshot)::text) AS in_progress,
+       o.pid, o.application_name, o.state, o.age_s
+FROM {schema}.ticks t
+LEFT JOIN LATERAL (
+    SELECT pid, application_name, state, extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age_s
+    FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
+      AND backend_type = 'client backend'
+    ORDER BY xact_start
+    LIMIT 1
+) o ON true
+ORDER BY t.tick DESC
+LIMIT 1;
+
+-- :name channels
+SELECT channel, kind, shards, extract(epoch FROM keep)::float8
+FROM {schema}.channels
+ORDER BY channel;
+
+-- :name waiting
+-- Committed, and not yet sequenced: few while a streamer runs, so counted; no more than `most` when none does.
+SELECT channel, shard, count(*), extract(epoch FROM clock_timestamp() - min(created_at))::float8
+FROM (
+    (SELECT channel, shard, created_at
+     FROM {schema}.staged_records
+     WHERE xid >= %(next)s::xid8
+     LIMIT %(most)s)
+    UNION ALL
+    (SELECT channel, shard, created_at
+     FROM {schema}.staged_records
+     WHERE xid = ANY (%(in_progress)s::xid8[])
+     LIMIT %(most)s)
+) committed
+GROUP BY channel, shard;
+
+-- :name progress
+-- Each checkpoint with the shard's end and the age of the record that comes next; a probe of the journal's index each.
+SELECT c.consumer, c.channel, c.shard, c."offset",
+       greatest(coalesce(newest.last_offset, 0) - c."offset", 0) AS lag,
+       coalesce(extract(epoch FROM clock_timestamp() - waiting.created_at), 0)::float8 AS lag_s,
+       c.applied, c.skipped, c.dead, c.halted, c.updated_at,
+       (SELECT count(*)
+        FROM {schema}.dead_letters d
+        WHERE d.consumer = c.consumer AND d.channel = c.channel AND d.shard = c.shard) AS set_aside
+FROM {schema}.checkpoints c
+LEFT JOIN LATERAL (
+    SELECT last_offset
+    FROM {schema}.journal j
+    WHERE j.channel = c.channel AND j.shard = c.shard
+    ORDER BY first_offset DESC
+    LIMIT 1
+) newest ON true
+LEFT JOIN LATERAL (
+    SELECT record_ids[c."offset" + 1 - first_offset + 1] AS id
+    FROM {schema}.journal j
+    WHERE j.channel = c.channel AND j.shard = c.shard AND j.first_offset <= c."offset" + 1
+    ORDER BY first_offset DESC
+    LIMIT 1
+) following ON newest.last_offset > c."offset"
+LEFT JOIN {schema}.staged_records waiting ON waiting.id = following.id
+ORDER BY c.consumer, c.channel, c.shard;
+
+-- :name registered_consumers
+SELECT c.consumer, c.channel, count(*)::int, sum(c."offset")::bigint,
+       sum(greatest(coalesce(newest.last_offset, 0) - c."offset", 0))::bigint,
+       max(c.updated_at),
+       (SELECT count(*) FROM {schema}.dead_letters d WHERE d.consumer = c.consumer AND d.channel = c.channel)
+FROM {schema}.checkpoints c
+LEFT JOIN LATERAL (
+    SELECT last_offset
+    FROM {schema}.journal j
+    WHERE j.channel = c.channel AND j.shard = c.shard
+    ORDER BY first_offset DESC
+    LIMIT 1
+) newest ON true
+WHERE %(consumer)s::text IS NULL OR c.consumer = %(consumer)s
+GROUP BY c.consumer, c.channel
+ORDER BY c.consumer, c.channel;
+
+-- :name retire_consumer
+WITH letters AS (
+    DELETE FROM {schema}.dead_letters
+    WHERE consumer = %(consumer)s AND channel = %(channel)s
+)
+DELETE FROM {schema}.checkpoints
+WHERE consumer = %(consumer)s AND channel = %(channel)s;
+
+-- :name checkpoint_bounds
+-- A consumer's checkpoints and how far they can be moved: from before the journal's first record to its last.
+SELECT c.channel, c.shard, c."offset", c.halted,
+       coalesce(oldest.first_offset, 1) - 1,
+       coalesce(newest.last_offset, 0),
+       ARRAY(SELECT d."offset"
+             FROM {schema}.dead_letters d
+             WHERE d.consumer = c.consumer AND d.channel = c.channel AND d.shard = c.shard
+             ORDER BY d."offset")
+FROM {schema}.checkpoints c
+LEFT JOIN LATERAL (
+    SELECT first_offset
+    FROM {schema}.journal j
+    WHERE j.channel = c.channel AND j.shard = c.shard
+    ORDER BY first_offset
+    LIMIT 1
+) oldest ON true
+LEFT JOIN LATERAL (
+    SELECT last_offset
+    FROM {schema}.journal j
+    WHERE j.channel = c.channel AND j.shard = c.shard
+    ORDER BY first_offset DESC
+    LIMIT 1
+) newest ON true
+WHERE c.consumer = %(consumer)s
+ORDER BY c.channel, c.shard;
+
+-- :name lock_checkpoints
+-- A worker holds its row for a batch; this waits for it.
+SELECT shard
+FROM {schema}.checkpoints
+WHERE consumer = %(consumer)s
+ORDER BY channel, shard
+FOR UPDATE;
+
+-- :name move_checkpoint
+-- What comes again is set aside again, if it fails again.
+WITH letters AS (
+    DELETE FROM {schema}.dead_letters
+    WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" > %(offset)s
+)
+UPDATE {schema}.checkpoints
+SET "offset" = %(offset)s,
+    halted = CASE WHEN %(resume)s THEN NULL ELSE halted END,
+    updated_at = clock_timestamp()
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s;
+
+-- :name dead_letters
+SELECT consumer, channel, shard, "offset", record_id, key, action, object, staged_at, reason, attempts, parked, failed_at
+FROM {schema}.dead_letters
+WHERE (%(consumer)s::text IS NULL OR consumer = %(consumer)s)
+ORDER BY failed_at DESC, consumer, channel, shard, "offset" DESC
+LIMIT %(limit)s;
+
+-- :name dead_letters_of
+-- In the order of the log: what is tried again is tried in it.
+SELECT consumer, channel, shard, "offset", record_id, key, action, object, staged_at, reason, attempts, parked, failed_at
+FROM {schema}.dead_letters
+WHERE consumer = %(consumer)s
+ORDER BY channel, shard, "offset";
+
+-- :name lock_dead_letter
+-- With its payload.  The transaction's id shows later that the effect and the removal are in one transaction.
+SELECT record_id, key, action, object, data::text, coalesce(headers::text, ''),
+       (extract(epoch FROM staged_at) * 1000000)::bigint,
+       pg_current_xact_id()::text
+FROM {schema}.dead_letters
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s
+FOR UPDATE;
+
+-- :name dead_letter
+SELECT record_id, key, action, object, data::text, coalesce(headers::text, ''),
+       (extract(epoch FROM staged_at) * 1000000)::bigint,
+       reason, attempts, parked, failed_at
+FROM {schema}.dead_letters
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s;
+
+-- :name lock_shard
+-- The same row that a worker locks: while a key is being freed, no record of it is parked.
+SELECT
+FROM {schema}.checkpoints
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
+FOR UPDATE;
+
+-- :name earlier_of_key
+SELECT min("offset")
+FROM {schema}.dead_letters
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND key = %(key)s
+  AND "offset" < %(offset)s;
+
+-- :name remove_dead_letter
+DELETE FROM {schema}.dead_letters
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s
+  AND (%(transaction)s::text IS NULL OR pg_current_xact_id() = %(transaction)s::xid8);
+
+-- :name count_revived
+UPDATE {schema}.checkpoints
+SET applied = applied + 1, dead = dead - 1
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s;
+
+-- :name failed_again
+UPDATE {schema}.dead_letters
+SET reason = %(reason)s, attempts = attempts + 1, failed_at = clock_timestamp()
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s;
+
+-- :name lock_pipeline
+-- In the order in which the others take theirs: sequencer, retention, staging, consumers.  Once it is held there is no
+-- transaction that has staged something and is not finished, and none begins to.
+LOCK TABLE {schema}.ticks, {schema}.journal, {schema}.staged_records, {schema}.checkpoints IN SHARE ROW EXCLUSIVE MODE;
+
+-- :name current_snapshot
+SELECT pg_current_snapshot()::text;
+
+-- :name newest_epoch
+SELECT max(epoch)
+FROM {schema}.epochs;
+
+-- :name of_other_transactions
+-- Records whose transaction ids this cluster has yet to give out: they are of another one.
+SELECT count(*)
+FROM {schema}.staged_records
+WHERE xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot);
+
+-- :name mark_as_past
+-- 2 is the id that Postgres keeps for what is frozen: it lies before every snapshot, so no tick finds these again.
+UPDATE {schema}.staged_records
+SET xid = '2'
+WHERE xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot);
+
+-- :name unnamed
+-- Records that no journal row names.
+WITH named AS MATERIALIZED (
+    SELECT unnest(record_ids) AS id
+    FROM {schema}.journal
+)
+SELECT channel, shard, count(*)
+FROM {schema}.staged_records r
+WHERE NOT EXISTS (SELECT FROM named WHERE named.id = r.id)
+GROUP BY channel, shard
+ORDER BY channel, shard;
+
+-- :name sequence_unnamed
+-- The same records, at the ends of their shards, in the order of their ids.
+WITH named AS MATERIALIZED (
+    SELECT unnest(record_ids) AS id
+    FROM {schema}.journal
+),
+numbered AS (
+    SELECT id, channel, shard, row_number() OVER (PARTITION BY channel, shard ORDER BY id) AS place
+    FROM {schema}.staged_records r
+    WHERE NOT EXISTS (SELECT FROM named WHERE named.id = r.id)
+),
+tails AS (
+    SELECT channel, shard, max(last_offset) AS tail
+    FROM {schema}.journal
+    GROUP BY channel, shard
+)
+INSERT INTO {schema}.journal (channel, shard, first_offset, last_offset, record_ids, epoch)
+SELECT channel, shard, coalesce(tail, 0) + min(place), coalesce(tail, 0) + max(place), array_agg(id ORDER BY place), %(epoch)s
+FROM numbered
+LEFT JOIN tails USING (channel, shard)
+GROUP BY channel, shard, tail, (place - 1) / %(chunk)s;
+
+-- :name gone
+-- Records that the journal names and that are not there.
+SELECT count(*)
+FROM (SELECT unnest(record_ids) AS id FROM {schema}.journal) named
+WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = named.id);
+
+-- :name store_snapshot
+-- The next tick takes what this snapshot does not show.
+INSERT INTO {schema}.ticks (tick, snapshot, epoch)
+SELECT coalesce(max(tick), 0) + 1, %(snapshot)s::pg_snapshot, %(epoch)s
+FROM {schema}.ticks;
+
+-- :name checkpoints_beyond
+-- Consumers that have passed records which the journal does not know.
+SELECT c.consumer, c.channel, c.shard, c."offset", coalesce(newest.last_offset, 0),
+       (SELECT count(*)
+        FROM {schema}.dead_letters d
+        WHERE d.consumer = c.consumer AND d.channel = c.channel AND d.shard = c.shard
+          AND d."offset" > coalesce(newest.last_offset, 0))
+FROM {schema}.checkpoints c
+LEFT JOIN LATERAL (
+    SELECT last_offset
+    FROM {schema}.journal j
+    WHERE j.channel = c.channel AND j.shard = c.shard
+    ORDER BY first_offset DESC
+    LIMIT 1
+) newest ON true
+WHERE c."offset" > coalesce(newest.last_offset, 0)
+ORDER BY c.consumer, c.channel, c.shard;
+
+-- :name checkpoints_in_epoch
+UPDATE {schema}.checkpoints
+SET epoch = %(epoch)s;
+
+-- :name skip_ids
+-- Numbers that the lost records had are not given out again.
+SELECT setval(%(table)s, %(least)s)
+WHERE %(least)s > coalesce(pg_sequence_last_value(%(table)s::regclass), 0);
+
+-- :name sequence_of
+SELECT pg_get_serial_sequence(%(table)s, 'id');

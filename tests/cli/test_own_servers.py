@@ -1,0 +1,70 @@
+"""Without URLs a command runs a Postgres and a Valkey of its own, and others use the same."""
+
+import json
+import signal
+import stat
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from cli.conftest import CommandLine
+from penstock.testing import eventually
+
+
+@pytest.fixture
+def own(bare: CommandLine) -> CommandLine:
+    bare.environment["PENSTOCK_APP"] = "shop:pipeline"
+    return bare
+
+
+@pytest.fixture
+def running(own: CommandLine) -> Iterator[subprocess.Popen[str]]:
+    process = own.start("run", "--engine", "inline")
+    yield process
+    if process.poll() is None:
+        process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def test_a_second_command_attaches_to_the_servers_of_the_first(
+    own: CommandLine, running: subprocess.Popen[str]
+) -> None:
+    eventually(
+        lambda: own("status", "--json").returncode == 0,
+        "status finds them",
+        timeout_s=60,
+        interval_s=0.3,
+    )
+    found = eventually(
+        lambda: json.loads(own("status", "--json").stdout)["consumers"],
+        "the consumer is registered",
+    )
+    doctor = own("doctor", "--json")
+    noted = [own.directory / ".penstock" / part / "url" for part in ("postgres", "redis")]
+
+    running.send_signal(signal.SIGTERM)
+
+    assert found[0]["consumer"] == "reader"
+    assert doctor.returncode == 0, doctor.stdout
+    assert [stat.S_IMODE(path.stat().st_mode) for path in noted] == [0o600, 0o600]
+    assert running.wait(20) == 0
+    assert "end with this command" in (running.stderr.read() if running.stderr else "")
+
+
+def test_commands_that_only_look_make_no_servers(own: CommandLine) -> None:
+    done = own("status")
+
+    assert done.returncode == 3
+    assert "--database-url" in done.stderr
+    assert not (own.directory / ".penstock").exists()
+
+
+def test_servers_of_our_own_keep_their_data(own: CommandLine) -> None:
+    first = own("init")
+    second = own("init")
+    looked = own("status", "--json")
+
+    assert (first.returncode, second.returncode, looked.returncode) == (0, 0, 0)
+    assert "already" in second.stderr
+    assert json.loads(looked.stdout)["epoch"] == 1

@@ -1,0 +1,61 @@
+"""Pages that are made from the code are as the code is; every error has its section and its exit code."""
+
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.cli.reference import EXIT_CODES, pages
+from penstock.errors import PenstockError
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+ERRORS = (REFERENCE / "errors.md").read_text()
+SECTIONS = dict(re.findall(r"^## (\w+)\n\n(.*?)(?=^## |\Z)", ERRORS, re.MULTILINE | re.DOTALL))
+
+
+def all_errors() -> list[type[PenstockError]]:
+    for module in pkgutil.walk_packages(penstock.__path__, "penstock."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    found, waiting = [], [PenstockError]
+    while waiting:
+        error = waiting.pop()
+        found.append(error)
+        waiting.extend(error.__subclasses__())
+    return sorted(
+        {e for e in found if e.__module__.startswith("penstock.")}, key=lambda e: e.__name__
+    )
+
+
+@pytest.mark.parametrize("error", all_errors(), ids=lambda error: error.__name__)
+def test_an_error_has_its_page_and_its_exit_code(error: type[PenstockError]) -> None:
+    assert error.page == f"errors#{error.__name__.lower()}"
+    assert error.__name__ in SECTIONS
+    assert f"Exit code {error.exit_code}." in SECTIONS[error.__name__]
+    assert error.exit_code in dict(EXIT_CODES)
+    assert re.search(rf"{error.__name__} +{error.exit_code}$", ERRORS, re.MULTILINE)
+    assert error.__doc__
+
+
+def test_no_section_is_about_an_error_that_is_gone() -> None:
+    assert set(SECTIONS) == {error.__name__ for error in all_errors()}
+
+
+def test_every_page_that_an_error_text_names_exists() -> None:
+    source = Path(penstock.__file__).parent
+    named = {
+        anchor
+        for path in source.rglob("*.py")
+        for anchor in re.findall(r"errors#([a-z]+)", path.read_text())
+    }
+
+    assert named <= {name.lower() for name in SECTIONS}
+
+
+@pytest.mark.parametrize("name", sorted(pages()))
+def test_a_page_made_from_the_code_is_up_to_date(name: str) -> None:
+    """If not: python -m penstock.cli.reference."""
+    assert (REFERENCE / name).read_text() == pages()[name]

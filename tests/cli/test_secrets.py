@@ -1,0 +1,174 @@
+"""Passwords and payloads are in no log, no error and no table; a payload is printed only where it was asked for."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import CommandLine
+from penstock.cli.logs import masked
+from penstock.postgres import Connection
+from penstock.testing import EmbeddedPostgres, EmbeddedRedis
+
+PASSWORD = "canary-in-the-mine"
+PAYLOAD = "canary-in-the-payload"
+DATA = f'{{"text": "{PAYLOAD}", "bad": true}}'
+
+COMMANDS = [
+    ("stream", "--drain"),
+    ("consume", "reader", "--drain"),
+    ("status",),
+    ("status", "--by-shard", "--json"),
+    ("doctor",),
+    ("doctor", "--json"),
+    ("dead-letters", "list"),
+    ("dead-letters", "retry", "reader", "--all"),
+    ("consumers", "list"),
+    ("reset", "checkpoint", "reader", "--to", "earliest"),
+    ("reset", "epoch"),
+    ("init",),
+]
+
+
+@pytest.fixture
+def secret_redis(tmp_path: Path) -> Iterator[str]:
+    server = EmbeddedRedis(tmp_path / "redis", settings={"requirepass": PASSWORD}, port=0)
+    server._password = PASSWORD  # the server takes any; this one is looked for
+    server.start()
+    yield server.url
+    server.remove()
+
+
+@pytest.fixture
+def guarded(
+    penstock: CommandLine, postgres: EmbeddedPostgres, connection: Connection, secret_redis: str
+) -> Iterator[CommandLine]:
+    """A pipeline on servers with that password, with a record of that payload, and a handler that cannot bear it."""
+    connection.execute("CREATE TABLE public.effects (record_id bigint)")
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "SELECT 'things', i %% 2, 'k', 'insert', 'thing', %s::jsonb FROM generate_series(1, 4) AS i",
+        (DATA,),
+    )
+    connection.execute("DROP ROLE IF EXISTS canary")
+    connection.execute(f"CREATE ROLE canary SUPERUSER LOGIN PASSWORD '{PASSWORD}'".encode())
+    database = connection.info.dbname
+    port = postgres.tcp_url.rpartition(":")[2].partition("/")[0]
+    penstock.environment |= {
+        "PENSTOCK_DATABASE_URL": f"postgresql://canary:{PASSWORD}@127.0.0.1:{port}/{database}",
+        "PENSTOCK_REDIS_URL": secret_redis,
+    }
+    yield penstock
+    connection.execute("DROP ROLE canary")
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_neither_password_nor_payload_is_shown(guarded: CommandLine, level: str) -> None:
+    for command in COMMANDS:
+        assert_silent(guarded(*command, "--log-level", level))
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+@pytest.mark.parametrize(
+    ("variable", "url"),
+    [
+        ("PENSTOCK_DATABASE_URL", f"postgresql://u:{PASSWORD}@127.0.0.1:1/d"),
+        ("PENSTOCK_DATABASE_URL", f"postgresql://127.0.0.1:1/d?user=u&password={PASSWORD}"),
+        ("PENSTOCK_DATABASE_URL", f"postgresql://u:{PASSWORD}@[broken/d"),
+        ("PENSTOCK_DATABASE_URL", f"nonsense://u:{PASSWORD}@h"),
+        ("PENSTOCK_REDIS_URL", f"redis://u:{PASSWORD}@127.0.0.1:1/0"),
+        ("PENSTOCK_REDIS_URL", f"nonsense://u:{PASSWORD}@h"),
+    ],
+)
+def test_a_server_that_cannot_be_reached_is_named_without_its_password(
+    penstock: CommandLine, connection: Connection, variable: str, url: str, level: str
+) -> None:
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "VALUES ('things', 0, 'k', 'insert', 'thing', %s::jsonb)",
+        (DATA,),
+    )
+    for command in (
+        ("stream", "--drain"),
+        ("consume", "reader", "--drain"),
+        ("status",),
+        ("doctor",),
+    ):
+        done = penstock(*command, "--log-level", level, **{variable: url})
+
+        assert done.returncode in (1, 3), done.stderr
+        assert_silent(done)
+
+
+def test_sentinels_that_cannot_be_reached_are_named_without_their_password(
+    penstock: CommandLine, connection: Connection
+) -> None:
+    penstock("stream", "--drain")
+
+    done = penstock("status", PENSTOCK_REDIS_URL=f"redis+sentinel://:{PASSWORD}@127.0.0.1:1/0")
+
+    assert done.returncode == 3
+    assert_silent(done)
+
+
+def test_a_wrong_password_is_not_shown(guarded: CommandLine) -> None:
+    url = guarded.environment["PENSTOCK_DATABASE_URL"].replace(PASSWORD, f"{PASSWORD}-wrong")
+
+    done = guarded("status", "--log-level", "debug", PENSTOCK_DATABASE_URL=url)
+
+    assert done.returncode == 3
+    assert_silent(done)
+
+
+def test_a_setting_that_is_refused_does_not_show_its_value(penstock: CommandLine) -> None:
+    done = penstock("status", PENSTOCK_IDLE=PASSWORD)
+
+    assert done.returncode == 2
+    assert_silent(done)
+
+
+def test_a_payload_is_printed_where_it_was_asked_for(guarded: CommandLine) -> None:
+    guarded("stream", "--drain")
+
+    done = guarded("tail", "things")
+
+    assert PAYLOAD in done.stdout
+    assert PAYLOAD not in done.stderr
+
+
+def test_a_statement_that_fails_in_a_handler_does_not_show_what_it_was_given(
+    guarded: CommandLine, connection: Connection
+) -> None:
+    """The driver's errors quote values; of theirs, only the class and the first line are kept."""
+    application = guarded.directory / "shop.py"
+    application.write_text(
+        application.read_text()
+        .replace('if record.data.get("bad"):', "if False:")
+        .replace(
+            'session.execute(text("INSERT INTO public.effects VALUES (:id)"), {"id": record.id})',
+            'session.execute(text("INSERT INTO public.words VALUES (:w)"), {"w": record.data["text"]})',
+        )
+    )
+    connection.execute("CREATE TABLE public.words (word text UNIQUE CHECK (length(word) < 3))")
+    guarded("stream", "--drain")
+
+    done = guarded("consume", "reader", "--drain", "--log-level", "debug")
+    letters = guarded("dead-letters", "list")
+
+    assert "record failed" in done.stderr
+    assert "CheckViolation" in letters.stdout
+    assert_silent(done)
+    assert_silent(letters)
+
+
+def test_a_password_is_masked_in_any_text() -> None:
+    assert masked(f"cannot connect to redis://user:{PASSWORD}@host/0") == (
+        "cannot connect to redis://user:**********@host/0"
+    )
+
+
+def assert_silent(done: subprocess.CompletedProcess[str]) -> None:
+    shown = done.stdout + done.stderr
+    assert PASSWORD not in shown, done.args
+    assert PAYLOAD not in shown, done.args

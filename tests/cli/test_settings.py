@@ -1,0 +1,94 @@
+"""A setting comes from the first place that has it, and secrets do not show."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.settings import InvalidSetting, described, load_settings
+
+FILE = '[tool.penstock]\napp = "from.file:pipeline"\nidle = 0.3\nconf = ["a=1", "b=2"]\n'
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting in described().values():
+        monkeypatch.delenv(setting.variable, raising=False)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "pyproject.toml").write_text(FILE)
+    return tmp_path
+
+
+def test_the_option_comes_first_then_the_environment_then_the_file_then_the_default(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_IDLE", "0.2")
+    monkeypatch.setenv("PENSTOCK_APP", "from.environment:pipeline")
+
+    settings = load_settings({"app": "from.option:pipeline", "idle": None}, directory=place)
+
+    assert settings.app == "from.option:pipeline"
+    assert settings.idle == 0.2
+    assert settings.conf == ["a=1", "b=2"]
+    assert settings.engine == "spark"
+
+
+def test_no_file_is_no_problem(tmp_path: Path) -> None:
+    assert load_settings({}, directory=tmp_path).app is None
+
+
+def test_an_empty_variable_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_DATABASE_URL", "")
+
+    assert load_settings({}, directory=tmp_path).database_url is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("idle", "soon"),
+        ("idle", 0),
+        ("engine", "steam"),
+        ("resend_chance", 2),
+        ("log_level", "loud"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_name(
+    name: str, value: object, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidSetting, match=f"^{name}: "):
+        load_settings({name: value}, directory=tmp_path)
+
+
+def test_a_misspelt_setting_in_the_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.penstock]\nidel = 3\n")
+
+    with pytest.raises(InvalidSetting, match="idel"):
+        load_settings({}, directory=tmp_path)
+
+
+def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.penstock")
+
+    with pytest.raises(InvalidSetting, match="pyproject"):
+        load_settings({}, directory=tmp_path)
+
+
+def test_a_secret_shows_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.penstock]\ndatabase_url = "postgresql://u:hunter2@h/d"\nredis_url = ["hunter2"]\n'
+    )
+    with pytest.raises(InvalidSetting) as refused:
+        load_settings({}, directory=tmp_path)
+    settings = load_settings({"redis_url": "redis://:hunter2@h"}, directory=tmp_path)
+
+    assert "hunter2" not in str(refused.value)
+    assert "hunter2" not in repr(settings)
+    assert settings.redis_url is not None
+    assert settings.redis_url.value == "redis://:hunter2@h"
+
+
+def test_every_setting_has_a_sentence() -> None:
+    assert [s.name for s in described().values() if not s.sentence.endswith(".")] == []

@@ -1,0 +1,119 @@
+"""The demo tells the truth: equal when it is, and not when it is not."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from penstock.channels.server import connect_redis
+from penstock.consuming import ConsumerWorker
+from penstock.demo.api import application
+from penstock.demo.rides import pipeline
+from penstock.demo.run import Demo
+from penstock.demo.verdict import account
+from penstock.postgres import Connection, engine_of
+from penstock.streaming import Streamer
+
+
+@pytest.fixture
+def api(database_url: str, redis_url: str) -> Iterator[TestClient]:
+    Demo("inline", 1, database_url, redis_url, lambda: False)._reset()
+    engine = engine_of(database_url, application="test")
+    yield TestClient(application(engine))
+    engine.dispose()
+
+
+def staged(connection: Connection) -> int:
+    (row,) = connection.execute("SELECT count(*) FROM rocket_rides_log.staged_records").fetchall()
+    return int(row[0])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "Please specify parameter 'distance'."),
+        ({"distance": ""}, "Please specify parameter 'distance'."),
+        ({"distance": "far"}, "Parameter 'distance' must be a floating-point number."),
+    ],
+)
+def test_bad_input_is_refused_as_the_original_does(
+    api: TestClient, connection: Connection, body: dict[str, str], message: str
+) -> None:
+    answer = api.post("/rides", json=body)
+
+    assert (answer.status_code, answer.json()["message"]) == (422, message)
+    assert staged(connection) == 0
+
+
+def test_a_declined_card_leaves_no_ride_and_no_record(
+    api: TestClient, connection: Connection
+) -> None:
+    """Guarantee 8."""
+    assert api.post("/rides", json={"distance": 5.0}, headers={"x-decline": "1"}).status_code == 402
+    assert staged(connection) == 0
+
+
+def test_every_change_is_told_and_losses_and_doubles_show(
+    api: TestClient, connection: Connection, database_url: str, redis_url: str
+) -> None:
+    ride = api.post("/rides", json={"distance": 100.0}).json()["id"]
+    other = api.post("/rides", json={"distance": 50.5}).json()["id"]
+    assert api.patch(f"/rides/{ride}", json={"distance": 70.0}).status_code == 204
+    assert api.delete(f"/rides/{other}").status_code == 204
+    assert api.delete("/rides/999").status_code == 404
+    streamer = Streamer(pipeline, database_url, redis_url)
+    streamer.drain()
+    streamer.close()
+    for consumer in pipeline.consumers.values():
+        worker = ConsumerWorker(pipeline, consumer, database_url, redis_url)
+        worker.drain()
+        worker.close()
+    with connect_redis(redis_url) as client:
+        now = account(connection, client)
+        assert (now.equal, now.staged, now.canonical_cents) == (True, 4, 140)
+
+        connection.execute(
+            "DELETE FROM rocket_rides.effects WHERE record_id = 2 AND consumer = 'ride-copies'"
+        )
+        assert (account(connection, client).lost, account(connection, client).equal) == (1, False)
+
+        connection.execute("INSERT INTO rocket_rides.effects VALUES ('ride-totals', 1, 0, 1, 1)")
+        assert account(connection, client).doubled == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "seconds"),
+    [
+        ("inline", "4"),
+        pytest.param("spark", "20", marks=[pytest.mark.chaos, pytest.mark.timeout(240)]),
+    ],
+)
+def test_the_demo_ends_equal(tmp_path: Path, engine: str, seconds: str) -> None:
+    """Guarantees 1, 4 and 5 under crashes, double sends and a kill."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "penstock",
+            "demo",
+            "--seconds",
+            seconds,
+            "--engine",
+            engine,
+            "--json",
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        check=False,
+        timeout=220,
+    )
+    told = json.loads(done.stdout)
+
+    assert (done.returncode, told["equal"], told["lost"], told["doubled"]) == (0, True, 0, 0)
+    assert told["staged"] == told["published"] > 100
+    assert told["kills"] >= 1
+    assert {c["total"] for c in told["consumers"].values()} == {told["canonical_total"]}

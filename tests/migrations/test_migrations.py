@@ -1,0 +1,125 @@
+"""The tables are made, upgraded, taken away; by several at once; as SQL; as a branch beside the application's own."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine
+
+from fixtures.postgres import engine_url
+from penstock.operating.initialise import initialise, migration_sql, shipped_revision
+from penstock.resources import directory
+from penstock.tables import metadata
+from penstock.testing import EmbeddedPostgres
+
+TABLES = {"staged_records", "epochs", "ticks", "journal", "channels", "checkpoints", "dead_letters"}
+
+
+@pytest.fixture
+def fresh_url(postgres: EmbeddedPostgres) -> Iterator[str]:
+    """A database without Penstock's tables."""
+    yield postgres.create_database("fresh")
+    postgres.drop_database("fresh")
+
+
+def tables(url: str, schema: str = "penstock") -> set[str]:
+    with psycopg.connect(url) as connection:
+        rows = connection.execute(
+            "SELECT table_name FROM information_schema.tables WHERE table_schema = %s", (schema,)
+        ).fetchall()
+    return {name for (name,) in rows}
+
+
+def test_up_then_down_then_up(fresh_url: str) -> None:
+    assert initialise(fresh_url) is None
+    assert initialise(fresh_url) == shipped_revision()
+    assert tables(fresh_url) >= TABLES
+
+    initialise(fresh_url, revision="base")
+    assert tables(fresh_url) == {"alembic_version"}
+
+    initialise(fresh_url)
+    assert tables(fresh_url) >= TABLES
+
+
+def test_several_at_once_take_turns(fresh_url: str) -> None:
+    """Guarantee 26."""
+    with ThreadPoolExecutor(6) as pool:
+        before = list(pool.map(lambda _: initialise(fresh_url), range(6)))
+
+    assert sorted(map(str, before)) == ["None", *[shipped_revision()] * 5]
+
+
+def test_another_schema_is_made_apart(fresh_url: str) -> None:
+    initialise(fresh_url)
+    initialise(fresh_url, "outbox_two")
+
+    assert tables(fresh_url, "outbox_two") == tables(fresh_url)
+
+
+def test_the_sql_makes_the_same_tables(fresh_url: str) -> None:
+    with psycopg.connect(fresh_url, autocommit=True) as connection:
+        connection.execute(migration_sql().encode())
+
+    assert tables(fresh_url) >= TABLES
+    assert initialise(fresh_url) == shipped_revision()
+
+
+@pytest.mark.filterwarnings("ignore:Did not recognize type:sqlalchemy.exc.SAWarning")  # xid8
+def test_the_migrated_schema_is_what_the_code_believes(fresh_url: str) -> None:
+    initialise(fresh_url)
+    engine = create_engine(engine_url(fresh_url), connect_args={"options": "-c search_path=public"})
+    with engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection,
+            opts={
+                "include_schemas": True,
+                "include_name": lambda name, kind, _: kind != "schema" or name == "penstock",
+                "include_object": lambda _o, name, kind, *_: (
+                    (kind, name) != ("table", "alembic_version")
+                ),
+            },
+        )
+        differences = compare_metadata(context, metadata("penstock"))
+    engine.dispose()
+
+    assert differences == []
+
+
+@pytest.mark.parametrize("separator", ["newline", "space"])
+def test_the_migrations_run_as_a_branch_beside_the_applications_own(
+    fresh_url: str, tmp_path: Path, separator: str
+) -> None:
+    ours = Path(str(directory("migrations"))) / "versions"
+    own = tmp_path / "migrations"
+    (own / "versions").mkdir(parents=True)
+    (own / "env.py").write_text(
+        "from alembic import context\nfrom sqlalchemy import create_engine\n"
+        f"engine = create_engine({engine_url(fresh_url)!r})\n"
+        "with engine.connect() as c:\n    context.configure(connection=c)\n"
+        "    with context.begin_transaction():\n        context.run_migrations()\n"
+    )
+    (own / "versions" / "1_own.py").write_text(
+        "from alembic import op\nrevision = 'own_1'\ndown_revision = None\nbranch_labels = ('own',)\ndepends_on = None\n"
+        "def upgrade():\n    op.execute('CREATE TABLE public.own (id int)')\n"
+    )
+    between = "\n    " if separator == "newline" else " "
+    (tmp_path / "alembic.ini").write_text(
+        f"[alembic]\nscript_location = {own}\npath_separator = {separator}\n"
+        f"version_locations = {own / 'versions'}{between}{ours}\n"
+    )
+    subprocess.run(
+        [sys.executable, "-m", "alembic", "upgrade", "heads"],
+        check=True,
+        cwd=tmp_path,
+        capture_output=True,
+    )
+
+    assert tables(fresh_url) >= TABLES
+    assert tables(fresh_url, "public") == {"own", "alembic_version"}

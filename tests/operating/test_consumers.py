@@ -1,0 +1,46 @@
+"""Consumers that are registered, and retired."""
+
+from typing import Any
+
+import pytest
+
+from penstock import Log, Pipeline
+from penstock.operating.consumers import Unknown, registered, retire
+from penstock.postgres import Connection
+from penstock.registry import register_consumer
+
+
+@pytest.fixture(autouse=True)
+def _reader(connection: Connection, flow: Pipeline, things: Log) -> None:
+    def reader(_session: Any, _records: Any) -> None:
+        """Does nothing."""
+
+    flow.consumer(reads=things)(reader)
+    register_consumer(connection, flow.schema, flow.consumer_named("reader"))
+
+
+def test_a_registered_consumer_is_listed(connection: Connection) -> None:
+    assert [(r.consumer, r.channel, r.shards, r.lag) for r in registered(connection)] == [
+        ("reader", "things", 2, 0)
+    ]
+
+
+def test_a_plan_to_retire_changes_nothing(connection: Connection) -> None:
+    plan = retire(connection, "reader")
+
+    assert plan == registered(connection, "reader")
+    assert len(plan) == 1
+
+
+def test_a_retired_consumer_no_longer_holds_anything(connection: Connection) -> None:
+    retire(connection, "reader", apply=True)
+
+    assert registered(connection) == []
+    assert connection.execute("SELECT FROM penstock.checkpoints").fetchall() == []
+
+
+def test_a_name_that_nobody_has_is_refused_with_those_that_there_are(
+    connection: Connection,
+) -> None:
+    with pytest.raises(Unknown, match="there are: reader"):
+        retire(connection, "raeder", apply=True)

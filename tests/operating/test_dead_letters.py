@@ -1,0 +1,204 @@
+"""Records that were set aside are tried again, once, in order, or given up."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from penstock import Log, Pipeline
+from penstock.consuming import ConsumerWorker
+from penstock.consuming.checkpoints import BrokenTransaction
+from penstock.operating.consumers import Unknown
+from penstock.operating.dead_letters import (
+    DeadLetter,
+    Retried,
+    at,
+    drop,
+    newest,
+    of_consumer,
+    record_of,
+    retry,
+)
+from penstock.postgres import Connection, connect_postgres
+from penstock.records import Record
+from penstock.streaming import Streamer
+from penstock.testing import eventually
+
+
+class Desk:
+    """A consumer that refuses what it is told to, and what was set aside."""
+
+    worker: ConsumerWorker
+
+    def __init__(self, flow: Pipeline, connection: Connection, url: str) -> None:
+        self.flow, self.connection, self.url = flow, connection, url
+        self.refused = {"a1"}
+        self.ends_transaction = False
+
+    def letters(self) -> list[DeadLetter]:
+        return of_consumer(self.connection, "reader")
+
+    def retry(self, letters: list[DeadLetter] | None = None) -> list[Retried]:
+        return retry(self.flow, self.letters() if letters is None else letters, self.url)
+
+    def effects(self) -> list[str]:
+        rows = self.connection.execute("SELECT word FROM public.effects ORDER BY number").fetchall()
+        return [word for (word,) in rows]
+
+
+@pytest.fixture
+def desk(
+    flow: Pipeline,
+    things: Log,
+    connection: Connection,
+    streamer: Streamer,
+    database_url: str,
+    redis_url: str,
+) -> Iterator[Desk]:
+    """Words a1 to a3 of key a and b1 of key b; a1 is refused, so a2 and a3 are parked behind it."""
+    connection.execute(
+        "CREATE TABLE public.effects (number int GENERATED ALWAYS AS IDENTITY, word text UNIQUE)"
+    )
+    desk = Desk(flow, connection, database_url)
+
+    @flow.consumer(reads=things, name="reader", park_key=True, attempts=1)
+    def apply(session: Session, records: list[Record]) -> None:
+        for record in records:
+            word = record.data["word"]
+            session.execute(
+                text("INSERT INTO public.effects (word) VALUES (:word)"), {"word": word}
+            )
+            if word in desk.refused:
+                raise ValueError(f"no {record.key}")
+            if desk.ends_transaction:
+                session.connection().connection.driver_connection.commit()  # type: ignore[union-attr]  # psycopg's
+
+    worker = desk.worker = ConsumerWorker(
+        flow, flow.consumer_named("reader"), database_url, redis_url
+    )
+    for word in ("a1", "b1", "a2", "a3"):
+        connection.execute(
+            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers) "
+            "VALUES ('things', 0, left(%s, 1), 'said', 'word', jsonb_build_object('word', %s::text), '{\"v\": 1}')",
+            (word, word),
+        )
+    streamer.drain()
+    worker.drain()
+    yield desk
+    worker.close()
+
+
+def test_what_was_set_aside_is_listed_without_its_payload(desk: Desk) -> None:
+    found = newest(desk.connection)
+
+    assert {(letter.place, letter.parked) for letter in found} == {
+        ("things/0/1", False),
+        ("things/0/3", True),
+        ("things/0/4", True),
+    }
+    assert not hasattr(found[0], "data")
+    assert newest(desk.connection, "nobody") == []
+    assert len(newest(desk.connection, limit=1)) == 1
+
+
+def test_one_is_shown_with_its_payload(desk: Desk) -> None:
+    record = record_of(desk.connection, at(desk.letters(), "0/1"))
+
+    assert record is not None
+    assert (record.data, record.headers, record.key) == ({"word": "a1"}, {"v": 1}, "a")
+
+
+def test_a_place_where_there_is_none_is_refused(desk: Desk) -> None:
+    with pytest.raises(Unknown, match="list shows"):
+        at(desk.letters(), "0/2")
+
+
+def test_a_mended_handler_applies_them_in_order_and_they_are_gone(desk: Desk) -> None:
+    desk.refused = set()
+
+    done = desk.retry()
+
+    assert [(each.letter.offset, each.outcome) for each in done] == [
+        (1, "applied"),
+        (3, "applied"),
+        (4, "applied"),
+    ]
+    assert desk.effects() == ["b1", "a1", "a2", "a3"]
+    assert desk.letters() == []
+    assert counts(desk) == (4, 0)
+
+
+def test_one_that_fails_again_stays_with_the_others_of_its_key(desk: Desk) -> None:
+    done = desk.retry()
+
+    assert [each.outcome for each in done] == ["failed", "kept", "kept"]
+    assert next((letter.attempts, letter.reason) for letter in desk.letters()) == (
+        2,
+        "ValueError: no a",
+    )
+    assert desk.effects() == ["b1"]
+
+
+def test_one_that_is_parked_waits_for_the_one_before_it(desk: Desk) -> None:
+    desk.refused = set()
+
+    done = desk.retry([at(desk.letters(), "0/3")])
+
+    assert [each.outcome for each in done] == ["kept"]
+    assert desk.effects() == ["b1"]
+
+
+def test_a_letter_that_somebody_else_has_retried_is_not_applied_twice(desk: Desk) -> None:
+    desk.refused = set()
+    letters = desk.letters()
+    desk.retry(letters)
+
+    again = desk.retry(letters)
+
+    assert {each.outcome for each in again} == {"gone"}
+    assert desk.effects() == ["b1", "a1", "a2", "a3"]
+
+
+def test_a_handler_that_ends_its_transaction_is_found_out(desk: Desk) -> None:
+    desk.refused, desk.ends_transaction = set(), True
+
+    with pytest.raises(BrokenTransaction):
+        desk.retry([at(desk.letters(), "0/1")])
+
+    assert len(desk.letters()) == 3
+
+
+def test_a_record_of_the_key_is_not_parked_while_it_is_being_freed(
+    desk: Desk, streamer: Streamer
+) -> None:
+    """Both take the checkpoint's row: the worker passes by until the key is free."""
+    desk.refused = set()
+    with connect_postgres(desk.url, application="retry") as busy, busy.transaction():
+        busy.execute("SELECT FROM penstock.checkpoints WHERE shard = 0 FOR UPDATE")
+        desk.connection.execute(
+            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+            "VALUES ('things', 0, 'a', 'said', 'word', '{\"word\": \"a4\"}')"
+        )
+        streamer.drain()
+        assert desk.worker.round(0).dead == 0
+        busy.execute("DELETE FROM penstock.dead_letters")
+
+    eventually(lambda: desk.worker.round(50).applied, "the worker applies it")
+    assert desk.effects() == ["b1", "a4"]
+
+
+def test_what_is_dropped_is_gone_without_an_effect(desk: Desk) -> None:
+    dropped = drop(desk.connection, [at(desk.letters(), "things/0/1")])
+
+    assert dropped == 1
+    assert [letter.offset for letter in desk.letters()] == [3, 4]
+    assert desk.effects() == ["b1"]
+    assert drop(desk.connection, []) == 0
+
+
+def counts(desk: Desk) -> Any:
+    return desk.connection.execute(
+        "SELECT applied, dead FROM penstock.checkpoints WHERE shard = 0"
+    ).fetchone()

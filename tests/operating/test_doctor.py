@@ -1,0 +1,384 @@
+"""The doctor finds what is wrong, and says what to type."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from fixtures.flow import stage_rows
+from penstock import Log, Pipeline
+from penstock.channels.routing import log_keys
+from penstock.channels.server import check_eviction, connect_redis
+from penstock.consuming import ConsumerWorker
+from penstock.errors import UnsafeSetting
+from penstock.operating.doctor import Finding, examine, worst
+from penstock.operating.doctor import flow as flow_checks
+from penstock.operating.doctor import server as server_checks
+from penstock.operating.initialise import initialise
+from penstock.postgres import Connection, connect_postgres
+from penstock.records import Record
+from penstock.streaming import Streamer
+from penstock.testing import EmbeddedPostgres, EmbeddedServers
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServers]:
+    """Both servers as they should be."""
+    servers = EmbeddedServers(tmp_path_factory.mktemp("sound"))
+    servers.start()
+    initialise(servers.database_url)
+    yield servers
+    servers.remove()
+
+
+@pytest.fixture
+def reader(
+    flow: Pipeline, things: Log, database_url: str, redis_url: str
+) -> Iterator[ConsumerWorker]:
+    @flow.consumer(reads=things, attempts=1, on_poison="halt")
+    def reader(_session: Any, records: list[Record]) -> None:
+        if any(record.key == "bad1" for record in records):
+            raise ValueError("bad")
+
+    worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    yield worker
+    worker.close()
+
+
+def found(findings: list[Finding], check: str, grade: str) -> list[Finding]:
+    """Those of one check, and of one grade."""
+    return [finding for finding in findings if (finding.check, finding.grade) == (check, grade)]
+
+
+def only(findings: list[Finding], check: str, grade: str) -> Finding:
+    chosen = found(findings, check, grade)
+    assert len(chosen) == 1, findings
+    return chosen[0]
+
+
+def test_all_is_well_where_all_is_well(flow: Pipeline, things: Log, sound: EmbeddedServers) -> None:
+    flow.consumer(reads=things, name="reader")(lambda _session, _records: None)
+    with (
+        connect_postgres(sound.database_url, application="test") as connection,
+        connect_redis(sound.redis_url) as client,
+    ):
+        streamer = Streamer(flow, sound.database_url, sound.redis_url)
+        stage_rows(connection, things, 10)
+        streamer.drain()
+        streamer.close()
+
+        findings = examine(connection, client, flow)
+
+    assert [finding for finding in findings if finding.grade != "ok"] == []
+    assert worst(findings) == "ok"
+    assert {"postgres", "schema", "past", "keys", "journal", "eviction"} <= {
+        f.check for f in findings
+    }
+
+
+def test_every_finding_that_is_not_well_says_what_to_do(
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline
+) -> None:
+    connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN id SET CACHE 20")
+
+    findings = examine(connection, redis_client, flow)
+
+    assert worst(findings) == "error"
+    assert [f for f in findings if f.grade != "ok" and not f.mend] == []
+
+
+def test_a_server_that_keeps_nothing_through_a_crash_is_an_error(
+    connection: Connection, redis_client: redis.Redis
+) -> None:
+    """The server of the test run is one."""
+    assert "fsync" in only(examine(connection, redis_client), "durability", "error").found
+
+
+def test_postgres_away_is_all_that_is_said(redis_client: redis.Redis) -> None:
+    [finding] = examine(None, redis_client)
+
+    assert (finding.check, finding.grade, finding.unreachable) == ("postgres", "error", True)
+
+
+def test_redis_away_is_said_once(connection: Connection) -> None:
+    with connect_redis("redis://127.0.0.1:1/0") as away:
+        findings = examine(connection, away)
+
+    assert len([finding for finding in findings if finding.unreachable]) == 1
+
+
+def test_missing_tables_are_made_by_init(
+    postgres: EmbeddedPostgres, redis_client: redis.Redis
+) -> None:
+    with connect_postgres(postgres.url_of("postgres"), application="test") as empty:
+        findings = examine(empty, redis_client)
+
+    assert only(findings, "schema", "error").mend == "penstock init"
+
+
+def test_an_older_schema_is_brought_up_to_date_by_init(
+    connection: Connection, redis_client: redis.Redis
+) -> None:
+    connection.execute("UPDATE penstock.alembic_version SET version_num = 'penstock_0000'")
+
+    assert only(examine(connection, redis_client), "schema", "error").mend == "penstock init"
+
+
+def test_a_long_transaction_is_named(
+    connection: Connection,
+    redis_client: redis.Redis,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_checks, "LONG_S", 0)
+    with connect_postgres(database_url, application="report") as slow:
+        slow.execute("BEGIN")
+        slow.execute("SELECT 1")
+        finding = only(examine(connection, redis_client), "long transactions", "warning")
+        pid = slow.info.backend_pid
+
+    assert f"process {pid} (penstock report, idle in transaction)" in finding.found
+    assert finding.mend.endswith(f"SELECT pg_terminate_backend({pid})")
+
+
+def test_a_prepared_transaction_is_named(
+    connection: Connection,
+    redis_client: redis.Redis,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_checks, "LONG_S", 0)
+    with connect_postgres(database_url, application="test") as preparing:
+        preparing.execute("BEGIN")
+        preparing.execute("SELECT pg_current_xact_id()")
+        preparing.execute("PREPARE TRANSACTION 'forgotten'")
+    try:
+        finding = only(examine(connection, redis_client), "prepared transactions", "warning")
+    finally:
+        connection.execute("ROLLBACK PREPARED 'forgotten'")
+
+    assert "'forgotten'" in finding.found
+
+
+def test_a_record_that_the_sequencer_passed_over_is_found(
+    connection: Connection, redis_client: redis.Redis, streamer: Streamer, things: Log
+) -> None:
+    stage_rows(connection, things, 5)
+    streamer.drain()
+    connection.execute(
+        "INSERT INTO penstock.staged_records (xid, channel, shard, key, action, object, data) "
+        "VALUES ('3', 'things', 0, 'k', 'a', 'o', '{}')"
+    )
+
+    finding = only(examine(connection, redis_client), "missed records", "error")
+
+    assert "1 committed records have no offset" in finding.found
+
+
+def test_rows_deleted_by_hand_are_found(
+    connection: Connection, redis_client: redis.Redis, streamer: Streamer, things: Log
+) -> None:
+    for _ in range(4):
+        stage_rows(connection, things, 30)
+        streamer.drain()
+    connection.execute(
+        "DELETE FROM penstock.journal j WHERE shard = 0 AND first_offset = "
+        "(SELECT first_offset FROM penstock.journal WHERE shard = 0 ORDER BY 1 OFFSET 1 LIMIT 1)"
+    )
+    connection.execute(
+        "DELETE FROM penstock.staged_records WHERE id = (SELECT max(id) FROM penstock.staged_records)"
+    )
+
+    errors = found(examine(connection, redis_client), "journal", "error")
+
+    assert [
+        word in error.found
+        for word, error in zip(("things/0: 1 holes", "gone"), errors, strict=True)
+    ]
+
+
+def test_ids_drawn_in_advance_are_an_error(
+    connection: Connection, redis_client: redis.Redis
+) -> None:
+    connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN id SET CACHE 20")
+
+    assert "SET CACHE 1" in only(examine(connection, redis_client), "identity", "error").found
+
+
+def test_another_number_of_shards_is_an_error(
+    connection: Connection, redis_client: redis.Redis, streamer: Streamer
+) -> None:
+    streamer.drain()
+
+    findings = examine(connection, redis_client, Pipeline([Log("things", shards=3)]))
+
+    assert "of 3 shards" in only(findings, "channels", "error").found
+
+
+def test_a_consumer_that_nobody_declares_is_to_be_retired(
+    connection: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    streamer: Streamer,
+    reader: ConsumerWorker,
+) -> None:
+    streamer.drain()
+
+    finding = only(
+        examine(connection, redis_client, Pipeline([*flow.channels.values()])),
+        "consumers",
+        "warning",
+    )
+
+    assert finding.mend == "penstock consumers retire reader --yes"
+
+
+def test_a_halted_shard_and_its_way_on_are_shown(
+    connection: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    things: Log,
+    streamer: Streamer,
+    reader: ConsumerWorker,
+) -> None:
+    stage_rows(connection, things, 1, "bad")
+    streamer.drain()
+    reader.drain()
+
+    finding = only(examine(connection, redis_client, flow), "consumers", "error")
+
+    assert "reader is halted in things/" in finding.found
+    assert "reset checkpoint reader --resume" in finding.mend
+
+
+def test_records_that_nobody_streams_are_an_error(
+    connection: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    things: Log,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flow_checks, "STALLED_S", 0.0)
+    stage_rows(connection, things, 3)
+
+    assert only(examine(connection, redis_client, flow), "streamer", "error").mend.startswith(
+        "penstock stream"
+    )
+
+
+def test_rights_that_workers_need_are_looked_for(
+    connection: Connection, redis_client: redis.Redis, database_url: str
+) -> None:
+    connection.execute("DROP ROLE IF EXISTS onlooker")
+    connection.execute("CREATE ROLE onlooker LOGIN")
+    connection.execute("GRANT USAGE ON SCHEMA penstock TO onlooker")
+    connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA penstock TO onlooker")
+    try:
+        with connect_postgres(
+            database_url.replace("penstock@", "onlooker@"), application="test"
+        ) as looking:
+            finding = only(examine(looking, redis_client), "privileges", "warning")
+    finally:
+        connection.execute("DROP OWNED BY onlooker")
+        connection.execute("DROP ROLE onlooker")
+
+    assert "INSERT on journal" in finding.found
+    assert "SELECT on journal" not in finding.found
+
+
+def test_an_eviction_policy_that_takes_any_key_is_refused(
+    connection: Connection, redis_client: redis.Redis
+) -> None:
+    redis_client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        finding = only(examine(connection, redis_client), "eviction", "error")
+        with pytest.raises(UnsafeSetting, match="allkeys-lru"):
+            check_eviction(redis_client)
+    finally:
+        redis_client.config_set("maxmemory-policy", "noeviction")
+
+    assert finding.mend == "CONFIG SET maxmemory-policy noeviction"
+
+
+def test_an_eviction_policy_for_mortal_keys_is_fine(redis_client: redis.Redis) -> None:
+    redis_client.config_set("maxmemory-policy", "volatile-lru")
+    try:
+        check_eviction(redis_client)
+    finally:
+        redis_client.config_set("maxmemory-policy", "noeviction")
+
+
+def test_a_key_with_a_time_to_live_and_a_foreign_entry_are_found(
+    connection: Connection, redis_client: redis.Redis, streamer: Streamer, things: Log
+) -> None:
+    stage_rows(connection, things, 20)
+    streamer.drain()
+    first, second = (log_keys("penstock", shard).stream for shard in things.shard_names)
+    redis_client.expire(first, 1000)
+    redis_client.xadd(second, {"what": "is this"})
+
+    errors = found(examine(connection, redis_client), "keys", "error")
+
+    assert f"PERSIST {first}" in [error.mend for error in errors]
+    assert any(second in error.mend for error in errors)
+
+
+def test_someone_elses_key_in_place_of_a_shard_is_found(
+    connection: Connection, redis_client: redis.Redis, streamer: Streamer, things: Log
+) -> None:
+    streamer.drain()
+    redis_client.set(log_keys("penstock", things.shard_names[0]).stream, "mine")
+
+    findings = examine(connection, redis_client)
+
+    assert found(findings, "keys", "error")
+
+
+def test_a_log_ahead_of_the_journal_is_an_error(
+    connection: Connection, redis_client: redis.Redis, streamer: Streamer, things: Log
+) -> None:
+    stage_rows(connection, things, 20)
+    streamer.drain()
+    connection.execute("DELETE FROM penstock.journal")
+
+    assert "reset epoch" in only(examine(connection, redis_client), "past", "error").found
+
+
+def test_a_replica_is_an_error(connection: Connection, redis_url: str, tmp_path: Path) -> None:
+    from penstock.testing import EmbeddedRedis  # noqa: PLC0415  this test alone
+
+    with (
+        EmbeddedRedis(tmp_path / "replica", settings={"replicaof": "127.0.0.1 1"}) as replica,
+        connect_redis(replica.url) as client,
+    ):
+        findings = examine(connection, client)
+
+    assert "replica" in only(findings, "redis", "error").found
+
+
+def test_looking_changes_nothing(
+    connection: Connection,
+    redis_client: redis.Redis,
+    streamer: Streamer,
+    things: Log,
+    flow: Pipeline,
+) -> None:
+    """Not even an epoch is opened where one is due."""
+    stage_rows(connection, things, 20)
+    streamer.drain()
+    connection.execute("UPDATE penstock.epochs SET timeline = 77")
+    tables = ("epochs", "ticks", "journal", "channels", "checkpoints")
+
+    def everything() -> list[Any]:
+        return [
+            connection.execute(f"SELECT * FROM penstock.{t} ORDER BY 1".encode()).fetchall()
+            for t in tables
+        ]
+
+    before = everything()
+    findings = examine(connection, redis_client, flow)
+
+    assert everything() == before
+    assert "new epoch" in only(findings, "past", "warning").mend

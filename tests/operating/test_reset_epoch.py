@@ -1,0 +1,374 @@
+"""After Postgres has lost what was published, an operator decides, and everything is exact again."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import redis
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from fixtures.flow import stage_rows
+from penstock import Log, Pipeline
+from penstock.channels.log import extents, read
+from penstock.channels.routing import log_keys
+from penstock.consuming import ConsumerWorker
+from penstock.errors import ChangedPast, Fenced, Refused
+from penstock.operating.initialise import initialise
+from penstock.operating.reset import epoch as epoch_module
+from penstock.operating.reset import reset_epoch
+from penstock.postgres import Connection, connect_postgres
+from penstock.records import BEGINNING, Record, ShardName
+from penstock.streaming import Streamer
+from penstock.testing import EmbeddedPostgres, eventually
+from penstock.testing.postgres_binaries import account_for_postgres, postgres_binaries
+
+EFFECTS = "CREATE TABLE public.effects (record_id bigint, key text)"
+LINEAR = {"fsync": "off", "full_page_writes": "off", "max_prepared_transactions": "4"}
+
+
+class Scene:
+    """A pipeline with one consumer, on whatever Postgres is at the URL now."""
+
+    def __init__(self, flow: Pipeline, things: Log, client: redis.Redis, redis_url: str) -> None:
+        self.things, self.client = things, client
+        self._flow, self._redis_url = flow, redis_url
+
+        @flow.consumer(reads=things, name="reader")
+        def reader(session: Session, records: list[Record]) -> None:
+            for record in records:
+                session.execute(
+                    text("INSERT INTO public.effects VALUES (:id, :key)"),
+                    {"id": record.id, "key": record.key},
+                )
+
+    def stream(self, url: str) -> None:
+        streamer = Streamer(self._flow, url, self._redis_url)
+        try:
+            streamer.drain()
+        finally:
+            streamer.close()
+
+    def consume(self, url: str) -> None:
+        worker = ConsumerWorker(
+            self._flow, self._flow.consumer_named("reader"), url, self._redis_url
+        )
+        try:
+            worker.drain()
+        finally:
+            worker.close()
+
+    def stage(self, url: str, count: int, prefix: str) -> None:
+        with connect_postgres(url, application="test") as connection:
+            stage_rows(connection, self.things, count, prefix)
+
+    def log(self) -> dict[ShardName, list[Record]]:
+        return {
+            s: read(self.client, "penstock", s, BEGINNING, 10_000) for s in self.things.shard_names
+        }
+
+    def assert_exact(self, url: str) -> None:
+        """Every committed record is in the log once and has one effect; nothing else has."""
+        with connect_postgres(url, application="test") as connection:
+            committed = connection.execute(
+                "SELECT id, key FROM penstock.staged_records ORDER BY id"
+            ).fetchall()
+            effects = connection.execute(
+                "SELECT record_id, key FROM public.effects ORDER BY record_id"
+            ).fetchall()
+            named = connection.execute(
+                "SELECT unnest(record_ids) FROM penstock.journal ORDER BY 1"
+            ).fetchall()
+        log = self.log()
+        assert effects == committed
+        assert [record_id for (record_id,) in named] == [record_id for record_id, _ in committed]
+        assert sorted((r.id, r.key) for records in log.values() for r in records) == committed
+        for records in log.values():
+            assert [record.offset for record in records] == list(range(1, len(records) + 1))
+
+
+@pytest.fixture
+def scene(flow: Pipeline, things: Log, redis_client: redis.Redis, redis_url: str) -> Scene:
+    return Scene(flow, things, redis_client, redis_url)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    """A Postgres of the test's own, with the tables."""
+    made = EmbeddedPostgres(tmp_path / "postgres", settings=LINEAR)
+    made.start()
+    initialise(made.url)
+    with connect_postgres(made.url, application="test") as connection:
+        connection.execute(EFFECTS)
+    yield made
+    made.remove()
+
+
+def test_a_database_put_back_to_an_older_copy_goes_on_in_a_new_epoch(
+    scene: Scene, flow: Pipeline, server: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    """What was published and then lost leaves the log; what Postgres has is delivered once."""
+    scene.stage(server.url, 50, "kept")
+    scene.stream(server.url)
+    scene.consume(server.url)
+    server.copy_to(tmp_path / "older")
+    scene.stage(server.url, 30, "lost")
+    scene.stream(server.url)
+    scene.consume(server.url)
+    server.restore(tmp_path / "older")
+    scene.stage(server.url, 40, "after")
+
+    with pytest.raises(ChangedPast, match="lost commits"):
+        scene.stream(server.url)
+    with connect_postgres(server.url, application="test") as connection:
+        plan = reset_epoch(connection, scene.client, flow)
+        with pytest.raises(ChangedPast):  # a plan changes nothing
+            scene.stream(server.url)
+        done = reset_epoch(connection, scene.client, flow, apply=True)
+        again = reset_epoch(connection, scene.client, flow, apply=True)
+
+    assert plan.following == 2
+    assert sum((plan.unsequenced or {}).values()) == 40
+    assert {each.shard for each in plan.deleted} == {"things/0", "things/1"}
+    assert plan.rewound == ()
+    assert done.applied
+    assert again.reason is None
+    scene.stream(server.url)
+    scene.consume(server.url)
+    scene.stage(server.url, 10, "later")
+    scene.stream(server.url)
+    scene.consume(server.url)
+    scene.assert_exact(server.url)
+
+
+def test_numbers_of_lost_records_are_not_given_out_again(
+    scene: Scene, flow: Pipeline, server: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    scene.stage(server.url, 5, "kept")
+    scene.stream(server.url)
+    server.copy_to(tmp_path / "older")
+    scene.stage(server.url, 200, "lost")
+    scene.stream(server.url)
+    highest = max(record.id for records in scene.log().values() for record in records)
+    server.restore(tmp_path / "older")
+
+    with connect_postgres(server.url, application="test") as connection:
+        reset_epoch(connection, scene.client, flow, apply=True)
+        scene.stage(server.url, 1, "new")
+        row = connection.execute("SELECT max(id) FROM penstock.staged_records").fetchone()
+
+    assert row is not None
+    assert row[0] > highest
+
+
+def test_a_database_loaded_into_another_cluster_goes_on_in_a_new_epoch(
+    scene: Scene, flow: Pipeline, database_url: str, server: EmbeddedPostgres
+) -> None:
+    """Its records' transaction ids mean nothing there: nothing is sequenced twice, nothing is missed."""
+    with connect_postgres(database_url, application="test") as connection:
+        connection.execute(EFFECTS)
+        # Far from where the young cluster is.
+        for _ in range(2000):
+            connection.execute("SELECT pg_current_xact_id()")
+    scene.stage(database_url, 50, "streamed")
+    scene.stream(database_url)
+    scene.consume(database_url)
+    scene.stage(database_url, 25, "waiting")
+    moved = server.create_database("moved")
+    dump_and_load(database_url, moved)
+
+    with pytest.raises(ChangedPast, match="another cluster"):
+        scene.stream(moved)
+    with (
+        connect_postgres(moved, application="test") as connection,
+        connect_postgres(moved, application="early") as early,
+    ):
+        early.execute("BEGIN")
+        early.execute("SELECT pg_current_xact_id()")
+        plan = reset_epoch(connection, scene.client, flow, apply=True)
+        stage_rows(early, scene.things, 5, "early")
+        early.execute("COMMIT")
+
+    assert plan.deleted == ()
+    assert plan.marked == 75
+    scene.stream(moved)
+    # The young cluster comes to the ids that the records had.
+    with connect_postgres(moved, application="test") as connection:
+        for _ in range(4000):
+            connection.execute("SELECT pg_current_xact_id()")
+    scene.stage(moved, 10, "later")
+    scene.stream(moved)
+    scene.consume(moved)
+    scene.assert_exact(moved)
+
+
+def test_ids_of_another_cluster_are_seen_even_if_the_last_tick_is_older(
+    scene: Scene, database_url: str
+) -> None:
+    """A record from the future of this cluster's ids would be sequenced when they come to it, perhaps twice."""
+    scene.stage(database_url, 1, "k")
+    with connect_postgres(database_url, application="test") as connection:
+        connection.execute(
+            "UPDATE penstock.staged_records SET xid = (pg_current_xact_id()::text::bigint + 1000)::text::xid8"
+        )
+
+    with pytest.raises(ChangedPast, match="another cluster"):
+        scene.stream(database_url)
+
+
+def test_transactions_that_are_open_meanwhile_lose_nothing_and_double_nothing(
+    scene: Scene, flow: Pipeline, database_url: str, connection: Connection
+) -> None:
+    """One has staged already: it is waited for.  One has its id already, and stages afterwards."""
+    connection.execute(EFFECTS)
+    scene.stage(database_url, 20, "first")
+    scene.stream(database_url)
+    pretend_loss(scene, 7)
+    with (
+        connect_postgres(database_url, application="staged") as staged,
+        connect_postgres(database_url, application="later") as later,
+    ):
+        later.execute("BEGIN")
+        later.execute("SELECT pg_current_xact_id()")
+        staged.execute("BEGIN")
+        stage_rows(staged, scene.things, 5, "staged")
+        resetting = Thread(
+            target=lambda: reset_epoch(connection, scene.client, flow, apply=True), daemon=True
+        )
+        resetting.start()
+        eventually(lambda: waits_for_a_lock(database_url), "the reset waits for who has staged")
+        staged.execute("COMMIT")
+        resetting.join(20)
+        stage_rows(later, scene.things, 5, "later")
+        later.execute("COMMIT")
+
+    scene.stream(database_url)
+    scene.consume(database_url)
+    scene.assert_exact(database_url)
+
+
+def test_a_prepared_transaction_that_has_staged_stops_the_reset(
+    scene: Scene,
+    flow: Pipeline,
+    database_url: str,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(epoch_module, "LOCK_TIMEOUT_S", 1)
+    scene.stream(database_url)
+    pretend_loss(scene, 3)
+    with connect_postgres(database_url, application="prepared") as prepared:
+        prepared.execute("BEGIN")
+        stage_rows(prepared, scene.things, 1)
+        prepared.execute("PREPARE TRANSACTION 'left'")
+
+    with pytest.raises(Refused, match="nothing was changed"):
+        reset_epoch(connection, scene.client, flow, apply=True)
+
+    connection.execute("ROLLBACK PREPARED 'left'")
+    assert reset_epoch(connection, scene.client, flow, apply=True).applied
+
+
+def test_a_streamer_of_the_old_epoch_is_shut_out(
+    scene: Scene, flow: Pipeline, database_url: str, connection: Connection, streamer: Streamer
+) -> None:
+    stage_rows(connection, scene.things, 5, "a")
+    streamer.drain()
+    scene.client.delete(log_keys("penstock", scene.things.shard_names[0]).stream)
+    pretend_loss(scene, 4)
+
+    reset_epoch(connection, scene.client, flow, apply=True)
+    stage_rows(connection, scene.things, 20, "b")
+
+    with pytest.raises(Fenced):
+        streamer.drain()
+
+
+def test_a_reset_that_did_not_come_to_its_end_is_seen_and_done_again(
+    scene: Scene,
+    flow: Pipeline,
+    database_url: str,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection.execute(EFFECTS)
+    scene.stage(database_url, 20, "first")
+    scene.stream(database_url)
+    pretend_loss(scene, 2)
+    original = epoch_module._begin_anew
+
+    def crash(*arguments: object) -> None:
+        original(*arguments)  # type: ignore[arg-type]  # passed on as they are
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(epoch_module, "_begin_anew", crash)
+    with pytest.raises(KeyboardInterrupt):
+        reset_epoch(connection, scene.client, flow, apply=True)
+    monkeypatch.undo()
+
+    with pytest.raises(ChangedPast, match="did not come to its end"):
+        scene.stream(database_url)
+    assert reset_epoch(connection, scene.client, flow, apply=True).following == 4
+    scene.stream(database_url)
+    scene.consume(database_url)
+    scene.assert_exact(database_url)
+
+
+def test_a_checkpoint_beyond_the_journal_goes_back_to_its_end(
+    scene: Scene, flow: Pipeline, database_url: str, connection: Connection
+) -> None:
+    """It has passed records that Postgres has lost; those at the same offsets now are others."""
+    connection.execute(EFFECTS)
+    scene.stage(database_url, 20, "first")
+    scene.stream(database_url)
+    scene.consume(database_url)
+    connection.execute('UPDATE penstock.checkpoints SET "offset" = "offset" + 5 WHERE shard = 0')
+    pretend_loss(scene, 2)
+    scene.stage(database_url, 30, "second")
+
+    plan = reset_epoch(connection, scene.client, flow, apply=True)
+
+    assert [(each.consumer, each.shard, each.offset - each.journal) for each in plan.rewound] == [
+        ("reader", "things/0", 5)
+    ]
+    scene.stream(database_url)
+    scene.consume(database_url)
+    scene.assert_exact(database_url)
+
+
+def test_a_log_that_agrees_is_not_replayed(
+    scene: Scene, flow: Pipeline, database_url: str, connection: Connection
+) -> None:
+    scene.stage(database_url, 20, "first")
+    scene.stream(database_url)
+    before = extents(scene.client, "penstock", list(scene.things.shard_names))
+    pretend_loss(scene, 2)
+
+    plan = reset_epoch(connection, scene.client, flow, apply=True)
+
+    assert plan.deleted == ()
+    assert extents(scene.client, "penstock", list(scene.things.shard_names)) == before
+
+
+def pretend_loss(scene: Scene, epoch: int) -> None:
+    """The log says that it was written in an epoch that Postgres does not know."""
+    for shard in scene.things.shard_names:
+        scene.client.set(log_keys("penstock", shard).epoch, epoch)
+
+
+def waits_for_a_lock(url: str) -> bool:
+    with connect_postgres(url, application="watching") as connection:
+        return bool(connection.execute("SELECT FROM pg_locks WHERE NOT granted").fetchall())
+
+
+def dump_and_load(source: str, target: str) -> None:
+    binaries = postgres_binaries(account_for_postgres())
+    dumped = subprocess.run([binaries / "pg_dump", source], check=True, capture_output=True)
+    subprocess.run(
+        [binaries / "psql", "--quiet", "--set=ON_ERROR_STOP=1", target],
+        check=True,
+        input=dumped.stdout,
+        capture_output=True,
+    )

@@ -1,0 +1,144 @@
+"""What ``status`` says is what is so."""
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from fixtures.flow import stage_rows
+from penstock import Log, Pipeline
+from penstock.channels.server import connect_redis
+from penstock.consuming import ConsumerWorker
+from penstock.errors import SchemaMissing
+from penstock.operating.status import Status, dead_letters_of, status
+from penstock.postgres import Connection, connect_postgres
+from penstock.registry import register_consumer
+from penstock.streaming import Streamer
+
+
+@pytest.fixture
+def reader(
+    flow: Pipeline, things: Log, database_url: str, redis_url: str
+) -> Iterator[ConsumerWorker]:
+    @flow.consumer(reads=things, name="reader")
+    def reader(_session: object, records: list[object]) -> None:
+        del records
+
+    worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    yield worker
+    worker.close()
+
+
+def totals(found: Status) -> tuple[int, int, int | None]:
+    shards = found.channels[0].shards
+    return (
+        sum(s.staged for s in shards),
+        sum(s.sequenced for s in shards),
+        sum(s.published for s in shards if s.published is not None),
+    )
+
+
+def test_a_record_is_staged_then_sequenced_and_published_then_applied(
+    connection: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    things: Log,
+    streamer: Streamer,
+    reader: ConsumerWorker,
+) -> None:
+    stage_rows(connection, things, 10)
+    before = status(connection, redis_client, flow)
+    streamer.drain()
+    between = status(connection, redis_client, flow)
+    reader.drain()
+    after = status(connection, redis_client, flow)
+
+    assert totals(before) == (10, 0, 0)
+    assert max(s.staged_s for s in before.channels[0].shards) > 0
+    assert before.consumers == ()
+    assert totals(between) == (0, 10, 10)
+    assert sum(s.lag for s in between.consumers[0].shards) == 10
+    assert max(s.lag_s for s in between.consumers[0].shards) > 0
+    assert [(s.lag, s.lag_s) for s in after.consumers[0].shards] == [(0, 0.0), (0, 0.0)]
+    assert sum(s.applied for s in after.consumers[0].shards) == 10
+    assert dead_letters_of(after) == 0
+    assert after.consumers[0].declared is True
+
+
+def test_the_age_of_a_lag_is_that_of_the_first_record_not_applied(
+    connection: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    things: Log,
+    streamer: Streamer,
+) -> None:
+    flow.consumer(reads=things, name="reader")(lambda _session, _records: None)
+    register_consumer(connection, flow.schema, flow.consumer_named("reader"))
+    stage_rows(connection, things, 20)
+    connection.execute(
+        "UPDATE penstock.staged_records SET created_at = created_at - interval '1 hour' WHERE id = "
+        "(SELECT min(id) FROM penstock.staged_records WHERE shard = 1)"
+    )
+    streamer.drain()
+
+    late = {s.shard: s.lag_s for s in status(connection, redis_client, flow).consumers[0].shards}
+
+    assert late[1] > 3599
+    assert late[0] < 60
+
+
+def test_the_oldest_open_transaction_is_named(
+    connection: Connection, redis_client: redis.Redis, database_url: str
+) -> None:
+    with connect_postgres(database_url, application="slow report") as slow:
+        slow.execute("BEGIN")
+        slow.execute("SELECT 1")
+        found = status(connection, redis_client).oldest_transaction
+        pid = slow.info.backend_pid
+
+    assert found is not None
+    assert found.application == "penstock slow report"
+    assert found.state == "idle in transaction"
+    assert found.pid == pid
+
+
+def test_without_redis_the_rest_is_shown(
+    connection: Connection, flow: Pipeline, things: Log
+) -> None:
+    with connect_redis("redis://127.0.0.1:1/0") as away:
+        found = status(connection, away, flow)
+
+    assert found.redis is not None
+    assert [s.published for s in found.channels[0].shards] == [None, None]
+
+
+def test_a_database_without_tables_says_what_to_type(
+    postgres: object, redis_client: redis.Redis
+) -> None:
+    url = postgres.url_of("postgres")  # type: ignore[attr-defined]  # the fixture of the run
+    with (
+        connect_postgres(url, application="test") as empty,
+        pytest.raises(SchemaMissing, match="penstock init"),
+    ):
+        status(empty, redis_client)
+
+
+def test_asking_takes_the_same_number_of_statements_however_many_shards(
+    connection: Connection, redis_client: redis.Redis
+) -> None:
+    """The server counts; a round trip a shard would make a status of many shards slow."""
+
+    def statements_for(shards: int) -> int:
+        pipeline = Pipeline([Log("many", shards=shards)])
+        connection.execute("DELETE FROM penstock.channels")
+        before = commands(redis_client)
+        status(connection, redis_client, pipeline)
+        return commands(redis_client) - before
+
+    assert statements_for(64) - statements_for(2) == 62  # XINFO in one pipeline, a reply each
+
+
+def commands(client: redis.Redis) -> int:
+    info = client.info("stats")
+    assert isinstance(info, dict)
+    return int(info["total_commands_processed"])

@@ -1,0 +1,78 @@
+"""Every statement is prepared against the migrated schema; every script is loaded and keeps the rules of its header."""
+
+import re
+from pathlib import Path
+
+import pytest
+import redis
+
+from penstock.channels.scripts import script
+from penstock.postgres import Connection
+from penstock.statements import statements
+
+SOURCE = Path(__file__).parents[2] / "src" / "penstock"
+LUA = Path(__file__).parents[2] / "lua"
+PACKAGES = sorted(
+    ".".join(("penstock", *path.parent.relative_to(SOURCE).parts))
+    for path in SOURCE.rglob("statements.sql")
+)
+NAMED = [(package, name) for package in PACKAGES for name in statements(package)]
+UTILITY = re.compile(r"^(--.*\n)*(LOCK|SET)\b")  # Postgres prepares no utility statements
+PREPARABLE = [(p, name) for p, name in NAMED if not UTILITY.match(statements(p)[name].decode())]
+SCRIPTS = sorted(str(path.relative_to(LUA).with_suffix("")) for path in LUA.rglob("*.lua"))
+
+
+@pytest.mark.parametrize(("package", "name"), PREPARABLE)
+def test_a_statement_fits_the_schema(connection: Connection, package: str, name: str) -> None:
+    sql = statements(package)[name].decode()
+    order: list[str] = []
+
+    def numbered(match: re.Match[str]) -> str:
+        if match[1] not in order:
+            order.append(match[1])
+        return f"${order.index(match[1]) + 1}"
+
+    prepared = re.sub(r"%\((\w+)\)s", numbered, sql).replace("%%", "%")
+    connection.execute("SET search_path = ''")
+    connection.execute(f"PREPARE checked AS {prepared}".encode())
+
+
+@pytest.mark.parametrize(("package", "name"), NAMED)
+def test_a_statement_is_used(package: str, name: str) -> None:
+    python = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    assert f'"{name}"' in python
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_compiles_and_declares_all_that_it_touches(
+    redis_client: redis.Redis, name: str
+) -> None:
+    loaded = redis_client.script_load(script(name).text)
+    body = (LUA / f"{name}.lua").read_text()
+
+    assert loaded == script(name).sha
+    assert "-- returns: " in body
+    assert not re.search(r"(KEYS|ARGV)\[\d", body)
+    assert "pcall" not in body
+    assert len(body.splitlines()) <= 120
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [("penstock.streaming", "any_committed"), ("penstock.streaming", "last_tick")],
+)
+def test_what_runs_at_every_round_reads_no_whole_table(
+    connection: Connection, package: str, name: str
+) -> None:
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "SELECT 'c', 0, 'k', 'a', 'o', '{}' FROM generate_series(1, 20000)"
+    )
+    connection.execute("ANALYZE penstock.staged_records")
+    row = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()
+    assert row is not None
+    plan = connection.execute(
+        b"EXPLAIN " + statements(package)[name], {"next": row[0], "in_progress": ["5", "6"]}
+    ).fetchall()
+
+    assert not [line for (line,) in plan if "Seq Scan on staged_records" in line]
