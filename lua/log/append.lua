@@ -17,8 +17,9 @@ local function id_of(offset)
   return string.format("%.0f-0", offset)
 end
 
-local function id_argument(offset)
-  return ARGV[records + (offset - first) * WIDTH]
+-- A record's first argument is its id, its last the time of its staging.
+local function argument(offset, place)
+  return ARGV[records + (offset - first) * WIDTH + place]
 end
 
 local held = tonumber(redis.call("GET", newest_epoch) or epoch)
@@ -41,11 +42,12 @@ if redis.call("EXISTS", stream) == 1 then
   end
 end
 
--- What is there already must be ours: the last entry that batch and stream share carries the same record's id.
+-- What is there already must be ours: the last entry that batch and stream share is the same record.  Not the id alone
+-- tells: a Postgres that lost commits gives their ids out again.
 if tail >= first then
   local shared = math.min(tail, last)
   local entry = redis.call("XRANGE", stream, id_of(shared), id_of(shared))[1]
-  if entry and entry[2][2] ~= id_argument(shared) then
+  if entry and (entry[2][2] ~= argument(shared, 0) or entry[2][2 * WIDTH] ~= argument(shared, WIDTH - 1)) then
     return {"foreign", shared, tostring(entry[2][2])}
   end
 elseif tail + 1 < first and begins == 0 then

@@ -12,6 +12,7 @@ from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import Consumed, ConsumerWorker, TryAgain
 from penstock.consuming.checkpoints import BrokenTransaction
+from penstock.errors import ChangedPast
 from penstock.postgres import Connection
 from penstock.records import Record, ShardName
 from penstock.streaming import Streamer
@@ -338,6 +339,20 @@ def test_a_gap_that_nothing_fills_halts_the_shard(
 
     assert len(consumed.halted) == 2
     assert all("removed before this consumer" in reason for reason in consumed.halted.values())
+    assert effect_ids(connection) == []
+
+
+def test_records_that_only_the_log_knows_are_not_applied(
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """Guarantee 10: Postgres lost commits that were published; their effects would be the effects of nothing."""
+    worker = declare()
+    stage_rows(connection, things, 20)
+    streamer.drain()
+    connection.execute("TRUNCATE penstock.journal, penstock.staged_records")
+
+    with pytest.raises(ChangedPast, match="the journal only to 0"):
+        worker.drain()
     assert effect_ids(connection) == []
 
 

@@ -196,6 +196,22 @@ def test_another_record_in_our_place_stops_the_streamer(
         streamer.drain()
 
 
+def test_an_id_given_out_again_is_not_taken_for_our_record(
+    streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
+) -> None:
+    """Guarantee 10: a Postgres that lost commits hands their ids to others; the time of staging tells them apart."""
+    stage_rows(connection, things, 2)
+    streamer.drain()
+    for key in redis_client.keys("*:log"):
+        for entry_id, fields in redis_client.xrange(key):
+            redis_client.delete(key)
+            redis_client.xadd(key, fields | {b"ts": b"5"}, id=entry_id)
+
+    assert streamer._publisher is not None
+    with pytest.raises(ChangedPast, match="the log holds record"):
+        streamer._publisher.resend(1)
+
+
 def test_a_publisher_of_an_older_epoch_is_shut_out(
     streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
 ) -> None:

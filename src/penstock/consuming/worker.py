@@ -14,6 +14,7 @@ from sqlalchemy import Engine
 from penstock.channels.log import wait
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.consuming.applying import Applier, Delivered
+from penstock.consuming.backfill import refuse_log_ahead
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.declarations import ConsumerSpec
 from penstock.errors import ServerUnavailable
@@ -117,6 +118,7 @@ class ConsumerWorker:
             ServerUnavailable: A server does not answer.
             SchemaMissing: The tables are not there.
             DeclarationError: The pipeline does not fit what is registered.
+            ChangedPast: The log holds records that Postgres does not know.
         """
         application = f"consumer {self.consumer.name}"
         with connect_postgres(
@@ -124,9 +126,16 @@ class ConsumerWorker:
         ) as connection:
             register_consumer(connection, self._pipeline.schema, self.consumer)
             standing = Checkpoints(self.consumer, self._pipeline.schema).all(connection)
+            self._client = connect_redis(self._redis_url)
+            refuse_log_ahead(
+                connection,
+                self._client,
+                self._pipeline.schema,
+                self._pipeline.namespace,
+                self._shards,
+            )
         self._positions = {shard: standing.get(shard, Offset(0)) for shard in self._shards}
         self._engine = engine_of(self._database_url, application=application, prepare=self._prepare)
-        self._client = connect_redis(self._redis_url)
         self._applier = Applier(self._pipeline, self.consumer, self._engine)
         self._rest_until = {}
 

@@ -1,0 +1,60 @@
+"""SIGKILL at random, over and over, under load."""
+
+import os
+import random
+import signal
+import threading
+
+import pytest
+
+from fixtures.engines import Start, effects
+from fixtures.flow import stage_rows
+from penstock import Log
+from penstock.postgres import Connection, connect_postgres
+from penstock.testing import eventually
+
+KILLS = {"inline": 47, "spark": 3}
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(400)
+def test_fifty_kills_under_load_lose_and_double_nothing(
+    start: Start,
+    connection: Connection,
+    database_url: str,
+    things: Log,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Guarantee 4: streamer, consumers and Spark's driver, all of a process group at once."""
+    engine = "spark" if "spark" in request.node.name else "inline"
+    done, dice = threading.Event(), random.Random(7)
+
+    def produce() -> None:
+        with connect_postgres(database_url, application="producer") as producing:
+            number = 0
+            while not done.wait(0.02):
+                number += 1
+                stage_rows(producing, things, 5, f"{number} ")
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    try:
+        for _ in range(KILLS[engine]):
+            before = len(effects(connection, "one"))
+            process = start()
+            grown = lambda before=before: len(effects(connection, "one")) > before  # noqa: E731
+            eventually(grown, "it works again after a kill", timeout_s=60)
+            done.wait(dice.random() * 0.4)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    finally:
+        done.set()
+        producer.join()
+    start()
+    [(staged,)] = connection.execute("SELECT count(*) FROM penstock.staged_records").fetchall()
+
+    everything = list(range(1, staged + 1))
+    for consumer in ("one", "two"):
+        arrived = lambda consumer=consumer: len(effects(connection, consumer)) >= staged  # noqa: E731
+        eventually(arrived, "everything arrives", timeout_s=90)
+        assert effects(connection, consumer) == everything
