@@ -96,7 +96,9 @@ def test_a_signal_ends_a_worker_in_order(
     started: Started, connection: Connection, which: signal.Signals, command: tuple[str, ...]
 ) -> None:
     process = started(*command)
-    eventually(lambda: is_connected(connection) or is_registered(connection), "it is at work")
+    eventually(
+        lambda: is_connected(connection) or is_registered(connection), "it is at work", timeout_s=30
+    )
 
     process.send_signal(which)
 
@@ -188,7 +190,7 @@ def test_tail_follows_until_it_is_told_to_stop(
     penstock("stream", "--drain")
     process = started("tail", "things", "--follow", "--json", "--count", "0")
     assert process.stdout is not None
-    eventually(lambda: is_connected(connection), "it is at work")
+    eventually(lambda: is_connected(connection), "it is at work", timeout_s=30)
     stage(connection, 1)
     penstock("stream", "--drain")
 

@@ -188,11 +188,9 @@ class ConsumerWorker:
         if delivered.position is not None:
             self._positions[shard] = delivered.position
         if delivered.halted is not None:
+            # Not the reason: it may hold what the handler said of a payload.
             log.error(
-                "shard halted",
-                consumer=self.consumer.name,
-                shard=str(shard),
-                reason=delivered.halted,
+                "shard halted, see penstock status", consumer=self.consumer.name, shard=str(shard)
             )
             self._rest_until[shard] = monotonic() + HALTED_PAUSE_S
         elif delivered.position is None:
