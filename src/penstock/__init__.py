@@ -18,6 +18,15 @@ from penstock.declarations import Log
 from penstock.errors import PenstockError
 from penstock.pipeline import Pipeline
 from penstock.records import Record
-from penstock.staging.explicit import stage, stage_async
+from penstock.staging.explicit import Staging, stage, stage_async, stage_many
 
-__all__ = ["Log", "PenstockError", "Pipeline", "Record", "stage", "stage_async"]
+__all__ = [
+    "Log",
+    "PenstockError",
+    "Pipeline",
+    "Record",
+    "Staging",
+    "stage",
+    "stage_async",
+    "stage_many",
+]

@@ -21,6 +21,9 @@ MAX_SHARDS = 1024
 MAX_PAYLOAD_BYTES = 1024 * 1024
 """Largest payload by default, in bytes of JSON: half of what keeps a batch of 1,000 in a worker's memory."""
 
+LARGEST_MAX_BYTES = 64 * 1024 * 1024
+"""What ``max_bytes`` may be, in bytes: Postgres holds four times as much in one jsonb, Redis eight times in one field."""
+
 Capture = Literal["orm", "trigger"]
 """Who sees the changes of a class: the session's hooks, or triggers of its table."""
 
@@ -70,7 +73,7 @@ class Log:
         name: Name of the channel, 1 to 63 characters of ``a-z 0-9 _ . -``.
         shards: Number of shards, fixed for the channel's life: the key of a record decides its shard.
         keep: How long records stay after every consumer has passed them, for new consumers and for looking back.
-        max_bytes: Largest payload that ``stage`` takes, in bytes of JSON.
+        max_bytes: Largest payload that ``stage`` takes, in bytes of JSON; 64 MiB at the most.
     """
 
     name: str
@@ -89,9 +92,10 @@ class Log:
             raise DeclarationError(
                 f"channel {self.name}: keep is {self.keep}; it takes no negative time"
             )
-        if self.max_bytes < 1:
+        if not 1 <= self.max_bytes <= LARGEST_MAX_BYTES:
             raise DeclarationError(
-                f"channel {self.name}: max_bytes is {self.max_bytes}; it takes at least 1"
+                f"channel {self.name}: max_bytes is {self.max_bytes}; it takes 1 to {LARGEST_MAX_BYTES:,}. "
+                "Keep larger payloads elsewhere, and stage where they are"
             )
 
     def shard_of(self, key: str) -> Shard:

@@ -6,10 +6,16 @@ command line ends with; ``page`` is the section of the documentation that explai
     PenstockError
     ├── DeclarationError          a pipeline is declared wrongly                  (2, usage)
     │   └── InvalidName           a name of a channel, consumer or schema
+    ├── InvalidSetting            a setting cannot be what it is                  (2)
+    ├── Unknown                   what a command is to work on is not there       (2)
     ├── StagingError              a record cannot be staged                       (1)
     │   ├── InvalidRecord         a field of the record is not acceptable
     │   ├── BypassedStaging       a statement goes round the staging rules
     │   └── NotAttached           the session knows no pipeline
+    ├── TryAgain                  raised by a handler: not the record's fault     (1)
+    ├── BrokenTransaction         a handler ended its transaction                 (1)
+    ├── Halted                    shards of a consumer stand still                (1)
+    ├── DemoFailed                the demo could not be brought to its end        (1)
     ├── ServerUnavailable         Postgres or Redis cannot be reached or started  (3)
     │   └── AppendRefused         Redis answers, and refuses to write
     ├── JavaMissing               no Java runtime for Spark                       (3)
@@ -46,6 +52,20 @@ class InvalidName(DeclarationError):
     page = "errors#invalidname"
 
 
+class InvalidSetting(PenstockError):
+    """A setting has a value that it cannot take, is unknown, or is missing where it is needed."""
+
+    exit_code = 2
+    page = "errors#invalidsetting"
+
+
+class Unknown(PenstockError):
+    """What a command was told to work on is not there: a consumer, a channel, a dead letter."""
+
+    exit_code = 2
+    page = "errors#unknown"
+
+
 class StagingError(PenstockError):
     """A record cannot be staged; the application's transaction should be rolled back."""
 
@@ -76,6 +96,30 @@ class NotAttached(StagingError):
     """Records are staged on a session that the pipeline was not attached to."""
 
     page = "errors#notattached"
+
+
+class TryAgain(PenstockError):
+    """Raised by a handler: not the record's fault (a service is away). The batch is tried again, however long it takes."""
+
+    page = "errors#tryagain"
+
+
+class BrokenTransaction(PenstockError):
+    """A handler ended the transaction that carries its checkpoint: nothing of the batch counts."""
+
+    page = "errors#brokentransaction"
+
+
+class Halted(PenstockError):
+    """A consumer was to be brought up to date, and some of its shards stand still."""
+
+    page = "errors#halted"
+
+
+class DemoFailed(PenstockError):
+    """The demo could not be brought to its end."""
+
+    page = "errors#demofailed"
 
 
 class ServerUnavailable(PenstockError):

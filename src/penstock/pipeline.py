@@ -14,6 +14,7 @@ from penstock.declarations import (
     checked_schema,
 )
 from penstock.errors import DeclarationError
+from penstock.records import ShardName
 from penstock.staging import hooks, rules
 from penstock.statements import DEFAULT_SCHEMA
 
@@ -75,6 +76,11 @@ class Pipeline:
     def channels(self) -> dict[str, Channel]:
         """The channels by name."""
         return dict(self._channels)
+
+    @property
+    def shard_names(self) -> tuple[ShardName, ...]:
+        """All shards of all channels."""
+        return tuple(s for channel in self._channels.values() for s in channel.shard_names)
 
     @property
     def rules(self) -> tuple[StagingRule, ...]:

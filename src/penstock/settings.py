@@ -17,20 +17,13 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from penstock.errors import PenstockError
+from penstock.errors import InvalidSetting
 
 TABLE = ("tool", "penstock")
 """Where the settings stand in ``pyproject.toml``."""
 
 PREFIX = "PENSTOCK_"
 """How their twins in the environment begin."""
-
-
-class InvalidSetting(PenstockError):
-    """A setting has a value that it cannot take, is unknown, or is missing where it is needed."""
-
-    exit_code = 2
-    page = "errors#invalidsetting"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

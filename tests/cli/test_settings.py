@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.settings import InvalidSetting, described, load_settings
+from penstock.errors import InvalidSetting
+from penstock.settings import described, load_settings
 
 FILE = '[tool.penstock]\napp = "from.file:pipeline"\nidle = 0.3\nconf = ["a=1", "b=2"]\n'
 

@@ -11,12 +11,13 @@ from sqlalchemy.orm import Session
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import Consumed, ConsumerWorker, TryAgain
-from penstock.consuming.checkpoints import BrokenTransaction
-from penstock.errors import ChangedPast
+from penstock.errors import BrokenTransaction, ChangedPast
+from penstock.operating.reset import reset_checkpoint
 from penstock.postgres import Connection
 from penstock.records import Record, ShardName
 from penstock.streaming import Streamer
 from penstock.telemetry import install_crashpoint
+from penstock.testing import eventually
 
 Declare = Callable[..., ConsumerWorker]
 
@@ -318,6 +319,41 @@ def test_a_log_that_lost_records_is_filled_from_the_journal(
 
     assert sum(consumed.backfilled for consumed in seen) == 60
     assert effect_ids(connection) == list(range(1, 101))
+
+
+def test_a_log_that_was_emptied_is_read_in_the_journal(
+    declare: Declare,
+    streamer: Streamer,
+    connection: Connection,
+    things: Log,
+    redis_client: redis.Redis,
+) -> None:
+    """Nothing arrives any more that would tell the consumer of what it lacks."""
+    worker = declare()
+    stage_rows(connection, things, 20)
+    streamer.drain()
+    for shard in things.shard_names:
+        redis_client.xtrim(f"penstock:{{{shard}}}:log", maxlen=0, approximate=False)
+
+    assert worker.drain() == 20
+    assert effect_ids(connection) == list(range(1, 21))
+
+
+def test_an_idle_worker_sees_that_its_checkpoint_was_moved_back(
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    worker = declare()
+    stage_rows(connection, things, 20)
+    streamer.drain()
+    worker.drain()
+
+    reset_checkpoint(connection, "reader", "earliest", apply=True)
+
+    def applied_again() -> bool:
+        worker.round(block_ms=10)
+        return len(effect_ids(connection)) == 40
+
+    eventually(applied_again, "all is applied again")
 
 
 def test_a_gap_that_nothing_fills_halts_the_shard(

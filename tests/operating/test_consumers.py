@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from penstock import Log, Pipeline
-from penstock.operating.consumers import Unknown, registered, retire
+from penstock.errors import Unknown
+from penstock.operating.consumers import registered, retire
 from penstock.postgres import Connection
 from penstock.registry import register_consumer
 

@@ -9,8 +9,7 @@ from sqlalchemy.orm import Session
 
 from penstock import Log, Pipeline
 from penstock.consuming import ConsumerWorker
-from penstock.consuming.checkpoints import BrokenTransaction
-from penstock.operating.consumers import Unknown
+from penstock.errors import BrokenTransaction, Unknown
 from penstock.operating.dead_letters import (
     DeadLetter,
     Retried,

@@ -8,8 +8,7 @@ import pytest
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import ConsumerWorker
-from penstock.errors import Refused
-from penstock.operating.consumers import Unknown
+from penstock.errors import Refused, Unknown
 from penstock.operating.reset import reset_checkpoint
 from penstock.postgres import Connection
 from penstock.records import Offset, Record

@@ -75,7 +75,14 @@ def test_a_schema_is_an_identifier_without_quotes(schema: Any) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"shards": 0}, {"shards": 1025}, {"shards": 1.5}, {"keep": timedelta(-1)}, {"max_bytes": 0}],
+    [
+        {"shards": 0},
+        {"shards": 1025},
+        {"shards": 1.5},
+        {"keep": timedelta(-1)},
+        {"max_bytes": 0},
+        {"max_bytes": 2**26 + 1},
+    ],
 )
 def test_a_channel_has_bounds(wrong: dict[str, Any]) -> None:
     with pytest.raises(DeclarationError, match=next(iter(wrong))):

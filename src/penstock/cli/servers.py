@@ -11,8 +11,8 @@ from pathlib import Path
 
 from penstock.cli.logs import hide
 from penstock.cli.render import say
-from penstock.errors import ServerUnavailable
-from penstock.settings import InvalidSetting, Secret, Settings
+from penstock.errors import InvalidSetting, ServerUnavailable
+from penstock.settings import Secret, Settings
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -9,7 +9,7 @@ is a gap, which is filled from the journal, or stops the shard with an error.  S
 and the effect happens once.
 """
 
-from penstock.consuming.failures import TryAgain
 from penstock.consuming.worker import Consumed, ConsumerWorker
+from penstock.errors import TryAgain
 
 __all__ = ["Consumed", "ConsumerWorker", "TryAgain"]

@@ -12,10 +12,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
 from penstock.consuming.backfill import backfill
-from penstock.consuming.checkpoints import BrokenTransaction, Checkpoint, Checkpoints, compare
+from penstock.consuming.checkpoints import Checkpoint, Checkpoints, compare
 from penstock.consuming.failures import (
     HandlerFailed,
-    TryAgain,
     divide,
     parked_keys,
     pause_s,
@@ -23,7 +22,7 @@ from penstock.consuming.failures import (
     set_aside,
 )
 from penstock.declarations import ConsumerSpec
-from penstock.errors import Gap
+from penstock.errors import BrokenTransaction, Gap, TryAgain
 from penstock.pipeline import Pipeline
 from penstock.postgres import (
     AGAIN,

@@ -7,16 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.declarations import ConsumerSpec
-from penstock.errors import PenstockError, SchemaMissing
+from penstock.errors import BrokenTransaction, SchemaMissing
 from penstock.postgres import Connection
 from penstock.records import Offset, Record, Shard, ShardName
 from penstock.statements import statements
-
-
-class BrokenTransaction(PenstockError):
-    """A handler ended the transaction that carries its checkpoint: nothing of the batch counts."""
-
-    page = "errors#brokentransaction"
 
 
 @dataclass(frozen=True, slots=True)

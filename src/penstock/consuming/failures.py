@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.declarations import ConsumerSpec
-from penstock.errors import PenstockError
 from penstock.postgres import Connection
 from penstock.records import Record, ShardName
 from penstock.statements import statements
@@ -17,12 +16,6 @@ from penstock.statements import statements
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
 REASON_LENGTH = 500
-
-
-class TryAgain(PenstockError):
-    """Raised by a handler: not the record's fault (a service is away). The batch is tried again, however long it takes."""
-
-    page = "errors#tryagain"
 
 
 @dataclass

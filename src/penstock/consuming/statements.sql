@@ -78,14 +78,3 @@ SELECT %(consumer)s, %(channel)s, %(shard)s, r."offset", r.id, r.key, r.action, 
 FROM unnest(%(offsets)s::bigint[], %(ids)s::bigint[], %(keys)s::text[], %(actions)s::text[], %(objects)s::text[],
             %(data)s::text[], %(headers)s::text[], %(staged)s::bigint[])
     AS r ("offset", id, key, action, object, data, headers, staged_us);
-
--- :name journal_ends
--- How far the journal goes in each of the given shards; 0 where it knows none.
-SELECT s.shard, coalesce((
-           SELECT last_offset
-           FROM {schema}.journal j
-           WHERE j.channel = %(channel)s AND j.shard = s.shard
-           ORDER BY first_offset DESC
-           LIMIT 1
-       ), 0)
-FROM unnest(%(shards)s::int[]) AS s (shard);

@@ -11,16 +11,17 @@ from time import monotonic, sleep
 import structlog
 from sqlalchemy import Engine
 
-from penstock.channels.log import wait
+from penstock.channels.log import extents, wait
 from penstock.channels.server import RedisClient, connect_redis
-from penstock.consuming.applying import Applier, Delivered
-from penstock.consuming.backfill import refuse_log_ahead
+from penstock.consuming.applying import Applier, Delivered, driver_connection
+from penstock.consuming.backfill import backfill
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.declarations import ConsumerSpec
 from penstock.errors import ServerUnavailable
+from penstock.journal import check_tails
 from penstock.pipeline import Pipeline
-from penstock.postgres import connect_postgres, describe, engine_of
-from penstock.records import Offset, ShardName
+from penstock.postgres import answering, connect_postgres, describe, engine_of
+from penstock.records import Offset, Record, ShardName
 from penstock.registry import register_consumer
 from penstock.telemetry import crashpoint
 
@@ -36,6 +37,9 @@ HALTED_PAUSE_S = 5.0
 """How often a halted shard is looked at again: an operator may have let it go on."""
 
 LONGEST_BACKOFF_S = 10.0
+
+LOOK_AGAIN_S = 2.0
+"""How often an idle worker looks whether an operator has moved its checkpoints."""
 
 
 @dataclass
@@ -109,6 +113,7 @@ class ConsumerWorker:
         self._applier: Applier | None = None
         self._positions: dict[ShardName, Offset] = {}
         self._rest_until: dict[ShardName, float] = {}
+        self._look_again_at = 0.0
         self._stop: Callable[[], bool] = lambda: False
 
     def open(self) -> None:
@@ -127,7 +132,7 @@ class ConsumerWorker:
             register_consumer(connection, self._pipeline.schema, self.consumer)
             standing = Checkpoints(self.consumer, self._pipeline.schema).all(connection)
             self._client = connect_redis(self._redis_url)
-            refuse_log_ahead(
+            check_tails(
                 connection,
                 self._client,
                 self._pipeline.schema,
@@ -135,6 +140,7 @@ class ConsumerWorker:
                 self._shards,
             )
         self._positions = {shard: standing.get(shard, Offset(0)) for shard in self._shards}
+        self._look_again_at = 0.0
         self._engine = engine_of(self._database_url, application=application, prepare=self._prepare)
         self._applier = Applier(self._pipeline, self.consumer, self._engine)
         self._rest_until = {}
@@ -153,6 +159,7 @@ class ConsumerWorker:
         Raises:
             ServerUnavailable: Postgres or Redis does not answer.
             ForeignLog: The log holds what is not ours.
+            Gap: The log is empty, and the journal does not reach back to a checkpoint.
             BrokenTransaction: The handler ends its transaction.
         """
         if self._applier is None:
@@ -181,7 +188,33 @@ class ConsumerWorker:
             consumed.add(shard, delivered)
             if self._stop():
                 break
+        if not found and monotonic() >= self._look_again_at:
+            for shard, records in self._look_again().items():
+                delivered = self._applier.deliver(shard, records, self._pause)
+                self._note(shard, delivered)
+                consumed.add(shard, delivered)
         return consumed
+
+    def _look_again(self) -> dict[ShardName, list[Record]]:
+        """Takes over checkpoints that were moved while nothing arrived: by an operator, or by another process.
+
+        Gives what the journal has and the log has lost, if the log ends beyond a checkpoint and nothing came of it.
+        """
+        assert self._engine is not None
+        schema, missed = self._pipeline.schema, {}
+        with answering("reading checkpoints"), self._engine.connect() as engine_connection:
+            connection = driver_connection(engine_connection)
+            standing = Checkpoints(self.consumer, schema).all(connection)
+            self._positions.update((s, at) for s, at in standing.items() if s in self._positions)
+            held = extents(self._client, self._pipeline.namespace, list(self._positions))
+            for shard, extent in held.items():
+                at = self._positions[shard]
+                if shard in standing and extent.tail > at and not extent.entries:
+                    missed[shard] = backfill(
+                        connection, schema, shard, at, Offset(extent.tail + 1), self.consumer.batch
+                    )
+        self._look_again_at = monotonic() + LOOK_AGAIN_S
+        return missed
 
     def _note(self, shard: ShardName, delivered: Delivered) -> None:
         """Where to read on, and when."""
@@ -243,6 +276,9 @@ class ConsumerWorker:
         """
         applied = 0
         while True:
+            self._look_again_at = (
+                0.0  # the end is where the journal says, not where the log goes silent
+            )
             consumed = self.round(block_ms=0)
             applied += consumed.applied
             report(consumed)

@@ -19,7 +19,7 @@ from penstock.demo.mischief import CRASH_EVERY, CRASHED
 from penstock.demo.rides import CONSUMER_TABLES, SCHEMA, Base, pipeline
 from penstock.demo.simulator import Simulator
 from penstock.demo.verdict import Account, account
-from penstock.errors import PenstockError
+from penstock.errors import DemoFailed
 from penstock.operating.initialise import initialise
 from penstock.postgres import Connection, connect_postgres, engine_of
 
@@ -29,12 +29,6 @@ CRASH_EVERY_S = 4.0
 RESEND_CHANCE = 0.05
 _DIES_WITH = (0, 1, CRASHED, -signal.SIGKILL, -signal.SIGTERM)
 """Exit codes of a pipeline that is started again: it crashed, was killed, or lost a worker too often."""
-
-
-class DemoFailed(PenstockError):
-    """The demo could not be brought to its end."""
-
-    page = "errors#demofailed"
 
 
 @dataclass

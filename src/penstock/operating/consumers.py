@@ -5,18 +5,11 @@ from datetime import datetime
 
 import structlog
 
-from penstock.errors import PenstockError
+from penstock.errors import Unknown
 from penstock.postgres import Connection, answering
 from penstock.statements import DEFAULT_SCHEMA, statements
 
 log = structlog.get_logger("penstock.operator")
-
-
-class Unknown(PenstockError):
-    """What a command was told to work on is not there: a consumer, a channel, a dead letter."""
-
-    exit_code = 2
-    page = "errors#unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
 from penstock.consuming.applying import driver_connection
-from penstock.consuming.checkpoints import BrokenTransaction
 from penstock.consuming.failures import reason_of
 from penstock.declarations import ConsumerSpec
-from penstock.operating.consumers import Unknown
+from penstock.errors import BrokenTransaction, Unknown
 from penstock.pipeline import Pipeline
 from penstock.postgres import (
     AGAIN,

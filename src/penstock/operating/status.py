@@ -13,6 +13,7 @@ from typing import Any
 from penstock.channels.log import Extent, extents
 from penstock.channels.server import RedisClient
 from penstock.errors import ForeignLog, SchemaMissing, ServerUnavailable
+from penstock.journal import known_shards
 from penstock.pipeline import Pipeline
 from penstock.postgres import Connection, answering
 from penstock.records import Shard, ShardName
@@ -186,7 +187,7 @@ def status(
     if pipeline is not None:
         schema, namespace = pipeline.schema, pipeline.namespace
     sql = statements("penstock.operating", schema)
-    shards = known_shards(connection, schema, pipeline)
+    shards = known_shards(connection, schema, pipeline.shard_names if pipeline else ())
     log, trouble = _log(client, namespace, shards)
     with answering("reading the status"), connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -199,7 +200,7 @@ def status(
         seen = {"next": standing[3], "in_progress": standing[4], "most": MOST_COUNTED}
         waiting = connection.execute(sql["waiting"], seen).fetchall()
         tails = connection.execute(
-            statements("penstock.streaming", schema)["journal_tails"]
+            statements("penstock.journal", schema)["journal_tails"]
         ).fetchall()
         progress = connection.execute(sql["progress"]).fetchall()
     return Status(
@@ -212,27 +213,6 @@ def status(
         consumers=_consumers(progress, pipeline),
         oldest_transaction=None if standing[5] is None else OpenTransaction(*standing[5:9]),
     )
-
-
-def known_shards(
-    connection: Connection, schema: str, pipeline: Pipeline | None = None
-) -> list[ShardName]:
-    """Every shard that is registered, or that the pipeline declares, or that the journal names.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
-        SchemaMissing: The tables are not there.
-    """
-    sql = statements("penstock.streaming", schema)
-    with answering("reading the shards"):
-        rows = [
-            *connection.execute(sql["registered_shards"]).fetchall(),
-            *connection.execute(sql["journal_tails"]).fetchall(),
-        ]
-    found = {ShardName(row[0], Shard(row[1])) for row in rows}
-    for channel in pipeline.channels.values() if pipeline is not None else ():
-        found.update(channel.shard_names)
-    return sorted(found)
 
 
 def dead_letters_of(status: Status) -> int:

@@ -14,6 +14,7 @@ from typing import Any, assert_never
 from penstock.channels.log import Appended, Batch, Behind, FencedOff, Foreign, append_each, extents
 from penstock.channels.server import RedisClient
 from penstock.errors import ChangedPast, Fenced
+from penstock.journal import tails_of
 from penstock.postgres import Connection, answering
 from penstock.records import BEGINNING, Epoch, Offset, Shard, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
@@ -62,7 +63,7 @@ class Publisher:
     ) -> None:
         self._connection = connection
         self._client = client
-        self._sql = statements("penstock.streaming", schema)
+        self._schema, self._sql = schema, statements("penstock.streaming", schema)
         self._namespace = namespace
         self._epoch = epoch
         self._wanted: dict[ShardName, Offset] = {}
@@ -80,9 +81,7 @@ class Publisher:
             ServerUnavailable: Postgres or Redis does not answer.
             ForeignLog: A key of ours holds something else.
         """
-        with answering("reading the journal's tails"):
-            rows = self._connection.execute(self._sql["journal_tails"]).fetchall()
-        self.want({ShardName(channel, Shard(shard)): last for channel, shard, _, last in rows})
+        self.want(tails_of(self._connection, self._schema))
         found = extents(self._client, self._namespace, list(self._wanted))
         self.tails.update({shard: extent.tail for shard, extent in found.items()})
 

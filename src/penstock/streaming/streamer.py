@@ -14,10 +14,10 @@ import structlog
 
 from penstock.channels.server import RedisClient, check_eviction, connect_redis
 from penstock.errors import ServerUnavailable
+from penstock.journal import check_past
 from penstock.pipeline import Pipeline
 from penstock.postgres import Connection, answering, connect_postgres, describe
 from penstock.registry import register_channel, register_consumer
-from penstock.streaming.past import check_past
 from penstock.streaming.publisher import Publisher
 from penstock.streaming.retention import forget_ticks, retain
 from penstock.streaming.sequencer import check_identity_cache, tick
@@ -107,7 +107,13 @@ class Streamer:
         self._connection, self._client = connection, connect_redis(self._redis_url)
         check_eviction(self._client)
         check_identity_cache(connection, schema)
-        epoch = check_past(connection, self._client, schema=schema, namespace=namespace)
+        epoch = check_past(
+            connection,
+            self._client,
+            schema=schema,
+            namespace=namespace,
+            declared=self._pipeline.shard_names,
+        )
         for channel in self._pipeline.channels.values():
             register_channel(connection, schema, channel)
         for consumer in self._pipeline.consumers.values():

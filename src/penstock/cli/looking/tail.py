@@ -52,10 +52,14 @@ def tail(  # noqa: PLR0917  options
 
 
 def _shards(servers: Connected, channel: str, shard: int | None) -> "list[ShardName]":
-    from penstock.operating.consumers import Unknown  # noqa: PLC0415  not for `--help`
-    from penstock.operating.status import known_shards  # noqa: PLC0415  the same
+    from penstock.errors import Unknown  # noqa: PLC0415  not for `--help`
+    from penstock.journal import known_shards  # noqa: PLC0415  not for `--help`
 
-    known = known_shards(servers.connection, servers.schema, servers.pipeline)
+    known = known_shards(
+        servers.connection,
+        servers.schema,
+        servers.pipeline.shard_names if servers.pipeline else (),
+    )
     found = [each for each in known if each.channel == channel and shard in (None, each.shard)]
     if not found:
         names = ", ".join(sorted({each.channel for each in known})) or "none"

@@ -8,7 +8,8 @@ import typer
 from penstock.cli.connections import Connected, connected
 from penstock.cli.render import say, show, show_json, show_table
 from penstock.cli.verbs import Json, Yes, pipeline_of, verb
-from penstock.settings import InvalidSetting, Settings
+from penstock.errors import InvalidSetting
+from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.operating.dead_letters import DeadLetter
@@ -73,7 +74,7 @@ def list_(
 @verb()
 def show_(settings: Settings, consumer: Consumer, place: Place, json: Json = False) -> None:
     """Show one, with its payload."""
-    from penstock.operating.consumers import Unknown  # noqa: PLC0415  not for `--help`
+    from penstock.errors import Unknown  # noqa: PLC0415  not for `--help`
     from penstock.operating.dead_letters import at, of_consumer, record_of  # noqa: PLC0415  the same
 
     with connected(settings, "dead letters") as servers:

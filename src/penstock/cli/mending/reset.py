@@ -7,7 +7,8 @@ import typer
 from penstock.cli.connections import connected
 from penstock.cli.render import say, show, show_json, show_table
 from penstock.cli.verbs import Json, Yes, verb
-from penstock.settings import InvalidSetting, Settings
+from penstock.errors import InvalidSetting
+from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.operating.reset import EpochPlan, Target

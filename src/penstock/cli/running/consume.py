@@ -9,14 +9,8 @@ from penstock.cli.running.progress import Progress
 from penstock.cli.servers import Servers, servers
 from penstock.cli.signals import Stop
 from penstock.cli.verbs import pipeline_of, verb
-from penstock.errors import PenstockError
-from penstock.settings import InvalidSetting, Settings
-
-
-class Halted(PenstockError):
-    """A consumer was to be brought up to date, and some of its shards stand still."""
-
-    page = "errors#halted"
+from penstock.errors import Halted, InvalidSetting
+from penstock.settings import Settings
 
 
 @verb()

@@ -10,7 +10,8 @@ from penstock.cli.running.progress import Progress
 from penstock.cli.servers import Servers, servers
 from penstock.cli.signals import Stop
 from penstock.cli.verbs import pipeline_of, verb
-from penstock.settings import InvalidSetting, Settings
+from penstock.errors import InvalidSetting
+from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.pipeline import Pipeline

@@ -8,9 +8,9 @@ import redis
 
 from penstock.channels.server import RedisClient
 from penstock.errors import PenstockError, SchemaMissing, ServerUnavailable
+from penstock.journal import known_shards
 from penstock.operating.doctor import flow, log, server
 from penstock.operating.doctor.finding import Check, Examined, Finding, Grade
-from penstock.operating.status import known_shards
 from penstock.pipeline import Pipeline
 from penstock.postgres import Connection, describe
 from penstock.statements import DEFAULT_SCHEMA
@@ -57,7 +57,11 @@ def examine(
         if answers:
             findings += _all(flow.SCHEMA, examined)
         try:
-            shards = known_shards(connection, schema, pipeline) if answers else []
+            shards = (
+                known_shards(connection, schema, pipeline.shard_names if pipeline else ())
+                if answers
+                else []
+            )
         except (SchemaMissing, ServerUnavailable):
             # Said above.  What Redis is like can still be seen.
             return findings + _redis(examined)

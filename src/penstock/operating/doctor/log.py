@@ -7,9 +7,9 @@ from penstock.channels.log import extents, read, read_newest
 from penstock.channels.routing import log_keys
 from penstock.channels.server import answering, check_eviction, info_text
 from penstock.errors import ForeignLog, UnsafeSetting
+from penstock.journal import examine_past
 from penstock.operating.doctor.finding import Check, Examined, Finding
 from penstock.records import Offset, ShardName
-from penstock.streaming.past import examine_past
 
 OLDEST_REDIS = (6, 2)
 NEARLY_FULL = 0.9
@@ -109,7 +109,11 @@ def _saves(client: Any) -> bool:
 def past(examined: Examined) -> Iterator[Finding]:
     """Is the past of Postgres the one that Redis has seen?"""
     found = examine_past(
-        examined.connection, examined.client, schema=examined.schema, namespace=examined.namespace
+        examined.connection,
+        examined.client,
+        schema=examined.schema,
+        namespace=examined.namespace,
+        declared=examined.shards,
     )
     if found.has_moved:
         yield Finding(

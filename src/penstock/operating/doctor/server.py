@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from penstock.errors import ReadOnlyPostgres
+from penstock.journal.past import identity_of
 from penstock.operating.doctor.finding import Check, Examined, Finding, age
 from penstock.statements import statements
-from penstock.streaming.past import identity_of
 
 OLDEST_POSTGRES = 140_000
 LONG_S = 60

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import structlog
 
-from penstock.errors import Refused
-from penstock.operating.consumers import Unknown, registered
+from penstock.errors import Refused, Unknown
+from penstock.operating.consumers import registered
 from penstock.postgres import Connection, answering
 from penstock.records import Offset, Shard, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
@@ -59,7 +59,7 @@ def reset_checkpoint(  # noqa: PLR0913  what is asked and what may be left out
 ) -> tuple[Move, ...]:
     """Plans where the checkpoints go; with ``apply``, moves them.
 
-    A running worker takes a move back into account with the next record that arrives, or when it starts.
+    A running worker takes the move into account with the next record that arrives, or within two seconds.
 
     Args:
         connection: In autocommit mode.

@@ -30,12 +30,12 @@ from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient
 from penstock.channels.server import answering as redis_answering
 from penstock.errors import ChangedPast, Refused
-from penstock.operating.status import known_shards
+from penstock.journal.past import Identity, examine_past, identity_of, log_epochs
+from penstock.journal.reading import known_shards, remembered_at, tails_of
 from penstock.pipeline import Pipeline
 from penstock.postgres import Connection, answering
-from penstock.records import Epoch, Offset, Record, RecordId, Shard, ShardName
+from penstock.records import Epoch, Offset, Record, RecordId, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
-from penstock.streaming.past import Identity, examine_past, identity_of, log_epochs, remembered_at
 from penstock.streaming.sequencer import JOURNAL_CHUNK
 
 log = structlog.get_logger("penstock.operator")
@@ -152,7 +152,7 @@ def reset_epoch(
     sql = statements("penstock.operating", schema)
     identity = identity_of(connection, schema)
     reason = _reason(connection, client, schema, namespace)
-    shards = known_shards(connection, schema, pipeline)
+    shards = known_shards(connection, schema, pipeline.shard_names if pipeline else ())
     with answering("planning an epoch"), connection.transaction():
         if apply and reason is not None:
             _lock(connection, sql)
@@ -239,8 +239,7 @@ def _plan(
 
 def _disagreements(connection: Connection, schema: str, held: _Log) -> tuple[Disagreement, ...]:
     """The streams that go beyond the journal, or whose last record is another than the journal's."""
-    rows = connection.execute(statements("penstock.streaming", schema)["journal_tails"]).fetchall()
-    journal = {ShardName(channel, Shard(shard)): Offset(last) for channel, shard, _, last in rows}
+    journal = tails_of(connection, schema)
     lasts = {shard: records[-1] for shard, records in held.ends.items() if records}
     remembered = remembered_at(
         connection, schema, {shard: record.offset for shard, record in lasts.items()}
@@ -270,7 +269,7 @@ def _write(  # noqa: PLR0913, PLR0917  all of it belongs to one transaction
 ) -> None:
     connection.execute("SET LOCAL synchronous_commit = on")
     connection.execute(
-        statements("penstock.streaming", schema)["open_epoch"],
+        statements("penstock.journal", schema)["open_epoch"],
         {
             "epoch": plan.following,
             "system_identifier": identity.system_identifier,

@@ -1,11 +1,12 @@
 """Is the past that this Postgres remembers the one that Redis has seen?
 
-Asked on every new connection, before the first tick on it: a server cannot be restored or replaced under a connection.
+Asked on every new connection, before the first tick or the first record on it: a server cannot be restored or replaced
+under a connection.
 Redis behind the journal is healed by replay.  Redis ahead of the journal, or with another record at its tail, means that
 Postgres has lost commits that were published, and stops everything until an operator has decided.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.channels.log import Extent, extents, read
@@ -13,8 +14,9 @@ from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient
 from penstock.channels.server import answering as redis_answering
 from penstock.errors import ChangedPast, ForeignLog, ReadOnlyPostgres, SchemaMissing
+from penstock.journal.reading import known_shards, remembered_at, tails_of
 from penstock.postgres import Connection, answering
-from penstock.records import BEGINNING, Epoch, Offset, Record, RecordId, Shard, ShardName
+from penstock.records import BEGINNING, Epoch, Offset, Record, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
 
 
@@ -57,11 +59,19 @@ def check_past(
     *,
     schema: str = DEFAULT_SCHEMA,
     namespace: str = "penstock",
+    declared: Iterable[ShardName] = (),
 ) -> Epoch:
     """Compares Postgres with its own memory and with Redis; gives the epoch to publish in.
 
     A server that has been promoted or restored without losing anything published opens a new epoch by itself: the
     publishers of the old one are then shut out.
+
+    Args:
+        connection: In autocommit mode.
+        client: Where the log is.
+        schema: The Penstock schema.
+        namespace: Of the keys in Redis.
+        declared: Shards to look at although Postgres may have forgotten them.
 
     Raises:
         ReadOnlyPostgres: A standby, or a server that takes no writes.
@@ -69,7 +79,7 @@ def check_past(
         SchemaMissing: The tables are not there.
         ServerUnavailable: Postgres or Redis does not answer.
     """
-    past = examine_past(connection, client, schema=schema, namespace=namespace)
+    past = examine_past(connection, client, schema=schema, namespace=namespace, declared=declared)
     return _open_epoch(connection, schema, past) if past.has_moved else past.epoch
 
 
@@ -79,17 +89,18 @@ def examine_past(
     *,
     schema: str = DEFAULT_SCHEMA,
     namespace: str = "penstock",
+    declared: Iterable[ShardName] = (),
 ) -> Past:
     """The same comparison, without opening an epoch.
 
     Raises:
         As ``check_past``.
     """
-    sql = statements("penstock.streaming", schema)
+    sql = statements("penstock.journal", schema)
     identity = identity_of(connection, schema)
     # Redis first: what it holds was in the journal before, and its epoch in Postgres, so that a streamer at work beside
     # us raises no false alarm.
-    shards = _known_shards(connection, schema)
+    shards = known_shards(connection, schema, declared)
     found = extents(client, namespace, shards)
     newest_written = max(log_epochs(client, namespace, shards).values(), default=Epoch(0))
     with answering("comparing epochs"):
@@ -110,7 +121,7 @@ def examine_past(
             f"the log was written in epoch {newest_written}, Postgres knows only {newest[0]}: Postgres has lost commits, or a reset "
             "did not come to its end. See docs: errors#changedpast; then: penstock reset epoch"
         )
-    _check_tails(connection, client, schema, namespace, found)
+    _compare_tails(connection, client, schema, namespace, found)
     return Past(Epoch(newest[0]), Identity(newest[1], newest[2]), identity)
 
 
@@ -149,7 +160,7 @@ def identity_of(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Identit
     """
     with answering("asking Postgres for its identity"):
         row = connection.execute(
-            statements("penstock.streaming", schema)["server_identity"]
+            statements("penstock.journal", schema)["server_identity"]
         ).fetchone()
     system_identifier, timeline, in_recovery, read_only = row or ("", 0, True, True)
     if in_recovery or read_only:
@@ -161,7 +172,25 @@ def identity_of(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Identit
     return Identity(system_identifier, timeline)
 
 
-def _check_tails(
+def check_tails(
+    connection: Connection,
+    client: RedisClient,
+    schema: str,
+    namespace: str,
+    shards: Sequence[ShardName],
+) -> None:
+    """Makes sure that the log of each shard ends where its journal ends, or before, and with the same record.
+
+    Raises:
+        ChangedPast: The log holds records that Postgres does not know.
+        ServerUnavailable: Postgres or Redis does not answer.
+        ForeignLog: A key of ours holds something else.
+    """
+    # Redis first: what it holds was in the journal before, so that a streamer at work raises no false alarm.
+    _compare_tails(connection, client, schema, namespace, extents(client, namespace, shards))
+
+
+def _compare_tails(
     connection: Connection,
     client: RedisClient,
     schema: str,
@@ -169,11 +198,7 @@ def _check_tails(
     found: Mapping[ShardName, Extent],
 ) -> None:
     """Refuses a log that is ahead of the journal, or that has another record at its tail."""
-    with answering("reading the journal's tails"):
-        rows = connection.execute(
-            statements("penstock.streaming", schema)["journal_tails"]
-        ).fetchall()
-    journal = {ShardName(channel, Shard(shard)): Offset(last) for channel, shard, _, last in rows}
+    journal = tails_of(connection, schema)
     for shard, extent in found.items():
         if extent.tail > journal.get(shard, BEGINNING):
             raise ChangedPast(
@@ -194,56 +219,6 @@ def _check_tails(
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    """The record that the journal has at an offset.
-
-    Attributes:
-        id: Its number; numbers that were lost are given out again.
-        staged_us: When it was staged, which two records of one number do not share; None if the row is gone.
-    """
-
-    id: RecordId
-    staged_us: int | None
-
-    def is_of(self, record: Record) -> bool:
-        """Whether it is this record."""
-        return self.id == record.id and self.staged_us in (None, record.staged_us)
-
-
-def _known_shards(connection: Connection, schema: str) -> list[ShardName]:
-    """Every shard that is registered or that the journal names."""
-    sql = statements("penstock.streaming", schema)
-    with answering("reading the shards"):
-        registered = connection.execute(sql["registered_shards"]).fetchall()
-        journal = connection.execute(sql["journal_tails"]).fetchall()
-    return sorted({ShardName(row[0], Shard(row[1])) for row in [*registered, *journal]})
-
-
-def remembered_at(
-    connection: Connection, schema: str, places: Mapping[ShardName, Offset]
-) -> dict[ShardName, Remembered]:
-    """Which records the journal has at some offsets; shards are left out where it has none there.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
-    """
-    with answering("reading the journal"):
-        rows = connection.execute(
-            statements("penstock.streaming", schema)["record_ids_at"],
-            {
-                "channels": [shard.channel for shard in places],
-                "shards": [shard.shard for shard in places],
-                "offsets": list(places.values()),
-            },
-        ).fetchall()
-    return {
-        ShardName(channel, Shard(shard)): Remembered(record_id, staged_us)
-        for channel, shard, _, record_id, staged_us in rows
-        if record_id
-    }
-
-
 def _newest(client: RedisClient, namespace: str, shard: ShardName, tail: Offset) -> Record | None:
     """The record at the log's tail; None if the entry has been removed."""
     records = read(client, namespace, shard, Offset(tail - 1), 1)
@@ -252,7 +227,7 @@ def _newest(client: RedisClient, namespace: str, shard: ShardName, tail: Offset)
 
 def _open_epoch(connection: Connection, schema: str, past: Past) -> Epoch:
     """Goes on in a new epoch: the past has changed, and nothing published was lost."""
-    sql = statements("penstock.streaming", schema)
+    sql = statements("penstock.journal", schema)
     following, old, new = Epoch(past.epoch + 1), past.remembered, past.found
     with answering("opening an epoch"), connection.transaction():
         connection.execute("SET LOCAL synchronous_commit = on")

@@ -1,0 +1,79 @@
+"""What the journal says: its shards, where each of them ends, and which record is at an offset."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from penstock.postgres import Connection, answering
+from penstock.records import Offset, Record, RecordId, Shard, ShardName
+from penstock.statements import DEFAULT_SCHEMA, statements
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """The record that the journal has at an offset.
+
+    Attributes:
+        id: Its number; numbers that were lost are given out again.
+        staged_us: When it was staged, which two records of one number do not share; None if the row is gone.
+    """
+
+    id: RecordId
+    staged_us: int | None
+
+    def is_of(self, record: Record) -> bool:
+        """Whether it is this record."""
+        return self.id == record.id and self.staged_us in (None, record.staged_us)
+
+
+def tails_of(connection: Connection, schema: str = DEFAULT_SCHEMA) -> dict[ShardName, Offset]:
+    """The newest offset of every shard that the journal names.
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+    """
+    with answering("reading the journal's tails"):
+        rows = connection.execute(
+            statements("penstock.journal", schema)["journal_tails"]
+        ).fetchall()
+    return {ShardName(channel, Shard(shard)): Offset(last) for channel, shard, _, last in rows}
+
+
+def known_shards(
+    connection: Connection, schema: str = DEFAULT_SCHEMA, declared: Iterable[ShardName] = ()
+) -> list[ShardName]:
+    """Every shard that is registered, or that the journal names, or that is ``declared``.
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+        SchemaMissing: The tables are not there.
+    """
+    with answering("reading the shards"):
+        registered = connection.execute(
+            statements("penstock.journal", schema)["registered_shards"]
+        ).fetchall()
+    names = {ShardName(channel, Shard(shard)) for channel, shard in registered}
+    return sorted(names.union(tails_of(connection, schema), declared))
+
+
+def remembered_at(
+    connection: Connection, schema: str, places: Mapping[ShardName, Offset]
+) -> dict[ShardName, Remembered]:
+    """Which records the journal has at some offsets; shards are left out where it has none there.
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+    """
+    with answering("reading the journal"):
+        rows = connection.execute(
+            statements("penstock.journal", schema)["record_ids_at"],
+            {
+                "channels": [shard.channel for shard in places],
+                "shards": [shard.shard for shard in places],
+                "offsets": list(places.values()),
+            },
+        ).fetchall()
+    return {
+        ShardName(channel, Shard(shard)): Remembered(record_id, staged_us)
+        for channel, shard, _, record_id, staged_us in rows
+        if record_id
+    }
