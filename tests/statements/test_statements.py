@@ -59,7 +59,7 @@ def test_a_script_compiles_and_declares_all_that_it_touches(
 
 @pytest.mark.parametrize(
     ("package", "name"),
-    [("penstock.streaming", "any_committed"), ("penstock.streaming", "last_tick")],
+    [("penstock.streaming", "look"), ("penstock.streaming", "last_tick")],
 )
 def test_what_runs_at_every_round_reads_no_whole_table(
     connection: Connection, package: str, name: str

@@ -36,7 +36,7 @@ class Tick:
     """What one round of the sequencer did.
 
     Attributes:
-        number: Number of the newest tick; an empty round does not make one.
+        number: Number of the newest tick; a round that finds nothing does not make one.
         sequenced: Records that got their offset.
         tails: The new last offset of each shard that got some.
         epoch: The epoch in which it ran.
@@ -61,12 +61,21 @@ def tick(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
         ServerUnavailable: The connection failed; the tick may have been committed, which the next round will see.
         SchemaMissing: The tables are not there.
     """
+    with answering("looking for records"):
+        row = connection.execute(statements("penstock.streaming", schema)["look"]).fetchone()
+    if row is None:
+        raise UnsafeSetting(
+            f"{schema}.ticks is empty: the place where sequencing stopped is lost; see penstock doctor"
+        )
+    number, epoch, found = row
+    if not found:
+        return Tick(number, 0, epoch)
     connection.isolation_level = IsolationLevel.REPEATABLE_READ
     try:
         with answering("sequencing"):
             return _tick(connection, schema)
     except _LOST_THE_RACE:
-        return Tick(0, 0, Epoch(0), contended=True)
+        return Tick(number, 0, epoch, contended=True)
     finally:
         if not connection.closed:
             connection.isolation_level = None
@@ -75,16 +84,8 @@ def tick(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
 def _tick(connection: Connection, schema: str) -> Tick:
     sql = statements("penstock.streaming", schema)
     with connection.transaction():
-        row = connection.execute(sql["last_tick"]).fetchone()
-        if row is None:
-            raise UnsafeSetting(
-                f"{schema}.ticks is empty: the place where sequencing stopped is lost; see penstock doctor"
-            )
-        last, following, in_progress, epoch = row
+        [(last, following, in_progress, epoch)] = connection.execute(sql["last_tick"])
         seen = {"next": following, "in_progress": in_progress}
-        [(found,)] = connection.execute(sql["any_committed"], seen)
-        if not found:
-            return Tick(last, 0, epoch)
         connection.execute(sql["prepare_tick"])
         connection.execute(sql["begin_tick"], {"tick": last + 1, "epoch": epoch})
         entries = connection.execute(

@@ -4,23 +4,14 @@ SELECT seqcache
 FROM pg_sequence
 WHERE seqrelid = pg_get_serial_sequence(%(table)s, 'id')::regclass;
 
--- :name last_tick
--- Read, not locked: an idle pipeline writes nothing.  The primary key of `ticks` lets one sequencer through.
-SELECT tick,
-       pg_snapshot_xmax(snapshot)::text AS next,
-       ARRAY(SELECT pg_snapshot_xip(snapshot)::text) AS in_progress,
-       epoch
-FROM {schema}.ticks
-ORDER BY tick DESC
-LIMIT 1;
-
--- :name any_committed
--- Is there a record that this snapshot shows and the last tick's did not?  Asked by order, not by EXISTS: that makes it
--- one probe of the index even where the table's statistics are old and promise many.
-SELECT (
+-- :name look
+-- The last tick, and whether there is a record that it did not show: all that an idle round asks, and it writes nothing.
+-- Asked by order, not by EXISTS: that makes it one probe of the index even where old statistics promise many.
+SELECT tick, epoch,
+       (
            SELECT xid
            FROM {schema}.staged_records
-           WHERE xid >= %(next)s::xid8
+           WHERE xid >= pg_snapshot_xmax(snapshot)
              AND xid < pg_snapshot_xmax(pg_current_snapshot())
            ORDER BY xid
            LIMIT 1
@@ -28,10 +19,23 @@ SELECT (
     OR (
            SELECT xid
            FROM {schema}.staged_records
-           WHERE xid = ANY (%(in_progress)s::xid8[])
+           WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(snapshot)))
            ORDER BY xid
            LIMIT 1
-       ) IS NOT NULL;
+       ) IS NOT NULL
+FROM {schema}.ticks
+ORDER BY tick DESC
+LIMIT 1;
+
+-- :name last_tick
+-- Read, not locked: the primary key of `ticks` lets one sequencer through.
+SELECT tick,
+       pg_snapshot_xmax(snapshot)::text AS next,
+       ARRAY(SELECT pg_snapshot_xip(snapshot)::text) AS in_progress,
+       epoch
+FROM {schema}.ticks
+ORDER BY tick DESC
+LIMIT 1;
 
 -- :name prepare_tick
 -- The commit reaches the disk before anything reaches Redis, whatever the server's default is.  And what is new is found

@@ -1,12 +1,13 @@
 """The streamer: tick, publish, retain, in a loop.
 
-It polls: an idle round costs half a millisecond, and the pause between rounds grows from nothing to ``idle_s`` while
+It polls: an idle round is one look at two indexes, and the pause between rounds grows from nothing to ``idle_s`` while
 there is nothing to do.  A wake-up may be sent (``nudge``), and may be lost.
 """
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from selectors import EVENT_READ, DefaultSelector
 from time import monotonic, sleep
 
 import psycopg
@@ -24,7 +25,7 @@ from penstock.streaming.sequencer import check_identity_cache, tick
 
 log = structlog.get_logger("penstock.streamer")
 
-IDLE_S = 0.05
+IDLE_S = 0.025
 """Longest pause between two rounds that found nothing, in seconds."""
 
 BUSY_PAUSE_S = 0.001
@@ -233,9 +234,12 @@ class Streamer:
     def _wait(self, pause_s: float) -> None:
         """Waits for a nudge, or for the pause to end."""
         connection, _ = self._opened()
-        with answering("waiting"):
-            for _ in connection.notifies(timeout=pause_s, stop_after=1):
-                log.debug("nudged")
+        # Not `notifies(timeout=pause_s)`: it spins through the last millisecond, which is all that an idle round costs.
+        with answering("waiting"), DefaultSelector() as selector:
+            selector.register(connection, EVENT_READ)
+            if selector.select(pause_s):
+                nudges = sum(1 for _ in connection.notifies(timeout=0))
+                log.debug("nudged", times=nudges)
 
 
 def _sleep_until(stop: Callable[[], bool], seconds: float) -> None:
