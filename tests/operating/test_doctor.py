@@ -207,6 +207,17 @@ def test_ids_drawn_in_advance_are_an_error(
     assert "SET CACHE 1" in only(examine(connection, redis_client), "identity", "error").found
 
 
+def test_numbers_near_their_end_are_an_error(
+    connection: Connection, redis_client: redis.Redis
+) -> None:
+    """Guarantee 29."""
+    connection.execute(
+        "SELECT setval(pg_get_serial_sequence('penstock.staged_records', 'id'), 5000000000000000)"
+    )
+
+    assert "exact up to" in only(examine(connection, redis_client), "identity", "error").found
+
+
 def test_another_number_of_shards_is_an_error(
     connection: Connection, redis_client: redis.Redis, streamer: Streamer
 ) -> None:

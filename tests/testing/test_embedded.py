@@ -61,6 +61,7 @@ def test_loopback_wants_the_password(postgres: EmbeddedPostgres) -> None:
 
 
 def test_only_the_owner_can_enter(postgres: EmbeddedPostgres, valkey: EmbeddedRedis) -> None:
+    """Guarantee 34."""
     sockets = Path(postgres.url.partition("host=")[2].partition("&")[0])
 
     for private in (postgres.data_directory, sockets, valkey.data_directory):

@@ -1,0 +1,96 @@
+"""What the pages show works: their Python runs, their commands exist."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
+
+from penstock.cli.app import app
+from penstock.consuming import ConsumerWorker
+from penstock.streaming import Streamer
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^(?:\$ )?(?:\.venv/bin/)?(penstock .*?)(?:  #.*)?$", re.MULTILINE)
+INLINE = re.compile(r"`(penstock [a-z][^`]*)`")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [body for kind, body in BLOCK.findall(page.read_text()) if kind == language]
+
+
+PYTHON = [(page, number) for page in PAGES for number in range(len(blocks(page, "python")))]
+
+
+@pytest.mark.parametrize(
+    ("page", "number"), PYTHON, ids=lambda value: getattr(value, "stem", str(value))
+)
+def test_python_in_a_page_is_python(page: Path, number: int) -> None:
+    compile(blocks(page, "python")[number], f"{page.name}, block {number + 1}", "exec")
+
+
+def commands(page: Path) -> Iterator[str]:
+    for block in blocks(page, "console"):
+        yield from COMMAND.findall(block)
+    yield from INLINE.findall(page.read_text())
+
+
+def unknown(command: str) -> str | None:
+    """What of a command line the program does not know; None if it knows all of it."""
+    words = shlex.split(
+        command.split("|", maxsplit=1)[0].split(">", maxsplit=1)[0].replace("…", "")
+    )[1:]
+    here: Any = typer.main.get_command(app)
+    while hasattr(here, "commands") and words and not words[0].startswith("-"):
+        name = words.pop(0)
+        if name not in here.commands:
+            return name
+        here = here.commands[name]
+    options = {name for p in here.params for name in (*p.opts, *p.secondary_opts)} | {"--help"}
+    return next((w for w in words if w.startswith("--") and w.split("=")[0] not in options), None)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_in_a_page_exist(page: Path) -> None:
+    assert [command for command in commands(page) if unknown(command)] == []
+
+
+def test_the_readmes_pipeline_runs(engine: Engine, database_url: str, redis_url: str) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Ride(Base):
+        __tablename__ = "rides"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        fare: Mapped[int]
+
+    class RideTotal(Base):
+        __tablename__ = "ride_totals"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        fare: Mapped[int]
+
+    Base.metadata.create_all(engine)
+    sessions = sessionmaker(engine)
+    names: dict[str, Any] = {"Ride": Ride, "RideTotal": RideTotal, "SessionLocal": sessions}
+    exec(blocks(ROOT / "README.md", "python")[0], names)
+    pipeline = names["pipeline"]
+
+    with sessions.begin() as session:
+        session.add_all(Ride(fare=100) for _ in range(10))
+    streamer = Streamer(pipeline, database_url, redis_url)
+    streamer.drain()
+    streamer.close()
+    url = f"{database_url}&options=-c%20search_path%3Dpublic"
+    worker = ConsumerWorker(pipeline, pipeline.consumer_named("ride-totals"), url, redis_url)
+
+    assert worker.drain() == 10
+    worker.close()
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT sum(fare) FROM ride_totals")) == 1000

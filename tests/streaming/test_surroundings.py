@@ -1,0 +1,186 @@
+"""What a streamer and a consumer put up with around them: standbys, poolers, clocks, one hot key, a long way behind."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+from sqlalchemy.orm import Session
+
+from fixtures.flow import LookAtLog, stage_rows
+from penstock import Log, Pipeline
+from penstock.consuming import ConsumerWorker
+from penstock.errors import ReadOnlyPostgres
+from penstock.operating.initialise import initialise
+from penstock.postgres import Connection
+from penstock.records import Record
+from penstock.streaming import Streamer
+from penstock.testing import EmbeddedPostgres
+
+
+@pytest.fixture
+def standby(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    """A server that replays what it is given, and takes no writes."""
+    primary = EmbeddedPostgres(tmp_path / "primary")
+    primary.start()
+    initialise(primary.url)
+    primary.stop()
+    primary.copy_to(tmp_path / "copy")
+    primary.remove()
+    (tmp_path / "copy" / "standby.signal").touch()
+    server = EmbeddedPostgres(tmp_path / "standby")
+    server.start()
+    server.stop()
+    server.restore(tmp_path / "copy")
+    server.start()
+    yield server
+    server.remove()
+
+
+def test_a_standby_is_refused(standby: EmbeddedPostgres, flow: Pipeline, redis_url: str) -> None:
+    """Guarantee 11."""
+    streamer = Streamer(flow, standby.url, redis_url)
+
+    with pytest.raises(ReadOnlyPostgres, match="a standby"):
+        streamer.round()
+    streamer.close()
+
+
+def test_a_server_that_takes_no_writes_is_refused(
+    streamer: Streamer, connection: Connection
+) -> None:
+    """Guarantee 11."""
+    connection.execute(
+        f'ALTER DATABASE "{connection.info.dbname}" SET default_transaction_read_only = on'.encode()
+    )
+
+    with pytest.raises(ReadOnlyPostgres, match="default_transaction_read_only"):
+        streamer.round()
+
+
+@pytest.fixture
+def forgetful() -> Iterator[None]:
+    """Every transaction of SQLAlchemy's finds a session that remembers nothing, as behind a pooler."""
+
+    def forget(connection: Any) -> None:
+        driver = connection.connection.driver_connection
+        driver.rollback()
+        driver.autocommit = True
+        driver.execute("DISCARD ALL")
+        driver.autocommit = False
+
+    event.listen(Engine, "begin", forget)
+    yield
+    event.remove(Engine, "begin", forget)
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_no_state_of_a_session_is_leaned_on(
+    flow: Pipeline, things: Log, connection: Connection, database_url: str, redis_url: str
+) -> None:
+    """Guarantee 18: a pooler in transaction mode hands out another session each time."""
+    applied: list[int] = []
+
+    @flow.consumer(reads=things)
+    def reader(_session: Session, records: list[Record]) -> None:
+        applied.extend(record.id for record in records)
+
+    streamer = Streamer(flow, database_url, redis_url, prepare=False)
+    worker = ConsumerWorker(
+        flow, flow.consumer_named("reader"), database_url, redis_url, prepare=False
+    )
+    for number in range(10):
+        stage_rows(connection, things, 20, f"{number} ")
+        streamer.round()
+        assert streamer._connection is not None
+        streamer._connection.execute("DISCARD ALL")
+    streamer.drain()
+    worker.drain()
+
+    assert streamer._connection is not None
+    prepared = streamer._connection.execute(
+        "SELECT count(*) FROM pg_prepared_statements"
+    ).fetchone()
+    streamer.close()
+    worker.close()
+    assert prepared == (0,)
+    assert sorted(applied) == list(range(1, 201))
+
+
+def test_clocks_that_lie_change_neither_order_nor_number(
+    flow: Pipeline,
+    things: Log,
+    streamer: Streamer,
+    connection: Connection,
+    logged: LookAtLog,
+    database_url: str,
+    redis_url: str,
+) -> None:
+    """Guarantee 20: the times of records are shown, and decide nothing."""
+    applied: list[Record] = []
+
+    @flow.consumer(reads=things)
+    def reader(_session: Session, records: list[Record]) -> None:
+        applied.extend(records)
+
+    for year in (2090, 1990, 2024, 1970):
+        connection.execute(
+            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, created_at) "
+            "SELECT 'things', 0, 'k', 'update', 'thing', '{}', make_date(%s, 1, 1) FROM generate_series(1, 50)",
+            (year,),
+        )
+        streamer.round()
+    streamer._retain_at = 0.0
+    streamer.drain()
+    in_log = [record.id for record in logged(things)[things.shard_names[0]]]
+    worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    worker.drain()
+    worker.close()
+
+    assert in_log == list(range(1, 201))
+    assert [record.id for record in applied] == in_log
+
+
+def test_a_hot_key_holds_up_its_own_shard_only(
+    streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
+) -> None:
+    """Guarantee 24: every round sends a batch of every shard."""
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "SELECT 'things', CASE WHEN i <= 20000 THEN 0 ELSE 1 END, 'k', 'update', 'thing', '{}' "
+        "FROM generate_series(1, 20010) AS i"
+    )
+
+    streamer.round()
+
+    hot, other = (len(logged(things)[shard]) for shard in things.shard_names)
+    assert other == 10
+    assert hot < 20000
+
+
+def test_a_consumer_that_is_far_behind_reads_a_batch_at_a_time(
+    flow: Pipeline,
+    things: Log,
+    streamer: Streamer,
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+) -> None:
+    """Guarantee 25: what waits in the log is not what is held in memory."""
+    sizes: list[int] = []
+
+    @flow.consumer(reads=things, batch=100)
+    def reader(session: Session, records: list[Record]) -> None:
+        sizes.append(len(records))
+        session.execute(text("SELECT 1"))
+
+    stage_rows(connection, things, 5000)
+    streamer.drain()
+    worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    first = worker.round(block_ms=0)
+
+    assert first.applied == 200
+    assert worker.drain() == 4800
+    assert max(sizes) == 100
+    worker.close()
