@@ -15,6 +15,7 @@ command line ends with; ``page`` is the section of the documentation that explai
     ├── TryAgain                  raised by a handler: not the record's fault     (1)
     ├── BrokenTransaction         a handler ended its transaction                 (1)
     ├── Halted                    shards of a consumer stand still                (1)
+    ├── BarrierMissed             a consumer does not stand where it should       (1)
     ├── DemoFailed                the demo could not be brought to its end        (1)
     ├── ServerUnavailable         Postgres or Redis cannot be reached or started  (3)
     │   └── AppendRefused         Redis answers, and refuses to write
@@ -114,6 +115,12 @@ class Halted(PenstockError):
     """A consumer was to be brought up to date, and some of its shards stand still."""
 
     page = "errors#halted"
+
+
+class BarrierMissed(PenstockError):
+    """A consumer could not be brought to stand at a cut: nothing was compared and nothing changed."""
+
+    page = "errors#barriermissed"
 
 
 class DemoFailed(PenstockError):

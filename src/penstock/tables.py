@@ -9,6 +9,8 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     DateTime,
+    Double,
+    ForeignKey,
     Identity,
     Index,
     Integer,
@@ -52,6 +54,7 @@ def metadata(schema: str) -> MetaData:
     tables = MetaData(schema=schema)
     _declare_streaming(tables)
     _declare_consuming(tables)
+    _declare_reconciling(tables)
     return tables
 
 
@@ -149,6 +152,55 @@ def _declare_consuming(tables: MetaData) -> None:
         Column("parked", Boolean, nullable=False, server_default=text("false")),
         Column("failed_at", _WHEN, nullable=False, server_default=_NOW),
         Index("dead_letters_key", "consumer", "channel", "shard", "key"),
+    )
+
+
+def _declare_reconciling(tables: MetaData) -> None:
+    """Where consumers are to stop, and what became of a comparison."""
+    Table(
+        "barriers",
+        tables,
+        Column("consumer", Text, primary_key=True),
+        Column("channel", Text, primary_key=True),
+        Column("shard", Integer, primary_key=True, autoincrement=False),
+        Column("offset", BigInteger, nullable=False),
+        Column("run", Text, primary_key=True),
+        Column("expires_at", _WHEN, nullable=False),
+    )
+    Table(
+        "reconciliations",
+        tables,
+        Column("id", BigInteger, Identity(always=True), primary_key=True),
+        Column("name", Text, nullable=False),
+        Column("consumer", Text, nullable=False),
+        Column("intent", Text, nullable=False),
+        Column("tick", BigInteger),
+        Column("compared", BigInteger),
+        Column("missing", BigInteger),
+        Column("surplus", BigInteger),
+        Column("different", BigInteger),
+        Column("repaired", BigInteger, nullable=False, server_default=text("0")),
+        Column("paused_s", Double),
+        Column("outcome", Text, nullable=False, server_default=text("'running'")),
+        Column("begun_at", _WHEN, nullable=False, server_default=_NOW),
+        Column("ended_at", _WHEN),
+        Index("reconciliations_name", "name", "id"),
+    )
+    Table(
+        "repairs",
+        tables,
+        Column(
+            "reconciliation",
+            BigInteger,
+            ForeignKey(f"{tables.schema}.reconciliations.id", ondelete="CASCADE"),
+            primary_key=True,
+        ),
+        Column("number", BigInteger, Identity(always=True), primary_key=True),
+        Column("key", JSONB, nullable=False),
+        Column("kind", Text, nullable=False),
+        Column("before", JSONB),
+        Column("after", JSONB),
+        Column("repaired_at", _WHEN, nullable=False, server_default=_NOW),
     )
 
 

@@ -49,6 +49,7 @@ class Delivered:
         dead: Records that were set aside.
         backfilled: Records that came from the journal, because the log has lost them.
         halted: Why the shard stopped; None if it did not.
+        held: The shard stands at a barrier, and has not applied what lies behind.
         more: The delivery was not used up: it continues beyond ``position``.
         latencies_us: For each applied record the time from staging to its handler, by Postgres' clock.
     """
@@ -59,6 +60,7 @@ class Delivered:
     dead: int = 0
     backfilled: int = 0
     halted: str | None = None
+    held: bool = False
     more: bool = False
     latencies_us: list[int] = field(default_factory=list)
 
@@ -169,9 +171,13 @@ class Applier:
         records: Sequence[Record],
     ) -> Delivered:
         fresh, skipped, filled, gap = records, 0, 0, False
-        comparison = compare(locked.offset, records)
+        if locked.held:
+            return Delivered(position=locked.offset, held=True)
+        comparison = compare(locked.offset, records, locked.barrier)
         if not comparison.fresh and comparison.gap:
             before = next(record.offset for record in records if record.offset > locked.offset)
+            if locked.barrier is not None:
+                before = Offset(min(before, locked.barrier + 1))
             try:
                 fresh = backfill(
                     connection, self._schema, shard, locked.offset, before, self._consumer.batch
@@ -256,8 +262,8 @@ class Applier:
             then=self._consumer.on_poison,
         )
         with self._transaction(shard) as (_, connection, locked):
-            if locked is None or locked.halted is not None or locked.offset >= record.offset:
-                return
+            if locked is None or locked.halted is not None or locked.offset + 1 != record.offset:
+                return  # somebody else has moved on, or an operator has moved it back
             if self._consumer.on_poison == "halt":
                 total.halted = (
                     f"{record.place} (record {record.id}) failed {attempts} times: {reason}"
@@ -288,6 +294,7 @@ def _add(total: Delivered, done: Delivered) -> None:
     total.dead += done.dead
     total.backfilled += done.backfilled
     total.halted = done.halted
+    total.held = done.held
     total.more = done.more
     total.latencies_us.extend(done.latencies_us)
 

@@ -22,12 +22,19 @@ class Checkpoint:
         halted: Why the shard was stopped; None if it was not.
         transaction: Id of the transaction that holds the lock.
         clock_us: Postgres' clock when it was locked: microseconds since 1970.
+        barrier: Nothing behind this offset is to be applied now; None if there is no barrier.
     """
 
     offset: Offset
     halted: str | None
     transaction: str
     clock_us: int
+    barrier: Offset | None = None
+
+    @property
+    def held(self) -> bool:
+        """The shard stands at a barrier: a reconciliation is looking."""
+        return self.barrier is not None and self.offset >= self.barrier
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ class Comparison:
     Attributes:
         fresh: The records right after the checkpoint, without a hole.
         skipped: How many were at or below the checkpoint.
-        gap: The delivery continues beyond what follows the checkpoint.
+        gap: The delivery continues beyond what follows the checkpoint, or beyond a barrier.
     """
 
     fresh: Sequence[Record]
@@ -120,12 +127,18 @@ class Checkpoints:
         connection.execute(self._sql["halt"], {**self.key(shard), "reason": reason})
 
 
-def compare(checkpoint: Offset, records: Sequence[Record]) -> Comparison:
-    """Which of the delivered records, in order of their offsets, come right after the checkpoint."""
+def compare(
+    checkpoint: Offset, records: Sequence[Record], barrier: Offset | None = None
+) -> Comparison:
+    """Which of the delivered records, in order of their offsets, come right after the checkpoint and before a barrier."""
     first = next(
         (i for i, record in enumerate(records) if record.offset > checkpoint), len(records)
     )
     end, expected = first, checkpoint + 1
-    while end < len(records) and records[end].offset == expected:
+    while (
+        end < len(records)
+        and records[end].offset == expected
+        and (barrier is None or expected <= barrier)
+    ):
         end, expected = end + 1, expected + 1
     return Comparison(records[first:end], first, end < len(records))

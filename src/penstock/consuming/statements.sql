@@ -6,13 +6,21 @@ ORDER BY shard;
 
 -- :name lock_checkpoint
 -- The lock is the mutual exclusion: whoever holds the row works on the shard, others pass by.  The transaction's id shows
--- later that effects and checkpoint are in one transaction; the clock is the one that staged the records.
+-- later that effects and checkpoint are in one transaction; the clock is the one that staged the records.  A barrier holds
+-- up what lies behind it: what we have in hand was sequenced before any barrier that this statement does not see yet.
 SELECT "offset", halted,
        pg_current_xact_id()::text,
-       (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
-FROM {schema}.checkpoints
+       (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+       (
+           SELECT min(b."offset")
+           FROM {schema}.barriers b
+           WHERE b.consumer = c.consumer AND b.channel = c.channel AND b.shard = c.shard
+             AND b."offset" >= c."offset"
+             AND b.expires_at > clock_timestamp()
+       )
+FROM {schema}.checkpoints c
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
-FOR UPDATE SKIP LOCKED;
+FOR UPDATE OF c SKIP LOCKED;
 
 -- :name advance_checkpoint
 -- Nothing moves if the handler has ended the transaction that the lock was taken in.

@@ -36,6 +36,9 @@ SHARED_PAUSE_S = 1.0
 HALTED_PAUSE_S = 5.0
 """How often a halted shard is looked at again: an operator may have let it go on."""
 
+HELD_PAUSE_S = 0.02
+"""How often a shard that stands at a barrier is looked at again."""
+
 LONGEST_BACKOFF_S = 10.0
 
 LOOK_AGAIN_S = 2.0
@@ -113,6 +116,7 @@ class ConsumerWorker:
         self._applier: Applier | None = None
         self._positions: dict[ShardName, Offset] = {}
         self._rest_until: dict[ShardName, float] = {}
+        self._held: set[ShardName] = set()
         self._look_again_at = 0.0
         self._stop: Callable[[], bool] = lambda: False
 
@@ -143,7 +147,7 @@ class ConsumerWorker:
         self._look_again_at = 0.0
         self._engine = engine_of(self._database_url, application=application, prepare=self._prepare)
         self._applier = Applier(self._pipeline, self.consumer, self._engine)
-        self._rest_until = {}
+        self._rest_until, self._held = {}, set()
 
     def close(self) -> None:
         """Closes the connections; a batch under way is rolled back."""
@@ -218,6 +222,7 @@ class ConsumerWorker:
 
     def _note(self, shard: ShardName, delivered: Delivered) -> None:
         """Where to read on, and when."""
+        self._held.discard(shard)
         if delivered.position is not None:
             self._positions[shard] = delivered.position
         if delivered.halted is not None:
@@ -228,6 +233,9 @@ class ConsumerWorker:
             self._rest_until[shard] = monotonic() + HALTED_PAUSE_S
         elif delivered.position is None:
             self._rest_until[shard] = monotonic() + SHARED_PAUSE_S
+        elif delivered.held:
+            self._held.add(shard)
+            self._rest_until[shard] = monotonic() + HELD_PAUSE_S
 
     def rewind(self, records: int) -> None:
         """Reads again from so many records before the checkpoints, as after a restart of someone who knew less.
@@ -282,8 +290,11 @@ class ConsumerWorker:
             consumed = self.round(block_ms=0)
             applied += consumed.applied
             report(consumed)
-            if not consumed.positions:
+            if consumed.positions:
+                continue
+            if not self._held:
                 return applied
+            self._pause(HELD_PAUSE_S)
 
     def _pause(self, seconds: float) -> bool:
         """Waits; true if the worker is to stop."""

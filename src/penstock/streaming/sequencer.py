@@ -24,6 +24,8 @@ from penstock.telemetry import crashpoint
 JOURNAL_CHUNK = 1000
 """Most records a journal row: a row is what retention removes at a time, and is read whole."""
 
+NO_TICK = "{schema}.ticks is empty: the place where sequencing stopped is lost; see penstock doctor"
+
 _LOST_THE_RACE = (
     psycopg.errors.SerializationFailure,
     psycopg.errors.UniqueViolation,
@@ -64,9 +66,7 @@ def tick(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
     with answering("looking for records"):
         row = connection.execute(statements("penstock.streaming", schema)["look"]).fetchone()
     if row is None:
-        raise UnsafeSetting(
-            f"{schema}.ticks is empty: the place where sequencing stopped is lost; see penstock doctor"
-        )
+        raise UnsafeSetting(NO_TICK.format(schema=schema))
     number, epoch, found = row
     if not found:
         return Tick(number, 0, epoch)
@@ -82,17 +82,33 @@ def tick(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
 
 
 def _tick(connection: Connection, schema: str) -> Tick:
-    sql = statements("penstock.streaming", schema)
     with connection.transaction():
-        [(last, following, in_progress, epoch)] = connection.execute(sql["last_tick"])
-        seen = {"next": following, "in_progress": in_progress}
-        connection.execute(sql["prepare_tick"])
-        connection.execute(sql["begin_tick"], {"tick": last + 1, "epoch": epoch})
-        entries = connection.execute(
-            sql["sequence_committed"], {**seen, "epoch": epoch, "chunk": JOURNAL_CHUNK}
-        ).fetchall()
+        done = tick_within(connection, schema)
         crashpoint("sequencer.before_commit")
     crashpoint("sequencer.after_commit")
+    return done
+
+
+def tick_within(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
+    """The tick itself, in a REPEATABLE READ transaction that the caller has opened, and will commit.
+
+    It makes a tick even if there is nothing to sequence: its snapshot is then the same past, told anew.
+
+    Raises:
+        UnsafeSetting: The place where sequencing stopped is lost.
+        psycopg.Error: Another sequencer came first, or the connection failed.
+    """
+    sql = statements("penstock.streaming", schema)
+    row = connection.execute(sql["last_tick"]).fetchone()
+    if row is None:
+        raise UnsafeSetting(NO_TICK.format(schema=schema))
+    last, following, in_progress, epoch = row
+    connection.execute(sql["prepare_tick"])
+    connection.execute(sql["begin_tick"], {"tick": last + 1, "epoch": epoch})
+    entries = connection.execute(
+        sql["sequence_committed"],
+        {"next": following, "in_progress": in_progress, "epoch": epoch, "chunk": JOURNAL_CHUNK},
+    ).fetchall()
     tails: dict[ShardName, Offset] = {}
     for channel, shard, last_offset, _ in entries:
         name = ShardName(channel, Shard(shard))

@@ -1,0 +1,75 @@
+"""Barriers, runs of reconcile, and what they repaired.
+
+Revision ID: penstock_0002
+Revises: penstock_0001
+Create Date: 2026-11-21
+"""
+
+from alembic import context, op
+
+revision = "penstock_0002"
+down_revision = "penstock_0001"
+branch_labels = None
+depends_on = None
+
+TABLES = """
+-- Where a consumer is to stop for a moment.  Its time limit is by the database's clock: nobody stands still for a run
+-- that has died.  A run that comes too late finds the consumer beyond the barrier, and takes another cut.
+CREATE TABLE {schema}.barriers (
+    consumer   text        NOT NULL,
+    channel    text        NOT NULL,
+    shard      integer     NOT NULL,
+    "offset"   bigint      NOT NULL,
+    run        text        NOT NULL,
+    expires_at timestamptz NOT NULL,
+    PRIMARY KEY (consumer, channel, shard, run)
+);
+
+CREATE TABLE {schema}.reconciliations (
+    id         bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name       text        NOT NULL,
+    consumer   text        NOT NULL,
+    intent     text        NOT NULL,
+    tick       bigint,
+    compared   bigint,
+    missing    bigint,
+    surplus    bigint,
+    different  bigint,
+    repaired   bigint      NOT NULL DEFAULT 0,
+    paused_s   double precision,
+    outcome    text        NOT NULL DEFAULT 'running',
+    begun_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ended_at   timestamptz
+);
+CREATE INDEX reconciliations_name ON {schema}.reconciliations (name, id);
+
+-- What a repair found in a row, and what it left there.
+CREATE TABLE {schema}.repairs (
+    reconciliation bigint      NOT NULL REFERENCES {schema}.reconciliations ON DELETE CASCADE,
+    number         bigint      GENERATED ALWAYS AS IDENTITY,
+    key            jsonb       NOT NULL,
+    kind           text        NOT NULL,
+    before         jsonb,
+    after          jsonb,
+    repaired_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (reconciliation, number)
+);
+"""
+
+
+def _schema() -> str:
+    """The Penstock schema: ``-x penstock_schema=…``, ``penstock_schema`` in the configuration, or ``penstock``."""
+    given = context.get_x_argument(as_dictionary=True).get("penstock_schema")
+    configured = context.config.get_main_option("penstock_schema")
+    return str(given or configured or "penstock")
+
+
+def upgrade() -> None:
+    quoted = op.get_context().dialect.identifier_preparer.quote_identifier(_schema())
+    op.execute(TABLES.replace("{schema}", quoted))
+
+
+def downgrade() -> None:
+    quote = op.get_context().dialect.identifier_preparer.quote_identifier
+    for table in ("repairs", "reconciliations", "barriers"):
+        op.execute(f"DROP TABLE {quote(_schema())}.{table}")

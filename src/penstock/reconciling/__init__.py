@@ -1,0 +1,14 @@
+"""State against canonical tables, at one cut.
+
+A tick is a cut: the snapshot that it stores shows exactly the effects of all records up to the offsets that it ends at,
+because a change and its record committed together.  A consumer that has applied exactly those records must therefore
+hold what the tables say in that snapshot; what it holds else is a defect, never lag.
+
+    cut         a snapshot and the offsets that equal it; no producer waits for it
+    barrier     a consumer stops at the cut's offsets for a moment, its state is pinned by a second snapshot, it goes on
+"""
+
+from penstock.reconciling.barrier import Barrier, Pinned, pinned
+from penstock.reconciling.cut import Cut, cut
+
+__all__ = ["Barrier", "Cut", "Pinned", "cut", "pinned"]

@@ -1,0 +1,278 @@
+"""A cut is a snapshot and the offsets that equal it; a consumer pinned there holds what the tables say."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from fixtures.flow import stage_rows
+from penstock import Log, Pipeline
+from penstock.consuming import ConsumerWorker
+from penstock.errors import BarrierMissed, Halted, Unknown
+from penstock.postgres import Connection, connect_postgres
+from penstock.reconciling import Barrier, Cut, cut, pinned
+from penstock.records import Record
+from penstock.streaming import Streamer
+from penstock.streaming.sequencer import tick
+
+Connect = Callable[[], Connection]
+
+CHANGE = """
+WITH changed AS (
+    UPDATE public.accounts SET cents = cents + %(cents)s WHERE id = %(account)s
+)
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
+VALUES ('things', %(account)s %% 2, %(account)s::text, 'change', 'account', jsonb_build_object('cents', %(cents)s))
+"""
+
+
+@pytest.fixture
+def connect(database_url: str) -> Connect:
+    return lambda: connect_postgres(database_url, application="test")
+
+
+@pytest.fixture
+def accounts(connection: Connection) -> Connection:
+    connection.execute(
+        "CREATE TABLE public.accounts AS SELECT i AS id, 0 AS cents FROM generate_series(0, 19) i"
+    )
+    connection.execute("CREATE TABLE public.totals (id int PRIMARY KEY, cents int)")
+    return connection
+
+
+@pytest.fixture
+def totals(flow: Pipeline, things: Log) -> str:
+    @flow.consumer(reads=things, batch=50)
+    def totals(session: Session, records: list[Record]) -> None:
+        for record in sorted(records, key=lambda record: int(record.key)):
+            session.execute(
+                text(
+                    "INSERT INTO public.totals VALUES (:id, :cents) "
+                    "ON CONFLICT (id) DO UPDATE SET cents = totals.cents + excluded.cents"
+                ),
+                {"id": int(record.key), "cents": record.data["cents"]},
+            )
+
+    return "totals"
+
+
+@contextmanager
+def running(*loops: Callable[[Callable[[], bool]], object]) -> Iterator[None]:
+    """Runs loops in threads until the block ends; what one of them raises fails the test."""
+    stop = threading.Event()
+    failed: list[BaseException] = []
+
+    def guarded(loop: Callable[[Callable[[], bool]], object]) -> None:
+        try:
+            loop(stop.is_set)
+        except BaseException as error:  # noqa: BLE001  told below
+            failed.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(loop,)) for loop in loops]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+    assert failed == []
+
+
+def seen_in(connect: Connect, snapshot: str, query: str) -> list[tuple[Any, ...]]:
+    with connect() as reader:
+        reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        with reader.transaction():
+            reader.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode())
+            return reader.execute(query.encode()).fetchall()
+
+
+def producer(database_url: str, number: int) -> Callable[[Callable[[], bool]], None]:
+    def produce(stopped: Callable[[], bool]) -> None:
+        with connect_postgres(database_url, application="producer") as connection:
+            count = 0
+            while not stopped():
+                count += 1
+                with connection.transaction(force_rollback=count % 7 == 0):
+                    for step in range(count % 3 + 1):
+                        connection.execute(
+                            CHANGE, {"account": (number + step) % 20, "cents": count % 100}
+                        )
+
+    return produce
+
+
+def test_a_pinned_state_equals_the_tables_at_every_cut_under_load(
+    flow: Pipeline,
+    totals: str,
+    accounts: Connection,
+    connect: Connect,
+    database_url: str,
+    redis_url: str,
+) -> None:
+    """Guarantee 28: no false alarm under load; a cut shows what its offsets say."""
+    spec = flow.consumer_named(totals)
+    streamer, rival = (Streamer(flow, database_url, redis_url) for _ in range(2))
+    worker = ConsumerWorker(flow, spec, database_url, redis_url)
+    worker.open()
+    sums: list[tuple[Any, ...]] = []
+
+    with running(
+        streamer.run, rival.run, worker.run, *(producer(database_url, n) for n in range(4))
+    ):
+        for _ in range(15):
+            barrier = Barrier(spec)
+            with cut(connect, within=barrier.place) as at, pinned(connect, barrier, at) as state:
+                tables = seen_in(
+                    connect,
+                    at.snapshot,
+                    "SELECT id, cents FROM accounts WHERE cents <> 0 ORDER BY id",
+                )
+                held = seen_in(
+                    connect,
+                    state.snapshot,
+                    "SELECT id, cents FROM totals WHERE cents <> 0 ORDER BY id",
+                )
+            assert held == tables
+            sums.append((sum(cents for _, cents in tables),))
+
+    assert sums[0] < sums[-1]
+
+
+def test_a_cut_delays_no_producer_and_no_later_tick(
+    accounts: Connection, connect: Connect, things: Log
+) -> None:
+    with cut(connect) as at:
+        stage_rows(accounts, things, 10)
+        later = tick(accounts)
+
+        assert later.sequenced == 10
+        assert at.offsets == {}
+        assert seen_in(connect, at.snapshot, "SELECT count(*) FROM penstock.staged_records") == [
+            (0,)
+        ]
+
+
+def test_a_cut_sequences_what_nobody_has_sequenced(
+    connection: Connection, connect: Connect, things: Log
+) -> None:
+    stage_rows(connection, things, 10)
+
+    with cut(connect) as at:
+        assert sum(at.offsets.values()) == 10
+        assert tick(connection).sequenced == 0
+
+
+def test_an_open_transaction_is_in_no_cut_until_it_commits(
+    connection: Connection, connect: Connect, things: Log
+) -> None:
+    with connect() as slow, slow.transaction():
+        stage_rows(slow, things, 3, "slow")
+        stage_rows(connection, things, 5, "fast")
+        with cut(connect) as at:
+            assert sum(at.offsets.values()) == 5
+    with cut(connect) as at:
+        assert sum(at.offsets.values()) == 8
+
+
+@pytest.fixture
+def standing_worker(
+    flow: Pipeline, totals: str, accounts: Connection, database_url: str, redis_url: str
+) -> Iterator[ConsumerWorker]:
+    worker = ConsumerWorker(flow, flow.consumer_named(totals), database_url, redis_url)
+    worker.open()
+    yield worker
+    worker.close()
+
+
+def change(connection: Connection, times: int) -> None:
+    for number in range(times):
+        connection.execute(CHANGE, {"account": number % 20, "cents": 1})
+
+
+def test_a_consumer_stops_at_the_barrier_and_goes_on_when_it_is_lifted(
+    flow: Pipeline,
+    streamer: Streamer,
+    standing_worker: ConsumerWorker,
+    connection: Connection,
+    connect: Connect,
+) -> None:
+    barrier = Barrier(standing_worker.consumer)
+    change(connection, 20)
+    streamer.drain()
+    with cut(connect, within=barrier.place) as at:
+        change(connection, 20)
+        streamer.drain()
+        for _ in range(10):
+            standing_worker.round(block_ms=1)
+        applied = connection.execute("SELECT sum(cents) FROM public.totals").fetchone()
+        with pinned(connect, barrier, at):
+            pass
+
+    assert applied == (20,)
+    assert standing_worker.drain() == 20
+
+
+def test_a_consumer_does_not_wait_for_a_run_that_has_died(
+    streamer: Streamer, standing_worker: ConsumerWorker, connection: Connection, connect: Connect
+) -> None:
+    barrier = Barrier(standing_worker.consumer)
+    with cut(connect, within=barrier.place) as at:
+        pass
+    change(connection, 20)
+    streamer.drain()
+    connection.execute("UPDATE penstock.barriers SET expires_at = clock_timestamp()")
+
+    assert standing_worker.drain() == 20
+    with pytest.raises(BarrierMissed, match="went past the cut"), pinned(connect, barrier, at):
+        pass
+
+
+def test_a_consumer_that_does_not_run_is_named(
+    flow: Pipeline,
+    streamer: Streamer,
+    standing_worker: ConsumerWorker,
+    connection: Connection,
+    connect: Connect,
+) -> None:
+    barrier = Barrier(standing_worker.consumer)
+    change(connection, 3)
+
+    with (
+        cut(connect, within=barrier.place) as at,
+        pytest.raises(BarrierMissed, match="3 records before it"),
+        pinned(connect, barrier, at, timeout_s=0.1),
+    ):
+        pass
+    assert connection.execute("SELECT count(*) FROM penstock.barriers").fetchone() == (0,)
+
+
+def test_a_consumer_that_was_never_registered_or_has_halted_is_named(
+    flow: Pipeline,
+    totals: str,
+    accounts: Connection,
+    connect: Connect,
+    database_url: str,
+    redis_url: str,
+) -> None:
+    spec = flow.consumer_named(totals)
+
+    def pin() -> Cut:
+        barrier = Barrier(spec)
+        with cut(connect, within=barrier.place) as at, pinned(connect, barrier, at):
+            return at
+
+    with pytest.raises(Unknown, match="never run"):
+        pin()
+    worker = ConsumerWorker(flow, spec, database_url, redis_url)
+    worker.open()
+    worker.close()
+    accounts.execute("UPDATE penstock.checkpoints SET halted = 'poison' WHERE shard = 1")
+    with pytest.raises(Halted, match="things/1"):
+        pin()
