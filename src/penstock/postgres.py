@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, NullPool, create_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
@@ -43,7 +43,7 @@ def connect_postgres(url: str, *, application: str, prepare: bool = True) -> Con
     """
     with answering("connecting to Postgres"):
         connection = psycopg.connect(
-            _plain(url),
+            plain_url(url),
             autocommit=True,
             application_name=f"penstock {application}",
             **_KEEPALIVE,
@@ -52,7 +52,7 @@ def connect_postgres(url: str, *, application: str, prepare: bool = True) -> Con
     return connection
 
 
-def engine_of(url: str, *, application: str, prepare: bool = True) -> Engine:
+def engine_of(url: str, *, application: str, prepare: bool = True, pooled: bool = True) -> Engine:
     """An engine for sessions of consumers; payloads never show in its errors.
 
     Raises:
@@ -61,6 +61,7 @@ def engine_of(url: str, *, application: str, prepare: bool = True) -> Engine:
     return create_engine(
         make_url(url).set(drivername="postgresql+psycopg"),
         hide_parameters=True,
+        poolclass=None if pooled else NullPool,
         connect_args={
             "application_name": f"penstock {application}",
             "prepare_threshold": 3 if prepare else None,
@@ -127,7 +128,8 @@ def describe(error: BaseException) -> str:
     )
 
 
-def _plain(url: str) -> str:
+def plain_url(url: str) -> str:
+    """The URL without a driver's name in its scheme."""
     scheme, separator, rest = url.partition("://")
     return f"{scheme.partition('+')[0]}{separator}{rest}"
 

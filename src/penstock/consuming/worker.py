@@ -17,7 +17,7 @@ from penstock.consuming.applying import Applier, Delivered, driver_connection
 from penstock.consuming.backfill import backfill
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.declarations import ConsumerSpec
-from penstock.errors import ServerUnavailable
+from penstock.errors import DeclarationError, ServerUnavailable
 from penstock.journal import check_tails
 from penstock.pipeline import Pipeline
 from penstock.postgres import answering, connect_postgres, describe, engine_of
@@ -103,7 +103,14 @@ class ConsumerWorker:
             shards: Numbers of the shards to work on; None takes all.
             prepare: False behind a pooler that cannot keep prepared statements.
             block_ms: Longest wait for records, in milliseconds: a stop is noticed within it.
+
+        Raises:
+            DeclarationError: The consumer is set-based, and needs the Spark engine.
         """
+        if consumer.frames:
+            raise DeclarationError(
+                f"consumer {consumer.name} is set-based (frames=True) and runs on Spark: penstock run --engine spark"
+            )
         self._block_ms = block_ms
         self.consumer = consumer
         self._pipeline = pipeline

@@ -5,6 +5,7 @@ removes what every consumer has passed.
 """
 
 from penstock.channels.log.log import (
+    FIELDS,
     Appended,
     Batch,
     Behind,
@@ -21,6 +22,7 @@ from penstock.channels.log.log import (
 )
 
 __all__ = [
+    "FIELDS",
     "Appended",
     "Batch",
     "Behind",

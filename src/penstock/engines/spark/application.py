@@ -5,6 +5,8 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 
 import structlog
@@ -13,12 +15,14 @@ from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import errors
-from penstock.engines.spark.assignment import Task, assign
+from penstock.engines.spark.assignment import assign
 from penstock.engines.spark.epochs import COUNTS, EpochsSource
+from penstock.engines.spark.frames import start_frames
 from penstock.engines.spark.leash import Holder, Line
 from penstock.engines.spark.session import spark_session
-from penstock.errors import DeclarationError, PenstockError
+from penstock.errors import DeclarationError, PenstockError, ServerUnavailable
 from penstock.pipeline import Pipeline
+from penstock.postgres import describe
 from penstock.streaming.streamer import IDLE_S
 
 log = structlog.get_logger("penstock.spark")
@@ -70,9 +74,11 @@ def run(  # noqa: PLR0913  what can be chosen of a run
     """
     os.environ["PENSTOCK_DATABASE_URL"], os.environ["PENSTOCK_REDIS_URL"] = database_url, redis_url
     names = list(pipeline.consumers) if consumers is None else list(consumers)
-    shards = {name: pipeline.consumer_named(name).channel.shards for name in names}
+    specs = [pipeline.consumer_named(name) for name in names]
+    shards = {spec.name: spec.channel.shards for spec in specs if not spec.frames}
     tasks = assign(shards, os.cpu_count() or 1, streamer=streamer)
-    spark = spark_session(len(tasks) + 1, master=master, conf=conf)
+    frames = [spec for spec in specs if spec.frames]
+    spark = spark_session(len(tasks) + 1 + len(frames), master=master, conf=conf)
     if spark.sparkContext.defaultParallelism < len(tasks):
         raise DeclarationError(
             f"master {master}: {spark.sparkContext.defaultParallelism} slots for {len(tasks)} long tasks; "
@@ -95,8 +101,25 @@ def run(  # noqa: PLR0913  what can be chosen of a run
         "prepare": str(prepare).lower(),
         "resend": str(resend_chance),
     }
+
+    def stopped() -> bool:
+        return bool(failures) or stop()
+
+    os.makedirs(directory, exist_ok=True)  # noqa: PTH103  Spark speaks of paths as text
+    queries = [
+        _Supervised(
+            spec.name,
+            partial(
+                start_frames, spark, pipeline, spec, database_url, redis_url, directory, stopped
+            ),
+        )
+        for spec in frames
+    ]
+    if tasks:
+        queries.append(_Supervised("epochs", partial(_start, spark, options, directory)))
+    log.info("running", tasks=[str(task) for task in tasks], queries=[q.name for q in queries])
     try:
-        _supervise(spark, options, directory, lambda: bool(failures) or stop(), tasks)
+        _supervise(queries, stopped)
     finally:
         _end(spark, holder, directory if checkpoint_directory is None else None)
         log.info("stopped", **{name: count for name, count in totals.items() if count})
@@ -104,31 +127,48 @@ def run(  # noqa: PLR0913  what can be chosen of a run
         raise failures[0]
 
 
-def _supervise(
-    spark: SparkSession,
-    options: dict[str, str],
-    directory: str,
-    stop: Callable[[], bool],
-    tasks: Sequence[Task],
-) -> None:
-    """Keeps the query running; one that fails is started again, with growing pauses."""
-    backoff, waiting = 0.0, threading.Event()
-    while not stop():
-        query = _start(spark, options, directory)
-        began = monotonic()
-        log.info("running", tasks=[str(task) for task in tasks])
-        while not stop() and query.isActive:
-            waiting.wait(0.1)
-        if stop():
-            return
-        backoff = (
-            0.2
-            if monotonic() - began > LONGEST_BACKOFF_S
-            else min(LONGEST_BACKOFF_S, max(0.2, backoff * 2))
+@dataclass
+class _Supervised:
+    """A query that is started again, with growing pauses, as long as the application runs."""
+
+    name: str
+    start: Callable[[], StreamingQuery]
+    query: StreamingQuery | None = None
+    began: float = 0.0
+    backoff: float = 0.0
+    again_at: float = 0.0
+
+    def tend(self) -> None:
+        """Starts it if it is time; notices that it has ended."""
+        if self.query is None:
+            if monotonic() < self.again_at:
+                return
+            self.began = monotonic()
+            try:
+                self.query = self.start()
+            except ServerUnavailable as error:
+                self._wait(describe(error))
+        elif not self.query.isActive:
+            # Its class and Penstock's words; Spark's own text may quote what a handler said of a payload.
+            self._wait((str(self.query.exception()).splitlines() or ["it was stopped"])[0])
+            self.query = None
+
+    def _wait(self, reason: str) -> None:
+        lasted = monotonic() - self.began > LONGEST_BACKOFF_S
+        self.backoff = 0.2 if lasted else min(LONGEST_BACKOFF_S, max(0.2, self.backoff * 2))
+        self.again_at = monotonic() + self.backoff
+        log.warning(
+            "query ended, starting it again", query=self.name, reason=reason, seconds=self.backoff
         )
-        reason = str(query.exception()).splitlines()[:1]
-        log.warning("query ended, starting it again", reason=reason, seconds=backoff)
-        waiting.wait(backoff)
+
+
+def _supervise(queries: Sequence[_Supervised], stop: Callable[[], bool]) -> None:
+    """Keeps the queries running until ``stop()`` is true."""
+    waiting = threading.Event()
+    while not stop():
+        for query in queries:
+            query.tend()
+        waiting.wait(0.1)
 
 
 def _start(spark: SparkSession, options: dict[str, str], directory: str) -> StreamingQuery:
@@ -138,15 +178,10 @@ def _start(spark: SparkSession, options: dict[str, str], directory: str) -> Stre
     return (
         observed.writeStream.format("noop")
         .queryName("penstock")
-        .option("checkpointLocation", tempfile.mkdtemp(dir=_existing(directory)))
+        .option("checkpointLocation", tempfile.mkdtemp(dir=directory))
         .trigger(processingTime="0 seconds")
         .start()
     )
-
-
-def _existing(directory: str) -> str:
-    os.makedirs(directory, exist_ok=True)  # noqa: PTH103  Spark speaks of paths as text
-    return directory
 
 
 def _hear(line: Line, totals: dict[str, int], failures: list[PenstockError]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pyspark.sql import SparkSession
 
 from penstock.engines.spark.java import find_java
+from penstock.engines.spark.sources import register
 
 SETTINGS = {
     # Without native Hadoop the default checkpoint writer starts a `chmod` for each file.
@@ -37,7 +38,7 @@ TASK_ATTEMPTS = 10_000
 def spark_session(
     slots: int, *, master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session with Penstock's settings, or the one that is there.
+    """A session with Penstock's settings and data sources, or the one that is there.
 
     Args:
         slots: Tasks that run at once, where ``master`` does not say it.
@@ -67,7 +68,9 @@ def spark_session(
         }
     for name, value in (settings | dict(conf or {})).items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
 
 
 _SHARED = ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL", "PYTHONPATH")

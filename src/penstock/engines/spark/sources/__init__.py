@@ -1,0 +1,30 @@
+"""Data sources: the log and the staged records as DataFrames, for wide work beside the pipeline.
+
+    penstock.log       a channel's shards in Redis: batch and streaming, to read and to write
+    penstock.staged    the same records out of Postgres: journal and staged records
+
+Offsets are dense, so what a batch reads is a range of numbers for each shard, fixed in the driver before a task runs: a
+task that runs twice reads the same, and a writer that runs twice adds nothing.  Records travel in Arrow batches; payloads
+stay text.
+
+    columns      the columns of a record
+    options      what can be chosen, in the manner of Spark's Kafka source
+    ranges       which offsets a batch reads: arithmetic, nothing else
+    reading      the readers, over anything that has shards
+    log, staged  the two places that have shards
+    writing      a DataFrame into a log: compare and append
+    connections  one connection a process, whatever number of tasks it runs
+"""
+
+from pyspark.sql import SparkSession
+
+from penstock.engines.spark.sources.log import LogSource
+from penstock.engines.spark.sources.staged import StagedSource
+
+__all__ = ["LogSource", "StagedSource", "register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Makes ``penstock.log`` and ``penstock.staged`` known to a session; Penstock's own sessions know them already."""
+    for source in (LogSource, StagedSource):
+        spark.dataSource.register(source)

@@ -1,0 +1,139 @@
+"""``penstock.log``: a channel's shards in Redis."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
+from pyspark.sql.types import StructType
+
+from penstock.channels.log import extents
+from penstock.channels.routing import log_keys
+from penstock.channels.server import answering
+from penstock.engines.spark.sources.columns import SCHEMA, batch, text
+from penstock.engines.spark.sources.connections import redis_client
+from penstock.engines.spark.sources.options import Options
+from penstock.engines.spark.sources.ranges import Held, Positions, Range
+from penstock.engines.spark.sources.reading import BatchReader, StreamReader
+from penstock.engines.spark.sources.shards import number_of_shards
+from penstock.engines.spark.sources.writing import BatchWriter, StreamWriter
+from penstock.errors import ForeignLog
+from penstock.records import Offset, Shard, ShardName
+
+ENTRIES_A_READ = 5000
+FIELDS = (b"id", b"key", b"action", b"object", b"data", b"headers", b"ts")
+
+
+class LogSource(DataSource):
+    """``penstock.log``: reads and writes a channel's log in Redis."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Its name for ``format``."""
+        return "penstock.log"
+
+    def schema(self) -> str:
+        """The columns of a record."""
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  Spark's
+        """The batch reader."""
+        return BatchReader(LogPlace(self._options(streaming=False)))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's
+        """The streaming reader."""
+        return StreamReader(LogPlace(self._options(streaming=True)))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001  Spark's
+        """The batch writer."""
+        return BatchWriter(self._options(streaming=False), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001, N802  Spark's
+        """The streaming writer."""
+        return StreamWriter(self._options(streaming=True), schema, overwrite=overwrite)
+
+    def _options(self, *, streaming: bool) -> Options:
+        return Options.of(self.name(), self.options, streaming=streaming)
+
+
+@dataclass
+class LogPlace:
+    """The streams of a channel's shards."""
+
+    options: Options
+
+    def held(self) -> dict[int, Held]:
+        """From the oldest entry to the tail, for each shard."""
+        found = extents(self._client, self.options.namespace, self._shards())
+        return {name.shard: Held(extent.first, extent.tail) for name, extent in found.items()}
+
+    def wait(self, positions: Positions, seconds: float) -> None:
+        """Blocks in Redis; a stop of the query does not wait for it, since Spark ends the process."""
+        after = {self._key(shard): f"{at}-0" for shard, at in positions.items()}
+        with answering("waiting for records"):
+            self._client.xread(after, count=1, block=int(seconds * 1000))
+
+    def read(self, wanted: Range) -> Iterator[pa.RecordBatch]:
+        """Entries by the thousand, each column straight from the wire."""
+        key, after = self._key(wanted.shard), wanted.after
+        while after < wanted.until:
+            with answering(f"reading {self.options.channel}/{wanted.shard}"):
+                entries = self._client.execute_command(
+                    "XRANGE", key, f"{after + 1}-0", f"{wanted.until}-0", "COUNT", ENTRIES_A_READ
+                )
+            if not entries:
+                return
+            read = _batch(self.options.channel, wanted.shard, entries)
+            after = read.column("offset")[-1].as_py()
+            yield read
+
+    @property
+    def _client(self) -> Any:
+        return redis_client(self.options.redis())
+
+    def _key(self, shard: int) -> str:
+        name = ShardName(self.options.channel, Shard(shard))
+        return log_keys(self.options.namespace, name).stream
+
+    def _shards(self) -> list[ShardName]:
+        count = number_of_shards(self.options)
+        return [ShardName(self.options.channel, Shard(number)) for number in range(count)]
+
+
+def _batch(channel: str, shard: int, entries: list[Any]) -> pa.RecordBatch:
+    """The columns of some entries, whose fields always come in one order.
+
+    Raises:
+        ForeignLog: An entry was not written by Penstock.
+    """
+    rows = [fields for _, fields in entries]
+    strange = next((n for n, row in enumerate(rows) if tuple(row[::2]) != FIELDS), None)
+    if strange is not None or any(not entry_id.endswith(b"-0") for entry_id, _ in entries):
+        raise ForeignLog(
+            f"{channel}/{shard}: entry {entries[strange or 0][0].decode()} was not written by Penstock"
+        )
+    id_, key, action, object_, data, headers, staged_us = zip(
+        *(row[1::2] for row in rows), strict=True
+    )
+    count = len(rows)
+    return batch(
+        [
+            pa.array([channel]).take(pa.array([0] * count)),
+            pa.array([shard] * count, pa.int32()),
+            pa.array([Offset(int(entry_id[:-2])) for entry_id, _ in entries], pa.int64()),
+            text(id_).cast(pa.int64()),
+            text(key),
+            text(action),
+            text(object_),
+            text(data),
+            text([value or None for value in headers]),  # type: ignore[misc]  # None is a null to Arrow
+            text(staged_us).cast(pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+        ]
+    )
