@@ -13,7 +13,7 @@ from penstock.postgres import Connection, connect_postgres
 from penstock.streaming import Pass, Streamer
 
 PRODUCERS = 16
-SECONDS = 20.0
+SECONDS = 30.0
 HELD_S = 10.0
 INSERT = (
     "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
