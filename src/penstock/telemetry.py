@@ -1,12 +1,21 @@
 """Crash points: the few places where the order of two writes matters, by name.
 
 In production ``crashpoint`` does nothing.  A test installs a function that kills the process at one of them, and goes
-through all of ``CRASH_POINTS``, so that none is skipped.
+through all of ``CRASH_POINTS`` and ``SPARK_CRASH_POINTS``, so that none is skipped.
 """
 
 from collections.abc import Callable
 
 CRASH_POINTS = (
+    "reset.before_redis",
+    "reset.between_shards",
+    "reset.before_commit",
+    "reset.after_commit",
+    "epoch.before_commit",
+    "epoch.after_commit",
+    "streamer.before_register",
+    "streamer.after_channels",
+    "streamer.after_register",
     "sequencer.before_commit",
     "sequencer.after_commit",
     "publisher.before_append",
@@ -15,12 +24,16 @@ CRASH_POINTS = (
     "retention.before_commit",
     "retention.after_commit",
     "retention.after_evict",
+    "consumer.after_register",
     "consumer.after_read",
     "consumer.after_apply",
     "consumer.after_checkpoint",
     "consumer.after_commit",
 )
-"""Every crash point, in the order in which a record passes them."""
+"""Every crash point: those of a start, then in the order in which a record passes them."""
+
+SPARK_CRASH_POINTS = ("frames.after_apply", "frames.after_checkpoint")
+"""Those that only a driver of Spark passes."""
 
 _installed: Callable[[str], None] | None = None
 

@@ -23,7 +23,7 @@ from penstock.operating.reset import reset_checkpoint
 from penstock.postgres import Connection, connect_postgres
 from penstock.reconciling import Barrier, cut, pinned
 from penstock.streaming import Streamer
-from penstock.telemetry import install_crashpoint
+from penstock.telemetry import SPARK_CRASH_POINTS, install_crashpoint
 from penstock.testing import eventually
 
 pytestmark = pytest.mark.spark
@@ -109,7 +109,7 @@ def test_every_record_counts_once_whatever_becomes_of_sparks_checkpoints(
     assert counted(connection) == {"a": 300, "b": 200}
 
 
-@pytest.mark.parametrize("point", ["frames.after_apply", "frames.after_checkpoint"])
+@pytest.mark.parametrize("point", SPARK_CRASH_POINTS)
 def test_effect_and_checkpoints_are_one_transaction(
     run: Run,
     crash_at: Callable[[str], None],

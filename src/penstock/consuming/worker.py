@@ -141,6 +141,7 @@ class ConsumerWorker:
             self._database_url, application=application, prepare=self._prepare
         ) as connection:
             register_consumer(connection, self._pipeline.schema, self.consumer)
+            crashpoint("consumer.after_register")
             standing = Checkpoints(self.consumer, self._pipeline.schema).all(connection)
             self._client = connect_redis(self._redis_url)
             check_tails(

@@ -18,6 +18,7 @@ from penstock.journal.reading import known_shards, remembered_at, tails_of
 from penstock.postgres import Connection, answering
 from penstock.records import BEGINNING, Epoch, Offset, Record, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
+from penstock.telemetry import crashpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,4 +244,6 @@ def _open_epoch(connection: Connection, schema: str, past: Past) -> Epoch:
             },
         )
         connection.execute(sql["move_tick"], {"epoch": following})
+        crashpoint("epoch.before_commit")
+    crashpoint("epoch.after_commit")
     return following

@@ -22,6 +22,7 @@ from penstock.registry import register_channel, register_consumer
 from penstock.streaming.publisher import Publisher
 from penstock.streaming.retention import forget_ticks, retain
 from penstock.streaming.sequencer import check_identity_cache, tick
+from penstock.telemetry import crashpoint
 
 log = structlog.get_logger("penstock.streamer")
 
@@ -115,10 +116,13 @@ class Streamer:
             namespace=namespace,
             declared=self._pipeline.shard_names,
         )
+        crashpoint("streamer.before_register")
         for channel in self._pipeline.channels.values():
             register_channel(connection, schema, channel)
+        crashpoint("streamer.after_channels")
         for consumer in self._pipeline.consumers.values():
             register_consumer(connection, schema, consumer)
+        crashpoint("streamer.after_register")
         with answering("listening for nudges"):
             connection.execute(f'LISTEN "{schema}_nudge"'.encode())
         self._publisher = Publisher(

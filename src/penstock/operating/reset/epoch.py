@@ -37,6 +37,7 @@ from penstock.postgres import Connection, answering
 from penstock.records import Epoch, Offset, Record, RecordId, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
 from penstock.streaming.sequencer import JOURNAL_CHUNK
+from penstock.telemetry import crashpoint
 
 log = structlog.get_logger("penstock.operator")
 
@@ -161,9 +162,12 @@ def reset_epoch(
         plan = _plan(connection, schema, snapshot, held, reason)
         if apply and reason is not None:
             _write(connection, sql, schema, snapshot, plan, identity, held)
+            crashpoint("reset.before_redis")
             _begin_anew(client, namespace, shards, plan)
+            crashpoint("reset.before_commit")
     if not apply or reason is None:
         return plan
+    crashpoint("reset.after_commit")
     log.warning(
         "epoch opened",
         epoch=plan.following,
@@ -316,3 +320,4 @@ def _begin_anew(
             if str(shard) in disagreeing:
                 together.delete(keys.stream)
             together.execute()
+        crashpoint("reset.between_shards")

@@ -1,0 +1,79 @@
+"""A process that is gone between two writes: at every crash point that there is, and again, the next one goes on exactly."""
+
+import re
+from pathlib import Path
+
+import pytest
+import redis
+
+from fixtures.crashing import CRASHED, THINGS, exit_code_of_a_crash, work
+from fixtures.truth import TABLES, check_exact
+from penstock.channels.log import Batch, append_each, extents
+from penstock.channels.scripts import Argument
+from penstock.postgres import Connection
+from penstock.records import Epoch, Offset
+from penstock.telemetry import CRASH_POINTS, SPARK_CRASH_POINTS, install_crashpoint
+
+SOURCES = Path(__file__).parents[2] / "src" / "penstock"
+
+
+@pytest.fixture
+def books(connection: Connection) -> Connection:
+    connection.execute(TABLES)
+    return connection
+
+
+def begin_at_a_changed_past(point: str, books: Connection, client: redis.Redis) -> None:
+    """What the points of an epoch and of a reset need: a server that was promoted; a log that is ahead."""
+    if point.startswith("epoch."):
+        books.execute("UPDATE penstock.epochs SET timeline = 77")
+    if point.startswith("reset."):
+        for shard in THINGS.shard_names:
+            after = Offset(extents(client, "penstock", [shard])[shard].tail + 1)
+            lost: list[Argument] = [5, "key", "update", "thing", '{"version": 1}', "", 5]
+            append_each(client, "penstock", [Batch(shard, Epoch(1), after, False, lost)])
+
+
+@pytest.mark.parametrize("point", CRASH_POINTS)
+def test_a_crash_at_any_point_loses_and_doubles_nothing(
+    point: str, books: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
+) -> None:
+    """Guarantee 4: gone at the first passing, its successor at the second; who comes then goes on."""
+    work(database_url, redis_url, reset=False)
+    begin_at_a_changed_past(point, books, redis_client)
+    reset = point.startswith("reset.")
+
+    first = exit_code_of_a_crash(point, 1, database_url, redis_url, reset=reset)
+    second = exit_code_of_a_crash(point, 2, database_url, redis_url, reset=reset)
+    work(database_url, redis_url, reset=reset)
+
+    assert first == CRASHED
+    assert second in (CRASHED, 0)
+    assert check_exact(books, redis_client, THINGS) >= 48
+
+
+def test_every_crash_point_is_passed_somewhere_and_none_goes_by_another_name() -> None:
+    """The tuple is complete: no point is skipped by the test above."""
+    passed = [
+        name
+        for path in SOURCES.rglob("*.py")
+        for name in re.findall(r'crashpoint\("([^"]+)"\)', path.read_text())
+    ]
+
+    assert sorted(passed) == sorted(CRASH_POINTS + SPARK_CRASH_POINTS)
+
+
+def test_nothing_is_installed_that_would_crash_by_itself(
+    books: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
+) -> None:
+    """The work without crashes passes every point but those of a changed past."""
+    passed: set[str] = set()
+    install_crashpoint(passed.add)
+    try:
+        work(database_url, redis_url, reset=False)
+    finally:
+        install_crashpoint(None)
+
+    unusual = {point for point in CRASH_POINTS if point.startswith(("epoch.", "reset."))}
+    assert passed == set(CRASH_POINTS) - unusual
+    assert check_exact(books, redis_client, THINGS) == 24
