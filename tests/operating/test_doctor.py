@@ -288,7 +288,7 @@ def test_rights_that_workers_need_are_looked_for(
     connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA penstock TO onlooker")
     try:
         with connect_postgres(
-            database_url.replace("penstock@", "onlooker@"), application="test"
+            database_url.replace("postgres@", "onlooker@"), application="test"
         ) as looking:
             finding = only(examine(looking, redis_client), "privileges", "warning")
     finally:

@@ -4,6 +4,7 @@ Several processes of one consumer share its shards by the locks on the checkpoin
 working on is left alone for a while.  Whoever reads what is applied already skips it.
 """
 
+import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from time import monotonic, sleep
@@ -92,6 +93,7 @@ class ConsumerWorker:
         shards: Collection[int] | None = None,
         prepare: bool = True,
         block_ms: int = BLOCK_MS,
+        reread_chance: float = 0.0,
     ) -> None:
         """Sets up; ``open`` connects.
 
@@ -103,6 +105,7 @@ class ConsumerWorker:
             shards: Numbers of the shards to work on; None takes all.
             prepare: False behind a pooler that cannot keep prepared statements.
             block_ms: Longest wait for records, in milliseconds: a stop is noticed within it.
+            reread_chance: How often, 0 to 1, a round that delivered is read again: to show that it is harmless.
 
         Raises:
             DeclarationError: The consumer is set-based, and needs the Spark engine.
@@ -111,7 +114,7 @@ class ConsumerWorker:
             raise DeclarationError(
                 f"consumer {consumer.name} is set-based (frames=True) and runs on Spark: penstock run --engine spark"
             )
-        self._block_ms = block_ms
+        self._block_ms, self._reread_chance = block_ms, reread_chance
         self.consumer = consumer
         self._pipeline = pipeline
         self._database_url, self._redis_url, self._prepare = database_url, redis_url, prepare
@@ -200,6 +203,8 @@ class ConsumerWorker:
             consumed.add(shard, delivered)
             if self._stop():
                 break
+        if self._reread_chance and found and random.random() < self._reread_chance:  # noqa: S311  not for secrets
+            self.rewind(consumed.applied)
         if not found and monotonic() >= self._look_again_at:
             for shard, records in self._look_again().items():
                 delivered = self._applier.deliver(shard, records, self._pause)

@@ -85,21 +85,24 @@ class Api:
         return await self._answer(request, work)
 
     async def _answer(self, request: Request, work: Callable[[Session], Response]) -> Response:
-        try:
-            return await run_in_threadpool(
-                self._transact, work, fail="x-decline" in request.headers
-            )
-        except RefusedError as refused:
-            return JSONResponse({"message": str(refused)}, refused.status)
+        return await run_in_threadpool(self._retried, work, fail="x-decline" in request.headers)
 
-    @tenacity.retry(
-        retry=tenacity.retry_if_exception(_lost_a_race),
-        stop=tenacity.stop_after_attempt(20),
-        wait=tenacity.wait_random(0, 0.02),
-        reraise=True,
-    )
+    def _retried(self, work: Callable[[Session], Response], *, fail: bool) -> Response:
+        """One transaction, tried again while it loses against others; the answer says how often."""
+        attempts = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_lost_a_race),
+            stop=tenacity.stop_after_attempt(20),
+            wait=tenacity.wait_random(0, 0.02),
+            reraise=True,
+        )
+        try:
+            answer = attempts(self._transact, work, fail=fail)
+        except RefusedError as refused:
+            answer = JSONResponse({"message": str(refused)}, refused.status)
+        answer.headers["x-attempts"] = str(attempts.statistics["attempt_number"])
+        return answer
+
     def _transact(self, work: Callable[[Session], Response], *, fail: bool) -> Response:
-        """One transaction, tried again while it loses against others."""
         with self._sessions.begin() as session:
             answer = work(session)
             if fail:

@@ -59,7 +59,8 @@ INSERT INTO rocket_rides.totals VALUES ('ride-totals', 0);
 CREATE TABLE rocket_rides.copies (ride_id bigint PRIMARY KEY, amount_cents bigint NOT NULL);
 -- No key: a record that takes effect twice shows.
 CREATE TABLE rocket_rides.effects (consumer text NOT NULL, record_id bigint NOT NULL, shard int NOT NULL,
-                                   "offset" bigint NOT NULL, latency_us bigint NOT NULL);
+                                   "offset" bigint NOT NULL, latency_us bigint NOT NULL,
+                                   number bigint GENERATED ALWAYS AS IDENTITY);
 CREATE TABLE rocket_rides.mischief (kind text NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
 """
 

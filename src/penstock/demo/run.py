@@ -39,6 +39,7 @@ class Progress:
     account: Account
     seconds: float
     rolled_back: int = 0
+    retried: int = 0
     kills: int = 0
     phase: str = "running"
 
@@ -124,16 +125,12 @@ class Demo:
     def _start_api(self) -> tuple[subprocess.Popen[bytes], str]:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.demo.api"],
-            env=self._environment(PORT=str(port)),
-            start_new_session=True,
-        )
+        process = _leashed(["penstock.demo.api"], self._environment(PORT=str(port)))
         return process, f"http://127.0.0.1:{port}"
 
     def _supervise(self) -> None:
         """Keeps ``penstock run`` running: what crashes or is killed is started again at once."""
-        command = [sys.executable, "-m", "penstock", "run", "--app", "penstock.demo.rides:pipeline"]
+        command = ["penstock", "run", "--app", "penstock.demo.rides:pipeline"]
         command += [
             "--engine",
             self.engine,
@@ -146,7 +143,7 @@ class Demo:
         command += ["--conf", "spark.log.level=OFF"] if self.engine == "spark" else []
         environment = self._environment(**{CRASH_EVERY: str(CRASH_EVERY_S)})
         while not self._ended.is_set():
-            self._pipeline = subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603  our own
+            self._pipeline = _leashed(command, environment)
             code = self._pipeline.wait()
             if code not in _DIES_WITH:
                 self._failure = f"the {self.engine} engine ended with exit code {code}"
@@ -201,7 +198,14 @@ class Demo:
         self, connection: Connection, client: RedisClient, simulator: Simulator, seconds: float
     ) -> Progress:
         declined = simulator.answers[httpx.codes.PAYMENT_REQUIRED]
-        return Progress(self.engine, account(connection, client), seconds, declined, self.kills)
+        return Progress(
+            self.engine,
+            account(connection, client),
+            seconds,
+            rolled_back=declined,
+            retried=simulator.retried,
+            kills=self.kills,
+        )
 
     def _kill(self) -> None:
         """SIGKILL: to the whole process of the inline engine, to a worker process of Spark's."""
@@ -225,6 +229,16 @@ class Demo:
             raise KeyboardInterrupt
         if self._failure is not None:
             raise DemoFailed(self._failure)
+
+
+def _leashed(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A process that ends with this one, whatever ends this one."""
+    return subprocess.Popen(  # noqa: S603  our own
+        [sys.executable, "-m", "penstock.demo.leashed", *command],
+        env=environment,
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 def _is_busy_worker(process: psutil.Process) -> bool:

@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections import Counter
+from collections import Counter, deque
 from time import monotonic
 
 import httpx
@@ -12,16 +12,25 @@ PAUSE_S = 0.01
 """Pause of a client between two requests, in seconds."""
 
 
+RIDES_AT_HAND = 20
+"""How many of the latest rides are corrected and cancelled."""
+
+
 class Simulator:
     """Several clients, a thread each.
 
+    They share their rides, so that two of them meet at one now and then.
+
     Attributes:
         answers: Number of answers by status.
+        retried: Transactions that the API had to try again, because another one came first.
     """
 
     def __init__(self, url: str, clients: int = CLIENTS) -> None:
         self.answers: Counter[int] = Counter()
+        self.retried = 0
         self._url, self._halt = url, threading.Event()
+        self._booked: deque[int] = deque(maxlen=RIDES_AT_HAND)
         self._threads = [
             threading.Thread(target=self._client, args=(n,), daemon=True) for n in range(clients)
         ]
@@ -40,23 +49,22 @@ class Simulator:
 
     def _client(self, number: int) -> None:
         dice = random.Random(number)  # noqa: S311  not for secrets
-        booked: list[int] = []
         with httpx.Client(base_url=self._url, timeout=30) as client:
             while not self._halt.wait(PAUSE_S * dice.random() * 2):
-                answer = self._request(client, dice, booked)
+                answer = self._request(client, dice)
                 self.answers[answer.status_code] += 1
+                self.retried += int(answer.headers.get("x-attempts", "1")) - 1
                 if answer.status_code == httpx.codes.CREATED:
-                    booked.append(answer.json()["id"])
+                    self._booked.append(answer.json()["id"])
 
-    @staticmethod
-    def _request(client: httpx.Client, dice: random.Random, booked: list[int]) -> httpx.Response:
+    def _request(self, client: httpx.Client, dice: random.Random) -> httpx.Response:
         what, body = dice.random(), {"distance": round(dice.uniform(5, 1000), 2)}
         headers = {"x-decline": "1"} if dice.random() < 0.1 else {}  # noqa: PLR2004  one card in ten
-        if booked and what < 0.2:  # noqa: PLR2004  one request in five corrects
+        booked = list(self._booked)
+        if booked and what < 0.3:  # noqa: PLR2004  three requests in ten correct
             return client.patch(f"/rides/{dice.choice(booked)}", json=body, headers=headers)
-        if booked and what < 0.3:  # noqa: PLR2004  one in ten cancels
-            ride = booked.pop(dice.randrange(len(booked)))
-            return client.delete(f"/rides/{ride}")
+        if booked and what < 0.4:  # noqa: PLR2004  one in ten cancels; it may be cancelled already
+            return client.delete(f"/rides/{dice.choice(booked)}")
         if what > 0.98:  # noqa: PLR2004  one in fifty is wrong
             return client.post("/rides", json={"distance": "far"})
         return client.post("/rides", json=body, headers=headers)

@@ -29,6 +29,16 @@ SELECT (SELECT count(*)
           AND NOT EXISTS (SELECT FROM rocket_rides_log.staged_records s WHERE s.id = e.record_id))
 """
 
+_OUT_OF_ORDER = """
+SELECT count(*)
+FROM (
+    SELECT "offset" < lag("offset") OVER (PARTITION BY shard ORDER BY number) AS earlier
+    FROM rocket_rides.effects
+    WHERE consumer = %(consumer)s
+) e
+WHERE earlier
+"""
+
 _PROGRESS = """
 SELECT coalesce(sum(applied), 0)::bigint, coalesce(sum(skipped), 0)::bigint, coalesce(sum("offset"), 0)::bigint
 FROM rocket_rides_log.checkpoints
@@ -84,6 +94,11 @@ class Account:
         return sum(consumer["doubled"] for consumer in self.consumers.values())
 
     @property
+    def out_of_order(self) -> int:
+        """Effects that came before one of an earlier offset of their shard, over all consumers."""
+        return sum(consumer["out_of_order"] for consumer in self.consumers.values())
+
+    @property
     def settled(self) -> bool:
         """Everything committed has reached every consumer's checkpoint."""
         return self.staged == self.sequenced and all(
@@ -92,10 +107,12 @@ class Account:
 
     @property
     def equal(self) -> bool:
-        """Nothing lost, nothing doubled, and every total is the canonical one."""
+        """Nothing lost, doubled or out of order, and every total is the canonical one."""
         totals = {consumer["total_cents"] for consumer in self.consumers.values()}
         return (
-            not self.lost and not self.doubled and self.settled and totals == {self.canonical_cents}
+            not (self.lost or self.doubled or self.out_of_order)
+            and self.settled
+            and totals == {self.canonical_cents}
         )
 
 
@@ -123,6 +140,7 @@ def _consumer(connection: Connection, name: str) -> dict[str, int]:
     where: dict[str, Any] = {"consumer": name}
     [(lost, doubled)] = connection.execute(_EFFECTS, where)
     [(applied, skipped, position)] = connection.execute(_PROGRESS, where)
+    [(out_of_order,)] = connection.execute(_OUT_OF_ORDER, where)
     [(total,)] = connection.execute(_TOTALS[name].encode())
     return {
         "applied": applied,
@@ -131,4 +149,5 @@ def _consumer(connection: Connection, name: str) -> dict[str, int]:
         "total_cents": total,
         "lost": lost,
         "doubled": doubled,
+        "out_of_order": out_of_order,
     }

@@ -40,7 +40,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
         streamer: False leaves the streamer to another process.
         idle_s: Longest pause between two rounds of the streamer that found nothing, in seconds.
         prepare: False behind a pooler that cannot keep prepared statements.
-        resend_chance: How often the streamer sends its last records again, 0 to 1.
+        resend_chance: How often the streamer sends its last records again, and consumers read theirs again, 0 to 1.
         report: Told what each round did.
 
     Raises:
@@ -81,7 +81,14 @@ def run(  # noqa: PLR0913  what can be chosen of a run
         guarded(
             spec.name,
             _consume(
-                ConsumerWorker(pipeline, spec, database_url, redis_url, prepare=prepare),
+                ConsumerWorker(
+                    pipeline,
+                    spec,
+                    database_url,
+                    redis_url,
+                    prepare=prepare,
+                    reread_chance=resend_chance,
+                ),
                 stopped,
                 report,
             ),

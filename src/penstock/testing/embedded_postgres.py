@@ -24,7 +24,9 @@ from penstock.testing.postgres_binaries import (
     postgres_binaries,
 )
 
-USER = "penstock"
+USER = "postgres"
+"""Not ``penstock``: the default search path, ``"$user", public``, would put an application's tables among ours."""
+
 DATABASE = "penstock"
 START_TIMEOUT_S = 120.0
 """Recovery after a crash is part of a start, so the limit is generous."""

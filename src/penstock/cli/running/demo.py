@@ -105,7 +105,7 @@ def _table(progress: "Progress") -> str:
     rows.append(("canonical", f"{now.staged:,}", "", "", _money(now.canonical_cents)))
     head = (
         f"{progress.phase}, {progress.seconds:.0f} s, {progress.engine}: staged {now.staged:,}, "
-        f"rolled back {progress.rolled_back:,}, sequenced {now.sequenced:,}, published {now.published:,}\n"
+        f"rolled back {progress.rolled_back:,}, retried {progress.retried:,}, sequenced {now.sequenced:,}, published {now.published:,}\n"
         f"crashes {now.crashes}, kills {progress.kills}, batches sent again {now.resent}, "
         f"stage to handler p50 {now.p50_ms:.1f} ms, p99 {now.p99_ms:.0f} ms\n\n"
     )
@@ -116,7 +116,7 @@ def _verdict(progress: "Progress") -> str:
     now = progress.account
     return (
         f"{'equal' if now.equal else 'NOT EQUAL'}: {now.staged:,} records, {len(now.consumers)} consumers, "
-        f"lost {now.lost}, doubled {now.doubled}"
+        f"lost {now.lost}, doubled {now.doubled}, out of order {now.out_of_order}"
     )
 
 
@@ -142,6 +142,8 @@ def _object(progress: "Progress") -> dict[str, Any]:
         "equal": now.equal,
         "lost": now.lost,
         "doubled": now.doubled,
+        "out_of_order": now.out_of_order,
+        "retried": progress.retried,
         "crashes": now.crashes,
         "kills": progress.kills,
         "seconds": round(progress.seconds, 1),

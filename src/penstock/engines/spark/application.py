@@ -64,7 +64,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
         epoch_s: Length of an epoch in seconds: after it Spark looks at its tasks and starts them again.
         idle_s: Longest pause of the streamer between two rounds that found nothing, in seconds.
         prepare: False behind a pooler that cannot keep prepared statements.
-        resend_chance: How often the streamer sends its last records again, 0 to 1.
+        resend_chance: How often the streamer sends its last records again, and consumers read theirs again, 0 to 1.
         checkpoint_directory: Spark's; a new temporary one by default, since nothing leans on it.
 
     Raises:

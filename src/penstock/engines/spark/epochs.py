@@ -116,7 +116,13 @@ class EpochsReader(DataSourceStreamReader):
         else:
             consumer = pipeline.consumer_named(task.consumer)
             worker = ConsumerWorker(
-                pipeline, consumer, *urls, shards=task.shards, prepare=prepare, block_ms=200
+                pipeline,
+                consumer,
+                *urls,
+                shards=task.shards,
+                prepare=prepare,
+                block_ms=200,
+                reread_chance=float(self._options["resend"]),
             )
             worker.run(
                 stop,
