@@ -222,3 +222,16 @@ def test_servers_end_with_their_owner_and_the_next_owner_takes_over(tmp_path: Pa
 def test_what_never_comes_is_named() -> None:
     with pytest.raises(AssertionError, match=r"the flood \(last answer: 0\)"):
         eventually(lambda: 0, "the flood", timeout_s=0.05)
+
+
+def test_data_of_another_release_is_named_at_once(tmp_path: Path) -> None:
+    with (
+        EmbeddedPostgres(tmp_path / "old") as server,
+        psycopg.connect(server.url, autocommit=True) as connection,
+    ):
+        connection.execute("CREATE ROLE other SUPERUSER LOGIN")
+        with psycopg.connect(server.url.replace("postgres@", "other@"), autocommit=True) as other:
+            other.execute("ALTER ROLE postgres RENAME TO penstock")
+
+    with pytest.raises(ServerUnavailable, match="another release"):
+        EmbeddedPostgres(tmp_path / "old").start()

@@ -6,10 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import IO
 
 import httpx
 import psutil  # type: ignore[import-untyped]  # it ships no types
@@ -143,11 +145,17 @@ class Demo:
         command += ["--conf", "spark.log.level=OFF"] if self.engine == "spark" else []
         environment = self._environment(**{CRASH_EVERY: str(CRASH_EVERY_S)})
         while not self._ended.is_set():
-            self._pipeline = _leashed(command, environment)
-            code = self._pipeline.wait()
-            if code not in _DIES_WITH:
-                self._failure = f"the {self.engine} engine ended with exit code {code}"
-                return
+            # Not to the terminal, which is ours: its last words are kept for the case that it cannot run.
+            with tempfile.TemporaryFile() as words:
+                self._pipeline = _leashed(command, environment, words)
+                code = self._pipeline.wait()
+                if code not in _DIES_WITH:
+                    words.seek(0)
+                    last = words.read().decode(errors="replace").strip().splitlines()[-5:]
+                    self._failure = "\n".join(
+                        [f"the {self.engine} engine ended with exit code {code}", *last]
+                    )
+                    return
             self._ended.wait(0.1)
 
     def _wait_until_ready(self, connection: Connection, client: RedisClient, url: str) -> None:
@@ -231,12 +239,15 @@ class Demo:
             raise DemoFailed(self._failure)
 
 
-def _leashed(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def _leashed(
+    command: list[str], environment: dict[str, str], words: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
     """A process that ends with this one, whatever ends this one."""
     return subprocess.Popen(  # noqa: S603  our own
         [sys.executable, "-m", "penstock.demo.leashed", *command],
         env=environment,
         stdin=subprocess.PIPE,
+        stderr=words,
         start_new_session=True,
     )
 

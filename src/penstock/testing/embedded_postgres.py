@@ -324,7 +324,13 @@ class EmbeddedPostgres:
         while self.is_running() and time.monotonic() < deadline:
             try:
                 psycopg.connect(self.url_of("postgres"), connect_timeout=5).close()
-            except psycopg.OperationalError:
+            except psycopg.OperationalError as error:
+                if f'role "{USER}" does not exist' in str(error):
+                    self.kill()
+                    raise ServerUnavailable(
+                        f"{self.directory} holds the data of another release, or of somebody else. "
+                        f"Move it away, or remove it: rm -r {self.directory}"
+                    ) from error
                 time.sleep(0.02)
             else:
                 return

@@ -69,7 +69,9 @@ class _Screen:
 
     def show(self, progress: "Progress") -> None:
         if self._live is not None:
-            self._live.update(_table(progress), refresh=True)
+            from rich.text import Text  # noqa: PLC0415  the same
+
+            self._live.update(Text.from_ansi(_table(progress)), refresh=True)
         elif progress.seconds >= self._next or progress.phase != "running":
             self._next = progress.seconds + SAY_EVERY_S
             say(_line(progress))
@@ -105,8 +107,9 @@ def _table(progress: "Progress") -> str:
     rows.append(("canonical", f"{now.staged:,}", "", "", _money(now.canonical_cents)))
     head = (
         f"{progress.phase}, {progress.seconds:.0f} s, {progress.engine}: staged {now.staged:,}, "
-        f"rolled back {progress.rolled_back:,}, retried {progress.retried:,}, sequenced {now.sequenced:,}, published {now.published:,}\n"
-        f"crashes {now.crashes}, kills {progress.kills}, batches sent again {now.resent}, "
+        f"sequenced {now.sequenced:,}, published {now.published:,}\n"
+        f"rolled back {progress.rolled_back:,}, tried again {progress.retried:,}, crashes {now.crashes}, "
+        f"kills {progress.kills}, batches sent again {now.resent}\n"
         f"stage to handler p50 {now.p50_ms:.1f} ms, p99 {now.p99_ms:.0f} ms\n\n"
     )
     return head + table_text(["consumer", "#applied", "#skipped", "#lag", "#total"], rows)
