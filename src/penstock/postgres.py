@@ -3,12 +3,13 @@
 No session state is relied on, so a pooler in transaction mode may stand between (``prepare=False`` then).
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Any
+from time import monotonic
+from typing import Any, TypeVar
 
 import psycopg
-from sqlalchemy import Engine, NullPool, create_engine
+from sqlalchemy import Engine, NullPool, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
@@ -29,6 +30,47 @@ _KEEPALIVE: dict[str, Any] = {
     "tcp_user_timeout": 30_000,
 }
 
+REPLY_TIMEOUT_S = 300.0
+"""Longest silence of Postgres after a statement of ours: keepalives do not notice a pooler that has hung."""
+
+HANDLER_TIMEOUT_S = 1800.0
+"""The same for statements of handlers, which may be long or wait for locks."""
+
+_Result = TypeVar("_Result")
+_Waiting = Generator[Any, Any, _Result]
+
+
+class _Impatient(psycopg.Connection[tuple[Any, ...]]):
+    """A connection that breaks after too long a silence, as if the server had gone.
+
+    What was being done may have happened: the error is that of a connection that was cut.
+    """
+
+    longest_silence_s = REPLY_TIMEOUT_S
+
+    def wait(self, gen: "_Waiting[_Result]", *args: Any, **options: Any) -> _Result:
+        """Every exchange with the server goes through here."""
+        return super().wait(self._limited(gen), *args, **options)
+
+    def _limited(self, gen: "_Waiting[_Result]") -> "_Waiting[_Result]":
+        silent_since = monotonic()
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if ready:
+                    silent_since = monotonic()
+                elif monotonic() - silent_since > self.longest_silence_s:
+                    self.close()
+                    raise psycopg.OperationalError(f"silent for {self.longest_silence_s:.0f} s")
+                wanted = gen.send(ready)
+        except StopIteration as ended:
+            return ended.value  # type: ignore[no-any-return]  # a generator's return goes by any type
+
+
+class _ImpatientWithHandlers(_Impatient):
+    longest_silence_s = HANDLER_TIMEOUT_S
+
 
 def connect_postgres(url: str, *, application: str, prepare: bool = True) -> Connection:
     """A connection in autocommit mode: transactions are opened where they are meant.
@@ -42,7 +84,7 @@ def connect_postgres(url: str, *, application: str, prepare: bool = True) -> Con
         ServerUnavailable: No connection.
     """
     with answering("connecting to Postgres"):
-        connection = psycopg.connect(
+        connection = _Impatient.connect(
             plain_url(url),
             autocommit=True,
             application_name=f"penstock {application}",
@@ -58,7 +100,7 @@ def engine_of(url: str, *, application: str, prepare: bool = True, pooled: bool 
     Raises:
         sqlalchemy.exc.ArgumentError: The URL cannot be understood.
     """
-    return create_engine(
+    engine = create_engine(
         make_url(url).set(drivername="postgresql+psycopg"),
         hide_parameters=True,
         poolclass=None if pooled else NullPool,
@@ -68,6 +110,12 @@ def engine_of(url: str, *, application: str, prepare: bool = True, pooled: bool 
             **_KEEPALIVE,
         },
     )
+    event.listen(
+        engine,
+        "do_connect",
+        lambda _dialect, _record, args, options: _ImpatientWithHandlers.connect(*args, **options),
+    )
+    return engine
 
 
 @contextmanager

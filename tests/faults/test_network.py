@@ -1,190 +1,248 @@
-"""Faults of the network: lost replies, connections cut at the worst moment, servers that fall silent."""
+"""What a network does to the streamer and to a consumer: replies get lost, connections are cut, or hang."""
 
 import threading
 from collections.abc import Callable, Iterator
 from time import monotonic
 
 import pytest
-from sqlalchemy import text
-from sqlalchemy.orm import Session
+import redis
 
-from fixtures.flow import LookAtLog, stage_rows
-from fixtures.proxy import Proxy
-from penstock import Log, Pipeline
+from fixtures.proxy import APPEND, COMMIT, Harm, Proxy, behind
+from fixtures.truth import TABLES, change, check_exact, declare_consumers
+from penstock import Log, Pipeline, postgres
 from penstock.channels import server
 from penstock.consuming import ConsumerWorker
 from penstock.errors import ServerUnavailable
 from penstock.postgres import Connection
-from penstock.records import Record
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
+KEYS = [f"k{number}" for number in range(6)]
+
+
+class Workers:
+    """A streamer and two consumers, whose servers are behind proxies."""
+
+    def __init__(self, pipeline: Pipeline, database_url: str, redis_url: str) -> None:
+        self.streamer = Streamer(pipeline, database_url, redis_url)
+        self.consumers = [
+            ConsumerWorker(pipeline, spec, database_url, redis_url, block_ms=50)
+            for spec in pipeline.consumers.values()
+        ]
+
+    def drain(self) -> None:
+        """Until nothing is left; what the network breaks is tried again, as the loops do."""
+        persist(self.streamer.drain, self.streamer.close)
+        for worker in self.consumers:
+            persist(worker.drain, worker.close)
+
+    def close(self) -> None:
+        self.streamer.close()
+        for worker in self.consumers:
+            worker.close()
+
+
+def persist(work: Callable[[], int], close: Callable[[], None]) -> None:
+    for _ in range(4):
+        try:
+            work()
+        except ServerUnavailable:
+            close()
+        else:
+            return
+    raise AssertionError("it fails over and over")
+
 
 @pytest.fixture
-def effects(connection: Connection, flow: Pipeline, things: Log) -> Connection:
-    """A table of effects that shows every double, and the consumer that fills it."""
-    connection.execute("CREATE TABLE public.effects (record_id bigint)")
-
-    @flow.consumer(reads=things, batch=50)
-    def reader(session: Session, records: list[Record]) -> None:
-        for record in records:
-            session.execute(text("INSERT INTO public.effects VALUES (:id)"), {"id": record.id})
-
+def books(connection: Connection) -> Connection:
+    connection.execute(TABLES)
     return connection
 
 
-Running = Callable[[Callable[[Callable[[], bool]], None]], None]
+@pytest.fixture
+def workers(
+    flow: Pipeline,
+    things: Log,
+    database_url: str,
+    redis_url: str,
+    postgres_proxy: Proxy,
+    redis_proxy: Proxy,
+) -> Iterator[Workers]:
+    declare_consumers(flow, things)
+    made = Workers(flow, behind(postgres_proxy, database_url), behind(redis_proxy, redis_url))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("harm", Harm)
+def test_an_append_whose_answer_is_lost_is_sent_again_and_adds_nothing(
+    workers: Workers,
+    books: Connection,
+    things: Log,
+    redis_client: redis.Redis,
+    redis_proxy: Proxy,
+    harm: Harm,
+) -> None:
+    """Guarantee 1: whether it was carried out is asked, not guessed."""
+    change(books, KEYS)
+    workers.drain()
+    change(books, KEYS)
+    redis_proxy.harm(APPEND, harm)
+
+    with pytest.raises(ServerUnavailable, match="appending to things"):
+        workers.streamer.round()
+    workers.streamer.close()
+    in_log = sum(redis_client.xlen(f"penstock:{{{shard}}}:log") for shard in things.shard_names)
+    workers.drain()
+
+    assert in_log == len(KEYS) * (1 if harm is Harm.LOSE_REQUEST else 2)
+    assert check_exact(books, redis_client, things) == 2 * len(KEYS)
+
+
+@pytest.mark.parametrize("harm", Harm)
+def test_a_cut_at_any_commit_loses_and_doubles_nothing(
+    workers: Workers,
+    books: Connection,
+    things: Log,
+    redis_client: redis.Redis,
+    postgres_proxy: Proxy,
+    harm: Harm,
+) -> None:
+    """Guarantee 16: at the first COMMIT of a streamer's and two consumers' work, the second, and so on; both outcomes."""
+    commits = 0
+    while postgres_proxy.harmed == commits:
+        change(books, KEYS)
+        workers.close()
+        workers.streamer._retain_at = 0.0
+        postgres_proxy.harm(COMMIT, harm, skip=commits)
+        workers.drain()
+        postgres_proxy.heal()
+        commits += 1
+        assert check_exact(books, redis_client, things) == commits * len(KEYS)
+
+    # Registrations, the tick, retention, the batches of the consumers.
+    assert commits > 8
+
+
+@pytest.mark.parametrize("harm", Harm)
+def test_a_cut_at_any_request_to_redis_loses_and_doubles_nothing(
+    workers: Workers,
+    books: Connection,
+    things: Log,
+    redis_client: redis.Redis,
+    redis_proxy: Proxy,
+    harm: Harm,
+) -> None:
+    """Guarantee 1: at the first request, the second, and so on, until the work is done without harm."""
+    requests = 0
+    while redis_proxy.harmed == requests:
+        change(books, KEYS)
+        workers.close()
+        redis_proxy.harm(b"", harm, skip=requests)
+        workers.drain()
+        redis_proxy.heal()
+        requests += 1
+        assert check_exact(books, redis_client, things) == requests * len(KEYS)
+
+    assert requests > 8
 
 
 @pytest.fixture
-def running() -> Iterator[Running]:
-    """Runs a worker's loop in a thread, as its process would."""
-    stop = threading.Event()
-    threads: list[threading.Thread] = []
+def impatience(monkeypatch: pytest.MonkeyPatch) -> float:
+    """All time limits are a second, so that tests need not wait for them."""
+    monkeypatch.setattr(postgres._Impatient, "longest_silence_s", 1.0)
+    monkeypatch.setattr(postgres._ImpatientWithHandlers, "longest_silence_s", 1.0)
+    monkeypatch.setitem(postgres._KEEPALIVE, "connect_timeout", 2)
+    monkeypatch.setattr(server, "REPLY_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(server, "CONNECT_TIMEOUT_S", 1.0)
+    return 1.0
 
-    def start(loop: Callable[[Callable[[], bool]], None]) -> None:
-        threads.append(threading.Thread(target=loop, args=(stop.is_set,)))
-        threads[-1].start()
 
-    yield start
-    stop.set()
+@pytest.mark.chaos
+@pytest.mark.parametrize("silent", ["postgres", "redis"])
+@pytest.mark.parametrize("who", ["streamer", "consumer"])
+@pytest.mark.usefixtures("impatience")
+def test_a_server_that_falls_silent_is_given_up_and_tried_again(
+    workers: Workers,
+    books: Connection,
+    things: Log,
+    redis_client: redis.Redis,
+    postgres_proxy: Proxy,
+    redis_proxy: Proxy,
+    silent: str,
+    who: str,
+) -> None:
+    """Guarantee 15: nothing waits for ever, neither on a connection that is there nor for a new one."""
+    change(books, KEYS)
+    workers.drain()
+    change(books, KEYS)
+    if who == "consumer":
+        workers.streamer.drain()
+    proxy = {"postgres": postgres_proxy, "redis": redis_proxy}[silent]
+    worker = workers.streamer if who == "streamer" else workers.consumers[0]
+
+    proxy.hold_back()
+    for _ in range(2):
+        began = monotonic()
+        with pytest.raises(ServerUnavailable):
+            worker.drain()
+        assert monotonic() - began < 8
+        worker.close()
+    proxy.heal()
+    workers.drain()
+
+    assert check_exact(books, redis_client, things) == 2 * len(KEYS)
+
+
+def test_slow_servers_are_only_slow(
+    workers: Workers,
+    books: Connection,
+    things: Log,
+    redis_client: redis.Redis,
+    postgres_proxy: Proxy,
+    redis_proxy: Proxy,
+) -> None:
+    """Guarantee 15: a delay is no failure."""
+    postgres_proxy.delay(0.01)
+    redis_proxy.delay(0.01)
+    change(books, KEYS)
+    workers.drain()
+
+    assert check_exact(books, redis_client, things) == len(KEYS)
+
+
+@pytest.mark.chaos
+def test_a_redis_that_is_away_is_asked_for_at_growing_pauses(
+    workers: Workers, books: Connection, things: Log, redis_client: redis.Redis, redis_proxy: Proxy
+) -> None:
+    """Guarantee 13: no busy loop, and everything arrives when it is back."""
+    done = threading.Event()
+    loops = [workers.streamer.run, *(worker.run for worker in workers.consumers)]
+    threads = [threading.Thread(target=loop, args=(done.is_set,)) for loop in loops]
     for thread in threads:
-        thread.join(30)
+        thread.start()
+    try:
+        change(books, KEYS)
+        eventually(lambda: _arrived(books), "records flow")
+        redis_proxy.refuse()
+        before = redis_proxy.accepted
+        change(books, KEYS)
+        done.wait(3)
+        attempts = redis_proxy.accepted - before
+        redis_proxy.heal()
+        eventually(lambda: _arrived(books), "it goes on", timeout_s=15)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+
+    # 0.1 + 0.2 + 0.4 + 0.8 + 1.6 s: five attempts each, of at most two connections.
+    assert 3 <= attempts <= 30
+    assert check_exact(books, redis_client, things) == 2 * len(KEYS)
 
 
-def effect_ids(connection: Connection) -> list[int]:
-    rows = connection.execute("SELECT record_id FROM public.effects ORDER BY 1")
-    return [record_id for (record_id,) in rows]
-
-
-@pytest.mark.parametrize("moment", ["cut_before", "cut_after"])
-def test_a_consumer_that_loses_its_connection_at_commit_has_each_effect_once(
-    flow: Pipeline,
-    things: Log,
-    effects: Connection,
-    streamer: Streamer,
-    postgres_proxy: Proxy,
-    proxied_database_url: str,
-    redis_url: str,
-    running: Running,
-    moment: str,
-) -> None:
-    """Guarantee 16: whether it was committed is not known, and need not be."""
-    stage_rows(effects, things, 500)
-    streamer.drain()
-    worker = ConsumerWorker(flow, flow.consumer_named("reader"), proxied_database_url, redis_url)
-    worker.open()
-    setattr(postgres_proxy, moment, b"COMMIT")
-    running(worker.run)
-
-    eventually(lambda: len(effect_ids(effects)) >= 500, "all is applied")
-    assert effect_ids(effects) == list(range(1, 501))
-    assert postgres_proxy.cuts == 1
-
-
-@pytest.mark.parametrize("moment", ["cut_before", "cut_after"])
-def test_a_sequencer_that_loses_its_connection_at_commit_sequences_each_record_once(
-    flow: Pipeline,
-    things: Log,
-    connection: Connection,
-    postgres_proxy: Proxy,
-    proxied_database_url: str,
-    redis_url: str,
-    logged: LookAtLog,
-    running: Running,
-    moment: str,
-) -> None:
-    """Guarantee 16."""
-    streamer = Streamer(flow, proxied_database_url, redis_url)
-    streamer.open()
-    stage_rows(connection, things, 500)
-    setattr(postgres_proxy, moment, b"COMMIT")
-    running(streamer.run)
-
-    def published() -> list[int]:
-        return sorted(record.id for records in logged(things).values() for record in records)
-
-    eventually(lambda: len(published()) >= 500, "all is published")
-    assert published() == list(range(1, 501))
-    assert postgres_proxy.cuts == 1
-
-
-@pytest.mark.parametrize("moment", ["cut_before", "cut_after"])
-def test_an_append_whose_reply_is_lost_is_not_doubled(
-    flow: Pipeline,
-    things: Log,
-    connection: Connection,
-    database_url: str,
-    redis_proxy: Proxy,
-    proxied_redis_url: str,
-    logged: LookAtLog,
-    running: Running,
-    moment: str,
-) -> None:
-    """Guarantee 1: nobody's library sends it again behind our back, and we look before we do."""
-    streamer = Streamer(flow, database_url, proxied_redis_url)
-    streamer.open()
-    stage_rows(connection, things, 500)
-    setattr(redis_proxy, moment, b"EVALSHA")
-    running(streamer.run)
-
-    def published() -> list[int]:
-        return [record.id for records in logged(things).values() for record in records]
-
-    eventually(lambda: len(published()) >= 500, "all is published")
-    assert sorted(published()) == list(range(1, 501))
-    assert redis_proxy.cuts == 1
-
-
-def test_a_redis_that_falls_silent_is_given_up_and_taken_again(
-    flow: Pipeline,
-    things: Log,
-    connection: Connection,
-    database_url: str,
-    redis_proxy: Proxy,
-    proxied_redis_url: str,
-    logged: LookAtLog,
-    running: Running,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Guarantee 15: every call has a time limit; there is a pause between attempts."""
-    monkeypatch.setattr(server, "REPLY_TIMEOUT_S", 0.3)
-    streamer = Streamer(flow, database_url, proxied_redis_url)
-    streamer.open()
-    stage_rows(connection, things, 100)
-    redis_proxy.silent = True
-    running(streamer.run)
-    before = redis_proxy.accepted
-    eventually(lambda: redis_proxy.accepted >= before + 2, "it is tried again")
-    tried, began = redis_proxy.accepted, monotonic()
-    eventually(lambda: monotonic() - began > 1.0, "a second goes by")
-    assert redis_proxy.accepted - tried < 5
-
-    redis_proxy.silent = False
-
-    eventually(
-        lambda: sum(map(len, logged(things).values())) == 100, "all is published", timeout_s=20
-    )
-
-
-def test_a_postgres_that_accepts_and_does_not_answer_is_given_up(
-    flow: Pipeline,
-    postgres_proxy: Proxy,
-    proxied_database_url: str,
-    redis_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Guarantee 15."""
-    monkeypatch.setitem(_keepalive(), "connect_timeout", 2)
-    postgres_proxy.silent = True
-    began = monotonic()
-
-    with pytest.raises(ServerUnavailable, match="Postgres does not answer"):
-        Streamer(flow, proxied_database_url, redis_url).round()
-    assert monotonic() - began < 10
-
-
-def _keepalive() -> dict[str, object]:
-    from penstock import postgres  # noqa: PLC0415  the fixture has the name
-
-    return postgres._KEEPALIVE
+def _arrived(books: Connection) -> bool:
+    [(missing,)] = books.execute(
+        "SELECT (SELECT 2 * count(*) FROM public.truth) - (SELECT count(*) FROM public.effects)"
+    ).fetchall()
+    return bool(missing == 0)
