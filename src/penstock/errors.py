@@ -16,6 +16,7 @@ command line ends with; ``page`` is the section of the documentation that explai
     ├── BrokenTransaction         a handler ended its transaction                 (1)
     ├── Halted                    shards of a consumer stand still                (1)
     ├── BarrierMissed             a consumer does not stand where it should       (1)
+    ├── SnapshotLost              a snapshot ended before it was read             (1)
     ├── DemoFailed                the demo could not be brought to its end        (1)
     ├── ServerUnavailable         Postgres or Redis cannot be reached or started  (3)
     │   └── AppendRefused         Redis answers, and refuses to write
@@ -121,6 +122,12 @@ class BarrierMissed(PenstockError):
     """A consumer could not be brought to stand at a cut: nothing was compared and nothing changed."""
 
     page = "errors#barriermissed"
+
+
+class SnapshotLost(PenstockError):
+    """The snapshot that tables were to be read in is gone: nothing was compared and nothing changed."""
+
+    page = "errors#snapshotlost"
 
 
 class DemoFailed(PenstockError):

@@ -2,6 +2,7 @@
 
     penstock.log       a channel's shards in Redis: batch and streaming, to read and to write
     penstock.staged    the same records out of Postgres: journal and staged records
+    penstock.table     any table or query of Postgres, in a given snapshot
 
 Offsets are dense, so what a batch reads is a range of numbers for each shard, fixed in the driver before a task runs: a
 task that runs twice reads the same, and a writer that runs twice adds nothing.  Records travel in Arrow batches; payloads
@@ -12,6 +13,7 @@ stay text.
     ranges       which offsets a batch reads: arithmetic, nothing else
     reading      the readers, over anything that has shards
     log, staged  the two places that have shards
+    table        rows of Postgres, in slices
     writing      a DataFrame into a log: compare and append
     connections  one connection a process, whatever number of tasks it runs
 """
@@ -20,11 +22,12 @@ from pyspark.sql import SparkSession
 
 from penstock.engines.spark.sources.log import LogSource
 from penstock.engines.spark.sources.staged import StagedSource
+from penstock.engines.spark.sources.table import TableSource
 
-__all__ = ["LogSource", "StagedSource", "register"]
+__all__ = ["LogSource", "StagedSource", "TableSource", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Makes ``penstock.log`` and ``penstock.staged`` known to a session; Penstock's own sessions know them already."""
-    for source in (LogSource, StagedSource):
+    """Makes ``penstock.log``, ``penstock.staged`` and ``penstock.table`` known to a session; Penstock's own sessions know them already."""
+    for source in (LogSource, StagedSource, TableSource):
         spark.dataSource.register(source)

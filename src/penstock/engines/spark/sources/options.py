@@ -88,11 +88,11 @@ class Options:
         return cls(
             source,
             checked_name(options["channel"], "channel"),
-            _number(source, options, "shards", "shards"),
+            whole_number(source, options, "shards", "shards"),
             _where(source, options.get("startingoffsets", default), "startingOffsets"),
             _where(source, options.get("endingoffsets", LATEST), "endingOffsets"),
-            _number(source, options, "maxrecordspertrigger", "maxRecordsPerTrigger"),
-            _number(source, options, "minpartitions", "minPartitions") or 1,
+            whole_number(source, options, "maxrecordspertrigger", "maxRecordsPerTrigger"),
+            whole_number(source, options, "minpartitions", "minPartitions") or 1,
             _flag(source, options.get("failondataloss", "true"), "failOnDataLoss"),
             _begins(source, options.get("beginsat")),
             checked_schema(options.get("namespace", "penstock")),
@@ -107,7 +107,7 @@ class Options:
         Raises:
             InvalidSetting: Neither the option nor the environment says it.
         """
-        return self._url(self.redis_url, "redisUrl", "PENSTOCK_REDIS_URL")
+        return _url(self.source, self.redis_url, "redisUrl", "PENSTOCK_REDIS_URL")
 
     def database(self) -> str:
         """Where journal and staged records are.
@@ -115,20 +115,35 @@ class Options:
         Raises:
             InvalidSetting: Neither the option nor the environment says it.
         """
-        return self._url(self.database_url, "databaseUrl", "PENSTOCK_DATABASE_URL")
+        return database_url(self.source, self.database_url)
 
     def knows_database(self) -> bool:
         """Whether there is a Postgres to ask."""
         return bool(self.database_url or os.environ.get("PENSTOCK_DATABASE_URL"))
 
-    def _url(self, given: str | None, option: str, variable: str) -> str:
-        url = given or os.environ.get(variable)
-        if not url:
-            raise InvalidSetting(f"{self.source}: give option {option}, or set {variable}")
-        return url
+
+def database_url(source: str, given: str | None) -> str:
+    """Where Postgres is, by the option or by the environment.
+
+    Raises:
+        InvalidSetting: Neither says it.
+    """
+    return _url(source, given, "databaseUrl", "PENSTOCK_DATABASE_URL")
 
 
-def _number(source: str, options: Mapping[str, str], key: str, name: str) -> int | None:
+def _url(source: str, given: str | None, option: str, variable: str) -> str:
+    url = given or os.environ.get(variable)
+    if not url:
+        raise InvalidSetting(f"{source}: give option {option}, or set {variable}")
+    return url
+
+
+def whole_number(source: str, options: Mapping[str, str], key: str, name: str) -> int | None:
+    """The value of an option that takes a number from 1; None if it is not given.
+
+    Raises:
+        InvalidSetting: It is none.
+    """
     if key not in options:
         return None
     text = options[key]
