@@ -6,9 +6,12 @@ import signal
 import threading
 
 import pytest
+import redis
 
 from fixtures.engines import Start, effects
 from fixtures.flow import stage_rows
+from fixtures.plant import THINGS, Processes
+from fixtures.truth import TABLES, Load, await_everything
 from penstock import Log
 from penstock.postgres import Connection, connect_postgres
 from penstock.testing import eventually
@@ -58,3 +61,32 @@ def test_fifty_kills_under_load_lose_and_double_nothing(
         arrived = lambda consumer=consumer: len(effects(connection, consumer)) >= staged  # noqa: E731
         eventually(arrived, "everything arrives", timeout_s=90)
         assert effects(connection, consumer) == everything
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(180)
+def test_streamers_and_consumers_killed_one_by_one_lose_and_double_nothing(
+    penstock_processes: Processes,
+    connection: Connection,
+    database_url: str,
+    redis_client: redis.Redis,
+) -> None:
+    """Guarantee 4: `penstock stream` and `penstock consume`, each its own process, any of them at any moment."""
+    roles = [("stream",), ("stream",), ("consume", "one"), ("consume", "one"), ("consume", "two")]
+    connection.execute(TABLES)
+    dice, alive = random.Random(11), [penstock_processes(*role) for role in roles]
+    with Load(database_url) as load:
+        eventually(lambda: everything_flows(connection), "records flow", timeout_s=60)
+        for _ in range(30):
+            load.go_on(dice.random() * 0.7)
+            victim = dice.randrange(len(roles))
+            alive[victim].kill()
+            alive[victim].wait()
+            alive[victim] = penstock_processes(*roles[victim])
+
+    assert await_everything(connection, redis_client, THINGS) > 300
+
+
+def everything_flows(connection: Connection) -> bool:
+    rows = connection.execute("SELECT DISTINCT consumer FROM public.effects").fetchall()
+    return len(rows) == 2

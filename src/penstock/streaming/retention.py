@@ -80,6 +80,7 @@ def _forget(
         {"channel": shard.channel, "shard": shard.shard},
     )
     with answering(f"retaining {shard}"), connection.transaction():
+        connection.execute(sql["prepare_retention"])
         connection.execute(statements("penstock", schema)["lock_channel"], where)
         [(slowest,)] = connection.execute(sql["floor"], where)
         floor = tail if slowest is None else min(slowest, tail)

@@ -39,9 +39,11 @@ LIMIT 1;
 
 -- :name prepare_tick
 -- The commit reaches the disk before anything reaches Redis, whatever the server's default is.  And what is new is found
--- by its index, whatever old statistics say of a table that has just grown.
+-- by its index, whatever old statistics say of a table that has just grown.  And a sequencer that is suspended in the
+-- middle does not hold up the others for as long as it sleeps: the server ends its transaction.
 SELECT set_config('synchronous_commit', 'on', true),
-       set_config('enable_seqscan', 'off', true);
+       set_config('enable_seqscan', 'off', true),
+       set_config('idle_in_transaction_session_timeout', '10s', true);
 
 -- :name begin_tick
 -- A second sequencer waits here for the first to commit, and then begins again: 40001 or 23505.
@@ -131,6 +133,10 @@ FROM (
 ) weighed
 WHERE coalesce(weight_before, 0) < %(bytes)s
 ORDER BY channel, shard, "offset";
+
+-- :name prepare_retention
+-- The same limit as for a tick: nobody waits for a retention that is suspended while it holds the channel.
+SELECT set_config('idle_in_transaction_session_timeout', '10s', true);
 
 -- :name floor
 -- How far every consumer of the shard has come; null if nobody reads it.

@@ -206,18 +206,19 @@ class Streamer:
         try:
             while not stop():
                 try:
+                    if pause:
+                        self._wait(pause)
                     done = self.round()
                 except (ServerUnavailable, psycopg.Error) as error:
                     self.close()
                     backoff = min(LONGEST_BACKOFF_S, max(0.1, backoff * 2))
                     log.warning("waiting", reason=describe(error), seconds=backoff)
+                    pause = 0.0
                     _sleep_until(stop, backoff)
                     continue
                 backoff = 0.0
                 report(done)
                 pause = min(self._idle_s, max(BUSY_PAUSE_S, pause * 1.5)) if done.idle else 0.0
-                if pause:
-                    self._wait(pause)
         finally:
             self.close()
 

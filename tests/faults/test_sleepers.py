@@ -1,0 +1,96 @@
+"""A streamer that is suspended and wakes up late believes what was true when it fell asleep."""
+
+import os
+import signal
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+import redis
+
+from fixtures.crashing import THINGS, streamer_that_falls_asleep, work
+from fixtures.plant import THINGS as PLANTS_THINGS
+from fixtures.plant import Processes
+from fixtures.truth import TABLES, Load, await_everything, change
+from penstock.postgres import Connection
+from penstock.testing import eventually
+
+pytestmark = pytest.mark.chaos
+
+WHILE_LOCKED = ("sequencer.before_commit", "retention.before_commit")
+BETWEEN = (
+    "sequencer.after_commit",
+    "publisher.before_append",
+    "publisher.after_append",
+    "publisher.before_resend",
+    "retention.after_commit",
+    "retention.after_evict",
+)
+
+
+@pytest.fixture
+def books(connection: Connection) -> Connection:
+    connection.execute(TABLES)
+    return connection
+
+
+@pytest.fixture
+def sleepers() -> Iterator[list[BaseProcess]]:
+    started: list[BaseProcess] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.join(10)
+
+
+@pytest.mark.parametrize("point", [*WHILE_LOCKED, *BETWEEN])
+def test_a_streamer_that_sleeps_holds_up_nobody_for_long_and_does_no_harm_when_it_wakes(
+    point: str,
+    books: Connection,
+    database_url: str,
+    redis_url: str,
+    redis_client: redis.Redis,
+    sleepers: list[BaseProcess],
+) -> None:
+    """Guarantee 3: nothing trusts a lease; what it locked, the server unlocks."""
+    work(database_url, redis_url, reset=False)
+    change(books, ["k1", "k2", "k3"])
+    sleeper = streamer_that_falls_asleep(point, database_url, redis_url)
+    sleepers.append(sleeper)
+    assert sleeper.pid is not None
+    stat = Path("/proc", str(sleeper.pid), "stat")
+    eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it sleeps")
+
+    work(database_url, redis_url, reset=False)
+    os.kill(sleeper.pid, signal.SIGCONT)
+    sleeper.join(20)
+    work(database_url, redis_url, reset=False)
+
+    assert sleeper.exitcode == 0
+    assert await_everything(books, redis_client, THINGS) == 75
+
+
+def test_streamers_suspended_by_turns_under_load_make_one_log(
+    penstock_processes: Processes, books: Connection, database_url: str, redis_client: redis.Redis
+) -> None:
+    """Guarantee 3: each wakes up in the middle of what the other has done meanwhile."""
+    streamers = [penstock_processes("stream") for _ in range(2)]
+    for name in ("one", "two"):
+        penstock_processes("consume", name)
+    with Load(database_url) as load:
+        eventually(lambda: applied(books) > 20, "records flow", timeout_s=30)
+        for number in range(12):
+            sleeper = streamers[number % 2]
+            sleeper.send_signal(signal.SIGSTOP)
+            load.go_on(0.7)
+            sleeper.send_signal(signal.SIGCONT)
+            load.go_on(0.1)
+
+    assert await_everything(books, redis_client, PLANTS_THINGS) > 300
+    assert [streamer.poll() for streamer in streamers] == [None, None]
+
+
+def applied(books: Connection) -> int:
+    [(count,)] = books.execute("SELECT count(*) FROM public.effects").fetchall()
+    return int(count)
