@@ -219,6 +219,73 @@ class ConsumerSpec:
             )
 
 
+@dataclass(frozen=True)
+class ReconciliationSpec:
+    """What a consumer should hold, and where it holds it.
+
+    Attributes:
+        name: What commands call it; the consumer's name by default.
+        consumer: Whose state it is.
+        schema: Schema of the state's table; None takes the search path.
+        table: The state's table.
+        key: Columns that name a row of it; none, if the state is one row.
+        columns: Columns that are compared; None compares all that the canonical rows have.
+        tolerance: For columns of numbers: by how much they may differ.  Nothing is tolerated that is not named.
+        canonical: ``canonical(tables)`` gives the rows that the state should hold, out of the application's tables:
+            a query as text or as SQLAlchemy's ``select``, or a Spark DataFrame made with ``tables``.
+    """
+
+    name: str
+    consumer: ConsumerSpec
+    schema: str | None
+    table: str
+    key: tuple[str, ...]
+    columns: tuple[str, ...] | None
+    tolerance: Mapping[str, float]
+    canonical: Callable[[Any], Any]
+
+    def __post_init__(self) -> None:
+        checked_name(self.name, "reconciliation")
+        for column in {*self.key, *(self.columns or ()), *self.tolerance}:
+            if not isinstance(cast("object", column), str) or not column or "\0" in column:
+                raise DeclarationError(
+                    f"reconciliation {self.name}: {column!r} is no name of a column"
+                )
+        twice = set(self.key) & {*(self.columns or ()), *self.tolerance}
+        if twice:
+            raise DeclarationError(
+                f"reconciliation {self.name}: column {min(twice)} is in key, and cannot be compared as well"
+            )
+        negative = [column for column, by in self.tolerance.items() if not by >= 0]
+        if negative:
+            raise DeclarationError(
+                f"reconciliation {self.name}: tolerance of {negative[0]} is {self.tolerance[negative[0]]}; it takes 0 or more"
+            )
+
+    @property
+    def state(self) -> str:
+        """The state's table, for people."""
+        return self.table if self.schema is None else f"{self.schema}.{self.table}"
+
+
+def table_named(state: Any) -> tuple[str | None, str]:
+    """Schema and name of a table that was given as text, as a mapped class, or as SQLAlchemy's ``Table``.
+
+    Raises:
+        DeclarationError: It is none of these.
+    """
+    table = getattr(state, "__table__", state)
+    if isinstance(table, str):
+        schema, _, name = table.rpartition(".")
+        if name:
+            return schema or None, name
+    elif isinstance(getattr(table, "name", None), str):
+        return table.schema, table.name
+    raise DeclarationError(
+        f"state {state!r} is no table: give a mapped class, a Table, or a name such as 'public.totals'"
+    )
+
+
 def checked_changes(on: Change | Collection[Change]) -> frozenset[Change]:
     """The kinds of change as a set; one word may stand alone."""
     return frozenset([on] if isinstance(on, str) else on)

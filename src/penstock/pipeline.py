@@ -1,6 +1,6 @@
 """Pipeline: where an application declares its channels, staging rules and consumers."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from penstock.declarations import (
@@ -9,9 +9,11 @@ from penstock.declarations import (
     Change,
     Channel,
     ConsumerSpec,
+    ReconciliationSpec,
     StagingRule,
     checked_changes,
     checked_schema,
+    table_named,
 )
 from penstock.errors import DeclarationError
 from penstock.records import ShardName
@@ -57,6 +59,7 @@ class Pipeline:
         self._channels: dict[str, Channel] = {}
         self._rules: list[StagingRule] = []
         self._consumers: dict[str, ConsumerSpec] = {}
+        self._reconciliations: dict[str, ReconciliationSpec] = {}
         for channel in channels:
             self.add(channel)
 
@@ -92,6 +95,11 @@ class Pipeline:
         """The consumers by name."""
         return dict(self._consumers)
 
+    @property
+    def reconciliations(self) -> dict[str, ReconciliationSpec]:
+        """The reconciliations by name."""
+        return dict(self._reconciliations)
+
     def channel(self, name: str) -> Channel:
         """The channel of that name.
 
@@ -115,6 +123,18 @@ class Pipeline:
                 f"no consumer {name!r}; the pipeline has {_listed(self._consumers)}"
             )
         return self._consumers[name]
+
+    def reconciliation_named(self, name: str) -> ReconciliationSpec:
+        """The reconciliation of that name.
+
+        Raises:
+            DeclarationError: There is none.
+        """
+        if name not in self._reconciliations:
+            raise DeclarationError(
+                f"no reconciliation {name!r}; the pipeline has {_listed(self._reconciliations)}"
+            )
+        return self._reconciliations[name]
 
     def stages(  # noqa: PLR0913  a rule has this many parts; all but two have defaults
         self,
@@ -185,6 +205,62 @@ class Pipeline:
             return handler
 
         return declare
+
+    def reconciliation(
+        self,
+        *,
+        of: Callable[..., object] | str,
+        state: Any,
+        key: str | Sequence[str] = (),
+        columns: Sequence[str] | None = None,
+        tolerance: Mapping[str, float] | None = None,
+        name: str | None = None,
+    ) -> Callable[[Handler], Handler]:
+        """Declares that the decorated function tells what a consumer should hold: see ``ReconciliationSpec``.
+
+        Args:
+            of: The consumer: its handler, or its name.
+            state: The table that it keeps: a mapped class, a ``Table``, or a name.
+            key: The columns that name a row; none, if the state is one row.
+            columns: The columns that are compared; by default all that the canonical rows have.
+            tolerance: By how much columns of numbers may differ.
+            name: What commands call it; by default the consumer's name.
+
+        Raises:
+            DeclarationError: There is no such consumer, the table cannot be understood, or the name is taken.
+        """
+
+        def declare(canonical: Handler) -> Handler:
+            consumer = self._consumer_of(of)
+            schema, table = table_named(state)
+            spec = ReconciliationSpec(
+                name if name is not None else consumer.name,
+                consumer,
+                schema,
+                table,
+                (key,) if isinstance(key, str) else tuple(key),
+                None if columns is None else tuple(columns),
+                dict(tolerance or {}),
+                canonical,
+            )
+            if spec.name in self._reconciliations:
+                raise DeclarationError(
+                    f"reconciliation {spec.name} is declared twice; give one of them another name"
+                )
+            self._reconciliations[spec.name] = spec
+            return canonical
+
+        return declare
+
+    def _consumer_of(self, of: Callable[..., object] | str) -> ConsumerSpec:
+        if isinstance(of, str):
+            return self.consumer_named(of)
+        for consumer in self._consumers.values():
+            if consumer.handler is of:
+                return consumer
+        raise DeclarationError(
+            f"{getattr(of, '__name__', of)!r} is no consumer of this pipeline; it has {_listed(self._consumers)}"
+        )
 
     def _own(self, channel: Channel, who: str) -> None:
         if self._channels.get(channel.name) is not channel:

@@ -1,7 +1,7 @@
 """Crash points: the few places where the order of two writes matters, by name.
 
 In production ``crashpoint`` does nothing.  A test installs a function that kills the process at one of them, and goes
-through all of ``CRASH_POINTS`` and ``SPARK_CRASH_POINTS``, so that none is skipped.
+through all of ``CRASH_POINTS``, ``RECONCILING_CRASH_POINTS`` and ``SPARK_CRASH_POINTS``, so that none is skipped.
 """
 
 from collections.abc import Callable
@@ -31,6 +31,14 @@ CRASH_POINTS = (
     "consumer.after_commit",
 )
 """Every crash point: those of a start, then in the order in which a record passes them."""
+
+RECONCILING_CRASH_POINTS = (
+    "repair.before_commit",
+    "repair.after_commit",
+    "replace.before_commit",
+    "replace.after_commit",
+)
+"""Those that only a reconciliation passes."""
 
 SPARK_CRASH_POINTS = ("frames.after_apply", "frames.after_checkpoint")
 """Those that only a driver of Spark passes."""

@@ -12,7 +12,12 @@ from penstock.channels.log import Batch, append_each, extents
 from penstock.channels.scripts import Argument
 from penstock.postgres import Connection
 from penstock.records import Epoch, Offset
-from penstock.telemetry import CRASH_POINTS, SPARK_CRASH_POINTS, install_crashpoint
+from penstock.telemetry import (
+    CRASH_POINTS,
+    RECONCILING_CRASH_POINTS,
+    SPARK_CRASH_POINTS,
+    install_crashpoint,
+)
 
 SOURCES = Path(__file__).parents[2] / "src" / "penstock"
 
@@ -60,7 +65,7 @@ def test_every_crash_point_is_passed_somewhere_and_none_goes_by_another_name() -
         for name in re.findall(r'crashpoint\("([^"]+)"\)', path.read_text())
     ]
 
-    assert sorted(passed) == sorted(CRASH_POINTS + SPARK_CRASH_POINTS)
+    assert sorted(passed) == sorted(CRASH_POINTS + RECONCILING_CRASH_POINTS + SPARK_CRASH_POINTS)
 
 
 def test_nothing_is_installed_that_would_crash_by_itself(

@@ -17,7 +17,7 @@ PACKAGES = sorted(
     for path in SOURCE.rglob("statements.sql")
 )
 NAMED = [(package, name) for package in PACKAGES for name in statements(package)]
-UTILITY = re.compile(r"^(--.*\n)*(LOCK|SET)\b")  # Postgres prepares no utility statements
+UTILITY = re.compile(r"^(--.*\n)*(LOCK|SET|CREATE)\b")  # Postgres prepares no utility statements
 PREPARABLE = [(p, name) for p, name in NAMED if not UTILITY.match(statements(p)[name].decode())]
 SCRIPTS = sorted(str(path.relative_to(LUA).with_suffix("")) for path in LUA.rglob("*.lua"))
 
@@ -33,8 +33,12 @@ def test_a_statement_fits_the_schema(connection: Connection, package: str, name:
         return f"${order.index(match[1]) + 1}"
 
     prepared = re.sub(r"%\((\w+)\)s", numbered, sql).replace("%%", "%")
-    connection.execute("SET search_path = ''")
-    connection.execute(f"PREPARE checked AS {prepared}".encode())
+    with connection.transaction():
+        connection.execute("SET search_path = ''")
+        for other in statements(package).values():
+            if b"CREATE TEMPORARY TABLE" in other and "pg_temp." in sql:
+                connection.execute(other)
+        connection.execute(f"PREPARE checked AS {prepared}".encode())
 
 
 @pytest.mark.parametrize(("package", "name"), NAMED)

@@ -6,9 +6,27 @@ hold what the tables say in that snapshot; what it holds else is a defect, never
 
     cut         a snapshot and the offsets that equal it; no producer waits for it
     barrier     a consumer stops at the cut's offsets for a moment, its state is pinned by a second snapshot, it goes on
+    comparison  what is found: keys, and how they differ
+    repair      the differing rows, or the whole state with its position, put right in one transaction
+    run         all of it in order; an engine does the comparing
 """
 
 from penstock.reconciling.barrier import Barrier, Pinned, pinned
+from penstock.reconciling.comparison import Comparison, Difference, Kind
 from penstock.reconciling.cut import Cut, cut
+from penstock.reconciling.run import Comparer, Reconciled, Rows, reconcile
 
-__all__ = ["Barrier", "Cut", "Pinned", "cut", "pinned"]
+__all__ = [
+    "Barrier",
+    "Comparer",
+    "Comparison",
+    "Cut",
+    "Difference",
+    "Kind",
+    "Pinned",
+    "Reconciled",
+    "Rows",
+    "cut",
+    "pinned",
+    "reconcile",
+]

@@ -24,3 +24,73 @@ SELECT shard, "offset", halted
 FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s AND channel = %(channel)s
 ORDER BY shard;
+
+-- :name lock_checkpoints
+-- In one order, whoever takes them.
+SELECT shard, "offset"
+FROM {schema}.checkpoints
+WHERE consumer = %(consumer)s AND channel = %(channel)s
+ORDER BY shard
+FOR UPDATE;
+
+-- :name journal_begins
+SELECT s.shard, first.first_offset
+FROM {schema}.channels c,
+     LATERAL generate_series(0, c.shards - 1) AS s (shard),
+     LATERAL (
+         SELECT first_offset
+         FROM {schema}.journal j
+         WHERE j.channel = c.channel AND j.shard = s.shard
+         ORDER BY first_offset
+         LIMIT 1
+     ) first
+WHERE c.channel = %(channel)s;
+
+-- :name put_checkpoints
+-- State and position are replaced together; a shard that had halted goes on.
+UPDATE {schema}.checkpoints c
+SET "offset" = p."offset", epoch = %(epoch)s, halted = NULL, updated_at = clock_timestamp()
+FROM unnest(%(shards)s::int[], %(offsets)s::bigint[]) AS p (shard, "offset")
+WHERE c.consumer = %(consumer)s AND c.channel = %(channel)s AND c.shard = p.shard;
+
+-- :name incoming
+CREATE TEMPORARY TABLE penstock_incoming (row jsonb NOT NULL) ON COMMIT DROP;
+
+-- :name begin_run
+INSERT INTO {schema}.reconciliations (name, consumer, intent)
+VALUES (%(name)s, %(consumer)s, %(intent)s)
+RETURNING id;
+
+-- :name end_run
+UPDATE {schema}.reconciliations
+SET tick = %(tick)s, compared = %(compared)s, missing = %(missing)s, surplus = %(surplus)s, different = %(different)s,
+    repaired = %(repaired)s, paused_s = %(paused_s)s, outcome = %(outcome)s, ended_at = clock_timestamp()
+WHERE id = %(run)s;
+
+-- :name differences
+CREATE TEMPORARY TABLE penstock_differences (
+    number   integer NOT NULL,
+    kind     text    NOT NULL,
+    key      jsonb   NOT NULL,
+    expected jsonb,
+    before   jsonb,
+    after    jsonb
+) ON COMMIT DROP;
+
+-- :name note_repairs
+INSERT INTO {schema}.repairs (reconciliation, key, kind, before, after)
+SELECT %(run)s, key, kind, before, after
+FROM pg_temp.penstock_differences
+ORDER BY number;
+
+-- :name dead_letters_before
+SELECT count(*)
+FROM {schema}.dead_letters l
+JOIN unnest(%(shards)s::int[], %(offsets)s::bigint[]) AS p (shard, "offset") ON p.shard = l.shard
+WHERE l.consumer = %(consumer)s AND l.channel = %(channel)s AND l."offset" <= p."offset";
+
+-- :name drop_dead_letters
+-- The canonical rows hold what these records tell of: tried again, they would count twice.
+DELETE FROM {schema}.dead_letters l
+USING unnest(%(shards)s::int[], %(offsets)s::bigint[]) AS p (shard, "offset")
+WHERE p.shard = l.shard AND l.consumer = %(consumer)s AND l.channel = %(channel)s AND l."offset" <= p."offset";

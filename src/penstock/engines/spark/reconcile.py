@@ -1,0 +1,264 @@
+"""The comparison on Spark: canonical rows in one snapshot, a consumer's state in another, every key of either."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
+from pyspark.sql.types import BinaryType, DataType, DecimalType, NumericType, StructType
+from sqlalchemy import Select
+from sqlalchemy.dialects import postgresql
+
+from penstock.declarations import ReconciliationSpec, table_named
+from penstock.errors import DeclarationError
+from penstock.reconciling.comparison import DIFFERENCES_KEPT, Comparison, Difference, Kind
+from penstock.reconciling.run import Rows
+
+_JSON = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+
+
+class Tables:
+    """The application's tables in the snapshot of a cut: what ``canonical(tables)`` is given."""
+
+    def __init__(self, spark: SparkSession, database_url: str, snapshot: str) -> None:
+        self.spark = spark
+        self._options = {"databaseUrl": database_url, "snapshot": snapshot}
+
+    def __call__(self, table: Any, **options: str) -> DataFrame:
+        """A table: a mapped class, a ``Table``, or a name; ``columns``, ``where``, ``partitions`` as of ``penstock.table``."""
+        schema, name = table_named(table)
+        return self._read(table=name if schema is None else f"{schema}.{name}", **options)
+
+    def query(self, query: "str | Select[Any]", **options: str) -> DataFrame:
+        """A query, as text or as SQLAlchemy's ``select``: what Postgres can add up need not travel."""
+        return self._read(query=_text(query), **options)
+
+    def _read(self, **options: str) -> DataFrame:
+        return self.spark.read.format("penstock.table").options(**self._options, **options).load()
+
+
+class SparkComparer:
+    """Compares on a Spark session that knows ``penstock.table``."""
+
+    def __init__(self, spark: SparkSession, database_url: str, report: str | None = None) -> None:
+        """Sets up.
+
+        Args:
+            spark: The session.
+            database_url: Postgres.
+            report: A directory to write every difference to, as Parquet, or as CSV if it ends with ``.csv``.
+        """
+        self._spark, self._database_url, self._report = spark, database_url, report
+
+    def compare(
+        self,
+        spec: ReconciliationSpec,
+        canonical: str,
+        state: str,
+        among: Sequence[Difference] | None = None,
+    ) -> Comparison:
+        """Compares every key of either side.
+
+        Raises:
+            DeclarationError: A column is missing, a key is NULL, or the canonical rows have a key twice.
+            SnapshotLost: A snapshot is gone.
+        """
+        expected = self._canonical(spec, canonical)
+        columns = _columns(spec, expected)
+        there = Tables(self._spark, self._database_url, state)(
+            spec.state, columns=",".join((*spec.key, *columns))
+        )
+        for (
+            column
+        ) in spec.key:  # keys meet in the canonical type; a wider one holds all of the narrower
+            there = there.withColumn(
+                column, F.col(_name(column)).cast(expected.schema[column].dataType)
+            )
+        found, counts = _differences(
+            self._side(expected, spec, columns, among),
+            self._side(there, spec, columns, among),
+            spec,
+            expected,
+            columns,
+        )
+        found = found.persist()
+        try:
+            found.count()
+            told = counts.get
+            _check_keys(spec, told)
+            kinds = {kind: told[kind.value] for kind in Kind if told[kind.value]}
+            if self._report is not None and among is None:
+                _write(found, self._report)
+            rows = found.orderBy("key").limit(DIFFERENCES_KEPT).collect()
+        finally:
+            found.unpersist()
+        differences = [Difference(r.key, Kind(r.kind), r.expected, r.found) for r in rows]
+        return Comparison(told["compared"], kinds, differences, columns)
+
+    def rows(self, spec: ReconciliationSpec, canonical: str) -> Rows:
+        """The canonical rows."""
+        expected = self._canonical(spec, canonical)
+        columns = _columns(spec, expected)
+        frame = expected.select(_json(expected, (*spec.key, *columns)).alias("row"))
+
+        def each() -> Iterator[str]:
+            for batch in frame.toArrow().to_batches():
+                yield from batch.column(0).to_pylist()
+
+        return Rows(columns, each())
+
+    def _canonical(self, spec: ReconciliationSpec, snapshot: str) -> DataFrame:
+        tables = Tables(self._spark, self._database_url, snapshot)
+        given = spec.canonical(tables)
+        frame = tables.query(given) if isinstance(given, str | Select) else given
+        if not isinstance(frame, DataFrame):
+            raise DeclarationError(
+                f"reconciliation {spec.name}: it gives {type(frame).__name__}; it takes a query, a select, or a DataFrame"
+            )
+        return frame
+
+    def _side(
+        self,
+        frame: DataFrame,
+        spec: ReconciliationSpec,
+        columns: Sequence[str],
+        among: Sequence[Difference] | None,
+    ) -> DataFrame:
+        """One row a key, with the number of rows that there were."""
+        key = F.struct(*(F.col(_name(c)) for c in spec.key)) if spec.key else F.struct(F.lit(0))
+        keyed = frame.select(
+            key.alias("key"),
+            _json(frame, spec.key).alias("key_json"),
+            F.struct(*(F.col(_name(c)) for c in columns)).alias("row"),
+            _json(frame, (*spec.key, *columns)).alias("json"),
+        )
+        if among is not None:
+            wanted = self._spark.createDataFrame([(d.key,) for d in among], "key_json string")
+            keyed = keyed.join(F.broadcast(wanted), "key_json", "left_semi")
+        return keyed.groupBy("key").agg(
+            F.count(F.lit(1)).alias("n"),
+            *(F.first(name).alias(name) for name in ("key_json", "row", "json")),
+        )
+
+
+def _differences(
+    expected: DataFrame,
+    there: DataFrame,
+    spec: ReconciliationSpec,
+    canonical: DataFrame,
+    columns: Sequence[str],
+) -> tuple[DataFrame, Observation]:
+    """The keys that differ, and what will be counted while they are found."""
+    e, s = expected.alias("e"), there.alias("s")
+    joined = e.join(s, F.col("e.key") == F.col("s.key"), "full_outer")
+    differs = F.lit(False)
+    for column in columns:
+        differs = differs | ~_equal(column, spec, canonical)
+    kind = (
+        F.when(F.col("s.n").isNull(), Kind.MISSING.value)
+        .when(F.col("e.n").isNull(), Kind.SURPLUS.value)
+        .when(F.col("s.n") > 1, Kind.DOUBLED.value)
+        .when(differs, Kind.DIFFERENT.value)
+    )
+    nulls = [F.coalesce("e.key", "s.key")[column].isNull() for column in spec.key]
+    told = joined.select(
+        F.coalesce("e.key_json", "s.key_json").alias("key"),
+        kind.alias("kind"),
+        F.col("e.json").alias("expected"),
+        F.col("s.json").alias("found"),
+        (F.col("e.n") > 1).alias("twice"),
+        (F.greatest(*nulls, F.lit(False)) if nulls else F.lit(False)).alias("without_key"),
+    )
+    counts = Observation()
+    observed = told.observe(
+        counts,
+        F.count(F.lit(1)).alias("compared"),
+        F.count_if("twice").alias("twice"),
+        F.count_if("without_key").alias("without_key"),
+        *(F.count_if(F.col("kind") == each.value).alias(each.value) for each in Kind),
+    )
+    return observed.where("kind IS NOT NULL").select("key", "kind", "expected", "found"), counts
+
+
+def _equal(column: str, spec: ReconciliationSpec, canonical: DataFrame) -> Column:
+    """Whether a column is the same on both sides: exactly, NULL included, but for what the declaration tolerates."""
+    name = _name(column)
+    a, b = F.col("e.row")[column], F.col("s.row")[column]
+    if column not in spec.tolerance:
+        return a.eqNullSafe(b)
+    if not isinstance(canonical.schema[column].dataType, NumericType):
+        raise DeclarationError(
+            f"reconciliation {spec.name}: tolerance is for numbers, and {name} is {canonical.schema[column].dataType.simpleString()}"
+        )
+    near = F.abs(a - b) <= F.lit(spec.tolerance[column])
+    return (a.isNull() & b.isNull()) | F.coalesce(near, F.lit(False))
+
+
+def _columns(spec: ReconciliationSpec, canonical: DataFrame) -> tuple[str, ...]:
+    """The columns that are compared.
+
+    Raises:
+        DeclarationError: The canonical rows lack one of the declaration's.
+    """
+    chosen = spec.columns or tuple(c for c in canonical.columns if c not in spec.key)
+    missing = [c for c in (*spec.key, *chosen, *spec.tolerance) if c not in canonical.columns]
+    if missing:
+        raise DeclarationError(
+            f"reconciliation {spec.name}: the canonical rows have no column {missing[0]!r}; they have {', '.join(canonical.columns)}"
+        )
+    return chosen
+
+
+def _check_keys(spec: ReconciliationSpec, told: dict[str, Any]) -> None:
+    if told["without_key"]:
+        raise DeclarationError(
+            f"reconciliation {spec.name}: {told['without_key']:,} rows have NULL in their key ({', '.join(spec.key)}): a key names a row"
+        )
+    if told["twice"]:
+        raise DeclarationError(
+            f"reconciliation {spec.name}: {told['twice']:,} keys come several times in the canonical rows; "
+            f"group them by {', '.join(spec.key) or 'nothing: the state is one row'}"
+        )
+
+
+def _json(frame: DataFrame, columns: Sequence[str]) -> Column:
+    """Some columns as JSON that Postgres takes for a row."""
+    if not columns:
+        return F.lit("{}")
+    schema: StructType = frame.schema
+    parts = [_plain(F.col(_name(c)), schema[c].dataType).alias(c) for c in columns]
+    return F.to_json(F.struct(*parts), _JSON)
+
+
+def _plain(value: Column, type_: DataType) -> Column:
+    """A value as Postgres reads it: bytes in its hexadecimal, decimals without the places that Spark has added."""
+    if isinstance(type_, BinaryType):
+        return F.concat(F.lit("\\x"), F.hex(value))
+    if isinstance(type_, DecimalType) and type_.scale:
+        return F.regexp_replace(
+            F.regexp_replace(value.cast("string"), r"(\.\d*?)0+$", "$1"), r"\.$", ""
+        )
+    return value
+
+
+def _write(found: DataFrame, report: str) -> None:
+    writer = found.coalesce(1).write.mode("overwrite")
+    if report.endswith(".csv"):
+        writer.option("header", "true").option("escape", '"').csv(report)
+    else:
+        writer.parquet(report)
+
+
+def _name(column: str) -> str:
+    return f"`{column.replace('`', '``')}`"
+
+
+def _text(query: "str | Select[Any]") -> str:
+    if isinstance(query, str):
+        return query.strip().rstrip(";")
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # it is untyped in SQLAlchemy
+    return str(query.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
