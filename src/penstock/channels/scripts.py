@@ -61,7 +61,10 @@ class Script:
     def _send(self, client: Any, calls: Sequence[Call]) -> list[Any]:
         pipeline = client.pipeline(transaction=False)
         for call in calls:
-            pipeline.evalsha(self.sha, len(call.keys), *call.keys, *call.arguments)
+            # Not `evalsha`: a Cluster's pipeline refuses that method, though it finds the node by the keys.
+            pipeline.execute_command(
+                "EVALSHA", self.sha, len(call.keys), *call.keys, *call.arguments
+            )
         replies: list[Any] = pipeline.execute(raise_on_error=False)
         return replies
 

@@ -74,7 +74,9 @@ def _sentinel(url: str, options: dict[str, Any]) -> RedisClient:
     service = parse_qs(parts.query).get("service", ["mymaster"])[0]
     hosts = parts.netloc.rpartition("@")[2].split(",")
     sentinels = [(host, int(port or 26379)) for host, _, port in (h.partition(":") for h in hosts)]
-    watchers: Any = Sentinel(sentinels, **options)  # type: ignore[no-untyped-call]  # the library's
+    watchers: Any = Sentinel(  # type: ignore[no-untyped-call]  # the library's
+        sentinels, sentinel_kwargs=options, **options
+    )
     return watchers.master_for(
         service, password=parts.password, db=int(parts.path.strip("/") or 0), **options
     )

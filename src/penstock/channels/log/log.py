@@ -7,6 +7,7 @@ silence (``Record.offset`` of the first record read).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic, sleep
 from typing import Any
 
 import redis
@@ -16,6 +17,9 @@ from penstock.channels.scripts import Argument, Call, script
 from penstock.channels.server import RedisClient, answering, translated
 from penstock.errors import ForeignLog
 from penstock.records import BEGINNING, Epoch, Offset, Record, RecordId, Shard, ShardName
+
+POLL_S = 0.02
+"""Pause between two looks at a Cluster, in seconds."""
 
 FIELDS = 7
 """Arguments of a record in ``append.lua``: id, key, action, object, data, headers, ts."""
@@ -213,6 +217,8 @@ def wait(
         ServerUnavailable: Redis does not answer.
         ForeignLog: A stream holds entries that are not ours.
     """
+    if isinstance(client, redis.RedisCluster):
+        return _poll(client, namespace, positions, count, block_ms or 0)
     streams = {log_keys(namespace, shard).stream.encode(): shard for shard in positions}
     after = {stream: f"{positions[shard]}-0" for stream, shard in streams.items()}
     with answering("waiting for records"):
@@ -225,6 +231,31 @@ def wait(
         shard = streams[stream]
         found[shard] = [_record(shard, entry_id, fields) for entry_id, fields in flat]
     return found
+
+
+def _poll(
+    client: RedisClient,
+    namespace: str,
+    positions: Mapping[ShardName, Offset],
+    count: int,
+    wait_ms: int,
+) -> dict[ShardName, list[Record]]:
+    """The same on a Cluster, where the shards lie on several nodes: nobody can wait for all of them at once."""
+    deadline = monotonic() + wait_ms / 1000
+    while True:
+        pipeline = client.pipeline(transaction=False)
+        for shard, after in positions.items():
+            pipeline.xrange(log_keys(namespace, shard).stream, f"{after + 1}-0", "+", count)
+        with answering("waiting for records"):
+            answers = pipeline.execute()
+        found = {
+            shard: [_record(shard, entry_id, fields) for entry_id, fields in entries]
+            for shard, entries in zip(positions, answers, strict=True)
+            if entries
+        }
+        if found or monotonic() >= deadline:
+            return found
+        sleep(POLL_S)
 
 
 def _record(shard: ShardName, entry_id: bytes, fields: Mapping[bytes, bytes]) -> Record:

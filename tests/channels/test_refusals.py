@@ -1,0 +1,116 @@
+"""A Redis that answers, but takes no writes: nothing is taken for success, nothing is lost, it is tried again."""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from fixtures.flow import stage_rows
+from fixtures.servers import Programs
+from penstock import Log, Pipeline
+from penstock.errors import AppendRefused, ServerUnavailable
+from penstock.postgres import Connection
+from penstock.streaming import Streamer
+from penstock.testing import EmbeddedRedis, eventually
+
+
+def cannot_save(client: Any, directory: Path) -> None:
+    """Its snapshots fail, as on a full disk."""
+    shutil.rmtree(directory)
+    client.config_set("save", "1 1")
+    client.set("anything", "1")
+    client.bgsave()
+    eventually(
+        lambda: client.info("persistence")["rdb_last_bgsave_status"] != "ok", "it cannot save"
+    )
+
+
+REFUSALS: dict[str, Callable[[Any, Path], None]] = {
+    "used memory": lambda client, _: client.config_set("maxmemory", "1"),
+    "Not enough good replicas": lambda client, _: client.config_set("min-replicas-to-write", "1"),
+    "unable to persist": cannot_save,
+}
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path, programs: Programs) -> Iterator[EmbeddedRedis]:
+    """A server of the test's own."""
+    server = EmbeddedRedis(tmp_path / "redis", settings={"appendonly": "no"}, binary=programs.redis)
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def own_streamer(flow: Pipeline, database_url: str, own_redis: EmbeddedRedis) -> Iterator[Streamer]:
+    """A streamer to that server."""
+    made = Streamer(flow, database_url, own_redis.url)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("said", REFUSALS)
+def test_a_refusal_is_said_and_the_records_wait(
+    said: str,
+    own_redis: EmbeddedRedis,
+    things: Log,
+    connection: Connection,
+    own_streamer: Streamer,
+) -> None:
+    """Guarantee 13: OOM, NOREPLICAS, MISCONF."""
+    streamer = own_streamer
+    with redis.Redis.from_url(own_redis.url) as client:
+        stage_rows(connection, things, 20)
+        streamer.drain()
+        REFUSALS[said](client, own_redis.data_directory)
+        stage_rows(connection, things, 20, "refused ")
+        for _ in range(2):
+            with pytest.raises(AppendRefused, match=said):
+                streamer.drain()
+        assert sum(client.xlen(key) for key in client.keys("*:log")) == 20
+        for name, value in (
+            ("maxmemory", "0"),
+            ("min-replicas-to-write", "0"),
+            ("stop-writes-on-bgsave-error", "no"),
+        ):
+            client.config_set(name, value)
+
+    assert streamer.drain() == 20
+
+
+def test_a_redis_that_is_still_loading_is_waited_for(
+    own_redis: EmbeddedRedis,
+    things: Log,
+    connection: Connection,
+    own_streamer: Streamer,
+) -> None:
+    """Guarantee 13: LOADING."""
+    with redis.Redis.from_url(own_redis.url) as client:
+        client.mset({f"other {number}": "x" * 100 for number in range(2000)})
+        client.save()
+    own_redis.kill()
+    own_redis._settings |= {
+        "key-load-delay": "500",
+        "loading-process-events-interval-bytes": "1024",
+    }
+    stage_rows(connection, things, 20)
+    refusals: list[str] = []
+
+    def round_by_round() -> bool:
+        try:
+            return own_streamer.drain() == 20
+        except ServerUnavailable as error:
+            refusals.append(str(error))
+            own_streamer.close()
+            return False
+
+    starting = threading.Thread(target=own_redis.start)
+    starting.start()
+    eventually(round_by_round, "it has loaded", timeout_s=20)
+    starting.join()
+
+    assert any("BusyLoadingError" in refusal for refusal in refusals)

@@ -1,0 +1,229 @@
+"""The log is the same on a Cluster, and behind a Sentinel."""
+
+import threading
+from collections.abc import Iterator
+from time import monotonic
+
+import pytest
+import redis
+
+from fixtures.topologies import Cluster, Watched
+from fixtures.truth import TABLES, Load, await_everything, change, check_exact, declare_consumers
+from penstock import Log, Pipeline
+from penstock.channels.server import connect_redis
+from penstock.consuming import ConsumerWorker
+from penstock.engines import inline
+from penstock.errors import AppendRefused, ServerUnavailable
+from penstock.postgres import Connection
+from penstock.streaming import Streamer
+
+KEYS = [f"k{number}" for number in range(30)]
+
+
+@pytest.fixture
+def books(connection: Connection, flow: Pipeline, things: Log) -> Connection:
+    connection.execute(TABLES)
+    declare_consumers(flow, things)
+    return connection
+
+
+class Work:
+    """A streamer and two consumers on the Redis at the URL."""
+
+    def __init__(self, flow: Pipeline, database_url: str, redis_url: str) -> None:
+        self.streamer = Streamer(flow, database_url, redis_url, resend_chance=1.0)
+        self.consumers = [
+            ConsumerWorker(flow, spec, database_url, redis_url, block_ms=50)
+            for spec in flow.consumers.values()
+        ]
+
+    def drain(self) -> None:
+        self.streamer._refresh_at = 0.0
+        self.streamer.drain()
+        for worker in self.consumers:
+            worker.drain()
+
+    def close(self) -> None:
+        self.streamer.close()
+        for worker in self.consumers:
+            worker.close()
+
+
+@pytest.fixture
+def work(flow: Pipeline, books: Connection, database_url: str, cluster: Cluster) -> Iterator[Work]:
+    made = Work(flow, database_url, cluster.url)
+    yield made
+    made.close()
+
+
+def test_shards_lie_on_several_nodes_of_a_cluster_and_the_log_is_exact(
+    work: Work, books: Connection, things: Log, cluster: Cluster
+) -> None:
+    for _ in range(3):
+        change(books, KEYS)
+        work.drain()
+
+    with connect_redis(cluster.url) as client:
+        nodes = {
+            client.get_node_from_key(f"penstock:{{{shard}}}:log").port
+            for shard in things.shard_names
+        }
+        assert len(nodes) == 2
+        assert check_exact(books, client, things) == 3 * len(KEYS)
+
+
+def test_a_node_of_a_cluster_that_comes_back_empty_is_filled_again(
+    work: Work, books: Connection, things: Log, cluster: Cluster
+) -> None:
+    """Guarantee 9: shard by shard."""
+    change(books, KEYS)
+    work.drain()
+    for node in cluster.nodes:
+        with redis.Redis.from_url(node.url) as client:
+            client.flushall()
+            client.script_flush()
+        change(books, KEYS)
+        work.drain()
+
+    with connect_redis(cluster.url) as client:
+        assert check_exact(books, client, things) == 4 * len(KEYS)
+
+
+def test_a_node_of_a_cluster_that_dies_is_waited_for(
+    work: Work, books: Connection, things: Log, cluster: Cluster
+) -> None:
+    """Guarantee 13: the records of its shards stay in Postgres."""
+    change(books, KEYS)
+    work.drain()
+    with connect_redis(cluster.url) as client:
+        node = cluster.node_of(client, f"penstock:{{{things.shard_names[0]}}}:log")
+    change(books, KEYS)
+    node.kill()
+    with pytest.raises(ServerUnavailable):
+        work.drain()
+    work.close()
+    node.start()
+    cluster.wait()
+    work.drain()
+
+    with connect_redis(cluster.url) as client:
+        assert check_exact(books, client, things) == 2 * len(KEYS)
+
+
+def test_a_shard_that_moves_to_another_node_is_followed(
+    work: Work, books: Connection, things: Log, cluster: Cluster
+) -> None:
+    """Guarantee 19: whoever knocks at the old node is told, and asks the new one."""
+    shard = things.shard_names[0]
+    for _ in range(3):
+        change(books, KEYS)
+        persist(work)
+        with connect_redis(cluster.url) as client:
+            cluster.move(client, f"penstock:{{{shard}}}:log", f"penstock:{{{shard}}}:epoch")
+    change(books, KEYS)
+    persist(work)
+
+    with connect_redis(cluster.url) as client:
+        assert check_exact(books, client, things) == 4 * len(KEYS)
+
+
+def persist(work: Work) -> None:
+    """What the loops do: a server that does not take it is asked again on a new connection."""
+    try:
+        work.drain()
+    except ServerUnavailable:
+        work.close()
+        work.drain()
+
+
+def test_a_consumer_of_a_cluster_waits_for_records_of_all_its_shards(
+    work: Work, books: Connection, things: Log
+) -> None:
+    work.drain()
+    worker = work.consumers[0]
+    began = monotonic()
+    assert worker.round(block_ms=200).idle
+    assert monotonic() - began > 0.15
+    change(books, KEYS)
+    work.streamer.drain()
+
+    assert sum(worker.round(block_ms=200).applied for _ in range(2)) == len(KEYS)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(120)
+def test_a_failover_under_load_leaves_the_log_exact(
+    flow: Pipeline,
+    things: Log,
+    books: Connection,
+    database_url: str,
+    watched: Watched,
+) -> None:
+    """Guarantee 9: what the new primary lacks comes again from the journal; redis-py finds it by the Sentinel."""
+    with Load(database_url) as load:
+        done = monotonic() + 8
+
+        def hurt() -> None:
+            load.go_on(1.5)
+            # What the primary still takes, the replica does not get.
+            with redis.Redis.from_url(watched.replica.url) as client:
+                client.replicaof("127.0.0.1", "1")
+                load.go_on(0.5)
+                held.append(length(client))
+            with redis.Redis.from_url(watched.primary.url) as client:
+                held.append(length(client))
+            watched.primary.kill()
+
+        held: list[int] = []
+
+        def length(client: redis.Redis) -> int:
+            return sum(client.xlen(f"penstock:{{{shard}}}:log") for shard in things.shard_names)
+
+        hurting = threading.Thread(target=hurt)
+        hurting.start()
+        inline.run(flow, database_url, watched.url, stop=lambda: monotonic() > done)
+        hurting.join()
+    with redis.Redis.from_url(watched.replica.url) as client:
+        assert client.role()[0] == b"master"
+    assert held[0] < held[1]
+    ended = threading.Event()
+    running = threading.Thread(
+        target=lambda: inline.run(flow, database_url, watched.url, stop=ended.is_set)
+    )
+    running.start()
+    try:
+        with connect_redis(watched.url) as client:
+            assert await_everything(books, client, things) > 200
+    finally:
+        ended.set()
+        running.join()
+
+
+def test_a_replica_refuses_writes_and_records_wait(
+    flow: Pipeline, books: Connection, database_url: str, watched: Watched, things: Log
+) -> None:
+    """Guarantee 13: READONLY is no success, and no reason to give up."""
+    change(books, KEYS)
+    streamer = Streamer(flow, database_url, watched.replica.url)
+    with pytest.raises(AppendRefused, match="read only replica"):
+        streamer.drain()
+    streamer.close()
+
+    work = Work(flow, database_url, watched.url)
+    work.drain()
+    work.close()
+    with connect_redis(watched.url) as client:
+        assert check_exact(books, client, things) == len(KEYS)
+
+
+def test_sentinels_that_are_away_are_reported_at_once(flow: Pipeline, database_url: str) -> None:
+    """Guarantee 15: our time limits hold for the Sentinels too, and their clients do not try again by themselves."""
+    streamer = Streamer(
+        flow, database_url, "redis+sentinel://127.0.0.1:1,127.0.0.1:2/0?service=log"
+    )
+    began = monotonic()
+
+    with pytest.raises(ServerUnavailable):
+        streamer.round()
+    streamer.close()
+    assert monotonic() - began < 2
