@@ -13,6 +13,7 @@ from penstock.cli.looking.status import status
 from penstock.cli.looking.tail import tail
 from penstock.cli.mending.consumers import consumers
 from penstock.cli.mending.dead_letters import dead_letters
+from penstock.cli.mending.reconcile import reconcile
 from penstock.cli.mending.reset import reset
 from penstock.cli.running.consume import consume
 from penstock.cli.running.demo import demo
@@ -38,6 +39,7 @@ app.command("consume", rich_help_panel=RUN)(consume)
 app.command("status", rich_help_panel=LOOK)(status)
 app.command("tail", rich_help_panel=LOOK)(tail)
 app.command("doctor", rich_help_panel=LOOK)(doctor)
+app.command("reconcile", rich_help_panel=MEND)(reconcile)
 app.add_typer(
     dead_letters,
     name="dead-letters",

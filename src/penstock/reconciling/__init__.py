@@ -13,20 +13,30 @@ hold what the tables say in that snapshot; what it holds else is a defect, never
 
 from penstock.reconciling.barrier import Barrier, Pinned, pinned
 from penstock.reconciling.comparison import Comparison, Difference, Kind
-from penstock.reconciling.cut import Cut, cut
-from penstock.reconciling.run import Comparer, Reconciled, Rows, reconcile
+from penstock.reconciling.cut import Connect, Cut, cut
+from penstock.reconciling.run import (
+    Comparer,
+    Reconciled,
+    Rows,
+    check_alone,
+    never_applied,
+    reconcile,
+)
 
 __all__ = [
     "Barrier",
     "Comparer",
     "Comparison",
+    "Connect",
     "Cut",
     "Difference",
     "Kind",
     "Pinned",
     "Reconciled",
     "Rows",
+    "check_alone",
     "cut",
+    "never_applied",
     "pinned",
     "reconcile",
 ]

@@ -13,8 +13,9 @@ from typing import Literal, Protocol
 import structlog
 from psycopg import IsolationLevel
 
-from penstock.declarations import ReconciliationSpec
+from penstock.declarations import ConsumerSpec, ReconciliationSpec
 from penstock.errors import PenstockError, Refused
+from penstock.pipeline import Pipeline
 from penstock.postgres import answering
 from penstock.reconciling.barrier import EXPIRES_S, Barrier, Pinned, pinned, reach
 from penstock.reconciling.comparison import DIFFERENCES_KEPT, Comparison, Difference, Kind
@@ -136,6 +137,37 @@ def reconcile(
         done.held_s,
         monotonic() - began,
     )
+
+
+def check_alone(pipeline: Pipeline, spec: ReconciliationSpec) -> None:
+    """Makes sure that the table of ``spec`` is all of its consumer's state that is declared.
+
+    Raises:
+        Refused: The consumer keeps other tables too: they would be left behind when its position is replaced.
+    """
+    others = [
+        other.state
+        for other in pipeline.reconciliations.values()
+        if other.consumer.name == spec.consumer.name and other.state != spec.state
+    ]
+    if others:
+        raise Refused(
+            f"consumer {spec.consumer.name} keeps {', '.join(sorted({spec.state, *others}))}: one of them cannot be replaced alone, since its "
+            "position is that of all. Mend the rows instead: --apply without --whole"
+        )
+
+
+def never_applied(connect: Connect, consumer: ConsumerSpec, schema: str = DEFAULT_SCHEMA) -> bool:
+    """Whether a consumer has not yet applied, skipped or set aside a single record.
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+    """
+    with answering("reading checkpoints"), connect() as connection:
+        [(records,)] = connection.execute(
+            statements("penstock.reconciling", schema)["records_seen"], {"consumer": consumer.name}
+        ).fetchall()
+    return not records
 
 
 @dataclass

@@ -47,9 +47,10 @@ FROM {schema}.channels c,
 WHERE c.channel = %(channel)s;
 
 -- :name put_checkpoints
--- State and position are replaced together; a shard that had halted goes on.
+-- State and position are replaced together; a shard that had halted goes on.  Records between the old place and the new
+-- are in the state without having been applied.
 UPDATE {schema}.checkpoints c
-SET "offset" = p."offset", epoch = %(epoch)s, halted = NULL, updated_at = clock_timestamp()
+SET "offset" = p."offset", skipped = skipped + greatest(0, p."offset" - c."offset"), epoch = %(epoch)s, halted = NULL, updated_at = clock_timestamp()
 FROM unnest(%(shards)s::int[], %(offsets)s::bigint[]) AS p (shard, "offset")
 WHERE c.consumer = %(consumer)s AND c.channel = %(channel)s AND c.shard = p.shard;
 
@@ -94,3 +95,8 @@ WHERE l.consumer = %(consumer)s AND l.channel = %(channel)s AND l."offset" <= p.
 DELETE FROM {schema}.dead_letters l
 USING unnest(%(shards)s::int[], %(offsets)s::bigint[]) AS p (shard, "offset")
 WHERE p.shard = l.shard AND l.consumer = %(consumer)s AND l.channel = %(channel)s AND l."offset" <= p."offset";
+
+-- :name records_seen
+SELECT coalesce(sum(applied + skipped + dead), 0)::bigint
+FROM {schema}.checkpoints
+WHERE consumer = %(consumer)s;

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.connections import connected
 from penstock.cli.render import say
 from penstock.cli.running.progress import Progress
 from penstock.cli.servers import Servers, servers
@@ -13,7 +14,7 @@ from penstock.errors import Halted, InvalidSetting
 from penstock.settings import Settings
 
 
-@verb()
+@verb("master", "conf")
 def consume(
     settings: Settings,
     name: Annotated[str, typer.Argument(help="Name of the consumer.")],
@@ -21,6 +22,14 @@ def consume(
         bool, typer.Option("--drain", help="End when the log has nothing more.")
     ] = False,
     shards: Annotated[str | None, typer.Option(metavar="0,1", help="Only these shards.")] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="tables",
+            help="Begin a new consumer with what the canonical tables hold now, instead of with old records.",
+        ),
+    ] = None,
 ) -> None:
     """Apply records with one consumer; several processes share its shards."""
     from penstock.consuming import Consumed, ConsumerWorker  # noqa: PLC0415  not for `--help`
@@ -29,7 +38,11 @@ def consume(
     pipeline = pipeline_of(settings)
     consumer = pipeline.consumer_named(name)
     chosen = None if shards is None else _numbers(shards, consumer.channel.shards)
+    if begin not in {None, "tables"}:
+        raise InvalidSetting(f"--from {begin}: it takes 'tables'")
     with servers(settings, schema=pipeline.schema) as urls, Progress("applied") as progress:
+        if begin is not None:
+            _bootstrap(settings, name)
         worker = ConsumerWorker(
             pipeline,
             consumer,
@@ -53,6 +66,24 @@ def consume(
         else:
             worker.run(stop, report)
     say(f"{progress.count:,} records applied")
+
+
+def _bootstrap(settings: Settings, name: str) -> None:
+    """Canonical rows, and the position that they belong to, for a consumer that has applied nothing yet."""
+    from penstock.cli.mending.reconcile import comparing, connect_of  # noqa: PLC0415  not for `--help`
+    from penstock.reconciling import check_alone, never_applied, reconcile  # noqa: PLC0415  the same
+
+    pipeline = pipeline_of(settings)
+    spec = pipeline.reconciliation_named(name)
+    check_alone(pipeline, spec)
+    with connected(settings, "bootstrap") as both:
+        connect = connect_of(both)
+        if not never_applied(connect, spec.consumer, pipeline.schema):
+            say(f"{name} has begun already; it goes on from its checkpoints")
+            return
+        with comparing(settings, both) as comparer:
+            done = reconcile(connect, spec, comparer, intent="bootstrap", schema=pipeline.schema)
+    say(f"{name} begins with {done.repaired:,} rows from the tables, at tick {done.tick}")
 
 
 def _numbers(text: str, shards: int) -> list[int]:

@@ -1,16 +1,20 @@
 """The comparison on Spark: canonical rows in one snapshot, a consumer's state in another, every key of either."""
 
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from pyspark.sql.types import BinaryType, DataType, DecimalType, NumericType, StructType
 from sqlalchemy import Select
 from sqlalchemy.dialects import postgresql
 
+from penstock import errors
 from penstock.declarations import ReconciliationSpec, table_named
-from penstock.errors import DeclarationError
+from penstock.errors import DeclarationError, PenstockError
 from penstock.reconciling.comparison import DIFFERENCES_KEPT, Comparison, Difference, Kind
 from penstock.reconciling.run import Rows
 
@@ -41,6 +45,19 @@ class Tables:
         return self.spark.read.format("penstock.table").options(**self._options, **options).load()
 
 
+@contextmanager
+def _told_by_tasks() -> Iterator[None]:
+    """Errors of ours that a task or a planner raised come as text of Spark's: raised again as they were."""
+    try:
+        yield
+    except PySparkException as error:
+        for name, message in re.findall(r"penstock\.errors\.(\w+): (.*)", str(error)):
+            kind = getattr(errors, name, PenstockError)
+            if issubclass(kind, PenstockError) and kind is not errors.InvalidRecord:
+                raise kind(message) from error
+        raise
+
+
 class SparkComparer:
     """Compares on a Spark session that knows ``penstock.table``."""
 
@@ -67,6 +84,16 @@ class SparkComparer:
             DeclarationError: A column is missing, a key is NULL, or the canonical rows have a key twice.
             SnapshotLost: A snapshot is gone.
         """
+        with _told_by_tasks():
+            return self._compare(spec, canonical, state, among)
+
+    def _compare(
+        self,
+        spec: ReconciliationSpec,
+        canonical: str,
+        state: str,
+        among: Sequence[Difference] | None,
+    ) -> Comparison:
         expected = self._canonical(spec, canonical)
         columns = _columns(spec, expected)
         there = Tables(self._spark, self._database_url, state)(
@@ -106,7 +133,9 @@ class SparkComparer:
         frame = expected.select(_json(expected, (*spec.key, *columns)).alias("row"))
 
         def each() -> Iterator[str]:
-            for batch in frame.toArrow().to_batches():
+            with _told_by_tasks():
+                batches = frame.toArrow().to_batches()
+            for batch in batches:
                 yield from batch.column(0).to_pylist()
 
         return Rows(columns, each())

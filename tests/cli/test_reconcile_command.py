@@ -1,0 +1,99 @@
+"""``penstock reconcile`` and ``consume --from tables``, as users have them."""
+
+import json
+
+import pytest
+
+from cli.conftest import CommandLine
+from fixtures.flow import stage_rows
+from penstock import Log
+from penstock.postgres import Connection
+
+BANK = """
+from sqlalchemy import text
+from penstock import Log, Pipeline
+
+things = Log("things", shards=2)
+pipeline = Pipeline([things])
+
+@pipeline.consumer(reads=things)
+def copies(session, records):
+    session.execute(
+        text("INSERT INTO public.copies SELECT * FROM unnest(CAST(:keys AS text[]), CAST(:numbers AS int[])) ON CONFLICT DO NOTHING"),
+        {"keys": [r.key for r in records], "numbers": [r.data["number"] for r in records]},
+    )
+
+@pipeline.reconciliation(of=copies, state="public.copies", key="key")
+def canonical(tables):
+    return "SELECT key, number FROM public.canonical"
+"""
+
+
+@pytest.fixture
+def bank(penstock: CommandLine, connection: Connection, things: Log) -> CommandLine:
+    """An application whose consumer holds what the canonical table says."""
+    (penstock.directory / "shop.py").write_text(BANK)
+    connection.execute("CREATE TABLE public.copies (key text PRIMARY KEY, number int)")
+    connection.execute(
+        "CREATE TABLE public.canonical AS SELECT 'k' || i AS key, i AS number FROM generate_series(1, 50) i"
+    )
+    stage_rows(connection, things, 50)
+    assert penstock("stream", "--drain").returncode == 0
+    return penstock
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_differences_are_shown_mended_and_gone(bank: CommandLine, connection: Connection) -> None:
+    """Guarantee 28."""
+    assert bank("consume", "copies", "--drain").returncode == 0
+    connection.execute("DELETE FROM public.copies WHERE number = 7")
+    connection.execute("UPDATE public.copies SET number = -1 WHERE number = 8")
+
+    found = bank("reconcile", "copies", "--report", "differences.csv")
+    mended = bank("reconcile", "--apply", "--json")
+
+    assert found.returncode == 4, found.stderr
+    assert "50 keys compared" in found.stdout
+    assert "2 differ (1 missing, 1 different)" in found.stdout
+    assert list((bank.directory / "differences.csv").glob("*.csv"))
+    assert mended.returncode == 0, mended.stderr
+    assert (
+        json.loads(mended.stdout)[0]["repaired"],
+        json.loads(mended.stdout)[0]["differences"],
+    ) == (
+        2,
+        {"missing": 1, "different": 1},
+    )
+    assert connection.execute(
+        "SELECT number FROM public.copies WHERE number IN (7, 8)"
+    ).fetchall() == [(7,), (8,)]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_a_new_consumer_begins_with_the_tables(
+    bank: CommandLine, connection: Connection, things: Log
+) -> None:
+    connection.execute(
+        "UPDATE penstock.staged_records SET data = '{\"number\": 0}'"
+    )  # history is of no use any more
+
+    first = bank("consume", "copies", "--from", "tables", "--drain")
+    stage_rows(connection, things, 3, prefix="new")
+    assert bank("stream", "--drain").returncode == 0
+    second = bank("consume", "copies", "--from", "tables", "--drain")
+
+    assert first.returncode == 0, first.stderr
+    assert "begins with 50 rows from the tables" in first.stderr
+    assert second.returncode == 0
+    rows = connection.execute(
+        "SELECT count(*), count(*) FILTER (WHERE key LIKE 'new%'), min(number) FROM public.copies"
+    )
+    assert rows.fetchone() == (53, 3, 1)
+
+
+def test_what_goes_together_is_said(bank: CommandLine) -> None:
+    assert "goes with --apply" in bank("reconcile", "--whole").stderr
+    assert "no reconciliation 'nothing'" in bank("reconcile", "nothing").stderr
+    assert bank("consume", "copies", "--from", "history").returncode == 2
