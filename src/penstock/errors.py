@@ -8,6 +8,7 @@ command line ends with; ``page`` is the section of the documentation that explai
     │   └── InvalidName           a name of a channel, consumer or schema
     ├── InvalidSetting            a setting cannot be what it is                  (2)
     ├── Unknown                   what a command is to work on is not there       (2)
+    ├── InvalidIckCall            a score, member or size that an Ick cannot take (2)
     ├── StagingError              a record cannot be staged                       (1)
     │   ├── InvalidRecord         a field of the record is not acceptable
     │   ├── BypassedStaging       a statement goes round the staging rules
@@ -26,6 +27,7 @@ command line ends with; ``page`` is the section of the documentation that explai
     └── Refused                   stopped for safety                              (5)
         ├── ChangedPast           Postgres lost commits, or is another one
         ├── ForeignLog            the stream holds entries that are not ours
+        ├── DamagedIck            a key of an Ick holds something else, or is missing
         ├── ReadOnlyPostgres      a standby or a read-only server
         ├── Fenced                a newer epoch has taken over
         └── UnsafeSetting         a setting of a server endangers records
@@ -66,6 +68,13 @@ class Unknown(PenstockError):
 
     exit_code = 2
     page = "errors#unknown"
+
+
+class InvalidIckCall(PenstockError):
+    """What an operation of an Ick was given cannot be stored: nothing was written."""
+
+    exit_code = 2
+    page = "errors#invalidickcall"
 
 
 class StagingError(PenstockError):
@@ -187,6 +196,12 @@ class ForeignLog(Refused):
     """The key of a shard holds something that Penstock did not write."""
 
     page = "errors#foreignlog"
+
+
+class DamagedIck(Refused):
+    """A key of an Ick holds something that is not an Ick's, or members stand without their version."""
+
+    page = "errors#damagedick"
 
 
 class ReadOnlyPostgres(Refused):

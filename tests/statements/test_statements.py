@@ -19,7 +19,9 @@ PACKAGES = sorted(
 NAMED = [(package, name) for package in PACKAGES for name in statements(package)]
 UTILITY = re.compile(r"^(--.*\n)*(LOCK|SET|CREATE)\b")  # Postgres prepares no utility statements
 PREPARABLE = [(p, name) for p, name in NAMED if not UTILITY.match(statements(p)[name].decode())]
-SCRIPTS = sorted(str(path.relative_to(LUA).with_suffix("")) for path in LUA.rglob("*.lua"))
+FILES = sorted(str(path.relative_to(LUA).with_suffix("")) for path in LUA.rglob("*.lua"))
+SCRIPTS = [name for name in FILES if "_" not in name.rpartition("/")[2][:1]]
+FRAGMENTS = [name for name in FILES if name not in SCRIPTS]
 
 
 @pytest.mark.parametrize(("package", "name"), PREPARABLE)
@@ -58,6 +60,28 @@ def test_a_script_compiles_and_declares_all_that_it_touches(
     assert "-- returns: " in body
     assert not re.search(r"(KEYS|ARGV)\[\d", body)
     assert "pcall" not in body
+    assert len(body.splitlines()) <= 120
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_error_in_a_script_names_the_line_of_its_file(
+    redis_client: redis.Redis, name: str
+) -> None:
+    text = (LUA / f"{name}.lua").read_text()
+
+    assert script(name).text.splitlines()[1:] == text.splitlines()[1:]
+
+
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_a_fragment_is_the_beginning_of_several_scripts(name: str) -> None:
+    texts = [(LUA / f"{other}.lua").read_text() for other in SCRIPTS]
+    body = (LUA / f"{name}.lua").read_text()
+
+    assert (
+        sum(bool(re.search(rf"^-- begins: .*\b{name}\b", text, re.MULTILINE)) for text in texts) > 1
+    )
+    assert not re.search(r"\S.*--", body)  # its comments are lines of their own
+    assert not re.search(r"(KEYS|ARGV)\[\d|pcall", body)
     assert len(body.splitlines()) <= 120
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from redis.crc import key_slot
+
 from penstock.records import ShardName
 
 
@@ -22,3 +24,40 @@ def log_keys(namespace: str, name: ShardName) -> LogKeys:
     """The keys of a shard: ``penstock:{rides/2}:log`` and ``penstock:{rides/2}:epoch``."""
     root = f"{namespace}:{{{name}}}"
     return LogKeys(f"{root}:log", f"{root}:epoch")
+
+
+@dataclass(frozen=True, slots=True)
+class IckKeys:
+    """The keys of an Ick: three that Redis::Ick knows, and two of our own that it passes over.
+
+    Attributes:
+        version: The Ick's own key: the text ``ick.v1``.
+        dirty: Members that are dirty (the original's producer set).
+        reserved: Members that a plain reserve has given out (its consumer set).
+        fence: Which fenced reservation stands.
+        held: The members of that reservation.
+    """
+
+    version: str
+    dirty: str
+    reserved: str
+    fence: str
+    held: str
+
+    @property
+    def is_one_slot(self) -> bool:
+        """Whether a Redis Cluster keeps them together."""
+        keys = (self.version, self.dirty, self.reserved, self.fence, self.held)
+        return len({key_slot(key.encode()) for key in keys}) == 1
+
+
+def ick_keys(key: str, namespace: str = "") -> IckKeys:
+    """The keys of the Ick ``key``: ``key``, ``key/ick/{key}/pset`` …, as Redis::Ick names them.
+
+    Args:
+        key: Name of the Ick.  Braces in it can put its keys into several slots: see ``IckKeys.is_one_slot``.
+        namespace: Put before each key with a colon, as Ruby's Redis::Namespace does; nothing when empty.
+    """
+    prefix = f"{namespace}:" if namespace else ""
+    root = f"{prefix}{key}/ick/{{{key}}}/"
+    return IckKeys(f"{prefix}{key}", f"{root}pset", f"{root}cset", f"{root}fence", f"{root}held")

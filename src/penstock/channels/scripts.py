@@ -1,7 +1,8 @@
 """Scripts of ``lua/``, called by their hash.
 
 A script's header names its keys and arguments; the loader declares them as locals in place of the first line, so that
-line numbers stay those of the file.
+line numbers stay those of the file.  ``begins:`` names fragments (files whose names begin with ``_``) that go into that
+line too: what several scripts look at first.
 """
 
 import hashlib
@@ -12,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import redis
+from redis.client import NEVER_DECODE
 
 from penstock.resources import directory
 
@@ -19,6 +21,7 @@ Argument = bytes | str | int
 
 _KEYS = re.compile(r"^-- keys: (?P<names>.+)$", re.MULTILINE)
 _ARGS = re.compile(r"^-- args: (?P<names>.+)$", re.MULTILINE)
+_BEGINS = re.compile(r"^-- begins: (?P<names>.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Script:
         """Calls the script several times in one round trip, and gives back the replies in order.
 
         A server that has lost its scripts is given this one again.  Replies that are errors are returned, not raised:
-        each call stands alone.
+        each call stands alone.  Texts in replies are bytes, whatever the client decodes.
 
         Raises:
             redis.RedisError: The connection failed; any of the calls may have been carried out.
@@ -63,7 +66,12 @@ class Script:
         for call in calls:
             # Not `evalsha`: a Cluster's pipeline refuses that method, though it finds the node by the keys.
             pipeline.execute_command(
-                "EVALSHA", self.sha, len(call.keys), *call.keys, *call.arguments
+                "EVALSHA",
+                self.sha,
+                len(call.keys),
+                *call.keys,
+                *call.arguments,
+                **{NEVER_DECODE: True},
             )
         replies: list[Any] = pipeline.execute(raise_on_error=False)
         return replies
@@ -77,11 +85,23 @@ def script(name: str) -> Script:
         FileNotFoundError: There is none, or the installation lacks ``lua/``.
         ValueError: Its header does not name its keys and arguments.
     """
-    text = (directory("lua") / f"{name}.lua").read_text(encoding="utf-8")
-    declared = _declarations(name, text)
+    text = _read(name)
+    begins = _BEGINS.search(text)
+    fragments = begins["names"].split(", ") if begins else []
+    first_line = " ".join([_declarations(name, text), *map(_in_one_line, fragments)])
     _, _, rest = text.partition("\n")
-    whole = f"{declared}\n{rest}"
+    whole = f"{first_line}\n{rest}"
     return Script(name, whole, hashlib.sha1(whole.encode(), usedforsecurity=False).hexdigest())
+
+
+def _read(name: str) -> str:
+    return (directory("lua") / f"{name}.lua").read_text(encoding="utf-8")
+
+
+def _in_one_line(name: str) -> str:
+    """A fragment without its comments, which are lines of their own."""
+    lines = (line.strip() for line in _read(name).splitlines())
+    return " ".join(line for line in lines if line and not line.startswith("--"))
 
 
 def _declarations(name: str, text: str) -> str:
@@ -97,4 +117,4 @@ def _declarations(name: str, text: str) -> str:
             locals_.append(f"local {argument[:-4]} = tonumber(ARGV[{i}])")
         else:
             locals_.append(f"local {argument} = ARGV[{i}]")
-    return "; ".join(locals_)
+    return "; ".join(locals_) + ";"

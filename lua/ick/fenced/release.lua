@@ -1,0 +1,27 @@
+-- A reservation ends: what is done leaves, the rest is dirty again, and anyone may reserve.
+-- begins: ick/_whole, ick/fenced/_fence
+-- keys: version, dirty, reserved, fence, held
+-- args: number:int, request, all:int, done...
+-- returns: {"released", committed, returned} | {"superseded", number, request, holder, pulse}
+--
+-- Called twice it finds the reservation ended: superseded, with an empty request.  Cost: O(held × log members).
+
+if not stands(number, request) then
+  return describe("superseded")
+end
+local committed = 0
+if all == 1 then
+  committed = redis.call("ZCARD", held)
+  redis.call("DEL", held)
+else
+  committed = sliced(ARGV, done, function(...)
+    return redis.call("ZREM", held, ...)
+  end)
+end
+local returned = redis.call("ZCARD", held)
+if not format and returned > 0 then
+  redis.call("SET", version, FORMAT)
+end
+fold(held, dirty, returned)
+redis.call("HSET", fence, "request", "", "holder", "", "pulse", "0")
+return {"released", committed, returned}

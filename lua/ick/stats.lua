@@ -1,0 +1,33 @@
+-- How much is dirty, reserved and held, and since when.  Writes nothing.
+-- begins: ick/_whole
+-- keys: version, dirty, reserved, fence, held
+-- args: none...
+-- returns: nil where there is no Ick | {"stats", format, dirty, reserved, held, extremes × 6, number, holder}
+--
+-- Extremes are lowest and highest score of the dirty, the reserved and the held members, as the text that Redis writes:
+-- all their digits; empty where there is no member.
+
+if not format then
+  return false
+end
+
+local function score_at(key, place)
+  return redis.call("ZRANGE", key, place, place, "WITHSCORES")[2] or ""
+end
+
+local has_fence = redis.call("TYPE", fence).ok == "hash"
+local sets = {dirty, reserved}
+if redis.call("TYPE", held).ok == "zset" then
+  sets[3] = held
+end
+local answer = {"stats", format, 0, 0, 0, "", "", "", "", "", "", "0", ""}
+for i, key in ipairs(sets) do
+  answer[i + 2] = redis.call("ZCARD", key)
+  answer[i * 2 + 4] = score_at(key, 0)
+  answer[i * 2 + 5] = score_at(key, -1)
+end
+if has_fence then
+  answer[12] = redis.call("HGET", fence, "number") or "0"
+  answer[13] = redis.call("HGET", fence, "holder") or ""
+end
+return answer

@@ -1,0 +1,48 @@
+"""The Ick: a list of what is dirty.
+
+Producers say "document 17 is dirty, since now"; however often they say it, it is listed once, at its first time.
+Consumers take the oldest, bring their copy up to date, and say which are done.
+
+``DirtyList`` has the six operations of Redis::Ick, on its keys.  ``Reservations`` is for consumers that must not forget
+a member which becomes dirty while they work on it.  ``repair`` makes a damaged Ick whole.
+"""
+
+from penstock.channels.ick.dirty_list import DirtyList, QueuedDirtyList, add_each
+from penstock.channels.ick.marks import Member, Score
+from penstock.channels.ick.operations import Added, Exchanged, IckStats, Mark, Span
+from penstock.channels.ick.repair import Damage, repair
+from penstock.channels.ick.reservations import (
+    EVERYTHING,
+    Busy,
+    Committed,
+    Patience,
+    Released,
+    Reservation,
+    Reservations,
+    Standing,
+    Superseded,
+)
+
+__all__ = [
+    "EVERYTHING",
+    "Added",
+    "Busy",
+    "Committed",
+    "Damage",
+    "DirtyList",
+    "Exchanged",
+    "IckStats",
+    "Mark",
+    "Member",
+    "Patience",
+    "QueuedDirtyList",
+    "Released",
+    "Reservation",
+    "Reservations",
+    "Score",
+    "Span",
+    "Standing",
+    "Superseded",
+    "add_each",
+    "repair",
+]

@@ -1,0 +1,11 @@
+"""An Ick on the emptied server."""
+
+import pytest
+import redis
+
+from penstock.channels.ick import DirtyList
+
+
+@pytest.fixture
+def ick(redis_client: redis.Redis) -> DirtyList:
+    return DirtyList(redis_client, "ride-index")

@@ -1,0 +1,474 @@
+"""The six operations do what Redis::Ick does."""
+
+import math
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.channels.ick import (
+    Added,
+    DirtyList,
+    Exchanged,
+    Member,
+    Score,
+    Span,
+    add_each,
+    operations,
+)
+from penstock.errors import AppendRefused, InvalidIckCall, ServerUnavailable
+
+NOTHING = Span(0, None, None)
+
+
+def names(marks: list[tuple[bytes, float]]) -> list[str]:
+    return [member.decode() for member, _ in marks]
+
+
+def sizes(ick: DirtyList) -> tuple[int, int, int]:
+    """Dirty, reserved, total."""
+    stats = ick.stats()
+    assert stats is not None
+    return stats.dirty.size, stats.reserved.size, stats.total.size
+
+
+def test_on_an_ick_that_is_not_there_every_operation_has_nothing_to_do(ick: DirtyList) -> None:
+    assert ick.delete() == 0
+    assert ick.delete(unlink=True) == 0
+    assert ick.stats() is None
+    assert ick.add({}) == Added(0, 0)
+    assert ick.reserve() == []
+    assert ick.commit([]) == 0
+    assert ick.exchange(0, []) == Exchanged(0, [])
+
+
+def test_add_reserve_and_exchange_make_the_ick_and_looking_does_not(
+    ick: DirtyList, redis_client: redis.Redis
+) -> None:
+    for operation in (lambda: ick.add({}), lambda: ick.reserve(5), lambda: ick.commit(["a"])):
+        ick.stats()
+        assert redis_client.dbsize() == 0
+        operation()
+        assert redis_client.get("ride-index") == b"ick.v1"
+        assert redis_client.dbsize() == 1
+        assert ick.delete() == 1
+
+
+def test_no_key_has_a_time_to_live(ick: DirtyList, redis_client: redis.Redis) -> None:
+    ick.add({"a": 1, "b": 2})
+    ick.reserve(1)
+
+    keys = redis_client.keys()
+    assert len(keys) == 3
+    assert {redis_client.ttl(key) for key in keys} == {-1}
+
+
+@pytest.mark.parametrize("unlink", [False, True])
+def test_adding_counts_new_and_lowered(ick: DirtyList, *, unlink: bool) -> None:
+    assert ick.add({"a": 5, "b": 6}) == Added(2, 0)
+    assert ick.add({"a": 5}) == Added(0, 0)
+    assert ick.add({"a": 7, "b": 6.5}) == Added(0, 0)
+    assert ick.add({"a": 4, "c": 8}) == Added(1, 1)
+    assert sizes(ick) == (3, 0, 3)
+    assert ick.delete(unlink=unlink) == 2
+    assert ick.stats() is None
+    assert ick.add({"a": 9}) == Added(1, 0)
+
+
+def test_a_member_named_twice_in_a_call_is_taken_in_order(ick: DirtyList) -> None:
+    assert ick.add([("x", 5), ("x", 3), ("x", 9)]) == Added(1, 1)
+    assert ick.reserve(1) == [(b"x", 3.0)]
+
+
+def test_the_lowest_score_stays_however_often_a_member_is_added(ick: DirtyList) -> None:
+    for score in (12, 10, 11, 99):
+        ick.add({"a": score})
+
+    assert ick.reserve(9) == [(b"a", 10.0)]
+
+
+def test_adding_looks_at_the_dirty_set_alone(ick: DirtyList) -> None:
+    ick.add({"a": 5})
+    ick.reserve(1)
+
+    assert ick.add({"a": 9}) == Added(1, 0)
+    assert sizes(ick) == (1, 1, 2)
+
+
+def test_reserve_gives_the_lowest_and_gives_them_again_until_they_are_committed(
+    ick: DirtyList,
+) -> None:
+    ick.add({"c": 3, "a": 1, "b": 2})
+
+    assert ick.reserve(1) == [(b"a", 1.0)]
+    assert ick.reserve(2) == [(b"a", 1.0), (b"b", 2.0)]
+    assert ick.reserve(2) == [(b"a", 1.0), (b"b", 2.0)]
+    assert ick.commit(["b"]) == 1
+    assert names(ick.reserve(2)) == ["a", "c"]
+    assert ick.commit(["a", "b", "c"]) == 2
+    assert ick.reserve(2) == []
+    assert ick.commit(["a"]) == 0
+
+
+def test_equal_scores_come_in_the_order_of_their_bytes(ick: DirtyList) -> None:
+    ick.add({"b": 1, "a": 1, "C": 1})
+
+    assert names(ick.reserve(3)) == ["C", "a", "b"]
+
+
+def test_commit_does_not_touch_what_is_only_dirty(ick: DirtyList) -> None:
+    ick.add({"a": 1})
+
+    assert ick.commit(["a"]) == 0
+    assert sizes(ick) == (1, 0, 1)
+
+
+def test_reserving_nothing_gives_nothing_even_when_much_is_reserved(ick: DirtyList) -> None:
+    ick.add({"a": 1, "b": 2})
+    ick.reserve(2)
+
+    assert ick.reserve(0) == []
+    assert ick.reserve() == []
+    assert sizes(ick) == (0, 2, 2)
+
+
+def test_exchange_commits_first_and_reserves_then(ick: DirtyList) -> None:
+    ick.add({"b": 2, "c": 3, "a": 1})
+    assert names(ick.reserve(2)) == ["a", "b"]
+
+    assert names(ick.exchange(2, ["b"]).marks) == ["a", "c"]
+    ick.add({"b": 4})
+    assert names(ick.exchange(2, ["a", "b"]).marks) == ["c", "b"]  # b was dirty only: it stays
+    assert ick.exchange(2, ["b"]) == Exchanged(1, [(b"c", 3.0)])
+    assert names(ick.exchange(2, []).marks) == ["c"]
+    assert ick.exchange(2, ["c"]) == Exchanged(1, [])
+
+
+def test_an_exchange_of_nothing_is_a_commit(ick: DirtyList) -> None:
+    ick.add({"a": 1, "b": 2})
+    ick.reserve(1)
+
+    assert ick.exchange(0, ["a"]) == Exchanged(1, [])
+    assert sizes(ick) == (1, 0, 1)
+
+
+def test_a_full_reservation_takes_nothing_however_low_the_dirty_ones_are(ick: DirtyList) -> None:
+    ick.add({"a": 5, "b": 6})
+    ick.reserve(2)
+    ick.add({"x": 1, "a": 2})
+
+    assert ick.reserve(2) == [(b"a", 5.0), (b"b", 6.0)]
+    assert sizes(ick) == (2, 2, 4)
+
+
+def test_a_member_in_both_sets_leaves_the_dirty_one_and_makes_no_room_needed(
+    ick: DirtyList,
+) -> None:
+    ick.add({"a": 5})
+    ick.reserve(1)
+    ick.add({"a": 3, "b": 4, "c": 6})
+
+    assert ick.reserve(3) == [(b"a", 3.0), (b"b", 4.0), (b"c", 6.0)]
+    assert sizes(ick) == (0, 3, 3)
+
+
+def test_folding_keeps_the_lower_score_of_the_two_sets(ick: DirtyList) -> None:
+    ick.add({"a": 3})
+    ick.reserve(1)
+    ick.add({"a": 8})
+
+    assert ick.reserve(2) == [(b"a", 3.0)]
+    assert sizes(ick) == (0, 1, 1)
+
+
+def test_a_smaller_reserve_gives_fewer_and_leaves_the_rest_reserved(ick: DirtyList) -> None:
+    ick.add({"a": 1, "b": 2, "c": 3})
+    ick.reserve(3)
+
+    assert names(ick.reserve(1)) == ["a"]
+    assert sizes(ick) == (0, 3, 3)
+    assert names(ick.reserve(1, backwash=True)) == ["a"]
+    assert sizes(ick) == (2, 1, 3)
+    assert ick.reserve(0, backwash=True) == []
+    assert sizes(ick) == (3, 0, 3)
+
+
+def test_backwash_gives_the_lowest_of_all(ick: DirtyList) -> None:
+    ick.add({"a": 10, "b": 11})
+    assert names(ick.reserve(2)) == ["a", "b"]
+    ick.add({"x": 1, "y": 2, "z": 3})
+
+    assert names(ick.reserve(2)) == ["a", "b"]
+    assert names(ick.reserve(2, backwash=True)) == ["x", "y"]
+    assert names(ick.exchange(2, ["y"], backwash=True).marks) == ["x", "z"]
+    assert names(ick.exchange(2, ["x"], backwash=True).marks) == ["z", "a"]
+    assert names(ick.exchange(2, ["z", "a"], backwash=True).marks) == ["b"]
+    ick.add({"p": 0, "q": 1, "c": 12})
+    # p is dirty only: to commit it does nothing.
+    assert names(ick.exchange(4, ["p"], backwash=True).marks) == ["p", "q", "b", "c"]
+
+
+def test_backwash_compares_scores_as_numbers(ick: DirtyList) -> None:
+    ick.add({"a": 10, "b": 5})
+    ick.reserve(2)
+    ick.add({"a": 6})
+
+    assert ick.reserve(2) == [(b"b", 5.0), (b"a", 10.0)]
+    assert ick.reserve(2, backwash=True) == [(b"b", 5.0), (b"a", 6.0)]
+    assert ick.reserve(2) == [(b"b", 5.0), (b"a", 6.0)]
+
+
+@pytest.mark.parametrize("unlink", [False, True])
+def test_delete_counts_the_keys_that_there_were(ick: DirtyList, *, unlink: bool) -> None:
+    assert ick.delete(unlink=unlink) == 0
+    ick.add({"a": 1, "b": 2})
+    assert ick.delete(unlink=unlink) == 2
+    ick.reserve(1)
+    assert ick.delete(unlink=unlink) == 1
+    ick.add({"a": 1, "b": 2})
+    ick.reserve(1)
+    assert ick.delete(unlink=unlink) == 3
+    assert ick.stats() is None
+
+
+def test_stats_tell_sizes_and_scores_of_each_set(ick: DirtyList) -> None:
+    ick.add({"a": 5, "b": 4.4, "c": 6.6})
+    waiting = ick.stats()
+    ick.reserve(2)
+    half = ick.stats()
+    ick.reserve(3)
+    taken = ick.stats()
+    ick.commit(["a", "b", "c"])
+    drained = ick.stats()
+
+    assert waiting is not None
+    assert half is not None
+    assert taken is not None
+    assert drained is not None
+    assert waiting.keys.version == "ride-index"
+    assert waiting.keys.dirty == "ride-index/ick/{ride-index}/pset"
+    assert waiting.keys.reserved == "ride-index/ick/{ride-index}/cset"
+    assert waiting.format == "ick.v1"
+    assert (waiting.dirty, waiting.reserved) == (Span(3, 4.4, 6.6), NOTHING)
+    assert (half.dirty, half.reserved) == (Span(1, 6.6, 6.6), Span(2, 4.4, 5.0))
+    assert half.total == Span(3, 4.4, 6.6)
+    assert (taken.dirty, taken.reserved) == (NOTHING, Span(3, 4.4, 6.6))
+    assert (drained.dirty, drained.reserved, drained.total) == (NOTHING, NOTHING, NOTHING)
+
+
+def test_add_and_reserve_look_like_zadd_and_zrange(
+    ick: DirtyList, redis_client: redis.Redis
+) -> None:
+    marks = {f"m{i * 7 % 100}": (i * 31 % 57) / 8 for i in range(100)}
+    redis_client.zadd("plain", marks)
+    ick.add(marks)
+
+    assert ick.reserve(60) == redis_client.zrange("plain", 0, 59, withscores=True)
+
+
+@given(score=st.floats(allow_nan=False, allow_infinity=False))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_score_comes_back_to_the_bit(ick: DirtyList, score: float) -> None:
+    ick.delete()
+    ick.add({"a": score})
+    waiting = ick.stats()
+    reserved = ick.reserve(1)
+    taken = ick.stats()
+    ick.reserve(0, backwash=True)
+
+    assert reserved == [(b"a", score)]
+    assert getattr(waiting, "dirty", None) == Span(1, score, score)
+    assert taken is not None
+    assert taken.reserved == taken.total == Span(1, score, score)
+    assert ick.reserve(1, backwash=True) == [(b"a", score)]
+
+
+def test_scores_that_differ_in_the_last_bit_are_told_apart(ick: DirtyList) -> None:
+    score = 1573000000.1234567
+    ick.add({"a": score})
+
+    assert ick.add({"a": math.nextafter(score, math.inf)}) == Added(0, 0)
+    assert ick.add({"a": math.nextafter(score, 0)}) == Added(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("score", "stored"),
+    [
+        (7, 7.0),
+        (-0.0, 0.0),
+        (123456789012345678, 123456789012345680.0),
+        (Decimal("1573000000.1234567"), 1573000000.1234567),
+        (Fraction(1, 3), 1 / 3),
+    ],
+)
+def test_any_real_number_is_a_score(ick: DirtyList, score: Any, stored: float) -> None:
+    ick.add({"a": score})
+
+    assert ick.reserve(1) == [(b"a", stored)]
+
+
+@pytest.mark.parametrize(
+    "score",
+    [math.nan, math.inf, -math.inf, 10**400, Decimal("NaN"), Decimal("sNaN"), Decimal("Infinity")],
+)
+def test_nan_and_infinities_are_refused_before_anything_is_written(
+    ick: DirtyList, redis_client: redis.Redis, score: Any
+) -> None:
+    with pytest.raises(InvalidIckCall, match=r"ride-index: member 'b' has the score .*finite"):
+        ick.add([("a", 1), ("b", score)])
+
+    assert redis_client.dbsize() == 0
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        {"a": "1"},
+        {"a": None},
+        {"a": True},
+        {"a": 1j},
+        {1: 1},
+        {None: 1},
+        {"\ud800": 1},
+        ["a", 1],
+        ["ab"],
+        [("a", 1, 2)],
+    ],
+)
+def test_what_is_no_mark_is_refused_before_anything_is_written(
+    ick: DirtyList, redis_client: redis.Redis, marks: Any
+) -> None:
+    with pytest.raises(InvalidIckCall, match="ride-index: "):
+        ick.add(marks)
+
+    assert redis_client.dbsize() == 0
+
+
+@pytest.mark.parametrize("size", [-1, 1.0, None, "", "1", [], True])
+def test_a_size_is_a_whole_number_from_zero_on(ick: DirtyList, size: Any) -> None:
+    with pytest.raises(InvalidIckCall, match="size"):
+        ick.reserve(size)
+    with pytest.raises(InvalidIckCall, match="size"):
+        ick.exchange(size, [])
+
+
+@pytest.mark.parametrize("members", ["ab", b"ab", [5], [None], [["a"]]])
+def test_only_members_can_be_committed(ick: DirtyList, members: Any) -> None:
+    with pytest.raises(InvalidIckCall, match="ride-index: "):
+        ick.commit(members)
+
+
+@pytest.mark.parametrize("key", [None, 0, b"k"])
+def test_a_key_is_text(redis_client: redis.Redis, key: Any) -> None:
+    with pytest.raises(InvalidIckCall, match="not text"):
+        DirtyList(redis_client, key)
+
+
+@given(members=st.sets(st.binary(max_size=20), min_size=1))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_member_is_any_bytes(ick: DirtyList, members: set[bytes]) -> None:
+    ick.delete()
+    ick.add(dict.fromkeys(members, 1))
+
+    assert ick.reserve(len(members)) == [(member, 1.0) for member in sorted(members)]
+    assert ick.commit(members) == len(members)
+
+
+def test_a_client_that_decodes_gets_the_same_bytes(redis_url: str) -> None:
+    marks: dict[Member, Score] = {b"\xff\x00": 1.5, "é": 2}
+    for options in ({"decode_responses": True}, {"protocol": 3}):
+        with redis.Redis.from_url(redis_url, **options) as client:
+            ick = DirtyList(client, "ride-index")
+            ick.add(marks)
+            assert ick.reserve(2) == [(b"\xff\x00", 1.5), ("é".encode(), 2.0)]
+            assert getattr(ick.stats(), "format", None) == "ick.v1"
+            ick.delete()
+
+
+@pytest.mark.parametrize("count", [10, 3499, 3500, 3501, 7999, 8010, 20_000])
+def test_a_call_takes_thousands_of_members(ick: DirtyList, count: int) -> None:
+    marks = [(f"{i:06d}".encode(), float(i)) for i in range(count)]
+
+    assert ick.add(marks) == Added(count, 0)
+    assert ick.reserve(count) == marks
+    assert ick.reserve(count, backwash=True) == marks
+    assert ick.commit(member for member, _ in marks) == count
+    assert ick.reserve(count) == []
+    assert ick.commit(member for member, _ in marks) == 0
+
+
+def test_no_script_call_carries_more_than_a_slice(
+    ick: DirtyList, redis_client: redis.Redis
+) -> None:
+    count = operations.SLICE * 3 + 1
+    redis_client.config_resetstat()
+
+    ick.add({str(i): i for i in range(count)})
+    assert redis_client.info("commandstats")["cmdstat_zadd"]["calls"] == 4
+
+
+def test_marks_for_many_icks_go_in_one_round_trip(redis_client: redis.Redis) -> None:
+    icks = [DirtyList(redis_client, f"index/{shard}") for shard in range(4)]
+
+    added = add_each(
+        redis_client, [(ick.keys, {"a": 1, "b": shard}) for shard, ick in enumerate(icks)]
+    )
+
+    assert added == [Added(2, 0)] * 4
+    assert [ick.reserve(1) for ick in icks[:2]] == [[(b"b", 0.0)], [(b"a", 1.0)]]
+    assert add_each(redis_client, []) == []
+
+
+def test_a_server_that_lost_its_scripts_is_given_them_again(
+    ick: DirtyList, redis_client: redis.Redis
+) -> None:
+    """Guarantee 19."""
+    ick.add({"a": 1})
+    redis_client.script_flush()
+
+    assert ick.add({"a": 0, "b": 1}) == Added(1, 1)
+    redis_client.script_flush()
+    assert names(ick.reserve(5)) == ["a", "b"]
+
+
+@pytest.fixture
+def no_memory(redis_client: redis.Redis) -> Iterator[Callable[[], object]]:
+    """Makes the server's memory full, until the test has ended."""
+    yield lambda: redis_client.config_set("maxmemory", "1")
+    redis_client.config_set("maxmemory", "0")
+
+
+def test_a_server_without_memory_takes_no_marks_and_nothing_is_half_written(
+    ick: DirtyList, redis_client: redis.Redis, no_memory: Callable[[], object]
+) -> None:
+    """Guarantee 13."""
+    no_memory()
+
+    with pytest.raises(AppendRefused, match=r"adding to ride-index: .*memory"):
+        ick.add({"a": 1})
+    assert redis_client.dbsize() == 0
+
+
+def test_a_server_without_memory_goes_on_giving_out_what_is_dirty(
+    ick: DirtyList, no_memory: Callable[[], object]
+) -> None:
+    """Guarantee 13: or nobody could ever empty it."""
+    ick.add({"a": 1, "b": 2, "c": 3})
+    no_memory()
+
+    assert names(ick.reserve(1)) == ["a"]
+    assert names(ick.exchange(1, ["a"]).marks) == ["b"]
+    assert names(ick.reserve(2, backwash=True)) == ["b", "c"]
+    assert ick.commit(["b", "c"]) == 2
+
+
+def test_a_server_that_is_away_is_named_so() -> None:
+    client = redis.Redis(unix_socket_path="nowhere.sock")
+
+    with pytest.raises(ServerUnavailable):
+        DirtyList(client, "ride-index").add({"a": 1})

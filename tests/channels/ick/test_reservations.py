@@ -1,0 +1,357 @@
+"""Reservations: the lowest first, sent again without harm, handed over without loss."""
+
+from typing import Any
+
+import pytest
+import redis
+
+from fixtures.proxy import Harm, Proxy, behind
+from penstock.channels.ick import (
+    EVERYTHING,
+    Busy,
+    Committed,
+    DirtyList,
+    Patience,
+    Released,
+    Reservation,
+    Reservations,
+    Superseded,
+)
+from penstock.errors import InvalidIckCall, ServerUnavailable
+
+KEY = "ride-index"
+
+
+def reserved(answer: object) -> Reservation:
+    assert isinstance(answer, Reservation)
+    return answer
+
+
+@pytest.fixture
+def consumer(redis_client: redis.Redis) -> Reservations:
+    return Reservations(redis_client, KEY, holder="ours", size=3)
+
+
+@pytest.fixture
+def rival(redis_client: redis.Redis) -> Reservations:
+    return Reservations(redis_client, KEY, holder="rival", size=3)
+
+
+def held_by_server(client: redis.Redis) -> dict[bytes, float]:
+    found: Any = client.zrange(f"{KEY}/ick/{{{KEY}}}/held", 0, -1, withscores=True)
+    return dict(found)
+
+
+def test_a_reservation_holds_the_lowest_and_an_exchange_brings_the_next(
+    ick: DirtyList, consumer: Reservations
+) -> None:
+    ick.add({f"m{i}": i for i in range(7)})
+
+    first = reserved(consumer.reserve())
+    second = reserved(consumer.exchange(first))
+    third = reserved(consumer.exchange(second))
+    last = reserved(consumer.exchange(third))
+
+    assert [r.members for r in (first, second, third, last)] == [
+        [b"m0", b"m1", b"m2"],
+        [b"m3", b"m4", b"m5"],
+        [b"m6"],
+        [],
+    ]
+    assert [r.committed for r in (first, second, third, last)] == [0, 3, 3, 1]
+    assert [r.number for r in (first, second, third, last)] == [1, 2, 3, 4]
+
+
+def test_scores_and_members_come_back_as_they_were(ick: DirtyList, consumer: Reservations) -> None:
+    marks = ((b"\xff\x00", -1e-300), (b"", 1573000000.1234567))
+    ick.add(marks)
+
+    assert reserved(consumer.reserve()).marks == marks
+
+
+def test_what_was_not_done_stays_held_and_counts_for_the_size(
+    ick: DirtyList, consumer: Reservations
+) -> None:
+    ick.add({f"m{i}": i for i in range(9)})
+    first = reserved(consumer.reserve())
+
+    second = reserved(consumer.exchange(first, ["m1", "nobody"]))
+    assert second.members == [b"m0", b"m2", b"m3"]
+    assert second.committed == 1
+    third = reserved(consumer.exchange(second, []))
+    assert third.members == second.members
+    assert isinstance(consumer.commit(second, ["m0"]), Superseded)
+
+
+def test_a_commit_goes_on_with_the_rest(ick: DirtyList, consumer: Reservations) -> None:
+    ick.add({"a": 1, "b": 2, "c": 3})
+    mine = reserved(consumer.reserve())
+
+    assert consumer.commit(mine, ["b"]) == Committed(1)
+    assert reserved(consumer.held(mine)).members == [b"a", b"c"]
+    assert reserved(consumer.exchange(mine, EVERYTHING)).committed == 2
+
+
+def test_a_commit_takes_away_only_what_is_held(ick: DirtyList, consumer: Reservations) -> None:
+    ick.add({"a": 1, "b": 2, "c": 3, "d": 4})
+    mine = reserved(consumer.reserve())
+
+    assert consumer.commit(mine, ["d", "nobody"]) == Committed(0)
+    stats = ick.stats()
+    assert stats is not None
+    assert stats.total.size == 4
+
+
+def test_release_makes_the_rest_dirty_at_its_old_score(
+    ick: DirtyList, consumer: Reservations, rival: Reservations
+) -> None:
+    ick.add({"a": 1, "b": 2, "c": 3})
+    mine = reserved(consumer.reserve())
+    ick.add({"b": 9})
+
+    assert consumer.release(mine, ["a"]) == Released(1, 2)
+    assert reserved(rival.reserve()).marks == ((b"b", 2.0), (b"c", 3.0))
+
+
+def test_a_release_that_is_sent_twice_says_that_nothing_stands(
+    ick: DirtyList, consumer: Reservations
+) -> None:
+    ick.add({"a": 1})
+    mine = reserved(consumer.reserve())
+
+    assert consumer.release(mine, EVERYTHING) == Released(1, 0)
+    again = consumer.release(mine, EVERYTHING)
+    assert isinstance(again, Superseded)
+    assert (again.number, again.request) == (mine.number, "")
+
+
+def test_a_smaller_consumer_gives_back_what_it_does_not_want(
+    ick: DirtyList, consumer: Reservations, redis_client: redis.Redis
+) -> None:
+    ick.add({f"m{i}": i for i in range(5)})
+    mine = reserved(consumer.reserve())
+    ick.add({"m2": 0.5})
+    smaller = Reservations(redis_client, KEY, size=1)
+    smaller.holder = consumer.holder
+
+    less = reserved(smaller.exchange(mine, []))
+    assert less.members == [b"m0"]
+    assert held_by_server(redis_client) == {b"m0": 0.0}
+    assert ick.reserve(9)[:2] == [(b"m2", 0.5), (b"m1", 1.0)]
+
+
+def test_a_consumer_that_waits_writes_nothing(
+    ick: DirtyList, consumer: Reservations, redis_client: redis.Redis
+) -> None:
+    ick.add({})
+    mine = reserved(consumer.reserve())
+    changes = redis_client.info("persistence")["rdb_changes_since_last_save"]
+
+    for _ in range(3):
+        mine = reserved(consumer.exchange(mine))
+    assert redis_client.info("persistence")["rdb_changes_since_last_save"] == changes
+
+    ick.add({"a": 1})
+    assert reserved(consumer.exchange(mine)).members == [b"a"]
+
+
+@pytest.mark.parametrize("harm", list(Harm))
+def test_after_a_lost_request_or_reply_the_same_call_gives_the_same_reservation(
+    ick: DirtyList, redis_url: str, redis_proxy: Proxy, harm: Harm
+) -> None:
+    """Guarantee 1."""
+    ick.add({"a": 1, "b": 2, "c": 3, "d": 4})
+    with redis.Redis.from_url(behind(redis_proxy, redis_url), retry=None) as client:
+        consumer = Reservations(client, KEY, size=2)
+
+        def lossy(call: Any) -> Any:
+            redis_proxy.harm(b"EVALSHA", harm)
+            with pytest.raises(ServerUnavailable):
+                call()
+            return call()
+
+        # So that no request is lost to the loading of a script.
+        Reservations(ick._client, "other").reserve()
+        first = reserved(lossy(consumer.reserve))
+        assert (first.number, first.members) == (1, [b"a", b"b"])
+        ick.add({"a": 5})
+        second = reserved(lossy(lambda: consumer.exchange(first)))
+        assert (second.number, second.members, second.committed) == (2, [b"c", b"d"], 2)
+        third = reserved(lossy(lambda: consumer.exchange(second, ["c"])))
+        assert (third.number, third.marks) == (3, ((b"d", 4.0), (b"a", 5.0)))
+        assert isinstance(lossy(lambda: consumer.commit(third, ["d"])), Committed)
+        assert isinstance(lossy(lambda: consumer.release(third)), Released | Superseded)
+    assert ick.reserve(9) == [(b"a", 5.0)]
+
+
+def test_to_repeat_an_exchange_with_other_members_done_is_to_be_superseded(
+    ick: DirtyList, consumer: Reservations
+) -> None:
+    """Its answer would take a member that came anew for one that was left over."""
+    ick.add({"a": 1, "b": 2})
+    mine = reserved(consumer.reserve())
+    ick.add({"a": 3})
+    consumer.exchange(mine, ["a"])  # the reply is lost
+
+    assert isinstance(consumer.exchange(mine, ["b"]), Superseded)
+    assert reserved(consumer.exchange(mine, ["a"])).marks == ((b"b", 2.0), (b"a", 3.0))
+
+
+def test_a_takeover_gets_everything_and_only_from_the_one_that_was_seen(
+    ick: DirtyList, consumer: Reservations, rival: Reservations, redis_client: redis.Redis
+) -> None:
+    ick.add({"a": 1, "b": 2})
+    first = reserved(consumer.reserve())
+    seen = rival.reserve()
+    assert isinstance(seen, Busy)
+    consumer.exchange(first, ["a"])
+
+    # The holder was alive after all: what was seen does not stand.
+    assert isinstance(rival.reserve(in_place_of=seen), Busy)
+
+    seen = rival.reserve()
+    assert isinstance(seen, Busy)
+    theirs = reserved(rival.reserve(in_place_of=seen))
+    assert theirs.members == [b"b"]
+    third = Reservations(redis_client, KEY)
+    assert isinstance(third.reserve(in_place_of=seen), Busy)
+
+
+def test_takeover_merges_what_was_held_with_what_is_dirty(
+    ick: DirtyList, consumer: Reservations, rival: Reservations
+) -> None:
+    ick.add({"a": 1})
+    mine = reserved(consumer.reserve())
+    ick.add({"a": 5})
+
+    assert reserved(rival.reserve(in_place_of=mine)).marks == ((b"a", 1.0),)
+    stats = ick.stats()
+    assert stats is not None
+    assert stats.total.size == 1
+
+
+def test_numbers_go_up_past_what_the_destination_has_seen(
+    ick: DirtyList, consumer: Reservations
+) -> None:
+    """Redis may have been emptied, or put back; the destination remembers."""
+    first = reserved(consumer.reserve(above=41))
+    assert first.number == 42
+    ick.add({"a": 1})
+    assert reserved(consumer.exchange(first, above=10)).number == 43
+    assert reserved(consumer.reserve(above=99)).number == 100
+
+
+def test_a_number_that_comes_again_does_not_bring_a_zombie_back(
+    ick: DirtyList, consumer: Reservations, rival: Reservations
+) -> None:
+    """A replica that lagged, or an Ick that was deleted, counts from below."""
+    ick.add({"a": 1})
+    zombies = reserved(consumer.reserve())
+    ick.delete()
+    ick.add({"a": 2})
+    theirs = reserved(rival.reserve())
+
+    assert theirs.number == zombies.number
+    assert isinstance(consumer.commit(zombies, ["a"]), Superseded)
+    assert isinstance(consumer.exchange(zombies), Superseded)
+    assert reserved(rival.held(theirs)).members == [b"a"]
+
+
+def test_patience_ends_when_nothing_has_moved_for_long_enough(
+    ick: DirtyList, consumer: Reservations, rival: Reservations
+) -> None:
+    """Guarantee 20: only the watcher's own clock, and only for differences."""
+    now = 0.0
+    patience = Patience(10, clock=lambda: now)
+    ick.add({"a": 1})
+    mine = reserved(consumer.reserve())
+
+    def look() -> bool:
+        busy = rival.reserve()
+        assert isinstance(busy, Busy)
+        return patience.is_over(busy)
+
+    assert not look()
+    now = 9.9
+    assert not look()
+    consumer.commit(mine, [])  # a sign of life
+    assert not look()
+    now = 19.75
+    assert not look()
+    now = 20.0
+    assert look()
+
+
+def test_stats_name_the_holder_and_count_what_is_held(
+    ick: DirtyList, consumer: Reservations
+) -> None:
+    ick.add({f"m{i}": i + 0.5 for i in range(5)})
+    mine = reserved(consumer.reserve())
+    stats = ick.stats()
+    consumer.release(mine)
+    after = ick.stats()
+
+    assert stats is not None
+    assert after is not None
+    assert (stats.held.size, stats.held.lowest, stats.held.highest) == (3, 0.5, 2.5)
+    assert (stats.total.size, stats.number) == (5, 1)
+    assert stats.holder.startswith("ours-")
+    assert (after.held.size, after.dirty.size, after.number, after.holder) == (0, 5, 1, "")
+
+
+def test_deleting_an_ick_deletes_what_is_held(
+    ick: DirtyList, consumer: Reservations, redis_client: redis.Redis
+) -> None:
+    ick.add({"a": 1})
+    consumer.reserve()
+
+    ick.delete()
+    assert redis_client.dbsize() == 0
+
+
+@pytest.mark.parametrize("count", [3_499, 3_501, 12_000])
+def test_a_reservation_of_thousands_is_possible(
+    ick: DirtyList, redis_client: redis.Redis, count: int
+) -> None:
+    marks = tuple((f"{i:06d}".encode(), float(i)) for i in range(count))
+    ick.add(marks)
+    consumer = Reservations(redis_client, KEY, size=count)
+
+    mine = reserved(consumer.reserve())
+    assert mine.marks == marks
+    half = reserved(consumer.exchange(mine, mine.members[::2]))
+    assert half.marks == marks[1::2]
+    again = reserved(Reservations(redis_client, KEY, size=count).reserve(in_place_of=half))
+    assert again.marks == marks[1::2]
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, None, True])
+def test_a_reservation_has_a_size_from_one_on(redis_client: redis.Redis, size: Any) -> None:
+    with pytest.raises(InvalidIckCall, match="from 1 on"):
+        Reservations(redis_client, KEY, size=size)
+
+
+@pytest.mark.parametrize("rounds", [1, 7])
+def test_no_member_starves_however_often_it_becomes_dirty_again(
+    ick: DirtyList, consumer: Reservations, rounds: int
+) -> None:
+    """Its score is the first since it was taken last: it comes within queue / batch reservations."""
+    queue = 30
+    ick.add({f"m{i:02d}": i for i in range(queue)})
+    victim, clock = b"m29", float(queue)
+    mine = reserved(consumer.reserve())
+    taken = 1
+    for _ in range(rounds):
+        while victim not in mine.members:
+            # Everything becomes dirty again, and the victim more often than batches are taken.
+            ick.add(
+                [(member, clock + i) for i, member in enumerate([*mine.members, victim, victim])]
+            )
+            clock += 100
+            mine = reserved(consumer.exchange(mine))
+            taken += 1
+        ick.add({victim: clock})
+        mine = reserved(consumer.exchange(mine))
+        taken += 1
+        assert taken <= queue / 3 + 1
+        taken = 0

@@ -1,0 +1,172 @@
+"""The keys of an Ick share a slot wherever its name has no braces; elsewhere a Cluster is told before it is too late."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis.crc import key_slot
+
+from fixtures.servers import Programs
+from penstock.channels.ick import DirtyList, QueuedDirtyList, Reservation, Reservations, repair
+from penstock.channels.routing import ick_keys
+from penstock.errors import InvalidIckCall
+from penstock.testing import EmbeddedRedis, eventually
+
+PLAIN = [
+    "a",
+    "abc",
+    "ride-index",
+    "penstock:ride-index/3",
+    "a b",
+    "a:b",
+    "é",
+    "[abc]",
+    "(abc)",
+    "<abc>",
+]
+TAGGED = ["", "{}abc", "abc{}", "{a}bc", "a{b}c", "ab{c}", "{abc}", "{a}{b}", "a{b", "a}b", "}a{", "{{a}}", "a{}b{c}"]  # fmt: skip
+ON_A_CLUSTER = {"{a}bc", "a{b}c", "ab{c}", "{abc}", "{a}{b}", "{{a}}"}
+
+
+def enterprise_slot(key: str) -> int:
+    """Redis Enterprise hashes what is in the last braces, Redis Cluster what is in the first."""
+    match = re.fullmatch(r".*\{(.*)\}.*", key, re.DOTALL)
+    return key_slot((match[1] if match else key).encode())
+
+
+def keys_of(key: str, namespace: str = "") -> tuple[str, ...]:
+    keys = ick_keys(key, namespace)
+    return keys.version, keys.dirty, keys.reserved, keys.fence, keys.held
+
+
+def agree(key: str) -> bool:
+    """Whether both kinds of cluster keep the three keys of the original together."""
+    three = keys_of(key)[:3]
+    return (
+        len({key_slot(k.encode()) for k in three}) == 1 and len({*map(enterprise_slot, three)}) == 1
+    )
+
+
+@pytest.mark.parametrize("key", PLAIN)
+def test_a_plain_name_keeps_all_keys_in_one_slot_everywhere(key: str) -> None:
+    assert ick_keys(key).is_one_slot
+    assert agree(key)
+
+
+@pytest.mark.parametrize("prefix", ["", "shop", "a:b"])
+@pytest.mark.parametrize("key", PLAIN)
+def test_a_prefix_that_is_part_of_the_name_changes_nothing(key: str, prefix: str) -> None:
+    name = f"{prefix}:{key}"
+
+    assert ick_keys(name).is_one_slot
+    assert agree(name)
+
+
+@pytest.mark.parametrize("key", ["{}abc", "{a}bc", "a{b}c", "ab{c}", "abc{}"])
+@pytest.mark.parametrize("prefix", ["", "{}:", "f{o}o:", "{foo}:"])
+def test_a_name_with_braces_is_not_kept_together_by_every_kind_of_cluster(
+    key: str, prefix: str
+) -> None:
+    assert not agree(prefix + key)
+
+
+@pytest.mark.parametrize("key", PLAIN)
+@pytest.mark.parametrize("prefix", ["{}:", "f{o}o:"])
+def test_nor_is_a_plain_name_with_a_tagged_prefix(key: str, prefix: str) -> None:
+    assert not agree(prefix + key)
+
+
+@pytest.mark.parametrize("key", TAGGED)
+def test_the_check_knows_what_a_cluster_does_with_braces(key: str) -> None:
+    assert ick_keys(key).is_one_slot == (key in ON_A_CLUSTER)
+
+
+def test_a_namespace_goes_before_each_key_as_in_ruby() -> None:
+    assert keys_of("ride-index", "shop") == (
+        "shop:ride-index",
+        "shop:ride-index/ick/{ride-index}/pset",
+        "shop:ride-index/ick/{ride-index}/cset",
+        "shop:ride-index/ick/{ride-index}/fence",
+        "shop:ride-index/ick/{ride-index}/held",
+    )
+
+
+@pytest.mark.parametrize("key", [*PLAIN, *TAGGED])
+def test_on_one_server_every_name_works(redis_client: redis.Redis, key: str) -> None:
+    ick = DirtyList(redis_client, key, namespace="shop")
+    ick.add({"a": 1})
+
+    assert ick.reserve(1) == [(b"a", 1.0)]
+    assert redis_client.get(f"shop:{key}") == b"ick.v1"
+    assert DirtyList(redis_client, key).stats() is None
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, programs: Programs
+) -> Iterator[redis.RedisCluster]:
+    """A Cluster of one node that has all slots: it refuses what is not in one slot, as a large one does."""
+    server = EmbeddedRedis(
+        tmp_path_factory.mktemp("cluster"),
+        settings={"cluster-enabled": "yes", "appendonly": "no"},
+        binary=programs.redis,
+        port=0,
+    )
+    with server:
+        with redis.Redis.from_url(server.url) as node:
+            node.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            eventually(lambda: _is_ready(node), "the cluster is ready")
+        with redis.RedisCluster.from_url(server.url) as client:
+            yield client
+
+
+def _is_ready(node: Any) -> bool:
+    return bool(node.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+
+
+def test_every_operation_works_on_a_cluster(cluster: Any) -> None:
+    ick = DirtyList(cluster, "ride-index")
+    ick.add({"a": 1, "b": 2})
+    assert ick.exchange(1, []).marks == [(b"a", 1.0)]
+    stats = ick.stats()
+    assert stats is not None
+    assert stats.total.size == 2
+
+    fenced = Reservations(cluster, "ride-index", size=2)
+    first = fenced.reserve()
+    assert isinstance(first, Reservation)
+    assert first.members == [b"a", b"b"]
+    fenced.commit(first, ["a"])
+    fenced.exchange(first)
+
+    cluster.delete(ick.keys.version)
+    ick_of_foreigners = cluster.zadd(ick.keys.dirty, {"x": 1})
+    assert ick_of_foreigners == 1
+    assert len(repair(cluster, "ride-index")) == 1
+    cluster.script_flush()
+    assert ick.delete() == 2
+
+
+def test_a_pipeline_of_a_cluster_gives_results(cluster: Any) -> None:
+    pipeline = cluster.pipeline()
+    queued = QueuedDirtyList(pipeline, "other-index")
+    queued.add({"a": 1, "b": 2})
+    queued.reserve(1)
+    queued.commit(["a"])
+    queued.delete()
+
+    added, reserved, committed, deleted = pipeline.execute()
+    assert added.new == 2
+    assert reserved == [(b"a", 1.0)]
+    assert committed == 1
+    assert deleted == 2
+
+
+@pytest.mark.parametrize("key", sorted(set(TAGGED) - ON_A_CLUSTER))
+def test_a_cluster_refuses_a_name_that_would_be_torn_apart(cluster: Any, key: str) -> None:
+    with pytest.raises(InvalidIckCall, match="would not be in one slot"):
+        DirtyList(cluster, key)
+    with pytest.raises(InvalidIckCall, match="would not be in one slot"):
+        QueuedDirtyList(cluster.pipeline(), "ride-index", namespace="shop")
