@@ -66,7 +66,7 @@ def test_differences_are_shown_mended_and_gone(bank: CommandLine, connection: Co
         {"missing": 1, "different": 1},
     )
     assert connection.execute(
-        "SELECT number FROM public.copies WHERE number IN (7, 8)"
+        "SELECT number FROM public.copies WHERE number IN (7, 8) ORDER BY 1"
     ).fetchall() == [(7,), (8,)]
 
 

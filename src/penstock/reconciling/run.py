@@ -30,6 +30,9 @@ Intent = Literal["compare", "mend", "replace", "bootstrap"]
 WAIT_S = 60.0
 """How long a run waits for the consumer to come to the cut, in seconds."""
 
+MENDED_AT_ONCE = 5_000
+"""Most keys that are mended while the consumer stands still once: it goes on between two portions."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -68,7 +71,7 @@ class Reconciled:
         comparison: What was found; None if nothing was compared (``replace``, ``bootstrap``).
         repaired: Keys that were mended, or rows that the new state has.
         paused_s: How long the consumer stood still to be compared, in seconds.
-        held_s: How long it stood still to be mended, in seconds.
+        held_s: How long it stood still to be mended, at most, in seconds.
         seconds: How long the run took.
     """
 
@@ -244,19 +247,22 @@ class _Run:
                 f"{comparison.total:,} keys of {self.spec.state} differ; rows are mended one by one up to {DIFFERENCES_KEPT:,}. "
                 "Replace the whole state: --whole"
             )
+        for first in range(0, comparison.total, MENDED_AT_ONCE):
+            self._mend_portion(run, comparison.differences[first : first + MENDED_AT_ONCE], done)
+
+    def _mend_portion(self, run: int, found: Sequence[Difference], done: _Done) -> None:
+        """Compares some keys once more, while the consumer stands, and mends those that still differ."""
         barrier = Barrier(self.spec.consumer, self.schema)
         with (
             cut(self.connect, self.schema, barrier.place) as at,
             self._held(barrier, at) as state,
             self.connect() as connection,
         ):
-            now = self.comparer.compare(
-                self.spec, at.snapshot, state.snapshot, comparison.differences
-            )
-            done.repaired = mend(
+            now = self.comparer.compare(self.spec, at.snapshot, state.snapshot, found)
+            done.repaired += mend(
                 connection, self.spec, at, now.differences, now.columns, run, self.schema
             )
-            done.held_s = monotonic() - state.paused_s
+            done.held_s = max(done.held_s, monotonic() - state.paused_s)
 
     @contextmanager
     def _held(self, barrier: Barrier, at: Cut) -> Iterator[Pinned]:

@@ -1,14 +1,25 @@
 """The comparison on Spark: canonical rows in one snapshot, a consumer's state in another, every key of either."""
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
-from pyspark.sql.types import BinaryType, DataType, DecimalType, NumericType, StructType
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    DecimalType,
+    IntegerType,
+    LongType,
+    NumericType,
+    ShortType,
+    StringType,
+    StructType,
+)
 from sqlalchemy import Select
 from sqlalchemy.dialects import postgresql
 
@@ -112,17 +123,17 @@ class SparkComparer:
             expected,
             columns,
         )
-        found = found.persist()
+        wanted = self._report is not None and among is None
+        found = found.persist() if wanted else found
         try:
-            found.count()
+            rows = found.orderBy("key").limit(DIFFERENCES_KEPT).collect()
             told = counts.get
             _check_keys(spec, told)
-            kinds = {kind: told[kind.value] for kind in Kind if told[kind.value]}
-            if self._report is not None and among is None:
-                _write(found, self._report)
-            rows = found.orderBy("key").limit(DIFFERENCES_KEPT).collect()
+            if wanted:
+                _write(found, str(self._report))
         finally:
             found.unpersist()
+        kinds = {kind: told[kind.value] for kind in Kind if told[kind.value]}
         differences = [Difference(r.key, Kind(r.kind), r.expected, r.found) for r in rows]
         return Comparison(told["compared"], kinds, differences, columns)
 
@@ -166,12 +177,35 @@ class SparkComparer:
             _json(frame, (*spec.key, *columns)).alias("json"),
         )
         if among is not None:
-            wanted = self._spark.createDataFrame([(d.key,) for d in among], "key_json string")
-            keyed = keyed.join(F.broadcast(wanted), "key_json", "left_semi")
+            keyed = keyed.where(_wanted(spec, keyed, among))
         return keyed.groupBy("key").agg(
             F.count(F.lit(1)).alias("n"),
             *(F.first(name).alias(name) for name in ("key_json", "row", "json")),
         )
+
+
+def _wanted(spec: ReconciliationSpec, keyed: DataFrame, among: Sequence[Difference]) -> Column:
+    """A condition for rows of some keys: their text for Spark, and columns of it for Postgres, which has no such text.
+
+    As text of SQL, because a column object for each of a thousand keys takes half a second.
+    """
+    types = keyed.schema["key"].dataType
+    assert isinstance(types, StructType)
+    keys = [json.loads(difference.key) for difference in among]
+    conditions = [_is_among("key_json", {difference.key for difference in among})]
+    for column in spec.key:
+        if isinstance(types[column].dataType, StringType | ShortType | IntegerType | LongType):
+            conditions.append(_is_among(f"key.{_name(column)}", {key[column] for key in keys}))
+    return F.expr(" AND ".join(conditions))
+
+
+def _is_among(expression: str, values: Iterable[str | int]) -> str:
+    listed = (str(v) if isinstance(v, int) else _literal(v) for v in values)
+    return f"{expression} IN ({', '.join(listed)})"
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _differences(

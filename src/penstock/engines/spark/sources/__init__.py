@@ -14,6 +14,7 @@ stay text.
     reading      the readers, over anything that has shards
     log, staged  the two places that have shards
     table        rows of Postgres, in slices
+    narrowing    which of Spark's filters Postgres can apply
     writing      a DataFrame into a log: compare and append
     connections  one connection a process, whatever number of tasks it runs
 """
@@ -28,6 +29,10 @@ __all__ = ["LogSource", "StagedSource", "TableSource", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Makes ``penstock.log``, ``penstock.staged`` and ``penstock.table`` known to a session; Penstock's own sessions know them already."""
+    """Makes ``penstock.log``, ``penstock.staged`` and ``penstock.table`` known to a session; Penstock's own sessions know them already.
+
+    Filters are handed to Python data sources from then on: Spark refuses a source that takes them otherwise.
+    """
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     for source in (LogSource, StagedSource, TableSource):
         spark.dataSource.register(source)

@@ -4,17 +4,18 @@ A table is divided by the places of its rows on disk, so it needs no key and no 
 column, if one is named.  Tasks see one past only if they are given one: ``snapshot``, from a cut.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 from psycopg import sql
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from penstock.engines.spark.sources.connections import arrow, postgres, warm
+from penstock.engines.spark.sources.narrowing import condition_of
 from penstock.engines.spark.sources.options import database_url, whole_number
 from penstock.errors import InvalidSetting, SnapshotLost, Unknown
 from penstock.postgres import answering
@@ -131,6 +132,14 @@ class TableReader(DataSourceReader):
         self._count = (
             whole_number("penstock.table", options, "partitions", "partitions") or PARTITIONS
         )
+        self._conditions = [options.get("where", "true")]
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
+        """Rows that a filter excludes stay in Postgres, as far as it compares as Spark does; Spark looks again."""
+        columns = {field.name: (field.expression, field.spark) for field in self._fields}
+        conditions = (condition_of(given, columns) for given in filters)
+        self._conditions += [condition for condition in conditions if condition is not None]
+        return filters
 
     def partitions(self) -> list[InputPartition]:
         """Slices of about one size."""
@@ -154,8 +163,8 @@ class TableReader(DataSourceReader):
         assert isinstance(partition, Slice)
         warm()
         expressions = ", ".join(f"{f.expression} AS {_identifier(f.name)}" for f in self._fields)
-        conditions = [partition.condition, self._relation.options.get("where", "true")]
-        query = f"SELECT {expressions} FROM {self._relation.source} WHERE ({conditions[0]}) AND ({conditions[1]})"
+        conditions = " AND ".join(f"({c})" for c in (partition.condition, *self._conditions))
+        query = f"SELECT {expressions} FROM {self._relation.source} WHERE {conditions}"
         schema = pa.schema([(field.name, field.type) for field in self._fields])
         with arrow(self._url) as connection, connection.cursor() as cursor:
             self._enter_snapshot(cursor)
