@@ -192,10 +192,15 @@ def _wanted(spec: ReconciliationSpec, keyed: DataFrame, among: Sequence[Differen
     types = keyed.schema["key"].dataType
     assert isinstance(types, StructType)
     keys = [json.loads(difference.key) for difference in among]
-    conditions = [_is_among("key_json", {difference.key for difference in among})]
-    for column in spec.key:
-        if isinstance(types[column].dataType, StringType | ShortType | IntegerType | LongType):
-            conditions.append(_is_among(f"key.{_name(column)}", {key[column] for key in keys}))
+    plain = [
+        column
+        for column in spec.key
+        if isinstance(types[column].dataType, StringType | ShortType | IntegerType | LongType)
+    ]
+    conditions = [
+        _is_among("key_json", {difference.key for difference in among}),
+        *(_is_among(f"key.{_name(column)}", {key[column] for key in keys}) for column in plain),
+    ]
     return F.expr(" AND ".join(conditions))
 
 
