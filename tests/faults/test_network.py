@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
 
 import pytest
@@ -147,6 +148,55 @@ def test_a_cut_at_any_request_to_redis_loses_and_doubles_nothing(
     assert requests > 8
 
 
+@pytest.mark.parametrize("cut", ["postgres", "redis"])
+def test_loops_that_wait_for_work_survive_a_cut(
+    workers: Workers,
+    books: Connection,
+    things: Log,
+    redis_client: redis.Redis,
+    postgres_proxy: Proxy,
+    redis_proxy: Proxy,
+    cut: str,
+) -> None:
+    """Guarantee 15: a server that is restarted meets nobody in the middle of a statement, but in a pause."""
+    proxy = {"postgres": postgres_proxy, "redis": redis_proxy}[cut]
+    with at_work(workers):
+        for number in range(3):
+            change(books, KEYS)
+            eventually(lambda: _arrived(books), "records flow", timeout_s=15)
+            proxy.refuse()
+            proxy.heal()
+            assert proxy.accepted > number
+        change(books, KEYS)
+        eventually(lambda: _arrived(books), "it goes on", timeout_s=15)
+
+    assert check_exact(books, redis_client, things) == 4 * len(KEYS)
+
+
+@contextmanager
+def at_work(workers: Workers) -> Iterator[None]:
+    """The loops, each in a thread; one that ended by itself is told of."""
+    done, failed = threading.Event(), list[BaseException]()
+
+    def guarded(loop: Callable[[Callable[[], bool]], None]) -> None:
+        try:
+            loop(done.is_set)
+        except BaseException as error:  # noqa: BLE001  shown by the assertion
+            failed.append(error)
+
+    loops = [workers.streamer.run, *(worker.run for worker in workers.consumers)]
+    threads = [threading.Thread(target=guarded, args=(loop,)) for loop in loops]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+        assert failed == []
+
+
 @pytest.fixture
 def impatience(monkeypatch: pytest.MonkeyPatch) -> float:
     """All time limits are a second, so that tests need not wait for them."""
@@ -216,25 +266,16 @@ def test_a_redis_that_is_away_is_asked_for_at_growing_pauses(
     workers: Workers, books: Connection, things: Log, redis_client: redis.Redis, redis_proxy: Proxy
 ) -> None:
     """Guarantee 13: no busy loop, and everything arrives when it is back."""
-    done = threading.Event()
-    loops = [workers.streamer.run, *(worker.run for worker in workers.consumers)]
-    threads = [threading.Thread(target=loop, args=(done.is_set,)) for loop in loops]
-    for thread in threads:
-        thread.start()
-    try:
+    with at_work(workers):
         change(books, KEYS)
         eventually(lambda: _arrived(books), "records flow")
         redis_proxy.refuse()
-        before = redis_proxy.accepted
+        before, began = redis_proxy.accepted, monotonic()
         change(books, KEYS)
-        done.wait(3)
+        eventually(lambda: monotonic() - began > 3, "three seconds go by")
         attempts = redis_proxy.accepted - before
         redis_proxy.heal()
         eventually(lambda: _arrived(books), "it goes on", timeout_s=15)
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
 
     # 0.1 + 0.2 + 0.4 + 0.8 + 1.6 s: five attempts each, of at most two connections.
     assert 3 <= attempts <= 30

@@ -1,5 +1,6 @@
 """Under load, with consumers at work, on both engines: Redis and Postgres are hurt, and everything is exact afterwards."""
 
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -74,6 +75,23 @@ def test_two_runs_at_once(plant: Plant) -> None:
         load.go_on(1)
 
     assert second.wait(20) == 0
+    assert plant.exact() > 100
+
+
+def test_sparks_workers_killed_under_load(plant: Plant) -> None:
+    """Guarantee 4: Spark starts a task again that is gone; what it had not committed, its successor does."""
+    if plant.engine == "inline":
+        pytest.skip("the inline engine has no workers beside its own process")
+    killed = 0
+    with Load(plant.url) as load:
+        for _ in range(5):
+            load.go_on(1.5)
+            for worker in plant.spark_workers():
+                os.kill(worker, signal.SIGKILL)
+                killed += 1
+        load.go_on(1.5)
+
+    assert killed >= 5
     assert plant.exact() > 100
 
 
