@@ -15,13 +15,14 @@ from penstock.cli.mending.consumers import consumers
 from penstock.cli.mending.dead_letters import dead_letters
 from penstock.cli.mending.reconcile import reconcile
 from penstock.cli.mending.reset import reset
+from penstock.cli.running.bench import bench
 from penstock.cli.running.consume import consume
 from penstock.cli.running.demo import demo
 from penstock.cli.running.init import init
 from penstock.cli.running.run import run
 from penstock.cli.running.stream import stream
 
-RUN, LOOK, MEND = "Run it", "Look at it", "Mend it"
+RUN, LOOK, MEND, MEASURE = "Run it", "Look at it", "Mend it", "Measure it"
 
 app = typer.Typer(
     name="penstock",
@@ -58,6 +59,8 @@ app.add_typer(
     help="Move a checkpoint, or open a new epoch: a plan first.",
     rich_help_panel=MEND,
 )
+
+app.command("bench", rich_help_panel=MEASURE)(bench)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,0 +1,85 @@
+"""A consumer with a backlog in the log: read, handled, committed with its checkpoint, by one thread."""
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from penstock.bench.application import BULK, EACH, total_each, total_in_bulk
+from penstock.bench.cases import limits
+from penstock.bench.measuring import Case, NotMeasured, Sample
+from penstock.bench.plant import Backlog, Plant, Scale
+from penstock.channels.log import read
+from penstock.consuming import ConsumerWorker
+from penstock.postgres import engine_of
+from penstock.records import BEGINNING, Record
+
+BATCH = 1000
+
+
+def cases(plant: Plant, scale: Scale) -> list[Case]:
+    """Both kinds of handler."""
+    bulk, each = Backlog(scale.records), Backlog(scale.records // 10)
+    return [
+        Case(
+            name="consume-bulk",
+            unit="records/s",
+            sentence="a consumer applies a backlog; its handler adds a batch up and upserts in one statement",
+            ours=lambda: _consumed(plant, bulk, BULK),
+            limits={
+                "xrange": lambda: limits.entries(plant, bulk),
+                "handler alone": lambda: _handled(plant, bulk, total_in_bulk),
+            },
+        ),
+        Case(
+            name="consume-each",
+            unit="records/s",
+            sentence="a consumer applies a backlog; its handler takes one record a call and upserts it",
+            ours=lambda: _consumed(plant, each, EACH),
+            limits={"handler alone": lambda: _handled(plant, each, _one_by_one)},
+        ),
+    ]
+
+
+def _consumed(plant: Plant, backlog: Backlog, name: str) -> Sample:
+    database_url = plant.registered(backlog)
+    consumer = backlog.pipeline.consumer_named(name)
+    worker = ConsumerWorker(backlog.pipeline, consumer, database_url, plant.redis_url)
+    try:
+        began = perf_counter()
+        applied = worker.drain()
+        took = perf_counter() - began
+    finally:
+        worker.close()
+    if applied != backlog.records:
+        raise NotMeasured(f"{applied} of {backlog.records} records were applied")
+    return {"": applied / took}
+
+
+def _one_by_one(session: Session, records: Sequence[Record]) -> None:
+    for record in records:
+        total_each(session, record)
+
+
+def _handled(
+    plant: Plant, backlog: Backlog, handler: Callable[[Any, Sequence[Record]], None]
+) -> Sample:
+    """The handler with records that lie ready, in transactions of the same size; no log, no checkpoint."""
+    database_url = plant.registered(backlog)
+    batches: list[list[Record]] = []
+    with plant.redis() as client:
+        for shard in next(iter(backlog.pipeline.channels.values())).shard_names:
+            after = BEGINNING
+            while some := read(client, backlog.pipeline.namespace, shard, after, BATCH):
+                batches.append(some)
+                after = some[-1].offset
+    engine = engine_of(database_url, application="bench")
+    try:
+        began = perf_counter()
+        for batch in batches:
+            with Session(engine) as session, session.begin():
+                handler(session, batch)
+        return {"": backlog.records / (perf_counter() - began)}
+    finally:
+        engine.dispose()

@@ -1,0 +1,90 @@
+"""From the producer's transaction to the log, and to the consumer's commit, at a rate that is given."""
+
+from collections.abc import Callable, Mapping
+
+from penstock.bench import watching
+from penstock.bench.application import BULK, CHANNEL, pipeline_of
+from penstock.bench.cases import limits
+from penstock.bench.measuring import Case, NotMeasured, Sample, percentile
+from penstock.bench.peers import peers_of
+from penstock.bench.plant import Backlog, Plant, Scale
+from penstock.bench.producing import Load, produce
+
+SHARDS = 4
+LOADS = ((10, 1), (1_000, 1), (10_000, 10))
+"""Records a second, and records a transaction."""
+
+KEPT_UP = 0.9
+"""Share of the wanted rate below which a run says nothing."""
+
+LATE_S = 30.0
+"""How long the last records are waited for."""
+
+
+def cases(plant: Plant, scale: Scale) -> list[Case]:
+    """To the effect, and to the log, at each rate."""
+    found = []
+    for rate, at_once in LOADS:
+        load = Load(rate, at_once, seconds=scale.seconds * (3 if rate < 100 else 1))  # noqa: PLR2004
+        found.append(
+            Case(
+                name=f"latency-{rate}",
+                unit="ms",
+                sentence=f"from a producer's BEGIN to the consumer's COMMIT, inline, {rate:,} records/s (p50, p99)",
+                ours=lambda load=load: _to_the_effect(plant, load),  # type: ignore[misc]  # bound now
+                limits={"a commit": lambda: limits.commits(plant)},
+                better="less",
+            )
+        )
+        found.append(
+            Case(
+                name=f"latency-log-{rate}",
+                unit="ms",
+                sentence=f"from a producer's BEGIN to a reader of the log, inline, {rate:,} records/s (p50, p99)",
+                ours=lambda load=load: _to_the_log(plant, load),  # type: ignore[misc]  # the same
+                limits={"a commit": lambda: limits.commits(plant)},
+                peers=peers_of(
+                    "latency", plant, Backlog(0), rate=rate, at_once=at_once, seconds=load.seconds
+                ),
+                better="less",
+            )
+        )
+    return found
+
+
+def _to_the_effect(plant: Plant, load: Load) -> Sample:
+    database_url = _fresh(plant)
+    with watching.effects(database_url, plant.redis_url, pipeline_of(SHARDS), [BULK]) as arrivals:
+        return _latencies(plant, database_url, load, arrivals)
+
+
+def _to_the_log(plant: Plant, load: Load) -> Sample:
+    database_url = _fresh(plant)
+    streams = [f"penstock:{{{CHANNEL}/{shard}}}:log" for shard in range(SHARDS)]
+    with (
+        watching.effects(database_url, plant.redis_url, pipeline_of(SHARDS), []),
+        watching.entries(plant.redis_url, streams) as arrivals,
+    ):
+        return _latencies(plant, database_url, load, arrivals)
+
+
+def _fresh(plant: Plant) -> str:
+    """A database in which nothing was ever staged; Redis is empty."""
+    return plant.staged(Backlog(0, shards=SHARDS))
+
+
+def _latencies(
+    plant: Plant, database_url: str, load: Load, arrivals: Callable[[int], Mapping[int, float]]
+) -> Sample:
+    with plant.postgres(database_url) as connection:
+        produced = produce(connection, load, SHARDS)
+    arrived = arrivals(len(produced.began))
+    if produced.rate < KEPT_UP * load.rate:
+        raise NotMeasured(f"the producer came to {produced.rate:.0f} of {load.rate} records/s")
+    missing = len(produced.began) - len(arrived)
+    if missing:
+        raise NotMeasured(f"{missing} records did not arrive within {LATE_S:.0f} s")
+    # The first tenth warms up connections and prepared statements.
+    counted = sorted(arrived)[len(arrived) // 10 :]
+    took = [(arrived[number] - produced.began[number]) * 1000 for number in counted]
+    return {"": percentile(took, 0.5), "-p99": percentile(took, 0.99)}

@@ -1,0 +1,173 @@
+"""Contestants, rounds, medians: how a figure is come by, whatever is measured."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Literal
+
+Sample = Mapping[str, float]
+"""What one run measured: by the suffix of the case's name; ``""`` is the case itself, ``-p99`` a second figure of it."""
+
+Contestant = Callable[[], Sample]
+"""Prepares, runs once, and gives what it measured.  Only the run itself is in the figure."""
+
+Better = Literal["more", "less"]
+
+LIMIT, PEER, OURS = "limit", "peer", "ours"
+
+
+class NotMeasured(Exception):
+    """A contestant cannot run here; its text says why."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing that is measured.
+
+    Attributes:
+        name: What ``--only`` calls it.
+        unit: Of the figure: ``records/s``, ``ms``.
+        sentence: What is measured.
+        ours: Measures Penstock; None where the case is a limit itself.
+        limits: What Penstock cannot beat; the worst of them is the limit.
+        peers: Others that do the same work.
+        better: Whether a larger figure is better, or a smaller one.
+        slow: Left out by ``--quick``.
+        rounds: Rounds of this case, if it needs another number than the run.
+    """
+
+    name: str
+    unit: str
+    sentence: str
+    ours: Contestant
+    limits: Mapping[str, Contestant] = field(default_factory=dict)
+    peers: Mapping[str, Contestant] = field(default_factory=dict)
+    better: Better = "more"
+    slow: bool = False
+    rounds: int | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A peer, or one of several limits, beside our figure.
+
+    Attributes:
+        value: Its median.
+        ratio: Our median divided by it.
+    """
+
+    value: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A case, measured.
+
+    Attributes:
+        case: Its name.
+        unit: Of all figures of it.
+        better: Whether a larger figure is better, or a smaller one.
+        value: Our median.
+        limit: The worst of the limits; None if there is none.
+        ratio_to_limit: ``value`` divided by ``limit``.
+        limits: Each of the limits.
+        peers: Each of the peers that ran.
+        runs: Our figure in each round.
+        skipped: What did not run, and why.
+    """
+
+    case: str
+    unit: str
+    better: Better
+    value: float
+    limit: float | None
+    ratio_to_limit: float | None
+    limits: dict[str, Comparison]
+    peers: dict[str, Comparison]
+    runs: list[float]
+    skipped: dict[str, str]
+
+
+Told = Callable[[str], None]
+"""Told what is being measured, for whoever waits."""
+
+
+def compare(case: Case, rounds: int, tell: Told = lambda _: None) -> list[Outcome]:
+    """Measures each contestant of a case once a round, in turn.
+
+    A contestant that cannot run is left out with its reason; if it is ours, the case is left out.
+
+    Raises:
+        NotMeasured: We cannot run here.
+    """
+    contestants: dict[tuple[str, str], Contestant] = {
+        **{(LIMIT, name): each for name, each in case.limits.items()},
+        (OURS, ""): case.ours,
+        **{(PEER, name): each for name, each in case.peers.items()},
+    }
+    samples: dict[tuple[str, str], list[Sample]] = {who: [] for who in contestants}
+    skipped: dict[str, str] = {}
+    for number in range(case.rounds or rounds):
+        for who, contestant in contestants.items():
+            if who[1] in skipped:
+                continue
+            tell(f"{case.name}, round {number + 1}: {' '.join(who).strip()}")
+            try:
+                samples[who].append(contestant())
+            except NotMeasured as reason:
+                if who[0] == OURS:
+                    raise
+                skipped[who[1]] = str(reason)
+    return outcomes(case, samples, skipped)
+
+
+def outcomes(
+    case: Case, samples: Mapping[tuple[str, str], list[Sample]], skipped: dict[str, str]
+) -> list[Outcome]:
+    """Medians and ratios: one outcome for each figure that our runs gave."""
+    return [_outcome(case, suffix, samples, skipped) for suffix in samples[OURS, ""][0]]
+
+
+def _outcome(
+    case: Case,
+    suffix: str,
+    samples: Mapping[tuple[str, str], list[Sample]],
+    skipped: dict[str, str],
+) -> Outcome:
+    runs = [sample[suffix] for sample in samples[OURS, ""]]
+    value = median(runs)
+
+    def beside(kind: str) -> dict[str, Comparison]:
+        found = {}
+        for (of, name), each in samples.items():
+            figures = [sample[suffix] for sample in each if suffix in sample]
+            if of == kind and figures:
+                found[name] = Comparison(median(figures), _ratio(value, median(figures)))
+        return found
+
+    limits = beside(LIMIT)
+    worst = min if case.better == "more" else max
+    limit = worst((each.value for each in limits.values()), default=None)
+    return Outcome(
+        case=case.name + suffix,
+        unit=case.unit,
+        better=case.better,
+        value=value,
+        limit=limit,
+        ratio_to_limit=None if limit is None else _ratio(value, limit),
+        limits=limits,
+        peers=beside(PEER),
+        runs=runs,
+        skipped=skipped,
+    )
+
+
+def _ratio(value: float, other: float) -> float:
+    return value / other if other else 0.0
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value that ``share`` (0 to 1) of the values do not exceed; 0.0 of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

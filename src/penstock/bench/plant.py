@@ -1,0 +1,224 @@
+"""What all cases stand on: servers of the bench's own, and backlogs of rows that are made once and used again."""
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from penstock.bench.application import BULK, CHANNEL, EACH, TABLES, pipeline_of
+from penstock.channels.server import RedisClient, connect_redis
+from penstock.operating.initialise import initialise
+from penstock.pipeline import Pipeline
+from penstock.postgres import Connection, connect_postgres
+from penstock.registry import register_channel, register_consumer
+from penstock.statements import DEFAULT_SCHEMA
+from penstock.streaming import Streamer
+from penstock.testing import EmbeddedServers
+
+ROWS_A_TRANSACTION = 1000
+ACCOUNTS = 1000
+
+POSTGRES_SETTINGS = {"max_wal_size": "8GB", "shared_buffers": "512MB", "checkpoint_timeout": "1h"}
+"""So that no checkpoint falls into one contestant's run and not into another's."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured.
+
+    Attributes:
+        records: Records of a backlog with payloads of 200 bytes; fewer where they are larger.
+        seconds: How long a load lasts whose rate is given.
+        rounds: How often each contestant is measured.
+    """
+
+    records: int
+    seconds: float
+    rounds: int
+
+
+QUICK = Scale(records=10_000, seconds=1.0, rounds=1)
+FULL = Scale(records=100_000, seconds=10.0, rounds=5)
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """Rows that wait.
+
+    Attributes:
+        records: How many.
+        payload_bytes: Bytes of JSON of each.
+        shards: Of the channel.
+    """
+
+    records: int
+    payload_bytes: int = 200
+    shards: int = 4
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline that they were staged for."""
+        return pipeline_of(self.shards)
+
+    @property
+    def database(self) -> str:
+        """Name of the database that holds them."""
+        return f"backlog_{self.records}_{self.payload_bytes}_{self.shards}"
+
+
+class Plant:
+    """The servers, started at the first use, and removed with all that they hold."""
+
+    def __init__(self) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+        self.servers = EmbeddedServers(
+            self._directory,
+            postgres_settings=POSTGRES_SETTINGS,
+            redis_settings={"auto-aof-rewrite-percentage": "0"},
+        )
+        self._databases: dict[str, str] = {}
+        self._published: Backlog | None = None
+        self._started = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._started:
+            self.servers.remove()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    @property
+    def redis_url(self) -> str:
+        """The Redis of all cases: one at a time uses it."""
+        self._start()
+        return self.servers.redis_url
+
+    def postgres(self, database_url: str) -> Connection:
+        """A connection in autocommit mode."""
+        return connect_postgres(database_url, application="bench")
+
+    def redis(self) -> RedisClient:
+        """A client."""
+        return connect_redis(self.redis_url)
+
+    def database(self, name: str) -> str:
+        """URL of a database with Penstock's tables and the application's; made at the first use."""
+        self._start()
+        if name not in self._databases:
+            url = self.servers.postgres.create_database(name)
+            initialise(url)
+            with self.postgres(url) as connection:
+                connection.execute(TABLES)
+            self._databases[name] = url
+        return self._databases[name]
+
+    def staged(self, backlog: Backlog) -> str:
+        """URL of a database in which the backlog is staged and nothing more; Redis is empty.
+
+        A backlog of nothing is a fresh start.
+        """
+        is_new = backlog.database not in self._databases
+        url = self.database(backlog.database)
+        with self.postgres(url) as connection:
+            if not backlog.records:
+                connection.execute("TRUNCATE penstock.staged_records, bench.totals")
+            elif is_new:
+                _fill(connection, backlog)
+            _unsequence(connection)
+        self.empty_redis()
+        return url
+
+    def published(self, backlog: Backlog) -> str:
+        """URL of a database whose backlog is in the log, and that no consumer has read."""
+        if self._published != backlog:
+            url = self.staged(backlog)
+            drain(backlog, url, self.redis_url)
+            self._published = backlog
+        url = self._databases[backlog.database]
+        with self.postgres(url) as connection:
+            connection.execute("TRUNCATE penstock.checkpoints, penstock.dead_letters, bench.totals")
+            # A reader finds rows, and its statements plans, as in a pipeline that has run before.
+            connection.execute(
+                "INSERT INTO bench.totals SELECT n, 0, 0 FROM generate_series(0, %s) n",
+                [ACCOUNTS - 1],
+            )
+            connection.execute("VACUUM ANALYZE bench.totals")
+        return url
+
+    def registered(self, backlog: Backlog) -> str:
+        """The same, with the consumers registered, so that a run begins with its first record."""
+        url = self.published(backlog)
+        with self.postgres(url) as connection:
+            for name in (BULK, EACH):
+                register_consumer(connection, DEFAULT_SCHEMA, backlog.pipeline.consumer_named(name))
+        return url
+
+    def empty_redis(self) -> None:
+        """Forgets the log."""
+        self._published = None
+        with self.redis() as client:
+            client.flushall()
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            self.servers.start()
+
+
+def drain(backlog: Backlog, database_url: str, redis_url: str) -> int:
+    """Sequences and publishes all of it; gives the number of records."""
+    streamer = Streamer(backlog.pipeline, database_url, redis_url)
+    try:
+        return streamer.drain()
+    finally:
+        streamer.close()
+
+
+_FILL = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
+SELECT %(channel)s,
+       ('x' || substr(encode(sha256((n %% %(accounts)s)::text::bytea), 'hex'), 1, 8))::bit(32)::bigint %% %(shards)s,
+       (n %% %(accounts)s)::text, 'insert', 'movement',
+       jsonb_build_object('id', n, 'account', n %% %(accounts)s, 'cents', n %% 977, 'note',
+           -- hard to compress, as payloads of ids, prices and names are
+           (SELECT string_agg(encode(sha256((n * 1000 + part)::text::bytea), 'base64'), '')
+            FROM generate_series(1, 1 + %(note)s / 44) part))
+FROM generate_series(%(first)s::bigint, %(last)s::bigint) n
+"""
+
+
+def _fill(connection: Connection, backlog: Backlog) -> None:
+    register_channel(connection, DEFAULT_SCHEMA, backlog.pipeline.channels[CHANNEL])
+    connection.execute("SET synchronous_commit = off")
+    # What stands around the note takes some 70 bytes, and it comes in pieces of 44.
+    note = max(0, backlog.payload_bytes - 70 - 44)
+    for first in range(1, backlog.records + 1, ROWS_A_TRANSACTION):
+        connection.execute(
+            _FILL,
+            {
+                "channel": CHANNEL,
+                "shards": backlog.shards,
+                "accounts": ACCOUNTS,
+                "note": note,
+                "first": first,
+                "last": min(first + ROWS_A_TRANSACTION - 1, backlog.records),
+            },
+        )
+    connection.execute("VACUUM ANALYZE penstock.staged_records")
+    connection.execute("CHECKPOINT")
+
+
+def _unsequence(connection: Connection) -> None:
+    """Forgets that anything was ever sequenced: every staged record is new again."""
+    connection.execute(
+        "TRUNCATE penstock.journal, penstock.checkpoints, penstock.dead_letters, penstock.channels, penstock.ticks, bench.movements"
+    )
+    connection.execute("INSERT INTO penstock.ticks (tick, snapshot, epoch) VALUES (0, '1:1:', 1)")

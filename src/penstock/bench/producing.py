@@ -1,0 +1,83 @@
+"""A producer: transactions at a rate that is given, each with a change and its records, by one connection."""
+
+from dataclasses import dataclass
+from time import monotonic, sleep
+
+from penstock.bench.application import CHANNEL, pipeline_of
+from penstock.bench.plant import ACCOUNTS
+from penstock.postgres import Connection
+
+NOTE = "x" * 130
+
+_STAGE = """
+WITH change AS (
+    INSERT INTO bench.movements
+    SELECT id, account, id %% 977, %(note)s
+    FROM unnest(%(ids)s::bigint[], %(accounts)s::bigint[]) AS r (id, account)
+    RETURNING id, account, cents, note
+)
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
+SELECT %(channel)s, r.shard, r.account::text, 'insert', 'movement',
+       jsonb_build_object('id', r.id, 'account', r.account, 'cents', r.id %% 977, 'note', %(note)s::text)
+FROM unnest(%(ids)s::bigint[], %(accounts)s::bigint[], %(shards)s::int[]) AS r (id, account, shard)
+"""
+
+
+@dataclass(frozen=True)
+class Load:
+    """A rate.
+
+    Attributes:
+        rate: Records a second.
+        at_once: Records a transaction.
+        seconds: How long.
+    """
+
+    rate: int
+    at_once: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Produced:
+    """What was produced.
+
+    Attributes:
+        began: For each record when its transaction began, by the machine's monotonic clock.
+        rate: Records a second, as it came out.
+    """
+
+    began: dict[int, float]
+    rate: float
+
+
+def produce(connection: Connection, load: Load, shards: int) -> Produced:
+    """Commits transactions, evenly spread; one that is late is made up for."""
+    shard_of = {
+        account: pipeline_of(shards).channels[CHANNEL].shard_of(str(account))
+        for account in range(ACCOUNTS)
+    }
+    began: dict[int, float] = {}
+    start = monotonic()
+    transactions = max(1, int(load.rate * load.seconds) // load.at_once)
+    for number in range(transactions):
+        due = start + number * load.at_once / load.rate
+        if (left := due - monotonic()) > 0:
+            sleep(left)
+        ids = range(number * load.at_once, (number + 1) * load.at_once)
+        accounts = [n % ACCOUNTS for n in ids]
+        now = monotonic()
+        began.update(dict.fromkeys(ids, now))
+        connection.execute(
+            _STAGE,
+            {
+                "channel": CHANNEL,
+                "note": NOTE,
+                "ids": list(ids),
+                "accounts": accounts,
+                "shards": [shard_of[account] for account in accounts],
+            },
+            prepare=True,
+        )
+    took = max(monotonic() - start, load.at_once / load.rate * transactions)
+    return Produced(began, len(began) / took)

@@ -1,0 +1,160 @@
+"""``penstock bench``: measures Penstock beside its limits and its peers."""
+
+import signal
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.logs import configure_log
+from penstock.cli.render import say, show, show_json, table_text
+from penstock.cli.signals import INTERRUPTED
+from penstock.cli.verbs import Json, verb
+from penstock.errors import Unknown
+from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.bench import Case, Outcome, Plant, Report, Scale
+
+LEFT_OUT = "left out by --quick"
+
+
+@verb()
+def bench(
+    settings: Settings,
+    *,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CASE",
+            help="Measure only this case, or those whose names begin with it; may be repeated.",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Under a minute: less of everything, no peers, no Spark."),
+    ] = False,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="How often each contestant is measured; by default 5, 1 if quick.",
+        ),
+    ] = None,
+    peers: Annotated[
+        bool, typer.Option(help="Whether peers are measured too: those of benchmarks/peers.")
+    ] = True,
+    list_cases: Annotated[
+        bool, typer.Option("--list", help="Show the cases; measure nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Measure Penstock beside its limits and its peers, on servers of its own: medians, and ratios."""
+    from penstock.bench import Plant  # noqa: PLC0415  not for `--help`
+    from penstock.bench.cases import all_cases  # noqa: PLC0415  the same
+    from penstock.bench.plant import FULL, QUICK  # noqa: PLC0415  the same
+
+    if settings.log_level == "info":
+        configure_log(replace(settings, log_level="warning"))  # servers come and go all the time
+    scale = QUICK if quick else FULL
+    scale = replace(scale, rounds=rounds or scale.rounds)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        with Plant() as plant:
+            cases = _chosen(all_cases(plant, scale), only or [])
+            if list_cases:
+                _list(cases, json=json)
+                return
+            if quick or not peers:
+                cases = [replace(case, peers={}) for case in cases]
+            report = _measured(plant, cases, scale, leave_out_slow=quick and not only)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    if json:
+        show_json(report)
+    else:
+        show(_text(report))
+
+
+def _chosen(cases: "list[Case]", only: list[str]) -> "list[Case]":
+    names = [case.name for case in cases]
+    for wanted in only:
+        if not any(name.startswith(wanted) for name in names):
+            raise Unknown(f"no case {wanted}; there are: {', '.join(names)}")
+    return [case for case in cases if not only or any(case.name.startswith(w) for w in only)]
+
+
+def _list(cases: "list[Case]", *, json: bool) -> None:
+    if json:
+        show_json([{"case": c.name, "unit": c.unit, "sentence": c.sentence} for c in cases])
+    else:
+        show(table_text(["case", "unit", ""], [(c.name, c.unit, c.sentence) for c in cases]))
+
+
+def _measured(
+    plant: "Plant", cases: "list[Case]", scale: "Scale", *, leave_out_slow: bool
+) -> "Report":
+    from penstock.bench import NotMeasured, Report, compare  # noqa: PLC0415  the same
+    from penstock.bench.report import machine, versions  # noqa: PLC0415  the same
+
+    report = Report(machine(), versions(plant))
+    for case in cases:
+        if case.slow and leave_out_slow:
+            report.skipped[case.name] = LEFT_OUT
+            continue
+        say(f"{case.name}: {case.sentence}")
+        try:
+            report.cases.extend(compare(case, scale.rounds))
+        except NotMeasured as reason:
+            report.skipped[case.name] = str(reason)
+            say(f"  not measured: {reason}")
+    return report
+
+
+def _text(report: "Report") -> str:
+    head = "\n".join(
+        ", ".join(f"{name} {value}" for name, value in facts.items())
+        for facts in (report.machine, report.versions)
+    )
+    rows = [row for outcome in report.cases for row in _rows(outcome)]
+    columns = ["case", "#value", "unit", "beside", "#its value", "#ratio", "#lowest", "#highest"]
+    text = f"{head}\n\n{table_text(columns, rows)}"
+    skipped = dict(report.skipped)
+    for outcome in report.cases:
+        skipped.update({f"{outcome.case}: {who}": why for who, why in outcome.skipped.items()})
+    if skipped:
+        text += "\n\nnot measured:\n" + "\n".join(f"  {who}: {why}" for who, why in skipped.items())
+    return text
+
+
+def _rows(outcome: "Outcome") -> list[tuple[object, ...]]:
+    beside = [
+        *((f"limit {name}", each) for name, each in outcome.limits.items()),
+        *outcome.peers.items(),
+    ]
+    own = (outcome.case, figure(outcome.value), outcome.unit)
+    spread = (figure(min(outcome.runs)), figure(max(outcome.runs)))
+    if not beside:
+        return [(*own, "", "", "", *spread)]
+    rows: list[tuple[object, ...]] = []
+    for number, (name, each) in enumerate(beside):
+        first = number == 0
+        rows.append(
+            (
+                *(own if first else ("", "", "")),
+                name,
+                figure(each.value),
+                f"{each.ratio:.2f}",
+                *(spread if first else ("", "")),
+            )
+        )
+    return rows
+
+
+def figure(value: float) -> str:
+    """A figure for people: three digits that count, thousands apart."""
+    if value >= 100:  # noqa: PLR2004  no digits behind the point are read there
+        return f"{value:,.0f}"
+    return f"{value:.3g}"

@@ -1,0 +1,60 @@
+"""The command, on its own servers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PENSTOCK = Path(sys.executable).with_name("penstock")
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(PENSTOCK), "bench", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def report() -> subprocess.CompletedProcess[str]:
+    chosen = ("limit-commit", "drain-200b-4", "consume-bulk", "stage-orm-100", "latency-10")
+    return bench("--quick", "--json", *(word for case in chosen for word in ("--only", case)))
+
+
+def test_it_prints_one_object(report: subprocess.CompletedProcess[str]) -> None:
+    assert report.returncode == 0, report.stderr
+    found = json.loads(report.stdout)
+    cases = {case["case"]: case for case in found["cases"]}
+
+    assert found["machine"]["cores"] >= 1
+    assert {"python", "penstock", "postgres"} <= set(found["versions"])
+    assert {"limit-commit", "drain-200b-4", "consume-bulk", "stage-orm-100"} <= set(cases)
+    for case in cases.values():
+        assert {"case", "unit", "value", "limit", "ratio_to_limit", "peers", "runs"} <= set(case)
+        assert case["value"] > 0
+
+
+def test_a_figure_stands_beside_its_limits(report: subprocess.CompletedProcess[str]) -> None:
+    cases = {case["case"]: case for case in json.loads(report.stdout)["cases"]}
+    drain = cases["drain-200b-4"]
+
+    assert set(drain["limits"]) == {"select", "xadd"}
+    assert drain["limit"] == min(each["value"] for each in drain["limits"].values())
+    assert drain["ratio_to_limit"] == pytest.approx(drain["value"] / drain["limit"])
+    assert cases["latency-10-p99"]["value"] >= cases["latency-10"]["value"]
+
+
+def test_a_case_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    done = bench("--only", "speed")
+
+    assert done.returncode == 2
+    assert "drain-200b-4" in done.stderr
+
+
+def test_the_cases_can_be_listed_without_measuring() -> None:
+    done = bench("--list", "--only", "drain", "--json")
+
+    names = [case["case"] for case in json.loads(done.stdout)]
+    assert names
+    assert all(name.startswith("drain-") for name in names)

@@ -1,0 +1,105 @@
+"""How figures are come by: in turn, medians, the worst limit, reasons for what is missing."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from penstock.bench import Case, NotMeasured, Outcome, Sample, compare
+from penstock.bench.measuring import percentile
+
+
+def giving(*values: float, order: list[str] | None = None, name: str = "") -> Callable[[], Sample]:
+    left: Iterator[float] = iter(values)
+
+    def contestant() -> Sample:
+        if order is not None:
+            order.append(name)
+        return {"": next(left)}
+
+    return contestant
+
+
+def only(outcomes: list[Outcome]) -> Outcome:
+    (outcome,) = outcomes
+    return outcome
+
+
+def test_contestants_are_measured_in_turn() -> None:
+    order: list[str] = []
+    case = Case(
+        "c",
+        "records/s",
+        "",
+        giving(1, 1, order=order, name="ours"),
+        limits={"l": giving(1, 1, order=order, name="limit")},
+        peers={"p": giving(1, 1, order=order, name="peer")},
+    )
+
+    compare(case, rounds=2)
+
+    assert order == ["limit", "ours", "peer"] * 2
+
+
+def test_a_figure_is_the_median_beside_the_slower_of_two_limits() -> None:
+    case = Case(
+        "c",
+        "records/s",
+        "",
+        giving(50, 1000, 60),
+        limits={"fast": giving(200, 200, 200), "slow": giving(120, 100, 1)},
+        peers={"peer": giving(20, 20, 20)},
+    )
+
+    outcome = only(compare(case, rounds=3))
+
+    assert (outcome.value, outcome.limit, outcome.ratio_to_limit) == (60, 100, 0.6)
+    assert outcome.runs == [50, 1000, 60]
+    assert outcome.peers["peer"].ratio == 3
+
+
+def test_where_less_is_better_the_limit_is_the_larger() -> None:
+    case = Case("c", "ms", "", giving(4), limits={"a": giving(1), "b": giving(2)}, better="less")
+
+    assert only(compare(case, rounds=1)).limit == 2
+
+
+def test_a_run_may_give_several_figures_and_each_is_compared() -> None:
+    case = Case(
+        "latency",
+        "ms",
+        "",
+        lambda: {"": 2.0, "-p99": 9.0},
+        peers={"peer": lambda: {"": 1.0}},
+        better="less",
+    )
+
+    median, tail = compare(case, rounds=1)
+
+    assert (median.case, median.peers["peer"].ratio) == ("latency", 2)
+    assert (tail.case, tail.value, tail.peers) == ("latency-p99", 9, {})
+
+
+def test_a_peer_that_cannot_run_is_left_out_with_its_reason() -> None:
+    def absent() -> Sample:
+        raise NotMeasured("not installed")
+
+    outcome = only(compare(Case("c", "records/s", "", giving(1, 1), peers={"p": absent}), rounds=2))
+
+    assert outcome.peers == {}
+    assert outcome.skipped == {"p": "not installed"}
+
+
+def test_a_case_that_we_cannot_run_is_not_an_outcome() -> None:
+    def ours() -> Sample:
+        raise NotMeasured("no Java")
+
+    with pytest.raises(NotMeasured, match="no Java"):
+        compare(Case("c", "records/s", "", ours), rounds=1)
+
+
+def test_a_percentile_is_a_value_that_was_measured() -> None:
+    values = [float(n) for n in range(100)]
+
+    assert percentile(values, 0.5) == 50
+    assert percentile(values, 0.99) == 99
+    assert percentile([], 0.5) == 0
