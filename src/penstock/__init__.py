@@ -4,7 +4,7 @@ Data flows one way, and the folders show it:
 
     staging      in the application's transaction: a change and its record, or neither
     streaming    the worker: staged records → journal → Redis
-    channels     where records go: the log in Redis
+    channels     where records go: the log in Redis, lists of what is dirty
     consuming    effects and checkpoint in one Postgres transaction
     engines      who turns the wheel: one Python process, or Spark
     operating    what people ask it: status, doctor, dead letters
@@ -14,18 +14,20 @@ Beside them: ``declarations`` and ``pipeline`` (what an application declares), `
 other), ``errors``.  Importing ``penstock`` imports SQLAlchemy and nothing heavier.
 """
 
-from penstock.declarations import Log
+from penstock.declarations import Ick, Log
 from penstock.errors import PenstockError
 from penstock.pipeline import Pipeline
 from penstock.records import Record
-from penstock.staging.explicit import Staging, stage, stage_async, stage_many
+from penstock.staging.explicit import Staging, mark_dirty, stage, stage_async, stage_many
 
 __all__ = [
+    "Ick",
     "Log",
     "PenstockError",
     "Pipeline",
     "Record",
     "Staging",
+    "mark_dirty",
     "stage",
     "stage_async",
     "stage_many",

@@ -36,6 +36,9 @@ BatchHandler = Callable[[Any, Sequence[Any]], object]
 RecordHandler = Callable[[Any, Any], object]
 """``handler(session, record)``: the same for one record."""
 
+MEMBERS_A_BATCH = 500
+"""Most members that a consumer of an Ick holds at once, by default: a script call for so many takes a millisecond or two."""
+
 
 def checked_name(name: object, of: str) -> str:
     """The name, if it keeps the rule.
@@ -65,8 +68,39 @@ def checked_schema(schema: object) -> str:
     return schema
 
 
+class _Sharded:
+    """What all kinds of channel share."""
+
+    name: str
+    shards: int
+    keep: timedelta
+
+    def _check(self) -> None:
+        checked_name(self.name, "channel")
+        if not isinstance(cast("object", self.shards), int) or not 1 <= self.shards <= MAX_SHARDS:
+            raise DeclarationError(
+                f"channel {self.name}: shards is {self.shards!r}; it takes 1 to {MAX_SHARDS}"
+            )
+        if self.keep < timedelta(0):
+            raise DeclarationError(
+                f"channel {self.name}: keep is {self.keep}; it takes no negative time"
+            )
+
+    def shard_of(self, key: str) -> Shard:
+        """The shard of a key: the first four bytes of its SHA-256, as a number, modulo the number of shards.
+
+        A hash that Postgres and every language have, so that triggers and other producers agree with this function.
+        """
+        return Shard(int.from_bytes(hashlib.sha256(key.encode()).digest()[:4]) % self.shards)
+
+    @property
+    def shard_names(self) -> tuple[ShardName, ...]:
+        """All its shards."""
+        return tuple(ShardName(self.name, Shard(number)) for number in range(self.shards))
+
+
 @dataclass(frozen=True)
-class Log:
+class Log(_Sharded):
     """A channel that keeps records in order: one Redis stream a shard.
 
     Attributes:
@@ -83,35 +117,40 @@ class Log:
     kind: Literal["log"] = field(default="log", init=False)
 
     def __post_init__(self) -> None:
-        checked_name(self.name, "channel")
-        if not isinstance(cast("object", self.shards), int) or not 1 <= self.shards <= MAX_SHARDS:
-            raise DeclarationError(
-                f"channel {self.name}: shards is {self.shards!r}; it takes 1 to {MAX_SHARDS}"
-            )
-        if self.keep < timedelta(0):
-            raise DeclarationError(
-                f"channel {self.name}: keep is {self.keep}; it takes no negative time"
-            )
+        self._check()
         if not 1 <= self.max_bytes <= LARGEST_MAX_BYTES:
             raise DeclarationError(
                 f"channel {self.name}: max_bytes is {self.max_bytes}; it takes 1 to {LARGEST_MAX_BYTES:,}. "
                 "Keep larger payloads elsewhere, and stage where they are"
             )
 
-    def shard_of(self, key: str) -> Shard:
-        """The shard of a key: the first four bytes of its SHA-256, as a number, modulo the number of shards.
 
-        A hash that Postgres and every language have, so that triggers and other producers agree with this function.
-        """
-        return Shard(int.from_bytes(hashlib.sha256(key.encode()).digest()[:4]) % self.shards)
+@dataclass(frozen=True)
+class Ick(_Sharded):
+    """A channel that keeps what is dirty: each member once, since it first became so; one Ick of Redis::Ick a shard.
+
+    Attributes:
+        name: Name of the channel, 1 to 63 characters of ``a-z 0-9 _ . -``.
+        shards: Number of shards, fixed for the channel's life: the member decides its shard, and shards are what
+            several processes of the consumer share.
+        keep: How long staged rows stay after what they say is done, for looking back.
+    """
+
+    name: str
+    shards: int = 4
+    keep: timedelta = timedelta(hours=1)
+    kind: Literal["ick"] = field(default="ick", init=False)
+
+    def __post_init__(self) -> None:
+        self._check()
 
     @property
-    def shard_names(self) -> tuple[ShardName, ...]:
-        """All its shards."""
-        return tuple(ShardName(self.name, Shard(number)) for number in range(self.shards))
+    def max_bytes(self) -> int:
+        """Its records have no payload to speak of."""
+        return MAX_PAYLOAD_BYTES
 
 
-Channel = Log
+Channel = Log | Ick
 """Any kind of channel."""
 
 
@@ -154,6 +193,11 @@ class StagingRule:
             )
         if self.data is not None and not callable(self.data):
             object.__setattr__(self, "data", tuple(self.data))
+        if isinstance(self.channel, Ick) and self.data != ():
+            raise DeclarationError(
+                f"staging rule of {name}: channel {self.channel.name} is an Ick, which keeps members and no payloads: "
+                "pipeline.mark_dirty(…) instead of stages(…)"
+            )
         if self.capture not in get_args(Capture):
             raise DeclarationError(
                 f"staging rule of {name}: capture={self.capture!r}; it takes 'orm' or 'trigger'"
@@ -179,7 +223,8 @@ class ConsumerSpec:
     Attributes:
         name: Name of the consumer; its checkpoints are kept under it.
         channel: What it reads.
-        handler: ``handler(session, records)``, or ``handler(session, record)`` if ``each``.
+        handler: ``handler(session, records)``, or ``handler(session, record)`` if ``each``.  Of an Ick it gets members,
+            each a ``str``, instead of records.
         each: One record a call instead of a batch.
         frames: The handler is set-based: ``handler(session, frame)`` gets a Spark DataFrame of records.  It runs on the
             Spark engine only; a batch that fails is tried again as it is, until its handler is mended.
@@ -208,6 +253,11 @@ class ConsumerSpec:
         if self.each and self.frames:
             raise DeclarationError(
                 f"consumer {self.name}: each and frames exclude each other: a handler gets a record, or a frame of them"
+            )
+        if isinstance(self.channel, Ick) and (self.frames or self.park_key):
+            raise DeclarationError(
+                f"consumer {self.name}: channel {self.channel.name} is an Ick; its members come as a list, and without an "
+                "order between them: frames and park_key are for logs"
             )
         if self.batch < 1:
             raise DeclarationError(

@@ -5,10 +5,12 @@ from typing import Any, Literal, TypeVar
 
 from penstock.declarations import (
     CHANGES,
+    MEMBERS_A_BATCH,
     Capture,
     Change,
     Channel,
     ConsumerSpec,
+    Ick,
     ReconciliationSpec,
     StagingRule,
     checked_changes,
@@ -160,6 +162,39 @@ class Pipeline:
         self._rules.append(rule)
         return rule
 
+    def mark_dirty(
+        self,
+        type: type[Any],  # noqa: A002  the word of the rule
+        *,
+        to: Ick,
+        key: str | Callable[[Any], object],
+        on: Change | Collection[Change] = CHANGES,
+        capture: Capture = "orm",
+    ) -> StagingRule:
+        """Declares that changes of a mapped class make members of an Ick dirty.
+
+        There is no condition: an object that leaves it would have to be dirty too.  Whoever brings the copy up to date
+        sees what belongs there.
+
+        Args:
+            type: The mapped class.
+            to: The Ick.
+            key: Attribute name or function of the object that gives the member: often ``id``.  When a column that gives
+                it changes, the former member is dirty too; None is no member.
+            on: The kinds of change that count.  A deleted object is dirty too: the copy has to lose it.
+            capture: Who sees the changes.
+
+        Raises:
+            DeclarationError: The channel is not an Ick of this pipeline, the class is not mapped, it lacks an attribute
+                of the rule, or a part of the rule does not go with another.
+        """
+        if not isinstance(to, Ick):
+            raise DeclarationError(
+                f"mark_dirty of {type.__name__}: channel {getattr(to, 'name', to)!r} is no Ick; "
+                "declare it as Ick(…), or stage records with pipeline.stages(…)"
+            )
+        return self.stages(type, to=to, on=on, key=key, data=(), capture=capture)
+
     def consumer(  # noqa: PLR0913  the same
         self,
         *,
@@ -167,7 +202,7 @@ class Pipeline:
         name: str | None = None,
         each: bool = False,
         frames: bool = False,
-        batch: int = 1000,
+        batch: int | None = None,
         start: Literal["earliest", "latest"] = "earliest",
         attempts: int = 3,
         on_poison: Literal["dead_letter", "halt"] = "dead_letter",
@@ -176,11 +211,13 @@ class Pipeline:
     ) -> Callable[[Handler], Handler]:
         """Declares the decorated function a consumer: see ``ConsumerSpec`` for the parts.
 
-        The consumer is called as its function is, with ``-`` for ``_``, unless ``name`` says otherwise.
+        The consumer is called as its function is, with ``-`` for ``_``, unless ``name`` says otherwise.  ``batch`` is
+        1000 records by default, or 500 members of an Ick.
 
         Raises:
-            DeclarationError: The channel is not of this pipeline, or another consumer has the name.
+            DeclarationError: The channel is not of this pipeline, another consumer has the name, or reads the same Ick.
         """
+        default = MEMBERS_A_BATCH if isinstance(reads, Ick) else 1000
 
         def declare(handler: Handler) -> Handler:
             spec = ConsumerSpec(
@@ -189,7 +226,7 @@ class Pipeline:
                 handler,
                 each=each,
                 frames=frames,
-                batch=batch,
+                batch=default if batch is None else batch,
                 start=start,
                 attempts=attempts,
                 on_poison=on_poison,
@@ -201,6 +238,13 @@ class Pipeline:
                 raise DeclarationError(
                     f"consumer {spec.name} is declared twice; names are unique in a pipeline"
                 )
+            if isinstance(reads, Ick):
+                for other in self._consumers.values():
+                    if other.channel is reads:
+                        raise DeclarationError(
+                            f"consumer {spec.name}: {other.name} reads {reads.name} already, and what it has done is off "
+                            "the Ick; declare another Ick, and mark_dirty(…) to both"
+                        )
             self._consumers[spec.name] = spec
             return handler
 
@@ -232,6 +276,11 @@ class Pipeline:
 
         def declare(canonical: Handler) -> Handler:
             consumer = self._consumer_of(of)
+            if isinstance(consumer.channel, Ick):
+                raise DeclarationError(
+                    f"reconciliation of {consumer.name}: it reads an Ick, and stands at no offset that a cut could equal. "
+                    "It needs none: it reads the tables as they are; mark dirty what should be made again"
+                )
             schema, table = table_named(state)
             spec = ReconciliationSpec(
                 name if name is not None else consumer.name,

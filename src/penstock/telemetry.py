@@ -29,6 +29,10 @@ CRASH_POINTS = (
     "consumer.after_apply",
     "consumer.after_checkpoint",
     "consumer.after_commit",
+    "members.after_reserve",
+    "members.after_apply",
+    "members.after_checkpoint",
+    "members.after_exchange",
 )
 """Every crash point: those of a start, then in the order in which a record passes them."""
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from fixtures.crashing import CRASHED, THINGS, exit_code_of_a_crash, work
+from fixtures.crashing import CRASHED, INDEX, THINGS, exit_code_of_a_crash, work
+from fixtures.dirty import DOCUMENTS, check_copy
 from fixtures.truth import TABLES, check_exact
 from penstock.channels.log import Batch, append_each, extents
 from penstock.channels.scripts import Argument
@@ -25,6 +26,7 @@ SOURCES = Path(__file__).parents[2] / "src" / "penstock"
 @pytest.fixture
 def books(connection: Connection) -> Connection:
     connection.execute(TABLES)
+    connection.execute(DOCUMENTS)
     return connection
 
 
@@ -43,7 +45,7 @@ def begin_at_a_changed_past(point: str, books: Connection, client: redis.Redis) 
 def test_a_crash_at_any_point_loses_and_doubles_nothing(
     point: str, books: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
 ) -> None:
-    """Guarantee 4: gone at the first passing, its successor at the second; who comes then goes on."""
+    """Guarantees 4 and 6: gone at the first passing, its successor at the second; who comes then goes on."""
     work(database_url, redis_url, reset=False)
     begin_at_a_changed_past(point, books, redis_client)
     reset = point.startswith("reset.")
@@ -55,6 +57,7 @@ def test_a_crash_at_any_point_loses_and_doubles_nothing(
     assert first == CRASHED
     assert second in (CRASHED, 0)
     assert check_exact(books, redis_client, THINGS) >= 48
+    check_copy(books, redis_client, INDEX)
 
 
 def test_every_crash_point_is_passed_somewhere_and_none_goes_by_another_name() -> None:

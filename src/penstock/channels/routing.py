@@ -61,3 +61,28 @@ def ick_keys(key: str, namespace: str = "") -> IckKeys:
     prefix = f"{namespace}:" if namespace else ""
     root = f"{prefix}{key}/ick/{{{key}}}/"
     return IckKeys(f"{prefix}{key}", f"{root}pset", f"{root}cset", f"{root}fence", f"{root}held")
+
+
+@dataclass(frozen=True, slots=True)
+class IckShardKeys:
+    """The keys of one shard of an Ick in a pipeline.
+
+    Attributes:
+        name: The Ick's name, for ``DirtyList``, for ``Reservations``, and for Redis::Ick in Ruby.
+        ick: Its own keys.
+        log: Where the position stands: a stream of one entry, in the place that a log's stream would have.
+        passage: What was told and what of it is done: counts, and the mark of ``passed.lua``.
+    """
+
+    name: str
+    ick: IckKeys
+    log: LogKeys
+    passage: str
+
+
+def ick_shard_keys(namespace: str, name: ShardName) -> IckShardKeys:
+    """The keys of a shard of an Ick: ``penstock:{ride-index/2}:ick`` …, all in the slot of ``ride-index/2``."""
+    root = f"{namespace}:{{{name}}}"
+    return IckShardKeys(
+        f"{root}:ick", ick_keys(f"{root}:ick"), log_keys(namespace, name), f"{root}:passage"
+    )

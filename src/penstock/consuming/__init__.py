@@ -9,7 +9,9 @@ is a gap, which is filled from the journal, or stops the shard with an error.  S
 and the effect happens once.
 """
 
-from penstock.consuming.worker import Consumed, ConsumerWorker
+from penstock.consuming.loop import Consumed, Worker
+from penstock.consuming.worker import ConsumerWorker
+from penstock.consuming.workers import worker_of
 from penstock.errors import TryAgain
 
-__all__ = ["Consumed", "ConsumerWorker", "TryAgain"]
+__all__ = ["Consumed", "ConsumerWorker", "TryAgain", "Worker", "worker_of"]

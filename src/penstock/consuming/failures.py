@@ -7,11 +7,14 @@ moves the checkpoint past it, or the shard halts.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from penstock.declarations import ConsumerSpec
 from penstock.postgres import Connection
 from penstock.records import Record, ShardName
 from penstock.statements import statements
+
+T = TypeVar("T")
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
@@ -36,7 +39,7 @@ def pause_s(attempt: int) -> float:
     return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt - 1)))
 
 
-def divide(records: Sequence[Record], culprit: int | None) -> list[Sequence[Record]]:
+def divide(records: Sequence[T], culprit: int | None) -> list[Sequence[T]]:
     """The parts to try one by one after a batch has failed as a whole: halves, or all around the record at fault."""
     if culprit is None:
         middle = len(records) // 2

@@ -86,3 +86,26 @@ SELECT %(consumer)s, %(channel)s, %(shard)s, r."offset", r.id, r.key, r.action, 
 FROM unnest(%(offsets)s::bigint[], %(ids)s::bigint[], %(keys)s::text[], %(actions)s::text[], %(objects)s::text[],
             %(data)s::text[], %(headers)s::text[], %(staged)s::bigint[])
     AS r ("offset", id, key, action, object, data, headers, staged_us);
+
+-- :name set_member_aside
+-- A member has no offset: its dead letter is numbered, in the transaction that holds the checkpoint.  One that fails
+-- again keeps its letter.
+WITH known AS (
+    UPDATE {schema}.dead_letters
+    SET reason = %(reason)s, attempts = attempts + %(attempts)s, failed_at = clock_timestamp()
+    WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND key = %(key)s
+    RETURNING key
+)
+INSERT INTO {schema}.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, staged_at,
+                                   reason, attempts)
+SELECT %(consumer)s, %(channel)s, %(shard)s, coalesce(max("offset"), 0) + 1, 0, %(key)s, 'dirty', 'member', 'null',
+       to_timestamp(%(since)s / 1000000.0), %(reason)s, %(attempts)s
+FROM {schema}.dead_letters
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
+HAVING NOT EXISTS (SELECT FROM known);
+
+-- :name forget_members
+-- Members that are done now have no dead letter any more.
+DELETE FROM {schema}.dead_letters
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
+  AND key = ANY (%(keys)s);

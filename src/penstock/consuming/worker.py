@@ -6,22 +6,23 @@ working on is left alone for a while.  Whoever reads what is applied already ski
 
 import random
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from time import monotonic, sleep
+from time import monotonic
 
 import structlog
 from sqlalchemy import Engine
 
 from penstock.channels.log import extents, wait
 from penstock.channels.server import RedisClient, connect_redis
-from penstock.consuming.applying import Applier, Delivered, driver_connection
+from penstock.consuming.applying import RecordApplier
 from penstock.consuming.backfill import backfill
 from penstock.consuming.checkpoints import Checkpoints
-from penstock.declarations import ConsumerSpec
-from penstock.errors import DeclarationError, ServerUnavailable
+from penstock.consuming.delivering import Delivered, driver_connection
+from penstock.consuming.loop import Consumed, Worker
+from penstock.declarations import ConsumerSpec, Ick
+from penstock.errors import DeclarationError
 from penstock.journal import check_tails
 from penstock.pipeline import Pipeline
-from penstock.postgres import answering, connect_postgres, describe, engine_of
+from penstock.postgres import answering, connect_postgres, engine_of
 from penstock.records import Offset, Record, ShardName
 from penstock.registry import register_consumer
 from penstock.telemetry import crashpoint
@@ -40,48 +41,12 @@ HALTED_PAUSE_S = 5.0
 HELD_PAUSE_S = 0.02
 """How often a shard that stands at a barrier is looked at again."""
 
-LONGEST_BACKOFF_S = 10.0
-
 LOOK_AGAIN_S = 2.0
 """How often an idle worker looks whether an operator has moved its checkpoints."""
 
 
-@dataclass
-class Consumed:
-    """What one round did, over all shards: see ``Delivered`` for the counts.
-
-    Attributes:
-        positions: Where the consumer stands in the shards that this round touched.
-    """
-
-    applied: int = 0
-    skipped: int = 0
-    dead: int = 0
-    backfilled: int = 0
-    halted: dict[ShardName, str] = field(default_factory=dict)
-    positions: dict[ShardName, Offset] = field(default_factory=dict)
-    latencies_us: list[int] = field(default_factory=list)
-
-    def add(self, shard: ShardName, delivered: Delivered) -> None:
-        """Counts a delivery."""
-        self.applied += delivered.applied
-        self.skipped += delivered.skipped
-        self.dead += delivered.dead
-        self.backfilled += delivered.backfilled
-        self.latencies_us.extend(delivered.latencies_us)
-        if delivered.halted is not None:
-            self.halted[shard] = delivered.halted
-        if delivered.position is not None:
-            self.positions[shard] = delivered.position
-
-    @property
-    def idle(self) -> bool:
-        """Nothing was delivered."""
-        return not (self.applied or self.skipped or self.dead)
-
-
-class ConsumerWorker:
-    """Runs one consumer over some or all of its shards, in one thread."""
+class ConsumerWorker(Worker):
+    """Runs one consumer of a log over some or all of its shards, in one thread."""
 
     def __init__(  # noqa: PLR0913  what can be chosen of a worker
         self,
@@ -108,14 +73,18 @@ class ConsumerWorker:
             reread_chance: How often, 0 to 1, a round that delivered is read again: to show that it is harmless.
 
         Raises:
-            DeclarationError: The consumer is set-based, and needs the Spark engine.
+            DeclarationError: The consumer is set-based, and needs the Spark engine, or it reads an Ick.
         """
+        if isinstance(consumer.channel, Ick):
+            raise DeclarationError(
+                f"consumer {consumer.name} reads an Ick, and this worker reads logs; worker_of(…) makes the right one"
+            )
         if consumer.frames:
             raise DeclarationError(
                 f"consumer {consumer.name} is set-based (frames=True) and runs on Spark: penstock run --engine spark"
             )
         self._block_ms, self._reread_chance = block_ms, reread_chance
-        self.consumer = consumer
+        super().__init__(consumer)
         self._pipeline = pipeline
         self._database_url, self._redis_url, self._prepare = database_url, redis_url, prepare
         self._shards = [
@@ -123,12 +92,11 @@ class ConsumerWorker:
         ]
         self._engine: Engine | None = None
         self._client: RedisClient = None
-        self._applier: Applier | None = None
+        self._applier: RecordApplier | None = None
         self._positions: dict[ShardName, Offset] = {}
         self._rest_until: dict[ShardName, float] = {}
         self._held: set[ShardName] = set()
         self._look_again_at = 0.0
-        self._stop: Callable[[], bool] = lambda: False
 
     def open(self) -> None:
         """Connects, registers the consumer if it is new, reads its checkpoints.
@@ -157,7 +125,7 @@ class ConsumerWorker:
         self._positions = {shard: standing.get(shard, Offset(0)) for shard in self._shards}
         self._look_again_at = 0.0
         self._engine = engine_of(self._database_url, application=application, prepare=self._prepare)
-        self._applier = Applier(self._pipeline, self.consumer, self._engine)
+        self._applier = RecordApplier(self._pipeline, self.consumer, self._engine)
         self._rest_until, self._held = {}, set()
 
     def close(self) -> None:
@@ -257,38 +225,6 @@ class ConsumerWorker:
         """
         self._positions = {s: Offset(max(0, at - records)) for s, at in self._positions.items()}
 
-    def run(
-        self,
-        stop: Callable[[], bool],
-        report: Callable[[Consumed], None] = lambda _: None,
-    ) -> None:
-        """Rounds until ``stop()`` is true; a server that does not answer is tried again, with growing pauses.
-
-        Raises:
-            ForeignLog: The log holds what is not ours.
-            SchemaMissing: The tables are not there.
-            BrokenTransaction: The handler ends its transaction.
-        """
-        self._stop = stop
-        backoff = 0.0
-        try:
-            while not stop():
-                try:
-                    report(self.round())
-                    backoff = 0.0
-                except ServerUnavailable as error:
-                    self.close()
-                    backoff = min(LONGEST_BACKOFF_S, max(0.1, backoff * 2))
-                    log.warning(
-                        "waiting",
-                        consumer=self.consumer.name,
-                        reason=describe(error),
-                        seconds=backoff,
-                    )
-                    self._pause(backoff)
-        finally:
-            self.close()
-
     def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
         """Rounds until the log has nothing more; gives the number of records applied.
 
@@ -308,10 +244,3 @@ class ConsumerWorker:
             if not self._held:
                 return applied
             self._pause(HELD_PAUSE_S)
-
-    def _pause(self, seconds: float) -> bool:
-        """Waits; true if the worker is to stop."""
-        end = monotonic() + seconds
-        while not self._stop() and (left := end - monotonic()) > 0:
-            sleep(min(left, 0.05))
-        return self._stop()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from penstock.consuming import Consumed, ConsumerWorker
+from penstock.consuming import Consumed, Worker, worker_of
 from penstock.pipeline import Pipeline
 from penstock.streaming import Pass, Streamer
 from penstock.streaming.streamer import IDLE_S
@@ -81,7 +81,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
         guarded(
             spec.name,
             _consume(
-                ConsumerWorker(
+                worker_of(
                     pipeline,
                     spec,
                     database_url,
@@ -104,7 +104,5 @@ def run(  # noqa: PLR0913  what can be chosen of a run
         raise failures[0]
 
 
-def _consume(
-    worker: ConsumerWorker, stopped: Callable[[], bool], report: Report
-) -> Callable[[], None]:
+def _consume(worker: Worker, stopped: Callable[[], bool], report: Report) -> Callable[[], None]:
     return lambda: worker.run(stopped, lambda did: report(worker.consumer.name, did))

@@ -15,9 +15,9 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
-from penstock.consuming.applying import driver_connection
+from penstock.consuming.delivering import driver_connection
 from penstock.consuming.failures import reason_of
-from penstock.declarations import ConsumerSpec
+from penstock.declarations import ConsumerSpec, Ick
 from penstock.errors import BrokenTransaction, Unknown
 from penstock.pipeline import Pipeline
 from penstock.postgres import (
@@ -287,10 +287,8 @@ class _Trial:
 
     def _handle(self, session: Session, record: Record) -> None:
         try:
-            if self.consumer.each:
-                self.consumer.handler(session, record)
-            else:
-                self.consumer.handler(session, [record])
+            item = record.key if isinstance(self.consumer.channel, Ick) else record
+            self.consumer.handler(session, item if self.consumer.each else [item])
             session.flush()
         except BrokenTransaction:
             raise

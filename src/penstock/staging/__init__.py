@@ -13,14 +13,14 @@ no connection, commits nothing, starts no thread, and needs no right but to INSE
 Three ways in, and a guard beside them:
 
     hooks      changes of mapped objects, by rule             ``Pipeline.stages``, ``Pipeline.attach``
-    explicit   whatever the application wants to tell         ``stage``, ``stage_many``, ``stage_async``
+    explicit   whatever the application wants to tell         ``stage``, ``stage_many``, ``stage_async``, ``mark_dirty``
     triggers   writers outside of the ORM                     ``trigger_sql``, ``trigger_migration``
     guard      a bulk or Core statement that would go round the rules is refused before it writes anything
 
 ``payload`` says what may stand in a record and how it is written; ``nudge`` wakes the streamer after a commit.
 """
 
-from penstock.staging.explicit import Staging, stage, stage_async, stage_many
+from penstock.staging.explicit import Staging, mark_dirty, stage, stage_async, stage_many
 from penstock.staging.hooks import attach
 from penstock.staging.triggers import drop_trigger_sql, trigger_migration, trigger_sql
 
@@ -28,6 +28,7 @@ __all__ = [
     "Staging",
     "attach",
     "drop_trigger_sql",
+    "mark_dirty",
     "stage",
     "stage_async",
     "stage_many",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from sqlalchemy.orm import Session, scoped_session
 
-from penstock.declarations import Channel, Log
+from penstock.declarations import Channel, Ick, Log
 from penstock.errors import InvalidRecord, NotAttached
 from penstock.staging import nudge
 from penstock.staging.rows import Row, insert, row
@@ -18,6 +18,10 @@ from penstock.tables import staged_records
 
 if TYPE_CHECKING:  # importing it needs greenlet, which only those have who use it
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+
+
+DIRTY, MEMBER = "dirty", "member"
+"""Action and object of records that were marked by hand."""
 
 
 class Staging(TypedDict):
@@ -110,9 +114,43 @@ async def stage_async(  # noqa: PLR0913  the same
     await own.run_sync(_insert, channel, [checked])
 
 
+def mark_dirty(
+    session: Session | scoped_session[Any], channel: Ick, members: Iterable[object]
+) -> int:
+    """Marks members of an Ick dirty in the session's transaction, after flushing the session; gives their number.
+
+    For changes that no rule sees: what SQL has changed, or everything at once when the copy is to be made anew.
+
+    Args:
+        session: A session that a pipeline is attached to.
+        channel: An Ick of that pipeline.
+        members: Each a str, int or UUID.
+
+    Raises:
+        InvalidRecord: A member is not acceptable; nothing was written.
+        NotAttached: No pipeline with that channel is attached to the session.
+        StagingError: Postgres refused the records.
+    """
+    if not isinstance(channel, Ick):
+        raise InvalidRecord(
+            "channel",
+            f"is of type {type(channel).__name__}; it takes the Ick that the pipeline declares",
+        )
+    rows = [
+        row(channel, member, DIRTY, MEMBER, {}, field=f"members[{number}].")
+        for number, member in enumerate(members)
+    ]
+    _insert(session, channel, rows)
+    return len(rows)
+
+
 def _log(channel: Any) -> Channel:
     if isinstance(channel, Log):
         return channel
+    if isinstance(channel, Ick):
+        raise InvalidRecord(
+            "channel", f"{channel.name} is an Ick, which keeps no payloads; call mark_dirty()"
+        )
     raise InvalidRecord(
         "channel",
         f"is of type {type(channel).__name__}; it takes the Log that the pipeline declares",

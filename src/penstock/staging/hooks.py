@@ -33,6 +33,7 @@ from penstock.staging.rows import Row, insert
 from penstock.staging.rules import (
     Attachment,
     Declarations,
+    Plan,
     Target,
     add_attachment,
     attachments,
@@ -58,6 +59,7 @@ class Flush:
         attachments: The pipelines of the session.
         changes: Objects in the order in which they are written, what happens to them, and on which connection.
         modified: Those of the updated objects of which a column has changed for certain.
+        former: Members that updated objects were before, of rules that mark members dirty.
         doomed: Objects to be deleted, with values that their rows had and the object in memory no longer has.
     """
 
@@ -65,6 +67,7 @@ class Flush:
     attachments: list[Attachment]
     changes: dict[State, tuple[Change, Connection]] = field(default_factory=dict)
     modified: set[State] = field(default_factory=set)
+    former: dict[State, list[tuple[Plan, object]]] = field(default_factory=dict)
     doomed: dict[State, dict[str, object]] = field(default_factory=dict)
 
     def reads(self, mapper: Mapper[Any], change: Change | None = None) -> set[str]:
@@ -166,6 +169,21 @@ def _before_update(_: Mapper[Any], connection: Connection, state: State) -> None
         # Asked now and again at the end: a column that was set to an SQL expression has forgotten it by then.
         if _is_modified(state):
             flush.modified.add(state)
+        _remember_members(flush, connection, state)
+
+
+def _remember_members(flush: Flush, connection: Connection, state: State) -> None:
+    """The members that the object was, where a column that gives them changes: before the row is written."""
+    for attachment in flush.attachments:
+        for plan in attachment.plans(state.mapper):
+            name = plan.moving(state.mapper)
+            if name is None or name not in state.committed_state:
+                continue
+            old = get_history(state.obj(), name, PassiveFlag.PASSIVE_NO_INITIALIZE).deleted
+            if not old:  # it was set without having been loaded
+                old = [row[name] for _, row in _loaded(connection, state.mapper, [state], [name])]
+            if old and old[0] != state.dict.get(name):
+                flush.former.setdefault(state, []).append((plan, old[0]))
 
 
 def _before_delete(_: Mapper[Any], connection: Connection, state: State) -> None:
@@ -197,9 +215,15 @@ def _after_flush(session: Session, context: UOWTransaction) -> None:
         for state, change, connection in told:
             for plan in attachment.plans(state.mapper):
                 if change in plan.rule.on:
+                    former = (
+                        plan.member(change, key)
+                        for other, key in flush.former.get(state, ())
+                        if other is plan
+                    )
                     row = plan.row(change, state.obj(), flush.doomed.get(state, {}))
-                    if row is not None:
-                        rows.setdefault(connection, []).append(row)
+                    found = [each for each in (*former, row) if each is not None]
+                    if found:
+                        rows.setdefault(connection, []).extend(found)
         for connection, together in rows.items():
             insert(connection, attachment.pipeline.schema, together)
             if attachment.nudge:

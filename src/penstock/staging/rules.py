@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Column, Table
 from sqlalchemy.orm import Mapper, Session, class_mapper, sessionmaker
 
-from penstock.declarations import Change, Channel, StagingRule
+from penstock.declarations import Change, Channel, Ick, StagingRule
 from penstock.errors import DeclarationError
 from penstock.staging.rows import Row, row
 
@@ -67,6 +67,8 @@ class Plan:
             InvalidRecord: The key or the payload is not acceptable.
         """
         rule = self.rule
+        if isinstance(rule.channel, Ick):
+            return self.member(change, self._key(target, known))
         if callable(rule.when) and not rule.when(target):
             return None
         data: Any
@@ -76,8 +78,25 @@ class Plan:
             }
         else:
             data = _called(rule.data, target)
-        key = _called(rule.key, target) if callable(rule.key) else _value(target, rule.key, known)
-        return row(rule.channel, key, change, self.called, data)
+        return row(rule.channel, self._key(target, known), change, self.called, data)
+
+    def member(self, change: Change, key: object) -> Row | None:
+        """The row that makes a member of the rule's Ick dirty; None if there is no member.
+
+        Raises:
+            InvalidRecord: The member is not acceptable.
+        """
+        return None if key is None else row(self.rule.channel, key, change, self.called, {})
+
+    def moving(self, mapper: Mapper[Any]) -> str | None:
+        """The column attribute whose change turns a member of the rule's Ick into another; None if none can."""
+        key = self.rule.key
+        is_column = isinstance(key, str) and key in mapper.column_attrs
+        return str(key) if is_column and isinstance(self.rule.channel, Ick) else None
+
+    def _key(self, target: object, known: Known) -> object:
+        key = self.rule.key
+        return _called(key, target) if callable(key) else _value(target, key, known)
 
 
 def plans(rules: Iterable[StagingRule], mapper: Mapper[Any]) -> tuple[Plan, ...]:

@@ -27,7 +27,7 @@ from sqlalchemy import Column, Table, types
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Mapper, class_mapper
 
-from penstock.declarations import StagingRule
+from penstock.declarations import Ick, StagingRule
 from penstock.errors import DeclarationError
 from penstock.staging.payload import MAX_KEY_CHARACTERS, json_text
 from penstock.staging.rules import Declarations, column_names, object_name
@@ -173,15 +173,21 @@ def _function(rule: StagingRule, mapper: Mapper[Any], schema: str, function: str
         f"jsonb_build_object({', '.join(pairs[start : start + _PAIRS_A_CALL])})"
         for start in range(0, len(pairs), _PAIRS_A_CALL)
     ]
+    told = {
+        "staged": f"{_quoted(schema)}.staged_records",
+        "channel": _literal(rule.channel.name),
+        "shards": rule.channel.shards,
+        "object": _literal(object_name(rule)),
+    }
+    is_ick = isinstance(rule.channel, Ick)
+    former = key.replace("penstock_row.", "OLD.", 1)
     return _FUNCTION.format(
+        **told,
         function=function,
-        staged=f"{_quoted(schema)}.staged_records",
         key=key,
         limit=MAX_KEY_CHARACTERS,
         when=_condition(rule),
-        channel=_literal(rule.channel.name),
-        shards=rule.channel.shards,
-        object=_literal(object_name(rule)),
+        members=_MEMBERS.format(**told, former=former) if is_ick else "",
         payload=" || ".join(objects) or "'{}'::jsonb",
     )
 
@@ -208,7 +214,7 @@ BEGIN
         penstock_row := NEW;
     END IF;
 {when}    penstock_key := {key};
-    IF penstock_key IS NULL OR length(penstock_key) NOT BETWEEN 1 AND {limit} THEN
+{members}    IF penstock_key IS NULL OR length(penstock_key) NOT BETWEEN 1 AND {limit} THEN
         RAISE EXCEPTION USING
             ERRCODE = 'check_violation',
             MESSAGE = 'penstock: the key of a row of ' || TG_TABLE_NAME
@@ -226,6 +232,24 @@ BEGIN
     RETURN NULL;
 END
 $penstock$"""
+
+
+# Who was another member before is dirty as that one too; NULL is no member.
+_MEMBERS = """    IF TG_OP = 'UPDATE' AND {former} IS DISTINCT FROM penstock_key AND {former} IS NOT NULL THEN
+        INSERT INTO {staged} (channel, shard, key, action, object, data)
+        VALUES (
+            {channel},
+            mod(('x' || encode(substr(sha256(convert_to({former}, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint, {shards}),
+            {former},
+            lower(TG_OP),
+            {object},
+            '{{}}'
+        );
+    END IF;
+    IF penstock_key IS NULL THEN
+        RETURN NULL;
+    END IF;
+"""
 
 
 def _condition(rule: StagingRule) -> str:

@@ -3,6 +3,8 @@
 It keeps no position of its own that could be wrong: what it believes about a shard's tail is compared by the script
 that appends, and the script's answer is what it believes next.  So a lost reply, a second publisher, a publisher that
 slept for an hour, a Redis that came back empty or older all end in the same log.
+
+What goes to an Ick is folded on the way: a member is named once a batch, since the first of its records.
 """
 
 from collections.abc import Mapping
@@ -11,12 +13,13 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, assert_never
 
+from penstock.channels.ick import Fold, fold, tell_each
 from penstock.channels.log import Appended, Batch, Behind, FencedOff, Foreign, append_each, extents
 from penstock.channels.server import RedisClient
 from penstock.errors import ChangedPast, Fenced
 from penstock.journal import tails_of
 from penstock.postgres import Connection, answering
-from penstock.records import BEGINNING, Epoch, Offset, Shard, ShardName
+from penstock.records import BEGINNING, Epoch, Offset, Record, RecordId, Shard, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
 from penstock.telemetry import crashpoint
 
@@ -67,6 +70,7 @@ class Publisher:
         self._namespace = namespace
         self._epoch = epoch
         self._wanted: dict[ShardName, Offset] = {}
+        self._icks: frozenset[str] = frozenset()
         self.tails: dict[ShardName, Offset] = {}
 
     def want(self, tails: Mapping[ShardName, Offset]) -> None:
@@ -82,6 +86,9 @@ class Publisher:
             ForeignLog: A key of ours holds something else.
         """
         self.want(tails_of(self._connection, self._schema))
+        with answering("reading which channels are Icks"):
+            rows = self._connection.execute(self._sql["icks"]).fetchall()
+        self._icks = frozenset(channel for (channel,) in rows)
         found = extents(self._client, self._namespace, list(self._wanted))
         self.tails.update({shard: extent.tail for shard, extent in found.items()})
 
@@ -100,6 +107,7 @@ class Publisher:
             AppendRefused: Redis takes no writes now.
             ChangedPast: The journal names records that Postgres no longer has.
             ForeignLog: The log holds what is not ours.
+            DamagedIck: An Ick is not whole.
             Fenced: A newer epoch has taken over.
         """
         return self._send(self._unpublished())
@@ -119,7 +127,7 @@ class Publisher:
         crashpoint("publisher.before_resend")
         return self._send([batch for batch in batches if not batch.begins])
 
-    def _unpublished(self) -> list[Batch]:
+    def _unpublished(self) -> list[Batch | Fold]:
         lacking = [s for s, tail in self._wanted.items() if tail > self.tails.get(s, BEGINNING)][
             :SHARDS_A_PASS
         ]
@@ -141,7 +149,7 @@ class Publisher:
             for (channel, shard), found in groupby(rows, key=itemgetter(0, 1))
         ]
 
-    def _batch(self, shard: ShardName, rows: list[tuple[Any, ...]]) -> Batch:
+    def _batch(self, shard: ShardName, rows: list[tuple[Any, ...]]) -> Batch | Fold:
         lost = [row[3] for row in rows if row[4] is None]
         if lost:
             raise ChangedPast(
@@ -152,25 +160,38 @@ class Publisher:
         first = Offset(rows[0][2])
         # The journal has no holes: a first record beyond tail + 1 is where it begins.
         begins = first > self.tails.get(shard, BEGINNING) + 1
+        if shard.channel in self._icks:
+            records = [
+                Record(shard.channel, shard.shard, Offset(row[2]), RecordId(row[4]), *row[5:])
+                for row in rows
+            ]
+            return fold(records, self._epoch, begins=begins)
         return Batch(
             shard, self._epoch, first, begins, [value for row in rows for value in row[4:]]
         )
 
-    def _send(self, batches: list[Batch]) -> Published:
+    def _send(self, batches: list[Batch | Fold]) -> Published:
         if not batches:
             return Published()
         crashpoint("publisher.before_append")
-        replies = append_each(self._client, self._namespace, batches)
+        logs = [batch for batch in batches if isinstance(batch, Batch)]
+        folds = [batch for batch in batches if isinstance(batch, Fold)]
+        both: list[Batch | Fold] = [*logs, *folds]
+        replies = append_each(self._client, self._namespace, logs) if logs else []
+        if folds:
+            replies += tell_each(self._client, self._namespace, folds)
         crashpoint("publisher.after_append")
         added, known, healed = 0, 0, []
-        for batch, reply in zip(batches, replies, strict=True):
+        for batch, reply in zip(both, replies, strict=True):
             match reply:
                 case Appended():
                     added += reply.added
                     known += batch.count - reply.added
                     self.tails[batch.shard] = reply.tail
                 case Behind():
-                    healed.append(batch.shard)
+                    # An Ick that is ahead of us was told by another publisher, in batches that began elsewhere.
+                    if reply.tail < batch.first:
+                        healed.append(batch.shard)
                     self.tails[batch.shard] = reply.tail
                 case FencedOff() | Foreign():
                     raise _refusal(batch, reply)
@@ -179,7 +200,7 @@ class Publisher:
         return Published(added, known, tuple(healed))
 
 
-def _refusal(batch: Batch, reply: FencedOff | Foreign) -> ChangedPast | Fenced:
+def _refusal(batch: Batch | Fold, reply: FencedOff | Foreign) -> ChangedPast | Fenced:
     if isinstance(reply, FencedOff):
         return Fenced(
             f"{batch.shard}: the log is in epoch {reply.epoch}, this streamer in {batch.epoch}: it belongs to a past that "

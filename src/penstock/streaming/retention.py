@@ -2,13 +2,17 @@
 
 The slowest checkpoint decides, never a length: a consumer that is away finds everything when it comes back.  Postgres
 first, then Redis: what Redis holds too much is harmless.
+
+What was told to an Ick stays in Postgres until the Ick says that all of it has been done since: a Redis that comes back
+empty is told everything again that it could have forgotten.
 """
 
 from dataclasses import dataclass
 
+from penstock.channels.ick import passages
 from penstock.channels.log import evict
 from penstock.channels.server import RedisClient
-from penstock.declarations import Channel
+from penstock.declarations import Channel, Ick
 from penstock.postgres import Connection, answering
 from penstock.records import Offset, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
@@ -50,22 +54,27 @@ def retain(
         connection: In autocommit mode.
         client: The Redis that holds the log.
         channel: The channel; its ``keep`` is counted from the time of sequencing, by Postgres' clock.
-        tails: What the log of each shard ends with: a shard that nobody reads is kept until it is published.
+        tails: What the log of each shard ends with: a shard that nobody reads is kept until it is published, that of an
+            Ick until it is done, whoever does it.
         schema: The Penstock schema.
         namespace: First part of the keys.
 
     Raises:
         ServerUnavailable: Postgres or Redis does not answer.
         AppendRefused: Redis takes no writes now.
+        DamagedIck: An Ick is not whole.
     """
     records, evicted, more = 0, 0, False
+    if isinstance(channel, Ick):
+        found = passages(client, namespace, channel.shard_names)
+        tails = {shard: passage.passed for shard, passage in found.items()}
     for shard in channel.shard_names:
         entries, removed, passed = _forget(
             connection, channel, shard, tails.get(shard, Offset(0)), schema
         )
         records += removed
         more = more or entries == ENTRIES_A_PASS
-        if passed is not None:
+        if passed is not None and not isinstance(channel, Ick):
             evicted += evict(client, namespace, shard, Offset(passed + 1))
             crashpoint("retention.after_evict")
     return Retained(records, evicted, more)

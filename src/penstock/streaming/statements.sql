@@ -134,6 +134,12 @@ FROM (
 WHERE coalesce(weight_before, 0) < %(bytes)s
 ORDER BY channel, shard, "offset";
 
+-- :name icks
+-- The channels that are lists of what is dirty; all others are logs.
+SELECT channel
+FROM {schema}.channels
+WHERE kind = 'ick';
+
 -- :name prepare_retention
 -- The same limit as for a tick: nobody waits for a retention that is suspended while it holds the channel.
 SELECT set_config('idle_in_transaction_session_timeout', '10s', true);

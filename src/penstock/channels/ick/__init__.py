@@ -4,7 +4,8 @@ Producers say "document 17 is dirty, since now"; however often they say it, it i
 Consumers take the oldest, bring their copy up to date, and say which are done.
 
 ``DirtyList`` has the six operations of Redis::Ick, on its keys.  ``Reservations`` is for consumers that must not forget
-a member which becomes dirty while they work on it.  ``repair`` makes a damaged Ick whole.
+a member which becomes dirty while they work on it.  ``repair`` makes a damaged Ick whole.  ``tell_each`` and
+``passages`` are a pipeline's: members of records, in the order of their offsets.  ``telling`` is how a pipeline marks.
 """
 
 from penstock.channels.ick.dirty_list import DirtyList, QueuedDirtyList, add_each
@@ -22,6 +23,7 @@ from penstock.channels.ick.reservations import (
     Standing,
     Superseded,
 )
+from penstock.channels.ick.telling import Fold, Passage, fold, passages, tell_each
 
 __all__ = [
     "EVERYTHING",
@@ -31,9 +33,11 @@ __all__ = [
     "Damage",
     "DirtyList",
     "Exchanged",
+    "Fold",
     "IckStats",
     "Mark",
     "Member",
+    "Passage",
     "Patience",
     "QueuedDirtyList",
     "Released",
@@ -44,5 +48,8 @@ __all__ = [
     "Standing",
     "Superseded",
     "add_each",
+    "fold",
+    "passages",
     "repair",
+    "tell_each",
 ]

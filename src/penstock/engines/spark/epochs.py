@@ -90,7 +90,7 @@ class EpochsReader(DataSourceStreamReader):
         yield (str(task), *(counts[name] for name in COUNTS), monotonic() - began)
 
     def _run(self, task: Task, stop: Callable[[], bool], counter: "_Counter") -> None:
-        from penstock.consuming import ConsumerWorker  # noqa: PLC0415  planners import this module too, and need none
+        from penstock.consuming import worker_of  # noqa: PLC0415  planners import this module too, and need none
         from penstock.streaming import Streamer  # noqa: PLC0415  the same
 
         pipeline = load_pipeline(self._options["app"])
@@ -115,7 +115,7 @@ class EpochsReader(DataSourceStreamReader):
             )
         else:
             consumer = pipeline.consumer_named(task.consumer)
-            worker = ConsumerWorker(
+            worker = worker_of(
                 pipeline,
                 consumer,
                 *urls,

@@ -24,8 +24,8 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from penstock.channels.log import extents
 from penstock.channels.server import connect_redis
-from penstock.consuming.applying import driver_connection
 from penstock.consuming.checkpoints import Checkpoint, Checkpoints
+from penstock.consuming.delivering import driver_connection
 from penstock.declarations import ConsumerSpec
 from penstock.errors import Gap, Halted
 from penstock.pipeline import Pipeline

@@ -1,0 +1,507 @@
+"""Icks in the pipeline: what is marked in Postgres is done by the consumer, whatever is lost, sent again, or killed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from fixtures.dirty import DOCUMENTS, check_copy, copy_documents, declare_index, mark_changed
+from penstock import Ick, Log, Pipeline
+from penstock.channels.ick import DirtyList, Patience, Reservation, Reservations
+from penstock.channels.routing import ick_shard_keys
+from penstock.consuming import ConsumerWorker
+from penstock.consuming.dirty import MemberWorker
+from penstock.errors import BrokenTransaction, ChangedPast, DeclarationError
+from penstock.postgres import Connection
+from penstock.streaming import Streamer
+from penstock.testing import eventually
+
+
+@pytest.fixture
+def index() -> Ick:
+    """A list of what is dirty, of two shards, that keeps nothing longer than it must."""
+    return Ick("index", shards=2, keep=timedelta(0))
+
+
+@pytest.fixture
+def flow(index: Ick) -> Pipeline:
+    return Pipeline([index])
+
+
+@pytest.fixture
+def documents(connection: Connection) -> Connection:
+    connection.execute(DOCUMENTS)
+    return connection
+
+
+MakeWorker = Callable[..., MemberWorker]
+
+
+@pytest.fixture
+def make_worker(
+    flow: Pipeline, index: Ick, database_url: str, redis_url: str
+) -> Iterator[MakeWorker]:
+    """A worker of the consumer, which is declared when the first is made."""
+    made: list[MemberWorker] = []
+
+    def make(handler: Callable[..., Any] | None = None, **options: Any) -> MemberWorker:
+        if not flow.consumers:
+            flow.consumer(reads=index, name="indexer", **options)(handler or copy_documents)
+        spec = flow.consumer_named("indexer")
+        made.append(MemberWorker(flow, spec, database_url, redis_url))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.close()
+
+
+def ick_of(client: redis.Redis, shard: int) -> DirtyList:
+    return DirtyList(client, f"penstock:{{index/{shard}}}:ick")
+
+
+def waiting(client: redis.Redis) -> dict[bytes, float]:
+    """What both shards hold, with scores."""
+    found: dict[bytes, float] = {}
+    for shard in (0, 1):
+        keys = ick_of(client, shard).keys
+        for key in (keys.dirty, keys.held):
+            marks: Any = client.zrange(key, 0, -1, withscores=True)
+            found.update(dict(marks))
+    return found
+
+
+def retain(streamer: Streamer) -> int:
+    """Rounds with retention until it removes no more; gives how many records went."""
+    removed = 0
+    for _ in range(3):
+        streamer._retain_at = 0.0
+        removed += streamer.round().removed
+    return removed
+
+
+def staged(connection: Connection) -> int:
+    [(count,)] = connection.execute("SELECT count(*) FROM penstock.staged_records").fetchall()
+    return int(count)
+
+
+def test_what_is_marked_is_folded_and_handed_to_the_consumer(
+    documents: Connection,
+    index: Ick,
+    streamer: Streamer,
+    make_worker: MakeWorker,
+    redis_client: redis.Redis,
+) -> None:
+    """Guarantee 6."""
+    for _ in range(5):
+        mark_changed(documents, [f"d{n}" for n in range(100)])
+
+    assert streamer.drain() == 500
+    assert len(waiting(redis_client)) == 100
+    assert make_worker().drain() == 100
+    check_copy(documents, redis_client, index)
+
+
+def test_the_score_is_the_time_when_the_first_record_was_staged(
+    documents: Connection, streamer: Streamer, redis_client: redis.Redis
+) -> None:
+    mark_changed(documents, ["a"])
+    [(first,)] = documents.execute("SELECT created_at FROM penstock.staged_records").fetchall()
+    streamer.drain()
+
+    mark_changed(documents, ["a"])
+    streamer.drain()
+
+    assert waiting(redis_client) == {b"a": first.timestamp()}
+
+
+def test_a_batch_that_is_sent_again_makes_nothing_dirty_that_is_done(
+    documents: Connection,
+    streamer: Streamer,
+    make_worker: MakeWorker,
+    redis_client: redis.Redis,
+) -> None:
+    """Guarantees 1 and 6: the second batch is compared, and marks nothing."""
+    mark_changed(documents, ["a", "b", "c"])
+    streamer.drain()
+    make_worker().drain()
+
+    _, publisher = streamer._opened()
+    resent = publisher.resend(10)
+
+    assert (resent.added, resent.known) == (0, 3)
+    assert waiting(redis_client) == {}
+
+
+def test_a_member_that_changes_while_it_is_worked_on_comes_again(
+    documents: Connection,
+    index: Ick,
+    streamer: Streamer,
+    make_worker: MakeWorker,
+    redis_client: redis.Redis,
+) -> None:
+    """Guarantee 6."""
+    changes = iter(range(3))
+
+    def copy_late(session: Session, members: Sequence[str]) -> None:
+        copy_documents(session, members)  # reads now …
+        if next(changes, None) is not None:  # … and only then the document changes
+            mark_changed(documents, members)
+            streamer.drain()
+
+    mark_changed(documents, ["a"])
+    streamer.drain()
+
+    assert make_worker(copy_late).drain() == 4
+    check_copy(documents, redis_client, index)
+
+
+def test_a_redis_that_comes_back_empty_is_told_again_what_was_not_done(
+    documents: Connection,
+    index: Ick,
+    streamer: Streamer,
+    make_worker: MakeWorker,
+    redis_client: redis.Redis,
+) -> None:
+    """Guarantees 6 and 9: retention has kept what was dirty, and only that has to be done again."""
+    worker = make_worker()
+    mark_changed(documents, [f"old {n}" for n in range(50)])
+    streamer.drain()
+    worker.drain()
+    mark_changed(documents, [f"new {n}" for n in range(50)])
+    streamer.drain()
+    retain(streamer)
+    assert staged(documents) >= 50
+
+    redis_client.flushall()
+    worker.close()
+    streamer.close()
+    streamer.drain()
+
+    assert {m for m in waiting(redis_client) if m.startswith(b"new")} == {
+        f"new {n}".encode() for n in range(50)
+    }
+    worker.drain()
+    check_copy(documents, redis_client, index)
+
+
+def test_a_redis_that_loses_the_ick_alone_is_told_again(
+    documents: Connection,
+    streamer: Streamer,
+    make_worker: MakeWorker,
+    redis_client: redis.Redis,
+) -> None:
+    """Guarantee 6: somebody deletes the Ick; its position means nothing then."""
+    make_worker().drain()
+    mark_changed(documents, ["a", "b", "c"])
+    streamer.drain()
+    for shard in (0, 1):
+        ick_of(redis_client, shard).delete()
+    assert waiting(redis_client) == {}
+
+    retain(streamer)
+    streamer._refresh_at = 0.0
+    streamer.drain()
+
+    assert set(waiting(redis_client)) == {b"a", b"b", b"c"}
+
+
+def test_a_stream_that_was_written_as_a_log_is_no_position(
+    documents: Connection, streamer: Streamer, redis_client: redis.Redis
+) -> None:
+    """A streamer that does not know yet that the channel is an Ick appends records: none of them was marked."""
+    mark_changed(documents, [f"d{n}" for n in range(20)])
+    streamer.open()
+    _, publisher = streamer._opened()
+    documents.execute("UPDATE penstock.channels SET kind = 'log'")
+    streamer.drain()
+    assert waiting(redis_client) == {}
+
+    documents.execute("UPDATE penstock.channels SET kind = 'ick'")
+    retain(streamer)
+    publisher.refresh()
+    streamer.drain()
+
+    assert len(waiting(redis_client)) == 20
+
+
+def test_retention_keeps_what_is_not_done_and_nothing_else(
+    documents: Connection,
+    streamer: Streamer,
+    make_worker: MakeWorker,
+) -> None:
+    """The newest journal row of each shard stays, for its offsets."""
+    worker = make_worker()
+    for number in range(10):
+        mark_changed(documents, [f"d{n}" for n in range(number * 10, number * 10 + 10)])
+        streamer.drain()
+    assert retain(streamer) == 0
+
+    worker.drain()
+
+    assert retain(streamer) > 60
+    assert staged(documents) <= 20
+
+
+def test_retention_goes_on_under_load_that_never_lets_the_ick_be_empty(
+    documents: Connection,
+    streamer: Streamer,
+    make_worker: MakeWorker,
+    redis_client: redis.Redis,
+) -> None:
+    """Whatever waited when a mark was left has been done once everything that waits is newer."""
+    worker = make_worker(batch=10)
+    removed = 0
+    for number in range(12):
+        mark_changed(documents, [f"d{n}" for n in range(number * 20, number * 20 + 20)])
+        streamer.drain()
+        worker.round(block_ms=0)
+        mark_changed(documents, [f"late {number} {n}" for n in range(10)])
+        streamer.drain()
+        assert waiting(redis_client)
+        worker._pass_at = 0.0
+        worker.round(block_ms=0) if number % 2 else None
+        removed += retain(streamer)
+
+    assert removed > 100
+
+
+def test_a_consumer_that_is_killed_in_its_turn_is_succeeded(
+    documents: Connection,
+    index: Ick,
+    streamer: Streamer,
+    make_worker: MakeWorker,
+    redis_client: redis.Redis,
+) -> None:
+    """Guarantees 4 and 6: its reservation stands still, and no transaction of its works on the shard."""
+    mark_changed(documents, ["a", "b", "c", "d"])
+    streamer.drain()
+    for shard in index.shard_names:
+        gone = Reservations(redis_client, ick_shard_keys("penstock", shard).name, holder="gone")
+        assert isinstance(gone.reserve(), Reservation)
+
+    assert make_worker().drain() == 4
+    check_copy(documents, redis_client, index)
+
+
+def test_a_consumer_that_works_for_long_is_not_succeeded(
+    documents: Connection,
+    streamer: Streamer,
+    make_worker: MakeWorker,
+    redis_client: redis.Redis,
+    index: Ick,
+) -> None:
+    """Its transaction holds the checkpoint's row: whoever would take over sees that."""
+    answers: list[bool] = []
+
+    def slow(session: Session, members: Sequence[str]) -> None:
+        second = make_worker()
+        second.open()
+        second._patience = dict.fromkeys(index.shard_names, Patience(0.0))
+        answers.append(bool(second.round(block_ms=0).applied))
+        copy_documents(session, members)
+
+    mark_changed(documents, ["a"])
+    streamer.drain()
+
+    assert make_worker(slow).drain() == 1
+    assert answers == [False]
+
+
+def test_two_workers_share_the_shards(
+    documents: Connection,
+    index: Ick,
+    streamer: Streamer,
+    make_worker: MakeWorker,
+    redis_client: redis.Redis,
+) -> None:
+    """Guarantees 5 and 6: a shard that one of them works on is passed over by the other."""
+    applied: list[int] = []
+
+    def share(session: Session, members: Sequence[str]) -> None:
+        copy_documents(session, members)
+        if not applied:
+            applied.append(0)
+            applied.append(make_worker().round(block_ms=0).applied)
+
+    mark_changed(documents, [f"d{n}" for n in range(40)])
+    streamer.drain()
+    first = make_worker(share, batch=100).drain()
+
+    assert applied[1] > 0
+    assert first + applied[1] == 40
+    check_copy(documents, redis_client, index)
+
+
+def test_a_poison_member_is_set_aside_with_its_reason_and_the_others_are_done(
+    documents: Connection,
+    streamer: Streamer,
+    make_worker: MakeWorker,
+    redis_client: redis.Redis,
+) -> None:
+    """Guarantee 21: and when it can be done, its dead letter goes."""
+    poison = {"d7"}
+
+    def picky(session: Session, members: Sequence[str]) -> None:
+        if poison & set(members):
+            raise ValueError("it cannot be indexed")
+        copy_documents(session, members)
+
+    mark_changed(documents, [f"d{n}" for n in range(20)])
+    streamer.drain()
+    worker = make_worker(picky, attempts=1)
+
+    assert worker.drain() == 19
+    letters = "SELECT key, reason, attempts FROM penstock.dead_letters"
+    assert documents.execute(letters).fetchall() == [("d7", "ValueError: it cannot be indexed", 1)]
+    assert waiting(redis_client) == {}
+
+    mark_changed(documents, ["d7"])
+    streamer.drain()
+    worker.drain()
+    assert documents.execute(letters).fetchall() == [("d7", "ValueError: it cannot be indexed", 2)]
+
+    poison.clear()
+    mark_changed(documents, ["d7"])
+    streamer.drain()
+    worker.drain()
+    assert documents.execute(letters).fetchall() == []
+
+
+def test_a_member_that_is_no_text_is_set_aside(
+    documents: Connection, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
+) -> None:
+    """A producer of another kind may add any bytes."""
+    streamer.open()
+    ick_of(redis_client, 0).add({b"\xff\x00": 5, b"good": 6})
+
+    assert make_worker(attempts=1).drain() == 1
+    [(key, reason)] = documents.execute("SELECT key, reason FROM penstock.dead_letters").fetchall()
+    assert key == "\\xff\\x00"
+    assert "UTF-8" in reason
+
+
+def test_a_shard_halts_if_poison_is_to_stop_it(
+    documents: Connection, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
+) -> None:
+    def fails(_session: Session, _members: Sequence[str]) -> None:
+        raise ValueError("never")
+
+    mark_changed(documents, ["a"])
+    streamer.drain()
+
+    assert make_worker(fails, attempts=1, on_poison="halt").drain() == 0
+    [(reason,)] = documents.execute(
+        "SELECT halted FROM penstock.checkpoints WHERE halted IS NOT NULL"
+    ).fetchall()
+    assert "'a' failed 1 times: ValueError: never" in reason
+    assert set(waiting(redis_client)) == {b"a"}
+
+
+def test_each_gets_one_member_a_call(
+    documents: Connection, streamer: Streamer, make_worker: MakeWorker
+) -> None:
+    seen: list[str] = []
+
+    def one(_session: Session, member: str) -> None:
+        seen.append(member)
+
+    mark_changed(documents, ["a", "b", "c"])
+    streamer.drain()
+    make_worker(one, each=True).drain()
+
+    assert sorted(seen) == ["a", "b", "c"]
+
+
+def test_an_ick_that_was_told_what_postgres_has_lost_stops_everybody(
+    documents: Connection, streamer: Streamer, make_worker: MakeWorker
+) -> None:
+    """Guarantees 6 and 10."""
+    mark_changed(documents, [f"d{n}" for n in range(20)])
+    streamer.drain()
+    streamer.close()
+    documents.execute("DELETE FROM penstock.journal")
+
+    with pytest.raises(ChangedPast):
+        streamer.open()
+    with pytest.raises(ChangedPast):
+        make_worker().open()
+
+
+def test_a_member_done_without_a_commit_comes_again_and_is_done_again(
+    documents: Connection,
+    index: Ick,
+    streamer: Streamer,
+    make_worker: MakeWorker,
+    redis_client: redis.Redis,
+) -> None:
+    worker = make_worker()
+    mark_changed(documents, ["a"])
+    streamer.drain()
+
+    worker._reread_chance = 1.0
+    worker.round(block_ms=0)
+    assert set(waiting(redis_client)) == {b"a"}
+    worker._reread_chance = 0.0
+    worker.drain()
+
+    check_copy(documents, redis_client, index)
+
+
+def test_a_handler_that_commits_by_itself_is_found_out(
+    documents: Connection, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
+) -> None:
+    def commits(session: Session, _members: Sequence[str]) -> None:
+        session.connection().execute(text("COMMIT"))
+
+    mark_changed(documents, ["a"])
+    streamer.drain()
+
+    with pytest.raises(BrokenTransaction):
+        make_worker(commits).drain()
+    assert set(waiting(redis_client)) == {b"a"}
+
+
+def test_an_ick_has_one_consumer_and_a_log_is_no_ick(
+    flow: Pipeline, index: Ick, database_url: str, redis_url: str
+) -> None:
+    declare_index(flow, index)
+
+    with pytest.raises(DeclarationError, match="indexer reads index already"):
+        flow.consumer(reads=index, name="second")(copy_documents)
+    with pytest.raises(DeclarationError, match="frames and park_key"):
+        flow.consumer(reads=index, name="second", frames=True)(copy_documents)
+    with pytest.raises(DeclarationError, match="needs none"):
+        flow.reconciliation(of="indexer", state="public.copies", key="key")(lambda tables: tables)
+    with pytest.raises(DeclarationError, match="worker_of"):
+        ConsumerWorker(flow, flow.consumer_named("indexer"), database_url, redis_url)
+    with pytest.raises(DeclarationError, match="is no Ick"):
+        flow.mark_dirty(Pipeline, to=Log("things"), key="id")  # type: ignore[arg-type]
+
+
+def test_a_worker_that_loses_its_connection_goes_on_with_what_it_holds(
+    documents: Connection,
+    index: Ick,
+    streamer: Streamer,
+    make_worker: MakeWorker,
+    redis_client: redis.Redis,
+) -> None:
+    """Nobody has to wait for patience: it is the same holder."""
+    worker = make_worker()
+    worker.open()
+    mark_changed(documents, ["a", "b", "c"])
+    streamer.drain()
+    for shard in index.shard_names:
+        assert isinstance(worker._icks[shard].reserve(), Reservation)
+
+    worker.close()
+    worker.open()
+    worker._patience = {}  # would be asked if it were busy
+
+    assert worker.drain() == 3
+    eventually(lambda: not waiting(redis_client), "all is done")
+    check_copy(documents, redis_client, index)

@@ -1,0 +1,135 @@
+"""Rules that mark members dirty, in the session's transaction."""
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session, sessionmaker
+
+from fixtures.application import Ride, Rider, StagedRecords
+from penstock import Ick, Log, Pipeline, mark_dirty, stage
+from penstock.errors import DeclarationError, InvalidRecord, NotAttached
+from penstock.staging import trigger_sql
+
+Sessions = sessionmaker[Session]
+
+
+@pytest.fixture
+def index(pipeline: Pipeline) -> Ick:
+    ick = Ick("ride-index", shards=4)
+    pipeline.add(ick)
+    return ick
+
+
+def members(records: StagedRecords) -> list[tuple[str, str]]:
+    return [(record.action, record.key) for record in records()]
+
+
+def test_each_change_names_the_member_and_carries_no_payload(
+    pipeline: Pipeline, index: Ick, sessions: Sessions, staged: StagedRecords
+) -> None:
+    """Guarantee 6: a change and its mark, or neither."""
+    pipeline.mark_dirty(Ride, to=index, key="id")
+    with sessions.begin() as session:
+        ride = Ride(id=7)
+        session.add(ride)
+        session.flush()
+        ride.status = "done"
+        session.flush()
+        session.delete(ride)
+    with sessions() as session:
+        session.add(Ride(id=8))
+        session.flush()
+        session.rollback()
+
+    assert members(staged) == [("insert", "7"), ("update", "7"), ("delete", "7")]
+    assert {(r.channel, r.shard, str(r.data)) for r in staged()} == {
+        ("ride-index", index.shard_of("7"), "{}")
+    }
+
+
+@pytest.mark.parametrize("object_is", ["loaded", "expired"])
+def test_a_row_that_moves_makes_both_members_dirty(
+    pipeline: Pipeline, index: Ick, sessions: Sessions, staged: StagedRecords, object_is: str
+) -> None:
+    """Guarantee 6: the rider who loses the ride is dirty too, also if the object had not loaded who it was."""
+    with sessions.begin() as session:
+        session.add_all([Rider(id=1, name="a"), Rider(id=2, name="b"), Ride(id=7, rider_id=1)])
+    pipeline.mark_dirty(Ride, to=index, key="rider_id", on="update")
+
+    with sessions.begin() as session:
+        ride = session.get_one(Ride, 7)
+        if object_is == "expired":
+            session.expire(ride)
+        ride.rider_id = 2
+
+    assert members(staged) == [("update", "1"), ("update", "2")]
+
+
+def test_none_is_no_member(
+    pipeline: Pipeline, index: Ick, sessions: Sessions, staged: StagedRecords
+) -> None:
+    pipeline.mark_dirty(Ride, to=index, key="rider_id")
+    with sessions.begin() as session:
+        ride = Ride(id=7)
+        session.add_all([Rider(id=1, name="a"), ride])
+        session.flush()
+        ride.rider_id = 1
+        session.flush()
+        ride.rider_id = None
+
+    assert members(staged) == [("update", "1"), ("update", "1")]
+
+
+def test_a_trigger_marks_as_the_hooks_do(
+    pipeline: Pipeline, index: Ick, application: Engine, staged: StagedRecords
+) -> None:
+    rule = pipeline.mark_dirty(Ride, to=index, key="rider_id", capture="trigger")
+    with application.begin() as connection:
+        for statement in trigger_sql(rule, "penstock"):
+            connection.execute(text(statement.replace(":", "\\:")))
+        connection.execute(text("INSERT INTO riders VALUES (1, 'a'), (2, 'b')"))
+        connection.execute(
+            text(
+                "INSERT INTO rides (id, status, fare, extra, rider_id) VALUES (7, 'new', 0, '{}', 1), (8, 'new', 0, '{}', NULL)"
+            )
+        )
+        connection.execute(text("UPDATE rides SET rider_id = 2"))
+        connection.execute(text("DELETE FROM rides WHERE id = 7"))
+
+    assert members(staged) == [
+        ("insert", "1"),
+        ("update", "1"),
+        ("update", "2"),
+        ("update", "2"),
+        ("delete", "2"),
+    ]
+    assert {(r.shard, r.key) for r in staged()} == {(index.shard_of(k), k) for k in ("1", "2")}
+
+
+def test_members_are_marked_by_hand(
+    pipeline: Pipeline, index: Ick, sessions: Sessions, staged: StagedRecords
+) -> None:
+    with sessions.begin() as session:
+        assert mark_dirty(session, index, [1, "two"]) == 2
+
+    assert [(r.action, r.object, r.key) for r in staged()] == [
+        ("dirty", "member", "1"),
+        ("dirty", "member", "two"),
+    ]
+
+
+def test_what_does_not_go_together_is_refused(
+    pipeline: Pipeline, index: Ick, rides: Log, sessions: Sessions
+) -> None:
+    with pytest.raises(DeclarationError, match="mark_dirty"):
+        pipeline.stages(Ride, to=index, key="id")
+    with pytest.raises(DeclarationError, match="no Ick"):
+        pipeline.mark_dirty(Ride, to=rides, key="id")  # type: ignore[arg-type]
+    with sessions() as session:
+        with pytest.raises(InvalidRecord, match="mark_dirty"):
+            stage(session, index, key=1, action="a", object="b", data=None)
+        with pytest.raises(InvalidRecord, match="takes the Ick"):
+            mark_dirty(session, rides, [1])  # type: ignore[arg-type]
+        with pytest.raises(InvalidRecord, match=r"members\[1\]"):
+            mark_dirty(session, index, [1, None])
+        with pytest.raises(NotAttached):
+            mark_dirty(session, Ick("another"), [1])
