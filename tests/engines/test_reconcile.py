@@ -1,5 +1,6 @@
 """Reconcile: what a consumer holds against the canonical tables, exactly, and mended."""
 
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from sqlalchemy.orm import Session
 from penstock import Log, Pipeline
 from penstock.consuming import ConsumerWorker
 from penstock.engines.spark.reconcile import SparkComparer, Tables
-from penstock.errors import BarrierMissed, DeclarationError, Refused
+from penstock.errors import BarrierMissed, DeclarationError, PenstockError, Refused
 from penstock.postgres import Connection, connect_postgres
 from penstock.reconciling import Kind, Reconciled, reconcile
 from penstock.records import Record
@@ -83,10 +84,15 @@ def bank(flow: Pipeline, things: Log, connection: Connection) -> Connection:
 
 @pytest.fixture
 def run(spark: SparkSession, flow: Pipeline, bank: Connection, database_url: str) -> Run:
-    def go(name: str = "totals", report: Path | None = None, **options: Any) -> Reconciled:
+    def go(
+        name: str = "totals",
+        report: Path | None = None,
+        application: str = "test",
+        **options: Any,
+    ) -> Reconciled:
         comparer = SparkComparer(spark, database_url, None if report is None else str(report))
         return reconcile(
-            lambda: connect_postgres(database_url, application="test"),
+            lambda: connect_postgres(database_url, application=application),
             flow.reconciliation_named(name),
             comparer,
             **options,
@@ -234,6 +240,43 @@ def test_state_and_position_are_replaced_together_under_load(
         for _ in range(3):
             run(intent=intent)
             assert run().clean
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+def test_fifty_bootstraps_under_load_with_kills(
+    run: Run, working: Any, bank: Connection, database_url: str
+) -> None:
+    """Guarantee 28: whatever moment a run is killed at, the next one makes state and position agree."""
+    dice, killed = random.Random(28), 0
+
+    def produce(stopped: Callable[[], bool]) -> None:
+        with connect_postgres(database_url, application="producer") as producing:
+            while not stopped():
+                change(producing, 20, cents=3, first=101)
+
+    def kill() -> None:
+        """What Postgres sees of a SIGKILL: the connections are gone."""
+        bank.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'penstock bootstrap'"
+        )
+
+    change(bank, 100)
+    with working(produce):
+        for number in range(50):
+            killer = threading.Timer(dice.uniform(0.01, 0.6), kill)
+            if number % 2:
+                killer.start()
+            try:
+                run(intent="bootstrap", application="bootstrap")
+            except PenstockError:
+                killed += 1
+            killer.cancel()
+            if number % 5 == 0:
+                plant(bank)
+                run(intent="bootstrap")
+            assert run().clean
+    assert killed > 5
 
 
 @pytest.mark.chaos

@@ -16,6 +16,7 @@ from penstock.reconciling.comparison import Comparison, Difference, Kind
 from penstock.reconciling.cut import Connect, Cut, cut
 from penstock.reconciling.run import (
     Comparer,
+    Intent,
     Reconciled,
     Rows,
     check_alone,
@@ -30,6 +31,7 @@ __all__ = [
     "Connect",
     "Cut",
     "Difference",
+    "Intent",
     "Kind",
     "Pinned",
     "Reconciled",

@@ -12,7 +12,7 @@ from typing import LiteralString
 from psycopg import sql
 
 from penstock.declarations import ReconciliationSpec
-from penstock.errors import BarrierMissed, Gap, Refused
+from penstock.errors import BarrierMissed, DeclarationError, Gap, Refused, Unknown
 from penstock.postgres import Connection, answering
 from penstock.reconciling.comparison import Difference
 from penstock.reconciling.cut import Cut
@@ -59,8 +59,9 @@ def mend(  # noqa: PLR0913, PLR0917  what a repair needs
         Refused: Records of the consumer are set aside.
         ServerUnavailable: Postgres does not answer; nothing, or all of it, was done.
     """
-    words, sql_ = _Words(spec, columns), statements("penstock.reconciling", schema)
+    sql_ = statements("penstock.reconciling", schema)
     with answering(f"mending {spec.state}"), connection.transaction():
+        words = _Words(spec, columns, _types(connection, spec))
         standing = _locked(connection, spec, schema)
         if any(offset != at.offset_of(shard) for shard, offset in standing.items()):
             raise BarrierMissed(
@@ -106,8 +107,8 @@ def replace(
         ServerUnavailable: Postgres does not answer; nothing, or all of it, was done.
     """
     sql_ = statements("penstock.reconciling", schema)
-    words = _Words(spec, columns)
     with answering(f"replacing {spec.state}"), connection.transaction():
+        words = _Words(spec, columns, _types(connection, spec))
         connection.execute(sql_["incoming"])
         with connection.cursor().copy("COPY pg_temp.penstock_incoming FROM STDIN") as copy:
             for row in rows:
@@ -181,30 +182,65 @@ def _places(
     }
 
 
-class _Words:
-    """The statements over a state's table: its names come from the declaration, and are quoted."""
+def _types(connection: Connection, spec: ReconciliationSpec) -> Mapping[str, str]:
+    """The columns of the state's table, and their types in SQL.
 
-    def __init__(self, spec: ReconciliationSpec, columns: Sequence[str]) -> None:
+    Raises:
+        Unknown: There is no such table.
+    """
+    table = sql.Identifier(*filter(None, (spec.schema, spec.table))).as_string(None)
+    rows = connection.execute(
+        statements("penstock.reconciling")["column_types"], {"table": table}
+    ).fetchall()
+    if not rows:
+        raise Unknown(f"reconciliation {spec.name}: there is no table {spec.state}")
+    return dict(rows)
+
+
+class _Words:
+    """The statements over a state's table: its names come from the declaration, and are quoted.
+
+    Rows are JSON, and their values go through their text, which every type of Postgres can read: a document or an array
+    comes as the text of one.
+    """
+
+    def __init__(
+        self, spec: ReconciliationSpec, columns: Sequence[str], types: Mapping[str, str]
+    ) -> None:
+        lacking = [column for column in (*spec.key, *columns) if column not in types]
+        if lacking:
+            raise DeclarationError(
+                f"reconciliation {spec.name}: {spec.state} has no column {lacking[0]!r}; it has {', '.join(types)}"
+            )
+
+        def value(row: LiteralString, column: str) -> sql.Composed:
+            return sql.SQL("CAST({} ->> {} AS {})").format(
+                sql.SQL(row), sql.Literal(column), sql.SQL(types[column])
+            )
+
+        everything = (*spec.key, *columns)
         self._names: dict[str, sql.Composable] = {
             "table": sql.Identifier(*filter(None, (spec.schema, spec.table))),
             "same": _same(spec.key, "s", "k"),
             "set": sql.SQL(", ").join(
-                sql.SQL("{0} = r.{0}").format(sql.Identifier(column)) for column in columns
+                sql.SQL("{} = {}").format(sql.Identifier(column), value("d.expected", column))
+                for column in columns
             ),
-            "columns": _list((*spec.key, *columns)),
-            "values": _list((*spec.key, *columns), "r."),
+            "columns": sql.SQL(", ").join(map(sql.Identifier, everything)),
+            "incoming": sql.SQL(", ").join(value("i.row", column) for column in everything),
+            "expected": sql.SQL(", ").join(value("d.expected", column) for column in everything),
             "key_values": sql.SQL("").join(
-                sql.SQL(", k.{}").format(sql.Identifier(column)) for column in spec.key
+                sql.SQL(", {} AS {}").format(value("d.key", column), sql.Identifier(column))
+                for column in spec.key
             ),
         }
         self.delete_all = self._made("DELETE FROM {table}")
         self.put_all = self._made(
-            "INSERT INTO {table} ({columns}) SELECT {values} "
-            "FROM pg_temp.penstock_incoming i, jsonb_populate_record(NULL::{table}, i.row) r"
+            "INSERT INTO {table} ({columns}) SELECT {incoming} FROM pg_temp.penstock_incoming i"
         )
         self.keys = self._made(
             'CREATE TEMPORARY TABLE penstock_keys ON COMMIT DROP AS SELECT d.number AS "penstock number" {key_values} '
-            "FROM pg_temp.penstock_differences d, jsonb_populate_record(NULL::{table}, d.key) k"
+            "FROM pg_temp.penstock_differences d"
         )
         self.analyse = self._made("ANALYZE pg_temp.penstock_keys")
         self.note_before = self._noted("before")
@@ -215,14 +251,12 @@ class _Words:
             """WHERE {same} AND d.number = k."penstock number" AND (d.expected IS NULL OR d.kind = 'doubled')"""
         )
         self.update = self._made(
-            "UPDATE {table} s SET {set} FROM pg_temp.penstock_keys k, pg_temp.penstock_differences d, "
-            "LATERAL jsonb_populate_record(NULL::{table}, d.expected) r "
+            "UPDATE {table} s SET {set} FROM pg_temp.penstock_keys k, pg_temp.penstock_differences d "
             """WHERE {same} AND d.number = k."penstock number" AND d.kind = 'different'"""
         )
         # Another operator may have put the row there since: at the same cut, so the same row.
         self.insert = self._made(
-            "INSERT INTO {table} ({columns}) SELECT {values} FROM pg_temp.penstock_differences d, "
-            "LATERAL jsonb_populate_record(NULL::{table}, d.expected) r "
+            "INSERT INTO {table} ({columns}) SELECT {expected} FROM pg_temp.penstock_differences d "
             "WHERE d.kind IN ('missing', 'doubled') AND d.expected IS NOT NULL AND NOT EXISTS ("
             """SELECT FROM {table} s, pg_temp.penstock_keys k WHERE {same} AND k."penstock number" = d.number)"""
         )
@@ -246,7 +280,3 @@ def _same(key: Sequence[str], one: LiteralString, other: LiteralString) -> sql.C
     return sql.SQL(" AND ").join(
         sql.SQL(one + ".{0} = " + other + ".{0}").format(sql.Identifier(column)) for column in key
     )
-
-
-def _list(columns: Sequence[str], prefix: LiteralString = "") -> sql.Composable:
-    return sql.SQL(", ").join(sql.SQL(prefix) + sql.Identifier(column) for column in columns)

@@ -100,3 +100,9 @@ WHERE p.shard = l.shard AND l.consumer = %(consumer)s AND l.channel = %(channel)
 SELECT coalesce(sum(applied + skipped + dead), 0)::bigint
 FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s;
+
+-- :name column_types
+SELECT attname, format_type(atttypid, atttypmod)
+FROM pg_attribute
+WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped
+ORDER BY attnum;
