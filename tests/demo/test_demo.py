@@ -15,7 +15,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from penstock.channels.server import connect_redis
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import worker_of
 from penstock.demo.api import application
 from penstock.demo.rides import pipeline
 from penstock.demo.run import Demo
@@ -75,7 +75,7 @@ def test_every_change_is_told_and_losses_and_doubles_show(
     streamer.drain()
     streamer.close()
     for consumer in pipeline.consumers.values():
-        worker = ConsumerWorker(pipeline, consumer, database_url, redis_url)
+        worker = worker_of(pipeline, consumer, database_url, redis_url)
         worker.drain()
         worker.close()
     with connect_redis(redis_url) as client:
@@ -83,12 +83,36 @@ def test_every_change_is_told_and_losses_and_doubles_show(
         assert (now.equal, now.staged, now.canonical_cents) == (True, 4, 140)
 
         connection.execute(
-            "DELETE FROM rocket_rides.effects WHERE record_id = 2 AND consumer = 'ride-copies'"
+            "DELETE FROM rocket_rides.effects WHERE record_id = 1 AND consumer = 'ride-copies'"
         )
         assert (account(connection, client).lost, account(connection, client).equal) == (1, False)
 
         connection.execute("INSERT INTO rocket_rides.effects VALUES ('ride-totals', 1, 0, 1, 1)")
         assert account(connection, client).doubled == 1
+
+
+def test_a_ride_that_the_index_has_forgotten_shows(
+    api: TestClient, connection: Connection, database_url: str, redis_url: str
+) -> None:
+    """Guarantee 6."""
+    kept, gone = (api.post("/rides", json={"distance": 10.0}).json()["id"] for _ in range(2))
+    api.delete(f"/rides/{gone}")
+    streamer = Streamer(pipeline, database_url, redis_url)
+    streamer.drain()
+    streamer.close()
+    worker = worker_of(pipeline, pipeline.consumer_named("ride-index"), database_url, redis_url)
+    worker.drain()
+    worker.close()
+
+    with connect_redis(redis_url) as client:
+        index = account(connection, client).index
+        assert (index.marked, index.applied, index.position, index.different) == (3, 2, 3, 0)
+        assert index.total_cents == 20
+
+        connection.execute(
+            f"UPDATE rocket_rides.rides SET status = 'lost' WHERE id = {kept}".encode()
+        )
+        assert account(connection, client).index.different == 2
 
 
 @pytest.mark.parametrize(
@@ -99,7 +123,7 @@ def test_every_change_is_told_and_losses_and_doubles_show(
     ],
 )
 def test_the_demo_ends_equal(tmp_path: Path, engine: str, seconds: str) -> None:
-    """Guarantees 1, 4 and 5 under crashes, double sends and a kill."""
+    """Guarantees 1, 4, 5 and 6 under crashes, double sends and a kill."""
     done = subprocess.run(
         [
             sys.executable,
@@ -125,6 +149,9 @@ def test_the_demo_ends_equal(tmp_path: Path, engine: str, seconds: str) -> None:
     assert told["out_of_order"] == 0
     assert told["skipped"] > 0
     assert {c["total"] for c in told["consumers"].values()} == {told["canonical_total"]}
+    index = told["index"]
+    assert (index["equal"], index["total"]) == (True, told["canonical_total"])
+    assert index["marked"] == told["staged"]
 
 
 def processes_of(mark: str) -> list[int]:

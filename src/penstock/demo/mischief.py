@@ -27,7 +27,7 @@ def begin() -> None:
     def strike(point: str) -> None:
         if point == "publisher.before_resend":
             _note("resent")
-        if point == "consumer.after_apply":
+        if point in {"consumer.after_apply", "members.after_apply"}:
             first.append(monotonic()) if not first else None
             if monotonic() - first[0] > lifetime:
                 _note("crash")

@@ -1,4 +1,4 @@
-"""The application: rides, told to one channel, read by two consumers."""
+"""The application: rides, told to a log that two consumers read, and marked in an Ick that a third one clears."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -8,12 +8,13 @@ from sqlalchemy import BigInteger, Identity, MetaData, Text, bindparam, text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from penstock import Log, Pipeline, Record
+from penstock import Ick, Log, Pipeline, Record
 from penstock.demo import mischief
 
 SCHEMA = "rocket_rides"
 rides = Log("rides", shards=4, keep=timedelta(days=1))
-pipeline = Pipeline([rides], schema="rocket_rides_log", namespace="rocket_rides")
+ride_index = Ick("ride-index", shards=2, keep=timedelta(days=1))
+pipeline = Pipeline([rides, ride_index], schema="rocket_rides_log", namespace="rocket_rides")
 
 
 class Base(DeclarativeBase):
@@ -52,11 +53,17 @@ def _data(ride: Ride) -> dict[str, Any]:
 
 
 pipeline.stages(Ride, to=rides, key="id", data=_data)
+pipeline.mark_dirty(Ride, to=ride_index, key="id")
 
 CONSUMER_TABLES = """
 CREATE TABLE rocket_rides.totals (consumer text PRIMARY KEY, total_cents bigint NOT NULL);
 INSERT INTO rocket_rides.totals VALUES ('ride-totals', 0);
 CREATE TABLE rocket_rides.copies (ride_id bigint PRIMARY KEY, amount_cents bigint NOT NULL);
+CREATE TABLE rocket_rides.ride_index (ride_id bigint PRIMARY KEY, amount_cents bigint NOT NULL, words tsvector NOT NULL);
+CREATE VIEW rocket_rides.indexable AS
+SELECT id AS ride_id, amount_cents,
+       to_tsvector('simple', concat_ws(' ', 'ride', id, status, amount_cents / 100, 'dollars')) AS words
+FROM rocket_rides.rides;
 -- No key: a record that takes effect twice shows.
 CREATE TABLE rocket_rides.effects (consumer text NOT NULL, record_id bigint NOT NULL, shard int NOT NULL,
                                    "offset" bigint NOT NULL, latency_us bigint NOT NULL,
@@ -85,6 +92,18 @@ _KEEP_COPIES = text(
 _DROP_COPIES = text("DELETE FROM rocket_rides.copies WHERE ride_id = ANY (:ids)").bindparams(
     bindparam("ids", type_=ARRAY(BigInteger))
 )
+
+_INDEX = text(
+    """
+    WITH gone AS (
+        DELETE FROM rocket_rides.ride_index
+        WHERE ride_id = ANY (:ids) AND NOT EXISTS (SELECT FROM rocket_rides.rides WHERE id = ride_id)
+    )
+    INSERT INTO rocket_rides.ride_index
+    SELECT * FROM rocket_rides.indexable WHERE ride_id = ANY (:ids)
+    ON CONFLICT (ride_id) DO UPDATE SET amount_cents = excluded.amount_cents, words = excluded.words
+    """
+).bindparams(bindparam("ids", type_=ARRAY(BigInteger)))
 
 
 def _note_effects(session: Session, consumer: str, records: Sequence[Record]) -> None:
@@ -120,6 +139,12 @@ def ride_copies(session: Session, records: Sequence[Record]) -> None:
     kept = {ride: r.data["amount_cents"] for ride, r in newest.items() if r.action != "delete"}
     session.execute(_KEEP_COPIES, {"ids": list(kept), "amounts": list(kept.values())})
     session.execute(_DROP_COPIES, {"ids": [ride for ride in newest if ride not in kept]})
+
+
+@pipeline.consumer(reads=ride_index, name="ride-index")
+def index_rides(session: Session, members: Sequence[str]) -> None:
+    """A search index: whatever is forgotten shows in it.  It is told which rides are dirty, and reads them."""
+    session.execute(_INDEX, {"ids": [int(member) for member in members]})
 
 
 mischief.begin()

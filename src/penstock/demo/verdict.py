@@ -8,11 +8,15 @@ from penstock.channels.server import RedisClient
 from penstock.demo.rides import pipeline, rides
 from penstock.postgres import Connection
 
-CONSUMERS = tuple(sorted(pipeline.consumers))
+CONSUMERS = tuple(
+    sorted(name for name, spec in pipeline.consumers.items() if spec.channel is rides)
+)
+INDEX = "ride-index"
+"""Channel and consumer of the index have one name."""
 
 _COUNTS = """
-SELECT (SELECT count(*) FROM rocket_rides_log.staged_records),
-       (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM rocket_rides_log.journal),
+SELECT (SELECT count(*) FROM rocket_rides_log.staged_records WHERE channel = 'rides'),
+       (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM rocket_rides_log.journal WHERE channel = 'rides'),
        (SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.rides),
        (SELECT count(*) FROM rocket_rides.mischief WHERE kind = 'crash'),
        (SELECT count(*) FROM rocket_rides.mischief WHERE kind = 'resent')
@@ -21,7 +25,8 @@ SELECT (SELECT count(*) FROM rocket_rides_log.staged_records),
 _EFFECTS = """
 SELECT (SELECT count(*)
         FROM rocket_rides_log.staged_records s
-        WHERE NOT EXISTS (SELECT FROM rocket_rides.effects e WHERE e.consumer = %(consumer)s AND e.record_id = s.id)),
+        WHERE s.channel = 'rides'
+          AND NOT EXISTS (SELECT FROM rocket_rides.effects e WHERE e.consumer = %(consumer)s AND e.record_id = s.id)),
        (SELECT count(*) - count(DISTINCT record_id) FROM rocket_rides.effects WHERE consumer = %(consumer)s)
      + (SELECT count(*)
         FROM rocket_rides.effects e
@@ -50,11 +55,39 @@ _TOTALS = {
     "ride-copies": "SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.copies",
 }
 
+_MARKED = """
+SELECT (SELECT count(*) FROM rocket_rides_log.staged_records WHERE channel = 'ride-index'),
+       (SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.ride_index),
+       (SELECT count(*)
+        FROM (TABLE rocket_rides.indexable EXCEPT TABLE rocket_rides.ride_index
+              UNION ALL
+              (TABLE rocket_rides.ride_index EXCEPT TABLE rocket_rides.indexable)) AS different)
+"""
+
 _LATENCIES = """
 SELECT percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY latency_us / 1000.0)
 FROM rocket_rides.effects
 WHERE latency_us > 0
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Where the index stands.
+
+    Attributes:
+        marked: How often a ride was marked dirty.
+        applied: Members that the consumer has brought up to date.
+        position: Marks that are done, by the consumer's checkpoints.
+        total_cents: The sum of all rides in the index.
+        different: Rows that the table has and the index has not, or the other way round.
+    """
+
+    marked: int
+    applied: int
+    position: int
+    total_cents: int
+    different: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +102,7 @@ class Account:
         crashes: Processes that crashed on purpose.
         canonical_cents: The sum of all rides.
         consumers: For each its counts, its total, and what it lost or doubled.
+        index: Of the consumer that is told what is dirty.
         p50_ms: Median time from staging to handler.
         p99_ms: The same for the slowest of a hundred.
     """
@@ -80,6 +114,7 @@ class Account:
     crashes: int
     canonical_cents: int
     consumers: dict[str, dict[str, int]]
+    index: Index
     p50_ms: float
     p99_ms: float
 
@@ -101,18 +136,21 @@ class Account:
     @property
     def settled(self) -> bool:
         """Everything committed has reached every consumer's checkpoint."""
-        return self.staged == self.sequenced and all(
-            c["position"] == self.staged for c in self.consumers.values()
+        return (
+            self.staged == self.sequenced
+            and all(c["position"] == self.staged for c in self.consumers.values())
+            and self.index.position == self.index.marked
         )
 
     @property
     def equal(self) -> bool:
-        """Nothing lost, doubled or out of order, and every total is the canonical one."""
+        """Nothing lost, doubled or out of order, every total is the canonical one, the index is the table."""
         totals = {consumer["total_cents"] for consumer in self.consumers.values()}
         return (
             not (self.lost or self.doubled or self.out_of_order)
             and self.settled
             and totals == {self.canonical_cents}
+            and not self.index.different
         )
 
 
@@ -127,12 +165,23 @@ def account(connection: Connection, client: RedisClient) -> Account:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         [(staged, sequenced, canonical, crashes, resent)] = connection.execute(_COUNTS)
         consumers = {name: _consumer(connection, name) for name in CONSUMERS}
+        [(marked, total, different)] = connection.execute(_MARKED)
+        [(applied, _, position)] = connection.execute(_PROGRESS, {"consumer": INDEX})
         [(latencies,)] = connection.execute(_LATENCIES)
     log = extents(client, pipeline.namespace, rides.shard_names)
     p50, p99 = latencies or (0.0, 0.0)
     published = sum(extent.tail for extent in log.values())
     return Account(
-        staged, sequenced, published, resent, crashes, canonical, consumers, float(p50), float(p99)
+        staged,
+        sequenced,
+        published,
+        resent,
+        crashes,
+        canonical,
+        consumers,
+        Index(marked, applied, position, total, different),
+        float(p50),
+        float(p99),
     )
 
 

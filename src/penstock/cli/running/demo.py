@@ -83,9 +83,9 @@ class _Screen:
 
 def _line(progress: "Progress") -> str:
     now = progress.account
-    applied = ", ".join(
-        f"{name} {consumer['applied']:,}" for name, consumer in now.consumers.items()
-    )
+    counts = {name: consumer["applied"] for name, consumer in now.consumers.items()}
+    counts["ride-index"] = now.index.applied
+    applied = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     return (
         f"{progress.seconds:5.1f} s  {progress.phase}: staged {now.staged:,}, published {now.published:,}, "
         f"applied {applied}; crashes {now.crashes}, kills {progress.kills}, resent {now.resent}"
@@ -104,6 +104,9 @@ def _table(progress: "Progress") -> str:
         )
         for name, c in now.consumers.items()
     ]
+    index = now.index
+    lag = f"{index.marked - index.position:,}"
+    rows.append(("ride-index", f"{index.applied:,}", "", lag, _money(index.total_cents)))
     rows.append(("canonical", f"{now.staged:,}", "", "", _money(now.canonical_cents)))
     head = (
         f"{progress.phase}, {progress.seconds:.0f} s, {progress.engine}: staged {now.staged:,}, "
@@ -119,7 +122,9 @@ def _verdict(progress: "Progress") -> str:
     now = progress.account
     return (
         f"{'equal' if now.equal else 'NOT EQUAL'}: {now.staged:,} records, {len(now.consumers)} consumers, "
-        f"lost {now.lost}, doubled {now.doubled}, out of order {now.out_of_order}"
+        f"lost {now.lost}, doubled {now.doubled}, out of order {now.out_of_order}\n"
+        f"index: {now.index.marked:,} marks folded to {now.index.applied:,} members, "
+        f"{now.index.different} rows different from the table"
     )
 
 
@@ -140,6 +145,13 @@ def _object(progress: "Progress") -> dict[str, Any]:
                 "total": _money(c["total_cents"]),
             }
             for name, c in now.consumers.items()
+        },
+        "index": {
+            "marked": now.index.marked,
+            "applied": now.index.applied,
+            "total": _money(now.index.total_cents),
+            "different": now.index.different,
+            "equal": not now.index.different,
         },
         "canonical_total": _money(now.canonical_cents),
         "equal": now.equal,
