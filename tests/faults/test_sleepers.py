@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from fixtures.crashing import THINGS, streamer_that_falls_asleep, work
+from fixtures.crashing import INDEX, THINGS, streamer_that_falls_asleep, work
+from fixtures.dirty import DOCUMENTS, check_copy
 from fixtures.plant import THINGS as PLANTS_THINGS
 from fixtures.plant import Processes
 from fixtures.truth import TABLES, Load, await_everything, change
@@ -32,6 +33,7 @@ BETWEEN = (
 @pytest.fixture
 def books(connection: Connection) -> Connection:
     connection.execute(TABLES)
+    connection.execute(DOCUMENTS)
     return connection
 
 
@@ -69,6 +71,7 @@ def test_a_streamer_that_sleeps_holds_up_nobody_for_long_and_does_no_harm_when_i
 
     assert sleeper.exitcode == 0
     assert await_everything(books, redis_client, THINGS) == 75
+    check_copy(books, redis_client, INDEX)
 
 
 def test_streamers_suspended_by_turns_under_load_make_one_log(
