@@ -138,6 +138,24 @@ class Pipeline:
             )
         return self._reconciliations[name]
 
+    def state_of(
+        self, consumer: str, among: Iterable[ReconciliationSpec] = ()
+    ) -> list[ReconciliationSpec]:
+        """A reconciliation for each table that a consumer keeps: the first of ``among``, or the first that is declared.
+
+        Raises:
+            DeclarationError: None is declared.
+        """
+        tables: dict[str, ReconciliationSpec] = {}
+        for spec in (*among, *self._reconciliations.values()):
+            if spec.consumer.name == consumer:
+                tables.setdefault(spec.state, spec)
+        if not tables:
+            raise DeclarationError(
+                f"no reconciliation tells what {consumer} should hold: see pipeline.reconciliation(of=…, state=…, key=…)"
+            )
+        return list(tables.values())
+
     def stages(  # noqa: PLR0913  a rule has this many parts; all but two have defaults
         self,
         type: type[Any],  # noqa: A002  the word of the rule

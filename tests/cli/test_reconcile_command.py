@@ -22,10 +22,15 @@ def copies(session, records):
         text("INSERT INTO public.copies SELECT * FROM unnest(CAST(:keys AS text[]), CAST(:numbers AS int[])) ON CONFLICT DO NOTHING"),
         {"keys": [r.key for r in records], "numbers": [r.data["number"] for r in records]},
     )
+    session.execute(text("UPDATE public.counted SET n = n + :more"), {"more": len(records)})
 
 @pipeline.reconciliation(of=copies, state="public.copies", key="key")
 def canonical(tables):
     return "SELECT key, number FROM public.canonical"
+
+@pipeline.reconciliation(of=copies, state="public.counted", name="counted")
+def count(tables):
+    return "SELECT count(*) AS n FROM public.canonical"
 """
 
 
@@ -34,6 +39,7 @@ def bank(penstock: CommandLine, connection: Connection, things: Log) -> CommandL
     """An application whose consumer holds what the canonical table says."""
     (penstock.directory / "shop.py").write_text(BANK)
     connection.execute("CREATE TABLE public.copies (key text PRIMARY KEY, number int)")
+    connection.execute("CREATE TABLE public.counted AS SELECT 0::bigint AS n")
     connection.execute(
         "CREATE TABLE public.canonical AS SELECT 'k' || i AS key, i AS number FROM generate_series(1, 50) i"
     )
@@ -85,12 +91,13 @@ def test_a_new_consumer_begins_with_the_tables(
     second = bank("consume", "copies", "--from", "tables", "--drain")
 
     assert first.returncode == 0, first.stderr
-    assert "begins with 50 rows from the tables" in first.stderr
+    assert "begins with 51 rows from the tables" in first.stderr
     assert second.returncode == 0
     rows = connection.execute(
         "SELECT count(*), count(*) FILTER (WHERE key LIKE 'new%'), min(number) FROM public.copies"
     )
     assert rows.fetchone() == (53, 3, 1)
+    assert connection.execute("SELECT n FROM public.counted").fetchall() == [(53,)]
 
 
 def test_what_goes_together_is_said(bank: CommandLine) -> None:

@@ -14,12 +14,11 @@ hold what the tables say in that snapshot; what it holds else is a defect, never
 from penstock.reconciling.barrier import Barrier, Pinned, pinned
 from penstock.reconciling.comparison import Comparison, Difference, Kind
 from penstock.reconciling.cut import Connect, Cut, cut
+from penstock.reconciling.repair import Rows
 from penstock.reconciling.run import (
     Comparer,
     Intent,
     Reconciled,
-    Rows,
-    check_alone,
     never_applied,
     reconcile,
 )
@@ -36,7 +35,6 @@ __all__ = [
     "Pinned",
     "Reconciled",
     "Rows",
-    "check_alone",
     "cut",
     "never_applied",
     "pinned",

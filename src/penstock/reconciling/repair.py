@@ -22,6 +22,14 @@ from penstock.telemetry import crashpoint
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """Canonical rows, each as JSON, and the columns that they have beside the key."""
+
+    columns: tuple[str, ...]
+    rows: Iterable[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Replaced:
     """What a whole replacement did.
 
@@ -86,33 +94,28 @@ def mend(  # noqa: PLR0913, PLR0917  what a repair needs
 
 def replace(
     connection: Connection,
-    spec: ReconciliationSpec,
     at: Cut,
-    rows: Iterable[str],
-    columns: Sequence[str],
+    tables: Sequence[tuple[ReconciliationSpec, Rows]],
     schema: str = DEFAULT_SCHEMA,
 ) -> Replaced:
-    """Puts canonical rows in the place of the whole state, and the checkpoints at the cut that they were read in.
+    """Puts canonical rows in the place of a consumer's whole state, and its checkpoints at the cut that they were read in.
 
     Args:
         connection: In autocommit mode.
-        spec: Which state.
         at: The cut.
-        rows: The canonical rows, each as JSON.
-        columns: The columns of a row, without the key.
+        tables: Every table that the consumer keeps, and the rows that belong there.
         schema: The Penstock schema.
 
     Raises:
+        DeclarationError: Canonical rows have a column that the state has not.
         Gap: What comes behind the cut has been removed meanwhile: nothing was changed.
         ServerUnavailable: Postgres does not answer; nothing, or all of it, was done.
     """
     sql_ = statements("penstock.reconciling", schema)
-    with answering(f"replacing {spec.state}"), connection.transaction():
-        words = _Words(spec, columns, _types(connection, spec))
-        connection.execute(sql_["incoming"])
-        with connection.cursor().copy("COPY pg_temp.penstock_incoming FROM STDIN") as copy:
-            for row in rows:
-                copy.write_row((row,))
+    spec = tables[0][0]
+    before = after = 0
+    with answering(f"replacing the state of {spec.consumer.name}"), connection.transaction():
+        made = [_copied_in(connection, number, *table) for number, table in enumerate(tables)]
         # Retention takes the same lock: it removes nothing that the checkpoints are put back to.
         connection.execute(
             statements("penstock", schema)["lock_channel"],
@@ -120,14 +123,32 @@ def replace(
         )
         _locked(connection, spec, schema)
         _check_kept(connection, spec, at, schema)
-        before = connection.execute(words.delete_all).rowcount
-        after = connection.execute(words.put_all).rowcount
+        for words in made:
+            before += connection.execute(words.delete_all).rowcount
+            after += connection.execute(words.put_all).rowcount
         places = _places(spec, spec.consumer.channel.shard_names, at)
         connection.execute(sql_["put_checkpoints"], {**places, "epoch": at.epoch})
         connection.execute(sql_["drop_dead_letters"], places)
         crashpoint("replace.before_commit")
     crashpoint("replace.after_commit")
     return Replaced(before, after)
+
+
+def _copied_in(
+    connection: Connection, number: int, spec: ReconciliationSpec, rows: Rows
+) -> "_Words":
+    """The rows of one table, brought before anything is locked, and the statements over it."""
+    incoming = sql.Identifier("pg_temp", f"penstock_incoming_{number}")
+    words = _Words(spec, rows.columns, _types(connection, spec), incoming)
+    connection.execute(
+        sql.SQL("CREATE TEMPORARY TABLE {} (row jsonb NOT NULL) ON COMMIT DROP").format(
+            sql.Identifier(f"penstock_incoming_{number}")
+        )
+    )
+    with connection.cursor().copy(sql.SQL("COPY {} FROM STDIN").format(incoming)) as copy:
+        for row in rows.rows:
+            copy.write_row((row,))
+    return words
 
 
 def _locked(
@@ -205,7 +226,11 @@ class _Words:
     """
 
     def __init__(
-        self, spec: ReconciliationSpec, columns: Sequence[str], types: Mapping[str, str]
+        self,
+        spec: ReconciliationSpec,
+        columns: Sequence[str],
+        types: Mapping[str, str],
+        incoming: sql.Identifier = sql.Identifier("pg_temp", "penstock_incoming_0"),  # noqa: B008  it is constant
     ) -> None:
         lacking = [column for column in (*spec.key, *columns) if column not in types]
         if lacking:
@@ -227,6 +252,7 @@ class _Words:
                 for column in columns
             ),
             "columns": sql.SQL(", ").join(map(sql.Identifier, everything)),
+            "incoming_rows": incoming,
             "incoming": sql.SQL(", ").join(value("i.row", column) for column in everything),
             "expected": sql.SQL(", ").join(value("d.expected", column) for column in everything),
             "key_values": sql.SQL("").join(
@@ -236,7 +262,7 @@ class _Words:
         }
         self.delete_all = self._made("DELETE FROM {table}")
         self.put_all = self._made(
-            "INSERT INTO {table} ({columns}) SELECT {incoming} FROM pg_temp.penstock_incoming i"
+            "INSERT INTO {table} ({columns}) SELECT {incoming} FROM {incoming_rows} i"
         )
         self.keys = self._made(
             'CREATE TEMPORARY TABLE penstock_keys ON COMMIT DROP AS SELECT d.number AS "penstock number" {key_values} '

@@ -4,7 +4,7 @@ Who compares is an engine's business (``Comparer``); where, and what may be touc
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -15,12 +15,11 @@ from psycopg import IsolationLevel
 
 from penstock.declarations import ConsumerSpec, ReconciliationSpec
 from penstock.errors import PenstockError, Refused
-from penstock.pipeline import Pipeline
 from penstock.postgres import answering
 from penstock.reconciling.barrier import EXPIRES_S, Barrier, Pinned, pinned, reach
 from penstock.reconciling.comparison import DIFFERENCES_KEPT, Comparison, Difference, Kind
 from penstock.reconciling.cut import Connect, Cut, cut, exported
-from penstock.reconciling.repair import mend, replace
+from penstock.reconciling.repair import Rows, mend, replace
 from penstock.registry import register_consumer
 from penstock.statements import DEFAULT_SCHEMA, statements
 
@@ -32,14 +31,6 @@ WAIT_S = 60.0
 
 MENDED_AT_ONCE = 5_000
 """Most keys that are mended while the consumer stands still once: it goes on between two portions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Canonical rows, each as JSON, and the columns that they have beside the key."""
-
-    columns: tuple[str, ...]
-    rows: Iterable[str]
 
 
 class Comparer(Protocol):
@@ -92,7 +83,7 @@ class Reconciled:
         return self.comparison is None or self.comparison.equal or bool(self.repaired)
 
 
-def reconcile(
+def reconcile(  # noqa: PLR0913  a run has this many parts; most have defaults
     connect: Connect,
     spec: ReconciliationSpec,
     comparer: Comparer,
@@ -100,6 +91,7 @@ def reconcile(
     intent: Intent = "compare",
     schema: str = DEFAULT_SCHEMA,
     wait_s: float = WAIT_S,
+    others: Sequence[ReconciliationSpec] = (),
 ) -> Reconciled:
     """Compares, mends or replaces a consumer's state.
 
@@ -111,6 +103,7 @@ def reconcile(
             cut's position in the place of all; ``bootstrap`` is the same for a consumer that may be new.
         schema: The Penstock schema.
         wait_s: How long to wait for the consumer to come to the cut, in seconds.
+        others: For ``replace`` and ``bootstrap``: the other tables that the consumer keeps.  A position is that of all.
 
     Raises:
         BarrierMissed: The consumer does not come to the cut.
@@ -120,7 +113,7 @@ def reconcile(
         ServerUnavailable: Postgres does not answer.
     """
     began = monotonic()
-    work = _Run(connect, spec, comparer, schema, wait_s)
+    work = _Run(connect, spec, comparer, schema, wait_s, others)
     run = work.begin(intent)
     try:
         done = work.replaced() if intent in {"replace", "bootstrap"} else work.compared(run, intent)
@@ -140,24 +133,6 @@ def reconcile(
         done.held_s,
         monotonic() - began,
     )
-
-
-def check_alone(pipeline: Pipeline, spec: ReconciliationSpec) -> None:
-    """Makes sure that the table of ``spec`` is all of its consumer's state that is declared.
-
-    Raises:
-        Refused: The consumer keeps other tables too: they would be left behind when its position is replaced.
-    """
-    others = [
-        other.state
-        for other in pipeline.reconciliations.values()
-        if other.consumer.name == spec.consumer.name and other.state != spec.state
-    ]
-    if others:
-        raise Refused(
-            f"consumer {spec.consumer.name} keeps {', '.join(sorted({spec.state, *others}))}: one of them cannot be replaced alone, since its "
-            "position is that of all. Mend the rows instead: --apply without --whole"
-        )
 
 
 def never_applied(connect: Connect, consumer: ConsumerSpec, schema: str = DEFAULT_SCHEMA) -> bool:
@@ -193,6 +168,7 @@ class _Run:
     comparer: Comparer
     schema: str
     wait_s: float
+    others: Sequence[ReconciliationSpec]
 
     def begin(self, intent: Intent) -> int:
         with answering("beginning a reconciliation"), self.connect() as books:
@@ -288,6 +264,8 @@ class _Run:
 
     def replaced(self) -> _Done:
         with cut(self.connect, self.schema) as at, self.connect() as connection:
-            rows = self.comparer.rows(self.spec, at.snapshot)
-            replaced = replace(connection, self.spec, at, rows.rows, rows.columns, self.schema)
+            tables = [
+                (spec, self.comparer.rows(spec, at.snapshot)) for spec in (self.spec, *self.others)
+            ]
+            replaced = replace(connection, at, tables, self.schema)
         return _Done(at.tick, repaired=replaced.after)

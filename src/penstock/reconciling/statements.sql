@@ -54,9 +54,6 @@ SET "offset" = p."offset", skipped = skipped + greatest(0, p."offset" - c."offse
 FROM unnest(%(shards)s::int[], %(offsets)s::bigint[]) AS p (shard, "offset")
 WHERE c.consumer = %(consumer)s AND c.channel = %(channel)s AND c.shard = p.shard;
 
--- :name incoming
-CREATE TEMPORARY TABLE penstock_incoming (row jsonb NOT NULL) ON COMMIT DROP;
-
 -- :name begin_run
 INSERT INTO {schema}.reconciliations (name, consumer, intent)
 VALUES (%(name)s, %(consumer)s, %(intent)s)

@@ -1,7 +1,7 @@
 """``penstock reconcile``: what consumers hold against the canonical tables."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,9 @@ from penstock.errors import InvalidSetting
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
+    from penstock.declarations import ReconciliationSpec
     from penstock.engines.spark.reconcile import SparkComparer
+    from penstock.pipeline import Pipeline
     from penstock.reconciling import Connect, Reconciled
 
 DIFFERENCES = 4
@@ -37,7 +39,9 @@ def reconcile(  # noqa: PLR0917  options
     ] = False,
     whole: Annotated[
         bool,
-        typer.Option("--whole", help="With --apply: replace the whole state, and its position."),
+        typer.Option(
+            "--whole", help="With --apply: replace all that the consumer keeps, and its position."
+        ),
     ] = False,
     report: Annotated[
         str | None,
@@ -55,7 +59,6 @@ def reconcile(  # noqa: PLR0917  options
 ) -> None:
     """Compare what consumers hold with the canonical tables, exactly, while they run; ends with 4 if anything differs."""
     from penstock.journal import examine_past  # noqa: PLC0415  not for `--help`
-    from penstock.reconciling import check_alone  # noqa: PLC0415  the same
     from penstock.reconciling import reconcile as run  # noqa: PLC0415  the same
 
     if whole and not apply:
@@ -66,9 +69,7 @@ def reconcile(  # noqa: PLR0917  options
         raise InvalidSetting(
             "the pipeline declares no reconciliation: see pipeline.reconciliation(of=…, state=…, key=…)"
         )
-    if whole:
-        for spec in specs:
-            check_alone(pipeline, spec)
+    parts = _whole(pipeline, specs) if whole else [[spec] for spec in specs]
     done: list[Reconciled] = []
     with (
         connected(settings, "reconcile") as servers,
@@ -77,7 +78,7 @@ def reconcile(  # noqa: PLR0917  options
         examine_past(
             servers.connection, servers.client, schema=servers.schema, namespace=servers.namespace
         )
-        for spec in specs:
+        for spec, *others in parts:
             found = run(
                 connect_of(servers),
                 spec,
@@ -85,6 +86,7 @@ def reconcile(  # noqa: PLR0917  options
                 intent="replace" if whole else "mend" if apply else "compare",
                 schema=servers.schema,
                 wait_s=wait,
+                others=others,
             )
             done.append(found)
             if not json:
@@ -93,6 +95,14 @@ def reconcile(  # noqa: PLR0917  options
         show_json([_object(found) for found in done])
     if not all(found.clean for found in done):
         raise typer.Exit(DIFFERENCES)
+
+
+def _whole(
+    pipeline: "Pipeline", specs: Sequence["ReconciliationSpec"]
+) -> list[list["ReconciliationSpec"]]:
+    """For each consumer of some reconciliations all the tables that it keeps: they have one position."""
+    consumers = dict.fromkeys(spec.consumer.name for spec in specs)
+    return [pipeline.state_of(consumer, specs) for consumer in consumers]
 
 
 @contextmanager

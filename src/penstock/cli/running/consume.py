@@ -71,18 +71,19 @@ def consume(
 def _bootstrap(settings: Settings, name: str) -> None:
     """Canonical rows, and the position that they belong to, for a consumer that has applied nothing yet."""
     from penstock.cli.mending.reconcile import comparing, connect_of  # noqa: PLC0415  not for `--help`
-    from penstock.reconciling import check_alone, never_applied, reconcile  # noqa: PLC0415  the same
+    from penstock.reconciling import never_applied, reconcile  # noqa: PLC0415  the same
 
     pipeline = pipeline_of(settings)
-    spec = pipeline.reconciliation_named(name)
-    check_alone(pipeline, spec)
+    spec, *others = pipeline.state_of(name)
     with connected(settings, "bootstrap") as both:
         connect = connect_of(both)
         if not never_applied(connect, spec.consumer, pipeline.schema):
             say(f"{name} has begun already; it goes on from its checkpoints")
             return
         with comparing(settings, both) as comparer:
-            done = reconcile(connect, spec, comparer, intent="bootstrap", schema=pipeline.schema)
+            done = reconcile(
+                connect, spec, comparer, intent="bootstrap", schema=pipeline.schema, others=others
+            )
     say(f"{name} begins with {done.repaired:,} rows from the tables, at tick {done.tick}")
 
 

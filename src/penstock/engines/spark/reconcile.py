@@ -27,7 +27,7 @@ from penstock import errors
 from penstock.declarations import ReconciliationSpec, table_named
 from penstock.errors import DeclarationError, PenstockError
 from penstock.reconciling.comparison import DIFFERENCES_KEPT, Comparison, Difference, Kind
-from penstock.reconciling.run import Rows
+from penstock.reconciling.repair import Rows
 
 _JSON = {
     "ignoreNullFields": "false",
