@@ -7,7 +7,8 @@ SELECT t.tick, t.epoch,
        extract(epoch FROM clock_timestamp() - t.at)::float8,
        pg_snapshot_xmax(t.snapshot)::text AS next,
        ARRAY(SELECT pg_snapshot_xip(t.snapshot)::text) AS in_progress,
-       o.pid, o.application_name, o.state, o.age_s
+       o.pid, o.application_name, o.state, o.age_s,
+       extract(epoch FROM clock_timestamp())::float8 AS now_s
 FROM {schema}.ticks t
 LEFT JOIN LATERAL (
     SELECT pid, application_name, state, extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age_s

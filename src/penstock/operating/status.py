@@ -8,11 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from math import isfinite
 from typing import Any
 
+from penstock.channels.ick import Look, look_each
 from penstock.channels.log import Extent, extents
 from penstock.channels.server import RedisClient
-from penstock.errors import ForeignLog, SchemaMissing, ServerUnavailable
+from penstock.errors import AppendRefused, ForeignLog, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
 from penstock.pipeline import Pipeline
 from penstock.postgres import Connection, answering
@@ -24,6 +26,41 @@ MOST_COUNTED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
+class IckStatus:
+    """What one shard of an Ick holds.
+
+    Attributes:
+        dirty: Members that wait (the producer set of Redis::Ick).
+        reserved: Members that a plain reserve has set aside (its consumer set).
+        held: Members of the fenced reservation.
+        oldest_s: How long the oldest of all of these is dirty, in seconds by Postgres' clock, by whose time members are
+            marked; None if there is none, or if somebody else has marked it at an infinite time.
+        records: Records that it was told, ever.
+        dirtied: Members that became dirty by them.
+        fold_ratio: Records a member that became dirty; None before the first.
+        reservation: Number of the last fenced reservation.
+        holder: Who holds it; None if nobody does.
+        damage: Why it is not whole; None if it is.
+    """
+
+    dirty: int
+    reserved: int
+    held: int
+    oldest_s: float | None
+    records: int
+    dirtied: int
+    fold_ratio: float | None
+    reservation: int
+    holder: str | None
+    damage: str | None
+
+    @property
+    def members(self) -> int:
+        """All that wait; one that is being worked on and has become dirty again counts twice."""
+        return self.dirty + self.reserved + self.held
+
+
+@dataclass(frozen=True, slots=True)
 class ShardStatus:
     """One shard of a channel.
 
@@ -32,9 +69,10 @@ class ShardStatus:
         staged: Committed records that have no offset yet.
         staged_s: Age of the oldest of these, in seconds.
         sequenced: The journal's last offset.
-        published: The log's last offset; None if Redis did not say.
+        published: The last offset that the log has, or that the Ick was told; None if Redis did not say.
         first: Offset of the log's oldest entry; None if it holds none.
-        entries: Entries in the log.
+        entries: Entries in the log; None of an Ick.
+        ick: What an Ick holds; None of a log, and if Redis did not say.
     """
 
     shard: int
@@ -44,6 +82,7 @@ class ShardStatus:
     published: int | None
     first: int | None
     entries: int | None
+    ick: IckStatus | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +91,7 @@ class ChannelStatus:
 
     Attributes:
         channel: Its name.
-        kind: ``log``.
+        kind: ``log`` or ``ick``.
         keep_s: How long records stay after all consumers have passed them, in seconds; None if it is not registered.
         declared: Whether the pipeline declares it; None if no pipeline was given.
         shards: Its shards.
@@ -188,7 +227,7 @@ def status(
         schema, namespace = pipeline.schema, pipeline.namespace
     sql = statements("penstock.operating", schema)
     shards = known_shards(connection, schema, pipeline.shard_names if pipeline else ())
-    log, trouble = _log(client, namespace, shards)
+    log, trouble = _extents(client, namespace, shards)
     with answering("reading the status"), connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         standing = connection.execute(sql["standing"]).fetchone()
@@ -203,13 +242,21 @@ def status(
             statements("penstock.journal", schema)["journal_tails"]
         ).fetchall()
         progress = connection.execute(sql["progress"]).fetchall()
+    kinds = {channel: kind for channel, kind, *_ in registered}
+    for channel in pipeline.channels.values() if pipeline is not None else ():
+        kinds.setdefault(channel.name, channel.kind)
+    looks: dict[ShardName, Look] = {}
+    if trouble is None:
+        icks = [shard for shard in shards if kinds.get(shard.channel) == "ick"]
+        looks, trouble = _looks(client, namespace, icks)
+    in_redis = _InRedis(log, looks, now_s=standing[9])
     return Status(
         schema,
         epoch=standing[1],
         tick=standing[0],
         tick_s=standing[2],
         redis=trouble,
-        channels=_channels(registered, waiting, tails, log, pipeline),
+        channels=_channels(registered, waiting, tails, in_redis, pipeline),
         consumers=_consumers(progress, pipeline),
         oldest_transaction=None if standing[5] is None else OpenTransaction(*standing[5:9]),
     )
@@ -220,7 +267,7 @@ def dead_letters_of(status: Status) -> int:
     return sum(shard.set_aside for consumer in status.consumers for shard in consumer.shards)
 
 
-def _log(
+def _extents(
     client: RedisClient, namespace: str, shards: list[ShardName]
 ) -> tuple[dict[ShardName, Extent], str | None]:
     try:
@@ -229,11 +276,49 @@ def _log(
         return {}, str(error)
 
 
+def _looks(
+    client: RedisClient, namespace: str, icks: list[ShardName]
+) -> tuple[dict[ShardName, Look], str | None]:
+    try:
+        return (look_each(client, namespace, icks) if icks else {}), None
+    except (ServerUnavailable, AppendRefused) as error:
+        return {}, str(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _InRedis:
+    """What Redis said; scores are told as ages by Postgres' clock, which the marks were made by."""
+
+    log: dict[ShardName, Extent]
+    icks: dict[ShardName, Look]
+    now_s: float
+
+    def ick(self, name: ShardName) -> IckStatus | None:
+        if (look := self.icks.get(name)) is None:
+            return None
+        stats = look.stats
+        oldest = stats.total.lowest if stats else None
+        return IckStatus(
+            dirty=stats.dirty.size if stats else 0,
+            reserved=stats.reserved.size if stats else 0,
+            held=stats.held.size if stats else 0,
+            oldest_s=None
+            if oldest is None or not isfinite(oldest)
+            else max(0.0, self.now_s - oldest),
+            records=look.records,
+            dirtied=look.dirtied,
+            fold_ratio=look.records / look.dirtied if look.dirtied else None,
+            reservation=stats.number if stats else 0,
+            holder=(stats.holder or None) if stats else None,
+            damage=look.damage,
+        )
+
+
 def _channels(
     registered: Iterable[tuple[Any, ...]],
     waiting: Iterable[tuple[Any, ...]],
     tails: Iterable[tuple[Any, ...]],
-    log: dict[ShardName, Extent],
+    in_redis: _InRedis,
     pipeline: Pipeline | None,
 ) -> tuple[ChannelStatus, ...]:
     known = {channel: (kind, shards, keep_s) for channel, kind, shards, keep_s in registered}
@@ -244,7 +329,7 @@ def _channels(
     for shard in (
         *staged,
         *sequenced,
-        *log,
+        *in_redis.log,
         *(s for c in declared.values() for s in c.shard_names),
     ):
         numbers[shard.channel].add(shard.shard)
@@ -261,7 +346,7 @@ def _channels(
             keep_s=known[name][2] if name in known else None,
             declared=None if pipeline is None else name in declared,
             shards=tuple(
-                _shard(ShardName(name, Shard(n)), staged, sequenced, log)
+                _shard(ShardName(name, Shard(n)), staged, sequenced, in_redis)
                 for n in sorted(numbers[name])
             ),
         )
@@ -273,18 +358,22 @@ def _shard(
     name: ShardName,
     staged: dict[ShardName, tuple[int, float]],
     sequenced: dict[ShardName, int],
-    log: dict[ShardName, Extent],
+    in_redis: _InRedis,
 ) -> ShardStatus:
     count, age_s = staged.get(name, (0, 0.0))
-    extent = log.get(name)
+    extent = in_redis.log.get(name)
+    ick = in_redis.ick(name)
+    # The one entry of an Ick's stream is its position.
+    entries = extent if ick is None else None
     return ShardStatus(
         shard=name.shard,
         staged=count,
         staged_s=age_s,
         sequenced=sequenced.get(name, 0),
         published=None if extent is None else extent.tail,
-        first=extent.first if extent is not None and extent.entries else None,
-        entries=None if extent is None else extent.entries,
+        first=entries.first if entries is not None and entries.entries else None,
+        entries=None if entries is None else entries.entries,
+        ick=ick,
     )
 
 

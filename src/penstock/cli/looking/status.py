@@ -13,7 +13,7 @@ from penstock.errors import ServerUnavailable
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
-    from penstock.operating.status import Status
+    from penstock.operating.status import IckStatus, Status
 
 CLEAR = "\x1b[H\x1b[2J"
 
@@ -72,9 +72,17 @@ def _text(found: "Status", *, by_shard: bool) -> str:
             f"(process {open_for.pid}, {open_for.application or 'unnamed'}, {open_for.state})"
         )
     parts = [head, "", _channels(found, by_shard=by_shard)]
+    if icks := _icks(found, by_shard=by_shard):
+        parts += ["", icks]
     if found.consumers:
         parts += ["", _consumers(found, by_shard=by_shard)]
     parts += [f"halted: {consumer} {shard}: {reason}" for consumer, shard, reason in found.halted]
+    parts += [
+        f"damaged: {channel.channel}/{shard.shard}: {shard.ick.damage}"
+        for channel in found.channels
+        for shard in channel.shards
+        if shard.ick is not None and shard.ick.damage is not None
+    ]
     return "\n".join(parts)
 
 
@@ -122,6 +130,34 @@ def _channels(found: "Status", *, by_shard: bool) -> str:
             )
         )
     return table_text(columns, rows)
+
+
+def _icks(found: "Status", *, by_shard: bool) -> str:
+    """What is dirty; empty where there is no Ick."""
+    rows: list[tuple[object, ...]] = []
+    for channel in found.channels:
+        icks = {shard.shard: shard.ick for shard in channel.shards if shard.ick is not None}
+        if by_shard:
+            rows += [_ick_row(f"{channel.channel}/{n}", [ick]) for n, ick in icks.items()]
+        elif icks:
+            rows.append(_ick_row(channel.channel, list(icks.values())))
+    columns = ("ick", "#dirty", "#held", "#reserved", "#oldest", "#folded", "held by")
+    return table_text(columns, rows) if rows else ""
+
+
+def _ick_row(name: str, icks: "list[IckStatus]") -> tuple[object, ...]:
+    ages = [ick.oldest_s for ick in icks if ick.oldest_s is not None]
+    dirtied = sum(ick.dirtied for ick in icks)
+    holders = sorted({ick.holder for ick in icks if ick.holder is not None})
+    return (
+        name,
+        sum(ick.dirty for ick in icks),
+        sum(ick.held for ick in icks),
+        sum(ick.reserved for ick in icks),
+        max(ages, default=None),
+        f"{sum(ick.records for ick in icks) / dirtied:.1f} : 1" if dirtied else None,
+        ", ".join(holders) or None,
+    )
 
 
 def _consumers(found: "Status", *, by_shard: bool) -> str:

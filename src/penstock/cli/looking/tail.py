@@ -1,6 +1,11 @@
-"""``penstock tail``: the records of a channel, as they stand in the log.  Payloads are data, and go to stdout."""
+"""``penstock tail``: the records of a channel, as they stand in the log.  Payloads are data, and go to stdout.
+
+An Ick keeps no records: of it the members are printed that wait longest.
+"""
 
 import json as jsonlib
+from datetime import UTC, datetime
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,9 +14,11 @@ from penstock.cli.connections import Connected, connected
 from penstock.cli.render import show
 from penstock.cli.signals import Stop
 from penstock.cli.verbs import Json, verb
+from penstock.errors import InvalidSetting
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
+    from penstock.channels.ick import Waiting
     from penstock.records import Offset, Record, ShardName
 
 BATCH = 1000
@@ -32,14 +39,25 @@ def tail(  # noqa: PLR0917  options
     ] = False,
     count: Annotated[
         int | None,
-        typer.Option(min=0, help="Most records; by default the newest 10, or with --from all."),
+        typer.Option(
+            min=0,
+            help="Most records; by default the newest 10, or with --from all. Of an Ick, most members.",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Print the records of a channel, with their payloads."""
+    """Print the records of a channel, with their payloads; of an Ick, the members that have waited longest."""
     stop = Stop()
     with connected(settings, "tail") as servers:
         shards = _shards(servers, channel, shard)
+        if _is_ick(servers, channel):
+            if start is not None or follow:
+                raise InvalidSetting(
+                    f"{channel} is an Ick: it keeps members, not records, so that there is nothing to begin at "
+                    "or to follow. See penstock status --watch"
+                )
+            _print_members(servers, shards, 10 if count is None else count, json=json)
+            return
         printed, positions = _printed(servers, shards, start, count, json=json)
         if follow:
             _follow(
@@ -69,6 +87,53 @@ def _shards(servers: Connected, channel: str, shard: int | None) -> "list[ShardN
             else f"channel {channel} has no shard {shard}"
         )
     return found
+
+
+def _is_ick(servers: Connected, channel: str) -> bool:
+    """By what is registered, and else by what is declared."""
+    from penstock.postgres import answering  # noqa: PLC0415  not for `--help`
+    from penstock.statements import statements  # noqa: PLC0415  the same
+
+    with answering("reading the channels"):
+        row = servers.connection.execute(
+            statements("penstock", servers.schema)["channel"], {"channel": channel}
+        ).fetchone()
+    declared = servers.pipeline.channels.get(channel) if servers.pipeline is not None else None
+    kind = row[0] if row is not None else declared.kind if declared is not None else "log"
+    return str(kind) == "ick"
+
+
+def _print_members(servers: Connected, shards: "list[ShardName]", most: int, *, json: bool) -> None:
+    from penstock.channels.ick import oldest  # noqa: PLC0415  not for `--help`
+
+    for waiting in oldest(servers.client, servers.namespace, shards, most):
+        show(_member_line(waiting, json=json))
+
+
+def _member_line(waiting: "Waiting", *, json: bool) -> str:
+    # Members are any bytes.
+    member = waiting.member.decode(errors="backslashreplace")
+    since = _moment(waiting.score)
+    if json:
+        known = {
+            "channel": waiting.shard.channel,
+            "shard": waiting.shard.shard,
+            "member": member,
+            "state": waiting.state,
+            "score": waiting.score if isfinite(waiting.score) else str(waiting.score),
+            "since": since and since.isoformat(),
+        }
+        return jsonlib.dumps(known, ensure_ascii=False)
+    shown = f"{since:%Y-%m-%d %H:%M:%S}" if since else f"{waiting.score!r}"
+    return f"{waiting.shard}  {shown}  {waiting.state} {member}"
+
+
+def _moment(score: float) -> datetime | None:
+    """The time that a score says; None if it says none: producers of others may count something else."""
+    try:
+        return datetime.fromtimestamp(score, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def _printed(

@@ -9,7 +9,7 @@ import redis
 from penstock.channels.server import RedisClient
 from penstock.errors import PenstockError, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
-from penstock.operating.doctor import flow, log, server
+from penstock.operating.doctor import flow, ick, log, server
 from penstock.operating.doctor.finding import Check, Examined, Finding, Grade
 from penstock.pipeline import Pipeline
 from penstock.postgres import Connection, describe
@@ -69,7 +69,7 @@ def examine(
         reached = _redis(examined)
         findings += _all(flow.CHECKS, examined) + reached
         if not any(finding.unreachable for finding in reached):
-            findings += _all(log.CHECKS, examined)
+            findings += _all((*log.CHECKS, *ick.CHECKS), examined)
     finally:
         if not connection.closed:
             connection.execute("RESET statement_timeout")

@@ -1,0 +1,201 @@
+"""What ``status`` and ``doctor`` say of an Ick is what is so, and looking changes nothing."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from fixtures.dirty import DOCUMENTS, mark_changed
+from penstock import Ick, Pipeline
+from penstock.channels.ick import DirtyList, Reservation, Reservations, oldest, repair
+from penstock.channels.routing import IckShardKeys, ick_shard_keys
+from penstock.operating.doctor import Finding, examine
+from penstock.operating.doctor import ick as ick_checks
+from penstock.operating.status import IckStatus, status
+from penstock.postgres import Connection
+from penstock.records import Shard, ShardName
+from penstock.streaming import Streamer
+
+
+@pytest.fixture
+def index() -> Ick:
+    """An Ick of two shards."""
+    return Ick("index", shards=2, keep=timedelta(hours=1))
+
+
+@pytest.fixture
+def flow(index: Ick) -> Pipeline:
+    return Pipeline([index])
+
+
+@pytest.fixture
+def documents(connection: Connection) -> Connection:
+    connection.execute(DOCUMENTS)
+    return connection
+
+
+def keys_of(shard: int) -> IckShardKeys:
+    return ick_shard_keys("penstock", ShardName("index", Shard(shard)))
+
+
+def icks(connection: Connection, client: Any, flow: Pipeline) -> list[IckStatus]:
+    shards = status(connection, client, flow).channels[0].shards
+    return [shard.ick for shard in shards if shard.ick is not None]
+
+
+def everything(client: redis.Redis) -> dict[bytes, Any]:
+    keys: Any = client.keys()
+    return {key: client.dump(key) for key in keys}
+
+
+def of(findings: list[Finding], check: str) -> list[Finding]:
+    return [finding for finding in findings if finding.check == check]
+
+
+def test_status_says_sizes_age_folds_and_who_holds_the_reservation(
+    documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
+) -> None:
+    for _ in range(5):
+        mark_changed(documents, [f"d{n}" for n in range(20)])
+    documents.execute(
+        "UPDATE penstock.staged_records SET created_at = created_at - interval '1 hour' WHERE shard = 1"
+    )
+    streamer.drain()
+    holder = Reservations(redis_client, keys_of(0).name, holder="me", size=3)
+    assert isinstance(holder.reserve(), Reservation)
+    DirtyList(redis_client, keys_of(1).name).reserve(2)
+
+    first, second = icks(documents, redis_client, flow)
+
+    assert (first.held, first.reserved, first.holder, first.reservation) == (3, 0, holder.holder, 1)
+    assert (second.held, second.reserved, second.holder, second.reservation) == (0, 2, None, 0)
+    assert first.members + second.members == 20
+    assert first.records + second.records == 100
+    assert (first.fold_ratio, second.fold_ratio) == (5.0, 5.0)
+    assert first.oldest_s is not None
+    assert second.oldest_s is not None
+    assert 0 <= first.oldest_s < 60
+    assert second.oldest_s > 3599
+
+
+def test_an_ick_is_not_taken_for_a_log_of_one_entry(
+    documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
+) -> None:
+    mark_changed(documents, ["a", "b", "c", "d"])
+    streamer.drain()
+
+    shards = status(documents, redis_client, flow).channels[0].shards
+
+    assert [(shard.first, shard.entries) for shard in shards] == [(None, None)] * 2
+    assert sum(shard.published or 0 for shard in shards) == 4
+
+
+def test_an_ick_that_was_never_told_anything_is_empty(
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline
+) -> None:
+    for ick in icks(connection, redis_client, flow):
+        assert (ick.members, ick.oldest_s, ick.fold_ratio, ick.holder) == (0, None, None, None)
+
+
+def test_an_infinite_score_is_no_age(
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline
+) -> None:
+    """Redis::Ick takes them."""
+    redis_client.set(keys_of(0).ick.version, "ick.v1")
+    redis_client.zadd(keys_of(0).ick.dirty, {"a": float("-inf")})
+
+    assert icks(connection, redis_client, flow)[0].oldest_s is None
+
+
+def test_looking_writes_nothing(
+    documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
+) -> None:
+    mark_changed(documents, ["a", "b", "c", "d"])
+    streamer.drain()
+    before = everything(redis_client)
+
+    status(documents, redis_client, flow)
+    examine(documents, redis_client, flow)
+    oldest(redis_client, "penstock", [ShardName("index", Shard(0))], 10)
+
+    assert everything(redis_client) == before
+
+
+def test_a_damaged_ick_is_told_and_the_others_are_shown(
+    documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
+) -> None:
+    mark_changed(documents, ["a", "b", "c", "d"])
+    streamer.drain()
+    redis_client.set(keys_of(0).ick.dirty, "somebody's")
+
+    found = status(documents, redis_client, flow)
+    first, second = icks(documents, redis_client, flow)
+
+    assert found.redis is None
+    assert first.damage is not None
+    assert "expected zset, found string" in first.damage
+    assert (second.damage, second.members > 0) == (None, True)
+
+
+def test_the_doctor_finds_damage_and_what_it_says_to_do_brings_every_member_back(
+    documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
+) -> None:
+    """Guarantee 6: what was not done is told again."""
+    mark_changed(documents, [f"d{n}" for n in range(20)])
+    streamer.drain()
+    members = {each.member for each in oldest(redis_client, "penstock", flow.shard_names, 100)}
+    keys = keys_of(0)
+    redis_client.set(keys.ick.dirty, "somebody's")
+
+    [finding] = [f for f in of(examine(documents, redis_client, flow), "icks") if f.grade != "ok"]
+    repair(redis_client, keys.name)
+    redis_client.delete(keys.log.stream)
+    streamer._refresh_at = 0.0
+    streamer.drain()
+
+    assert finding.grade == "error"
+    assert keys.name in finding.mend
+    assert f"DEL {keys.log.stream}" in finding.mend
+    found = {each.member for each in oldest(redis_client, "penstock", flow.shard_names, 100)}
+    assert len(members) == 20
+    assert found == members
+    assert of(examine(documents, redis_client, flow), "icks")[0].grade == "ok"
+
+
+def test_the_doctor_names_a_key_that_will_vanish(
+    documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
+) -> None:
+    mark_changed(documents, ["a", "b", "c", "d"])
+    streamer.drain()
+    for key in (keys_of(0).ick.dirty, keys_of(1).passage):
+        redis_client.expire(key, 1000)
+
+    findings = of(examine(documents, redis_client, flow), "keys")
+
+    assert {f.mend for f in findings if f.grade == "error"} == {
+        f"PERSIST {keys_of(0).ick.dirty}",
+        f"PERSIST {keys_of(1).passage}",
+    }
+
+
+def test_the_doctor_says_that_members_wait_that_nobody_does(
+    documents: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    streamer: Streamer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ick_checks, "SLOW_S", 0.0)
+    mark_changed(documents, ["a", "b", "c", "d"])
+    streamer.drain()
+
+    [idle] = of(examine(documents, redis_client, flow), "icks")
+    holder = Reservations(redis_client, keys_of(0).name, holder="me", size=3)
+    holder.reserve()
+    [held] = of(examine(documents, redis_client, flow), "icks")
+
+    assert (idle.grade, held.grade) == ("warning", "warning")
+    assert "4 members wait" in idle.found
+    assert "nobody holds a reservation" in idle.found
+    assert f"held by {holder.holder}" in held.found
