@@ -258,3 +258,49 @@ def test_two_plain_consumers_forget_beside_a_fenced_one_as_they_do_alone(
     ruby.commit(["a"])
 
     assert reserved(fenced.reserve()).members == []
+
+
+def test_plain_an_exchange_that_is_sent_twice_forgets(ick: DirtyList) -> None:
+    ick.add({"a": 1})
+    ick.reserve(5)
+    ick.add({"a": 2})
+    assert ick.exchange(5, ["a"]).marks == [(b"a", 2.0)]  # the reply is lost
+
+    assert ick.exchange(5, ["a"]).marks == []  # sent again
+
+    assert everything(ick) == set()
+
+
+def test_fenced_an_exchange_that_is_sent_twice_gives_the_same_reservation(
+    ick: DirtyList, fenced: Reservations
+) -> None:
+    ick.add({"a": 1})
+    mine = reserved(fenced.reserve())
+    ick.add({"a": 2})
+    lost = reserved(fenced.exchange(mine))
+
+    again = reserved(fenced.exchange(mine))
+
+    assert (again.marks, again.number) == (((b"a", 2.0),), lost.number)
+    assert everything(ick) == {b"a"}
+
+
+def test_plain_and_fenced_a_commit_says_how_many_it_found(
+    ick: DirtyList, fenced: Reservations
+) -> None:
+    """The original's exchange keeps it to itself."""
+    ick.add({"a": 1, "b": 2, "c": 3})
+    ick.reserve(1)
+
+    assert ick.exchange(0, ["a", "c", "never"]).committed == 1
+    mine = reserved(fenced.reserve())
+    assert reserved(fenced.exchange(mine, ["b", "never"])).committed == 1
+
+
+def test_plain_what_backwash_has_put_back_is_done_again_and_not_forgotten(ick: DirtyList) -> None:
+    ick.add({"a": 1})
+    ick.reserve(1)
+    ick.reserve(0, backwash=True)
+
+    assert ick.commit(["a"]) == 0
+    assert everything(ick) == {b"a"}

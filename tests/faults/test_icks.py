@@ -1,0 +1,159 @@
+"""Members become dirty without a pause, while consumers are killed and replies are lost: none is forgotten."""
+
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Self, cast
+
+import pytest
+import redis
+from sqlalchemy import bindparam, text
+from sqlalchemy.dialects.postgresql import ARRAY, TEXT
+from sqlalchemy.orm import Session
+
+from fixtures.crashing import INDEX
+from fixtures.dirty import DOCUMENTS, check_copy, mark_changed
+from fixtures.plant import Processes
+from fixtures.proxy import Harm, Proxy, behind
+from penstock.channels.ick import look_each
+from penstock.channels.log import extents
+from penstock.channels.routing import ick_shard_keys
+from penstock.journal import tails_of
+from penstock.postgres import Connection, connect_postgres
+from penstock.records import ShardName
+from penstock.testing import eventually
+
+SECONDS = 30.0
+DOCUMENTS_COUNT = 3000
+
+APPLICATION = """
+from datetime import timedelta
+from faults.test_icks import copy_as_it_was
+from penstock import Ick, Pipeline
+
+index = Ick("index", shards=2, keep=timedelta(seconds=1))
+pipeline = Pipeline([index])
+pipeline.consumer(reads=index, name="indexer", batch=7)(copy_as_it_was)
+"""
+
+_READ = text("SELECT key, version FROM public.documents WHERE key = ANY (:keys)").bindparams(
+    bindparam("keys", type_=ARRAY(TEXT))
+)
+_FORGET = text("DELETE FROM public.copies WHERE key = ANY (:keys)").bindparams(
+    bindparam("keys", type_=ARRAY(TEXT))
+)
+_WRITE = text("INSERT INTO public.copies VALUES (:key, :version)")
+
+
+def copy_as_it_was(session: Session, members: Sequence[str]) -> None:
+    """Reads the documents, takes its time, and writes what it has read: what changes meanwhile has to come again."""
+    rows = session.execute(_READ, {"keys": list(members)}).all()
+    threading.Event().wait(random.random() * 0.05)
+    session.execute(_FORGET, {"keys": list(members)})
+    if rows:
+        session.execute(_WRITE, [{"key": key, "version": version} for key, version in rows])
+
+
+class Changes:
+    """Documents that change and are deleted as long as the context lasts; each change marks in its transaction.
+
+    Some of them are those that a consumer works on at that very moment, and do not change again soon.
+    """
+
+    def __init__(self, database_url: str, client: redis.Redis) -> None:
+        self._url, self._client, self._done = database_url, client, threading.Event()
+        self._thread = threading.Thread(target=self._change)
+        self.made = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _worked_on(self, shard: ShardName) -> list[str]:
+        held = ick_shard_keys("penstock", shard).ick.held
+        return [member.decode() for member in cast("list[bytes]", self._client.zrange(held, 0, -1))]
+
+    def _change(self) -> None:
+        dice = random.Random(5)
+        with connect_postgres(self._url, application="producer") as connection:
+            while not self._done.wait(0.005):
+                keys = {f"d{dice.randrange(DOCUMENTS_COUNT)}" for _ in range(2)}
+                keys |= set(self._worked_on(INDEX.shard_names[dice.randrange(2)])[:2])
+                with connection.transaction(force_rollback=dice.random() < 0.1) as transaction:
+                    mark_changed(connection, sorted(keys))
+                    if dice.random() < 0.2:
+                        connection.execute(
+                            "DELETE FROM public.documents WHERE key = %s", [min(keys)]
+                        )
+                if not transaction.force_rollback:
+                    self.made += len(keys)
+
+
+@pytest.fixture
+def indexers(
+    tmp_path: Path, database_url: str, redis_url: str, redis_proxy: Proxy
+) -> Iterator[Processes]:
+    """Processes of an application with an Ick, whose Redis is behind the proxy."""
+    processes = Processes(tmp_path, database_url, behind(redis_proxy, redis_url))
+    (tmp_path / "shop.py").write_text(APPLICATION)
+    yield processes
+    processes.end()
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(180)
+def test_two_consumers_that_are_killed_and_lose_replies_forget_no_member(
+    indexers: Processes,
+    connection: Connection,
+    database_url: str,
+    redis_proxy: Proxy,
+    redis_client: redis.Redis,
+) -> None:
+    """Guarantees 4 and 6: the copy ends equal to the table."""
+    connection.execute(DOCUMENTS)
+    roles = [("stream",), ("consume", "indexer"), ("consume", "indexer")]
+    dice, alive = random.Random(3), [indexers(*role) for role in roles]
+    kills = 0
+    with Changes(database_url, redis_client) as changes:
+        eventually(lambda: copies(connection) > 0, "members are done", timeout_s=60)
+        end = monotonic() + SECONDS
+        while monotonic() < end:
+            redis_proxy.harm(b"EVALSHA", dice.choice(list(Harm)), skip=dice.randrange(10))
+            threading.Event().wait(dice.random() * 0.2)
+            if dice.random() < 0.15:
+                victim = dice.randrange(len(roles))
+                alive[victim].kill()
+                alive[victim].wait()
+                alive[victim] = indexers(*roles[victim])
+                kills += 1
+    redis_proxy.heal()
+
+    eventually(lambda: all_is_done(connection, redis_client), "all is done", timeout_s=60)
+    check_copy(connection, redis_client, INDEX)
+    assert (changes.made > 1000, redis_proxy.harmed > 20, kills > 10) == (True, True, True)
+
+
+def copies(connection: Connection) -> int:
+    [(count,)] = connection.execute("SELECT count(*) FROM public.copies").fetchall()
+    return int(count)
+
+
+def all_is_done(connection: Connection, client: redis.Redis) -> bool:
+    """Everything staged was told to the Ick, and nothing waits there."""
+    looks = look_each(client, "penstock", INDEX.shard_names).values()
+    [(last,)] = connection.execute("SELECT max(id) FROM penstock.staged_records").fetchall()
+    [(sequenced,)] = connection.execute(
+        "SELECT max(id) FROM penstock.journal j, unnest(j.record_ids) id"
+    ).fetchall()
+    told = extents(client, "penstock", INDEX.shard_names)
+    return (
+        (last is None or last == sequenced)
+        and all(told[shard].tail == last for shard, last in tails_of(connection).items())
+        and all(look.stats is None or not look.stats.total.size for look in looks)
+    )
