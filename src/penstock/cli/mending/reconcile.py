@@ -1,6 +1,5 @@
 """``penstock reconcile``: what consumers hold against the canonical tables."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +8,7 @@ import typer
 
 from penstock.cli.connections import Connected, connected
 from penstock.cli.render import say, show, show_json, show_table
+from penstock.cli.spark import spark_of
 from penstock.cli.verbs import Json, pipeline_of, verb
 from penstock.errors import InvalidSetting
 from penstock.settings import Settings
@@ -24,8 +24,6 @@ DIFFERENCES = 4
 
 SHOWN = 20
 """Most differing keys that are shown; ``--report`` and ``--json`` have more."""
-
-TASK_ATTEMPTS = 4
 
 
 @verb("master", "conf")
@@ -115,23 +113,10 @@ def comparing(
         InvalidSetting: Spark is not installed.
         JavaMissing: No Java runtime.
     """
-    try:
+    with spark_of(settings, "reconciling") as spark:
         from penstock.engines.spark.reconcile import SparkComparer  # noqa: PLC0415  not for `--help`
-        from penstock.engines.spark.session import spark_session  # noqa: PLC0415  the same
-    except ModuleNotFoundError as error:
-        raise InvalidSetting(
-            f"reconciling needs {error.name}: pip install 'penstock[spark]'"
-        ) from error
-    cores = os.cpu_count() or 1
-    spark = spark_session(
-        cores,
-        master=settings.master or f"local[{cores},{TASK_ATTEMPTS}]",
-        conf=dict(pair.partition("=")[::2] for pair in settings.conf),
-    )
-    try:
+
         yield SparkComparer(spark, servers.servers.database_url, report)
-    finally:
-        spark.stop()
 
 
 def connect_of(servers: Connected) -> "Connect":

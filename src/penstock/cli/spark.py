@@ -1,0 +1,42 @@
+"""A Spark session for as long as a command needs one."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from penstock.errors import InvalidSetting
+from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TASK_ATTEMPTS = 4
+
+
+@contextmanager
+def spark_of(settings: Settings, what: str) -> Iterator["SparkSession"]:
+    """Starts Spark as the settings want it, and stops it again.
+
+    Args:
+        settings: Give ``master`` and ``conf``; without a master Spark runs in this machine, on all cores.
+        what: What needs it, for the error's text: ``reconciling``.
+
+    Raises:
+        InvalidSetting: Spark is not installed.
+        JavaMissing: No Java runtime.
+    """
+    try:
+        from penstock.engines.spark.session import spark_session  # noqa: PLC0415  not for `--help`
+    except ModuleNotFoundError as error:
+        raise InvalidSetting(f"{what} needs {error.name}: pip install 'penstock[spark]'") from error
+    cores = os.cpu_count() or 1
+    spark = spark_session(
+        cores,
+        master=settings.master or f"local[{cores},{TASK_ATTEMPTS}]",
+        conf=dict(pair.partition("=")[::2] for pair in settings.conf),
+    )
+    try:
+        yield spark
+    finally:
+        spark.stop()
