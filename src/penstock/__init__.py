@@ -6,6 +6,8 @@ Data flows one way, and the folders show it:
     streaming    the worker: staged records → journal → Redis
     channels     where records go: the log in Redis, lists of what is dirty
     consuming    effects and checkpoint in one Postgres transaction
+    reconciling  what consumers hold against the tables, at one cut
+    verifying    staged records, journal, log and checkpoints against one another
     engines      who turns the wheel: one Python process, or Spark
     operating    what people ask it: status, doctor, dead letters
     cli          the command line

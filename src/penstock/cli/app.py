@@ -11,6 +11,7 @@ import typer
 from penstock.cli.looking.doctor import doctor
 from penstock.cli.looking.status import status
 from penstock.cli.looking.tail import tail
+from penstock.cli.looking.verify import verify
 from penstock.cli.mending.consumers import consumers
 from penstock.cli.mending.dead_letters import dead_letters
 from penstock.cli.mending.reconcile import reconcile
@@ -40,6 +41,7 @@ app.command("consume", rich_help_panel=RUN)(consume)
 app.command("status", rich_help_panel=LOOK)(status)
 app.command("tail", rich_help_panel=LOOK)(tail)
 app.command("doctor", rich_help_panel=LOOK)(doctor)
+app.command("verify", rich_help_panel=LOOK)(verify)
 app.command("reconcile", rich_help_panel=MEND)(reconcile)
 app.add_typer(
     dead_letters,

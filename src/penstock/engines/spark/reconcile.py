@@ -57,7 +57,7 @@ class Tables:
 
 
 @contextmanager
-def _told_by_tasks() -> Iterator[None]:
+def told_by_tasks() -> Iterator[None]:
     """Errors of ours that a task or a planner raised come as text of Spark's: raised again as they were."""
     try:
         yield
@@ -95,7 +95,7 @@ class SparkComparer:
             DeclarationError: A column is missing, a key is NULL, or the canonical rows have a key twice.
             SnapshotLost: A snapshot is gone.
         """
-        with _told_by_tasks():
+        with told_by_tasks():
             return self._compare(spec, canonical, state, among)
 
     def _compare(
@@ -144,7 +144,7 @@ class SparkComparer:
         frame = expected.select(_json(expected, (*spec.key, *columns)).alias("row"))
 
         def each() -> Iterator[str]:
-            with _told_by_tasks():
+            with told_by_tasks():
                 batches = frame.toArrow().to_batches()
             for batch in batches:
                 yield from batch.column(0).to_pylist()

@@ -1,0 +1,95 @@
+-- :name books
+-- Where the journal begins, and where consumers stand, in one snapshot: nobody is behind where it begins.
+SELECT s.channel, s.shard, coalesce(k.kind = 'ick', false),
+       coalesce((
+           SELECT first_offset
+           FROM {schema}.journal j
+           WHERE j.channel = s.channel AND j.shard = s.shard
+           ORDER BY first_offset
+           LIMIT 1
+       ), 1),
+       c.consumer, c."offset"
+FROM unnest(%(channels)s::text[], %(shards)s::int[]) AS s (channel, shard)
+LEFT JOIN {schema}.channels k ON k.channel = s.channel
+LEFT JOIN {schema}.checkpoints c ON c.channel = s.channel AND c.shard = s.shard;
+
+-- :name first_since
+-- The first offset of each shard that was sequenced at or after a time.
+SELECT s.channel, s.shard, min(j.first_offset)
+FROM unnest(%(channels)s::text[], %(shards)s::int[]) AS s (channel, shard)
+JOIN {schema}.journal j ON j.channel = s.channel AND j.shard = s.shard
+WHERE j.created_at >= %(since)s::timestamptz
+GROUP BY s.channel, s.shard;
+
+-- :name begins
+-- Where the journal of a shard begins now; null if it has no row.
+SELECT min(first_offset)
+FROM {schema}.journal
+WHERE channel = %(channel)s AND shard = %(shard)s;
+
+-- :name heaviest
+-- The largest payload and headers among the records at the offsets after one and up to another, in bytes as they are stored.
+SELECT max(coalesce(pg_column_size(r.data), 0) + coalesce(pg_column_size(r.headers), 0))
+FROM {schema}.journal e,
+     LATERAL unnest(e.record_ids) AS n (id),
+     LATERAL (SELECT * FROM {schema}.staged_records WHERE id = n.id OFFSET 0) r  -- a look-up by id
+WHERE e.channel = %(channel)s AND e.shard = %(shard)s
+  AND e.first_offset <= %(until)s
+  AND e.first_offset >= coalesce((
+      SELECT max(first_offset)
+      FROM {schema}.journal
+      WHERE channel = %(channel)s AND shard = %(shard)s AND first_offset <= %(after)s + 1
+  ), 0);
+
+-- :name remembered
+-- What the log should hold at the offsets after one and up to another, each value as the publisher sends it.  One
+-- statement sees one snapshot: retention removes journal and records together, so either both are there or neither.
+SELECT e.first_offset + n.position - 1 AS "offset",
+       n.id AS named,
+       e.first_offset AS entry,
+       r.id IS NOT NULL AS present,
+       coalesce(r.channel = e.channel AND r.shard = e.shard, false) AS at_home,
+       n.id::text AS id,
+       r.key,
+       r.action,
+       r.object,
+       r.data::text AS data,
+       coalesce(r.headers::text, '') AS headers,
+       (extract(epoch FROM r.created_at) * 1000000)::bigint::text AS ts
+FROM (
+         -- the entry that holds the first offset, and those behind it
+         SELECT *
+         FROM {schema}.journal
+         WHERE channel = %(channel)s AND shard = %(shard)s
+           AND first_offset <= %(until)s
+           AND first_offset >= coalesce((
+               SELECT max(first_offset)
+               FROM {schema}.journal
+               WHERE channel = %(channel)s AND shard = %(shard)s AND first_offset <= %(after)s + 1
+           ), 0)
+     ) e,
+     LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
+     LEFT JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = n.id OFFSET 0) r ON true  -- a look-up by id
+WHERE e.first_offset + n.position - 1 > %(after)s
+  AND e.first_offset + n.position - 1 <= %(until)s
+ORDER BY 1, 2;
+
+-- :name overlooked
+-- Records that the last tick has seen and that no row of the journal names.  One snapshot sees a tick and its journal
+-- together, and retention removes a journal row and the records it names together.
+WITH named AS MATERIALIZED (
+    SELECT unnest(record_ids) AS id
+    FROM {schema}.journal
+),
+last AS (
+    SELECT snapshot
+    FROM {schema}.ticks
+    ORDER BY tick DESC
+    LIMIT 1
+)
+SELECT r.channel, r.shard, count(*), min(r.id)
+FROM {schema}.staged_records r, last
+WHERE pg_visible_in_snapshot(r.xid, last.snapshot)
+  AND NOT EXISTS (SELECT FROM named WHERE named.id = r.id)
+GROUP BY r.channel, r.shard
+ORDER BY r.channel, r.shard;

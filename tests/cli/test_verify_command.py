@@ -1,0 +1,54 @@
+"""``penstock verify``, as users have it: its exit codes, its list, its JSON."""
+
+import json
+
+import pytest
+import redis
+
+from cli.conftest import CommandLine
+from fixtures.flow import stage_rows
+from penstock import Log
+from penstock.postgres import Connection
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def streamed(penstock: CommandLine, connection: Connection, things: Log) -> CommandLine:
+    stage_rows(connection, things, 50)
+    assert penstock("stream", "--drain").returncode == 0
+    return penstock
+
+
+def test_all_that_is_well_ends_with_0(streamed: CommandLine) -> None:
+    done = streamed("verify")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("50 records of 2 shards verified in ")
+    assert "nothing missing, doubled, changed or out of order" in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_what_is_wrong_is_listed_and_ends_with_4(
+    streamed: CommandLine, redis_client: redis.Redis
+) -> None:
+    redis_client.xdel("penstock:{things/1}:log", "3-0")
+    listed = streamed("verify")
+    told = streamed("verify", "--json")
+    later = streamed("verify", "--from", "4")
+
+    assert (listed.returncode, told.returncode, later.returncode) == (4, 4, 0)
+    [head, row, verdict] = listed.stdout.splitlines()
+    assert head.split() == ["fault", "where", "shard", "offset", "offsets", "what"]
+    assert row.split()[:5] == ["missing", "log", "things/1", "3", "1"]
+    assert verdict.endswith(": 1 missing")
+    found = json.loads(told.stdout)
+    assert (found["clean"], found["faults"]) == (False, {"missing": 1})
+    assert (found["found"][0]["shard"], found["found"][0]["offset"]) == (1, 3)
+
+
+def test_a_time_that_is_none_is_refused(streamed: CommandLine) -> None:
+    refused = streamed("verify", "--from", "soon")
+
+    assert refused.returncode == 2
+    assert "it takes an offset, or a time" in refused.stderr
