@@ -86,12 +86,13 @@ class _Sharded:
                 f"channel {self.name}: keep is {self.keep}; it takes no negative time"
             )
 
-    def shard_of(self, key: str) -> Shard:
+    def shard_of(self, key: str | bytes) -> Shard:
         """The shard of a key: the first four bytes of its SHA-256, as a number, modulo the number of shards.
 
         A hash that Postgres and every language have, so that triggers and other producers agree with this function.
         """
-        return Shard(int.from_bytes(hashlib.sha256(key.encode()).digest()[:4]) % self.shards)
+        given = key.encode() if isinstance(key, str) else key
+        return Shard(int.from_bytes(hashlib.sha256(given).digest()[:4]) % self.shards)
 
     @property
     def shard_names(self) -> tuple[ShardName, ...]:

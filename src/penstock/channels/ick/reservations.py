@@ -184,7 +184,11 @@ class Reservations:
         self._first_request = _request_id()
 
     def reserve(
-        self, *, in_place_of: Standing | Reservation | None = None, above: int = 0
+        self,
+        *,
+        in_place_of: Standing | Reservation | None = None,
+        above: int = 0,
+        request: str | None = None,
     ) -> Reservation | Busy:
         """Begin: the lowest members are held for us, if no other consumer's reservation stands.
 
@@ -194,16 +198,20 @@ class Reservations:
             in_place_of: Another's reservation to replace, as ``Busy`` told of it; what it held is dirty again.  If
                 it is no longer the one that stands, nothing happens.
             above: The number will be higher than this: the highest that the destination has seen.
+            request: The id of this request; by default a new one for each reservation.  Who says it again, in another
+                process for instance that died before it could note the answer, gets the same reservation while it stands.
 
         Raises:
             DamagedIck: The Ick is not whole.
             ServerUnavailable: Redis does not answer; repeat the call.
             AppendRefused: Redis does not take writes.
         """
-        reply = self._exchange(self._first_request, in_place_of, (0,), above, follows=False)
+        id_ = self._first_request if request is None else request
+        reply = self._exchange(id_, in_place_of, (0,), above, follows=False)
         if isinstance(reply, Standing):
             return Busy(reply.number, reply.request, reply.holder, reply.pulse)
-        self._first_request = _request_id()
+        if request is None:
+            self._first_request = _request_id()
         return reply
 
     def exchange(

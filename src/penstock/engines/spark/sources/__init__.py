@@ -2,6 +2,7 @@
 
     penstock.log       a channel's shards in Redis: batch and streaming, to read and to write
     penstock.staged    the same records out of Postgres: journal and staged records
+    penstock.ick       what is dirty: micro-batches are fenced reservations; to write is to mark
     penstock.table     any table or query of Postgres, in a given snapshot
 
 Offsets are dense, so what a batch reads is a range of numbers for each shard, fixed in the driver before a task runs: a
@@ -14,6 +15,7 @@ stay text.
     reading      the readers, over anything that has shards
     log, staged  the two places that have shards
     table        rows of Postgres, in slices
+    ick          members of an Ick
     narrowing    which of Spark's filters Postgres can apply
     writing      a DataFrame into a log: compare and append
     connections  one connection a process, whatever number of tasks it runs
@@ -21,18 +23,19 @@ stay text.
 
 from pyspark.sql import SparkSession
 
+from penstock.engines.spark.sources.ick import IckSource
 from penstock.engines.spark.sources.log import LogSource
 from penstock.engines.spark.sources.staged import StagedSource
 from penstock.engines.spark.sources.table import TableSource
 
-__all__ = ["LogSource", "StagedSource", "TableSource", "register"]
+__all__ = ["IckSource", "LogSource", "StagedSource", "TableSource", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Makes ``penstock.log``, ``penstock.staged`` and ``penstock.table`` known to a session; Penstock's own sessions know them already.
+    """Makes the sources known to a session; Penstock's own sessions know them already.
 
     Filters are handed to Python data sources from then on: Spark refuses a source that takes them otherwise.
     """
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    for source in (LogSource, StagedSource, TableSource):
+    for source in (LogSource, StagedSource, TableSource, IckSource):
         spark.dataSource.register(source)

@@ -107,7 +107,7 @@ class Options:
         Raises:
             InvalidSetting: Neither the option nor the environment says it.
         """
-        return _url(self.source, self.redis_url, "redisUrl", "PENSTOCK_REDIS_URL")
+        return redis_url(self.source, self.redis_url)
 
     def database(self) -> str:
         """Where journal and staged records are.
@@ -129,6 +129,15 @@ def database_url(source: str, given: str | None) -> str:
         InvalidSetting: Neither says it.
     """
     return _url(source, given, "databaseUrl", "PENSTOCK_DATABASE_URL")
+
+
+def redis_url(source: str, given: str | None) -> str:
+    """Where Redis is, by the option or by the environment.
+
+    Raises:
+        InvalidSetting: Neither says it.
+    """
+    return _url(source, given, "redisUrl", "PENSTOCK_REDIS_URL")
 
 
 def _url(source: str, given: str | None, option: str, variable: str) -> str:

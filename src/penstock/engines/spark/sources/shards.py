@@ -1,14 +1,37 @@
 """How many shards a channel has: what the option says, or what Postgres has registered."""
 
 import os
+from typing import Protocol
 
-from penstock.engines.spark.sources.options import Options
 from penstock.errors import InvalidSetting, Unknown
 from penstock.postgres import answering, connect_postgres
 from penstock.statements import statements
 
 
-def number_of_shards(options: Options) -> int:
+class Sharded(Protocol):
+    """What has to be known of a channel.
+
+    Attributes:
+        source: Name of the data source.
+        channel: Name of the channel.
+        shards: Number of its shards; None asks Postgres.
+        schema: The Penstock schema.
+        database_url: Where Postgres is; None takes it from the environment.
+    """
+
+    @property
+    def source(self) -> str: ...  # noqa: D102  above
+    @property
+    def channel(self) -> str: ...  # noqa: D102  above
+    @property
+    def shards(self) -> int | None: ...  # noqa: D102  above
+    @property
+    def schema(self) -> str: ...  # noqa: D102  above
+    @property
+    def database_url(self) -> str | None: ...  # noqa: D102  above
+
+
+def number_of_shards(options: Sharded) -> int:
     """The number of shards of the options' channel.
 
     Raises:
