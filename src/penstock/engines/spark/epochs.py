@@ -7,6 +7,7 @@ through it.  Latency and throughput are those of the loop.
 
 import gc
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic
@@ -30,9 +31,10 @@ TELL_EVERY_S = 1.0
 
 @dataclass
 class EpochPartition(InputPartition):
-    """One task of an epoch."""
+    """One task of an epoch, which has a word of its own."""
 
     task: str
+    epoch: str
 
 
 class EpochsSource(DataSource):
@@ -68,7 +70,8 @@ class EpochsReader(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:  # noqa: ARG002  Spark's
         """The tasks."""
-        return [EpochPartition(task) for task in self._options["tasks"].split("\n")]
+        epoch = secrets.token_hex(8)
+        return [EpochPartition(task, epoch) for task in self._options["tasks"].split("\n")]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         """Runs a task; yields what it did."""
@@ -77,7 +80,7 @@ class EpochsReader(DataSourceStreamReader):
         gc.freeze()  # Spark collects garbage after every task, through all that was imported
         began, counts = monotonic(), dict.fromkeys(COUNTS, 0)
         deadline = began + float(self._options["seconds"])
-        with Leash(self._options["leash"]) as leash:
+        with Leash(self._options["leash"], partition.epoch) as leash:
             counter = _Counter(str(task), counts, leash)
             try:
                 self._run(task, lambda: monotonic() >= deadline or not leash.taut(), counter)
@@ -87,6 +90,7 @@ class EpochsReader(DataSourceStreamReader):
                     {"error": type(error).__name__, "message": str(error), "task": str(task)}
                 )
             counter.tell()
+            leash.over()
         yield (str(task), *(counts[name] for name in COUNTS), monotonic() - began)
 
     def _run(self, task: Task, stop: Callable[[], bool], counter: "_Counter") -> None:

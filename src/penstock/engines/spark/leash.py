@@ -2,6 +2,9 @@
 
 Every task holds a connection to the driver.  The driver closes them to stop; if it dies they close by themselves, so that
 no task outlives its application.  The other way a task sends lines of JSON: what it did, and why it had to stop.
+
+An epoch ends for all of its tasks when it ends for the first: one that Spark had to start again in the middle would
+otherwise go on alone for as long again, and the next epoch, which has the others, would wait for it.
 """
 
 import json
@@ -13,6 +16,9 @@ from collections.abc import Callable
 from typing import Any, Self
 
 Line = dict[str, Any]
+
+OVER = "over\n"
+"""What a task says whose time is over."""
 
 
 class Holder:
@@ -28,7 +34,8 @@ class Holder:
         self._hear = hear
         self._token = secrets.token_hex(16)
         self._listener = socket.create_server((host, 0))
-        self._held: set[socket.socket] = set()
+        self._held: dict[socket.socket, str] = {}
+        self._over = ""
         self._is_cut = False
         self.address = f"{host}:{self._listener.getsockname()[1]}:{self._token}"
         threading.Thread(target=self._accept, name="leash", daemon=True).start()
@@ -56,30 +63,48 @@ class Holder:
 
     def _listen(self, connection: socket.socket) -> None:
         with connection, connection.makefile("r", encoding="utf-8") as lines:
-            if not secrets.compare_digest(lines.readline().strip(), self._token):
+            token, _, epoch = lines.readline().strip().partition(" ")
+            if not secrets.compare_digest(token, self._token):
                 return
-            self._held.add(connection)
+            self._held[connection] = epoch
             try:
-                if self._is_cut:
+                if self._is_cut or epoch == self._over:
                     return
                 for line in lines:
-                    self._hear(json.loads(line))
+                    if line == OVER:
+                        self._end(epoch)
+                    else:
+                        self._hear(json.loads(line))
             except OSError:  # the task's process is gone: Spark starts it again
                 return
             finally:
-                self._held.discard(connection)
+                del self._held[connection]
+
+    def _end(self, epoch: str) -> None:
+        """Stops the tasks of an epoch, and those of it that Spark starts again."""
+        self._over = (
+            epoch  # one epoch begins when the last one is over: there is no other to remember
+        )
+        for held, of in list(self._held.items()):
+            if of == epoch:
+                _shut(held)
 
 
 class Leash:
     """A task's end."""
 
-    def __init__(self, address: str) -> None:
-        """Takes hold; a driver that is gone counts as a leash that is cut."""
+    def __init__(self, address: str, epoch: str) -> None:
+        """Takes hold; a driver that is gone counts as a leash that is cut.
+
+        Args:
+            address: Of the driver's end.
+            epoch: What the task is part of; any word.
+        """
         host, port, token = address.rsplit(":", 2)
         self._socket: socket.socket | None = None
         try:
             self._socket = socket.create_connection((host, int(port)), timeout=5)
-            self.tell_raw(token)
+            self.tell_raw(f"{token} {epoch}")
         except OSError:
             self._socket = None
 
@@ -96,6 +121,10 @@ class Leash:
             return False
         readable, _, _ = select.select([self._socket], [], [], 0)
         return not readable  # the driver never writes: readable means closed
+
+    def over(self) -> None:
+        """Says that the epoch is over, for all of its tasks."""
+        self.tell_raw(OVER.rstrip())
 
     def tell(self, line: Line) -> None:
         """Sends a line to the driver; one that cannot be sent is lost, and the leash is cut."""
