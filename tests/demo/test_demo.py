@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 from penstock.channels.server import connect_redis
 from penstock.consuming import worker_of
 from penstock.demo.api import application
+from penstock.demo.drift import CHANGED, DELETED, INVENTED, UNTOLD
 from penstock.demo.rides import pipeline
 from penstock.demo.run import Demo
 from penstock.demo.verdict import account
@@ -106,7 +107,7 @@ def test_a_ride_that_the_index_has_forgotten_shows(
 
     with connect_redis(redis_url) as client:
         index = account(connection, client).index
-        assert (index.marked, index.applied, index.position, index.different) == (3, 2, 3, 0)
+        assert (index.told, index.applied, index.position, index.different) == (3, 2, 3, 0)
         assert index.total_cents == 20
 
         connection.execute(
@@ -116,14 +117,19 @@ def test_a_ride_that_the_index_has_forgotten_shows(
 
 
 @pytest.mark.parametrize(
-    ("engine", "seconds"),
+    ("engine", "seconds", "drift"),
     [
-        ("inline", "4"),
-        pytest.param("spark", "20", marks=[pytest.mark.chaos, pytest.mark.timeout(240)]),
+        ("inline", "4", "--no-reconcile"),
+        pytest.param(
+            "inline", "10", "--reconcile", marks=[pytest.mark.chaos, pytest.mark.timeout(240)]
+        ),
+        pytest.param(
+            "spark", "20", "--reconcile", marks=[pytest.mark.chaos, pytest.mark.timeout(240)]
+        ),
     ],
 )
-def test_the_demo_ends_equal(tmp_path: Path, engine: str, seconds: str) -> None:
-    """Guarantees 1, 4, 5 and 6 under crashes, double sends and a kill."""
+def test_the_demo_ends_equal(tmp_path: Path, engine: str, seconds: str, drift: str) -> None:
+    """Guarantees 1, 4, 5, 6 and 28 under crashes, double sends and a kill."""
     done = subprocess.run(
         [
             sys.executable,
@@ -134,6 +140,7 @@ def test_the_demo_ends_equal(tmp_path: Path, engine: str, seconds: str) -> None:
             seconds,
             "--engine",
             engine,
+            drift,
             "--json",
         ],
         cwd=tmp_path,
@@ -151,7 +158,14 @@ def test_the_demo_ends_equal(tmp_path: Path, engine: str, seconds: str) -> None:
     assert {c["total"] for c in told["consumers"].values()} == {told["canonical_total"]}
     index = told["index"]
     assert (index["equal"], index["total"]) == (True, told["canonical_total"])
-    assert index["marked"] == told["staged"]
+    if drift == "--no-reconcile":
+        assert (told["drift"], index["marked"]) == (None, told["staged"])
+    else:
+        planted = CHANGED + DELETED + INVENTED + UNTOLD + 1
+        assert told["drift"] == {"planted": planted, "found": planted, "mended": planted}
+        newcomer = told["newcomer"]
+        assert (newcomer["different"], newcomer["total"]) == (0, told["canonical_total"])
+        assert newcomer["applied"] < told["staged"]
 
 
 def processes_of(mark: str) -> list[int]:

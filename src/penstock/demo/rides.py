@@ -59,6 +59,7 @@ CONSUMER_TABLES = """
 CREATE TABLE rocket_rides.totals (consumer text PRIMARY KEY, total_cents bigint NOT NULL);
 INSERT INTO rocket_rides.totals VALUES ('ride-totals', 0);
 CREATE TABLE rocket_rides.copies (ride_id bigint PRIMARY KEY, amount_cents bigint NOT NULL);
+CREATE TABLE rocket_rides.newcomers (ride_id bigint PRIMARY KEY, amount_cents bigint NOT NULL);
 CREATE TABLE rocket_rides.ride_index (ride_id bigint PRIMARY KEY, amount_cents bigint NOT NULL, words tsvector NOT NULL);
 CREATE VIEW rocket_rides.indexable AS
 SELECT id AS ride_id, amount_cents,
@@ -81,17 +82,20 @@ _NOTE_EFFECTS = text(
     *(bindparam(name, type_=ARRAY(BigInteger)) for name in ("ids", "shards", "offsets", "staged"))
 )
 
-_KEEP_COPIES = text(
-    """
-    INSERT INTO rocket_rides.copies
-    SELECT * FROM unnest(:ids, :amounts)
-    ON CONFLICT (ride_id) DO UPDATE SET amount_cents = excluded.amount_cents
-    """
-).bindparams(*(bindparam(name, type_=ARRAY(BigInteger)) for name in ("ids", "amounts")))
-
-_DROP_COPIES = text("DELETE FROM rocket_rides.copies WHERE ride_id = ANY (:ids)").bindparams(
-    bindparam("ids", type_=ARRAY(BigInteger))
+_KEEP_COPIES = """
+WITH given AS (
+    SELECT * FROM unnest(:ids, :amounts) AS r (ride_id, amount_cents)
+),
+gone AS (
+    DELETE FROM rocket_rides.{table}
+    WHERE ride_id IN (SELECT ride_id FROM given WHERE amount_cents IS NULL)
 )
+INSERT INTO rocket_rides.{table}
+SELECT * FROM given WHERE amount_cents IS NOT NULL
+ON CONFLICT (ride_id) DO UPDATE SET amount_cents = excluded.amount_cents
+"""
+
+CANONICAL_COPIES = "SELECT id AS ride_id, amount_cents FROM rocket_rides.rides"
 
 _INDEX = text(
     """
@@ -119,6 +123,19 @@ def _note_effects(session: Session, consumer: str, records: Sequence[Record]) ->
     )
 
 
+def keep_copies(session: Session, table: str, records: Sequence[Record]) -> None:
+    """Brings a copy of the table to where the records say that it is."""
+    newest = {
+        r.data["id"]: r.data["amount_cents"] if r.action != "delete" else None for r in records
+    }
+    session.execute(
+        text(_KEEP_COPIES.format(table=table)).bindparams(
+            *(bindparam(name, type_=ARRAY(BigInteger)) for name in ("ids", "amounts"))
+        ),
+        {"ids": list(newest), "amounts": list(newest.values())},
+    )
+
+
 @pipeline.consumer(reads=rides)
 def ride_totals(session: Session, records: Sequence[Record]) -> None:
     """One running total: whatever is lost, doubled or invented shows in it."""
@@ -135,16 +152,27 @@ def ride_totals(session: Session, records: Sequence[Record]) -> None:
 def ride_copies(session: Session, records: Sequence[Record]) -> None:
     """A copy of the table: whatever comes out of order shows in it."""
     _note_effects(session, "ride-copies", records)
-    newest = {record.data["id"]: record for record in records}
-    kept = {ride: r.data["amount_cents"] for ride, r in newest.items() if r.action != "delete"}
-    session.execute(_KEEP_COPIES, {"ids": list(kept), "amounts": list(kept.values())})
-    session.execute(_DROP_COPIES, {"ids": [ride for ride in newest if ride not in kept]})
+    keep_copies(session, "copies", records)
 
 
 @pipeline.consumer(reads=ride_index, name="ride-index")
 def index_rides(session: Session, members: Sequence[str]) -> None:
     """A search index: whatever is forgotten shows in it.  It is told which rides are dirty, and reads them."""
     session.execute(_INDEX, {"ids": [int(member) for member in members]})
+
+
+@pipeline.reconciliation(
+    of=ride_totals, state="rocket_rides.totals", key="consumer", columns=["total_cents"]
+)
+def canonical_total(_: object) -> str:
+    """What the total should be."""
+    return "SELECT 'ride-totals' AS consumer, coalesce(sum(amount_cents), 0)::bigint AS total_cents FROM rocket_rides.rides"
+
+
+@pipeline.reconciliation(of=ride_copies, state="rocket_rides.copies", key="ride_id")
+def canonical_copies(_: object) -> str:
+    """What the copy should hold."""
+    return CANONICAL_COPIES
 
 
 mischief.begin()

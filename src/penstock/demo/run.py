@@ -5,22 +5,20 @@ import random
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import IO
 
 import httpx
-import psutil  # type: ignore[import-untyped]  # it ships no types
 
 from penstock.channels.server import RedisClient, connect_redis
-from penstock.demo.mischief import CRASH_EVERY, CRASHED
+from penstock.demo.drift import Drift, Reconciling, mark_all_dirty, plant
+from penstock.demo.mischief import CRASH_EVERY
+from penstock.demo.processes import Supervised, busy_workers, end, leashed
 from penstock.demo.rides import CONSUMER_TABLES, SCHEMA, Base, pipeline
 from penstock.demo.simulator import Simulator
-from penstock.demo.verdict import Account, account
+from penstock.demo.verdict import NEWCOMER, Account, account
 from penstock.errors import DemoFailed
 from penstock.operating.initialise import initialise
 from penstock.postgres import Connection, connect_postgres, engine_of
@@ -29,8 +27,10 @@ READY_TIMEOUT_S = 90.0
 SETTLE_TIMEOUT_S = 120.0
 CRASH_EVERY_S = 4.0
 RESEND_CHANCE = 0.05
-_DIES_WITH = (0, 1, CRASHED, -signal.SIGKILL, -signal.SIGTERM)
-"""Exit codes of a pipeline that is started again: it crashed, was killed, or lost a worker too often."""
+DRIFT_AT = 0.1
+"""When drift is planted: after this part of the time."""
+EXTRA_S = 30.0
+"""How much longer there is traffic at most, in seconds, if the newcomer has not yet applied anything."""
 
 
 @dataclass
@@ -43,7 +43,15 @@ class Progress:
     rolled_back: int = 0
     retried: int = 0
     kills: int = 0
+    drift: Drift | None = None
     phase: str = "running"
+
+    @property
+    def equal(self) -> bool:
+        """The account is, and what was planted was found and mended, and who came later has the same."""
+        return self.account.equal and (
+            self.drift is None or (self.drift.gone and not self.account.newcomer.different)
+        )
 
 
 @dataclass
@@ -57,6 +65,7 @@ class Demo:
         redis_url: Redis or Valkey; the demo's keys in it are deleted.
         stop: True once the demo is to end early.
         show: Told how it goes.
+        reconcile: Whether drift is planted and mended, and a consumer comes later.
     """
 
     engine: str
@@ -65,10 +74,13 @@ class Demo:
     redis_url: str
     stop: Callable[[], bool]
     show: Callable[[Progress], None] = lambda _: None
+    reconcile: bool = True
     kills: int = 0
     _ended: threading.Event = field(default_factory=threading.Event)
-    _pipeline: subprocess.Popen[bytes] | None = None
-    _failure: str | None = None
+    _started: list[Supervised] = field(default_factory=list)
+    _reconciling: Reconciling | None = None
+    _drift: Drift | None = None
+    _newcomer_works: bool = False
 
     def run(self) -> Progress:
         """Runs it; the last progress carries the account.
@@ -79,12 +91,11 @@ class Demo:
         """
         self._reset()
         api, url = self._start_api()
-        supervisor = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
         simulator = Simulator(url)
         client = connect_redis(self.redis_url)
         try:
             with connect_postgres(self.database_url, application="demo") as connection:
-                supervisor.start()
+                self._start_pipeline()
                 self._wait_until_ready(connection, client, url)
                 began = monotonic()
                 simulator.start()
@@ -94,8 +105,9 @@ class Demo:
         finally:
             simulator.stop()
             self._ended.set()
-            _end(api, 1)
-            _end(self._pipeline, 5)
+            end(api, 1)
+            for process in self._processes():
+                process.end(5)
             client.close()
 
     def _reset(self) -> None:
@@ -127,36 +139,21 @@ class Demo:
     def _start_api(self) -> tuple[subprocess.Popen[bytes], str]:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        process = _leashed(["penstock.demo.api"], self._environment(PORT=str(port)))
+        process = leashed(["penstock.demo.api"], self._environment(PORT=str(port)))
         return process, f"http://127.0.0.1:{port}"
 
-    def _supervise(self) -> None:
-        """Keeps ``penstock run`` running: what crashes or is killed is started again at once."""
-        command = ["penstock", "run", "--app", "penstock.demo.rides:pipeline"]
-        command += [
-            "--engine",
-            self.engine,
-            "--resend-chance",
-            str(RESEND_CHANCE),
-            "--log-level",
-            "error",
-        ]
+    def _start_pipeline(self) -> None:
+        command = ["run", "--app", "penstock.demo.rides:pipeline", "--engine", self.engine]
+        command += ["--resend-chance", str(RESEND_CHANCE)]
         # A worker that crashes on purpose is no news: Spark need not print its stack.
         command += ["--conf", "spark.log.level=OFF"] if self.engine == "spark" else []
+        self._start(command)
+
+    def _start(self, command: list[str]) -> None:
+        """Keeps a command of Penstock running, that crashes now and then."""
         environment = self._environment(**{CRASH_EVERY: str(CRASH_EVERY_S)})
-        while not self._ended.is_set():
-            # Not to the terminal, which is ours: its last words are kept for the case that it cannot run.
-            with tempfile.TemporaryFile() as words:
-                self._pipeline = _leashed(command, environment, words)
-                code = self._pipeline.wait()
-                if code not in _DIES_WITH:
-                    words.seek(0)
-                    last = words.read().decode(errors="replace").strip().splitlines()[-5:]
-                    self._failure = "\n".join(
-                        [f"the {self.engine} engine ended with exit code {code}", *last]
-                    )
-                    return
-            self._ended.wait(0.1)
+        self._started.append(Supervised([*command, "--log-level", "error"], environment))
+        self._started[-1].start()
 
     def _wait_until_ready(self, connection: Connection, client: RedisClient, url: str) -> None:
         """Until the API answers and a first ride has come all the way."""
@@ -176,12 +173,20 @@ class Demo:
         self, connection: Connection, client: RedisClient, simulator: Simulator, began: float
     ) -> None:
         """Shows how it goes until the time is over, and kills a process on the way."""
-        while (passed := monotonic() - began) < self.seconds:
+        while (passed := monotonic() - began) < self.seconds or self._awaits_newcomer(passed):
             self._check_stop()
             if not self.kills and passed > self.seconds / 2:
                 self._kill()
-            self.show(self._progress(connection, client, simulator, passed))
-            self._ended.wait(min(0.5, self.seconds - passed))
+            if self.reconcile and passed > self.seconds * DRIFT_AT:
+                self._mend_drift(connection)
+            progress = self._progress(connection, client, simulator, passed)
+            self._newcomer_works = progress.account.newcomer.applied > 0
+            self.show(progress)
+            self._ended.wait(0.5 if passed >= self.seconds else min(0.5, self.seconds - passed))
+
+    def _awaits_newcomer(self, passed: float) -> bool:
+        """Whether the traffic goes on a little, so that who comes later has something to do."""
+        return self.reconcile and not self._newcomer_works and passed < self.seconds + EXTRA_S
 
     def _settle(
         self, connection: Connection, client: RedisClient, simulator: Simulator, seconds: float
@@ -190,8 +195,10 @@ class Demo:
         deadline = monotonic() + SETTLE_TIMEOUT_S
         while True:
             self._check_stop()
+            if self.reconcile:
+                self._mend_drift(connection)
             progress = self._progress(connection, client, simulator, seconds)
-            if progress.account.settled:
+            if self._settled(progress.account):
                 progress.phase = "settled"
                 return progress
             if monotonic() > deadline:
@@ -201,6 +208,23 @@ class Demo:
             progress.phase = "settling"
             self.show(progress)
             self._ended.wait(0.5)
+
+    def _settled(self, now: Account) -> bool:
+        arrived = self._drift is not None and now.newcomer.position == now.newcomer.told
+        return now.settled and (arrived or not self.reconcile)
+
+    def _mend_drift(self, connection: Connection) -> None:
+        """Plants drift, has it reconciled, and then lets one more consumer begin with the tables: a step each time."""
+        if self._reconciling is None:
+            self._reconciling = Reconciling(plant(connection), self._environment())
+        elif self._drift is None and self._reconciling.drift is not None:
+            self._drift = self._reconciling.drift
+            mark_all_dirty(self.database_url)
+            app = "penstock.demo.newcomer:pipeline"
+            self._start(["consume", NEWCOMER, "--app", app, "--from", "tables"])
+
+    def _processes(self) -> list[Supervised | Reconciling]:
+        return [*self._started, *([self._reconciling] if self._reconciling else [])]
 
     def _progress(
         self, connection: Connection, client: RedisClient, simulator: Simulator, seconds: float
@@ -213,52 +237,25 @@ class Demo:
             rolled_back=declined,
             retried=simulator.retried,
             kills=self.kills,
+            drift=self._drift,
         )
 
     def _kill(self) -> None:
         """SIGKILL: to the whole process of the inline engine, to a worker process of Spark's."""
-        if self._pipeline is None or self._pipeline.poll() is not None:
+        pid = self._started[0].pid
+        if pid is None:
             return
-        victim: psutil.Process | subprocess.Popen[bytes] = self._pipeline
-        if self.engine == "spark":
-            workers = [
-                p
-                for p in psutil.Process(self._pipeline.pid).children(recursive=True)
-                if _is_busy_worker(p)
-            ]
-            if not workers:
-                return
-            victim = random.choice(workers)  # noqa: S311  not for secrets
-        victim.kill()
-        self.kills += 1
+        victims = [pid] if self.engine == "inline" else busy_workers(pid)
+        if victims:
+            os.kill(random.choice(victims), signal.SIGKILL)  # noqa: S311  not for secrets
+            self.kills += 1
 
     def _check_stop(self) -> None:
         if self.stop():
             raise KeyboardInterrupt
-        if self._failure is not None:
-            raise DemoFailed(self._failure)
-
-
-def _leashed(
-    command: list[str], environment: dict[str, str], words: IO[bytes] | None = None
-) -> subprocess.Popen[bytes]:
-    """A process that ends with this one, whatever ends this one."""
-    return subprocess.Popen(  # noqa: S603  our own
-        [sys.executable, "-m", "penstock.demo.leashed", *command],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stderr=words,
-        start_new_session=True,
-    )
-
-
-def _is_busy_worker(process: psutil.Process) -> bool:
-    """A Python worker on the leash: the one that a long task runs in."""
-    try:
-        is_worker = "pyspark.daemon" in process.cmdline() and not process.children()
-        return is_worker and bool(process.net_connections("tcp"))
-    except psutil.Error:
-        return False
+        for process in self._processes():
+            if process.failure is not None:
+                raise DemoFailed(process.failure)
 
 
 def _books(url: str) -> bool:
@@ -266,15 +263,3 @@ def _books(url: str) -> bool:
         return httpx.post(f"{url}/rides", json={"distance": 100.0}, timeout=10).is_success
     except httpx.TransportError:  # it is still starting
         return False
-
-
-def _end(process: subprocess.Popen[bytes] | None, patience_s: float) -> None:
-    """SIGTERM, and SIGKILL for what does not end in time: with all that it has started."""
-    if process is None or process.poll() is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(patience_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()

@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.channels.log import extents
 from penstock.channels.server import RedisClient
-from penstock.demo.rides import pipeline, rides
+from penstock.demo.rides import CANONICAL_COPIES, pipeline, rides
 from penstock.postgres import Connection
 
 CONSUMERS = tuple(
@@ -13,6 +13,8 @@ CONSUMERS = tuple(
 )
 INDEX = "ride-index"
 """Channel and consumer of the index have one name."""
+NEWCOMER = "ride-newcomer"
+"""The consumer of another module, that begins with the tables."""
 
 _COUNTS = """
 SELECT (SELECT count(*) FROM rocket_rides_log.staged_records WHERE channel = 'rides'),
@@ -55,13 +57,22 @@ _TOTALS = {
     "ride-copies": "SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.copies",
 }
 
-_MARKED = """
+_INDEX = """
 SELECT (SELECT count(*) FROM rocket_rides_log.staged_records WHERE channel = 'ride-index'),
        (SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.ride_index),
        (SELECT count(*)
         FROM (TABLE rocket_rides.indexable EXCEPT TABLE rocket_rides.ride_index
               UNION ALL
               (TABLE rocket_rides.ride_index EXCEPT TABLE rocket_rides.indexable)) AS different)
+"""
+
+_NEWCOMER = f"""
+SELECT (SELECT count(*) FROM rocket_rides_log.staged_records WHERE channel = 'rides'),
+       (SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.newcomers),
+       (SELECT count(*)
+        FROM (({CANONICAL_COPIES} EXCEPT TABLE rocket_rides.newcomers)
+              UNION ALL
+              (TABLE rocket_rides.newcomers EXCEPT {CANONICAL_COPIES})) AS different)
 """
 
 _LATENCIES = """
@@ -72,18 +83,18 @@ WHERE latency_us > 0
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
-    """Where the index stands.
+class Copy:
+    """Where a copy of the table stands that has not seen every record.
 
     Attributes:
-        marked: How often a ride was marked dirty.
-        applied: Members that the consumer has brought up to date.
-        position: Marks that are done, by the consumer's checkpoints.
-        total_cents: The sum of all rides in the index.
-        different: Rows that the table has and the index has not, or the other way round.
+        told: Records of its channel.
+        applied: Records, or members of an Ick, that its consumer has applied.
+        position: Records that are done, by the consumer's checkpoints.
+        total_cents: The sum of all rides in it.
+        different: Rows that the table has and the copy has not, or the other way round.
     """
 
-    marked: int
+    told: int
     applied: int
     position: int
     total_cents: int
@@ -102,7 +113,8 @@ class Account:
         crashes: Processes that crashed on purpose.
         canonical_cents: The sum of all rides.
         consumers: For each its counts, its total, and what it lost or doubled.
-        index: Of the consumer that is told what is dirty.
+        index: Of the consumer that is told what is dirty; its records are marks.
+        newcomer: Of the consumer that began with the tables; where it has not begun, it has no position.
         p50_ms: Median time from staging to handler.
         p99_ms: The same for the slowest of a hundred.
     """
@@ -114,7 +126,8 @@ class Account:
     crashes: int
     canonical_cents: int
     consumers: dict[str, dict[str, int]]
-    index: Index
+    index: Copy
+    newcomer: Copy
     p50_ms: float
     p99_ms: float
 
@@ -139,7 +152,7 @@ class Account:
         return (
             self.staged == self.sequenced
             and all(c["position"] == self.staged for c in self.consumers.values())
-            and self.index.position == self.index.marked
+            and self.index.position == self.index.told
         )
 
     @property
@@ -165,8 +178,8 @@ def account(connection: Connection, client: RedisClient) -> Account:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         [(staged, sequenced, canonical, crashes, resent)] = connection.execute(_COUNTS)
         consumers = {name: _consumer(connection, name) for name in CONSUMERS}
-        [(marked, total, different)] = connection.execute(_MARKED)
-        [(applied, _, position)] = connection.execute(_PROGRESS, {"consumer": INDEX})
+        index = _copy(connection, INDEX, _INDEX)
+        newcomer = _copy(connection, NEWCOMER, _NEWCOMER)
         [(latencies,)] = connection.execute(_LATENCIES)
     log = extents(client, pipeline.namespace, rides.shard_names)
     p50, p99 = latencies or (0.0, 0.0)
@@ -179,10 +192,17 @@ def account(connection: Connection, client: RedisClient) -> Account:
         crashes,
         canonical,
         consumers,
-        Index(marked, applied, position, total, different),
+        index,
+        newcomer,
         float(p50),
         float(p99),
     )
+
+
+def _copy(connection: Connection, name: str, query: str) -> Copy:
+    [(told, total, different)] = connection.execute(query.encode())
+    [(applied, _, position)] = connection.execute(_PROGRESS, {"consumer": name})
+    return Copy(told, applied, position, total, different)
 
 
 def _consumer(connection: Connection, name: str) -> dict[str, int]:

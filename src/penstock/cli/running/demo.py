@@ -1,6 +1,8 @@
 """``penstock demo``: Rocket Rides, with crashes, double sends and a kill, and an account at the end."""
 
 import sys
+from dataclasses import asdict
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +15,7 @@ from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.demo.run import Progress
+    from penstock.demo.verdict import Copy
 
 DIFFERENCES = 4
 """Exit code: something was lost, doubled, or unequal."""
@@ -24,8 +27,15 @@ SAY_EVERY_S = 2.0
 def demo(
     settings: Settings,
     seconds: Annotated[
-        float, typer.Option(min=1, metavar="N", help="How long clients make traffic.")
+        float, typer.Option(min=1, metavar="N", help="How long clients make traffic, at least.")
     ] = 30,
+    reconcile: Annotated[
+        bool,
+        typer.Option(
+            "--reconcile/--no-reconcile",
+            help="Plant drift and mend it, and let a consumer begin with the tables: on Spark, whatever the engine.",
+        ),
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Show the pipeline at work under crashes, double sends and a kill; ends with 4 if anything is lost or doubled."""
@@ -38,7 +48,15 @@ def demo(
         say(
             f"Rocket Rides on the {settings.engine} engine: {seconds:g} s of traffic, once it runs."
         )
-        run = Demo(settings.engine, seconds, urls.database_url, urls.redis_url, stop, screen.show)
+        run = Demo(
+            settings.engine,
+            seconds,
+            urls.database_url,
+            urls.redis_url,
+            stop,
+            screen.show,
+            reconcile=reconcile,
+        )
         try:
             progress = run.run()
         except KeyboardInterrupt:
@@ -50,7 +68,7 @@ def demo(
     else:
         show(_table(progress))
         show(_verdict(progress))
-    if not progress.account.equal:
+    if not progress.equal:
         raise typer.Exit(DIFFERENCES)
 
 
@@ -72,8 +90,8 @@ class _Screen:
             from rich.text import Text  # noqa: PLC0415  the same
 
             self._live.update(Text.from_ansi(_table(progress)), refresh=True)
-        elif progress.seconds >= self._next or progress.phase != "running":
-            self._next = progress.seconds + SAY_EVERY_S
+        elif monotonic() >= self._next:
+            self._next = monotonic() + SAY_EVERY_S
             say(_line(progress))
 
     def close(self) -> None:
@@ -85,10 +103,13 @@ def _line(progress: "Progress") -> str:
     now = progress.account
     counts = {name: consumer["applied"] for name, consumer in now.consumers.items()}
     counts["ride-index"] = now.index.applied
+    if now.newcomer.position:
+        counts["ride-newcomer"] = now.newcomer.applied
+    drift = f", drift mended {progress.drift.mended}" if progress.drift else ""
     applied = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     return (
         f"{progress.seconds:5.1f} s  {progress.phase}: staged {now.staged:,}, published {now.published:,}, "
-        f"applied {applied}; crashes {now.crashes}, kills {progress.kills}, resent {now.resent}"
+        f"applied {applied}; crashes {now.crashes}, kills {progress.kills}, resent {now.resent}{drift}"
     )
 
 
@@ -104,9 +125,9 @@ def _table(progress: "Progress") -> str:
         )
         for name, c in now.consumers.items()
     ]
-    index = now.index
-    lag = f"{index.marked - index.position:,}"
-    rows.append(("ride-index", f"{index.applied:,}", "", lag, _money(index.total_cents)))
+    rows.append(_copy_row("ride-index", now.index))
+    if now.newcomer.position:
+        rows.append(_copy_row("ride-newcomer", now.newcomer))
     rows.append(("canonical", f"{now.staged:,}", "", "", _money(now.canonical_cents)))
     head = (
         f"{progress.phase}, {progress.seconds:.0f} s, {progress.engine}: staged {now.staged:,}, "
@@ -118,14 +139,26 @@ def _table(progress: "Progress") -> str:
     return head + table_text(["consumer", "#applied", "#skipped", "#lag", "#total"], rows)
 
 
+def _copy_row(name: str, copy: "Copy") -> tuple[str, str, str, str, str]:
+    lag = f"{copy.told - copy.position:,}"
+    return name, f"{copy.applied:,}", "", lag, _money(copy.total_cents)
+
+
 def _verdict(progress: "Progress") -> str:
-    now = progress.account
-    return (
-        f"{'equal' if now.equal else 'NOT EQUAL'}: {now.staged:,} records, {len(now.consumers)} consumers, "
-        f"lost {now.lost}, doubled {now.doubled}, out of order {now.out_of_order}\n"
-        f"index: {now.index.marked:,} marks folded to {now.index.applied:,} members, "
-        f"{now.index.different} rows different from the table"
+    now, drift = progress.account, progress.drift
+    mended = (
+        f"drift: {drift.planted} rows planted, {drift.found} found, {drift.mended} mended, under traffic\n"
+        f"newcomer: began with the tables, {now.newcomer.different} rows different from them"
+        if drift
+        else ""
     )
+    return (
+        f"{'equal' if progress.equal else 'NOT EQUAL'}: {now.staged:,} records, {len(now.consumers)} consumers, "
+        f"lost {now.lost}, doubled {now.doubled}, out of order {now.out_of_order}\n"
+        f"index: {now.index.told:,} marks folded to {now.index.applied:,} members, "
+        f"{now.index.different} rows different from the table\n"
+        f"{mended}"
+    ).rstrip()
 
 
 def _object(progress: "Progress") -> dict[str, Any]:
@@ -147,14 +180,20 @@ def _object(progress: "Progress") -> dict[str, Any]:
             for name, c in now.consumers.items()
         },
         "index": {
-            "marked": now.index.marked,
+            "marked": now.index.told,
             "applied": now.index.applied,
             "total": _money(now.index.total_cents),
             "different": now.index.different,
             "equal": not now.index.different,
         },
+        "newcomer": {
+            "applied": now.newcomer.applied,
+            "total": _money(now.newcomer.total_cents),
+            "different": now.newcomer.different,
+        },
+        "drift": asdict(progress.drift) if progress.drift else None,
         "canonical_total": _money(now.canonical_cents),
-        "equal": now.equal,
+        "equal": progress.equal,
         "lost": now.lost,
         "doubled": now.doubled,
         "out_of_order": now.out_of_order,
