@@ -112,6 +112,26 @@ def test_without_redis_the_rest_is_shown(
     assert [s.published for s in found.channels[0].shards] == [None, None]
 
 
+def test_the_last_run_of_each_reconciliation_is_told(
+    connection: Connection, redis_client: redis.Redis
+) -> None:
+    connection.execute(
+        """
+        INSERT INTO penstock.reconciliations (name, consumer, intent, compared, missing, surplus, different, outcome, ended_at)
+        VALUES ('copies', 'one', 'compare', 9, 1, 1, 1, 'differs', clock_timestamp()),
+               ('copies', 'one', 'mend', 9, 0, 2, 0, 'mended', clock_timestamp()),
+               ('totals', 'two', 'compare', NULL, NULL, NULL, NULL, 'running', NULL)
+        """
+    )
+
+    told = status(connection, redis_client).reconciliations
+
+    assert [(r.name, r.intent, r.differences, r.outcome) for r in told] == [
+        ("copies", "mend", 2, "mended"),
+        ("totals", "compare", None, "running"),
+    ]
+
+
 def test_a_database_without_tables_says_what_to_type(
     postgres: object, redis_client: redis.Redis
 ) -> None:

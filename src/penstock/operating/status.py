@@ -18,6 +18,7 @@ from penstock.errors import AppendRefused, ForeignLog, SchemaMissing, ServerUnav
 from penstock.journal import known_shards
 from penstock.pipeline import Pipeline
 from penstock.postgres import Connection, answering
+from penstock.reconciling.history import LastRun, last_runs
 from penstock.records import Shard, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
 
@@ -179,6 +180,7 @@ class Status:
         redis: Why Redis could not be asked; None if it could.
         channels: By name.
         consumers: By name.
+        reconciliations: The last run of each, by name.
         oldest_transaction: None if there is none.
     """
 
@@ -189,6 +191,7 @@ class Status:
     redis: str | None
     channels: tuple[ChannelStatus, ...]
     consumers: tuple[ConsumerStatus, ...]
+    reconciliations: tuple[LastRun, ...]
     oldest_transaction: OpenTransaction | None
 
     @property
@@ -242,6 +245,7 @@ def status(
             statements("penstock.journal", schema)["journal_tails"]
         ).fetchall()
         progress = connection.execute(sql["progress"]).fetchall()
+        runs = last_runs(connection, schema)
     kinds = {channel: kind for channel, kind, *_ in registered}
     for channel in pipeline.channels.values() if pipeline is not None else ():
         kinds.setdefault(channel.name, channel.kind)
@@ -258,6 +262,7 @@ def status(
         redis=trouble,
         channels=_channels(registered, waiting, tails, in_redis, pipeline),
         consumers=_consumers(progress, pipeline),
+        reconciliations=runs,
         oldest_transaction=None if standing[5] is None else OpenTransaction(*standing[5:9]),
     )
 

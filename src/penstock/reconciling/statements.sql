@@ -65,6 +65,15 @@ SET tick = %(tick)s, compared = %(compared)s, missing = %(missing)s, surplus = %
     repaired = %(repaired)s, paused_s = %(paused_s)s, outcome = %(outcome)s, ended_at = clock_timestamp()
 WHERE id = %(run)s;
 
+-- :name last_runs
+SELECT DISTINCT ON (name)
+       name, consumer, intent, outcome, begun_at,
+       extract(epoch FROM clock_timestamp() - begun_at)::float8,
+       extract(epoch FROM ended_at - begun_at)::float8,
+       compared, missing + surplus + different, repaired, paused_s
+FROM {schema}.reconciliations
+ORDER BY name, id DESC;
+
 -- :name differences
 CREATE TEMPORARY TABLE penstock_differences (
     number   integer NOT NULL,

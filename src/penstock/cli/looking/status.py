@@ -76,6 +76,8 @@ def _text(found: "Status", *, by_shard: bool) -> str:
         parts += ["", icks]
     if found.consumers:
         parts += ["", _consumers(found, by_shard=by_shard)]
+    if found.reconciliations:
+        parts += ["", _reconciliations(found)]
     parts += [f"halted: {consumer} {shard}: {reason}" for consumer, shard, reason in found.halted]
     parts += [
         f"damaged: {channel.channel}/{shard.shard}: {shard.ick.damage}"
@@ -208,3 +210,14 @@ def _consumers(found: "Status", *, by_shard: bool) -> str:
             )
         )
     return table_text(columns, rows)
+
+
+def _reconciliations(found: "Status") -> str:
+    columns = ("reconciliation", "#ago", "last run", "#compared", "#differed", "#mended", "outcome")
+    return table_text(
+        columns,
+        [
+            (r.name, r.ago_s, r.intent, r.compared, r.differences, r.repaired, r.outcome)
+            for r in found.reconciliations
+        ],
+    )
