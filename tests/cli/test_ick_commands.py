@@ -69,3 +69,24 @@ def test_an_ick_has_no_records_to_follow(indexing: CommandLine, option: tuple[st
 
     assert done.returncode == 2
     assert "it keeps members, not records" in done.stderr
+
+
+def test_a_damaged_ick_is_mended_when_that_is_asked_for(
+    indexing: CommandLine, redis_client: redis.Redis
+) -> None:
+    key = DirtyList(redis_client, "penstock:{index/1}:ick").keys.dirty
+    redis_client.set(key, "somebody's")
+
+    refused, damaged = indexing("stream", "--drain"), indexing("status")
+    planned = indexing("reset", "ick", "index")
+    still = redis_client.get(key)
+    done = json.loads(indexing("reset", "ick", "index", "--yes", "--json").stdout)
+    again = indexing("stream", "--drain")
+
+    assert (refused.returncode, damaged.returncode, again.returncode) == (5, 0, 0)
+    assert "damaged: index/1" in damaged.stdout
+    assert "Nothing was changed" in planned.stderr
+    assert still == b"somebody's"
+    assert [each["key"] for each in done] == [key]
+    assert redis_client.zcard(key) == 3
+    assert "It is whole" in indexing("reset", "ick", "index").stderr

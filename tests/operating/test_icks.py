@@ -7,11 +7,13 @@ import pytest
 import redis
 
 from fixtures.dirty import DOCUMENTS, mark_changed
-from penstock import Ick, Pipeline
-from penstock.channels.ick import DirtyList, Reservation, Reservations, oldest, repair
+from penstock import Ick, Log, Pipeline
+from penstock.channels.ick import DirtyList, Reservation, Reservations, oldest
 from penstock.channels.routing import IckShardKeys, ick_shard_keys
+from penstock.errors import Unknown
 from penstock.operating.doctor import Finding, examine
 from penstock.operating.doctor import ick as ick_checks
+from penstock.operating.reset import reset_ick
 from penstock.operating.status import IckStatus, status
 from penstock.postgres import Connection
 from penstock.records import Shard, ShardName
@@ -149,14 +151,15 @@ def test_the_doctor_finds_damage_and_what_it_says_to_do_brings_every_member_back
     redis_client.set(keys.ick.dirty, "somebody's")
 
     [finding] = [f for f in of(examine(documents, redis_client, flow), "icks") if f.grade != "ok"]
-    repair(redis_client, keys.name)
-    redis_client.delete(keys.log.stream)
+    [planned] = reset_ick(documents, redis_client, "index", flow)
+    before = everything(redis_client)
+    [done] = reset_ick(documents, redis_client, "index", flow, apply=True)
     streamer._refresh_at = 0.0
     streamer.drain()
 
-    assert finding.grade == "error"
-    assert keys.name in finding.mend
-    assert f"DEL {keys.log.stream}" in finding.mend
+    assert (finding.grade, finding.mend) == ("error", "penstock reset ick index --yes")
+    assert (planned.key, planned.found, planned.told_again) == (keys.ick.dirty, "string", True)
+    assert before[keys.ick.dirty.encode()] == redis_client.dump(str(done.moved_to))
     found = {each.member for each in oldest(redis_client, "penstock", flow.shard_names, 100)}
     assert len(members) == 20
     assert found == members
@@ -199,3 +202,23 @@ def test_the_doctor_says_that_members_wait_that_nobody_does(
     assert "4 members wait" in idle.found
     assert "nobody holds a reservation" in idle.found
     assert f"held by {holder.holder}" in held.found
+
+
+def test_only_an_ick_is_mended_as_one(
+    connection: Connection, redis_client: redis.Redis, things: Log
+) -> None:
+    with pytest.raises(Unknown, match="no Ick 'things'"):
+        reset_ick(connection, redis_client, "things", Pipeline([things]))
+    with pytest.raises(Unknown, match="no Ick 'nothing'"):
+        reset_ick(connection, redis_client, "nothing")
+
+
+def test_what_is_whole_is_left_alone(
+    documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
+) -> None:
+    mark_changed(documents, ["a", "b", "c", "d"])
+    streamer.drain()
+    before = everything(redis_client)
+
+    assert reset_ick(documents, redis_client, "index", flow, apply=True) == ()
+    assert everything(redis_client) == before

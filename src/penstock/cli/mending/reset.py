@@ -1,4 +1,4 @@
-"""``penstock reset``: a checkpoint by hand, or a new epoch."""
+"""``penstock reset``: a checkpoint by hand, a new epoch, an Ick that is whole again."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -120,6 +120,40 @@ def epoch(settings: Settings, yes: Yes = False, json: Json = False) -> None:
         show(_text(plan))
     if plan.reason is not None and not yes:
         say("Nothing was changed. Stop streamers and consumers, then carry it out: --yes")
+
+
+@reset.command("ick")
+@verb()
+def ick(
+    settings: Settings,
+    channel: Annotated[str, typer.Argument(help="Name of the Ick.")],
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Make a damaged Ick whole: what does not belong is moved aside, what may have been lost is told again."""
+    from penstock.operating.reset import reset_ick  # noqa: PLC0415  not for `--help`
+
+    with connected(settings, "reset") as servers:
+        mended = reset_ick(
+            servers.connection,
+            servers.client,
+            channel,
+            servers.pipeline,
+            apply=yes,
+            schema=servers.schema,
+            namespace=servers.namespace,
+        )
+    if json:
+        show_json(mended)
+    else:
+        show_table(
+            ("shard", "key", "found", "moved to", "told again"),
+            ((str(m.shard), m.key, m.found, m.moved_to, m.told_again) for m in mended),
+        )
+    if not mended:
+        say("It is whole: there is nothing to do.")
+    elif not yes:
+        say("Nothing was changed. To carry it out: --yes")
 
 
 def _text(plan: "EpochPlan") -> str:

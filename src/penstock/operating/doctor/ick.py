@@ -49,9 +49,7 @@ def _damaged(examined: Examined, shard: ShardName) -> Iterator[Finding]:
         yield Finding("icks", "error", str(error), "update penstock")
         return
     if damages:
-        mend = f"penstock.channels.ick.repair(client, {keys.name!r})"
-        if any(damage.may_have_lost for damage in damages):
-            mend += f"; then DEL {keys.log.stream}: the streamer marks again what was not done"
+        mend = f"penstock reset ick {shard.channel} --yes"
         yield Finding("icks", "error", f"{shard}: {_in_words(damages)}", mend)
 
 
