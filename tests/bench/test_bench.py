@@ -18,7 +18,10 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def report() -> subprocess.CompletedProcess[str]:
-    chosen = ("limit-commit", "drain-200b-4", "consume-bulk", "stage-orm-100", "latency-10")
+    chosen = (
+        *("limit-commit", "drain-200b-4", "consume-bulk", "stage-orm-100", "latency-10"),
+        *("ick-reserve", "ick-block"),
+    )
     return bench("--quick", "--json", *(word for case in chosen for word in ("--only", case)))
 
 
@@ -43,6 +46,16 @@ def test_a_figure_stands_beside_its_limits(report: subprocess.CompletedProcess[s
     assert drain["limit"] == min(each["value"] for each in drain["limits"].values())
     assert drain["ratio_to_limit"] == pytest.approx(drain["value"] / drain["limit"])
     assert cases["latency-10-p99"]["value"] >= cases["latency-10"]["value"]
+
+
+def test_an_ick_stands_beside_the_sorted_sets_own_commands(
+    report: subprocess.CompletedProcess[str],
+) -> None:
+    cases = {case["case"]: case for case in json.loads(report.stdout)["cases"]}
+
+    assert set(cases["ick-reserve"]["limits"]) == {"zpopmin"}
+    for name in ("ick-block-add", "ick-block-reserve"):
+        assert 0 < cases[f"{name}-p99"]["value"] <= cases[name]["value"]
 
 
 def test_a_case_that_does_not_exist_is_refused_with_those_that_do() -> None:

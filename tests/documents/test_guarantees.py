@@ -23,3 +23,19 @@ def test_every_guarantee_has_a_test_and_every_test_its_guarantee() -> None:
         "without a test": set(),
         "not on the page": set(),
     }
+
+
+def test_the_tests_that_a_page_names_are_there() -> None:
+    named = {
+        name
+        for page in (ROOT / "docs").rglob("*.md")
+        for name in re.findall(r"`(test_\w+)`", page.read_text())
+    }
+    there = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+
+    assert named - there == set()
+    assert len(named) > 10

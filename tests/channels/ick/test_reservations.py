@@ -355,3 +355,17 @@ def test_no_member_starves_however_often_it_becomes_dirty_again(
         taken += 1
         assert taken <= queue / 3 + 1
         taken = 0
+
+
+def test_no_member_starves_with_plain_operations_either(ick: DirtyList) -> None:
+    queue, size = 30, 3
+    ick.add({f"m{i:02d}": i for i in range(queue)})
+    clock, taken = float(queue), 1
+    mine = [member for member, _ in ick.reserve(size)]
+    while b"m29" not in mine:
+        ick.add([(member, clock + i) for i, member in enumerate([*mine, b"m29", b"m29"])])
+        clock += 100
+        mine = [member for member, _ in ick.exchange(size, mine).marks]
+        taken += 1
+
+    assert taken == queue / size

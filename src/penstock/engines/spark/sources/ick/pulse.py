@@ -5,11 +5,12 @@ import threading
 from penstock.channels.ick import Reservation, Reservations
 from penstock.errors import PenstockError
 
-EVERY_S = 1.0
+EVERY_S = 0.3
+"""Well below the patience of the pipeline's own consumers, and of whoever else looks."""
 
 
 class Pulse:
-    """Says of the reservations that it was given, every second, that somebody works on them."""
+    """Says of the reservations that it was given, several times a second, that somebody works on them."""
 
     def __init__(self) -> None:
         self._standing: dict[int, tuple[Reservations, Reservation]] = {}

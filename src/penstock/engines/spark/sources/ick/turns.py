@@ -6,7 +6,9 @@ Spark has written the answer down gets the same one when it asks again.
 """
 
 import hashlib
+import os
 import secrets
+import socket
 from collections.abc import Mapping
 from time import monotonic, sleep
 
@@ -44,7 +46,7 @@ class Turns:
         self._client = client
         self._names = names
         self._patience_s = patience_s
-        self._holder = f"spark-{secrets.token_hex(8)}"
+        self._holder = f"spark@{socket.gethostname()}:{os.getpid()}-{secrets.token_hex(8)}"
         self._icks = {shard: self._ick(shard, 1) for shard in names}
         self._patience = {shard: Patience(patience_s) for shard in names}
         self._pulse = Pulse()
