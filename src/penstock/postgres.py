@@ -4,7 +4,7 @@ No session state is relied on, so a pooler in transaction mode may stand between
 """
 
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -92,6 +92,14 @@ def connect_postgres(url: str, *, application: str, prepare: bool = True) -> Con
         )
     connection.prepare_threshold = 3 if prepare else None
     return connection
+
+
+def pipelined(connection: Connection) -> AbstractContextManager[object]:
+    """A block in which statements are sent before the results of earlier ones have been read.
+
+    In autocommit mode all of it is one transaction.  Without a libpq that can (before 14) they are sent one by one.
+    """
+    return connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext()
 
 
 def engine_of(url: str, *, application: str, prepare: bool = True, pooled: bool = True) -> Engine:

@@ -1,5 +1,6 @@
 """What the publisher promises: the log is the journal, whatever happened to Redis or to a reply."""
 
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from fixtures.flow import LookAtLog, stage_rows
 from penstock import Log, Pipeline
 from penstock.errors import AppendRefused, ChangedPast, Fenced, ForeignLog
 from penstock.postgres import Connection
-from penstock.records import Record, ShardName
-from penstock.streaming import Streamer
+from penstock.records import Offset, Record, ShardName
+from penstock.streaming import Streamer, tick
+from penstock.streaming.unpublished import unpublished
 
 
 def ids(log: dict[ShardName, list[Record]]) -> list[int]:
@@ -228,8 +230,8 @@ def test_a_publisher_of_an_older_epoch_is_shut_out(
         streamer.drain()
 
 
-def test_large_payloads_end_a_batch_early(
-    streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
+def test_large_payloads_end_a_portion_early(
+    streamer: Streamer, connection: Connection, things: Log
 ) -> None:
     """Memory is bounded by weight, not only by number."""
     connection.execute(
@@ -237,10 +239,32 @@ def test_large_payloads_end_a_batch_early(
         "SELECT 'things', 0, i::text, 'insert', 'thing', to_jsonb(payload) FROM generate_series(1, 60) AS i, "
         "LATERAL (SELECT string_agg(md5(random()::text || i || j), '') AS payload FROM generate_series(1, 8000) AS j) p"
     )
-    first = streamer.round()
+    streamer.round()
+    shard = things.shard_names[0]
+    with closing(unpublished(connection, {shard: Offset(60)}, {}, most=60)) as portions:
+        found = [(portion.first, len(portion.records)) for portion in portions]
 
-    assert 1 < first.added < 60
-    assert streamer.drain() + first.added == 60
+    assert all(1 <= count < 10 for _, count in found)
+    assert [first for first, _ in found] == [
+        1 + sum(c for _, c in found[:i]) for i in range(len(found))
+    ]
+    assert sum(count for _, count in found) == 60
+
+
+def test_a_hole_in_the_journal_is_never_published_over(
+    streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
+) -> None:
+    """Guarantee 3: an offset belongs to one record for ever, or to none."""
+    for _ in range(3):
+        stage_rows(connection, things, 20)
+        tick(connection)
+    connection.execute(
+        "DELETE FROM penstock.journal WHERE shard = 0 AND first_offset = "
+        "(SELECT min(first_offset) FROM penstock.journal WHERE shard = 0 AND first_offset > 1)"
+    )
+
+    with pytest.raises(ChangedPast, match="deleted by something other"):
+        streamer.drain()
 
 
 def test_no_key_of_ours_expires_and_all_of_a_shard_share_a_slot(

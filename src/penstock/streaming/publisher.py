@@ -4,33 +4,41 @@ It keeps no position of its own that could be wrong: what it believes about a sh
 that appends, and the script's answer is what it believes next.  So a lost reply, a second publisher, a publisher that
 slept for an hour, a Redis that came back empty or older all end in the same log.
 
+While Redis appends one batch, the next is made ready, and Postgres reads those after it.
+
 What goes to an Ick is folded on the way: a member is named once a batch, since the first of its records.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
-from typing import Any, assert_never
+from collections.abc import Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TypeVar, assert_never
 
 from penstock.channels.ick import Fold, fold, tell_each
-from penstock.channels.log import Appended, Batch, Behind, FencedOff, Foreign, append_each, extents
+from penstock.channels.log import (
+    Appended,
+    Batch,
+    Behind,
+    FencedOff,
+    Foreign,
+    Reply,
+    append_ahead,
+    extents,
+)
 from penstock.channels.server import RedisClient
 from penstock.errors import ChangedPast, Fenced
 from penstock.journal import tails_of
 from penstock.postgres import Connection, answering
-from penstock.records import BEGINNING, Epoch, Offset, Record, RecordId, Shard, ShardName
+from penstock.records import BEGINNING, Epoch, Offset, Record, RecordId, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
+from penstock.streaming.unpublished import PORTION_RECORDS, Portion, unpublished
 from penstock.telemetry import crashpoint
 
-BATCH_RECORDS = 1000
-"""Most records a shard and call: a script of so many keeps Redis busy for about 3 ms."""
+PASS_PORTIONS = 32
+"""Most portions a pass: so that the streamer ticks, retains and hears of a stop several times a second."""
 
-PASS_BYTES = 4 * 1024 * 1024
-"""Weight of payloads a shard and pass, as Postgres stores them, after which a batch ends early."""
-
-SHARDS_A_PASS = 8
-"""Shards read in one statement: bounds what a pass holds in memory."""
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +108,7 @@ class Publisher:
         )
 
     def publish(self) -> Published:
-        """Sends the next batch of every shard that lacks some; one reading, one round trip to Redis.
+        """Sends what the shards lack, in turn, up to ``PASS_PORTIONS`` to logs and as many to Icks.
 
         Raises:
             ServerUnavailable: Postgres or Redis does not answer; whatever was sent may be sent again.
@@ -110,7 +118,7 @@ class Publisher:
             DamagedIck: An Ick is not whole.
             Fenced: A newer epoch has taken over.
         """
-        return self._send(self._unpublished())
+        return self._send(self.tails)
 
     def resend(self, records: int) -> Published:
         """Sends again up to ``records`` of the last records of each shard, as after a lost reply: the log must not change.
@@ -118,86 +126,106 @@ class Publisher:
         Raises:
             As ``publish``.
         """
-        believed = dict(self.tails)
-        self.tails = {shard: Offset(max(0, tail - records)) for shard, tail in believed.items()}
-        try:
-            batches = self._unpublished()
-        finally:
-            self.tails = believed
+        earlier = {shard: Offset(max(0, tail - records)) for shard, tail in self.tails.items()}
         crashpoint("publisher.before_resend")
-        return self._send([batch for batch in batches if not batch.begins])
+        return self._send(earlier, may_begin=False)
 
-    def _unpublished(self) -> list[Batch | Fold]:
-        lacking = [s for s, tail in self._wanted.items() if tail > self.tails.get(s, BEGINNING)][
-            :SHARDS_A_PASS
-        ]
-        if not lacking:
-            return []
-        with answering("reading unpublished records"):
-            rows = self._connection.execute(
-                self._sql["unpublished"],
-                {
-                    "channels": [shard.channel for shard in lacking],
-                    "shards": [shard.shard for shard in lacking],
-                    "tails": [self.tails.get(shard, BEGINNING) for shard in lacking],
-                    "records": BATCH_RECORDS,
-                    "bytes": PASS_BYTES,
-                },
-            ).fetchall()
-        return [
-            self._batch(ShardName(channel, Shard(shard)), list(found))
-            for (channel, shard), found in groupby(rows, key=itemgetter(0, 1))
-        ]
+    def _send(self, tails: Mapping[ShardName, Offset], *, may_begin: bool = True) -> Published:
+        """Sends what lies behind ``tails``.
 
-    def _batch(self, shard: ShardName, rows: list[tuple[Any, ...]]) -> Batch | Fold:
-        lost = [row[3] for row in rows if row[4] is None]
-        if lost:
-            raise ChangedPast(
-                f"{shard} offset {rows[0][2]}…{rows[-1][2]}: the journal names records that are gone from staged_records "
-                f"({len(lost)}, the first is {lost[0]}). They were deleted by something other than Penstock, or Postgres was "
-                "restored in part; nothing after them can be published in order. See penstock doctor"
-            )
-        first = Offset(rows[0][2])
-        # The journal has no holes: a first record beyond tail + 1 is where it begins.
-        begins = first > self.tails.get(shard, BEGINNING) + 1
-        if shard.channel in self._icks:
-            records = [
-                Record(shard.channel, shard.shard, Offset(row[2]), RecordId(row[4]), *row[5:])
-                for row in rows
-            ]
-            return fold(records, self._epoch, begins=begins)
-        return Batch(
-            shard, self._epoch, first, begins, [value for row in rows for value in row[4:]]
+        Args:
+            tails: Where to go on from.
+            may_begin: Whether a shard that has less than the journal may begin where the journal does.
+        """
+        done = Published()
+        for replies in (
+            self._append(tails, may_begin=may_begin),
+            self._tell(tails, may_begin=may_begin),
+        ):
+            with closing(replies):
+                for batch, reply in replies:
+                    crashpoint("publisher.after_append")
+                    done = self._noted(done, batch, reply)
+        return done
+
+    def _append(
+        self, tails: Mapping[ShardName, Offset], *, may_begin: bool
+    ) -> Generator[tuple[Batch, Reply], None, None]:
+        """Appends to logs; a batch behind one that was refused is refused too, so all of them may be under way."""
+        with (
+            closing(self._portions(tails, may_begin=may_begin, icks=False)) as portions,
+            closing(
+                _ahead(map(self._batch, portions), little=self.backlog <= PORTION_RECORDS)
+            ) as batches,
+            closing(append_ahead(self._client, self._namespace, batches)) as replies,
+        ):
+            yield from replies
+
+    def _tell(
+        self, tails: Mapping[ShardName, Offset], *, may_begin: bool
+    ) -> Generator[tuple[Fold, Reply], None, None]:
+        """Marks in Icks, one call after the other."""
+        with closing(self._portions(tails, may_begin=may_begin, icks=True)) as portions:
+            for folded in map(self._fold, portions):
+                [reply] = tell_each(self._client, self._namespace, [folded])
+                yield folded, reply
+
+    def _portions(
+        self, tails: Mapping[ShardName, Offset], *, may_begin: bool, icks: bool
+    ) -> Generator[Portion, None, None]:
+        wanted = {s: tail for s, tail in self._wanted.items() if (s.channel in self._icks) == icks}
+        reading = unpublished(
+            self._connection, wanted, tails, most=PASS_PORTIONS, schema=self._schema
         )
+        with closing(reading):
+            for portion in reading:
+                if may_begin or not portion.begins:
+                    crashpoint("publisher.before_append")
+                    yield portion
 
-    def _send(self, batches: list[Batch | Fold]) -> Published:
-        if not batches:
-            return Published()
-        crashpoint("publisher.before_append")
-        logs = [batch for batch in batches if isinstance(batch, Batch)]
-        folds = [batch for batch in batches if isinstance(batch, Fold)]
-        both: list[Batch | Fold] = [*logs, *folds]
-        replies = append_each(self._client, self._namespace, logs) if logs else []
-        if folds:
-            replies += tell_each(self._client, self._namespace, folds)
-        crashpoint("publisher.after_append")
-        added, known, healed = 0, 0, []
-        for batch, reply in zip(both, replies, strict=True):
-            match reply:
-                case Appended():
-                    added += reply.added
-                    known += batch.count - reply.added
-                    self.tails[batch.shard] = reply.tail
-                case Behind():
-                    # An Ick that is ahead of us was told by another publisher, in batches that began elsewhere.
-                    if reply.tail < batch.first:
-                        healed.append(batch.shard)
-                    self.tails[batch.shard] = reply.tail
-                case FencedOff() | Foreign():
-                    raise _refusal(batch, reply)
-                case _:
-                    assert_never(reply)
-        return Published(added, known, tuple(healed))
+    def _batch(self, portion: Portion) -> Batch:
+        values = [value for record in portion.records for value in record]
+        return Batch(portion.shard, self._epoch, portion.first, portion.begins, values)
+
+    def _fold(self, portion: Portion) -> Fold:
+        name = portion.shard
+        records = [
+            Record(name.channel, name.shard, Offset(offset), RecordId(record_id), *rest)
+            for offset, (record_id, *rest) in enumerate(portion.records, portion.first)
+        ]
+        return fold(records, self._epoch, begins=portion.begins)
+
+    def _noted(self, done: Published, batch: Batch | Fold, reply: Reply) -> Published:
+        match reply:
+            case Appended(tail, added):
+                self.tails[batch.shard] = tail
+                known = done.known + batch.count - added
+                return replace(done, added=done.added + added, known=known)
+            case Behind(tail):
+                self.tails[batch.shard] = tail
+                # An Ick that is ahead of us was told by another publisher, in batches that began elsewhere.
+                if tail >= batch.first or batch.shard in done.healed:
+                    return done
+                return replace(done, healed=(*done.healed, batch.shard))
+            case FencedOff() | Foreign():
+                raise _refusal(batch, reply)
+            case _:
+                assert_never(reply)
+
+
+def _ahead(items: Iterator[_Item], *, little: bool) -> Generator[_Item, None, None]:
+    """Takes the next item, in a thread, while this one is worked on.
+
+    What is ``little`` goes without: to start a thread would be the larger part of it.
+    """
+    if little:
+        yield from items
+        return
+    with ThreadPoolExecutor(1, "penstock-read") as thread:
+        coming = thread.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = thread.submit(next, items, None)
+            yield item
 
 
 def _refusal(batch: Batch | Fold, reply: FencedOff | Foreign) -> ChangedPast | Fenced:

@@ -99,21 +99,17 @@ def tick_within(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
         psycopg.Error: Another sequencer came first, or the connection failed.
     """
     sql = statements("penstock.streaming", schema)
-    row = connection.execute(sql["last_tick"]).fetchone()
-    if row is None:
-        raise UnsafeSetting(NO_TICK.format(schema=schema))
-    last, following, in_progress, epoch = row
     connection.execute(sql["prepare_tick"])
-    connection.execute(sql["begin_tick"], {"tick": last + 1, "epoch": epoch})
-    entries = connection.execute(
-        sql["sequence_committed"],
-        {"next": following, "in_progress": in_progress, "epoch": epoch, "chunk": JOURNAL_CHUNK},
-    ).fetchall()
+    rows = connection.execute(sql["sequence_committed"], {"chunk": JOURNAL_CHUNK}).fetchall()
+    if not rows:
+        raise UnsafeSetting(NO_TICK.format(schema=schema))
     tails: dict[ShardName, Offset] = {}
-    for channel, shard, last_offset, _ in entries:
-        name = ShardName(channel, Shard(shard))
-        tails[name] = max(tails.get(name, Offset(0)), last_offset)
-    return Tick(last + 1, sum(entry[3] for entry in entries), epoch, tails)
+    for _, _, channel, shard, last_offset, _ in rows:
+        if channel is not None:
+            name = ShardName(channel, Shard(shard))
+            tails[name] = max(tails.get(name, Offset(0)), last_offset)
+    number, epoch = rows[0][:2]
+    return Tick(number, sum(row[5] or 0 for row in rows), epoch, tails)
 
 
 def check_identity_cache(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:

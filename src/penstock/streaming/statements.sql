@@ -27,46 +27,71 @@ FROM {schema}.ticks
 ORDER BY tick DESC
 LIMIT 1;
 
--- :name last_tick
--- Read, not locked: the primary key of `ticks` lets one sequencer through.
-SELECT tick,
-       pg_snapshot_xmax(snapshot)::text AS next,
-       ARRAY(SELECT pg_snapshot_xip(snapshot)::text) AS in_progress,
-       epoch
-FROM {schema}.ticks
-ORDER BY tick DESC
-LIMIT 1;
-
 -- :name prepare_tick
 -- The commit reaches the disk before anything reaches Redis, whatever the server's default is.  And what is new is found
--- by its index, whatever old statistics say of a table that has just grown.  And a sequencer that is suspended in the
--- middle does not hold up the others for as long as it sleeps: the server ends its transaction.
+-- by its index, whatever old statistics say of a table that has just grown, and sorted in memory, if it is not very much.
+-- And a sequencer that is suspended in the middle does not hold up the others for as long as it sleeps: the server ends
+-- its transaction.
 SELECT set_config('synchronous_commit', 'on', true),
        set_config('enable_seqscan', 'off', true),
+       set_config('jit', 'off', true),
+       set_config('work_mem', '64MB', true),
        set_config('idle_in_transaction_session_timeout', '10s', true);
-
--- :name begin_tick
--- A second sequencer waits here for the first to commit, and then begins again: 40001 or 23505.
-INSERT INTO {schema}.ticks (tick, snapshot, epoch)
-VALUES (%(tick)s, pg_current_snapshot(), %(epoch)s);
 
 -- :name sequence_committed
 -- What this snapshot shows and the last tick's did not, numbered by id within each shard, into the journal in chunks.
 -- Nothing but ids and places leaves the table.  The rows that a snapshot shows are those whose transactions committed
 -- before it, so no test of visibility is needed beside Postgres' own.
-WITH committed AS MATERIALIZED (
-    SELECT id, channel, shard
-    FROM {schema}.staged_records
-    WHERE xid >= %(next)s::xid8
-      AND xid < pg_snapshot_xmax(pg_current_snapshot())
-    UNION ALL
-    SELECT id, channel, shard
-    FROM {schema}.staged_records
-    WHERE xid = ANY (%(in_progress)s::xid8[])
+-- The tick comes first, and all else asks for it: a second sequencer waits at its primary key for the first one to
+-- commit, and then begins again (40001 or 23505).  The last tick is read, not locked.
+-- Ids are sorted alone, and nearly are already: beside their places that takes Postgres five times as long.  An array
+-- has its limit, so that they come in portions, of a range of ids each.
+WITH last AS MATERIALIZED (
+    SELECT tick, snapshot, epoch
+    FROM {schema}.ticks
+    ORDER BY tick DESC
+    LIMIT 1
 ),
-tails AS (
-    SELECT s.channel, s.shard, coalesce(t.last_offset, 0) AS tail
-    FROM (SELECT DISTINCT channel, shard FROM committed) s
+begun AS (
+    INSERT INTO {schema}.ticks (tick, snapshot, epoch)
+    SELECT tick + 1, pg_current_snapshot(), epoch
+    FROM last
+    RETURNING tick, epoch
+),
+seen AS MATERIALIZED (
+    SELECT last.snapshot
+    FROM last
+    JOIN begun ON begun.tick = last.tick + 1
+),
+committed AS (
+    SELECT channel, shard, id >> 20 AS portion, array_agg(id) AS ids
+    FROM (
+        SELECT id, channel, shard
+        FROM {schema}.staged_records
+        WHERE xid >= (SELECT pg_snapshot_xmax(snapshot) FROM seen)
+          AND xid < pg_snapshot_xmax(pg_current_snapshot())
+        UNION ALL
+        SELECT id, channel, shard
+        FROM {schema}.staged_records
+        WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(snapshot) FROM seen))
+    ) new
+    GROUP BY channel, shard, portion
+),
+-- MATERIALIZED: a portion is sorted once, not for each of its chunks
+sorted AS MATERIALIZED (
+    SELECT channel, shard,
+           sum(cardinality(ids)) OVER (PARTITION BY channel, shard ORDER BY portion) - cardinality(ids) AS before,
+           ARRAY(SELECT unnest(ids) ORDER BY 1) AS ids
+    FROM committed
+),
+entries AS (
+    INSERT INTO {schema}.journal (channel, shard, first_offset, last_offset, record_ids, epoch)
+    SELECT s.channel, s.shard,
+           coalesce(t.last_offset, 0) + before + "from",
+           coalesce(t.last_offset, 0) + before + least("from" + %(chunk)s - 1, cardinality(ids)),
+           ids["from" : "from" + %(chunk)s - 1],
+           (SELECT epoch FROM begun)
+    FROM sorted s
     LEFT JOIN LATERAL (
         SELECT last_offset
         FROM {schema}.journal j
@@ -74,65 +99,58 @@ tails AS (
         ORDER BY first_offset DESC
         LIMIT 1
     ) t ON true
-),
-numbered AS (
-    SELECT id, channel, shard, row_number() OVER (PARTITION BY channel, shard ORDER BY id) AS place
-    FROM committed
+    CROSS JOIN LATERAL generate_series(1, cardinality(ids), %(chunk)s::integer) AS "from"
+    RETURNING channel, shard, last_offset, last_offset - first_offset + 1 AS records
 )
-INSERT INTO {schema}.journal (channel, shard, first_offset, last_offset, record_ids, epoch)
-SELECT channel, shard, tail + min(place), tail + max(place), array_agg(id ORDER BY place), %(epoch)s
-FROM numbered
-JOIN tails USING (channel, shard)
-GROUP BY channel, shard, tail, (place - 1) / %(chunk)s
-RETURNING channel, shard, last_offset, last_offset - first_offset + 1;
+SELECT begun.tick, begun.epoch, entries.channel, entries.shard, entries.last_offset, entries.records
+FROM begun
+LEFT JOIN entries ON true;
 
 -- :name unpublished
--- For each shard the records after its tail, payloads as text.  The first is tail + 1, or where the journal begins.
--- The weight of what is already chosen ends a shard's share early, so that large payloads do not fill a worker's
--- memory; pg_column_size reads no payload.
-SELECT channel, shard, "offset", wanted, id, key, action, object,
+-- The records of a shard after its tail, in order, payloads as text.  The first is tail + 1, or where the journal begins.
+-- The weight of what is already chosen ends the portion early, so that large payloads do not fill a worker's memory;
+-- pg_column_size reads no payload.
+SELECT "offset", wanted, id, key, action, object,
        data::text,
        coalesce(headers::text, ''),
        (extract(epoch FROM created_at) * 1000000)::bigint
 FROM (
-    SELECT p.channel, p.shard, place."offset", place.id AS wanted, r.id, r.key, r.action, r.object, r.data, r.headers, r.created_at,
+    SELECT place."offset", place.id AS wanted, r.id, r.key, r.action, r.object, r.data, r.headers, r.created_at,
            sum(coalesce(pg_column_size(r.data), 0)) OVER (
-               PARTITION BY p.channel, p.shard
                ORDER BY place."offset"
                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
            ) AS weight_before
-    FROM unnest(%(channels)s::text[], %(shards)s::int[], %(tails)s::bigint[]) AS p (channel, shard, tail),
-         LATERAL (
-             SELECT e.first_offset + n.position - 1 AS "offset", n.id
-             FROM LATERAL (
-                 -- the entry that holds tail + 1, or the journal's oldest
-                 SELECT coalesce(
-                            (SELECT max(first_offset)
-                             FROM {schema}.journal
-                             WHERE channel = p.channel AND shard = p.shard AND first_offset <= p.tail + 1),
-                            (SELECT min(first_offset)
-                             FROM {schema}.journal
-                             WHERE channel = p.channel AND shard = p.shard)
-                        ) AS first_offset
-             ) start,
-             LATERAL (
-                 -- offsets are dense: no entry beyond start + records can be wanted
-                 SELECT first_offset, record_ids
-                 FROM {schema}.journal
-                 WHERE channel = p.channel AND shard = p.shard
-                   AND first_offset >= start.first_offset
-                   AND first_offset < greatest(start.first_offset, p.tail + 1) + %(records)s
-             ) e,
-             LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
-             WHERE e.first_offset + n.position - 1 > p.tail
-             ORDER BY 1
-             LIMIT %(records)s
-         ) place
-         -- OFFSET 0 keeps this a look-up by id: a general plan would rather read the whole table
-         LEFT JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = place.id OFFSET 0) r ON true
+    FROM (
+        SELECT e.first_offset + n.position - 1 AS "offset", n.id
+        FROM (
+            -- from the entry that holds tail + 1, or the journal's oldest; offsets are dense, so that no entry beyond
+            -- start + records can be wanted
+            SELECT first_offset, record_ids
+            FROM {schema}.journal,
+                 LATERAL (
+                     SELECT coalesce(
+                                (SELECT max(first_offset)
+                                 FROM {schema}.journal
+                                 WHERE channel = %(channel)s AND shard = %(shard)s AND first_offset <= %(tail)s + 1),
+                                (SELECT min(first_offset)
+                                 FROM {schema}.journal
+                                 WHERE channel = %(channel)s AND shard = %(shard)s)
+                            ) AS at
+                 ) start
+            WHERE channel = %(channel)s AND shard = %(shard)s
+              AND first_offset >= start.at
+              AND first_offset < greatest(start.at, %(tail)s + 1) + %(records)s
+        ) e,
+        LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
+        WHERE e.first_offset + n.position - 1 > %(tail)s
+        ORDER BY 1
+        LIMIT %(records)s
+    ) place
+    -- OFFSET 0 keeps this a look-up by id: a general plan would rather read the whole table
+    LEFT JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = place.id OFFSET 0) r ON true
 ) weighed
 WHERE coalesce(weight_before, 0) < %(bytes)s
-ORDER BY channel, shard, "offset";
+ORDER BY "offset";
 
 -- :name icks
 -- The channels that are lists of what is dirty; all others are logs.

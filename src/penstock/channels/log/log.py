@@ -13,78 +13,12 @@ from typing import Any
 import redis
 
 from penstock.channels.routing import log_keys
-from penstock.channels.scripts import Argument, Call, script
 from penstock.channels.server import RedisClient, answering, translated
 from penstock.errors import ForeignLog
-from penstock.records import BEGINNING, Epoch, Offset, Record, RecordId, Shard, ShardName
+from penstock.records import BEGINNING, Offset, Record, RecordId, Shard, ShardName
 
 POLL_S = 0.02
 """Pause between two looks at a Cluster, in seconds."""
-
-FIELDS = 7
-"""Arguments of a record in ``append.lua``: id, key, action, object, data, headers, ts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Records that follow each other, ready to be appended.
-
-    Attributes:
-        shard: Where they belong.
-        epoch: The epoch of the publisher.
-        first: Offset of the first.
-        begins: Nothing before ``first`` exists any more: a log that has less may begin here.
-        arguments: ``FIELDS`` values a record, flat.
-    """
-
-    shard: ShardName
-    epoch: Epoch
-    first: Offset
-    begins: bool
-    arguments: Sequence[Argument]
-
-    @property
-    def count(self) -> int:
-        """Number of records."""
-        return len(self.arguments) // FIELDS
-
-    @property
-    def last(self) -> Offset:
-        """Offset of the last record."""
-        return Offset(self.first + self.count - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """The log now ends at ``tail``; ``added`` of the records were new to it."""
-
-    tail: Offset
-    added: int
-
-
-@dataclass(frozen=True, slots=True)
-class Behind:
-    """The log ends at ``tail``, before the batch: nothing was added."""
-
-    tail: Offset
-
-
-@dataclass(frozen=True, slots=True)
-class FencedOff:
-    """A publisher of the newer ``epoch`` has written: nothing was added."""
-
-    epoch: Epoch
-
-
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """The entry at ``offset`` carries ``id``, which is not the record that belongs there: nothing was added."""
-
-    offset: Offset
-    id: str
-
-
-Reply = Appended | Behind | FencedOff | Foreign
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,40 +34,6 @@ class Extent:
     first: Offset
     tail: Offset
     entries: int
-
-
-def append_each(client: RedisClient, namespace: str, batches: Sequence[Batch]) -> list[Reply]:
-    """Appends a batch to each of several shards in one round trip; safe to repeat.
-
-    Raises:
-        ServerUnavailable: Redis does not answer; any of the batches may have been appended.
-        AppendRefused: Redis does not take writes.
-        ForeignLog: A key holds another type.
-    """
-    calls = []
-    for batch in batches:
-        keys = log_keys(namespace, batch.shard)
-        head: list[Argument] = [batch.epoch, batch.first, int(batch.begins)]
-        calls.append(Call((keys.stream, keys.epoch), [*head, *batch.arguments]))
-    with answering(f"appending to {', '.join(str(batch.shard) for batch in batches)}"):
-        replies = script("log/append").call_each(client, calls)
-    return [_reply(reply, batch) for reply, batch in zip(replies, batches, strict=True)]
-
-
-def _reply(reply: Any, batch: Batch) -> Reply:
-    if isinstance(reply, redis.RedisError):
-        raise translated(reply, f"appending to {batch.shard}") from reply
-    match reply:
-        case [b"appended", int(tail), int(added)]:
-            return Appended(Offset(tail), added)
-        case [b"behind", int(tail)]:
-            return Behind(Offset(tail))
-        case [b"fenced", int(epoch)]:
-            return FencedOff(Epoch(epoch))
-        case [b"foreign", int(offset), bytes(record_id)]:
-            return Foreign(Offset(offset), record_id.decode())
-        case _:
-            raise ForeignLog(f"appending to {batch.shard}: the script answered something unknown")
 
 
 def extents(

@@ -1,0 +1,118 @@
+"""What the journal has and a shard has not: read in portions, the shards in turn.
+
+Postgres works ahead: it is asked for a shard's next portion as soon as the last one has come, before that is worked on.
+"""
+
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from penstock.errors import ChangedPast
+from penstock.postgres import Connection, answering, pipelined
+from penstock.records import BEGINNING, Offset, ShardName
+from penstock.statements import DEFAULT_SCHEMA, statements
+
+PORTION_RECORDS = 500
+"""Most records a portion: a script that appends so many keeps Redis busy for about 2 ms."""
+
+PORTION_BYTES = 512 * 1024
+"""Weight of payloads, as Postgres stores them, after which a portion ends early."""
+
+READ_AHEAD = 4
+"""Most portions that are asked for before the first of them has come: bounds what is held in memory."""
+
+Cursor = psycopg.Cursor[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Records of a shard that follow each other.
+
+    Attributes:
+        shard: Where they belong.
+        first: Offset of the first.
+        begins: Nothing before ``first`` exists any more.
+        records: Of each what ``append.lua`` takes: id, key, action, object, data, headers, time in microseconds.
+    """
+
+    shard: ShardName
+    first: Offset
+    begins: bool
+    records: Sequence[tuple[Any, ...]]
+
+
+def unpublished(
+    connection: Connection,
+    wanted: Mapping[ShardName, Offset],
+    tails: Mapping[ShardName, Offset],
+    *,
+    most: int,
+    schema: str = DEFAULT_SCHEMA,
+) -> Generator[Portion, None, None]:
+    """Portions of what lies behind ``tails``; whoever does not take them all closes it.
+
+    Args:
+        connection: In autocommit mode, and not used for anything else until the end.
+        wanted: How far the journal goes.
+        tails: How far the shards go; those that are not named are empty.
+        most: Portions after which it ends.
+        schema: Of Penstock's tables.
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+        ChangedPast: The journal names records that Postgres no longer has, or has a hole.
+    """
+    statement = statements("penstock.streaming", schema)["unpublished"]
+
+    def ask(shard: ShardName, after: Offset) -> tuple[ShardName, Offset, Cursor]:
+        arguments = {"channel": shard.channel, "shard": shard.shard, "tail": after}
+        limits = {"records": PORTION_RECORDS, "bytes": PORTION_BYTES}
+        return shard, after, connection.execute(statement, {**arguments, **limits})
+
+    lacking = deque(
+        (shard, tails.get(shard, BEGINNING))
+        for shard, tail in wanted.items()
+        if tail > tails.get(shard, BEGINNING)
+    )
+    if not lacking:
+        return
+    asked: deque[tuple[ShardName, Offset, Cursor]] = deque()
+    with answering("reading unpublished records"), pipelined(connection):
+        while lacking or asked:
+            while lacking and most and len(asked) < READ_AHEAD:
+                most -= 1
+                asked.append(ask(*lacking.popleft()))
+            if not asked:
+                return
+            shard, after, cursor = asked.popleft()
+            rows = cursor.fetchall()
+            if not rows:
+                continue
+            last = Offset(rows[-1][0])
+            if last < wanted[shard]:
+                lacking.append((shard, last))
+                if most and len(asked) < READ_AHEAD:
+                    most -= 1
+                    asked.append(ask(*lacking.popleft()))
+            yield _portion(shard, after, rows)
+
+
+def _portion(shard: ShardName, after: Offset, rows: list[tuple[Any, ...]]) -> Portion:
+    first, last = Offset(rows[0][0]), rows[-1][0]
+    lost = [row[1] for row in rows if row[2] is None]
+    if lost:
+        raise ChangedPast(
+            f"{shard} offset {first}…{last}: the journal names records that are gone from staged_records "
+            f"({len(lost)}, the first is {lost[0]}). They were deleted by something other than Penstock, or Postgres was "
+            "restored in part; nothing after them can be published in order. See penstock doctor"
+        )
+    if last - first + 1 != len(rows):
+        raise ChangedPast(
+            f"{shard} offset {first}…{last}: the journal has only {len(rows)} records there. Rows of it were deleted by "
+            "something other than Penstock; nothing after the hole can be published. See penstock doctor"
+        )
+    # The journal has no holes: a first record beyond tail + 1 is where it begins.
+    return Portion(shard, first, first > after + 1, [row[2:] for row in rows])
