@@ -20,6 +20,7 @@ from penstock.demo.api import application
 from penstock.demo.drift import CHANGED, DELETED, INVENTED, UNTOLD
 from penstock.demo.rides import pipeline
 from penstock.demo.run import Demo
+from penstock.demo.simulator import Simulator
 from penstock.demo.verdict import account
 from penstock.postgres import Connection, engine_of
 from penstock.streaming import Streamer
@@ -166,6 +167,10 @@ def test_the_demo_ends_equal(tmp_path: Path, engine: str, seconds: str, drift: s
         newcomer = told["newcomer"]
         assert (newcomer["different"], newcomer["total"]) == (0, told["canonical_total"])
         assert newcomer["applied"] < told["staged"]
+
+
+def test_clients_that_never_began_can_be_stopped() -> None:
+    Simulator("http://localhost").stop()
 
 
 def processes_of(mark: str) -> list[int]:

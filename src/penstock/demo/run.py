@@ -29,7 +29,7 @@ CRASH_EVERY_S = 4.0
 RESEND_CHANCE = 0.05
 DRIFT_AT = 0.1
 """When drift is planted: after this part of the time."""
-EXTRA_S = 30.0
+EXTRA_S = 90.0
 """How much longer there is traffic at most, in seconds, if the newcomer has not yet applied anything."""
 
 
@@ -44,6 +44,7 @@ class Progress:
     retried: int = 0
     kills: int = 0
     drift: Drift | None = None
+    under_traffic: bool = False
     phase: str = "running"
 
     @property
@@ -81,6 +82,7 @@ class Demo:
     _reconciling: Reconciling | None = None
     _drift: Drift | None = None
     _newcomer_works: bool = False
+    _under_traffic: bool = False
 
     def run(self) -> Progress:
         """Runs it; the last progress carries the account.
@@ -101,7 +103,7 @@ class Demo:
                 simulator.start()
                 self._watch(connection, client, simulator, began)
                 simulator.stop()
-                return self._settle(connection, client, simulator, monotonic() - began)
+                return self._settle(connection, client, simulator, began)
         finally:
             simulator.stop()
             self._ended.set()
@@ -179,6 +181,7 @@ class Demo:
                 self._kill()
             if self.reconcile and passed > self.seconds * DRIFT_AT:
                 self._mend_drift(connection)
+                self._under_traffic = self._drift is not None
             progress = self._progress(connection, client, simulator, passed)
             self._newcomer_works = progress.account.newcomer.applied > 0
             self.show(progress)
@@ -189,7 +192,7 @@ class Demo:
         return self.reconcile and not self._newcomer_works and passed < self.seconds + EXTRA_S
 
     def _settle(
-        self, connection: Connection, client: RedisClient, simulator: Simulator, seconds: float
+        self, connection: Connection, client: RedisClient, simulator: Simulator, began: float
     ) -> Progress:
         """Waits until every record has come to every consumer."""
         deadline = monotonic() + SETTLE_TIMEOUT_S
@@ -197,7 +200,7 @@ class Demo:
             self._check_stop()
             if self.reconcile:
                 self._mend_drift(connection)
-            progress = self._progress(connection, client, simulator, seconds)
+            progress = self._progress(connection, client, simulator, monotonic() - began)
             if self._settled(progress.account):
                 progress.phase = "settled"
                 return progress
@@ -205,7 +208,6 @@ class Demo:
                 raise DemoFailed(
                     f"not every record arrived within {SETTLE_TIMEOUT_S:.0f} s after the last request"
                 )
-            progress.phase = "settling"
             self.show(progress)
             self._ended.wait(0.5)
 
@@ -230,15 +232,32 @@ class Demo:
         self, connection: Connection, client: RedisClient, simulator: Simulator, seconds: float
     ) -> Progress:
         declined = simulator.answers[httpx.codes.PAYMENT_REQUIRED]
+        now = account(connection, client)
         return Progress(
             self.engine,
-            account(connection, client),
+            now,
             seconds,
             rolled_back=declined,
             retried=simulator.retried,
             kills=self.kills,
             drift=self._drift,
+            under_traffic=self._under_traffic,
+            phase=self._phase(now, seconds),
         )
+
+    def _phase(self, now: Account, seconds: float) -> str:
+        """What everybody waits for."""
+        if seconds < self.seconds:
+            return "running"
+        if self.reconcile and self._drift is None:
+            return "reconciling"
+        if (
+            self.reconcile
+            and not self._newcomer_works
+            and now.newcomer.position < now.newcomer.told
+        ):
+            return "newcomer begins"
+        return "settling"
 
     def _kill(self) -> None:
         """SIGKILL: to the whole process of the inline engine, to a worker process of Spark's."""

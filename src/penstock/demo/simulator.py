@@ -45,7 +45,8 @@ class Simulator:
         self._halt.set()
         deadline = monotonic() + 15
         for thread in self._threads:
-            thread.join(max(0.0, deadline - monotonic()))
+            if thread.ident is not None:  # it was started
+                thread.join(max(0.0, deadline - monotonic()))
 
     def _client(self, number: int) -> None:
         dice = random.Random(number)  # noqa: S311  not for secrets

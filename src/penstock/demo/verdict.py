@@ -168,12 +168,13 @@ class Account:
 
 
 def account(connection: Connection, client: RedisClient) -> Account:
-    """Looks at everything, in one snapshot of Postgres.
+    """Looks at everything: at the log, and then in one snapshot of Postgres, where all that it holds was before.
 
     Raises:
         ServerUnavailable: Redis does not answer.
         psycopg.Error: Postgres does not.
     """
+    log = extents(client, pipeline.namespace, rides.shard_names)
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         [(staged, sequenced, canonical, crashes, resent)] = connection.execute(_COUNTS)
@@ -181,7 +182,6 @@ def account(connection: Connection, client: RedisClient) -> Account:
         index = _copy(connection, INDEX, _INDEX)
         newcomer = _copy(connection, NEWCOMER, _NEWCOMER)
         [(latencies,)] = connection.execute(_LATENCIES)
-    log = extents(client, pipeline.namespace, rides.shard_names)
     p50, p99 = latencies or (0.0, 0.0)
     published = sum(extent.tail for extent in log.values())
     return Account(

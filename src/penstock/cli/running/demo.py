@@ -46,7 +46,8 @@ def demo(
     with servers(settings, schema=pipeline.schema) as urls:
         screen = _Screen(quiet=as_json)
         say(
-            f"Rocket Rides on the {settings.engine} engine: {seconds:g} s of traffic, once it runs."
+            f"Rocket Rides on the {settings.engine} engine: {seconds:g} s of traffic, once it runs"
+            + (", and more if the reconciliation takes longer." if reconcile else ".")
         )
         run = Demo(
             settings.engine,
@@ -60,6 +61,8 @@ def demo(
         try:
             progress = run.run()
         except KeyboardInterrupt:
+            screen.close()
+            say("stopped early, so there is no account; nothing of it is left running")
             raise typer.Exit(INTERRUPTED) from None
         finally:
             screen.close()
@@ -147,7 +150,8 @@ def _copy_row(name: str, copy: "Copy") -> tuple[str, str, str, str, str]:
 def _verdict(progress: "Progress") -> str:
     now, drift = progress.account, progress.drift
     mended = (
-        f"drift: {drift.planted} rows planted, {drift.found} found, {drift.mended} mended, under traffic\n"
+        f"drift: {drift.planted} rows planted, {drift.found} found, {drift.mended} mended"
+        f"{', under traffic' if progress.under_traffic else ''}\n"
         f"newcomer: began with the tables, {now.newcomer.different} rows different from them"
         if drift
         else ""
@@ -155,7 +159,7 @@ def _verdict(progress: "Progress") -> str:
     return (
         f"{'equal' if progress.equal else 'NOT EQUAL'}: {now.staged:,} records, {len(now.consumers)} consumers, "
         f"lost {now.lost}, doubled {now.doubled}, out of order {now.out_of_order}\n"
-        f"index: {now.index.told:,} marks folded to {now.index.applied:,} members, "
+        f"index: {now.index.told:,} marks, {now.index.applied:,} members brought up to date, "
         f"{now.index.different} rows different from the table\n"
         f"{mended}"
     ).rstrip()
