@@ -1,5 +1,6 @@
 """Processes of the demo: they end with it, and those that crash are started again."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -104,9 +105,11 @@ def end(process: subprocess.Popen[bytes] | None, patience_s: float) -> None:
 
 
 def busy_workers(pid: int) -> list[int]:
-    """The Python workers of a Spark application that a long task runs in."""
-    children = psutil.Process(pid).children(recursive=True)
-    return [child.pid for child in children if _is_busy_worker(child)]
+    """The Python workers of a Spark application that a long task runs in; none if it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        children = psutil.Process(pid).children(recursive=True)
+        return [child.pid for child in children if _is_busy_worker(child)]
+    return []
 
 
 def _is_busy_worker(process: psutil.Process) -> bool:

@@ -1,5 +1,6 @@
 """The demo as a whole: servers given, everything else started, broken on purpose, settled, and accounted for."""
 
+import contextlib
 import os
 import random
 import signal
@@ -265,9 +266,12 @@ class Demo:
         if pid is None:
             return
         victims = [pid] if self.engine == "inline" else busy_workers(pid)
-        if victims:
-            os.kill(random.choice(victims), signal.SIGKILL)  # noqa: S311  not for secrets
-            self.kills += 1
+        with contextlib.suppress(
+            ProcessLookupError
+        ):  # it has just crashed: another one, in the next round
+            if victims:
+                os.kill(random.choice(victims), signal.SIGKILL)  # noqa: S311  not for secrets
+                self.kills += 1
 
     def _check_stop(self) -> None:
         if self.stop():
