@@ -1,6 +1,7 @@
 """A Spark session for as long as a command needs one."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -34,7 +35,11 @@ def spark_of(settings: Settings, what: str) -> Iterator["SparkSession"]:
     spark = spark_session(
         cores,
         master=settings.master or f"local[{cores},{TASK_ATTEMPTS}]",
-        conf=dict(pair.partition("=")[::2] for pair in settings.conf),
+        conf={
+            # Spark's own bar: how many tasks of the stage are done
+            "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
+            **dict(pair.partition("=")[::2] for pair in settings.conf),
+        },
     )
     try:
         yield spark

@@ -145,9 +145,9 @@ class SparkComparer:
 
         def each() -> Iterator[str]:
             with told_by_tasks():
-                batches = frame.toArrow().to_batches()
-            for batch in batches:
-                yield from batch.column(0).to_pylist()
+                # a slice at a time: all of them might not fit in the driver
+                for row in frame.toLocalIterator(prefetchPartitions=True):
+                    yield row[0]
 
         return Rows(columns, each())
 

@@ -21,6 +21,9 @@ from penstock.errors import InvalidSetting, SnapshotLost, Unknown
 from penstock.postgres import answering
 
 PARTITIONS = 4
+"""Fewest slices, if their number is not given."""
+SLICE_BYTES = 128 * 1024 * 1024
+"""Size of a slice of a large table, if the number of slices is not given."""
 _TID_RANGES_SINCE = 140000
 _DECIMAL_DIGITS, _DECIMAL_PLACES = 38, 18
 
@@ -129,9 +132,7 @@ class TableReader(DataSourceReader):
         self._relation = relation
         options = relation.options
         self._url = database_url("penstock.table", options.get("databaseurl"))
-        self._count = (
-            whole_number("penstock.table", options, "partitions", "partitions") or PARTITIONS
-        )
+        self._count = whole_number("penstock.table", options, "partitions", "partitions")
         self._conditions = [options.get("where", "true")]
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
@@ -148,7 +149,9 @@ class TableReader(DataSourceReader):
         with answering("dividing a table"):
             if column is not None:
                 return list(
-                    _by_column(connection, self._relation, _identifier(column), self._count)
+                    _by_column(
+                        connection, self._relation, _identifier(column), self._count or PARTITIONS
+                    )
                 )
             if self._relation.table is not None:
                 return list(_by_place(connection, self._relation.table, self._count))
@@ -190,16 +193,17 @@ class TableReader(DataSourceReader):
             ) from error
 
 
-def _by_place(connection: Any, table: str, count: int) -> Iterator[Slice]:
+def _by_place(connection: Any, table: str, count: int | None) -> Iterator[Slice]:
     """Slices by the places of rows on disk.  Rows that came after the snapshot may lie behind the last: they are not in it."""
-    [(kind, has_children, pages)] = connection.execute(
-        "SELECT relkind::text, relhassubclass, pg_relation_size(oid) / current_setting('block_size')::bigint "
+    [(kind, has_children, size, page)] = connection.execute(
+        "SELECT relkind::text, relhassubclass, pg_relation_size(oid), current_setting('block_size')::bigint "
         "FROM pg_class WHERE oid = %s::regclass",
         (table,),
     ).fetchall()
     if kind not in {"r", "m"} or has_children or connection.info.server_version < _TID_RANGES_SINCE:
         yield Slice("true")
         return
+    count, pages = count or max(PARTITIONS, size // SLICE_BYTES), size // page
     edges = sorted({pages * part // count for part in range(1, count)} - {0})
     bounds = [0, *edges]
     for number, begin in enumerate(bounds):
