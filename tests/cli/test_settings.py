@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.conftest import CommandLine
 from penstock.errors import InvalidSetting
 from penstock.settings import described, load_settings
 
@@ -93,3 +94,25 @@ def test_a_secret_shows_nowhere(tmp_path: Path) -> None:
 
 def test_every_setting_has_a_sentence() -> None:
     assert [s.name for s in described().values() if not s.sentence.endswith(".")] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "package", "extra"),
+    [
+        (("demo",), "httpx", "demo"),
+        (("verify",), "pyspark", "spark"),
+        (("run",), "pyspark", "spark"),
+    ],
+)
+def test_a_command_that_is_not_installed_in_full_says_what_to_install(
+    penstock: CommandLine, command: tuple[str, ...], package: str, extra: str
+) -> None:
+    (penstock.directory / "sitecustomize.py").write_text(
+        f"import sys\nsys.modules['{package}'] = None"
+    )
+    penstock.environment["PYTHONPATH"] = str(penstock.directory)
+    process = penstock.start(*command)
+    _, told = process.communicate(timeout=60)
+
+    assert process.returncode == 2, told
+    assert f"needs {package}: pip install 'penstock[{extra}]'" in told

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from penstock.errors import InvalidSetting
+from penstock.cli.verbs import from_extra
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,10 +27,8 @@ def spark_of(settings: Settings, what: str) -> Iterator["SparkSession"]:
         InvalidSetting: Spark is not installed.
         JavaMissing: No Java runtime.
     """
-    try:
+    with from_extra("spark", what):
         from penstock.engines.spark.session import spark_session  # noqa: PLC0415  not for `--help`
-    except ModuleNotFoundError as error:
-        raise InvalidSetting(f"{what} needs {error.name}: pip install 'penstock[spark]'") from error
     cores = os.cpu_count() or 1
     spark = spark_session(
         cores,

@@ -11,7 +11,8 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -19,7 +20,7 @@ import typer
 
 from penstock.cli.logs import configure_log
 from penstock.cli.render import show_error
-from penstock.errors import DeclarationError
+from penstock.errors import DeclarationError, InvalidSetting
 from penstock.settings import Described, Secret, Settings, described, load_settings
 
 if TYPE_CHECKING:
@@ -84,6 +85,26 @@ def verb(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
         return run
 
     return decorate
+
+
+@contextmanager
+def from_extra(extra: str, what: str, instead: str = "") -> Iterator[None]:
+    """Imports of packages that only some installations have.
+
+    Args:
+        extra: Which have: ``spark``.
+        what: What needs them: ``reconciling``.
+        instead: What else can be done: ``, or …``.
+
+    Raises:
+        InvalidSetting: They are not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InvalidSetting(
+            f"{what} needs {str(error.name).partition('.')[0]}: pip install 'penstock[{extra}]'{instead}"
+        ) from error
 
 
 def _option(setting: Described) -> inspect.Parameter:

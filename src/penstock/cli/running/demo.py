@@ -10,7 +10,7 @@ import typer
 from penstock.cli.render import say, show, show_json, table_text
 from penstock.cli.servers import servers
 from penstock.cli.signals import INTERRUPTED, Stop
-from penstock.cli.verbs import Json, verb
+from penstock.cli.verbs import Json, from_extra, verb
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Show the pipeline at work under crashes, double sends and a kill; ends with 4 if anything is lost or doubled."""
-    from penstock.demo.rides import pipeline  # noqa: PLC0415  not for `--help`
-    from penstock.demo.run import Demo  # noqa: PLC0415  the same
+    with from_extra("demo", "the demo"):
+        from penstock.demo.rides import pipeline  # noqa: PLC0415  not for `--help`
+        from penstock.demo.run import Demo  # noqa: PLC0415  the same
 
     stop = Stop()
     with servers(settings, schema=pipeline.schema) as urls:

@@ -9,8 +9,7 @@ from penstock.cli.render import say
 from penstock.cli.running.progress import Progress
 from penstock.cli.servers import Servers, servers
 from penstock.cli.signals import Stop
-from penstock.cli.verbs import pipeline_of, verb
-from penstock.errors import InvalidSetting
+from penstock.cli.verbs import from_extra, pipeline_of, verb
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -81,12 +80,8 @@ def _inline(settings: Settings, pipeline: "Pipeline", urls: Servers, work: Work)
 
 
 def _spark(settings: Settings, pipeline: "Pipeline", urls: Servers, work: Work) -> None:
-    try:
+    with from_extra("spark", "the engine spark", ", or take --engine inline"):
         from penstock.engines.spark import application  # noqa: PLC0415  not for `--help`
-    except ModuleNotFoundError as error:
-        raise InvalidSetting(
-            f"the engine spark needs {error.name}: pip install 'penstock[spark]', or take --engine inline"
-        ) from error
     assert settings.app is not None  # the pipeline was found by it
     application.run(
         settings.app,
