@@ -56,6 +56,7 @@ def test_an_ick_stands_beside_the_sorted_sets_own_commands(
     assert set(cases["ick-reserve"]["limits"]) == {"zpopmin"}
     for name in ("ick-block-add", "ick-block-reserve"):
         assert 0 < cases[f"{name}-p99"]["value"] <= cases[name]["value"]
+        assert cases[f"{name}-clock"]["value"] > 0
 
 
 def test_a_case_that_does_not_exist_is_refused_with_those_that_do() -> None:
