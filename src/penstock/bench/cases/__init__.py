@@ -1,6 +1,6 @@
 """The cases, in the order in which they are measured: limits first, then the way of a record."""
 
-from penstock.bench.cases import consuming, draining, icks, latency, limits, staging
+from penstock.bench.cases import consuming, draining, icks, latency, limits, staging, tables
 from penstock.bench.measuring import Case
 from penstock.bench.plant import Backlog, Plant, Scale
 
@@ -14,6 +14,7 @@ def all_cases(plant: Plant, scale: Scale) -> list[Case]:
         *consuming.cases(plant, scale),
         *latency.cases(plant, scale),
         *icks.cases(plant, scale),
+        *tables.cases(plant, scale),
     ]
 
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -28,6 +29,9 @@ from penstock.declarations import ReconciliationSpec, table_named
 from penstock.errors import DeclarationError, PenstockError
 from penstock.reconciling.comparison import DIFFERENCES_KEPT, Comparison, Difference, Kind
 from penstock.reconciling.repair import Rows
+
+_Named = tuple[str, Column, DataType]
+"""A column's name, the column, its type."""
 
 _JSON = {
     "ignoreNullFields": "false",
@@ -120,7 +124,7 @@ class SparkComparer:
             self._side(expected, spec, columns, among),
             self._side(there, spec, columns, among),
             spec,
-            expected,
+            (expected.schema, there.schema),
             columns,
         )
         wanted = self._report is not None and among is None
@@ -168,38 +172,42 @@ class SparkComparer:
         columns: Sequence[str],
         among: Sequence[Difference] | None,
     ) -> DataFrame:
-        """One row a key, with the number of rows that there were."""
-        key = F.struct(*(F.col(_name(c)) for c in spec.key)) if spec.key else F.struct(F.lit(0))
-        keyed = frame.select(
-            key.alias("key"),
-            _json(frame, spec.key).alias("key_json"),
-            F.struct(*(F.col(_name(c)) for c in columns)).alias("row"),
-            _json(frame, (*spec.key, *columns)).alias("json"),
-        )
+        """One row a key, with the number of rows that there were: ``k0…``, ``c0…``, ``n``."""
         if among is not None:
-            keyed = keyed.where(_wanted(spec, keyed, among))
-        return keyed.groupBy("key").agg(
-            F.count(F.lit(1)).alias("n"),
-            *(F.first(name).alias(name) for name in ("key_json", "row", "json")),
+            frame = frame.withColumn(_KEY, _json(frame, spec.key))
+            frame = frame.where(_wanted(spec, frame, among))
+        flat = frame.select(
+            *(F.col(_name(c)).alias(f"k{number}") for number, c in enumerate(spec.key)),
+            *(F.col(_name(c)).alias(f"c{number}") for number, c in enumerate(columns)),
+        )
+        return flat.groupBy(*_numbered("k", spec.key)).agg(
+            F.count(F.lit(1)).alias("n"), *(F.first(c).alias(c) for c in _numbered("c", columns))
         )
 
 
-def _wanted(spec: ReconciliationSpec, keyed: DataFrame, among: Sequence[Difference]) -> Column:
+def _numbered(letter: str, columns: Sequence[str]) -> list[str]:
+    return [f"{letter}{number}" for number in range(len(columns))]
+
+
+_KEY = "penstock key"
+
+
+def _wanted(spec: ReconciliationSpec, frame: DataFrame, among: Sequence[Difference]) -> Column:
     """A condition for rows of some keys: their text for Spark, and columns of it for Postgres, which has no such text.
 
     As text of SQL, because a column object for each of a thousand keys takes half a second.
     """
-    types = keyed.schema["key"].dataType
-    assert isinstance(types, StructType)
     keys = [json.loads(difference.key) for difference in among]
     plain = [
         column
         for column in spec.key
-        if isinstance(types[column].dataType, StringType | ShortType | IntegerType | LongType)
+        if isinstance(
+            frame.schema[column].dataType, StringType | ShortType | IntegerType | LongType
+        )
     ]
     conditions = [
-        _is_among("key_json", {difference.key for difference in among}),
-        *(_is_among(f"key.{_name(column)}", {key[column] for key in keys}) for column in plain),
+        _is_among(_name(_KEY), {difference.key for difference in among}),
+        *(_is_among(_name(column), {key[column] for key in keys}) for column in plain),
     ]
     return F.expr(" AND ".join(conditions))
 
@@ -217,50 +225,60 @@ def _differences(
     expected: DataFrame,
     there: DataFrame,
     spec: ReconciliationSpec,
-    canonical: DataFrame,
+    types: tuple[StructType, StructType],
     columns: Sequence[str],
 ) -> tuple[DataFrame, Observation]:
-    """The keys that differ, and what will be counted while they are found."""
+    """The keys that differ, and what will be counted while they are found.
+
+    Rows become text only when they have been found to differ: for all of them it would take most of the time.
+    """
     e, s = expected.alias("e"), there.alias("s")
-    joined = e.join(s, F.col("e.key") == F.col("s.key"), "full_outer")
+    keys = _numbered("k", spec.key)
+    same = [F.col(f"e.{k}") == F.col(f"s.{k}") for k in keys] or [F.lit(True)]
+    joined = e.join(s, reduce(Column.__and__, same), "full_outer")
     differs = F.lit(False)
-    for column in columns:
-        differs = differs | ~_equal(column, spec, canonical)
+    for number, column in enumerate(columns):
+        differs = differs | ~_equal(f"c{number}", column, spec, types[0])
     kind = (
         F.when(F.col("s.n").isNull(), Kind.MISSING.value)
         .when(F.col("e.n").isNull(), Kind.SURPLUS.value)
         .when(F.col("s.n") > 1, Kind.DOUBLED.value)
         .when(differs, Kind.DIFFERENT.value)
     )
-    nulls = [F.coalesce("e.key", "s.key")[column].isNull() for column in spec.key]
-    told = joined.select(
-        F.coalesce("e.key_json", "s.key_json").alias("key"),
-        kind.alias("kind"),
-        F.col("e.json").alias("expected"),
-        F.col("s.json").alias("found"),
-        (F.col("e.n") > 1).alias("twice"),
-        (F.greatest(*nulls, F.lit(False)) if nulls else F.lit(False)).alias("without_key"),
-    )
+    nulls = [F.coalesce(f"e.{k}", f"s.{k}").isNull() for k in keys]
     counts = Observation()
-    observed = told.observe(
+    observed = joined.withColumn("kind", kind).observe(
         counts,
         F.count(F.lit(1)).alias("compared"),
-        F.count_if("twice").alias("twice"),
-        F.count_if("without_key").alias("without_key"),
+        F.count_if(F.col("e.n") > 1).alias("twice"),
+        F.count_if(F.greatest(*nulls, F.lit(False)) if nulls else F.lit(False)).alias(
+            "without_key"
+        ),
         *(F.count_if(F.col("kind") == each.value).alias(each.value) for each in Kind),
     )
-    return observed.where("kind IS NOT NULL").select("key", "kind", "expected", "found"), counts
+    is_expected, is_found = F.col("e.n").isNotNull(), F.col("s.n").isNotNull()
+    expected_key, found_key = (
+        _named(spec.key, f"{side}.k", of) for side, of in zip("es", types, strict=True)
+    )
+    expected_row = expected_key + _named(columns, "e.c", types[0])
+    found_row = found_key + _named(columns, "s.c", types[1])
+    found = observed.where("kind IS NOT NULL").select(
+        F.when(is_expected, _as_json(expected_key)).otherwise(_as_json(found_key)).alias("key"),
+        "kind",
+        F.when(is_expected, _as_json(expected_row)).alias("expected"),
+        F.when(is_found, _as_json(found_row)).alias("found"),
+    )
+    return found, counts
 
 
-def _equal(column: str, spec: ReconciliationSpec, canonical: DataFrame) -> Column:
+def _equal(numbered: str, column: str, spec: ReconciliationSpec, types: StructType) -> Column:
     """Whether a column is the same on both sides: exactly, NULL included, but for what the declaration tolerates."""
-    name = _name(column)
-    a, b = F.col("e.row")[column], F.col("s.row")[column]
+    a, b = F.col(f"e.{numbered}"), F.col(f"s.{numbered}")
     if column not in spec.tolerance:
         return a.eqNullSafe(b)
-    if not isinstance(canonical.schema[column].dataType, NumericType):
+    if not isinstance(types[column].dataType, NumericType):
         raise DeclarationError(
-            f"reconciliation {spec.name}: tolerance is for numbers, and {name} is {canonical.schema[column].dataType.simpleString()}"
+            f"reconciliation {spec.name}: tolerance is for numbers, and {_name(column)} is {types[column].dataType.simpleString()}"
         )
     near = F.abs(a - b) <= F.lit(spec.tolerance[column])
     return (a.isNull() & b.isNull()) | F.coalesce(near, F.lit(False))
@@ -295,11 +313,20 @@ def _check_keys(spec: ReconciliationSpec, told: dict[str, Any]) -> None:
 
 def _json(frame: DataFrame, columns: Sequence[str]) -> Column:
     """Some columns as JSON that Postgres takes for a row."""
+    return _as_json([(c, F.col(_name(c)), frame.schema[c].dataType) for c in columns])
+
+
+def _named(columns: Sequence[str], numbered: str, types: StructType) -> list[_Named]:
+    return [
+        (column, F.col(f"{numbered}{number}"), types[column].dataType)
+        for number, column in enumerate(columns)
+    ]
+
+
+def _as_json(columns: Sequence[_Named]) -> Column:
     if not columns:
         return F.lit("{}")
-    schema: StructType = frame.schema
-    parts = [_plain(F.col(_name(c)), schema[c].dataType).alias(c) for c in columns]
-    return F.to_json(F.struct(*parts), _JSON)
+    return F.to_json(F.struct(*(_plain(c, type_).alias(name) for name, c, type_ in columns)), _JSON)
 
 
 def _plain(value: Column, type_: DataType) -> Column:

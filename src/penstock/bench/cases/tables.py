@@ -1,0 +1,204 @@
+"""Spark reads a table, and compares two: beside Postgres alone, and beside rows that go through Python one by one."""
+
+import os
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from penstock.bench.application import one, total_in_bulk
+from penstock.bench.measuring import Case, NotMeasured, Sample
+from penstock.bench.plant import Plant, Scale
+from penstock.errors import JavaMissing
+from penstock.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROWS_A_RECORD = 50
+"""So that a full run reads a table of five million rows."""
+
+KEYS_A_RECORD = 10
+
+_TABLE = """
+CREATE TABLE bench.trips AS
+SELECT n AS id, n * 7 %% 100000 AS cents, 'paid' AS status, now() - n * interval '1 s' AS at
+FROM generate_series(1, %(rows)s::bigint) n;
+"""
+
+_TWO = """
+CREATE TABLE bench.canonical AS
+SELECT n AS id, n * 7 %% 100000 AS cents FROM generate_series(1, %(rows)s::bigint) n;
+CREATE TABLE bench.state AS TABLE bench.canonical;
+UPDATE bench.state SET cents = cents + 1 WHERE id %% 1000 = 0;
+"""
+
+_DIFFERENCES = """
+SELECT count(*)
+FROM bench.canonical c
+FULL JOIN bench.state s USING (id)
+WHERE c.cents IS DISTINCT FROM s.cents
+"""
+
+
+def cases(plant: Plant, scale: Scale) -> list[Case]:
+    """Reading, and comparing."""
+    rows, keys = scale.records * ROWS_A_RECORD, scale.records * KEYS_A_RECORD
+    return [
+        Case(
+            name="spark-table",
+            unit="rows/s",
+            sentence=f"penstock.table reads {rows:,} rows of four columns into Spark",
+            ours=lambda: _read(plant, rows, _by_penstock),
+            limits={"copy": lambda: _read(plant, rows, _by_copy)},
+            peers={
+                "tuples into Spark": lambda: _read(plant, rows, _by_tuples_into_spark),
+                "tuples, no Spark": lambda: _read(plant, rows, _by_tuples),
+            },
+            slow=True,
+            rounds=min(scale.rounds, 3),
+        ),
+        Case(
+            name="spark-compare",
+            unit="keys/s",
+            sentence=f"a reconciliation compares {keys:,} keys, of which one in a thousand differs",
+            ours=lambda: _compared(plant, keys, _by_spark),
+            limits={"full join": lambda: _compared(plant, keys, _by_join)},
+            slow=True,
+            rounds=min(scale.rounds, 3),
+        ),
+    ]
+
+
+def _read(plant: Plant, rows: int, read: Callable[[Plant, str], int]) -> Sample:
+    url = _filled(plant, "trips", _TABLE, rows)
+    _spark()  # whoever reads: it is started, and at rest, while the others are measured
+    began = perf_counter()
+    found = read(plant, url)
+    took = perf_counter() - began
+    if found not in {rows, 0}:
+        raise NotMeasured(f"{found} of {rows} rows were read")
+    return {"": rows / took}
+
+
+def _filled(plant: Plant, name: str, tables: str, rows: int) -> str:
+    url = plant.database(name)
+    with plant.postgres(url) as connection:
+        [(is_there,)] = connection.execute(
+            "SELECT to_regclass('bench.trips') IS NOT NULL OR to_regclass('bench.state') IS NOT NULL"
+        )
+        if not is_there:
+            for statement in filter(str.strip, tables.split(";")):
+                connection.execute(statement.encode(), {"rows": rows})
+            connection.execute("VACUUM ANALYZE")
+    return url
+
+
+def _by_penstock(_: Plant, url: str) -> int:
+    frame = _spark().read.format("penstock.table").options(databaseUrl=url, table="bench.trips")
+    frame.load().write.format("noop").mode("overwrite").save()
+    return 0
+
+
+def _by_copy(plant: Plant, url: str) -> int:
+    with plant.postgres(url) as connection, connection.cursor() as cursor:
+        with cursor.copy("COPY bench.trips TO STDOUT (FORMAT binary)") as copy:
+            for _ in copy:
+                pass
+        return cursor.rowcount
+
+
+def _by_tuples(plant: Plant, url: str) -> int:
+    with plant.postgres(url) as connection, connection.transaction():
+        return sum(1 for _ in _tuples(connection, "true"))
+
+
+def _tuples(connection: Any, condition: str) -> Iterator[tuple[Any, ...]]:
+    with connection.cursor(name="bench") as cursor:
+        cursor.itersize = 10_000
+        cursor.execute(f"SELECT * FROM bench.trips WHERE {condition}".encode())
+        yield from cursor
+
+
+def _by_tuples_into_spark(_: Plant, url: str) -> int:
+    from pyspark.sql.datasource import (  # noqa: PLC0415  only Spark's cases need it
+        DataSource,
+        DataSourceReader,
+        InputPartition,
+    )
+
+    from penstock.postgres import connect_postgres  # noqa: PLC0415  for the task
+
+    tuples = _tuples
+
+    class Reader(DataSourceReader):
+        def partitions(self) -> list[InputPartition]:
+            return [InputPartition(number) for number in range(4)]
+
+        def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+            with connect_postgres(url, application="bench") as c, c.transaction():
+                yield from tuples(c, f"id % 4 = {partition.value}")
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "bench.tuples"
+
+        def schema(self) -> str:
+            return "id long, cents long, status string, at timestamp"
+
+        def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002  Spark's
+            return Reader()
+
+    spark = _spark()
+    spark.dataSource.register(Source)
+    spark.read.format("bench.tuples").load().write.format("noop").mode("overwrite").save()
+    return 0
+
+
+def _compared(plant: Plant, keys: int, compare: Callable[[Plant, str], int]) -> Sample:
+    url = _filled(plant, "compared", _TWO, keys)
+    _spark()
+    began = perf_counter()
+    found = compare(plant, url)
+    took = perf_counter() - began
+    if found != keys // 1000:
+        raise NotMeasured(f"{found} differences were found, {keys // 1000} were planted")
+    return {"": keys / took}
+
+
+def _by_spark(plant: Plant, url: str) -> int:
+    with plant.postgres(url) as connection, connection.transaction():
+        from penstock.engines.spark.reconcile import SparkComparer  # noqa: PLC0415  needs Spark
+
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        [(snapshot,)] = connection.execute("SELECT pg_export_snapshot()")
+        pipeline = Pipeline(one.channels.values())
+        pipeline.consumer(reads=next(iter(one.channels.values())), name="state")(total_in_bulk)
+        pipeline.reconciliation(of="state", state="bench.state", key="id")(
+            lambda tables: tables("bench.canonical")
+        )
+        comparer = SparkComparer(_spark(), url)
+        spec = pipeline.reconciliation_named("state")
+        return comparer.compare(spec, snapshot, snapshot).total
+
+
+def _by_join(plant: Plant, url: str) -> int:
+    with plant.postgres(url) as connection:
+        [(found,)] = connection.execute(_DIFFERENCES)
+        return int(found)
+
+
+def _spark() -> "SparkSession":
+    """Spark on all cores: started once, and warm for every round but the first.
+
+    Raises:
+        NotMeasured: Spark or Java is not installed.
+    """
+    try:
+        from penstock.engines.spark.session import spark_session  # noqa: PLC0415  not everybody has it
+    except ModuleNotFoundError as error:
+        raise NotMeasured(f"{error.name} is not installed: penstock[spark]") from error
+    try:
+        return spark_session(os.cpu_count() or 1)
+    except JavaMissing as error:
+        raise NotMeasured(str(error)) from error
