@@ -1,0 +1,55 @@
+"""The application's tables, as a canonical function is given them."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from sqlalchemy import Select
+from sqlalchemy.dialects import postgresql
+
+from penstock import errors
+from penstock.declarations import table_named
+from penstock.errors import PenstockError
+
+
+class Tables:
+    """The application's tables in the snapshot of a cut: what ``canonical(tables)`` is given."""
+
+    def __init__(self, spark: SparkSession, database_url: str, snapshot: str) -> None:
+        self.spark = spark
+        self._options = {"databaseUrl": database_url, "snapshot": snapshot}
+
+    def __call__(self, table: Any, **options: str) -> DataFrame:
+        """A table: a mapped class, a ``Table``, or a name; ``columns``, ``where``, ``partitions`` as of ``penstock.table``."""
+        schema, name = table_named(table)
+        return self._read(table=name if schema is None else f"{schema}.{name}", **options)
+
+    def query(self, query: "str | Select[Any]", **options: str) -> DataFrame:
+        """A query, as text or as SQLAlchemy's ``select``: what Postgres can add up need not travel."""
+        return self._read(query=_text(query), **options)
+
+    def _read(self, **options: str) -> DataFrame:
+        return self.spark.read.format("penstock.table").options(**self._options, **options).load()
+
+
+@contextmanager
+def told_by_tasks() -> Iterator[None]:
+    """Errors of ours that a task or a planner raised come as text of Spark's: raised again as they were."""
+    try:
+        yield
+    except PySparkException as error:
+        for name, message in re.findall(r"penstock\.errors\.(\w+): (.*)", str(error)):
+            kind = getattr(errors, name, PenstockError)
+            if issubclass(kind, PenstockError) and kind is not errors.InvalidRecord:
+                raise kind(message) from error
+        raise
+
+
+def _text(query: "str | Select[Any]") -> str:
+    if isinstance(query, str):
+        return query.strip().rstrip(";")
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # it is untyped in SQLAlchemy
+    return str(query.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
