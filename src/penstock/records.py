@@ -88,6 +88,17 @@ class Record:
     headers_json: str = field(default="", repr=False)
     staged_us: int = 0
 
+    @classmethod
+    def of(cls, **fields: Any) -> "Record":
+        """As the constructor, but all fields must be given.
+
+        A third of its time, which a reader of logs spends on little else: a frozen class assigns one field after the
+        other, round itself.
+        """
+        record = cls.__new__(cls)
+        record.__dict__.update(fields)
+        return record
+
     @cached_property
     def data(self) -> Any:
         """The payload, parsed on first use. Raises ``json.JSONDecodeError`` if it is not JSON."""

@@ -11,6 +11,7 @@ attached session uses.  Triggers of ours (``triggers.py``) see them all.
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -34,6 +35,9 @@ _sessions: WeakKeyDictionary[Connection, WeakKeyDictionary[Session, Callable[[Se
 )
 _engines: WeakSet[Engine] = WeakSet()
 _lock = Lock()
+
+LONGEST_REMEMBERED = 2000
+"""Characters of a text that is not searched again when it comes again: longer ones carry values, and do not."""
 
 _NAME = r'(?:"(?:[^"]|"")+"|\w+)'
 _WRITES = re.compile(
@@ -138,7 +142,8 @@ def _is_told(session: Session, context: DefaultExecutionContext) -> bool:
     table = _table(context)
     return any(
         table in mapper.tables and mapper.confirm_deleted_rows
-        for rule in _ruled(session, ("delete",))
+        for rule in _rules(session)
+        if "delete" in rule.on
         for mapper in class_mapper(rule.type).self_and_descendants
     )
 
@@ -180,7 +185,17 @@ def _writes_of(statement: Any) -> Iterator[Write]:
     yield verb, changes, table.schema, table.name
 
 
-def _writes_of_text(statement: str) -> Iterator[Write]:
+def _writes_of_text(statement: str) -> Iterable[Write]:
+    short = len(statement) <= LONGEST_REMEMBERED
+    return _writes_remembered(statement) if short else _writes_in(statement)
+
+
+@lru_cache(256)
+def _writes_remembered(statement: str) -> tuple[Write, ...]:
+    return tuple(_writes_in(statement))
+
+
+def _writes_in(statement: str) -> Iterator[Write]:
     for found in _WRITES.finditer(statement):
         verb = found["verb"].split()[0].upper()
         if verb == "COPY" and not re.search(r"\bfrom\b", statement[found.end() :], re.IGNORECASE):
@@ -199,11 +214,16 @@ def _plain(name: str) -> str:
 
 
 def _refuse_bypass(session: Session, writes: Iterable[Write]) -> None:
-    """Raises for the first write that a rule of the session's pipelines should have told of."""
-    for verb, changes, schema, name in writes:
-        for rule in _ruled(session, changes):
-            for table in _tables(rule):
-                if table[1] == name and (schema is None or table[0] in (schema, None)):
+    """Raises for a write that a rule of the session's pipelines should have told of."""
+    for rule in _rules(session):
+        tables = _tables(rule)
+        for verb, changes, schema, name in writes:
+            for table in tables:
+                if (
+                    table[1] == name
+                    and (schema is None or table[0] in (schema, None))
+                    and not rule.on.isdisjoint(changes)
+                ):
                     cls = rule.type.__name__
                     raise BypassedStaging(
                         f"{verb} on table {name} changes {cls} without staging it for channel "
@@ -214,10 +234,11 @@ def _refuse_bypass(session: Session, writes: Iterable[Write]) -> None:
                     )
 
 
-def _ruled(session: Session, changes: tuple[Change, ...]) -> Iterator[StagingRule]:
+def _rules(session: Session) -> Iterator[StagingRule]:
+    """What the unit of work tells of."""
     for attachment in attachments(session):
         for rule in attachment.pipeline.rules:
-            if rule.capture == "orm" and not rule.on.isdisjoint(changes):
+            if rule.capture == "orm":
                 yield rule
 
 

@@ -15,7 +15,7 @@ import redis
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, answering, translated
 from penstock.errors import ForeignLog
-from penstock.records import BEGINNING, Offset, Record, RecordId, Shard, ShardName
+from penstock.records import BEGINNING, Offset, Record, ShardName
 
 POLL_S = 0.02
 """Pause between two looks at a Cluster, in seconds."""
@@ -189,17 +189,17 @@ def _poll(
 
 def _record(shard: ShardName, entry_id: bytes, fields: Mapping[bytes, bytes]) -> Record:
     try:
-        return Record(
-            shard.channel,
-            Shard(shard.shard),
-            offset_of(entry_id, shard),
-            RecordId(int(fields[b"id"])),
-            fields[b"key"].decode(),
-            fields[b"action"].decode(),
-            fields[b"object"].decode(),
-            fields[b"data"].decode(),
-            fields[b"headers"].decode(),
-            int(fields[b"ts"]),
+        return Record.of(
+            channel=shard.channel,
+            shard=shard.shard,
+            offset=offset_of(entry_id, shard),
+            id=int(fields[b"id"]),
+            key=fields[b"key"].decode(),
+            action=fields[b"action"].decode(),
+            object=fields[b"object"].decode(),
+            data_json=fields[b"data"].decode(),
+            headers_json=fields[b"headers"].decode(),
+            staged_us=int(fields[b"ts"]),
         )
     except KeyError as error:
         raise ForeignLog(

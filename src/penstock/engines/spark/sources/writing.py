@@ -5,6 +5,7 @@ not follow its end, and recognises what it has.  To fill an empty log again, or 
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.channels.log import FIELDS, Appended, Batch, Behind, FencedOff, Foreign, append_each
+from penstock.channels.log import FIELDS, Appended, Batch, Behind, FencedOff, Foreign, append_ahead
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Argument
 from penstock.channels.server import RedisClient, answering
@@ -27,7 +28,7 @@ from penstock.engines.spark.sources.staged import JournalPlace
 from penstock.errors import Fenced, ForeignLog, Gap, InvalidRecord, InvalidSetting
 from penstock.records import Epoch, Offset, Shard, ShardName
 
-RECORDS_A_CALL = 1000
+RECORDS_A_CALL = 500
 
 
 @dataclass
@@ -95,29 +96,36 @@ class _Writer:
                 f"penstock.log: rows of {shard} do not come in the order of their offsets, one after the other, from {offsets[0]}. "
                 "Do not filter or shuffle them: repartition by shard and sortWithinPartitions by offset"
             )
-        epoch = _epoch(client, self._options.namespace, shard)
-        arguments = _arguments(rows)
-        for start in range(0, len(offsets), RECORDS_A_CALL):
-            given = arguments[start * FIELDS : (start + RECORDS_A_CALL) * FIELDS]
-            first = Offset(offsets[start])
-            batch = Batch(shard, epoch, first, begins=first == self._begin(shard), arguments=given)
-            [reply] = append_each(client, self._options.namespace, [batch])
-            match reply:
-                case Appended(_, added):
-                    written.added += added
-                    written.known += batch.count - added
-                case Behind(tail):
-                    raise Gap(
-                        f"penstock.log: {shard} ends at offset {tail}, the rows begin at {first}: write what is between first"
-                    )
-                case FencedOff(newer):
-                    raise Fenced(
-                        f"penstock.log: {shard} has been written in the newer epoch {newer}"
-                    )
-                case Foreign(offset, found):
-                    raise ForeignLog(
-                        f"penstock.log: {shard} offset {offset} holds record {found}, not the one of the rows: this log is another one's"
-                    )
+        batches = self._batches(client, shard, Offset(offsets[0]), _arguments(rows))
+        with closing(append_ahead(client, self._options.namespace, batches)) as replies:
+            for batch, reply in replies:
+                match reply:
+                    case Appended(_, added):
+                        written.added += added
+                        written.known += batch.count - added
+                    case Behind(tail):
+                        raise Gap(
+                            f"penstock.log: {shard} ends at offset {tail}, the rows begin at {batch.first}: write what is "
+                            "between first"
+                        )
+                    case FencedOff(newer):
+                        raise Fenced(
+                            f"penstock.log: {shard} has been written in the newer epoch {newer}"
+                        )
+                    case Foreign(offset, found):
+                        raise ForeignLog(
+                            f"penstock.log: {shard} offset {offset} holds record {found}, not the one of the rows: this log "
+                            "is another one's"
+                        )
+
+    def _batches(
+        self, client: RedisClient, shard: ShardName, first: Offset, arguments: list[Argument]
+    ) -> Iterator[Batch]:
+        epoch, begin = _epoch(client, self._options.namespace, shard), self._begin(shard)
+        for start in range(0, len(arguments), RECORDS_A_CALL * FIELDS):
+            given = arguments[start : start + RECORDS_A_CALL * FIELDS]
+            at = Offset(first + start // FIELDS)
+            yield Batch(shard, epoch, at, begins=at == begin, arguments=given)
 
     def _begin(self, shard: ShardName) -> int:
         """The offset that an empty log of the shard begins with: what is older has been removed everywhere.
