@@ -29,6 +29,7 @@ def test_all_that_is_well_ends_with_0(streamed: CommandLine) -> None:
     assert len(done.stdout.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_listed_and_ends_with_4(
     streamed: CommandLine, redis_client: redis.Redis
 ) -> None:

@@ -96,6 +96,7 @@ def counted(connection: Connection) -> dict[str, Any]:
     return dict(connection.execute("SELECT key, records FROM public.counts").fetchall())
 
 
+@pytest.mark.slow
 def test_every_record_counts_once_whatever_becomes_of_sparks_checkpoints(
     run: Run, streamer: Streamer, connection: Connection, things: Log
 ) -> None:
@@ -131,6 +132,7 @@ def test_effect_and_checkpoints_are_one_transaction(
     assert counted(connection) == {"a": 100}
 
 
+@pytest.mark.slow
 def test_two_queries_at_once_count_once(
     run: Run, streamer: Streamer, connection: Connection, things: Log
 ) -> None:
@@ -151,6 +153,7 @@ def test_two_queries_at_once_count_once(
     assert standing == (1000, 1000)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_was_moved_back_is_where_the_next_run_begins(
     run: Run, streamer: Streamer, connection: Connection, things: Log
 ) -> None:

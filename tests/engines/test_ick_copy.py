@@ -65,6 +65,7 @@ def rebuild(spark: SparkSession, database_url: str, dirty: DataFrame) -> None:
         cursor.executemany("INSERT INTO public.copies VALUES (%s, %s)", now)
 
 
+@pytest.mark.slow
 def test_a_copy_follows_its_table_through_failing_batches_and_lost_checkpoints(
     spark: SparkSession,
     documents: Connection,
@@ -114,6 +115,7 @@ def test_a_copy_follows_its_table_through_failing_batches_and_lost_checkpoints(
     assert failed == 3
 
 
+@pytest.mark.slow
 def test_the_pages_example_keeps_a_copy(
     spark: SparkSession,
     documents: Connection,

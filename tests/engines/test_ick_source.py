@@ -176,6 +176,7 @@ def test_a_batch_that_failed_is_run_again_with_the_same_members(
     assert waiting(icks) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["deleted", "older"])
 def test_a_query_without_its_checkpoint_directory_forgets_nothing(
     spark: SparkSession, where: dict[str, str], icks: list[DirtyList], tmp_path: Path, way: str
@@ -201,6 +202,7 @@ def test_a_query_without_its_checkpoint_directory_forgets_nothing(
     assert waiting(icks) == set()
 
 
+@pytest.mark.slow
 def test_a_replay_of_what_another_has_taken_over_commits_nothing_of_it(
     spark: SparkSession,
     where: dict[str, str],
@@ -277,6 +279,7 @@ def test_a_zombie_ends_nothing_of_its_successors(
     assert waiting(icks) == {b"a", b"b", b"c", b"d"}
 
 
+@pytest.mark.slow
 def test_a_long_batch_is_not_taken_for_dead(
     spark: SparkSession,
     where: dict[str, str],
@@ -508,6 +511,7 @@ def test_an_ick_is_never_overwritten(spark: SparkSession, where: dict[str, str])
         frame.write.format("penstock.ick").options(**where).mode("overwrite").save()
 
 
+@pytest.mark.slow
 def test_a_stream_of_one_ick_is_marked_in_another(
     spark: SparkSession,
     where: dict[str, str],

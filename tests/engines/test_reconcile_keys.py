@@ -71,6 +71,7 @@ def state(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Rec
     return flow.reconciliation_named("keeper")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collation", ["C", "default"])
 def test_composite_and_text_keys_of_any_collation(
     spark: SparkSession,

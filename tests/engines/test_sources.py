@@ -118,6 +118,7 @@ def copy_to(
     query.awaitTermination()
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_from_its_checkpoint_and_repeats_nothing_in_the_log_without_it(
     spark: SparkSession,
     where: dict[str, str],
@@ -156,6 +157,7 @@ def test_an_emptied_log_is_written_again_out_of_postgres(
     assert {s: redis_client.xrange(f"penstock:{{{s}}}:log") for s in things.shard_names} == before
 
 
+@pytest.mark.slow
 def test_what_does_not_follow_the_end_of_the_log_is_refused(
     spark: SparkSession, where: dict[str, str], redis_client: redis.Redis, things: Log
 ) -> None:
