@@ -27,6 +27,8 @@ def test_all_that_is_well_ends_with_0(streamed: CommandLine) -> None:
     assert done.stdout.startswith("50 records of 2 shards verified in ")
     assert "nothing missing, doubled, changed or out of order" in done.stdout
     assert len(done.stdout.splitlines()) == 1
+    assert "log4j" not in done.stderr
+    assert "log level" not in done.stderr
 
 
 @pytest.mark.slow

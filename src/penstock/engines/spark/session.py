@@ -6,11 +6,14 @@ Every setting here was measured; the figures are in ``docs/explanation/engines.m
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from penstock.engines.spark.java import find_java
 from penstock.engines.spark.sources import register
+
+_LOG4J2 = Path(__file__).with_name("log4j2.properties").as_uri()
 
 SETTINGS = {
     # Without native Hadoop the default checkpoint writer starts a `chmod` for each file.
@@ -26,7 +29,10 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    # Java's own log begins before Spark has read its settings.
+    "spark.driver.extraJavaOptions": (
+        f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile={_LOG4J2}"
+    ),
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|_url",
 }
 
