@@ -76,7 +76,7 @@ class CommandLine:
             target=_be_penstock, args=(self.directory, arguments, self.environment | variables)
         )
         process.start()
-        process.join(60)
+        process.join(150)
         assert process.exitcode is not None, f"penstock {' '.join(arguments)} does not end"
         out, err = ((self.directory / name).read_text() for name in ("stdout", "stderr"))
         return subprocess.CompletedProcess(arguments, process.exitcode, out, err)
