@@ -6,18 +6,22 @@ from datetime import timedelta
 
 import pytest
 import redis
+from pyspark.sql import SparkSession
 
 from fixtures.dirty import DOCUMENTS, declare_index, mark_changed
 from fixtures.flow import stage_rows
-from fixtures.verifying import Verify
+from fixtures.topologies import Cluster
+from fixtures.verifying import Verify, only
 from penstock import Ick, Log, Pipeline
 from penstock.channels.ick import DirtyList
+from penstock.channels.server import connect_redis
 from penstock.consuming import worker_of
+from penstock.engines.spark.verify import SparkExaminer
 from penstock.postgres import Connection, connect_postgres
 from penstock.records import Record
 from penstock.streaming import Streamer, streamer, tick
 from penstock.testing import eventually
-from penstock.verifying import Fault, bounds
+from penstock.verifying import Fault, bounds, verify
 
 pytestmark = pytest.mark.spark
 
@@ -110,6 +114,31 @@ def test_an_ick_that_was_deleted_and_is_not_filled_again_is_named(
 
     assert (found.fault, found.where, found.count) == (Fault.AHEAD, "consumer indexer", passed)
     assert "the Ick was told up to 0" in found.text
+
+
+def test_a_log_on_the_nodes_of_a_cluster_is_read_and_compared(
+    documents: Connection,
+    flow: Pipeline,
+    things: Log,
+    spark: SparkSession,
+    database_url: str,
+    cluster: Cluster,
+) -> None:
+    streaming = Streamer(flow, database_url, cluster.url)
+    stage_rows(documents, things, 40)
+    mark_changed(documents, ["d1", "d2"])
+    streaming.drain()
+    streaming.close()
+    examiner = SparkExaminer(spark, database_url, cluster.url)
+    where = {"databaseUrl": database_url, "redisUrl": cluster.url, "channel": things.name}
+    assert spark.read.format("penstock.log").options(**where).load().count() == 40
+    with connect_redis(cluster.url) as client:
+        well = verify(documents, client, examiner)
+        client.xdel("penstock:{things/0}:log", "3-0")
+        wrong = verify(documents, client, examiner)
+
+    assert (well.found, well.records) == ([], 42)
+    assert (only(wrong).fault, only(wrong).offset) == (Fault.MISSING, 3)
 
 
 @pytest.fixture

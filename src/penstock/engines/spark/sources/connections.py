@@ -8,6 +8,7 @@ import os
 from functools import cache
 from typing import Any
 
+import redis
 from adbc_driver_postgresql import dbapi as adbc
 
 from penstock.channels.server import RedisClient, connect_redis
@@ -24,12 +25,18 @@ def redis_client(url: str) -> RedisClient:
 @cache
 def _redis_client(url: str, process: int) -> RedisClient:  # noqa: ARG001  part of the key
     client = connect_redis(url)
-    client.set_response_callback("XRANGE", _as_it_is)
+    # A Cluster's nodes have made their dictionaries before its own callbacks are asked.
+    on_a_cluster = isinstance(client, redis.RedisCluster)
+    client.set_response_callback("XRANGE", _flat_again if on_a_cluster else _as_it_is)
     return client
 
 
 def _as_it_is(reply: Any, **_options: Any) -> Any:
     return reply
+
+
+def _flat_again(reply: Any, **_options: Any) -> Any:
+    return [(entry, [part for pair in fields.items() for part in pair]) for entry, fields in reply]
 
 
 def postgres(url: str) -> Connection:
