@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import redis
@@ -139,6 +140,37 @@ def test_a_log_on_the_nodes_of_a_cluster_is_read_and_compared(
 
     assert (well.found, well.records) == ([], 42)
     assert (only(wrong).fault, only(wrong).offset) == (Fault.MISSING, 3)
+
+
+@pytest.mark.slow
+def test_a_stream_of_a_cluster_waits_for_records_of_all_its_shards(
+    documents: Connection,
+    flow: Pipeline,
+    things: Log,
+    spark: SparkSession,
+    database_url: str,
+    cluster: Cluster,
+    tmp_path: Path,
+) -> None:
+    streaming = Streamer(flow, database_url, cluster.url)
+    streaming.open()
+    where = {"databaseUrl": database_url, "redisUrl": cluster.url, "channel": things.name}
+    frame = spark.readStream.format("penstock.log").options(**where, startingOffsets="earliest")
+    to = frame.load().writeStream.format("memory").queryName("of_cluster")
+    query = to.option("checkpointLocation", str(tmp_path)).start()
+    try:
+        for count in (40, 80):
+            stage_rows(documents, things, 40)
+            streaming.drain()
+            eventually(
+                lambda: spark.table("of_cluster").count() == count,  # noqa: B023  used at once
+                "they came",
+                timeout_s=60,
+            )
+        assert query.isActive
+    finally:
+        query.stop()
+        streaming.close()
 
 
 @pytest.fixture

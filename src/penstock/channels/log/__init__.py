@@ -15,10 +15,20 @@ from penstock.channels.log.appending import (
     append_ahead,
     append_each,
 )
-from penstock.channels.log.log import Extent, evict, extents, last_offsets, read, read_newest, wait
+from penstock.channels.log.log import (
+    POLL_S,
+    Extent,
+    evict,
+    extents,
+    last_offsets,
+    read,
+    read_newest,
+    wait,
+)
 
 __all__ = [
     "FIELDS",
+    "POLL_S",
     "Appended",
     "Batch",
     "Behind",

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from time import sleep
 from typing import Any
 
 import pyarrow as pa
+import redis
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -14,7 +16,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.channels.log import extents
+from penstock.channels.log import POLL_S, extents
 from penstock.channels.routing import log_keys
 from penstock.channels.server import answering
 from penstock.engines.spark.sources.columns import SCHEMA, batch, text
@@ -76,6 +78,9 @@ class LogPlace:
 
     def wait(self, positions: Positions, seconds: float) -> None:
         """Blocks in Redis; a stop of the query does not wait for it, since Spark ends the process."""
+        if isinstance(self._client, redis.RedisCluster):
+            sleep(POLL_S)  # nobody can wait for several nodes at once: Spark asks again
+            return
         after = {self._key(shard): f"{at}-0" for shard, at in positions.items()}
         with answering("waiting for records"):
             self._client.xread(after, count=1, block=int(seconds * 1000))
