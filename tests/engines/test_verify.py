@@ -193,6 +193,17 @@ def test_entries_of_a_key_that_were_swapped_are_inverted(
     assert f"belongs to things/0 offset {first.offset};" in second.text
 
 
+def test_an_entry_that_was_doubled_is_known_when_its_place_lies_before_the_beginning(
+    consumed: Connection, verified: Verify, redis_client: redis.Redis
+) -> None:
+    entries: Any = redis_client.xrange(STREAM)
+    redis_client.xadd(STREAM, entries[2][1], id=f"{len(entries) + 1}-0")
+    found = only(verified(start=Offset(50)))
+
+    assert found.fault == Fault.DOUBLED
+    assert "belongs to things/0 offset 3 and is there too" in found.text
+
+
 def test_a_strangers_entry_is_surplus(
     consumed: Connection, verified: Verify, redis_client: redis.Redis
 ) -> None:

@@ -121,6 +121,15 @@ def settled(
         )
 
 
+def doubled(records: Iterable[int], places: Mapping[int, list[Place]]) -> Iterator[Found]:
+    """Records that the journal has at several places: at all but the first of them."""
+    for record in records:
+        first, *others = places.get(record, [("", 0, 0)])
+        text = "the journal has record {} at {}/{} offset {} too".format(record, *first)
+        for channel, shard, offset in others:
+            yield Found(Fault.DOUBLED, "journal", channel, shard, offset, 1, record, text)
+
+
 def _is_vacant(place: Place, vacant: list[tuple[str, int, int, int]]) -> bool:
     """Whether a place is in one of the runs: channel, shard, first offset, number of offsets."""
     index = bisect_right(vacant, (*place, sys.maxsize)) - 1

@@ -13,7 +13,7 @@ from penstock.records import ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
 from penstock.verifying.bounds import Start, look
 from penstock.verifying.comparing import Stretch
-from penstock.verifying.findings import Fault, Found, Place, Stray, settled
+from penstock.verifying.findings import Fault, Found, Place, Stray, doubled, settled
 
 FOUND_KEPT = 10_000
 """Most findings that are held in memory; beyond it they are counted."""
@@ -27,9 +27,9 @@ class Examined:
         records: How many records were compared.
         overtaken: How many come after a younger record of their key: of transactions that shared no lock.
         counts: How many offsets are concerned, by kind; strays left out.
-        found: The first ``FOUND_KEPT`` of them.
+        found: The first ``FOUND_KEPT`` of them; records of ``twice`` left out.
         strays: Entries that are not what belongs there, ``FOUND_KEPT`` at most.
-        places: Where the journal has the strays' records.
+        twice: Records that the journal has at several places, ``FOUND_KEPT`` at most.
     """
 
     records: int
@@ -37,14 +37,14 @@ class Examined:
     counts: Mapping[Fault, int]
     found: Sequence[Found]
     strays: Sequence[Stray]
-    places: Mapping[int, list[Place]]
+    twice: Sequence[int]
 
 
 class Examiner(Protocol):
     """What an engine does for a verification."""
 
-    def examine(self, stretches: Sequence[Stretch], wanted: Iterable[int]) -> Examined:
-        """Compares every offset of the stretches; ``wanted`` are more records whose places are asked for."""
+    def examine(self, stretches: Sequence[Stretch]) -> Examined:
+        """Compares every offset of the stretches."""
 
 
 @dataclass(frozen=True)
@@ -105,16 +105,17 @@ def verify(  # noqa: PLR0913  two servers, an engine, and what may be left out
     began = monotonic()
     shards = known_shards(connection, schema, declared)
     bounds = look(connection, client, shards, start, schema, namespace)
-    wanted = [stray.record for stray in bounds.strays if stray.record is not None]
-    examined = examiner.examine(bounds.stretches, wanted)
+    examined = examiner.examine(bounds.stretches)
     overlooked = _overlooked(connection, schema)
-    strays = settled([*bounds.strays, *examined.strays], examined.places, examined.found)
-    besides = [*bounds.found, *strays, *overlooked]
+    strays = [*bounds.strays, *examined.strays]
+    asked = {*examined.twice, *(each.record for each in strays if each.record is not None)}
+    places = _places(connection, schema, asked)
+    besides = [*bounds.found, *settled(strays, places, examined.found), *overlooked]
     counts = Counter(examined.counts)
     for each in besides:
         counts[each.fault] += each.count
     found = sorted(
-        [*besides, *examined.found],
+        [*besides, *examined.found, *doubled(examined.twice, places)],
         key=lambda each: (each.channel, each.shard, each.offset, each.fault, each.where),
     )
     return Verified(
@@ -126,6 +127,19 @@ def verify(  # noqa: PLR0913  two servers, an engine, and what may be left out
         found[:FOUND_KEPT],
         monotonic() - began,
     )
+
+
+def _places(connection: Connection, schema: str, records: set[int]) -> dict[int, list[Place]]:
+    """Where the journal has some records."""
+    found: dict[int, list[Place]] = {}
+    if records:
+        with answering("reading the journal"):
+            rows = connection.execute(
+                statements("penstock.verifying", schema)["places"], {"records": list(records)}
+            ).fetchall()
+        for record, *place in rows:
+            found.setdefault(record, []).append((place[0], place[1], place[2]))
+    return found
 
 
 def _overlooked(connection: Connection, schema: str) -> list[Found]:

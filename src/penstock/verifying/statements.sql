@@ -74,6 +74,14 @@ WHERE e.first_offset + n.position - 1 > %(after)s
   AND e.first_offset + n.position - 1 <= %(until)s
 ORDER BY 1, 2;
 
+-- :name places
+-- Where the journal has some records: all of it is read, but no more than numbers.
+SELECT n.id, j.channel, j.shard, j.first_offset + n.position - 1
+FROM {schema}.journal j,
+     LATERAL unnest(j.record_ids) WITH ORDINALITY AS n (id, position)
+WHERE n.id = ANY (%(records)s::bigint[])
+ORDER BY n.id, j.channel, j.shard, 4;
+
 -- :name overlooked
 -- Records that the last tick has seen and that no row of the journal names.  One snapshot sees a tick and its journal
 -- together, and retention removes a journal row and the records it names together.

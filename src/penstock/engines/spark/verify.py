@@ -6,7 +6,7 @@ record: they show records that stand twice, and keys out of order.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,7 +27,6 @@ from penstock.records import Shard, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
 from penstock.verifying import Examined, Fault, Found, Remembered, Stray, Stretch, compare
 from penstock.verifying.comparing import FIELDS, Entry
-from penstock.verifying.findings import Place
 from penstock.verifying.run import FOUND_KEPT
 
 OFFSETS_A_TASK = 50_000
@@ -82,7 +81,7 @@ class SparkExaminer:
             "namespace": namespace,
         }
 
-    def examine(self, stretches: Sequence[Stretch], wanted: Iterable[int]) -> Examined:
+    def examine(self, stretches: Sequence[Stretch]) -> Examined:
         """Compares every offset of the stretches.
 
         Raises:
@@ -91,7 +90,7 @@ class SparkExaminer:
         """
         pieces = [_plain(piece) for each in stretches for piece in _divided(each, OFFSETS_A_TASK)]
         if not pieces:
-            return Examined(0, 0, {}, [], [], {})
+            return Examined(0, 0, {}, [], [], [])
         self._spark.dataSource.register(StretchSource)
         options = {**self._servers, "stretches": json.dumps(pieces)}
         read = self._spark.read.format(StretchSource.name()).options(**options).load()
@@ -100,12 +99,12 @@ class SparkExaminer:
         told = read.select(hashed, *names).persist()
         try:
             with told_by_tasks():
-                return _examined(told, wanted)
+                return _examined(told)
         finally:
             told.unpersist()
 
 
-def _examined(told: DataFrame, wanted: Iterable[int]) -> Examined:
+def _examined(told: DataFrame) -> Examined:
     sums = told.groupBy("fault").agg(F.sum("count").alias("n")).collect()
     records = sum(row.n for row in sums if row.fault is None)
     numbers: dict[str, int] = {row.fault: row.n for row in sums if row.fault is not None}
@@ -122,10 +121,7 @@ def _examined(told: DataFrame, wanted: Iterable[int]) -> Examined:
     places = told.where("fault IS NULL")
     again, twice = _twice(places)
     counts[Fault.DOUBLED] += again
-    asked = {*wanted, *twice, *(s.record for s in strays if s.record is not None)}
-    known = _places(places, asked)
-    found += [each for record in twice for each in _doubled(record, sorted(known[record]))]
-    return Examined(records, _overtaken(places), +counts, found, strays, known)
+    return Examined(records, _overtaken(places), +counts, found, strays, twice)
 
 
 def _found(told: dict[str, Any]) -> Found:
@@ -139,13 +135,6 @@ def _twice(places: DataFrame) -> tuple[int, list[int]]:
     return too_many, [row.id for row in several.limit(FOUND_KEPT).collect()] if too_many else []
 
 
-def _doubled(record: int, places: list[Place]) -> Iterator[Found]:
-    first = "{}/{} offset {}".format(*places[0])
-    for channel, shard, offset in places[1:]:
-        text = f"the journal has record {record} at {first} too"
-        yield Found(Fault.DOUBLED, "journal", channel, shard, offset, 1, record, text)
-
-
 def _overtaken(places: DataFrame) -> int:
     """How many records come after a younger one of their key."""
     of_key = Window.partitionBy("channel", "shard", "key").orderBy("offset")
@@ -153,16 +142,6 @@ def _overtaken(places: DataFrame) -> int:
     looked = places.where("key IS NOT NULL").select((before > F.col("id")).alias("overtaken"))
     [(number,)] = looked.agg(F.count_if("overtaken")).collect()
     return int(number)
-
-
-def _places(places: DataFrame, records: set[int]) -> Mapping[int, list[Place]]:
-    """Where the journal has some records."""
-    found: dict[int, list[Place]] = {}
-    if records:
-        asked = places.sparkSession.createDataFrame([(n,) for n in sorted(records)], "id bigint")
-        for row in places.join(F.broadcast(asked), "id", "left_semi").collect():
-            found.setdefault(row.id, []).append((row.channel, row.shard, row.offset))
-    return found
 
 
 Plain = tuple[str, int, int, int, int]
