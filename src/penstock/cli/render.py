@@ -56,8 +56,14 @@ def table_text(columns: Sequence[str], rows: Iterable[Sequence[object]], *, titl
     table = Table(
         title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold"
     )
-    for column in columns:
-        table.add_column(column.lstrip("#"), justify="right" if column.startswith("#") else "left")
+    for number, column in enumerate(columns):
+        counts = column.startswith("#")
+        table.add_column(
+            column.lstrip("#"),
+            justify="right" if counts else "left",
+            no_wrap=counts
+            or number == 0,  # where there is little room, other words are broken first
+        )
     for row in rows:
         # Text, not markup: names and reasons may hold brackets.
         table.add_row(*(Text(_cell(value)) for value in row))

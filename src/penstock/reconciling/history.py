@@ -15,7 +15,7 @@ class LastRun:
         name: Of the reconciliation.
         consumer: Whose state it was about.
         intent: ``compare``, ``mend``, ``replace`` or ``bootstrap``.
-        outcome: ``equal``, ``differs``, ``mended``, the name of an error, or ``running``: so too for one that was killed.
+        outcome: ``equal``, ``differs``, ``mended``, ``replaced``, the name of an error, or ``running``: so too for one that was killed.
         begun_at: When it began.
         ago_s: How long ago that was, in seconds.
         seconds: How long it took; None if it has not ended.

@@ -120,7 +120,7 @@ def reconcile(  # noqa: PLR0913  a run has this many parts; most have defaults
     except BaseException as error:
         work.end(run, None, type(error).__name__)
         raise
-    work.end(run, done, "equal" if not done.found else "mended" if done.repaired else "differs")
+    work.end(run, done, _outcome(intent, done))
     return Reconciled(
         run,
         spec.name,
@@ -133,6 +133,12 @@ def reconcile(  # noqa: PLR0913  a run has this many parts; most have defaults
         done.held_s,
         monotonic() - began,
     )
+
+
+def _outcome(intent: Intent, done: "_Done") -> str:
+    if intent in {"replace", "bootstrap"}:
+        return "replaced"
+    return "equal" if not done.found else "mended" if done.repaired else "differs"
 
 
 def never_applied(connect: Connect, consumer: ConsumerSpec, schema: str = DEFAULT_SCHEMA) -> bool:

@@ -76,6 +76,8 @@ def _text(found: "Status", *, by_shard: bool) -> str:
         parts += ["", icks]
     if found.consumers:
         parts += ["", _consumers(found, by_shard=by_shard)]
+    if any(consumer.declared is False for consumer in found.consumers):
+        parts.append("* not declared by the pipeline that --app names")
     if found.reconciliations:
         parts += ["", _reconciliations(found)]
     parts += [f"halted: {consumer} {shard}: {reason}" for consumer, shard, reason in found.halted]
@@ -171,7 +173,6 @@ def _consumers(found: "Status", *, by_shard: bool) -> str:
         "#behind",
         "#applied",
         "#skipped",
-        "#dead",
         "#set aside",
         "halted",
     )
@@ -187,7 +188,6 @@ def _consumers(found: "Status", *, by_shard: bool) -> str:
                     float(s.lag_s),
                     s.applied,
                     s.skipped,
-                    s.dead,
                     s.set_aside,
                     s.halted is not None,
                 )
@@ -197,14 +197,13 @@ def _consumers(found: "Status", *, by_shard: bool) -> str:
         shards = consumer.shards
         rows.append(
             (
-                consumer.consumer + (" (not declared)" if consumer.declared is False else ""),
+                consumer.consumer + ("*" if consumer.declared is False else ""),
                 consumer.channel,
                 sum(s.checkpoint for s in shards),
                 sum(s.lag for s in shards),
                 float(max((s.lag_s for s in shards), default=0.0)),
                 sum(s.applied for s in shards),
                 sum(s.skipped for s in shards),
-                sum(s.dead for s in shards),
                 sum(s.set_aside for s in shards),
                 sum(s.halted is not None for s in shards),
             )
