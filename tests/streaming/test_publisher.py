@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import redis
+from structlog.testing import capture_logs
 
 from fixtures.flow import LookAtLog, stage_rows
 from penstock import Log, Pipeline
@@ -156,6 +157,19 @@ def test_scripts_that_the_server_has_forgotten_are_loaded_again(
     stage_rows(connection, things, 5, "again")
 
     assert streamer.drain() == 5
+
+
+def test_scripts_that_are_forgotten_under_way_are_called_again_in_order(
+    streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
+) -> None:
+    """Guarantee 19: several calls are under way when the first one says that the script is gone."""
+    for again in range(5):
+        stage_rows(connection, things, 2500, str(again))
+        redis_client.script_flush()
+        with capture_logs() as logs:
+            assert streamer.drain() == 2500
+
+        assert not [entry for entry in logs if entry["event"].startswith("log was behind")]
 
 
 def test_a_redis_that_refuses_writes_keeps_records_in_postgres(

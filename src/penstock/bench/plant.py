@@ -20,8 +20,13 @@ from penstock.testing import EmbeddedServers
 ROWS_A_TRANSACTION = 1000
 ACCOUNTS = 1000
 
-POSTGRES_SETTINGS = {"max_wal_size": "8GB", "shared_buffers": "512MB", "checkpoint_timeout": "1h"}
-"""So that no checkpoint falls into one contestant's run and not into another's."""
+POSTGRES_SETTINGS = {
+    "max_wal_size": "8GB",
+    "shared_buffers": "512MB",
+    "checkpoint_timeout": "1h",
+    "wal_level": "logical",
+}
+"""So that no checkpoint falls into one contestant's run and not into another's; and peers that read the WAL can."""
 
 
 @dataclass(frozen=True)

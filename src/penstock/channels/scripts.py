@@ -91,6 +91,7 @@ class CallsAhead:
         self._pool = getattr(client, "connection_pool", None)
         self._connection: Any = None
         self._calls: deque[Call] = deque()
+        self._replies: deque[Any] = deque()
 
     def send(self, call: Call) -> None:
         """Sends a call.
@@ -114,12 +115,27 @@ class CallsAhead:
         Raises:
             redis.RedisError: The connection failed; any of the calls under way may have been carried out.
         """
-        call = self._calls[0]
-        reply = redis.exceptions.NoScriptError() if self._pool is None else self._read()
-        if isinstance(reply, redis.exceptions.NoScriptError):
-            [reply] = self._script.call_each(self._client, [call])
+        if not self._replies:
+            self._receive()
         self._calls.popleft()
-        return reply
+        return self._replies.popleft()
+
+    def _receive(self) -> None:
+        if self._pool is None:
+            self._replies.extend(self._script.call_each(self._client, [self._calls[0]]))
+            return
+        self._replies.append(self._read())
+        if isinstance(self._replies[0], redis.exceptions.NoScriptError):
+            # All replies before the script is loaded, so that no call is carried out before its turn.
+            self._replies.extend(self._read() for _ in range(1, len(self._calls)))
+            calls = [
+                (place, call)
+                for place, (call, reply) in enumerate(zip(self._calls, self._replies, strict=True))
+                if isinstance(reply, redis.exceptions.NoScriptError)
+            ]
+            answers = self._script.call_each(self._client, [call for _, call in calls])
+            for (place, _), answer in zip(calls, answers, strict=True):
+                self._replies[place] = answer
 
     def _read(self) -> Any:
         try:
@@ -131,7 +147,7 @@ class CallsAhead:
         """Gives the connection back; breaks it first if replies are still to come."""
         connection, self._connection = self._connection, None
         if connection is not None and self._pool is not None:
-            if self._calls:
+            if len(self._replies) < len(self._calls):
                 connection.disconnect()
             self._pool.release(connection)
 

@@ -1,0 +1,202 @@
+"""What the peers share: a backlog, a producer at a rate, a reader of the stream, and the figures of both works.
+
+A peer says how its tables are made and filled, and what one pass of its relay does.  The payloads are those of Penstock's
+own backlog; all that a peer writes goes to one stream.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic, perf_counter, sleep
+from typing import Any
+
+import psycopg
+import redis
+
+STREAM = "peer:outbox"
+BATCH = 1000
+ACCOUNTS = 1000
+NOTE = "x" * 130
+IDLE_S = 0.001
+READY_S = 60.0
+LATE_S = 30.0
+WARM_UP = 10
+"""One part in so many of the records is sent first, and not counted."""
+
+Connection = psycopg.Connection[Any]
+
+
+def fields(row: Sequence[Any]) -> dict[str, Any]:
+    """What an entry holds: as much as Penstock's own."""
+    record_id, key, action, obj, payload, created_at = row
+    return {
+        "id": record_id,
+        "key": key,
+        "action": action,
+        "object": obj,
+        "data": payload,
+        "headers": "",
+        "ts": int(created_at.timestamp() * 1_000_000),
+    }
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another way to get from a transaction into a stream.
+
+    Attributes:
+        create: Makes its tables, and takes away what an earlier run has left.
+        fill: Copies the rows of ``penstock.staged_records``, in their order, as they would have been staged.
+        stage: Writes ``%(ids)s``, ``%(keys)s`` and ``%(payloads)s``, arrays of one length, in one statement.
+        relay: One pass: gives the number of records that it has moved.
+        start: Starts what reads by itself; before the tables are filled, and in no figure.
+    """
+
+    create: str
+    fill: str
+    stage: str
+    relay: Callable[[Connection, "redis.Redis[bytes]"], int]
+    start: Callable[[Connection, "redis.Redis[bytes]"], None] | None = None
+
+
+def main(peer: Peer) -> None:
+    """Does the work that the first argument names, and prints its figures as JSON."""
+    work = {"drain": _drain, "latency": _latency, "relay": _relay, "produce": _produce}[sys.argv[1]]
+    print(json.dumps(work(peer)))
+
+
+def _postgres() -> Connection:
+    return psycopg.connect(os.environ["PEER_DATABASE_URL"], autocommit=True)
+
+
+def _redis() -> "redis.Redis[bytes]":
+    return redis.Redis.from_url(os.environ["PEER_REDIS_URL"])
+
+
+def _drain(peer: Peer) -> dict[str, float]:
+    wanted = int(os.environ["PEER_RECORDS"])
+    with _postgres() as connection, _redis() as client:
+        connection.execute(peer.create.encode())
+        if peer.start:
+            peer.start(connection, client)  # and works from the commit of what follows
+            connection.execute(peer.fill.encode())
+        else:
+            connection.execute(peer.fill.encode())
+            connection.execute("VACUUM ANALYZE")
+            connection.execute("CHECKPOINT")
+        began, moved = perf_counter(), 0
+        while moved < wanted:
+            some = peer.relay(connection, client)
+            if not some:
+                raise SystemExit(f"{moved} of {wanted} records were moved")
+            moved += some
+        took = perf_counter() - began
+        if client.xlen(STREAM) != wanted:
+            raise SystemExit(f"the stream has {client.xlen(STREAM)} of {wanted} records")
+    return {"": wanted / took}
+
+
+def _latency(peer: Peer) -> dict[str, float]:
+    with _postgres() as connection, _redis() as client:
+        connection.execute(peer.create.encode())
+        client.set("peer:running", 1)
+        relay = _child("relay")
+        deadline = monotonic() + READY_S
+        while not client.exists("peer:ready"):
+            if relay.poll() is not None or monotonic() > deadline:
+                raise SystemExit("the relay did not start")
+            sleep(0.01)
+        producer = _child("produce")
+        arrived: dict[int, float] = {}
+        after: Any = b"0"
+        last = monotonic()
+        while producer.poll() is None or (
+            len(arrived) < int(client.get("peer:sent") or 0) and monotonic() - last < LATE_S
+        ):
+            answer = client.xread({STREAM: after}, count=1000, block=50)
+            last = now = monotonic() if answer else last
+            for _, entries in answer or ():
+                for after, fields in entries:  # noqa: B007  the last one is where to go on
+                    arrived[json.loads(fields[b"data"])["id"]] = now
+        client.delete("peer:running")
+        produced = json.loads((producer.stdout or sys.stdin).read())
+        relay.wait(LATE_S)
+    rate, wanted = produced["rate"], float(os.environ["PEER_RATE"])
+    if rate < 0.9 * wanted:
+        return {"skipped": f"the producer came to {rate:.0f} of {wanted:.0f} records/s"}  # type: ignore[dict-item]
+    began = {int(number): at for number, at in produced["began"].items()}
+    if missing := len(began) - len(arrived):
+        return {"skipped": f"{missing} records did not arrive"}  # type: ignore[dict-item]
+    counted = sorted(began)[len(began) // WARM_UP :]
+    took = sorted((arrived[number] - began[number]) * 1000 for number in counted)
+    return {"": took[len(took) // 2], "-p99": took[len(took) * 99 // 100]}
+
+
+def _child(work: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(  # noqa: S603  this script
+        [sys.executable, sys.argv[0], work], stdout=subprocess.PIPE, text=True
+    )
+
+
+def _relay(peer: Peer) -> dict[str, float]:
+    moved = 0
+    with _postgres() as connection, _redis() as client:
+        if peer.start:
+            peer.start(connection, client)
+        client.set("peer:ready", 1)
+        looked_at = monotonic()
+        while True:
+            some = peer.relay(connection, client)
+            moved += some
+            if not some:
+                sleep(IDLE_S)
+            if monotonic() - looked_at > 0.1:  # noqa: PLR2004  a round trip less a pass
+                looked_at = monotonic()
+                if not client.exists("peer:running"):
+                    return {"moved": moved}
+
+
+def _produce(peer: Peer) -> dict[str, Any]:
+    rate, at_once = float(os.environ["PEER_RATE"]), int(float(os.environ["PEER_AT_ONCE"]))
+    began: dict[int, float] = {}
+    with _postgres() as connection, _redis() as client:
+        transactions = max(1, int(rate * float(os.environ["PEER_SECONDS"])) // at_once)
+        client.set("peer:sent", transactions * at_once)
+        statement = (_CHANGE + peer.stage).encode()
+        start = monotonic()
+        for number in range(transactions):
+            if (left := start + number * at_once / rate - monotonic()) > 0:
+                sleep(left)
+            ids = list(range(number * at_once, (number + 1) * at_once))
+            accounts = [n % ACCOUNTS for n in ids]
+            payloads = [
+                json.dumps({"id": n, "account": n % ACCOUNTS, "cents": n % 977, "note": NOTE})
+                for n in ids
+            ]
+            now = monotonic()
+            began.update(dict.fromkeys(ids, now))
+            connection.execute(
+                statement,
+                {
+                    "ids": ids,
+                    "accounts": accounts,
+                    "keys": list(map(str, accounts)),
+                    "payloads": payloads,
+                    "note": NOTE,
+                },
+                prepare=True,
+            )
+        took = max(monotonic() - start, transactions * at_once / rate)
+    return {"rate": len(began) / took, "began": began}
+
+
+_CHANGE = """
+WITH change AS (
+    INSERT INTO bench.movements
+    SELECT id, account, id %% 977, %(note)s
+    FROM unnest(%(ids)s::bigint[], %(accounts)s::bigint[]) AS r (id, account)
+)
+"""
