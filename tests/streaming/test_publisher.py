@@ -1,6 +1,7 @@
 """What the publisher promises: the log is the journal, whatever happened to Redis or to a reply."""
 
 from contextlib import closing
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -263,6 +264,26 @@ def test_large_payloads_end_a_portion_early(
         1 + sum(c for _, c in found[:i]) for i in range(len(found))
     ]
     assert sum(count for _, count in found) == 60
+
+
+def test_every_shard_has_its_turn_in_a_pass(
+    connection: Connection, database_url: str, redis_url: str
+) -> None:
+    """Busy shards do not starve those that come after them."""
+    many = Log("many", shards=64, keep=timedelta(hours=1))
+    streamer = Streamer(Pipeline([many]), database_url, redis_url)
+    try:
+        streamer.open()
+        connection.execute(
+            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+            "SELECT 'many', shard, 'k', 'a', 'o', '1' FROM generate_series(0, 63) shard, generate_series(1, 501)"
+        )
+        streamer.round()
+        assert streamer._publisher is not None
+
+        assert {streamer._publisher.tails[shard] for shard in many.shard_names} == {500}
+    finally:
+        streamer.close()
 
 
 def test_a_hole_in_the_journal_is_never_published_over(

@@ -136,7 +136,7 @@ class Plant:
             if not backlog.records:
                 connection.execute("TRUNCATE penstock.staged_records, bench.totals")
             elif is_new:
-                _fill(connection, backlog)
+                fill(connection, backlog)
             _unsequence(connection)
         self.empty_redis()
         return url
@@ -200,7 +200,8 @@ FROM generate_series(%(first)s::bigint, %(last)s::bigint) n
 """
 
 
-def _fill(connection: Connection, backlog: Backlog) -> None:
+def fill(connection: Connection, backlog: Backlog) -> None:
+    """Stages the backlog, on top of what there is."""
     register_channel(connection, DEFAULT_SCHEMA, backlog.pipeline.channels[CHANNEL])
     connection.execute("SET synchronous_commit = off")
     # What stands around the note takes some 70 bytes, and it comes in pieces of 44.

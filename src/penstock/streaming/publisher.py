@@ -36,7 +36,8 @@ from penstock.streaming.unpublished import PORTION_RECORDS, Portion, unpublished
 from penstock.telemetry import crashpoint
 
 PASS_PORTIONS = 32
-"""Most portions a pass: so that the streamer ticks, retains and hears of a stop several times a second."""
+"""Portions a pass, or one for each shard if there are more: so that the streamer ticks, retains and hears of a stop
+several times a second."""
 
 _Item = TypeVar("_Item")
 
@@ -108,7 +109,7 @@ class Publisher:
         )
 
     def publish(self) -> Published:
-        """Sends what the shards lack, in turn, up to ``PASS_PORTIONS`` to logs and as many to Icks.
+        """Sends what the shards lack, in turn: up to ``PASS_PORTIONS`` to logs, or one to each, and as many to Icks.
 
         Raises:
             ServerUnavailable: Postgres or Redis does not answer; whatever was sent may be sent again.
@@ -174,9 +175,9 @@ class Publisher:
         self, tails: Mapping[ShardName, Offset], *, may_begin: bool, icks: bool
     ) -> Generator[Portion, None, None]:
         wanted = {s: tail for s, tail in self._wanted.items() if (s.channel in self._icks) == icks}
-        reading = unpublished(
-            self._connection, wanted, tails, most=PASS_PORTIONS, schema=self._schema
-        )
+        # Every shard has its turn in a pass, however many there are: or the first ones, if busy, would starve the others.
+        most = max(PASS_PORTIONS, len(wanted))
+        reading = unpublished(self._connection, wanted, tails, most=most, schema=self._schema)
         with closing(reading):
             for portion in reading:
                 if may_begin or not portion.begins:

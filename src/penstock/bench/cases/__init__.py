@@ -1,6 +1,15 @@
 """The cases, in the order in which they are measured: limits first, then the way of a record."""
 
-from penstock.bench.cases import consuming, draining, icks, latency, limits, staging, tables
+from penstock.bench.cases import (
+    consuming,
+    draining,
+    growing,
+    icks,
+    latency,
+    limits,
+    staging,
+    tables,
+)
 from penstock.bench.measuring import Case
 from penstock.bench.plant import Backlog, Plant, Scale
 
@@ -11,6 +20,7 @@ def all_cases(plant: Plant, scale: Scale) -> list[Case]:
         *_limits(plant, Backlog(scale.records)),
         *staging.cases(plant, scale),
         *draining.cases(plant, scale),
+        *growing.cases(plant, scale),
         *consuming.cases(plant, scale),
         *latency.cases(plant, scale),
         *icks.cases(plant, scale),

@@ -1,0 +1,93 @@
+"""What must not make the streamer slower: records that are kept, and a transaction that stays open."""
+
+from time import perf_counter
+
+from penstock.bench.application import CHANNEL
+from penstock.bench.measuring import Case, NotMeasured, Sample
+from penstock.bench.plant import Backlog, Plant, Scale, drain, fill
+from penstock.channels.routing import log_keys
+from penstock.streaming import tick
+
+KEPT = (10_000, 100_000, 1_000_000, 10_000_000)
+SLOW = 1_000_000
+"""Records kept from which a case is left out by ``--quick``."""
+
+CHURN = 20_000
+"""Transactions that commit while the open one stays open: an hour's worth, at five a second."""
+
+
+def cases(plant: Plant, scale: Scale) -> list[Case]:
+    """Each beside a drain of as many records where nothing else is."""
+    alone = {"nothing else": lambda: _fresh(plant, Backlog(scale.records))}
+    return [
+        *(
+            Case(
+                name=f"drain-kept-{kept}",
+                unit="records/s",
+                sentence=f"the streamer empties a backlog on top of {kept:,} records that are kept",
+                ours=lambda kept=kept: _on_top(plant, Backlog(scale.records), kept),  # type: ignore[misc]  # bound now
+                limits=alone,
+                slow=kept >= SLOW,
+            )
+            for kept in KEPT
+        ),
+        Case(
+            name="drain-held",
+            unit="records/s",
+            sentence=f"the same while a transaction has been open for {CHURN:,} others",
+            ours=lambda: _while_open(plant, Backlog(scale.records)),
+            limits=alone,
+            slow=True,
+        ),
+    ]
+
+
+def _fresh(plant: Plant, backlog: Backlog) -> Sample:
+    return _timed(plant, backlog, plant.staged(backlog))
+
+
+def _timed(plant: Plant, backlog: Backlog, database_url: str) -> Sample:
+    began = perf_counter()
+    published = drain(backlog, database_url, plant.redis_url)
+    took = perf_counter() - began
+    if published != backlog.records:
+        raise NotMeasured(f"{published} of {backlog.records} records were published")
+    return {"": published / took}
+
+
+def _on_top(plant: Plant, backlog: Backlog, kept: int) -> Sample:
+    """The kept ones are in Postgres and its journal; Redis has evicted them."""
+    url = plant.database(f"kept_{kept}")
+    plant.empty_redis()
+    with plant.postgres(url) as connection:
+        if connection.execute("SELECT FROM penstock.staged_records LIMIT 1").fetchone() is None:
+            fill(connection, Backlog(kept, backlog.payload_bytes, backlog.shards))
+            tick(connection)
+        _evict(plant, url)
+        fill(connection, backlog)
+    return _timed(plant, backlog, url)
+
+
+def _evict(plant: Plant, database_url: str) -> None:
+    """Leaves in Redis what eviction leaves of a log: its last offset."""
+    with plant.postgres(database_url) as connection, plant.redis() as client:
+        for shard in Backlog(0).pipeline.channels[CHANNEL].shard_names:
+            tail = connection.execute(
+                "SELECT max(last_offset) FROM penstock.journal WHERE channel = %s AND shard = %s",
+                (shard.channel, shard.shard),
+            ).fetchone()
+            if tail and tail[0]:
+                stream = log_keys("penstock", shard).stream
+                client.xadd(stream, {"evicted": ""}, id=f"{tail[0]}-0")
+                client.xtrim(stream, maxlen=0, approximate=False)
+
+
+def _while_open(plant: Plant, backlog: Backlog) -> Sample:
+    url = plant.staged(backlog)
+    with plant.postgres(url) as holding, plant.postgres(url) as busy:
+        holding.execute("BEGIN")
+        holding.execute("SELECT pg_current_xact_id()")
+        busy.execute("SET synchronous_commit = off")
+        for _ in range(CHURN):
+            busy.execute("SELECT pg_current_xact_id()")
+        return _timed(plant, backlog, url)
