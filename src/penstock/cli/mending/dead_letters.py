@@ -41,6 +41,9 @@ def list_(
     if json:
         show_json(found)
         return
+    if not found:
+        say("no dead letters")
+        return
     show_table(
         (
             "consumer",

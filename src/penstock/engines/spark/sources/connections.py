@@ -3,6 +3,7 @@
 Spark uses a Python worker for many tasks, and may fork it: a connection belongs to the process that opened it.
 """
 
+import atexit
 import gc
 import os
 from functools import cache
@@ -15,6 +16,14 @@ from penstock.channels.server import RedisClient, connect_redis
 from penstock.postgres import Connection, connect_postgres, plain_url
 
 _postgres: dict[tuple[str, int], Connection] = {}
+
+
+@atexit.register
+def _close() -> None:
+    """A process that ends by itself leaves nothing open; workers of Spark are ended."""
+    for (_, process), connection in _postgres.items():
+        if process == os.getpid():
+            connection.close()
 
 
 def redis_client(url: str) -> RedisClient:
