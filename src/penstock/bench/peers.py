@@ -7,6 +7,7 @@ environment, and prints one JSON object: the figures, or ``{"skipped": reason}``
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -37,26 +38,31 @@ def _run(script: Path, work: str, plant: Plant, backlog: Backlog, load: dict[str
     if uv is None:
         raise NotMeasured("uv is not installed: it makes the environments of peers")
     database_url = plant.staged(backlog)
-    try:
-        done = subprocess.run(  # noqa: S603  a script of ours
-            [uv, "run", "--quiet", "--no-project", "--script", str(script), work],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=LONGEST_S,
-            env={
-                **os.environ,
-                "PEER_DATABASE_URL": database_url,
-                "PEER_REDIS_URL": plant.redis_url,
-                "PEER_RECORDS": str(backlog.records),
-                **{f"PEER_{name.upper()}": str(value) for name, value in load.items()},
-            },
-        )
-    except subprocess.TimeoutExpired:
-        raise NotMeasured(f"did not come to an end within {LONGEST_S:.0f} s") from None
-    if done.returncode != 0:
-        raise NotMeasured((done.stderr.strip().splitlines() or ["failed"])[-1][:200])
-    answer = json.loads(done.stdout.strip().splitlines()[-1])
+    peer = subprocess.Popen(  # noqa: S603  a script of ours
+        [uv, "run", "--quiet", "--no-project", "--script", str(script), work],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={
+            **os.environ,
+            "PEER_DATABASE_URL": database_url,
+            "PEER_REDIS_URL": plant.redis_url,
+            "PEER_RECORDS": str(backlog.records),
+            **{f"PEER_{name.upper()}": str(value) for name, value in load.items()},
+        },
+    )
+    with peer:
+        try:
+            told, complained = peer.communicate(timeout=LONGEST_S)
+        except subprocess.TimeoutExpired:
+            raise NotMeasured(f"did not come to an end within {LONGEST_S:.0f} s") from None
+        finally:
+            if peer.returncode is None:
+                os.killpg(peer.pid, signal.SIGKILL)  # uv, and what it has started
+    if peer.returncode != 0:
+        raise NotMeasured((complained.strip().splitlines() or ["failed"])[-1][:200])
+    answer = json.loads(told.strip().splitlines()[-1])
     if "skipped" in answer:
         raise NotMeasured(answer["skipped"])
     return {str(suffix): float(value) for suffix, value in answer.items()}
