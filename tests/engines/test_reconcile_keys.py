@@ -13,7 +13,7 @@ from penstock.declarations import ReconciliationSpec
 from penstock.engines.spark.reconcile import SparkComparer, Tables
 from penstock.errors import ServerUnavailable, SnapshotLost
 from penstock.postgres import Connection, connect_postgres
-from penstock.reconciling import Comparison, Intent, Reconciled, reconcile
+from penstock.reconciling import Comparison, Intent, Reconciled, Rows, reconcile
 from penstock.records import Record
 
 pytestmark = pytest.mark.spark
@@ -114,14 +114,28 @@ class WithoutSnapshots(SparkComparer):
 
     def compare(self, *arguments: Any, **options: Any) -> Comparison:
         """Too late."""
+        self._cut()
+        return super().compare(*arguments, **options)
+
+    def rows(self, *arguments: Any, **options: Any) -> Rows:
+        """They are read when they are wanted, which is too late too."""
+        rows = super().rows(*arguments, **options)
+        self._cut()
+        return rows
+
+    def _cut(self) -> None:
         self._connection.execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'penstock lost'"
         )
-        return super().compare(*arguments, **options)
 
 
+@pytest.mark.parametrize("intent", ["compare", "bootstrap"])
 def test_a_snapshot_that_is_lost_is_told(
-    spark: SparkSession, state: ReconciliationSpec, connection: Connection, database_url: str
+    spark: SparkSession,
+    state: ReconciliationSpec,
+    connection: Connection,
+    database_url: str,
+    intent: Intent,
 ) -> None:
     connection.execute(STATE.replace("{collation}", '"C"').encode())
     connection.execute(CANONICAL, {"names": NAMES})
@@ -131,6 +145,7 @@ def test_a_snapshot_that_is_lost_is_told(
             lambda: connect_postgres(database_url, application="lost"),
             state,
             WithoutSnapshots(spark, database_url, connection),
+            intent=intent,
         )
     outcome = connection.execute("SELECT outcome FROM penstock.reconciliations").fetchone()
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import Select
@@ -40,7 +41,10 @@ def told_by_tasks() -> Iterator[None]:
     """Errors of ours that a task or a planner raised come as text of Spark's: raised again as they were."""
     try:
         yield
-    except PySparkException as error:
+    except (
+        PySparkException,
+        Py4JJavaError,
+    ) as error:  # rows that are fetched in slices come with the second
         for name, message in re.findall(r"penstock\.errors\.(\w+): (.*)", str(error)):
             kind = getattr(errors, name, PenstockError)
             if issubclass(kind, PenstockError) and kind is not errors.InvalidRecord:
