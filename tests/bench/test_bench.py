@@ -25,6 +25,7 @@ def report() -> subprocess.CompletedProcess[str]:
     return bench("--quick", "--json", *(word for case in chosen for word in ("--only", case)))
 
 
+@pytest.mark.slow
 def test_it_prints_one_object(report: subprocess.CompletedProcess[str]) -> None:
     assert report.returncode == 0, report.stderr
     found = json.loads(report.stdout)
@@ -48,6 +49,7 @@ def test_a_figure_stands_beside_its_limits(report: subprocess.CompletedProcess[s
     assert cases["latency-10-p99"]["value"] >= cases["latency-10"]["value"]
 
 
+@pytest.mark.slow
 def test_an_ick_stands_beside_the_sorted_sets_own_commands(
     report: subprocess.CompletedProcess[str],
 ) -> None:

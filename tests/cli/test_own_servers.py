@@ -27,6 +27,7 @@ def running(own: CommandLine) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
+@pytest.mark.slow
 def test_a_second_command_attaches_to_the_servers_of_the_first(
     own: CommandLine, running: subprocess.Popen[str]
 ) -> None:

@@ -48,6 +48,7 @@ def bank(penstock: CommandLine, connection: Connection, things: Log) -> CommandL
     return penstock
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_differences_are_shown_mended_and_gone(bank: CommandLine, connection: Connection) -> None:

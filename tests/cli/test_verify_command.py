@@ -49,6 +49,7 @@ def test_what_is_wrong_is_listed_and_ends_with_4(
     assert (found["found"][0]["shard"], found["found"][0]["offset"]) == (1, 3)
 
 
+@pytest.mark.slow
 def test_a_time_that_is_none_is_refused(streamed: CommandLine) -> None:
     refused = streamed("verify", "--from", "soon")
 

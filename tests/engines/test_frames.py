@@ -110,6 +110,7 @@ def test_every_record_counts_once_whatever_becomes_of_sparks_checkpoints(
     assert counted(connection) == {"a": 300, "b": 200}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", SPARK_CRASH_POINTS)
 def test_effect_and_checkpoints_are_one_transaction(
     run: Run,
@@ -181,6 +182,7 @@ def test_what_the_log_has_lost_comes_from_postgres(
     assert counted(connection) == {"a": 100}
 
 
+@pytest.mark.slow
 def test_a_frame_stops_at_a_barrier_and_goes_on_behind_it(
     run: Run,
     consumer: ConsumerSpec,
