@@ -26,7 +26,7 @@ from penstock.postgres import Connection, connect_postgres, engine_of
 
 READY_TIMEOUT_S = 90.0
 SETTLE_TIMEOUT_S = 120.0
-CRASH_EVERY_S = 4.0
+CRASH_EVERY_S = 6.0
 RESEND_CHANCE = 0.05
 DRIFT_AT = 0.1
 """When drift is planted: after this part of the time."""

@@ -8,7 +8,7 @@ from time import monotonic
 import httpx
 
 CLIENTS = 4
-PAUSE_S = 0.01
+PAUSE_S = 0.03
 """Pause of a client between two requests, in seconds."""
 
 
