@@ -41,6 +41,7 @@ def begin_at_a_changed_past(point: str, books: Connection, client: redis.Redis) 
             append_each(client, "penstock", [Batch(shard, Epoch(1), after, False, lost)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", CRASH_POINTS)
 def test_a_crash_at_any_point_loses_and_doubles_nothing(
     point: str, books: Connection, database_url: str, redis_url: str, redis_client: redis.Redis

@@ -75,6 +75,7 @@ def workers(
     made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", Harm)
 def test_an_append_whose_answer_is_lost_is_sent_again_and_adds_nothing(
     workers: Workers,
@@ -101,6 +102,7 @@ def test_an_append_whose_answer_is_lost_is_sent_again_and_adds_nothing(
     assert check_exact(books, redis_client, things) == 2 * len(KEYS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", Harm)
 def test_a_cut_at_any_commit_loses_and_doubles_nothing(
     workers: Workers,
@@ -126,6 +128,7 @@ def test_a_cut_at_any_commit_loses_and_doubles_nothing(
     assert commits > 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", Harm)
 def test_a_cut_at_any_request_to_redis_loses_and_doubles_nothing(
     workers: Workers,
