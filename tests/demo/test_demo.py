@@ -122,7 +122,7 @@ def test_a_ride_that_the_index_has_forgotten_shows(
     [
         ("inline", "4", "--no-reconcile"),
         pytest.param(
-            "inline", "10", "--reconcile", marks=[pytest.mark.chaos, pytest.mark.timeout(240)]
+            "inline", "4", "--reconcile", marks=[pytest.mark.chaos, pytest.mark.timeout(240)]
         ),
         pytest.param(
             "spark", "20", "--reconcile", marks=[pytest.mark.chaos, pytest.mark.timeout(240)]

@@ -63,11 +63,18 @@ class Drift:
         return self.planted == self.found == self.mended
 
 
-def plant(connection: Connection) -> int:
-    """Makes copy, total and index differ from the table; gives the number of rows that a reconciliation should find."""
+def plant(connection: Connection, *, all_of_it: bool) -> int:
+    """Makes copy, total and index differ from the table; gives the number of rows that a reconciliation should find.
+
+    Args:
+        connection: To the demo's database.
+        all_of_it: Plants nothing, and gives 0, as long as too few rides are quiet; else there may be less of it.
+    """
+    wanted = CHANGED + DELETED + UNTOLD
     with connection.transaction():
-        found = connection.execute(_QUIET, {"count": CHANGED + DELETED + UNTOLD})
-        rides = [ride for (ride,) in found]
+        rides = [ride for (ride,) in connection.execute(_QUIET, {"count": wanted})]
+        if all_of_it and len(rides) < wanted:
+            return 0
         parts = rides[:CHANGED], rides[CHANGED : CHANGED + DELETED], rides[CHANGED + DELETED :]
         rows = sum(
             connection.execute(statement.encode(), (part,)).rowcount

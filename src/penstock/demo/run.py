@@ -181,7 +181,7 @@ class Demo:
             if not self.kills and passed > self.seconds / 2:
                 self._kill()
             if self.reconcile and passed > self.seconds * DRIFT_AT:
-                self._mend_drift(connection)
+                self._mend_drift(connection, traffic=True)
                 self._under_traffic = self._drift is not None
             progress = self._progress(connection, client, simulator, passed)
             self._newcomer_works = progress.account.newcomer.applied > 0
@@ -200,7 +200,7 @@ class Demo:
         while True:
             self._check_stop()
             if self.reconcile:
-                self._mend_drift(connection)
+                self._mend_drift(connection, traffic=False)
             progress = self._progress(connection, client, simulator, monotonic() - began)
             if self._settled(progress.account):
                 progress.phase = "settled"
@@ -216,10 +216,12 @@ class Demo:
         arrived = self._drift is not None and now.newcomer.position == now.newcomer.told
         return now.settled and (arrived or not self.reconcile)
 
-    def _mend_drift(self, connection: Connection) -> None:
+    def _mend_drift(self, connection: Connection, *, traffic: bool) -> None:
         """Plants drift, has it reconciled, and then lets one more consumer begin with the tables: a step each time."""
         if self._reconciling is None:
-            self._reconciling = Reconciling(plant(connection), self._environment())
+            # Soon after the start, rides are few on a slow machine: there will be more of them.
+            if planted := plant(connection, all_of_it=traffic):
+                self._reconciling = Reconciling(planted, self._environment())
         elif self._drift is None and self._reconciling.drift is not None:
             self._drift = self._reconciling.drift
             mark_all_dirty(self.database_url)
