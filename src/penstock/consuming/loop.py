@@ -4,21 +4,49 @@ What a round is, is the subclasses' to know: a delivery of records from a log, o
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from time import monotonic, sleep
+from typing import TypedDict, Unpack
 
 import structlog
+from sqlalchemy import Engine
 
+from penstock.channels.server import RedisClient, connect_redis
 from penstock.consuming.delivering import Delivered
 from penstock.declarations import ConsumerSpec
 from penstock.errors import ServerUnavailable
-from penstock.postgres import describe
+from penstock.journal import check_tails
+from penstock.pipeline import Pipeline
+from penstock.postgres import Connection, connect_postgres, describe, engine_of
 from penstock.records import Offset, ShardName
+from penstock.registry import register_consumer
 
 log = structlog.get_logger("penstock.consumer")
 
 LONGEST_BACKOFF_S = 10.0
+
+BLOCK_MS = 500
+"""Longest wait for work, in milliseconds: a stop is noticed within it."""
+
+HALTED_PAUSE_S = 5.0
+"""How often a halted shard is looked at again: an operator may have let it go on."""
+
+
+class Choices(TypedDict, total=False):
+    """What can be chosen of a worker.
+
+    Attributes:
+        shards: Numbers of the shards to work on; None takes all.
+        prepare: False behind a pooler that cannot keep prepared statements.
+        block_ms: Longest wait for work, in milliseconds: a stop is noticed within it.
+        reread_chance: How often, 0 to 1, a round that delivered is delivered again: to show that it is harmless.
+    """
+
+    shards: Collection[int] | None
+    prepare: bool
+    block_ms: int
+    reread_chance: float
 
 
 @dataclass
@@ -64,17 +92,77 @@ class Worker(ABC):
 
     consumer: ConsumerSpec
 
-    def __init__(self, consumer: ConsumerSpec) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        consumer: ConsumerSpec,
+        database_url: str,
+        redis_url: str,
+        **chosen: Unpack[Choices],
+    ) -> None:
+        """Sets up; ``open`` connects.
+
+        Args:
+            pipeline: The consumer's pipeline.
+            consumer: Which consumer.
+            database_url: Where its effects and checkpoints are.
+            redis_url: Where its channel is.
+            **chosen: See ``Choices``.
+        """
         self.consumer = consumer
+        self._pipeline = pipeline
+        self._database_url, self._redis_url = database_url, redis_url
+        self._prepare = chosen.get("prepare", True)
+        self._block_ms = chosen.get("block_ms", BLOCK_MS)
+        self._reread_chance = chosen.get("reread_chance", 0.0)
+        shards = chosen.get("shards")
+        self._shards = [
+            s for s in consumer.channel.shard_names if shards is None or s.shard in shards
+        ]
         self._stop: Callable[[], bool] = lambda: False
+        self._engine: Engine | None = None
+        self._client: RedisClient = None
+        self._rest_until: dict[ShardName, float] = {}
 
-    @abstractmethod
     def open(self) -> None:
-        """Connects, and registers the consumer if it is new."""
+        """Connects, and registers the consumer if it is new.
 
-    @abstractmethod
+        Raises:
+            ServerUnavailable: A server does not answer.
+            SchemaMissing: The tables are not there.
+            DeclarationError: The pipeline does not fit what is registered.
+            ChangedPast: Redis was told of records that Postgres does not know.
+        """
+        application = f"consumer {self.consumer.name}"
+        schema, namespace = self._pipeline.schema, self._pipeline.namespace
+        with connect_postgres(
+            self._database_url, application=application, prepare=self._prepare
+        ) as connection:
+            register_consumer(connection, schema, self.consumer)
+            self._registered(connection)
+            self._client = connect_redis(self._redis_url)
+            check_tails(connection, self._client, schema, namespace, self._shards)
+        self._engine = engine_of(self._database_url, application=application, prepare=self._prepare)
+        self._rest_until = {}
+
+    def _registered(self, connection: Connection) -> None:  # noqa: B027  not every worker has something to ask
+        """The consumer is registered now: what else is to be asked of Postgres at the start."""
+
     def close(self) -> None:
-        """Closes the connections; what is under way is rolled back."""
+        """Closes the connections; what is under way is rolled back, and comes again."""
+        if self._engine is not None:
+            self._engine.dispose()
+        if self._client is not None:
+            self._client.close()
+        self._engine = self._client = None
+
+    def _rest_halted(self, shard: ShardName) -> None:
+        """Says that a shard is halted, and leaves it alone for a while."""
+        # Not the reason: it may hold what the handler said of a payload.
+        log.error(
+            "shard halted, see penstock status", consumer=self.consumer.name, shard=str(shard)
+        )
+        self._rest_until[shard] = monotonic() + HALTED_PAUSE_S
 
     @abstractmethod
     def round(self, block_ms: int | None = None) -> Consumed:

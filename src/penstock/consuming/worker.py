@@ -5,38 +5,29 @@ working on is left alone for a while.  Whoever reads what is applied already ski
 """
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from time import monotonic
+from typing import Unpack
 
 import structlog
-from sqlalchemy import Engine
 
 from penstock.channels.log import extents, wait
-from penstock.channels.server import RedisClient, connect_redis
 from penstock.consuming.applying import RecordApplier
 from penstock.consuming.backfill import backfill
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivering import Delivered, driver_connection
-from penstock.consuming.loop import Consumed, Worker
+from penstock.consuming.loop import Choices, Consumed, Worker
 from penstock.declarations import ConsumerSpec, Ick
 from penstock.errors import DeclarationError
-from penstock.journal import check_tails
 from penstock.pipeline import Pipeline
-from penstock.postgres import answering, connect_postgres, engine_of
+from penstock.postgres import Connection, answering
 from penstock.records import Offset, Record, ShardName
-from penstock.registry import register_consumer
 from penstock.telemetry import crashpoint
 
 log = structlog.get_logger("penstock.consumer")
 
-BLOCK_MS = 500
-"""Longest wait for records, in milliseconds: a stop is noticed within it."""
-
 SHARED_PAUSE_S = 1.0
 """How long a shard is left alone that another process is working on."""
-
-HALTED_PAUSE_S = 5.0
-"""How often a halted shard is looked at again: an operator may have let it go on."""
 
 HELD_PAUSE_S = 0.02
 """How often a shard that stands at a barrier is looked at again."""
@@ -48,29 +39,15 @@ LOOK_AGAIN_S = 2.0
 class ConsumerWorker(Worker):
     """Runs one consumer of a log over some or all of its shards, in one thread."""
 
-    def __init__(  # noqa: PLR0913  what can be chosen of a worker
+    def __init__(
         self,
         pipeline: Pipeline,
         consumer: ConsumerSpec,
         database_url: str,
         redis_url: str,
-        *,
-        shards: Collection[int] | None = None,
-        prepare: bool = True,
-        block_ms: int = BLOCK_MS,
-        reread_chance: float = 0.0,
+        **chosen: Unpack[Choices],
     ) -> None:
         """Sets up; ``open`` connects.
-
-        Args:
-            pipeline: The consumer's pipeline.
-            consumer: Which consumer.
-            database_url: Where its effects and checkpoints are.
-            redis_url: Where the log is.
-            shards: Numbers of the shards to work on; None takes all.
-            prepare: False behind a pooler that cannot keep prepared statements.
-            block_ms: Longest wait for records, in milliseconds: a stop is noticed within it.
-            reread_chance: How often, 0 to 1, a round that delivered is read again: to show that it is harmless.
 
         Raises:
             DeclarationError: The consumer is set-based, and needs the Spark engine, or it reads an Ick.
@@ -83,58 +60,29 @@ class ConsumerWorker(Worker):
             raise DeclarationError(
                 f"consumer {consumer.name} is set-based (frames=True) and runs on Spark: penstock run --engine spark"
             )
-        self._block_ms, self._reread_chance = block_ms, reread_chance
-        super().__init__(consumer)
-        self._pipeline = pipeline
-        self._database_url, self._redis_url, self._prepare = database_url, redis_url, prepare
-        self._shards = [
-            s for s in consumer.channel.shard_names if shards is None or s.shard in shards
-        ]
-        self._engine: Engine | None = None
-        self._client: RedisClient = None
+        super().__init__(pipeline, consumer, database_url, redis_url, **chosen)
         self._applier: RecordApplier | None = None
         self._positions: dict[ShardName, Offset] = {}
-        self._rest_until: dict[ShardName, float] = {}
         self._held: set[ShardName] = set()
         self._look_again_at = 0.0
 
-    def open(self) -> None:
-        """Connects, registers the consumer if it is new, reads its checkpoints.
-
-        Raises:
-            ServerUnavailable: A server does not answer.
-            SchemaMissing: The tables are not there.
-            DeclarationError: The pipeline does not fit what is registered.
-            ChangedPast: The log holds records that Postgres does not know.
-        """
-        application = f"consumer {self.consumer.name}"
-        with connect_postgres(
-            self._database_url, application=application, prepare=self._prepare
-        ) as connection:
-            register_consumer(connection, self._pipeline.schema, self.consumer)
-            crashpoint("consumer.after_register")
-            standing = Checkpoints(self.consumer, self._pipeline.schema).all(connection)
-            self._client = connect_redis(self._redis_url)
-            check_tails(
-                connection,
-                self._client,
-                self._pipeline.schema,
-                self._pipeline.namespace,
-                self._shards,
-            )
+    def _registered(self, connection: Connection) -> None:
+        """Reads where the consumer stands."""
+        crashpoint("consumer.after_register")
+        standing = Checkpoints(self.consumer, self._pipeline.schema).all(connection)
         self._positions = {shard: standing.get(shard, Offset(0)) for shard in self._shards}
-        self._look_again_at = 0.0
-        self._engine = engine_of(self._database_url, application=application, prepare=self._prepare)
+
+    def open(self) -> None:
+        """As ``Worker.open``, and reads the consumer's checkpoints."""
+        super().open()
+        assert self._engine is not None
         self._applier = RecordApplier(self._pipeline, self.consumer, self._engine)
-        self._rest_until, self._held = {}, set()
+        self._held, self._look_again_at = set(), 0.0
 
     def close(self) -> None:
-        """Closes the connections; a batch under way is rolled back."""
-        if self._engine is not None:
-            self._engine.dispose()
-        if self._client is not None:
-            self._client.close()
-        self._engine = self._client = self._applier = None
+        """As ``Worker.close``."""
+        super().close()
+        self._applier = None
 
     def round(self, block_ms: int | None = None) -> Consumed:
         """Waits for records, ``block_ms`` at the longest, and delivers what came, a batch a shard.
@@ -207,11 +155,7 @@ class ConsumerWorker(Worker):
         if delivered.position is not None:
             self._positions[shard] = delivered.position
         if delivered.halted is not None:
-            # Not the reason: it may hold what the handler said of a payload.
-            log.error(
-                "shard halted, see penstock status", consumer=self.consumer.name, shard=str(shard)
-            )
-            self._rest_until[shard] = monotonic() + HALTED_PAUSE_S
+            self._rest_halted(shard)
         elif delivered.position is None:
             self._rest_until[shard] = monotonic() + SHARED_PAUSE_S
         elif delivered.held:

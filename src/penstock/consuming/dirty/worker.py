@@ -9,11 +9,11 @@ for ``PATIENCE_S`` and Postgres no longer knows of a transaction that works on t
 import os
 import random
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from time import monotonic
+from typing import Unpack
 
 import structlog
-from sqlalchemy import Engine
 
 from penstock.channels.ick import (
     Busy,
@@ -24,18 +24,13 @@ from penstock.channels.ick import (
     passages,
 )
 from penstock.channels.routing import ick_shard_keys
-from penstock.channels.server import RedisClient, connect_redis
 from penstock.channels.server import answering as redis_answering
 from penstock.consuming.delivering import Delivered
 from penstock.consuming.dirty.applying import MemberApplier, dirty_members
-from penstock.consuming.loop import Consumed, Worker
-from penstock.consuming.worker import BLOCK_MS, HALTED_PAUSE_S
+from penstock.consuming.loop import Choices, Consumed, Worker
 from penstock.declarations import ConsumerSpec
-from penstock.journal import check_tails
 from penstock.pipeline import Pipeline
-from penstock.postgres import connect_postgres, engine_of
 from penstock.records import Offset, ShardName
-from penstock.registry import register_consumer
 from penstock.telemetry import crashpoint
 
 log = structlog.get_logger("penstock.consumer")
@@ -61,86 +56,46 @@ SIGN_OF_LIFE_S = 0.3
 class MemberWorker(Worker):
     """Runs one consumer of an Ick over some or all of its shards, in one thread."""
 
-    def __init__(  # noqa: PLR0913  what can be chosen of a worker
+    def __init__(
         self,
         pipeline: Pipeline,
         consumer: ConsumerSpec,
         database_url: str,
         redis_url: str,
-        *,
-        shards: Collection[int] | None = None,
-        prepare: bool = True,
-        block_ms: int = BLOCK_MS,
-        reread_chance: float = 0.0,
+        **chosen: Unpack[Choices],
     ) -> None:
-        """Sets up; ``open`` connects.
-
-        Args:
-            pipeline: The consumer's pipeline.
-            consumer: Which consumer.
-            database_url: Where its effects and checkpoints are.
-            redis_url: Where the Ick is.
-            shards: Numbers of the shards to work on; None takes all.
-            prepare: False behind a pooler that cannot keep prepared statements.
-            block_ms: Longest wait for members, in milliseconds: a stop is noticed within it.
-            reread_chance: How often, 0 to 1, a batch is done and not committed: to show that it is harmless.
-        """
-        super().__init__(consumer)
-        self._pipeline, self._block_ms, self._reread_chance = pipeline, block_ms, reread_chance
-        self._database_url, self._redis_url, self._prepare = database_url, redis_url, prepare
-        self._shards = [
-            s for s in consumer.channel.shard_names if shards is None or s.shard in shards
-        ]
+        """Sets up; ``open`` connects."""
+        super().__init__(pipeline, consumer, database_url, redis_url, **chosen)
         self._holder = f"{consumer.name}@{socket.gethostname()}:{os.getpid()}"
         self._identities: dict[ShardName, str] = {}
-        self._engine: Engine | None = None
-        self._client: RedisClient = None
         self._applier: MemberApplier | None = None
         self._icks: dict[ShardName, Reservations] = {}
         self._patience: dict[ShardName, Patience] = {}
-        self._rest_until: dict[ShardName, float] = {}
         self._halted: set[ShardName] = set()
         self._passed: dict[ShardName, Offset] = {}
         self._pass_at = 0.0
 
     def open(self) -> None:
-        """Connects, registers the consumer if it is new.
-
-        Raises:
-            ServerUnavailable: A server does not answer.
-            SchemaMissing: The tables are not there.
-            DeclarationError: The pipeline does not fit what is registered.
-            ChangedPast: The Ick was told of records that Postgres does not know.
-        """
-        application = f"consumer {self.consumer.name}"
-        schema, namespace = self._pipeline.schema, self._pipeline.namespace
-        with connect_postgres(
-            self._database_url, application=application, prepare=self._prepare
-        ) as connection:
-            register_consumer(connection, schema, self.consumer)
-            self._client = connect_redis(self._redis_url)
-            check_tails(connection, self._client, schema, namespace, self._shards)
-        self._engine = engine_of(self._database_url, application=application, prepare=self._prepare)
+        """As ``Worker.open``."""
+        super().open()
+        assert self._engine is not None
         self._applier = MemberApplier(self._pipeline, self.consumer, self._engine)
         for shard in self._shards:
             ick = self._icks[shard] = Reservations(
                 self._client,
-                ick_shard_keys(namespace, shard).name,
+                ick_shard_keys(self._pipeline.namespace, shard).name,
                 holder=self._holder,
                 size=self.consumer.batch,
             )
             # After a connection that failed, what we hold is still ours.
             ick.holder = self._identities.setdefault(shard, ick.holder)
             self._patience[shard] = Patience(PATIENCE_S)
-        self._rest_until, self._halted, self._passed, self._pass_at = {}, set(), {}, 0.0
+        self._halted, self._passed, self._pass_at = set(), {}, 0.0
 
     def close(self) -> None:
-        """Closes the connections; a batch under way is rolled back, and comes again."""
-        if self._engine is not None:
-            self._engine.dispose()
-        if self._client is not None:
-            self._client.close()
-        self._engine = self._client = self._applier = None
+        """As ``Worker.close``."""
+        super().close()
+        self._applier = None
 
     def round(self, block_ms: int | None = None) -> Consumed:
         """Waits for members, ``block_ms`` at the longest, and takes a turn at each shard that has some.
@@ -263,11 +218,7 @@ class MemberWorker(Worker):
         self._halted.discard(shard)
         if delivered.halted is not None:
             self._halted.add(shard)
-            # Not the reason: it may hold what the handler said of a payload.
-            log.error(
-                "shard halted, see penstock status", consumer=self.consumer.name, shard=str(shard)
-            )
-            self._rest_until[shard] = monotonic() + HALTED_PAUSE_S
+            self._rest_halted(shard)
         elif delivered.position is None:
             self._rest_until[shard] = monotonic() + BUSY_PAUSE_S
 
