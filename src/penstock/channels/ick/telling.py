@@ -11,11 +11,10 @@ from typing import Any
 import redis
 
 from penstock.channels.ick import operations
-from penstock.channels.log import Appended, Behind, FencedOff, Foreign, Reply
+from penstock.channels.log import Reply, reply_of
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.scripts import Argument, Call, script
 from penstock.channels.server import RedisClient, answering, translated
-from penstock.errors import ForeignLog
 from penstock.records import Epoch, Offset, Record, ShardName
 
 MICROSECONDS = 1_000_000
@@ -88,19 +87,10 @@ def tell_each(client: RedisClient, namespace: str, folds: Sequence[Fold]) -> lis
     return [_reply(reply, each.shard) for reply, each in zip(replies, folds, strict=True)]
 
 
-def _reply(reply: Any, shard: ShardName) -> Reply:
-    _check(reply, f"marking in {shard}")
-    match reply:
-        case [b"appended", int(tail), int(added)]:
-            return Appended(Offset(tail), added)
-        case [b"behind", int(tail)]:
-            return Behind(Offset(tail))
-        case [b"fenced", int(epoch)]:
-            return FencedOff(Epoch(epoch))
-        case [b"foreign", int(offset), bytes(record_id)]:
-            return Foreign(Offset(offset), record_id.decode())
-        case _:
-            raise ForeignLog(f"marking in {shard}: the script answered something unknown")
+def _reply(answer: Any, shard: ShardName) -> Reply:
+    what = f"marking in {shard}"
+    _check(answer, what)
+    return reply_of(answer, what)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from penstock.channels.log.appending import (
     Reply,
     append_ahead,
     append_each,
+    reply_of,
 )
 from penstock.channels.log.log import (
     POLL_S,
@@ -43,5 +44,6 @@ __all__ = [
     "last_offsets",
     "read",
     "read_newest",
+    "reply_of",
     "wait",
 ]

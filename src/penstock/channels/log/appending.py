@@ -94,7 +94,7 @@ def append_each(client: RedisClient, namespace: str, batches: Sequence[Batch]) -
     calls = [_call(namespace, batch) for batch in batches]
     with answering(f"appending to {', '.join(str(batch.shard) for batch in batches)}"):
         replies = script("log/append").call_each(client, calls)
-    return [_reply(reply, batch) for reply, batch in zip(replies, batches, strict=True)]
+    return [reply_of(reply, _doing(batch)) for reply, batch in zip(replies, batches, strict=True)]
 
 
 def append_ahead(
@@ -115,12 +115,12 @@ def append_ahead(
 
         def taken() -> tuple[Batch, Reply]:
             batch = under_way.popleft()
-            with answering(f"appending to {batch.shard}"):
+            with answering(_doing(batch)):
                 answer = calls.reply()
-            return batch, _reply(answer, batch)
+            return batch, reply_of(answer, _doing(batch))
 
         for batch in batches:
-            with answering(f"appending to {batch.shard}"):
+            with answering(_doing(batch)):
                 calls.send(_call(namespace, batch))
             under_way.append(batch)
             if len(under_way) > AHEAD:
@@ -135,10 +135,21 @@ def _call(namespace: str, batch: Batch) -> Call:
     return Call((keys.stream, keys.epoch), [*head, *batch.arguments])
 
 
-def _reply(reply: Any, batch: Batch) -> Reply:
-    if isinstance(reply, redis.RedisError):
-        raise translated(reply, f"appending to {batch.shard}") from reply
-    match reply:
+def _doing(batch: Batch) -> str:
+    return f"appending to {batch.shard}"
+
+
+def reply_of(answer: Any, what: str) -> Reply:
+    """What a script answered that compares and appends, or marks.
+
+    Raises:
+        ServerUnavailable: It could not run.
+        AppendRefused: Redis does not take writes.
+        ForeignLog: A key holds another type, or the answer is not one of the four.
+    """
+    if isinstance(answer, redis.RedisError):
+        raise translated(answer, what) from answer
+    match answer:
         case [b"appended", int(tail), int(added)]:
             return Appended(Offset(tail), added)
         case [b"behind", int(tail)]:
@@ -148,4 +159,4 @@ def _reply(reply: Any, batch: Batch) -> Reply:
         case [b"foreign", int(offset), bytes(record_id)]:
             return Foreign(Offset(offset), record_id.decode())
         case _:
-            raise ForeignLog(f"appending to {batch.shard}: the script answered something unknown")
+            raise ForeignLog(f"{what}: the script answered something unknown")

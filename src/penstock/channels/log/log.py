@@ -5,7 +5,7 @@ arithmetic with them.  What a reader asks for and the log no longer has is visib
 silence (``Record.offset`` of the first record read).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
@@ -45,12 +45,10 @@ def extents(
         ServerUnavailable: Redis does not answer.
         ForeignLog: A key holds another type, or entries that are not ours.
     """
-    pipeline = client.pipeline(transaction=False)
-    for shard in shards:
-        pipeline.xinfo_stream(log_keys(namespace, shard).stream)
-    with answering("looking at the log"):
-        replies = pipeline.execute(raise_on_error=False)
-    return {shard: _extent(reply, shard) for shard, reply in zip(shards, replies, strict=True)}
+    return {
+        shard: Extent(Offset(1), BEGINNING, 0) if found is None else _extent(found, shard)
+        for shard, found in _streams(client, namespace, shards)
+    }
 
 
 def last_offsets(
@@ -62,35 +60,37 @@ def last_offsets(
         ServerUnavailable: Redis does not answer.
         ForeignLog: A key holds another type.
     """
+    return {
+        shard: BEGINNING
+        if found is None
+        else Offset(int(found["last-generated-id"].partition(b"-")[0]))
+        for shard, found in _streams(client, namespace, shards)
+    }
+
+
+def _streams(
+    client: RedisClient, namespace: str, shards: Sequence[ShardName]
+) -> Iterator[tuple[ShardName, Any]]:
+    """What Redis says of each shard's stream; None of one that is not there."""
     pipeline = client.pipeline(transaction=False)
     for shard in shards:
         pipeline.xinfo_stream(log_keys(namespace, shard).stream)
     with answering("looking at the log"):
         replies = pipeline.execute(raise_on_error=False)
-    found = {}
     for shard, reply in zip(shards, replies, strict=True):
-        if _no_stream(reply):
-            found[shard] = BEGINNING
+        if isinstance(reply, redis.ResponseError) and "no such key" in str(reply):
+            yield shard, None
         elif isinstance(reply, redis.RedisError):
             raise translated(reply, f"looking at {shard}") from reply
         else:
-            found[shard] = Offset(int(reply["last-generated-id"].partition(b"-")[0]))
-    return found
+            yield shard, reply
 
 
-def _no_stream(reply: Any) -> bool:
-    return isinstance(reply, redis.ResponseError) and "no such key" in str(reply)
-
-
-def _extent(reply: Any, shard: ShardName) -> Extent:
-    if _no_stream(reply):
-        return Extent(Offset(1), BEGINNING, 0)
-    if isinstance(reply, redis.RedisError):
-        raise translated(reply, f"looking at {shard}") from reply
-    tail = offset_of(reply["last-generated-id"], shard)
-    oldest = reply["first-entry"]
+def _extent(found: Any, shard: ShardName) -> Extent:
+    tail = offset_of(found["last-generated-id"], shard)
+    oldest = found["first-entry"]
     return Extent(
-        offset_of(oldest[0], shard) if oldest else Offset(tail + 1), tail, reply["length"]
+        offset_of(oldest[0], shard) if oldest else Offset(tail + 1), tail, found["length"]
     )
 
 
