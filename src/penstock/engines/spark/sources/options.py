@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +17,10 @@ _NUMBERS = {-2: EARLIEST, -1: LATEST}
 Where = Literal["earliest", "latest"] | dict[int, Offset | Literal["earliest", "latest"]]
 """Where to begin or to end: a word for all shards, or for each shard an offset or a word."""
 
-KNOWN = {  # the last two are Spark's own, and reach us with ours
+SPARKS_OWN = {"checkpointlocation", "path"}
+"""Options that are meant for Spark, and reach us with ours."""
+
+KNOWN = {
     "channel",
     "shards",
     "startingoffsets",
@@ -26,8 +29,6 @@ KNOWN = {  # the last two are Spark's own, and reach us with ours
     "minpartitions",
     "failondataloss",
     "beginsat",
-    "checkpointlocation",
-    "path",
     "namespace",
     "schema",
     "redisurl",
@@ -76,10 +77,7 @@ class Options:
             InvalidSetting: One is unknown, missing, or cannot be what it is.
             InvalidName: The channel, the schema or the namespace breaks the rule for names.
         """
-        options = {str(name).lower(): str(value) for name, value in given.items()}
-        unknown = sorted(set(options) - KNOWN)
-        if unknown:
-            raise InvalidSetting(f"{source}: there is no option {unknown[0]!r}")
+        options = known_options(source, given, KNOWN)
         if "channel" not in options:
             raise InvalidSetting(f"{source}: option channel is missing: the name of the channel")
         if streaming and "endingoffsets" in options:
@@ -120,6 +118,19 @@ class Options:
     def knows_database(self) -> bool:
         """Whether there is a Postgres to ask."""
         return bool(self.database_url or os.environ.get("PENSTOCK_DATABASE_URL"))
+
+
+def known_options(source: str, given: Mapping[str, Any], known: Collection[str]) -> dict[str, str]:
+    """The options as Spark hands them over, their names in small letters, as Spark takes no notice of capitals.
+
+    Raises:
+        InvalidSetting: One is unknown.
+    """
+    options = {str(name).lower(): str(value) for name, value in given.items()}
+    unknown = sorted(set(options).difference(known, SPARKS_OWN))
+    if unknown:
+        raise InvalidSetting(f"{source}: there is no option {unknown[0]!r}")
+    return options
 
 
 def database_url(source: str, given: str | None) -> str:

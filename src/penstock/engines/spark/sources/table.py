@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from penstock.engines.spark.sources.connections import arrow, postgres, warm
 from penstock.engines.spark.sources.narrowing import condition_of
-from penstock.engines.spark.sources.options import database_url, whole_number
+from penstock.engines.spark.sources.options import database_url, known_options, whole_number
 from penstock.errors import InvalidSetting, SnapshotLost, Unknown
 from penstock.postgres import answering
 
@@ -100,10 +100,7 @@ class _Relation:
             Unknown: There is no such table or column.
             ServerUnavailable: Postgres does not answer.
         """
-        options = {str(name).lower(): str(value) for name, value in given.items()}
-        unknown = sorted(set(options) - KNOWN - {"path"})
-        if unknown:
-            raise InvalidSetting(f"penstock.table: there is no option {unknown[0]!r}")
+        options = known_options("penstock.table", given, KNOWN)
         if ("table" in options) == ("query" in options):
             raise InvalidSetting("penstock.table: give one of the options table and query")
         table = _quoted(options["table"]) if "table" in options else None

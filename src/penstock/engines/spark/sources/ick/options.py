@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.channels.routing import ick_shard_keys
 from penstock.declarations import checked_name, checked_schema
-from penstock.engines.spark.sources.options import redis_url, whole_number
+from penstock.engines.spark.sources.options import known_options, redis_url, whole_number
 from penstock.engines.spark.sources.shards import number_of_shards
 from penstock.errors import InvalidSetting
 from penstock.records import Shard, ShardName
@@ -20,14 +20,12 @@ MEMBERS_A_SHARD = 500
 PATIENCE_S = 30
 """How long another's reservation may stand still before it is taken over, by default."""
 
-KNOWN = {  # the last two are Spark's own, and reach us with ours
+KNOWN = {
     "channel",
     "key",
     "shards",
     "maxmemberspertrigger",
     "patienceseconds",
-    "checkpointlocation",
-    "path",
     "namespace",
     "schema",
     "redisurl",
@@ -71,10 +69,7 @@ class IckOptions:
             InvalidSetting: One is unknown, missing, or cannot be what it is.
             InvalidName: The channel, the schema or the namespace breaks the rule for names.
         """
-        options = {str(name).lower(): str(value) for name, value in given.items()}
-        unknown = sorted(set(options) - KNOWN)
-        if unknown:
-            raise InvalidSetting(f"{SOURCE}: there is no option {unknown[0]!r}")
+        options = known_options(SOURCE, given, KNOWN)
         if ("channel" in options) == ("key" in options):
             raise InvalidSetting(
                 f"{SOURCE}: give option channel, the name of a pipeline's Ick, or key, the name of any other"
