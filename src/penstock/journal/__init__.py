@@ -3,11 +3,11 @@
 The sequencer alone writes the journal.  Where it ends is the truth about a shard; a log that goes on beyond it, or that
 holds another record at its end, tells of commits that Postgres has lost.
 
-    reading    which shards there are, where they end, which record is at an offset
+    reading    which shards there are, where they end, which record is at an offset, which have none
     past       the comparison with Redis: before a streamer's first tick, before a consumer's first record
 """
 
 from penstock.journal.past import check_past, check_tails, examine_past
-from penstock.journal.reading import known_shards, tails_of
+from penstock.journal.reading import known_shards, overlooked, tails_of
 
-__all__ = ["check_past", "check_tails", "examine_past", "known_shards", "tails_of"]
+__all__ = ["check_past", "check_tails", "examine_past", "known_shards", "overlooked", "tails_of"]

@@ -25,6 +25,35 @@ class Remembered:
         return self.id == record.id and self.staged_us in (None, record.staged_us)
 
 
+@dataclass(frozen=True, slots=True)
+class Overlooked:
+    """Records of a shard that the sequencer has passed over: nothing will give them an offset.
+
+    Attributes:
+        shard: Where they belong.
+        count: How many.
+        first: The lowest number of them.
+    """
+
+    shard: ShardName
+    count: int
+    first: RecordId
+
+
+def overlooked(connection: Connection, schema: str = DEFAULT_SCHEMA) -> list[Overlooked]:
+    """Records that the last tick has seen, and that have no offset.
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+    """
+    with answering("looking for overlooked records"):
+        rows = connection.execute(statements("penstock.journal", schema)["overlooked"]).fetchall()
+    return [
+        Overlooked(ShardName(channel, Shard(shard)), count, first)
+        for channel, shard, count, first in rows
+    ]
+
+
 def tails_of(connection: Connection, schema: str = DEFAULT_SCHEMA) -> dict[ShardName, Offset]:
     """The newest offset of every shard that the journal names.
 

@@ -91,3 +91,23 @@ FROM unnest(%(channels)s::text[], %(shards)s::int[], %(offsets)s::bigint[]) AS p
          ) e
      ) r
      LEFT JOIN {schema}.staged_records s ON s.id = r.id;
+
+-- :name overlooked
+-- Records that the last tick has seen and that no row of the journal names.  One snapshot sees a tick and its journal
+-- together, and retention removes a journal row and the records it names together.
+WITH named AS MATERIALIZED (
+    SELECT unnest(record_ids) AS id
+    FROM {schema}.journal
+),
+last AS (
+    SELECT snapshot
+    FROM {schema}.ticks
+    ORDER BY tick DESC
+    LIMIT 1
+)
+SELECT r.channel, r.shard, count(*), min(r.id)
+FROM {schema}.staged_records r, last
+WHERE pg_visible_in_snapshot(r.xid, last.snapshot)
+  AND NOT EXISTS (SELECT FROM named WHERE named.id = r.id)
+GROUP BY r.channel, r.shard
+ORDER BY r.channel, r.shard;

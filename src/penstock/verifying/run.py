@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Protocol
 
 from penstock.channels.server import RedisClient
-from penstock.journal import known_shards
+from penstock.journal import known_shards, overlooked
 from penstock.postgres import Connection, answering
 from penstock.records import ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
@@ -143,19 +143,16 @@ def _places(connection: Connection, schema: str, records: set[int]) -> dict[int,
 
 
 def _overlooked(connection: Connection, schema: str) -> list[Found]:
-    """Records that the last tick has seen, and that have no offset."""
-    with answering("looking for overlooked records"):
-        rows = connection.execute(statements("penstock.verifying", schema)["overlooked"]).fetchall()
     return [
         Found(
             Fault.OVERLOOKED,
             "staged",
-            channel,
-            shard,
+            each.shard.channel,
+            each.shard.shard,
             0,
-            count,
-            record,
-            f"{count:,} records were committed before the last tick and have no offset; the first is record {record}",
+            each.count,
+            each.first,
+            f"{each.count:,} records were committed before the last tick and have no offset; the first is record {each.first}",
         )
-        for channel, shard, count, record in rows
+        for each in overlooked(connection, schema)
     ]

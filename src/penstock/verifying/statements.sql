@@ -81,23 +81,3 @@ FROM {schema}.journal j,
      LATERAL unnest(j.record_ids) WITH ORDINALITY AS n (id, position)
 WHERE n.id = ANY (%(records)s::bigint[])
 ORDER BY n.id, j.channel, j.shard, 4;
-
--- :name overlooked
--- Records that the last tick has seen and that no row of the journal names.  One snapshot sees a tick and its journal
--- together, and retention removes a journal row and the records it names together.
-WITH named AS MATERIALIZED (
-    SELECT unnest(record_ids) AS id
-    FROM {schema}.journal
-),
-last AS (
-    SELECT snapshot
-    FROM {schema}.ticks
-    ORDER BY tick DESC
-    LIMIT 1
-)
-SELECT r.channel, r.shard, count(*), min(r.id)
-FROM {schema}.staged_records r, last
-WHERE pg_visible_in_snapshot(r.xid, last.snapshot)
-  AND NOT EXISTS (SELECT FROM named WHERE named.id = r.id)
-GROUP BY r.channel, r.shard
-ORDER BY r.channel, r.shard;

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol
 
 from penstock.channels.server import RedisClient
+from penstock.operating.status import Status, status
 from penstock.pipeline import Pipeline
 from penstock.postgres import Connection
 from penstock.records import ShardName
@@ -31,7 +33,7 @@ class Finding:
     unreachable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Examined:
     """What is examined.
 
@@ -52,6 +54,21 @@ class Examined:
     namespace: str
     shards: tuple[ShardName, ...] = ()
     prepare: bool = True
+
+    @cached_property
+    def status(self) -> Status:
+        """How far everything is.
+
+        Raises:
+            ServerUnavailable: Postgres or Redis does not answer.
+        """
+        return status(
+            self.connection,
+            self.client,
+            self.pipeline,
+            schema=self.schema,
+            namespace=self.namespace,
+        )
 
 
 class Check(Protocol):

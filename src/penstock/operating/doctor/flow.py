@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from penstock.journal import overlooked
 from penstock.operating.doctor.finding import Check, Examined, Finding, age
 from penstock.operating.initialise import shipped_revision
-from penstock.operating.status import Status, status
+from penstock.operating.status import Status
 from penstock.statements import statements
 from penstock.streaming.sequencer import check_identity_cache
 
@@ -103,10 +104,9 @@ def identity(examined: Examined) -> Iterator[Finding]:
 
 def missed(examined: Examined) -> Iterator[Finding]:
     """Has the sequencer passed over a record?"""
-    [(count, first)] = examined.connection.execute(
-        statements(__package__, examined.schema)["missed"]
-    ).fetchall()
-    if count:
+    found = overlooked(examined.connection, examined.schema)
+    if found:
+        count, first = sum(each.count for each in found), min(each.first for each in found)
         yield Finding(
             "missed records",
             "error",
@@ -200,13 +200,7 @@ def _channels(examined: Examined) -> Iterator[Finding]:
 
 def consumers(examined: Examined) -> Iterator[Finding]:
     """Do they move, and is there any that nobody knows?"""
-    found = status(
-        examined.connection,
-        examined.client,
-        examined.pipeline,
-        schema=examined.schema,
-        namespace=examined.namespace,
-    )
+    found = examined.status
     findings = [
         *_streaming(found),
         *_halted(found),

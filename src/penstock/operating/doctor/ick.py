@@ -1,29 +1,20 @@
-"""Icks: are they whole, there to stay, and does anybody do what is dirty?"""
+"""Icks: are they whole, and does anybody do what is dirty?"""
 
 from collections.abc import Iterator
 
 from penstock.channels.ick import Damage, repair
-from penstock.channels.ick.operations import five
 from penstock.channels.routing import ick_shard_keys
-from penstock.channels.server import answering
 from penstock.errors import DamagedIck
 from penstock.operating.doctor.finding import Check, Examined, Finding, age
-from penstock.operating.status import ChannelStatus, status
+from penstock.operating.status import ChannelStatus
 from penstock.records import Shard, ShardName
 
 SLOW_S = 60.0
 
 
 def icks(examined: Examined) -> Iterator[Finding]:
-    """Whole, without a time to live, and worked on."""
-    found = status(
-        examined.connection,
-        examined.client,
-        examined.pipeline,
-        schema=examined.schema,
-        namespace=examined.namespace,
-    )
-    channels = [channel for channel in found.channels if channel.kind == "ick"]
+    """Whole, and worked on."""
+    channels = [channel for channel in examined.status.channels if channel.kind == "ick"]
     findings = [finding for channel in channels for finding in _looked_at(examined, channel)]
     yield from findings
     if channels and not findings:
@@ -35,9 +26,7 @@ def icks(examined: Examined) -> Iterator[Finding]:
 
 def _looked_at(examined: Examined, channel: ChannelStatus) -> Iterator[Finding]:
     for each in channel.shards:
-        shard = ShardName(channel.channel, Shard(each.shard))
-        yield from _damaged(examined, shard)
-        yield from _mortal(examined, shard)
+        yield from _damaged(examined, ShardName(channel.channel, Shard(each.shard)))
     yield from _waiting(channel)
 
 
@@ -55,21 +44,6 @@ def _damaged(examined: Examined, shard: ShardName) -> Iterator[Finding]:
 
 def _in_words(damages: list[Damage]) -> str:
     return "; ".join(f"{damage.key}: found {damage.found}" for damage in damages)
-
-
-def _mortal(examined: Examined, shard: ShardName) -> Iterator[Finding]:
-    keys = ick_shard_keys(examined.namespace, shard)
-    names = (*five(keys.ick), keys.passage)
-    pipeline = examined.client.pipeline(transaction=False)
-    for name in names:
-        pipeline.pttl(name)
-    with answering("looking at the keys"):
-        lives = pipeline.execute()
-    for name, life in zip(names, lives, strict=True):
-        if life >= 0:
-            yield Finding(
-                "keys", "error", f"{name} has a time to live, and will vanish", f"PERSIST {name}"
-            )
 
 
 def _waiting(channel: ChannelStatus) -> Iterator[Finding]:

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from penstock.channels.ick.operations import five
 from penstock.channels.log import extents, read, read_newest
-from penstock.channels.routing import log_keys
+from penstock.channels.routing import ick_shard_keys, log_keys
 from penstock.channels.server import answering, check_eviction, info_text
 from penstock.errors import ForeignLog, UnsafeSetting
 from penstock.journal import examine_past
@@ -128,15 +129,13 @@ def past(examined: Examined) -> Iterator[Finding]:
 
 def keys(examined: Examined) -> Iterator[Finding]:
     """Are the keys of all shards ours, and there to stay?"""
-    names = {shard: log_keys(examined.namespace, shard) for shard in examined.shards}
+    names = [name for shard in examined.shards for name in _all_keys(examined.namespace, shard)]
     pipeline = examined.client.pipeline(transaction=False)
-    for found in names.values():
-        pipeline.pttl(found.stream)
-        pipeline.pttl(found.epoch)
+    for name in names:
+        pipeline.pttl(name)
     with answering("looking at the keys"):
         lives = pipeline.execute()
-    every = [name for found in names.values() for name in (found.stream, found.epoch)]
-    mortal = [name for name, life in zip(every, lives, strict=True) if life >= 0]
+    mortal = [name for name, life in zip(names, lives, strict=True) if life >= 0]
     for name in mortal:
         yield Finding(
             "keys", "error", f"{name} has a time to live, and will vanish", f"PERSIST {name}"
@@ -145,8 +144,14 @@ def keys(examined: Examined) -> Iterator[Finding]:
     yield from foreign
     if not mortal and not foreign:
         yield Finding(
-            "keys", "ok", f"those of {len(names)} shards are ours, without a time to live"
+            "keys", "ok", f"those of {len(examined.shards)} shards are ours, without a time to live"
         )
+
+
+def _all_keys(namespace: str, shard: ShardName) -> tuple[str, ...]:
+    """Those that a shard of any kind has."""
+    found = ick_shard_keys(namespace, shard)
+    return (found.log.stream, found.log.epoch, found.passage, *five(found.ick))
 
 
 def _foreign(examined: Examined, shard: ShardName) -> Iterator[Finding]:

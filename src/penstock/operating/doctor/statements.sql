@@ -37,23 +37,6 @@ FROM {schema}.alembic_version;
 SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence(%(table)s, 'id')::regclass), 0),
        coalesce((SELECT max(last_offset) FROM {schema}.journal), 0);
 
--- :name missed
--- Records that the last tick has seen and that no journal row names.
-WITH named AS MATERIALIZED (
-    SELECT unnest(record_ids) AS id
-    FROM {schema}.journal
-),
-last AS (
-    SELECT snapshot
-    FROM {schema}.ticks
-    ORDER BY tick DESC
-    LIMIT 1
-)
-SELECT count(*), min(r.id)
-FROM {schema}.staged_records r, last
-WHERE pg_visible_in_snapshot(r.xid, last.snapshot)
-  AND NOT EXISTS (SELECT FROM named WHERE named.id = r.id);
-
 -- :name holes
 -- Journal rows that do not follow the one before.
 SELECT channel, shard, count(*), min(first_offset)
