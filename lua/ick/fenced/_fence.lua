@@ -26,6 +26,16 @@ local function stands(number_, request_)
   return request_ ~= "" and standing.request == request_ and standing.number == number_
 end
 
+-- Members are done, and no longer held: all of them, or those in ARGV from `first` on.
+local function commit(whole, first)
+  if whole then
+    local members = redis.call("ZCARD", held)
+    redis.call("DEL", held)
+    return members
+  end
+  return sliced(ARGV, first, function(...) return redis.call("ZREM", held, ...) end)
+end
+
 local function describe(word)
   return {word, standing.number, standing.request, standing.holder, standing.pulse}
 end

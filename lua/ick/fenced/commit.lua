@@ -10,8 +10,6 @@
 if not stands(number, request) then
   return describe("superseded")
 end
-local members = sliced(ARGV, done, function(...)
-  return redis.call("ZREM", held, ...)
-end)
+local members = commit(false, done)
 redis.call("HINCRBY", fence, "pulse", 1)
 return {"committed", members}

@@ -32,13 +32,8 @@ end
 local committed = 0
 if follows == 0 then
   fold(held, dirty, redis.call("ZCARD", held))
-elseif all == 1 then
-  committed = redis.call("ZCARD", held)
-  redis.call("DEL", held)
 else
-  committed = sliced(ARGV, done, function(...)
-    return redis.call("ZREM", held, ...)
-  end)
+  committed = commit(all == 1, done)
 end
 
 -- Nothing to give and nothing given back: the reservation stays, and a consumer that waits writes nothing.

@@ -9,15 +9,7 @@
 if not stands(number, request) then
   return describe("superseded")
 end
-local committed = 0
-if all == 1 then
-  committed = redis.call("ZCARD", held)
-  redis.call("DEL", held)
-else
-  committed = sliced(ARGV, done, function(...)
-    return redis.call("ZREM", held, ...)
-  end)
-end
+local committed = commit(all == 1, done)
 local returned = redis.call("ZCARD", held)
 if not format and returned > 0 then
   redis.call("SET", version, FORMAT)
