@@ -74,3 +74,12 @@ def test_the_cases_can_be_listed_without_measuring() -> None:
     names = [case["case"] for case in json.loads(done.stdout)]
     assert names
     assert all(name.startswith("drain-") for name in names)
+
+
+def test_the_name_of_a_case_means_that_case_alone() -> None:
+    done = bench("--list", "--only", "stage-orm-100", "--only", "stage-core-1000", "--json")
+
+    assert [case["case"] for case in json.loads(done.stdout)] == [
+        "stage-orm-100",
+        "stage-core-1000",
+    ]

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -114,14 +115,15 @@ class Plant:
         """A client."""
         return connect_redis(self.redis_url)
 
-    def database(self, name: str) -> str:
-        """URL of a database with Penstock's tables and the application's; made at the first use."""
+    def database(self, name: str, fill: Callable[[Connection], None] = lambda _: None) -> str:
+        """URL of a database with Penstock's tables and the application's; made, and filled, at the first use."""
         self._start()
         if name not in self._databases:
             url = self.servers.postgres.create_database(name)
             initialise(url)
             with self.postgres(url) as connection:
                 connection.execute(TABLES)
+                fill(connection)
             self._databases[name] = url
         return self._databases[name]
 
@@ -130,13 +132,10 @@ class Plant:
 
         A backlog of nothing is a fresh start.
         """
-        is_new = backlog.database not in self._databases
-        url = self.database(backlog.database)
+        url = self.database(backlog.database, lambda connection: fill(connection, backlog))
         with self.postgres(url) as connection:
             if not backlog.records:
                 connection.execute("TRUNCATE penstock.staged_records, bench.totals")
-            elif is_new:
-                fill(connection, backlog)
             _unsequence(connection)
         self.empty_redis()
         return url

@@ -25,7 +25,7 @@ def _case(plant: Plant, backlog: Backlog) -> Case:
         name=f"drain-{backlog.payload_bytes}b-{backlog.shards}",
         unit="records/s",
         sentence=f"the streamer empties a backlog: payloads of {backlog.payload_bytes} bytes, {backlog.shards} shards",
-        ours=lambda: _drained(plant, backlog),
+        ours=lambda: drained(plant, backlog, plant.staged(backlog)),
         limits={
             "select": lambda: limits.select(plant, backlog),
             "xadd": lambda: limits.append(plant, backlog),
@@ -34,8 +34,12 @@ def _case(plant: Plant, backlog: Backlog) -> Case:
     )
 
 
-def _drained(plant: Plant, backlog: Backlog) -> Sample:
-    database_url = plant.staged(backlog)
+def drained(plant: Plant, backlog: Backlog, database_url: str) -> Sample:
+    """Records a second of one streamer that empties what is staged there.
+
+    Raises:
+        NotMeasured: It published another number of records.
+    """
     began = perf_counter()
     published = drain(backlog, database_url, plant.redis_url)
     took = perf_counter() - began

@@ -1,11 +1,11 @@
 """What must not make the streamer slower: records that are kept, and a transaction that stays open."""
 
-from time import perf_counter
-
 from penstock.bench.application import CHANNEL
-from penstock.bench.measuring import Case, NotMeasured, Sample
-from penstock.bench.plant import Backlog, Plant, Scale, drain, fill
+from penstock.bench.cases.draining import drained
+from penstock.bench.measuring import Case, Sample
+from penstock.bench.plant import Backlog, Plant, Scale, fill
 from penstock.channels.routing import log_keys
+from penstock.postgres import Connection
 from penstock.streaming import tick
 
 KEPT = (10_000, 100_000, 1_000_000, 10_000_000)
@@ -43,29 +43,22 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
 
 
 def _fresh(plant: Plant, backlog: Backlog) -> Sample:
-    return _timed(plant, backlog, plant.staged(backlog))
-
-
-def _timed(plant: Plant, backlog: Backlog, database_url: str) -> Sample:
-    began = perf_counter()
-    published = drain(backlog, database_url, plant.redis_url)
-    took = perf_counter() - began
-    if published != backlog.records:
-        raise NotMeasured(f"{published} of {backlog.records} records were published")
-    return {"": published / took}
+    return drained(plant, backlog, plant.staged(backlog))
 
 
 def _on_top(plant: Plant, backlog: Backlog, kept: int) -> Sample:
     """The kept ones are in Postgres and its journal; Redis has evicted them."""
-    url = plant.database(f"kept_{kept}")
+
+    def fill_kept(connection: Connection) -> None:
+        fill(connection, Backlog(kept, backlog.payload_bytes, backlog.shards))
+        tick(connection)
+
+    url = plant.database(f"kept_{kept}", fill_kept)
     plant.empty_redis()
     with plant.postgres(url) as connection:
-        if connection.execute("SELECT FROM penstock.staged_records LIMIT 1").fetchone() is None:
-            fill(connection, Backlog(kept, backlog.payload_bytes, backlog.shards))
-            tick(connection)
         _evict(plant, url)
         fill(connection, backlog)
-    return _timed(plant, backlog, url)
+    return drained(plant, backlog, url)
 
 
 def _evict(plant: Plant, database_url: str) -> None:
@@ -90,4 +83,4 @@ def _while_open(plant: Plant, backlog: Backlog) -> Sample:
         busy.execute("SET synchronous_commit = off")
         for _ in range(CHURN):
             busy.execute("SELECT pg_current_xact_id()")
-        return _timed(plant, backlog, url)
+        return drained(plant, backlog, url)

@@ -28,7 +28,7 @@ def bench(
         list[str] | None,
         typer.Option(
             metavar="CASE",
-            help="Measure only this case, or those whose names begin with it; may be repeated.",
+            help="Measure only this case; of a name that no case has, those that begin with it; may be repeated.",
         ),
     ] = None,
     quick: Annotated[
@@ -80,10 +80,20 @@ def bench(
 
 def _chosen(cases: "list[Case]", only: list[str]) -> "list[Case]":
     names = [case.name for case in cases]
-    for wanted in only:
-        if not any(name.startswith(wanted) for name in names):
-            raise Unknown(f"no case {wanted}; there are: {', '.join(names)}")
-    return [case for case in cases if not only or any(case.name.startswith(w) for w in only)]
+    wanted = {name for word in only for name in _meant(word, names)}
+    return [case for case in cases if not only or case.name in wanted]
+
+
+def _meant(word: str, names: list[str]) -> list[str]:
+    """The case of that name; if there is none, those whose names begin so.
+
+    Raises:
+        Unknown: Neither.
+    """
+    found = [word] if word in names else [name for name in names if name.startswith(word)]
+    if not found:
+        raise Unknown(f"no case {word}; there are: {', '.join(names)}")
+    return found
 
 
 def _list(cases: "list[Case]", *, json: bool) -> None:
