@@ -83,3 +83,17 @@ def test_the_name_of_a_case_means_that_case_alone() -> None:
         "stage-orm-100",
         "stage-core-1000",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_engine_on_spark_stands_beside_the_inline_one_and_its_micro_batch_beside_sparks_own() -> (
+    None
+):
+    done = bench("--quick", "--json", "--only", "spark-drain", "--only", "spark-micro-batch")
+
+    assert done.returncode == 0, done.stderr
+    cases = {case["case"]: case for case in json.loads(done.stdout)["cases"]}
+    assert cases["spark-drain"]["limits"]["inline engine"]["value"] > 0
+    assert cases["spark-micro-batch"]["limits"]["rate to noop"]["value"] > 0
+    assert cases["spark-micro-batch-p99"]["value"] >= cases["spark-micro-batch"]["value"]

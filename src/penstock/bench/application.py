@@ -5,7 +5,7 @@ for ``--app``.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -39,6 +39,10 @@ _ADD_ALL = text("""
 """).bindparams(
     *(bindparam(name, type_=ARRAY(BigInteger)) for name in ("accounts", "movements", "cents"))
 )
+
+
+Handler = Callable[..., object]
+"""Of a consumer: given a session and a record, or records."""
 
 
 class Base(DeclarativeBase):
@@ -83,15 +87,20 @@ def total_each(session: Session, record: Record) -> None:
     session.execute(_ADD_EACH, {"account": record.data["account"], "cents": record.data["cents"]})
 
 
-@cache
-def pipeline_of(shards: int) -> Pipeline:
-    """The pipeline with so many shards, its rules and its consumers."""
+def pipeline_with(shards: int, around: Callable[[Handler], Handler]) -> Pipeline:
+    """A pipeline with so many shards, its rules and its consumers, and something around their handlers."""
     channel = Log(CHANNEL, shards=shards, keep=timedelta(days=1))
     pipeline = Pipeline([channel])
     pipeline.stages(Movement, to=channel, key="account", object="movement")
-    pipeline.consumer(reads=channel, name=BULK)(total_in_bulk)
-    pipeline.consumer(reads=channel, name=EACH, each=True)(total_each)
+    pipeline.consumer(reads=channel, name=BULK)(around(total_in_bulk))
+    pipeline.consumer(reads=channel, name=EACH, each=True)(around(total_each))
     return pipeline
+
+
+@cache
+def pipeline_of(shards: int) -> Pipeline:
+    """The pipeline with so many shards."""
+    return pipeline_with(shards, lambda handler: handler)
 
 
 one, four = pipeline_of(1), pipeline_of(4)

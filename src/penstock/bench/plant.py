@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -87,6 +88,8 @@ class Plant:
         self._databases: dict[str, str] = {}
         self._published: Backlog | None = None
         self._started = False
+        self.ends = ExitStack()
+        """What is to be ended before the servers are."""
 
     def __enter__(self) -> Self:
         return self
@@ -97,6 +100,7 @@ class Plant:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.ends.close()
         if self._started:
             self.servers.remove()
         shutil.rmtree(self._directory, ignore_errors=True)

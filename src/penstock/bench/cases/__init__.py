@@ -7,8 +7,8 @@ from penstock.bench.cases import (
     icks,
     latency,
     limits,
+    spark,
     staging,
-    tables,
 )
 from penstock.bench.measuring import Case
 from penstock.bench.plant import Backlog, Plant, Scale
@@ -24,7 +24,7 @@ def all_cases(plant: Plant, scale: Scale) -> list[Case]:
         *consuming.cases(plant, scale),
         *latency.cases(plant, scale),
         *icks.cases(plant, scale),
-        *tables.cases(plant, scale),
+        *spark.cases(plant, scale),
     ]
 
 

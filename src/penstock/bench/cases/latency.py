@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from penstock.bench import watching
-from penstock.bench.application import BULK, CHANNEL, pipeline_of
+from penstock.bench.application import BULK, CHANNEL
 from penstock.bench.cases import limits
 from penstock.bench.measuring import Case, NotMeasured, Sample, percentile
 from penstock.bench.peers import peers_of
@@ -14,11 +14,10 @@ SHARDS = 4
 LOADS = ((10, 1), (1_000, 1), (10_000, 10))
 """Records a second, and records a transaction."""
 
+SPARKS_LOAD, SPARKS_ROUNDS = (1_000, 1), 3
+
 KEPT_UP = 0.9
 """Share of the wanted rate below which a run says nothing."""
-
-LATE_S = 30.0
-"""How long the last records are waited for."""
 
 
 def cases(plant: Plant, scale: Scale) -> list[Case]:
@@ -31,7 +30,7 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
                 name=f"latency-{rate}",
                 unit="ms",
                 sentence=f"from a producer's BEGIN to the consumer's COMMIT, inline, {rate:,} records/s (p50, p99)",
-                ours=lambda load=load: _to_the_effect(plant, load),  # type: ignore[misc]  # bound now
+                ours=lambda load=load: _to_the_effect(plant, load, "inline"),  # type: ignore[misc]  # bound now
                 limits={"a commit": lambda: limits.commits(plant)},
                 better="less",
             )
@@ -49,12 +48,29 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
                 better="less",
             )
         )
-    return found
+    return [*found, _on_spark(plant, scale)]
 
 
-def _to_the_effect(plant: Plant, load: Load) -> Sample:
+def _on_spark(plant: Plant, scale: Scale) -> Case:
+    load = Load(*SPARKS_LOAD, seconds=scale.seconds)
+    return Case(
+        name=f"latency-spark-{load.rate}",
+        unit="ms",
+        sentence=f"from a producer's BEGIN to the consumer's COMMIT, on Spark in epochs, {load.rate:,} records/s (p50, p99)",
+        ours=lambda: _to_the_effect(plant, load, "spark"),
+        limits={
+            "inline engine": lambda: _to_the_effect(plant, load, "inline"),
+            "a commit": lambda: limits.commits(plant),
+        },
+        better="less",
+        slow=True,
+        rounds=min(scale.rounds, SPARKS_ROUNDS),
+    )
+
+
+def _to_the_effect(plant: Plant, load: Load, engine: watching.Engine) -> Sample:
     database_url = _fresh(plant)
-    with watching.effects(database_url, plant.redis_url, pipeline_of(SHARDS), [BULK]) as arrivals:
+    with watching.effects(engine, database_url, plant.redis_url, [BULK]) as arrivals:
         return _latencies(plant, database_url, load, arrivals)
 
 
@@ -62,7 +78,7 @@ def _to_the_log(plant: Plant, load: Load) -> Sample:
     database_url = _fresh(plant)
     streams = [f"penstock:{{{CHANNEL}/{shard}}}:log" for shard in range(SHARDS)]
     with (
-        watching.effects(database_url, plant.redis_url, pipeline_of(SHARDS), []),
+        watching.running("inline", database_url, plant.redis_url),
         watching.entries(plant.redis_url, streams) as arrivals,
     ):
         return _latencies(plant, database_url, load, arrivals)
@@ -83,7 +99,7 @@ def _latencies(
         raise NotMeasured(f"the producer came to {produced.rate:.0f} of {load.rate} records/s")
     missing = len(produced.began) - len(arrived)
     if missing:
-        raise NotMeasured(f"{missing} records did not arrive within {LATE_S:.0f} s")
+        raise NotMeasured(f"{missing} records did not arrive within {watching.LATE_S:.0f} s")
     # The first tenth warms up connections and prepared statements.
     counted = sorted(arrived)[len(arrived) // 10 :]
     took = [(arrived[number] - produced.began[number]) * 1000 for number in counted]

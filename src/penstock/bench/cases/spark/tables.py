@@ -1,19 +1,15 @@
 """Spark reads a table, and compares two: beside Postgres alone, and beside rows that go through Python one by one."""
 
-import os
 from collections.abc import Callable, Iterator
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.bench.application import one, total_in_bulk
+from penstock.bench.cases.spark.session import session, swallowed
 from penstock.bench.measuring import Case, NotMeasured, Sample
 from penstock.bench.plant import Plant, Scale
-from penstock.errors import JavaMissing
 from penstock.pipeline import Pipeline
 from penstock.postgres import Connection
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 ROWS_A_RECORD = 50
 """So that a full run reads a table of five million rows."""
@@ -72,7 +68,7 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
 
 def _read(plant: Plant, rows: int, read: Callable[[Plant, str], int]) -> Sample:
     url = _filled(plant, "trips", _TABLE, rows)
-    _spark()  # whoever reads: it is started, and at rest, while the others are measured
+    session(plant)  # whoever reads: it is started, and at rest, while the others are measured
     began = perf_counter()
     found = read(plant, url)
     took = perf_counter() - began
@@ -90,20 +86,11 @@ def _filled(plant: Plant, name: str, tables: str, rows: int) -> str:
     return plant.database(name, fill)
 
 
-def _by_penstock(_: Plant, url: str) -> int:
-    source = _spark().read.format("penstock.table").options(databaseUrl=url, table="bench.trips")
-    return _swallowed(source.load())
-
-
-def _swallowed(frame: "DataFrame") -> int:
-    """Reads all rows, and keeps none; gives their number."""
-    from pyspark.sql import Observation  # noqa: PLC0415  only Spark's cases need it
-    from pyspark.sql.functions import count, lit  # noqa: PLC0415  the same
-
-    seen = Observation()
-    counted = frame.observe(seen, count(lit(1)).alias("rows"))
-    counted.write.format("noop").mode("overwrite").save()
-    return int(seen.get["rows"])
+def _by_penstock(plant: Plant, url: str) -> int:
+    source = (
+        session(plant).read.format("penstock.table").options(databaseUrl=url, table="bench.trips")
+    )
+    return swallowed(source.load())
 
 
 def _by_copy(plant: Plant, url: str) -> int:
@@ -126,7 +113,7 @@ def _tuples(connection: Any, condition: str) -> Iterator[tuple[Any, ...]]:
         yield from cursor
 
 
-def _by_tuples_into_spark(_: Plant, url: str) -> int:
+def _by_tuples_into_spark(plant: Plant, url: str) -> int:
     from pyspark.sql.datasource import (  # noqa: PLC0415  only Spark's cases need it
         DataSource,
         DataSourceReader,
@@ -156,14 +143,14 @@ def _by_tuples_into_spark(_: Plant, url: str) -> int:
         def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002  Spark's
             return Reader()
 
-    spark = _spark()
+    spark = session(plant)
     spark.dataSource.register(Source)
-    return _swallowed(spark.read.format("bench.tuples").load())
+    return swallowed(spark.read.format("bench.tuples").load())
 
 
 def _compared(plant: Plant, keys: int, compare: Callable[[Plant, str], int]) -> Sample:
     url = _filled(plant, "compared", _TWO, keys)
-    _spark()
+    session(plant)
     began = perf_counter()
     found = compare(plant, url)
     took = perf_counter() - began
@@ -183,7 +170,7 @@ def _by_spark(plant: Plant, url: str) -> int:
         pipeline.reconciliation(of="state", state="bench.state", key="id")(
             lambda tables: tables("bench.canonical")
         )
-        comparer = SparkComparer(_spark(), url)
+        comparer = SparkComparer(session(plant), url)
         spec = pipeline.reconciliation_named("state")
         return comparer.compare(spec, snapshot, snapshot).total
 
@@ -192,19 +179,3 @@ def _by_join(plant: Plant, url: str) -> int:
     with plant.postgres(url) as connection:
         [(found,)] = connection.execute(_DIFFERENCES)
         return int(found)
-
-
-def _spark() -> "SparkSession":
-    """Spark on all cores: started once, and warm for every round but the first.
-
-    Raises:
-        NotMeasured: Spark or Java is not installed.
-    """
-    try:
-        from penstock.engines.spark.session import spark_session  # noqa: PLC0415  not everybody has it
-    except ModuleNotFoundError as error:
-        raise NotMeasured(f"{error.name} is not installed: penstock[spark]") from error
-    try:
-        return spark_session(os.cpu_count() or 1)
-    except JavaMissing as error:
-        raise NotMeasured(str(error)) from error

@@ -1,0 +1,34 @@
+"""A process that is ready before it is waited for, and ends with the pipe to it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+
+READY_S = 120.0
+END_S = 20.0
+
+
+@contextmanager
+def process(work: Callable[..., None], *arguments: Any) -> Iterator[Pipe]:
+    """A process that does ``work(pipe, *arguments)``, from when it has said that it is ready; gives our end of its pipe.
+
+    Raises:
+        TimeoutError: It did not get ready.
+    """
+    spawning = get_context("spawn")
+    ours, theirs = spawning.Pipe()
+    started = spawning.Process(target=work, args=(theirs, *arguments), daemon=True)
+    started.start()
+    theirs.close()
+    try:
+        if not ours.poll(READY_S):
+            raise TimeoutError("a process of the bench did not start")
+        ours.recv()
+        yield ours
+    finally:
+        ours.close()  # whoever still works is told by the end of the pipe
+        started.join(END_S)
+        if started.is_alive():
+            started.kill()

@@ -1,0 +1,42 @@
+"""What is known of other processes: when records arrived, and how far a backlog is done."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.bench import NotMeasured
+from penstock.bench.cases.spark.epochs import rate_of
+from penstock.bench.watching import arrivals
+
+
+def test_what_was_noted_is_told_and_half_a_line_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "arrivals"
+    monkeypatch.setenv(arrivals.FILE, str(path))
+    arrivals._file.cache_clear()
+    assert arrivals.noted(path) == {}
+
+    arrivals.note([1, 2])
+    arrivals.note([3])
+    with path.open("a") as file:
+        file.write("17.5 4")
+    arrivals._file.cache_clear()
+
+    found = arrivals.noted(path)
+    assert set(found) == {1, 2, 3}
+    assert found[1] == found[2] <= found[3]
+
+
+def test_a_rate_counts_from_the_first_sight_of_any_to_the_last_record() -> None:
+    seen = iter([0, 0, 100, 150, 200])
+
+    found = rate_of(lambda: next(seen), 200)
+
+    assert found[""] > 0
+    assert next(seen, None) is None
+
+
+def test_what_was_over_before_it_was_seen_is_not_measured() -> None:
+    with pytest.raises(NotMeasured):
+        rate_of(lambda: 200, 200)
