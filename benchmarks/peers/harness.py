@@ -8,7 +8,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from time import monotonic, perf_counter, sleep
 from typing import Any
@@ -50,9 +52,11 @@ class Peer:
     Attributes:
         create: Makes its tables, and takes away what an earlier run has left.
         fill: Copies the rows of ``penstock.staged_records``, in their order, as they would have been staged.
+        settle: What has happened to a backlog long before it is relayed, in a transaction of its own.
         stage: Writes ``%(ids)s``, ``%(keys)s`` and ``%(payloads)s``, arrays of one length, in one statement.
         relay: One pass: gives the number of records that it has moved.
         start: Starts what reads by itself; before the tables are filled, and in no figure.
+        serve: Starts what the relay cannot do without while there is a producer; a backlog needs it no longer.
     """
 
     create: str
@@ -60,6 +64,8 @@ class Peer:
     stage: str
     relay: Callable[[Connection, "redis.Redis[bytes]"], int]
     start: Callable[[Connection, "redis.Redis[bytes]"], None] | None = None
+    serve: Callable[[Connection, "redis.Redis[bytes]"], None] | None = None
+    settle: str = "SELECT"
 
 
 def main(peer: Peer) -> None:
@@ -85,6 +91,7 @@ def _drain(peer: Peer) -> dict[str, float]:
             connection.execute(peer.fill.encode())
         else:
             connection.execute(peer.fill.encode())
+            connection.execute(peer.settle.encode())
             connection.execute("VACUUM ANALYZE")
             connection.execute("CHECKPOINT")
         began, moved = perf_counter(), 0
@@ -100,16 +107,17 @@ def _drain(peer: Peer) -> dict[str, float]:
 
 
 def _latency(peer: Peer) -> dict[str, float]:
-    with _postgres() as connection, _redis() as client:
+    with _postgres() as connection, _redis() as client, ExitStack() as files:
         connection.execute(peer.create.encode())
         client.set("peer:running", 1)
-        relay = _child("relay")
+        told = files.enter_context(tempfile.TemporaryFile("w+"))  # more than a pipe holds
+        relay = _child("relay", subprocess.DEVNULL)
         deadline = monotonic() + READY_S
         while not client.exists("peer:ready"):
             if relay.poll() is not None or monotonic() > deadline:
                 raise SystemExit("the relay did not start")
             sleep(0.01)
-        producer = _child("produce")
+        producer = _child("produce", told)
         arrived: dict[int, float] = {}
         after: Any = b"0"
         last = monotonic()
@@ -122,7 +130,8 @@ def _latency(peer: Peer) -> dict[str, float]:
                 for after, fields in entries:  # noqa: B007  the last one is where to go on
                     arrived[json.loads(fields[b"data"])["id"]] = now
         client.delete("peer:running")
-        produced = json.loads((producer.stdout or sys.stdin).read())
+        told.seek(0)
+        produced = json.load(told)
         relay.wait(LATE_S)
     rate, wanted = produced["rate"], float(os.environ["PEER_RATE"])
     if rate < 0.9 * wanted:
@@ -135,17 +144,15 @@ def _latency(peer: Peer) -> dict[str, float]:
     return {"": took[len(took) // 2], "-p99": took[len(took) * 99 // 100]}
 
 
-def _child(work: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(  # noqa: S603  this script
-        [sys.executable, sys.argv[0], work], stdout=subprocess.PIPE, text=True
-    )
+def _child(work: str, told: Any) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, sys.argv[0], work], stdout=told)  # noqa: S603  this script
 
 
 def _relay(peer: Peer) -> dict[str, float]:
     moved = 0
     with _postgres() as connection, _redis() as client:
-        if peer.start:
-            peer.start(connection, client)
+        for begin in filter(None, (peer.start, peer.serve)):
+            begin(connection, client)
         client.set("peer:ready", 1)
         looked_at = monotonic()
         while True:

@@ -2,6 +2,9 @@
 
 A script says in its head what it needs (PEP 723); ``uv`` makes an environment for it.  It gets its work in the
 environment, and prints one JSON object: the figures, or ``{"skipped": reason}``.
+
+A peer that is an extension of Postgres runs on the distribution's Postgres, which has it.  That server has the settings
+and the rows of the bench's own; it is started for one run and removed after it, so that it is beside nobody else's.
 """
 
 import json
@@ -10,14 +13,26 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from penstock.bench.application import TABLES
 from penstock.bench.measuring import Contestant, NotMeasured, Sample
-from penstock.bench.plant import Backlog, Plant
+from penstock.bench.plant import POSTGRES_SETTINGS, Backlog, Plant, fill
+from penstock.operating.initialise import initialise
+from penstock.postgres import connect_postgres
+from penstock.testing import EmbeddedPostgres
 
 DIRECTORY = Path(__file__).parents[3] / "benchmarks" / "peers"
 SHARED = "harness.py"
 """What the scripts share: no peer."""
+
+EXTENSIONS = "share/postgresql/{}/extension"
+"""Where a distribution's Postgres of a release keeps its extensions, below ``/usr``."""
 
 LONGEST_S = 300.0
 
@@ -37,20 +52,26 @@ def _run(script: Path, work: str, plant: Plant, backlog: Backlog, load: dict[str
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if uv is None:
         raise NotMeasured("uv is not installed: it makes the environments of peers")
-    database_url = plant.staged(backlog)
+    with _staged(plant, backlog, needs_of(script)) as database_url:
+        return _told_by(
+            [uv, "run", "--quiet", "--no-project", "--script", str(script), work],
+            {
+                "PEER_DATABASE_URL": database_url,
+                "PEER_REDIS_URL": plant.redis_url,
+                "PEER_RECORDS": str(backlog.records),
+                **{f"PEER_{name.upper()}": str(value) for name, value in load.items()},
+            },
+        )
+
+
+def _told_by(command: list[str], work: dict[str, str]) -> Sample:
     peer = subprocess.Popen(  # noqa: S603  a script of ours
-        [uv, "run", "--quiet", "--no-project", "--script", str(script), work],
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={
-            **os.environ,
-            "PEER_DATABASE_URL": database_url,
-            "PEER_REDIS_URL": plant.redis_url,
-            "PEER_RECORDS": str(backlog.records),
-            **{f"PEER_{name.upper()}": str(value) for name, value in load.items()},
-        },
+        env={**os.environ, **work},
     )
     with peer:
         try:
@@ -66,3 +87,45 @@ def _run(script: Path, work: str, plant: Plant, backlog: Backlog, load: dict[str
     if "skipped" in answer:
         raise NotMeasured(answer["skipped"])
     return {str(suffix): float(value) for suffix, value in answer.items()}
+
+
+def needs_of(script: Path) -> dict[str, Any]:
+    """What a peer needs besides packages: the table ``tool.penstock`` in its head; empty where there is none."""
+    lines = script.read_text().splitlines()
+    head = lines[lines.index("# /// script") + 1 : lines.index("# ///")]
+    needs = tomllib.loads("\n".join(line.removeprefix("#") for line in head))
+    found: dict[str, Any] = needs.get("tool", {}).get("penstock", {})
+    return found
+
+
+@contextmanager
+def _staged(plant: Plant, backlog: Backlog, needs: dict[str, Any]) -> Iterator[str]:
+    """URL of a database in which the backlog is staged, in a Postgres that has what the peer needs."""
+    if "extension" not in needs:
+        yield plant.staged(backlog)
+        return
+    binaries = binaries_with(needs["extension"], Path("/usr"))
+    if binaries is None:
+        raise NotMeasured(f"{needs['extension']} is not installed: apt-get install {needs['apt']}")
+    plant.empty_redis()
+    directory = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+    server = EmbeddedPostgres(directory, settings=POSTGRES_SETTINGS, binaries=binaries)
+    try:
+        server.start()
+        initialise(server.url)
+        with connect_postgres(server.url, application="bench") as connection:
+            connection.execute(TABLES)
+            fill(connection, backlog)
+        yield server.url
+    finally:
+        server.remove()
+
+
+def binaries_with(extension: str, root: Path) -> Path | None:
+    """Where the programs of the newest Postgres below ``root`` are that has the extension; None if none has it."""
+    found = {
+        int(binaries.parent.name): binaries
+        for binaries in (root / "lib/postgresql").glob("[0-9]*/bin")
+        if (root / EXTENSIONS.format(binaries.parent.name) / f"{extension}.control").exists()
+    }
+    return found[max(found)] if found else None
