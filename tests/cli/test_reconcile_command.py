@@ -77,6 +77,7 @@ def test_differences_are_shown_mended_and_gone(bank: CommandLine, connection: Co
     ).fetchall() == [(7,), (8,)]
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_a_new_consumer_begins_with_the_tables(

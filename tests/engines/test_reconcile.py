@@ -190,6 +190,7 @@ def test_what_was_planted_is_found_and_mended_and_nothing_else_under_load(
     assert [o for (o,) in outcomes] == ["equal", "differs", "mended", "equal", "equal"]
 
 
+@pytest.mark.slow
 def test_a_row_that_is_there_twice_is_one_again(
     run: Run,
     working: Any,

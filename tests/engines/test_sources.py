@@ -206,6 +206,7 @@ def test_records_that_are_gone_fail_the_query_or_are_left_out_if_it_was_told_so(
     assert len(found) == 80
 
 
+@pytest.mark.slow
 def test_a_log_that_was_emptied_is_waited_for(
     spark: SparkSession,
     where: dict[str, str],
@@ -230,6 +231,7 @@ def test_a_log_that_was_emptied_is_waited_for(
     assert third == list(range(101, 111))
 
 
+@pytest.mark.slow
 def test_the_lag_shows_in_the_progress(
     spark: SparkSession, where: dict[str, str], tmp_path: Path
 ) -> None:

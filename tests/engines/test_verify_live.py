@@ -220,7 +220,9 @@ def at_work(
 
 
 @pytest.mark.parametrize("index", [timedelta(0)], indirect=True)
-@pytest.mark.parametrize("runs", [3, pytest.param(20, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize(
+    "runs", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.chaos)]
+)
 @pytest.mark.timeout(300)
 def test_no_alarm_is_false_while_everything_moves(
     verified: Verify, at_work: Callable[[], int], runs: int
