@@ -16,6 +16,8 @@ ROWS_A_RECORD = 50
 
 KEYS_A_RECORD = 10
 
+_COLUMNS = "id long, cents long, status string, at timestamp"
+
 _TABLE = """
 CREATE TABLE bench.trips AS
 SELECT n AS id, n * 7 %% 100000 AS cents, 'paid' AS status, now() - n * interval '1 s' AS at
@@ -48,6 +50,7 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
             ours=lambda: _read(plant, rows, _by_penstock),
             limits={"copy": lambda: _read(plant, rows, _by_copy)},
             peers={
+                "createDataFrame": lambda: _read(plant, rows, _by_create_data_frame),
                 "tuples into Spark": lambda: _read(plant, rows, _by_tuples_into_spark),
                 "tuples, no Spark": lambda: _read(plant, rows, _by_tuples),
             },
@@ -113,6 +116,13 @@ def _tuples(connection: Any, condition: str) -> Iterator[tuple[Any, ...]]:
         yield from cursor
 
 
+def _by_create_data_frame(plant: Plant, url: str) -> int:
+    """As a program does it that has a cursor and a session: all rows pass the driver, one by one."""
+    with plant.postgres(url) as connection, connection.transaction():
+        rows = list(_tuples(connection, "true"))
+    return swallowed(session(plant).createDataFrame(rows, _COLUMNS))
+
+
 def _by_tuples_into_spark(plant: Plant, url: str) -> int:
     from pyspark.sql.datasource import (  # noqa: PLC0415  only Spark's cases need it
         DataSource,
@@ -138,7 +148,7 @@ def _by_tuples_into_spark(plant: Plant, url: str) -> int:
             return "bench.tuples"
 
         def schema(self) -> str:
-            return "id long, cents long, status string, at timestamp"
+            return _COLUMNS
 
         def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002  Spark's
             return Reader()
