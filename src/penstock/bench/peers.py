@@ -17,6 +17,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ def _run(script: Path, work: str, plant: Plant, backlog: Backlog, load: dict[str
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if uv is None:
         raise NotMeasured("uv is not installed: it makes the environments of peers")
-    with _staged(plant, backlog, needs_of(script)) as database_url:
+    needs = needs_of(script)
+    backlog = replace(backlog, records=min(backlog.records, needs.get("records", backlog.records)))
+    with _staged(plant, backlog, needs) as database_url:
         return _told_by(
             [uv, "run", "--quiet", "--no-project", "--script", str(script), work],
             {
