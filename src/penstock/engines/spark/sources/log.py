@@ -6,6 +6,7 @@ from time import sleep
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import redis
 from pyspark.sql.datasource import (
     DataSource,
@@ -27,7 +28,7 @@ from penstock.engines.spark.sources.reading import BatchReader, StreamReader
 from penstock.engines.spark.sources.shards import number_of_shards
 from penstock.engines.spark.sources.writing import BatchWriter, StreamWriter
 from penstock.errors import ForeignLog
-from penstock.records import Offset, Shard, ShardName
+from penstock.records import Shard, ShardName
 
 ENTRIES_A_READ = 5000
 FIELDS = (b"id", b"key", b"action", b"object", b"data", b"headers", b"ts")
@@ -118,21 +119,22 @@ def _batch(channel: str, shard: int, entries: list[Any]) -> pa.RecordBatch:
     Raises:
         ForeignLog: An entry was not written by Penstock.
     """
-    rows = [fields for _, fields in entries]
-    strange = next((n for n, row in enumerate(rows) if tuple(row[::2]) != FIELDS), None)
-    if strange is not None or any(not entry_id.endswith(b"-0") for entry_id, _ in entries):
-        raise ForeignLog(
-            f"{channel}/{shard}: entry {entries[strange or 0][0].decode()} was not written by Penstock"
-        )
-    id_, key, action, object_, data, headers, staged_us = zip(
-        *(row[1::2] for row in rows), strict=True
-    )
-    count = len(rows)
+    ids = text([entry_id for entry_id, _ in entries])
+    try:
+        columns = list(zip(*(fields for _, fields in entries), strict=True))
+    except ValueError:  # one has more fields than another
+        columns = []
+    count = len(entries)
+    ours = len(columns) == 2 * len(FIELDS) and pc.all(pc.ends_with(ids, "-0")).as_py()
+    if not ours or any(columns[2 * n].count(name) != count for n, name in enumerate(FIELDS)):
+        strange = next(entry_id for entry_id, fields in entries if not _is_ours(entry_id, fields))
+        raise ForeignLog(f"{channel}/{shard}: entry {strange.decode()} was not written by Penstock")
+    id_, key, action, object_, data, headers, staged_us = columns[1::2]
     return batch(
         [
-            pa.array([channel]).take(pa.array([0] * count)),
-            pa.array([shard] * count, pa.int32()),
-            pa.array([Offset(int(entry_id[:-2])) for entry_id, _ in entries], pa.int64()),
+            pa.repeat(channel, count),
+            pa.repeat(pa.scalar(shard, pa.int32()), count),
+            pc.utf8_slice_codeunits(ids, 0, -len("-0")).cast(pa.int64()),
             text(id_).cast(pa.int64()),
             text(key),
             text(action),
@@ -142,3 +144,7 @@ def _batch(channel: str, shard: int, entries: list[Any]) -> pa.RecordBatch:
             text(staged_us).cast(pa.int64()).cast(pa.timestamp("us", tz="UTC")),
         ]
     )
+
+
+def _is_ours(entry_id: bytes, fields: list[bytes]) -> bool:
+    return tuple(fields[::2]) == FIELDS and entry_id.endswith(b"-0")

@@ -61,6 +61,7 @@ class _Writer:
     """What batch and streaming writers share."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        warm()  # a streaming query plans its writing anew for every micro-batch, in one process
         _check_columns(schema)
         if overwrite:
             raise InvalidSetting(

@@ -46,6 +46,7 @@ class _Writer:
     """What batch and streaming writers share."""
 
     def __init__(self, options: IckOptions, schema: StructType, *, overwrite: bool) -> None:
+        warm()  # a streaming query plans its writing anew for every micro-batch, in one process
         if not {"member", "bytes"} & set(schema.names):
             raise InvalidSetting(
                 f"{SOURCE}: the DataFrame has no column 'member'; to mark, it needs member (text or bytes), "
