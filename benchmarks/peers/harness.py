@@ -154,6 +154,8 @@ def _latency(peer: Peer) -> dict[str, float]:
         while producer.poll() is None or (
             len(arrived) < int(client.get("peer:sent") or 0) and monotonic() - last < LATE_S
         ):
+            if relay.poll() is not None:
+                raise SystemExit("the relay has ended")
             answer = client.xread({STREAM: after}, count=1000, block=50)
             last = now = monotonic() if answer else last
             for _, entries in answer or ():

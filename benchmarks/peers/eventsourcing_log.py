@@ -1,0 +1,83 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["eventsourcing[postgres]==9.5.6", "psycopg[binary]>=3.2", "redis[hiredis]>=5.2"]
+# ///
+"""eventsourcing: an application's events are numbered in its notification log, and a relay follows that log.
+
+An entry has its notification's number, so that the stream itself tells where to go on.  Events are recorded by the
+library's function in Postgres, the faster of its two ways: it does without the lock of the table that keeps numbers from
+becoming visible out of their order.
+"""
+
+import json
+import os
+import sys
+from datetime import datetime
+from typing import Any
+
+import harness
+import psycopg
+import redis
+from eventsourcing.application import Application
+from psycopg.conninfo import conninfo_to_dict
+
+where = conninfo_to_dict(os.environ["PEER_DATABASE_URL"])
+is_first = sys.argv[1] in {"drain", "latency"}
+last = 0
+
+
+def _application() -> Application[Any]:
+    """The application; its first process makes the tables."""
+    if is_first:
+        with psycopg.connect(os.environ["PEER_DATABASE_URL"]) as connection:
+            connection.execute("DROP SCHEMA public CASCADE")
+            connection.execute("CREATE SCHEMA public")
+    return Application(
+        env={
+            "PERSISTENCE_MODULE": "eventsourcing.postgres",
+            "POSTGRES_DBNAME": str(where["dbname"]),
+            "POSTGRES_HOST": str(where["host"]),
+            "POSTGRES_PORT": str(where["port"]),
+            "POSTGRES_USER": str(where["user"]),
+            "POSTGRES_PASSWORD": str(where.get("password") or "peer"),
+            "CREATE_TABLE": "y" if is_first else "n",
+        }
+    )
+
+
+def relay(_connection: harness.Connection, client: "redis.Redis[bytes]") -> int:
+    """A section of the log."""
+    global last  # noqa: PLW0603  as far as this process has come
+    notifications = application.recorder.select_notifications(start=last + 1, limit=harness.BATCH)
+    if notifications:
+        with client.pipeline(transaction=False) as pipeline:
+            for each in notifications:
+                state = json.loads(each.state)
+                at = datetime.fromisoformat(state["timestamp"])
+                row = (each.id, state["key"], state["action"], state["object"], state["data"], at)
+                pipeline.xadd(harness.STREAM, harness.fields(row), id=f"{each.id}-0")
+            pipeline.execute()
+        last = notifications[-1].id
+    return len(notifications)
+
+
+RECORD = """
+SELECT es_insert_events_uuid(array_agg((
+    gen_random_uuid(), 1, 'peer:Movement.Registered',
+    convert_to(jsonb_build_object('timestamp', now(), 'key', key, 'action', action, 'object', object,
+        'data', payload::text)::text, 'UTF8')
+)::stored_event_uuid))
+"""
+"""What an application's ``save`` does where Postgres' functions are enabled: a new aggregate for each record."""
+
+if __name__ == "__main__":
+    application = _application()
+    harness.main(
+        harness.Peer(
+            create="SELECT",
+            fill=f"SELECT count(*) FROM ({RECORD} FROM (SELECT *, data AS payload FROM penstock.staged_records ORDER BY id) r) s",
+            stage=f"{RECORD} FROM (SELECT key, 'insert' AS action, 'movement' AS object, payload "
+            "FROM unnest(%(keys)s::text[], %(payloads)s::text[]) AS r (key, payload)) r",
+            relay=relay,
+        )
+    )
