@@ -20,7 +20,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 def report() -> subprocess.CompletedProcess[str]:
     chosen = (
         *("limit-commit", "drain-200b-4", "consume-bulk", "stage-orm-100", "latency-10"),
-        *("ick-reserve", "ick-block"),
+        *("ick-reserve", "ick-block", "cost-wal", "cost-memory"),
     )
     return bench("--quick", "--json", *(word for case in chosen for word in ("--only", case)))
 
@@ -59,6 +59,26 @@ def test_an_ick_stands_beside_the_sorted_sets_own_commands(
     for name in ("ick-block-add", "ick-block-reserve"):
         assert 0 < cases[f"{name}-p99"]["value"] <= cases[name]["value"]
         assert cases[f"{name}-clock"]["value"] > 0
+
+
+@pytest.mark.slow
+def test_what_a_record_costs_stands_beside_the_row_and_the_entry_alone(
+    report: subprocess.CompletedProcess[str],
+) -> None:
+    cases = {case["case"]: case for case in json.loads(report.stdout)["cases"]}
+
+    assert cases["cost-wal"]["value"] > cases["cost-wal-staged"]["value"]
+    assert cases["cost-wal-staged"]["ratio_to_limit"] > 1
+    assert cases["cost-memory"]["ratio_to_limit"] > 1
+
+
+@pytest.mark.slow
+def test_what_rests_has_used_some_of_a_processor() -> None:
+    done = bench("--quick", "--json", "--only", "cost-idle-streamer")
+
+    cases = {case["case"]: case for case in json.loads(done.stdout)["cases"]}
+    assert cases["cost-idle-streamer"]["value"] > 0
+    assert cases["cost-idle-streamer-servers"]["value"] > 0
 
 
 def test_a_case_that_does_not_exist_is_refused_with_those_that_do() -> None:

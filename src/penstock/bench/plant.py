@@ -140,7 +140,7 @@ class Plant:
         with self.postgres(url) as connection:
             if not backlog.records:
                 connection.execute("TRUNCATE penstock.staged_records, bench.totals")
-            _unsequence(connection)
+            unsequence(connection)
         self.empty_redis()
         return url
 
@@ -225,7 +225,7 @@ def fill(connection: Connection, backlog: Backlog) -> None:
     connection.execute("CHECKPOINT")
 
 
-def _unsequence(connection: Connection) -> None:
+def unsequence(connection: Connection) -> None:
     """Forgets that anything was ever sequenced: every staged record is new again."""
     connection.execute(
         "TRUNCATE penstock.journal, penstock.checkpoints, penstock.dead_letters, penstock.channels, penstock.ticks, bench.movements"

@@ -2,6 +2,7 @@
 
 from penstock.bench.cases import (
     consuming,
+    costs,
     draining,
     growing,
     icks,
@@ -25,6 +26,7 @@ def all_cases(plant: Plant, scale: Scale) -> list[Case]:
         *latency.cases(plant, scale),
         *icks.cases(plant, scale),
         *spark.cases(plant, scale),
+        *costs.cases(plant, scale),
     ]
 
 

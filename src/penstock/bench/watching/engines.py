@@ -38,8 +38,10 @@ def running(
     streamer: bool = True,
     consumers: Sequence[str] = (),
     app: str = APP,
-) -> Iterator[None]:
+) -> Iterator[int]:
     """The engine in a process, from when its streamer and its consumers have connected until the block ends.
+
+    Gives the process's id.
 
     Raises:
         NotMeasured: Spark or Java is not installed, or they did not connect.
@@ -50,7 +52,9 @@ def running(
         _check_spark()
     with (
         tempfile.NamedTemporaryFile(prefix="penstock-bench-", mode="r") as said,
-        process(_work, said.name, engine, app, database_url, redis_url, streamer, list(consumers)),
+        process(
+            _work, said.name, engine, app, database_url, redis_url, streamer, list(consumers)
+        ) as engine_process,
         connect_postgres(database_url, application="bench") as connection,
     ):
 
@@ -68,7 +72,7 @@ def running(
             raise NotMeasured(
                 f"the engine {engine}: {error}; it said: {said.read()[-2000:]}"
             ) from None
-        yield
+        yield engine_process.number
 
 
 @contextmanager

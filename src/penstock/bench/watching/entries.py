@@ -15,11 +15,11 @@ from penstock.channels.server import connect_redis
 @contextmanager
 def entries(redis_url: str, streams: Sequence[str]) -> Iterator[Arrivals]:
     """A reader of the streams in a process."""
-    with process(_read, redis_url, list(streams)) as pipe:
+    with process(_read, redis_url, list(streams)) as reader:
 
         def arrivals(expected: int) -> Mapping[int, float]:
-            pipe.send(expected)
-            return dict(pipe.recv()) if pipe.poll(LATE_S + READY_S) else {}
+            reader.pipe.send(expected)
+            return dict(reader.pipe.recv()) if reader.pipe.poll(LATE_S + READY_S) else {}
 
         yield arrivals
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
@@ -10,9 +11,22 @@ READY_S = 120.0
 END_S = 20.0
 
 
+@dataclass(frozen=True)
+class Started:
+    """A process at work.
+
+    Attributes:
+        pipe: Our end of the pipe to it.
+        number: Its id.
+    """
+
+    pipe: Pipe
+    number: int
+
+
 @contextmanager
-def process(work: Callable[..., None], *arguments: Any) -> Iterator[Pipe]:
-    """A process that does ``work(pipe, *arguments)``, from when it has said that it is ready; gives our end of its pipe.
+def process(work: Callable[..., None], *arguments: Any) -> Iterator[Started]:
+    """A process that does ``work(pipe, *arguments)``, from when it has said that it is ready.
 
     Raises:
         TimeoutError: It did not get ready.
@@ -26,7 +40,7 @@ def process(work: Callable[..., None], *arguments: Any) -> Iterator[Pipe]:
         if not ours.poll(READY_S):
             raise TimeoutError("a process of the bench did not start")
         ours.recv()
-        yield ours
+        yield Started(ours, started.pid or 0)
     finally:
         ours.close()  # whoever still works is told by the end of the pipe
         started.join(END_S)
