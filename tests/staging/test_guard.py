@@ -154,6 +154,24 @@ def test_only_the_ruled_kinds_of_change_are_guarded(
             session.execute(insert(Ride).values(status="x"))
 
 
+def test_a_statement_that_passed_is_looked_at_again_where_another_session_joins(
+    ruled: Pipeline, application: Engine
+) -> None:
+    """What has passed is remembered for one transaction and its sessions, and for nothing else."""
+    rename = text("UPDATE rides SET status = 'x'")
+    with application.connect() as connection, Session(connection) as first:
+        Pipeline([]).attach(first)
+        first.execute(rename)
+        first.execute(rename)
+        with Session(connection) as second:
+            ruled.attach(second)
+            second.execute(select(Ride))
+            with pytest.raises(BypassedStaging):
+                second.execute(rename)
+            with pytest.raises(BypassedStaging):
+                first.execute(rename)
+
+
 def test_other_connections_are_not_our_business(
     ruled: Pipeline, sessions: Sessions, application: Engine
 ) -> None:

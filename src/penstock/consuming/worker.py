@@ -11,7 +11,7 @@ from typing import Unpack
 
 import structlog
 
-from penstock.channels.log import extents, wait
+from penstock.channels.log import Follower, extents
 from penstock.consuming.applying import RecordApplier
 from penstock.consuming.backfill import backfill
 from penstock.consuming.checkpoints import Checkpoints
@@ -62,6 +62,7 @@ class ConsumerWorker(Worker):
             )
         super().__init__(pipeline, consumer, database_url, redis_url, **chosen)
         self._applier: RecordApplier | None = None
+        self._follower: Follower | None = None
         self._positions: dict[ShardName, Offset] = {}
         self._held: set[ShardName] = set()
         self._look_again_at = 0.0
@@ -77,12 +78,15 @@ class ConsumerWorker(Worker):
         super().open()
         assert self._engine is not None
         self._applier = RecordApplier(self._pipeline, self.consumer, self._engine)
+        self._follower = Follower(self._client, self._pipeline.namespace, count=self.consumer.batch)
         self._held, self._look_again_at = set(), 0.0
 
     def close(self) -> None:
         """As ``Worker.close``."""
+        if self._follower is not None:
+            self._follower.close()
         super().close()
-        self._applier = None
+        self._applier = self._follower = None
 
     def round(self, block_ms: int | None = None) -> Consumed:
         """Waits for records, ``block_ms`` at the longest, and delivers what came, a batch a shard.
@@ -93,9 +97,10 @@ class ConsumerWorker(Worker):
             Gap: The log is empty, and the journal does not reach back to a checkpoint.
             BrokenTransaction: The handler ends its transaction.
         """
-        if self._applier is None:
+        if self._applier is None or self._follower is None:
             self.open()
         assert self._applier is not None
+        assert self._follower is not None
         block_ms = self._block_ms if block_ms is None else block_ms
         consumed = Consumed()
         now = monotonic()
@@ -105,14 +110,12 @@ class ConsumerWorker(Worker):
             return consumed
         resting = [until - now for until in self._rest_until.values() if until > now]
         longest = min([block_ms, *(max(1, int(left * 1000)) for left in resting)])
-        found = wait(
-            self._client,
-            self._pipeline.namespace,
-            awake,
-            count=self.consumer.batch,
-            block_ms=longest if longest > 0 else None,
-        )
+        found = self._follower.wait(awake, longest if longest > 0 else None)
         crashpoint("consumer.after_read")
+        if any(len(records) >= self.consumer.batch for records in found.values()):
+            # There is more, most likely: Redis looks it up while this is applied.
+            last = {shard: records[-1].offset for shard, records in found.items()}
+            self._follower.ask_ahead({**awake, **last})
         for shard, records in found.items():
             delivered = self._applier.deliver(shard, records, self._pause)
             self._note(shard, delivered)

@@ -11,6 +11,7 @@ attached session uses.  Triggers of ours (``triggers.py``) see them all.
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
 from typing import Any
@@ -30,14 +31,31 @@ OPTION = "penstock"
 STAGED = "staged"
 """``execution_options(penstock="staged")``: the application has itself staged what the statement changes."""
 
-_sessions: WeakKeyDictionary[Connection, WeakKeyDictionary[Session, Callable[[Session], bool]]] = (
-    WeakKeyDictionary()
-)
+
+@dataclass
+class _Watched:
+    """A connection with attached sessions.
+
+    Attributes:
+        sessions: Those whose transaction it carries, and what tells whether their unit of work writes.
+        passed: Statements that were looked at in this transaction, and pass again: a handler sends one for each record.
+    """
+
+    sessions: WeakKeyDictionary[Session, Callable[[Session], bool]] = field(
+        default_factory=WeakKeyDictionary
+    )
+    passed: set[str] = field(default_factory=set)
+
+
+_watched: WeakKeyDictionary[Connection, _Watched] = WeakKeyDictionary()
 _engines: WeakSet[Engine] = WeakSet()
 _lock = Lock()
 
 LONGEST_REMEMBERED = 2000
 """Characters of a text that is not searched again when it comes again: longer ones carry values, and do not."""
+
+MOST_REMEMBERED = 256
+"""Statements that are remembered of a transaction."""
 
 _NAME = r'(?:"(?:[^"]|"")+"|\w+)'
 _WRITES = re.compile(
@@ -70,7 +88,9 @@ def watch(session: Session, connection: Connection, is_writing: Callable[[Sessio
         connection: The connection.
         is_writing: Whether the session's unit of work writes right now, with the hooks looking on.
     """
-    _sessions.setdefault(connection, WeakKeyDictionary())[session] = is_writing
+    watched = _watched.setdefault(connection, _Watched())
+    watched.sessions[session] = is_writing
+    watched.passed.clear()
     session.info.setdefault(_WATCHED, []).append(connection)
     engine = connection.engine
     if engine not in _engines:
@@ -84,11 +104,12 @@ def watch(session: Session, connection: Connection, is_writing: Callable[[Sessio
 def leave(session: Session) -> None:
     """The session's transaction is over: what happens on its connections is no longer its business."""
     for connection in session.info.pop(_WATCHED, ()):
-        watching = _sessions.get(connection)
-        if watching is not None:
-            watching.pop(session, None)
-            if not watching:
-                _sessions.pop(connection, None)
+        watched = _watched.get(connection)
+        if watched is not None:
+            watched.sessions.pop(session, None)
+            watched.passed.clear()
+            if not watched.sessions:
+                _watched.pop(connection, None)
 
 
 def _look(
@@ -100,16 +121,20 @@ def _look(
     _executemany: bool,  # noqa: FBT001  the same
 ) -> None:
     """``before_cursor_execute``: nothing has been sent yet.  A SELECT leaves at the first question."""
-    watching = _sessions.get(connection)
-    if watching is None or context is None:
+    watched = _watched.get(connection)
+    if watched is None or context is None or statement in watched.passed:
         return
     writes = list(_writes(context, statement))
     if not writes or context.execution_options.get(OPTION) == STAGED:
         return
-    for session, is_writing in list(watching.items()):
-        # The unit of work's statements are compiled into the cache of their mapper; nobody else uses that.
-        if not ("compiled_cache" in context.execution_options and is_writing(session)):
+    # The unit of work's statements are compiled into the cache of their mapper; nobody else uses that.
+    is_units = "compiled_cache" in context.execution_options
+    for session, is_writing in list(watched.sessions.items()):
+        if not (is_units and is_writing(session)):
             _refuse_bypass(session, writes)
+    is_short = len(statement) <= LONGEST_REMEMBERED
+    if is_short and not is_units and len(watched.passed) < MOST_REMEMBERED:
+        watched.passed.add(statement)
 
 
 def _look_back(
@@ -124,12 +149,12 @@ def _look_back(
 
     SQLAlchemy raises for an UPDATE and only warns for a DELETE; the record would tell of it a second time.
     """
-    if context is None or not context.isdelete or connection not in _sessions:
+    if context is None or not context.isdelete or (watched := _watched.get(connection)) is None:
         return
     expected = len(parameters) if executemany else 1
     if not 0 <= cursor.rowcount < expected or "compiled_cache" not in context.execution_options:
         return
-    for session, is_writing in list(_sessions.get(connection, {}).items()):
+    for session, is_writing in list(watched.sessions.items()):
         if is_writing(session) and _is_told(session, context):
             raise StaleDataError(
                 f"DELETE on table {_table(context).name} expected {expected} row(s) and found {cursor.rowcount}: "

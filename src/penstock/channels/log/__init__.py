@@ -1,7 +1,7 @@
 """The log channel: records in order, at offsets that never change.
 
 ``append_each`` is replay: it may be repeated, by anyone; ``append_ahead`` does the same without waiting for each reply.
-``read`` and ``wait`` give records after an offset; ``evict`` removes what every consumer has passed.
+``read`` gives records after an offset, a ``Follower`` waits for them; ``evict`` removes what every consumer has passed.
 """
 
 from penstock.channels.log.appending import (
@@ -16,15 +16,14 @@ from penstock.channels.log.appending import (
     append_each,
     reply_of,
 )
+from penstock.channels.log.following import POLL_S, Follower
 from penstock.channels.log.log import (
-    POLL_S,
     Extent,
     evict,
     extents,
     last_offsets,
     read,
     read_newest,
-    wait,
 )
 
 __all__ = [
@@ -35,6 +34,7 @@ __all__ = [
     "Behind",
     "Extent",
     "FencedOff",
+    "Follower",
     "Foreign",
     "Reply",
     "append_ahead",
@@ -45,5 +45,4 @@ __all__ = [
     "read",
     "read_newest",
     "reply_of",
-    "wait",
 ]

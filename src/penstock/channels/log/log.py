@@ -5,20 +5,16 @@ arithmetic with them.  What a reader asks for and the log no longer has is visib
 silence (``Record.offset`` of the first record read).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from time import monotonic, sleep
 from typing import Any
 
 import redis
 
+from penstock.channels.log.entries import offset_of, records_of
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, answering, translated
-from penstock.errors import ForeignLog
 from penstock.records import BEGINNING, Offset, Record, ShardName
-
-POLL_S = 0.02
-"""Pause between two looks at a Cluster, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +90,6 @@ def _extent(found: Any, shard: ShardName) -> Extent:
     )
 
 
-def offset_of(entry_id: bytes, shard: ShardName) -> Offset:
-    """The offset in an entry's id.
-
-    Raises:
-        ForeignLog: The id is not ``<offset>-0``.
-    """
-    offset, _, sequence = entry_id.partition(b"-")
-    if sequence != b"0":
-        raise ForeignLog(f"{shard}: entry {entry_id.decode()} was not written by Penstock")
-    return Offset(int(offset))
-
-
 def read(
     client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int
 ) -> list[Record]:
@@ -117,7 +101,7 @@ def read(
     """
     with answering(f"reading {shard}"):
         entries = client.xrange(log_keys(namespace, shard).stream, f"{after + 1}-0", "+", count)
-    return [_record(shard, entry_id, fields) for entry_id, fields in entries]
+    return records_of(shard, entries)
 
 
 def read_newest(client: RedisClient, namespace: str, shard: ShardName, count: int) -> list[Record]:
@@ -129,82 +113,7 @@ def read_newest(client: RedisClient, namespace: str, shard: ShardName, count: in
     """
     with answering(f"reading {shard}"):
         entries = client.xrevrange(log_keys(namespace, shard).stream, "+", "-", count)
-    return [_record(shard, entry_id, fields) for entry_id, fields in reversed(entries)]
-
-
-def wait(
-    client: RedisClient,
-    namespace: str,
-    positions: Mapping[ShardName, Offset],
-    *,
-    count: int,
-    block_ms: int | None,
-) -> dict[ShardName, list[Record]]:
-    """Records after each of ``positions``; waits up to ``block_ms`` for the first (None: does not wait).
-
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        ForeignLog: A stream holds entries that are not ours.
-    """
-    if isinstance(client, redis.RedisCluster):
-        return _poll(client, namespace, positions, count, block_ms or 0)
-    streams = {log_keys(namespace, shard).stream.encode(): shard for shard in positions}
-    after = {stream: f"{positions[shard]}-0" for stream, shard in streams.items()}
-    with answering("waiting for records"):
-        answer = client.xread(after, count=count, block=block_ms)
-    pairs = answer.items() if isinstance(answer, dict) else answer
-    found: dict[ShardName, list[Record]] = {}
-    for stream, entries in pairs:
-        # RESP3 wraps the entries of a stream in one more list.
-        flat = entries[0] if entries and isinstance(entries[0], list) else entries
-        shard = streams[stream]
-        found[shard] = [_record(shard, entry_id, fields) for entry_id, fields in flat]
-    return found
-
-
-def _poll(
-    client: RedisClient,
-    namespace: str,
-    positions: Mapping[ShardName, Offset],
-    count: int,
-    wait_ms: int,
-) -> dict[ShardName, list[Record]]:
-    """The same on a Cluster, where the shards lie on several nodes: nobody can wait for all of them at once."""
-    deadline = monotonic() + wait_ms / 1000
-    while True:
-        pipeline = client.pipeline(transaction=False)
-        for shard, after in positions.items():
-            pipeline.xrange(log_keys(namespace, shard).stream, f"{after + 1}-0", "+", count)
-        with answering("waiting for records"):
-            answers = pipeline.execute()
-        found = {
-            shard: [_record(shard, entry_id, fields) for entry_id, fields in entries]
-            for shard, entries in zip(positions, answers, strict=True)
-            if entries
-        }
-        if found or monotonic() >= deadline:
-            return found
-        sleep(POLL_S)
-
-
-def _record(shard: ShardName, entry_id: bytes, fields: Mapping[bytes, bytes]) -> Record:
-    try:
-        return Record.of(
-            channel=shard.channel,
-            shard=shard.shard,
-            offset=offset_of(entry_id, shard),
-            id=int(fields[b"id"]),
-            key=fields[b"key"].decode(),
-            action=fields[b"action"].decode(),
-            object=fields[b"object"].decode(),
-            data_json=fields[b"data"].decode(),
-            headers_json=fields[b"headers"].decode(),
-            staged_us=int(fields[b"ts"]),
-        )
-    except KeyError as error:
-        raise ForeignLog(
-            f"{shard}: entry {entry_id.decode()} has no field {error}: it was not written by Penstock"
-        ) from error
+    return records_of(shard, reversed(entries))
 
 
 def evict(client: RedisClient, namespace: str, shard: ShardName, before: Offset) -> int:

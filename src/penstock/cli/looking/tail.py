@@ -197,10 +197,11 @@ def _follow(
     *,
     json: bool,
 ) -> None:
-    from penstock.channels.log import wait  # noqa: PLC0415  not for `--help`
+    from penstock.channels.log import Follower  # noqa: PLC0415  not for `--help`
 
+    follower = Follower(servers.client, servers.namespace, count=BATCH)
     while not stop() and (left is None or left > 0):
-        found = wait(servers.client, servers.namespace, positions, count=BATCH, block_ms=BLOCK_MS)
+        found = follower.wait(positions, BLOCK_MS)
         for shard, records in found.items():
             for record in records if left is None else records[:left]:
                 show(_line(record, json=json))

@@ -1,0 +1,105 @@
+"""A follower gives what comes after a place, also when it was asked ahead, for whatever place, and cut off meanwhile."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import redis
+
+from fixtures.flow import stage_rows
+from penstock import Log
+from penstock.channels.log import Follower
+from penstock.channels.server import connect_redis
+from penstock.errors import ForeignLog
+from penstock.postgres import Connection
+from penstock.records import Offset, ShardName
+from penstock.streaming import Streamer
+
+
+@pytest.fixture
+def shard(streamer: Streamer, connection: Connection, things: Log) -> ShardName:
+    """The first shard, with some 30 records."""
+    stage_rows(connection, things, 60)
+    streamer.drain()
+    return things.shard_names[0]
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    """A client of the follower's own, whose connections can be found."""
+    joint = "&" if "?" in redis_url else "?"
+    with connect_redis(f"{redis_url}{joint}client_name=follower") as opened:
+        yield opened
+
+
+@pytest.fixture
+def follower(client: redis.Redis) -> Iterator[Follower]:
+    """Ten records at a time."""
+    made = Follower(client, "penstock", count=10)
+    yield made
+    made.close()
+
+
+def offsets(follower: Follower, shard: ShardName, after: int) -> list[int]:
+    return [record.offset for record in follower.wait({shard: Offset(after)}, None)[shard]]
+
+
+def test_what_was_asked_ahead_is_what_comes_next(follower: Follower, shard: ShardName) -> None:
+    follower.ask_ahead({shard: Offset(0)})
+    first = follower.wait({shard: Offset(0)}, None)[shard]
+    follower.ask_ahead({shard: first[-1].offset})
+
+    assert [record.offset for record in first] == list(range(1, 11))
+    assert offsets(follower, shard, 10) == list(range(11, 21))
+
+
+def test_what_was_asked_ahead_for_another_place_is_not_given(
+    follower: Follower, shard: ShardName
+) -> None:
+    follower.ask_ahead({shard: Offset(10)})
+
+    assert offsets(follower, shard, 3) == list(range(4, 14))
+    assert offsets(follower, shard, 10) == list(range(11, 21))
+
+
+def test_what_was_asked_ahead_twice_is_what_was_asked_last(
+    follower: Follower, shard: ShardName
+) -> None:
+    follower.ask_ahead({shard: Offset(0)})
+    follower.ask_ahead({shard: Offset(10)})
+
+    assert offsets(follower, shard, 10) == list(range(11, 21))
+
+
+def test_a_connection_that_was_cut_after_asking_ahead_is_made_again(
+    follower: Follower, shard: ShardName, redis_client: redis.Redis
+) -> None:
+    assert offsets(follower, shard, 0) == list(range(1, 11))
+    follower.ask_ahead({shard: Offset(10)})
+    for connected in redis_client.client_list():
+        if connected["name"] == "follower":
+            redis_client.client_kill_filter(_id=connected["id"])
+
+    assert offsets(follower, shard, 10) == list(range(11, 21))
+
+
+def test_a_wait_without_records_ends_empty(follower: Follower, shard: ShardName) -> None:
+    assert follower.wait({shard: Offset(1000)}, 1) == {}
+    assert follower.wait({shard: Offset(1000)}, None) == {}
+
+
+def test_fields_in_another_order_and_more_of_them_are_read_and_a_foreign_entry_is_refused(
+    follower: Follower, shard: ShardName, redis_client: redis.Redis
+) -> None:
+    stream = f"penstock:{{{shard}}}:log"
+    [first, *_] = follower.wait({shard: Offset(0)}, None)[shard]
+    [(_, fields)] = cast("Any", redis_client.xrange(stream, count=1))
+    redis_client.xadd(stream, {**dict(reversed(fields.items())), b"more": b"x"}, id="1000-0")
+    [found] = follower.wait({shard: Offset(999)}, None)[shard]
+    redis_client.xadd(stream, {"something": "else"}, id="1001-0")
+
+    assert found == replace(first, offset=Offset(1000))
+    assert found.data == first.data
+    with pytest.raises(ForeignLog, match="1001-0 has no field b'id'"):
+        follower.wait({shard: Offset(1000)}, None)
