@@ -4,8 +4,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from penstock.bench import Case, NotMeasured, Outcome, Sample, compare
+from penstock.bench import Case, NotMeasured, Outcome, Plant, Sample, compare
+from penstock.bench.cases import all_cases
 from penstock.bench.measuring import percentile
+from penstock.bench.plant import FULL, QUICK
+from penstock.cli.running.bench import _left_out
 
 
 def giving(*values: float, order: list[str] | None = None, name: str = "") -> Callable[[], Sample]:
@@ -95,6 +98,26 @@ def test_a_case_that_we_cannot_run_is_not_an_outcome() -> None:
 
     with pytest.raises(NotMeasured, match="no Java"):
         compare(Case("c", "records/s", "", ours), rounds=1)
+
+
+def test_what_takes_very_long_is_measured_only_if_it_is_asked_for_by_its_name() -> None:
+    huge = "backlog-streamer-10000000"
+    with Plant() as plant:  # nothing is started yet
+        cases = all_cases(plant, FULL)
+
+    assert huge in _left_out(cases, [], quick=False)
+    assert huge in _left_out(cases, ["backlog"], quick=False)
+    assert huge not in _left_out(cases, [huge], quick=False)
+
+
+def test_quick_leaves_out_what_is_slow_unless_anything_is_asked_for() -> None:
+    with Plant() as plant:
+        cases = all_cases(plant, QUICK)
+
+    left_out = set(_left_out(cases, [], quick=True))
+    assert {"spark-drain", "cost-idle-streamer", "backlog-streamer-1000000"} <= left_out
+    assert not {"drain-200b-4", "cost-wal", "backlog-streamer-10000"} & left_out
+    assert "spark-drain" not in _left_out(cases, ["spark"], quick=True)
 
 
 def test_a_percentile_is_a_value_that_was_measured() -> None:

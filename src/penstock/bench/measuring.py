@@ -33,6 +33,7 @@ class Case:
         peers: Others that do the same work.
         better: Whether a larger figure is better, or a smaller one.
         slow: Left out by ``--quick``.
+        on_request: Left out unless it is asked for by its name.
         rounds: Rounds of this case, if it needs another number than the run.
     """
 
@@ -44,6 +45,7 @@ class Case:
     peers: Mapping[str, Contestant] = field(default_factory=dict)
     better: Better = "more"
     slow: bool = False
+    on_request: bool = False
     rounds: int | None = None
 
 

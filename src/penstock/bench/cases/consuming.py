@@ -26,7 +26,7 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
             name="consume-bulk",
             unit="records/s",
             sentence="a consumer applies a backlog; its handler adds a batch up and upserts in one statement",
-            ours=lambda: _consumed(plant, bulk, BULK),
+            ours=lambda: consumed(plant, bulk, BULK),
             limits={
                 "xrange": lambda: limits.entries(plant, bulk),
                 "handler alone": lambda: _handled(plant, bulk, total_in_bulk),
@@ -36,13 +36,18 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
             name="consume-each",
             unit="records/s",
             sentence="a consumer applies a backlog; its handler takes one record a call and upserts it",
-            ours=lambda: _consumed(plant, each, EACH),
+            ours=lambda: consumed(plant, each, EACH),
             limits={"handler alone": lambda: _handled(plant, each, _one_by_one)},
         ),
     ]
 
 
-def _consumed(plant: Plant, backlog: Backlog, name: str) -> Sample:
+def consumed(plant: Plant, backlog: Backlog, name: str) -> Sample:
+    """Records a second of one consumer's worker that applies the log.
+
+    Raises:
+        NotMeasured: It applied another number of records.
+    """
     database_url = plant.registered(backlog)
     consumer = backlog.pipeline.consumer_named(name)
     worker = ConsumerWorker(backlog.pipeline, consumer, database_url, plant.redis_url)

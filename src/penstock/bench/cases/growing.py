@@ -1,6 +1,7 @@
-"""What must not make the streamer slower: records that are kept, and a transaction that stays open."""
+"""What must not make the pipeline slower: a large backlog, records that are kept, a transaction that stays open."""
 
-from penstock.bench.application import CHANNEL
+from penstock.bench.application import BULK, CHANNEL
+from penstock.bench.cases.consuming import consumed
 from penstock.bench.cases.draining import drained
 from penstock.bench.measuring import Case, Sample
 from penstock.bench.plant import Backlog, Plant, Scale, fill
@@ -12,6 +13,12 @@ KEPT = (10_000, 100_000, 1_000_000, 10_000_000)
 SLOW = 1_000_000
 """Records kept from which a case is left out by ``--quick``."""
 
+BACKLOGS = (10_000, 100_000, 1_000_000, 10_000_000)
+HUGE = 10_000_000
+"""Records that wait from which a case is left out unless it is asked for."""
+
+MOST_ROUNDS = 3
+
 CHURN = 20_000
 """Transactions that commit while the open one stays open: an hour's worth, at five a second."""
 
@@ -20,6 +27,7 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
     """Each beside a drain of as many records where nothing else is."""
     alone = {"nothing else": lambda: _fresh(plant, Backlog(scale.records))}
     return [
+        *(case for waiting in BACKLOGS for case in _large(plant, scale, Backlog(waiting))),
         *(
             Case(
                 name=f"drain-kept-{kept}",
@@ -40,6 +48,31 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
             slow=True,
         ),
     ]
+
+
+def _large(plant: Plant, scale: Scale, backlog: Backlog) -> list[Case]:
+    """The streamer and a consumer with as much to do."""
+    found = []
+    for who, sentence, run in (
+        (
+            "streamer",
+            "the streamer empties",
+            lambda: drained(plant, backlog, plant.staged(backlog)),
+        ),
+        ("consumer", "a consumer applies, in bulk,", lambda: consumed(plant, backlog, BULK)),
+    ):
+        found.append(
+            Case(
+                name=f"backlog-{who}-{backlog.records}",
+                unit="records/s",
+                sentence=f"{sentence} a backlog of {backlog.records:,}",
+                ours=run,
+                slow=backlog.records >= SLOW,
+                on_request=backlog.records >= HUGE,
+                rounds=min(scale.rounds, MOST_ROUNDS),
+            )
+        )
+    return found
 
 
 def _fresh(plant: Plant, backlog: Backlog) -> Sample:

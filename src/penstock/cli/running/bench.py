@@ -3,6 +3,7 @@
 import signal
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,14 +11,15 @@ import typer
 from penstock.cli.logs import configure_log
 from penstock.cli.render import say, show, show_json, table_text
 from penstock.cli.signals import INTERRUPTED
-from penstock.cli.verbs import Json, verb
-from penstock.errors import Unknown
+from penstock.cli.verbs import Json, from_extra, verb
+from penstock.errors import InvalidSetting, Unknown
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.bench import Case, Outcome, Plant, Report, Scale
 
 LEFT_OUT = "left out by --quick"
+ON_REQUEST = "measured if --only names it"
 
 
 @verb()
@@ -46,6 +48,13 @@ def bench(
     peers: Annotated[
         bool, typer.Option(help="Whether peers are measured too: those of benchmarks/peers.")
     ] = True,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Draw throughput against backlog, and latencies, as PNG and SVG into this directory.",
+        ),
+    ] = None,
     list_cases: Annotated[
         bool, typer.Option("--list", help="Show the cases; measure nothing.")
     ] = False,
@@ -69,9 +78,14 @@ def bench(
                 return
             if quick or not peers:
                 cases = [replace(case, peers={}) for case in cases]
-            report = _measured(plant, cases, scale, leave_out_slow=quick and not only)
+            if plot is not None:
+                _check_plot(cases)
+            left_out = _left_out(cases, only or [], quick=quick)
+            report = _measured(plant, cases, scale, left_out)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+    if plot is not None:
+        _draw(report, plot)
     if json:
         show_json(report)
     else:
@@ -96,6 +110,36 @@ def _meant(word: str, names: list[str]) -> list[str]:
     return found
 
 
+def _left_out(cases: "list[Case]", only: list[str], *, quick: bool) -> dict[str, str]:
+    """Cases that are not measured, and why."""
+    found = {case.name: LEFT_OUT for case in cases if case.slow and quick and not only}
+    found |= {c.name: ON_REQUEST for c in cases if c.on_request and c.name not in only}
+    return found
+
+
+def _check_plot(cases: "list[Case]") -> None:
+    """Makes sure before anything is measured that it can be drawn.
+
+    Raises:
+        InvalidSetting: matplotlib is not installed, or none of the cases has a picture.
+    """
+    with from_extra("bench", "--plot"):
+        from penstock.bench.plot import has_picture  # noqa: PLC0415  not everybody has it
+    if not any(has_picture(case.name) for case in cases):
+        raise InvalidSetting(
+            "--plot: pictures are of the cases backlog-… and latency-…, and none was chosen"
+        )
+
+
+def _draw(report: "Report", directory: Path) -> None:
+    from penstock.bench.plot import draw  # noqa: PLC0415  not everybody has it
+
+    machine, load = report.machine, report.machine["load_before"]
+    note = f"{machine['processor']}, {machine['cores']} cores, load before {load}; Postgres {report.versions['postgres']}"
+    for file in draw(report.cases, directory, note):
+        say(f"drawn: {file}")
+
+
 def _list(cases: "list[Case]", *, json: bool) -> None:
     if json:
         show_json([{"case": c.name, "unit": c.unit, "sentence": c.sentence} for c in cases])
@@ -104,15 +148,15 @@ def _list(cases: "list[Case]", *, json: bool) -> None:
 
 
 def _measured(
-    plant: "Plant", cases: "list[Case]", scale: "Scale", *, leave_out_slow: bool
+    plant: "Plant", cases: "list[Case]", scale: "Scale", left_out: dict[str, str]
 ) -> "Report":
     from penstock.bench import NotMeasured, Report, compare  # noqa: PLC0415  the same
     from penstock.bench.report import machine, versions  # noqa: PLC0415  the same
 
     report = Report(machine(), versions(plant))
     for case in cases:
-        if case.slow and leave_out_slow:
-            report.skipped[case.name] = LEFT_OUT
+        if case.name in left_out:
+            report.skipped[case.name] = left_out[case.name]
             continue
         say(f"{case.name}: {case.sentence}")
         try:
