@@ -114,6 +114,28 @@ def test_what_is_delivered_again_is_skipped_and_counted(
     assert effect_ids(connection) == list(range(1, 101))
 
 
+def test_a_consumer_has_one_connection_also_after_a_failure_and_a_look_at_its_checkpoints(
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    failures = iter([True])
+
+    def fail_once(_: Record) -> None:
+        if next(failures, False):
+            raise ValueError
+
+    worker = declare(fail_once)
+    for _ in range(2):
+        stage_rows(connection, things, 20)
+        streamer.drain()
+        assert worker.drain() == 20
+
+    [(connections, idle)] = connection.execute(
+        "SELECT count(*), count(*) FILTER (WHERE state = 'idle') FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name = 'penstock consumer reader'"
+    )
+    assert (connections, idle) == (1, 1)
+
+
 @pytest.mark.parametrize(
     "point",
     [

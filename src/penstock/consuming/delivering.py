@@ -71,6 +71,7 @@ class Applier(ABC, Generic[Item]):
     def __init__(self, pipeline: Pipeline, consumer: ConsumerSpec, engine: Engine) -> None:
         self._consumer, self._schema = consumer, pipeline.schema
         self._engine = engine.execution_options(isolation_level=consumer.isolation)
+        self._connection: EngineConnection | None = None
         self._checkpoints = Checkpoints(consumer, pipeline.schema)
         # Handlers may change classes that the pipeline tells of: their sessions stage like any other.
         self._sessions = sessionmaker(class_=Session, join_transaction_mode="rollback_only")
@@ -155,12 +156,37 @@ class Applier(ABC, Generic[Item]):
         with (
             answering(f"applying to {shard}"),
             unwrapped(),
-            self._engine.connect() as engine_connection,
+            self._connected() as engine_connection,
             engine_connection.begin(),
             self._sessions(bind=engine_connection) as session,
         ):
             connection = driver_connection(engine_connection)
             yield session, connection, self._checkpoints.lock(connection, shard)
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """The applier's connection, for a look between deliveries: the transaction is rolled back."""
+        with unwrapped(), self._connected() as engine_connection:
+            transaction = engine_connection.begin()
+            yield driver_connection(engine_connection)
+            transaction.rollback()
+
+    @contextmanager
+    def _connected(self) -> Iterator[EngineConnection]:
+        """The applier's connection, kept from one transaction to the next; given back to the pool after an error."""
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        try:
+            yield self._connection
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Gives the connection back to its pool."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     @abstractmethod
     def _apply(

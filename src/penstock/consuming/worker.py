@@ -15,7 +15,7 @@ from penstock.channels.log import Follower, extents
 from penstock.consuming.applying import RecordApplier
 from penstock.consuming.backfill import backfill
 from penstock.consuming.checkpoints import Checkpoints
-from penstock.consuming.delivering import Delivered, driver_connection
+from penstock.consuming.delivering import Delivered
 from penstock.consuming.loop import Choices, Consumed, Worker
 from penstock.declarations import ConsumerSpec, Ick
 from penstock.errors import DeclarationError
@@ -85,6 +85,8 @@ class ConsumerWorker(Worker):
         """As ``Worker.close``."""
         if self._follower is not None:
             self._follower.close()
+        if self._applier is not None:
+            self._applier.close()
         super().close()
         self._applier = self._follower = None
 
@@ -136,10 +138,9 @@ class ConsumerWorker(Worker):
 
         Gives what the journal has and the log has lost, if the log ends beyond a checkpoint and nothing came of it.
         """
-        assert self._engine is not None
+        assert self._applier is not None
         schema, missed = self._pipeline.schema, {}
-        with answering("reading checkpoints"), self._engine.connect() as engine_connection:
-            connection = driver_connection(engine_connection)
+        with answering("reading checkpoints"), self._applier.reading() as connection:
             standing = Checkpoints(self.consumer, schema).all(connection)
             self._positions.update((s, at) for s, at in standing.items() if s in self._positions)
             held = extents(self._client, self._pipeline.namespace, list(self._positions))

@@ -94,6 +94,8 @@ class MemberWorker(Worker):
 
     def close(self) -> None:
         """As ``Worker.close``."""
+        if self._applier is not None:
+            self._applier.close()
         super().close()
         self._applier = None
 
