@@ -1,17 +1,19 @@
 """Pictures of what was measured: throughput against the backlog, and latencies.
 
-Drawn by matplotlib, of the extra ``bench``; without a display, and the same bytes from the same figures.
+Drawn by matplotlib, of the extra ``bench``, which is imported when something is drawn; without a display, and the same
+bytes from the same figures.
 """
 
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from penstock.bench.measuring import Outcome
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BACKLOG = re.compile(r"backlog-(\w+)-(\d+)")
 LATENCY = re.compile(r"latency(?:-(\w+))?-(\d+)")
@@ -45,7 +47,13 @@ def draw(outcomes: Sequence[Outcome], directory: Path, note: str) -> list[Path]:
         outcomes: What was measured.
         directory: Made if it is not there.
         note: A line below each: what it was measured on.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
     """
+    import matplotlib as mpl  # noqa: PLC0415  not everybody has it
+    from matplotlib.figure import Figure  # noqa: PLC0415  the same
+
     directory.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     with mpl.rc_context(_SETTINGS):
@@ -57,14 +65,14 @@ def draw(outcomes: Sequence[Outcome], directory: Path, note: str) -> list[Path]:
     return written
 
 
-def _saved(figure: Figure, path: Path) -> Iterable[Path]:
+def _saved(figure: "Figure", path: Path) -> Iterable[Path]:
     for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
         file = path.with_suffix(suffix)
         figure.savefig(file, dpi=DOTS_AN_INCH, metadata=metadata)
         yield file
 
 
-def _backlog(axes: Axes, outcomes: Sequence[Outcome]) -> bool:
+def _backlog(axes: "Axes", outcomes: Sequence[Outcome]) -> bool:
     lines: dict[str, list[tuple[int, Outcome]]] = {}
     for outcome in outcomes:
         if found := BACKLOG.fullmatch(outcome.case):
@@ -92,7 +100,7 @@ def _backlog(axes: Axes, outcomes: Sequence[Outcome]) -> bool:
     return bool(lines)
 
 
-def _latency(axes: Axes, outcomes: Sequence[Outcome]) -> bool:
+def _latency(axes: "Axes", outcomes: Sequence[Outcome]) -> bool:
     values = {outcome.case: outcome.value for outcome in outcomes}
     names = [name for name in values if LATENCY.fullmatch(name) and f"{name}-p99" in values]
     for place, name in enumerate(reversed(names)):

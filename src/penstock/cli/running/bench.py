@@ -123,8 +123,10 @@ def _check_plot(cases: "list[Case]") -> None:
     Raises:
         InvalidSetting: matplotlib is not installed, or none of the cases has a picture.
     """
+    from penstock.bench.plot import has_picture  # noqa: PLC0415  not for `--help`
+
     with from_extra("bench", "--plot"):
-        from penstock.bench.plot import has_picture  # noqa: PLC0415  not everybody has it
+        import matplotlib  # noqa: F401, ICN001, PLC0415  whether it is there
     if not any(has_picture(case.name) for case in cases):
         raise InvalidSetting(
             "--plot: pictures are of the cases backlog-… and latency-…, and none was chosen"
@@ -132,7 +134,7 @@ def _check_plot(cases: "list[Case]") -> None:
 
 
 def _draw(report: "Report", directory: Path) -> None:
-    from penstock.bench.plot import draw  # noqa: PLC0415  not everybody has it
+    from penstock.bench.plot import draw  # noqa: PLC0415  not for `--help`
 
     machine, load = report.machine, report.machine["load_before"]
     note = f"{machine['processor']}, {machine['cores']} cores, load before {load}; Postgres {report.versions['postgres']}"
