@@ -11,6 +11,7 @@ figure; a backlog is what has been written when the first batch arrives.
 import json
 import os
 import queue
+import shutil
 import sys
 import tempfile
 import threading
@@ -24,6 +25,7 @@ PASSWORD = "peer"  # noqa: S105  of a server that is removed at the end
 moved: "queue.SimpleQueue[int]" = queue.SimpleQueue()
 engines: list[threading.Thread] = []
 is_draining = sys.argv[1] == "drain"
+directory = tempfile.mkdtemp(prefix="peer-debezium-")
 
 
 def _start(client: Any) -> None:
@@ -43,7 +45,7 @@ def _start(client: Any) -> None:
 
     where = psycopg.conninfo.conninfo_to_dict(os.environ["PEER_DATABASE_URL"])
     host = str(where.get("host") or "127.0.0.1")
-    os.chdir(tempfile.mkdtemp(prefix="peer-debezium-"))  # it writes a log beside itself
+    os.chdir(directory)  # it writes a log beside itself
     engine = DebeziumJsonEngine(
         properties={
             "name": "peer",
@@ -122,4 +124,5 @@ if __name__ == "__main__":
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        shutil.rmtree(directory, ignore_errors=True)
         os._exit(status)  # the engine's threads would keep the process

@@ -137,10 +137,11 @@ def _drain(peer: Peer) -> dict[str, float]:
 
 
 def _latency(peer: Peer) -> dict[str, float]:
-    with _postgres() as connection, _redis() as client, ExitStack() as files:
+    with _postgres() as connection, _redis() as client, ExitStack() as ending:
         connection.execute(peer.create.encode())
         client.set("peer:running", 1)
-        told = files.enter_context(tempfile.TemporaryFile("w+"))  # more than a pipe holds
+        ending.callback(client.delete, "peer:running")  # the relay ends with us, whatever happens
+        told = ending.enter_context(tempfile.TemporaryFile("w+"))  # more than a pipe holds
         relay = _child("relay", subprocess.DEVNULL)
         deadline = monotonic() + READY_S
         while not client.exists("peer:ready"):

@@ -32,7 +32,9 @@ def start_ticker(connection: harness.Connection, _client: Any) -> None:
     program = shutil.which("pgqd")
     if program is None:
         raise SystemExit("pgqd is not installed")
-    settings = Path(tempfile.mkdtemp(prefix="peer-pgq-"), "pgqd.ini")
+    directory = Path(tempfile.mkdtemp(prefix="peer-pgq-"))
+    atexit.register(shutil.rmtree, directory)
+    settings = directory / "pgqd.ini"
     where = connection.info
     settings.write_text(
         f"[pgqd]\nsyslog = 0\nticker_period = {TICK_S}\ndatabase_list = {where.dbname}\n"
