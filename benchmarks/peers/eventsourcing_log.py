@@ -23,7 +23,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 where = conninfo_to_dict(os.environ["PEER_DATABASE_URL"])
 is_first = sys.argv[1] in {"drain", "latency"}
-last = 0
+last: int | None = None
+"""Number of the notification that was sent last; None until the stream has told it."""
 
 
 def _application() -> Application[Any]:
@@ -48,6 +49,9 @@ def _application() -> Application[Any]:
 def relay(_connection: harness.Connection, client: "redis.Redis[bytes]") -> int:
     """A section of the log."""
     global last  # noqa: PLW0603  as far as this process has come
+    if last is None:
+        newest = client.xrevrange(harness.STREAM, count=1)
+        last = int(newest[0][0].partition(b"-")[0]) if newest else 0
     notifications = application.recorder.select_notifications(start=last + 1, limit=harness.BATCH)
     if notifications:
         with client.pipeline(transaction=False) as pipeline:
