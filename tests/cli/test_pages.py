@@ -19,11 +19,7 @@ SECTIONS = dict(re.findall(r"^## (\w+)\n\n(.*?)(?=^## |\Z)", ERRORS, re.MULTILIN
 def all_errors() -> list[type[PenstockError]]:
     for module in pkgutil.walk_packages(penstock.__path__, "penstock."):
         if not module.name.endswith("__main__"):
-            try:
-                importlib.import_module(module.name)
-            except ModuleNotFoundError as missing:
-                if missing.name != "matplotlib":  # an extra that the lock leaves out
-                    raise
+            importlib.import_module(module.name)
     found, waiting = [], [PenstockError]
     while waiting:
         error = waiting.pop()
