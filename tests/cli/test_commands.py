@@ -133,7 +133,8 @@ def is_registered(connection: Connection) -> bool:
 
 def states(connection: Connection) -> list[str]:
     rows = connection.execute(
-        "SELECT state FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        "SELECT state FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
     ).fetchall()
     return [state for (state,) in rows]
 

@@ -10,7 +10,7 @@ from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.postgres import Connection
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
@@ -31,7 +31,6 @@ def test_all_that_is_well_ends_with_0(streamed: CommandLine) -> None:
     assert "log level" not in done.stderr
 
 
-@pytest.mark.slow
 def test_what_is_wrong_is_listed_and_ends_with_4(
     streamed: CommandLine, redis_client: redis.Redis
 ) -> None:
@@ -49,7 +48,6 @@ def test_what_is_wrong_is_listed_and_ends_with_4(
     assert (found["found"][0]["shard"], found["found"][0]["offset"]) == (1, 3)
 
 
-@pytest.mark.slow
 def test_a_time_that_is_none_is_refused(streamed: CommandLine) -> None:
     refused = streamed("verify", "--from", "soon")
 
