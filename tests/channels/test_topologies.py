@@ -72,6 +72,7 @@ def test_shards_lie_on_several_nodes_of_a_cluster_and_the_log_is_exact(
         assert check_exact(books, client, things) == 3 * len(KEYS)
 
 
+@pytest.mark.slow
 def test_a_node_of_a_cluster_that_comes_back_empty_is_filled_again(
     work: Work, books: Connection, things: Log, cluster: Cluster
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_node_of_a_cluster_that_comes_back_empty_is_filled_again(
         assert check_exact(books, client, things) == 4 * len(KEYS)
 
 
+@pytest.mark.slow
 def test_a_node_of_a_cluster_that_dies_is_waited_for(
     work: Work, books: Connection, things: Log, cluster: Cluster
 ) -> None:

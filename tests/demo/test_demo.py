@@ -183,7 +183,10 @@ def processes_of(mark: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("signals", [[signal.SIGKILL], [signal.SIGINT, signal.SIGINT]])
+@pytest.mark.parametrize(
+    "signals",
+    [[signal.SIGKILL], pytest.param([signal.SIGINT, signal.SIGINT], marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(
     "engine",
     ["inline", pytest.param("spark", marks=[pytest.mark.chaos, pytest.mark.timeout(240)])],

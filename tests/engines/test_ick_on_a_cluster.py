@@ -46,6 +46,7 @@ def told(
     streamer.close()
 
 
+@pytest.mark.slow
 def test_status_tail_doctor_and_reset_know_it(
     told: Connection, flow: Pipeline, client: Any
 ) -> None:

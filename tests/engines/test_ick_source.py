@@ -305,6 +305,7 @@ def test_a_long_batch_is_not_taken_for_dead(
     assert waiting(icks) == set()
 
 
+@pytest.mark.slow
 def test_a_task_that_runs_again_reads_the_same(
     spark: SparkSession, where: dict[str, str], icks: list[DirtyList], tmp_path: Path
 ) -> None:

@@ -175,6 +175,7 @@ def test_what_does_not_follow_the_end_of_the_log_is_refused(
     assert redis_client.keys("mirror*:log") == []
 
 
+@pytest.mark.slow
 def test_another_record_at_its_place_is_refused(spark: SparkSession, where: dict[str, str]) -> None:
     """Guarantee 30."""
     staged = spark.read.format("penstock.staged").options(**where).load()

@@ -79,6 +79,7 @@ def test_columns_and_rows_are_chosen_in_postgres(
     assert (by_text.rdd.getNumPartitions(), by_text.select("id").distinct().count()) == (3, 1000)
 
 
+@pytest.mark.slow
 def test_tasks_read_one_past(
     spark: SparkSession, connection: Connection, database_url: str
 ) -> None:

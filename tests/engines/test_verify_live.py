@@ -117,6 +117,7 @@ def test_an_ick_that_was_deleted_and_is_not_filled_again_is_named(
     assert "the Ick was told up to 0" in found.text
 
 
+@pytest.mark.slow
 def test_a_log_on_the_nodes_of_a_cluster_is_read_and_compared(
     documents: Connection,
     flow: Pipeline,

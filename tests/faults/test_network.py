@@ -248,6 +248,7 @@ def test_a_server_that_falls_silent_is_given_up_and_tried_again(
     assert check_exact(books, redis_client, things) == 2 * len(KEYS)
 
 
+@pytest.mark.slow
 def test_slow_servers_are_only_slow(
     workers: Workers,
     books: Connection,

@@ -143,6 +143,7 @@ def test_a_database_put_back_to_an_older_copy_goes_on_in_a_new_epoch(
     scene.assert_exact(server.url)
 
 
+@pytest.mark.slow
 def test_numbers_of_lost_records_are_not_given_out_again(
     scene: Scene, flow: Pipeline, server: EmbeddedPostgres, tmp_path: Path
 ) -> None:
@@ -163,6 +164,7 @@ def test_numbers_of_lost_records_are_not_given_out_again(
     assert row[0] > highest
 
 
+@pytest.mark.slow
 def test_a_database_loaded_into_another_cluster_goes_on_in_a_new_epoch(
     scene: Scene, flow: Pipeline, database_url: str, server: EmbeddedPostgres
 ) -> None:

@@ -38,6 +38,7 @@ def standby(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     server.remove()
 
 
+@pytest.mark.slow
 def test_a_standby_is_refused(standby: EmbeddedPostgres, flow: Pipeline, redis_url: str) -> None:
     """Guarantee 11."""
     streamer = Streamer(flow, standby.url, redis_url)

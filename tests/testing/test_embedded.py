@@ -195,6 +195,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_servers_end_with_their_owner_and_the_next_owner_takes_over(tmp_path: Path) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True
