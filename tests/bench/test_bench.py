@@ -39,6 +39,7 @@ def test_it_prints_one_object(report: subprocess.CompletedProcess[str]) -> None:
         assert case["value"] > 0
 
 
+@pytest.mark.slow
 def test_a_figure_stands_beside_its_limits(report: subprocess.CompletedProcess[str]) -> None:
     cases = {case["case"]: case for case in json.loads(report.stdout)["cases"]}
     drain = cases["drain-200b-4"]
