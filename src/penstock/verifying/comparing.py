@@ -7,11 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from penstock.channels.log import NAMES
 from penstock.records import ShardName
 from penstock.verifying.findings import Fault, Found, Stray
-
-FIELDS = (b"id", b"key", b"action", b"object", b"data", b"headers", b"ts")
-"""The fields of an entry, in their order."""
 
 Entry = tuple[bytes, Sequence[bytes]]
 """As it is on the wire: its id, and names and values in turn."""
@@ -140,8 +138,8 @@ def _log(
             yield Stray(shard.channel, shard.shard, offset, entry_id.decode(), record, expected)
         elif belongs.values is not None and values != tuple(belongs.values):
             names = [
-                _NAMES[name]
-                for name, ours, theirs in zip(FIELDS, values, belongs.values, strict=True)
+                _SHOWN[name]
+                for name, ours, theirs in zip(NAMES, values, belongs.values, strict=True)
                 if ours != theirs
             ]
             yield tell(
@@ -157,12 +155,12 @@ def _log(
         yield tell(Fault.MISSING, "log", first, record, "the log has no entry there", count)
 
 
-_NAMES = {name: name.decode() for name in FIELDS} | {b"ts": "time of staging"}
+_SHOWN = {name: name.decode() for name in NAMES} | {b"ts": "time of staging"}
 
 
 def _values(fields: Sequence[bytes]) -> tuple[bytes, ...] | None:
     """The values of an entry; None if it is not one of ours."""
-    return tuple(fields[1::2]) if tuple(fields[::2]) == FIELDS else None
+    return tuple(fields[1::2]) if list(fields[::2]) == NAMES else None
 
 
 def _number(text: bytes) -> int | None:

@@ -16,6 +16,7 @@ from penstock.channels.log.appending import (
     append_each,
     reply_of,
 )
+from penstock.channels.log.entries import NAMES
 from penstock.channels.log.following import POLL_S, Follower
 from penstock.channels.log.log import (
     Extent,
@@ -28,6 +29,7 @@ from penstock.channels.log.log import (
 
 __all__ = [
     "FIELDS",
+    "NAMES",
     "POLL_S",
     "Appended",
     "Batch",

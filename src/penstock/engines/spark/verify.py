@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from penstock.channels.log import NAMES
 from penstock.channels.routing import log_keys
 from penstock.channels.server import answering as redis_answering
 from penstock.engines.spark.reconcile import told_by_tasks
@@ -26,7 +27,7 @@ from penstock.postgres import answering
 from penstock.records import Shard, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
 from penstock.verifying import Examined, Fault, Found, Remembered, Stray, Stretch, compare
-from penstock.verifying.comparing import FIELDS, Entry
+from penstock.verifying.comparing import Entry
 from penstock.verifying.run import FOUND_KEPT
 
 OFFSETS_A_TASK = 50_000
@@ -297,7 +298,7 @@ def _plainly_equal(stretch: Stretch, remembered: pa.Table, entries: Sequence[Ent
         return True
     if [entry_id for entry_id, _ in entries] != [b"%d-0" % n for n in offsets[: len(entries)]]:
         return False
-    if any(len(fields) != 2 * len(FIELDS) for _, fields in entries):
+    if any(len(fields) != 2 * len(NAMES) for _, fields in entries):
         return False
     columns = list(zip(*(fields for _, fields in entries), strict=True))
     return all(
@@ -305,7 +306,7 @@ def _plainly_equal(stretch: Stretch, remembered: pa.Table, entries: Sequence[Ent
         and pa.chunked_array([pa.array(columns[2 * place + 1], pa.binary())]).equals(
             remembered.column(_VALUES[place]).slice(0, len(entries)).cast(pa.binary())
         )
-        for place, name in enumerate(FIELDS)
+        for place, name in enumerate(NAMES)
     )
 
 

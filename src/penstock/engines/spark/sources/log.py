@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.channels.log import POLL_S, extents
+from penstock.channels.log import NAMES, POLL_S, extents
 from penstock.channels.routing import log_keys
 from penstock.channels.server import answering
 from penstock.engines.spark.sources.columns import SCHEMA, batch, text
@@ -31,7 +31,6 @@ from penstock.errors import ForeignLog
 from penstock.records import Shard, ShardName
 
 ENTRIES_A_READ = 5000
-FIELDS = (b"id", b"key", b"action", b"object", b"data", b"headers", b"ts")
 
 
 class LogSource(DataSource):
@@ -125,8 +124,8 @@ def _batch(channel: str, shard: int, entries: list[Any]) -> pa.RecordBatch:
     except ValueError:  # one has more fields than another
         columns = []
     count = len(entries)
-    ours = len(columns) == 2 * len(FIELDS) and pc.all(pc.ends_with(ids, "-0")).as_py()
-    if not ours or any(columns[2 * n].count(name) != count for n, name in enumerate(FIELDS)):
+    ours = len(columns) == 2 * len(NAMES) and pc.all(pc.ends_with(ids, "-0")).as_py()
+    if not ours or any(columns[2 * n].count(name) != count for n, name in enumerate(NAMES)):
         strange = next(entry_id for entry_id, fields in entries if not _is_ours(entry_id, fields))
         raise ForeignLog(f"{channel}/{shard}: entry {strange.decode()} was not written by Penstock")
     id_, key, action, object_, data, headers, staged_us = columns[1::2]
@@ -147,4 +146,4 @@ def _batch(channel: str, shard: int, entries: list[Any]) -> pa.RecordBatch:
 
 
 def _is_ours(entry_id: bytes, fields: list[bytes]) -> bool:
-    return tuple(fields[::2]) == FIELDS and entry_id.endswith(b"-0")
+    return fields[::2] == NAMES and entry_id.endswith(b"-0")
