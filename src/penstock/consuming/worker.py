@@ -99,7 +99,7 @@ class ConsumerWorker(Worker):
             Gap: The log is empty, and the journal does not reach back to a checkpoint.
             BrokenTransaction: The handler ends its transaction.
         """
-        if self._applier is None or self._follower is None:
+        if self._applier is None:
             self.open()
         assert self._applier is not None
         assert self._follower is not None

@@ -62,14 +62,17 @@ class Follower:
         """
         if self._is_cluster or not positions:
             return
-        self._drop()
+        self.close()
         with answering("asking for records"):
             self._send(positions, None)
         self._asked = dict(positions)
 
     def close(self) -> None:
-        """Gives the connection back."""
-        self._drop()
+        """Gives the connection back; broken off, if an answer is still to come."""
+        connection, self._connection, self._asked = self._connection, None, {}
+        if connection is not None:
+            connection.disconnect()
+            self._client.connection_pool.release(connection)
 
     def _asked_ahead(self, positions: Positions) -> Found:
         asked, self._asked = self._asked, {}
@@ -82,8 +85,7 @@ class Follower:
         return {s: records for s, records in found.items() if positions.get(s) == asked[s]}
 
     def _send(self, positions: Positions, block_ms: int | None) -> None:
-        if self._connection is None:
-            self._connection = self._client.connection_pool.get_connection()
+        self._connection = self._client.connection_pool.get_connection()
         block = () if block_ms is None else (b"BLOCK", block_ms)
         streams = [log_keys(self._namespace, shard).stream for shard in positions]
         after = [f"{offset}-0" for offset in positions.values()]
@@ -91,7 +93,7 @@ class Follower:
         try:
             self._connection.send_packed_command([pack_command(command)], check_health=False)
         except redis.RedisError:
-            self._drop()
+            self.close()
             raise
 
     def _receive(self, positions: Positions) -> Found:
@@ -104,13 +106,6 @@ class Follower:
         shards = {log_keys(self._namespace, shard).stream.encode(): shard for shard in positions}
         pairs = answer.items() if isinstance(answer, dict) else answer or ()
         return {shards[stream]: records_of(shards[stream], entries) for stream, entries in pairs}
-
-    def _drop(self) -> None:
-        """Breaks the connection off if an answer is still to come."""
-        connection, self._connection, self._asked = self._connection, None, {}
-        if connection is not None:
-            connection.disconnect()
-            self._client.connection_pool.release(connection)
 
     def _poll(self, positions: Positions, wait_ms: int) -> Found:
         """The same on a Cluster, where the shards lie on several nodes: nobody can wait for all of them at once."""
