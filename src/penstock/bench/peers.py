@@ -21,11 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.application import TABLES
 from penstock.bench.measuring import Contestant, NotMeasured, Sample
-from penstock.bench.plant import POSTGRES_SETTINGS, Backlog, Plant, fill
-from penstock.operating.initialise import initialise
-from penstock.postgres import connect_postgres
+from penstock.bench.plant import POSTGRES_SETTINGS, Backlog, Plant, fill, prepare
 from penstock.testing import EmbeddedPostgres
 
 DIRECTORY = Path(__file__).parents[3] / "benchmarks" / "peers"
@@ -115,10 +112,7 @@ def _staged(plant: Plant, backlog: Backlog, needs: dict[str, Any]) -> Iterator[s
     server = EmbeddedPostgres(directory, settings=POSTGRES_SETTINGS, binaries=binaries)
     try:
         server.start()
-        initialise(server.url)
-        with connect_postgres(server.url, application="bench") as connection:
-            connection.execute(TABLES)
-            fill(connection, backlog)
+        prepare(server.url, lambda connection: fill(connection, backlog))
         yield server.url
     finally:
         server.remove()

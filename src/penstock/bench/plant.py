@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +10,12 @@ from types import TracebackType
 from typing import Self
 
 from penstock.bench.application import BULK, CHANNEL, EACH, TABLES, pipeline_of
+from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.operating.initialise import initialise
 from penstock.pipeline import Pipeline
 from penstock.postgres import Connection, connect_postgres
+from penstock.records import ShardName
 from penstock.registry import register_channel, register_consumer
 from penstock.statements import DEFAULT_SCHEMA
 from penstock.streaming import Streamer
@@ -31,6 +33,9 @@ POSTGRES_SETTINGS = {
 """So that no checkpoint falls into one contestant's run and not into another's; and peers that read the WAL can."""
 
 
+FEW_ROUNDS = 3
+
+
 @dataclass(frozen=True)
 class Scale:
     """How much is measured.
@@ -44,6 +49,16 @@ class Scale:
     records: int
     seconds: float
     rounds: int
+
+    @property
+    def few_rounds(self) -> int:
+        """Of a case that takes minutes."""
+        return min(self.rounds, FEW_ROUNDS)
+
+    @property
+    def large_backlog(self) -> "Backlog":
+        """For whoever takes seconds to get going."""
+        return Backlog(self.records * 10)
 
 
 QUICK = Scale(records=10_000, seconds=1.0, rounds=1)
@@ -68,6 +83,16 @@ class Backlog:
     def pipeline(self) -> Pipeline:
         """The pipeline that they were staged for."""
         return pipeline_of(self.shards)
+
+    @property
+    def shard_names(self) -> Sequence[ShardName]:
+        """The shards that they are for."""
+        return self.pipeline.channels[CHANNEL].shard_names
+
+    @property
+    def streams(self) -> list[str]:
+        """The streams that they are published to."""
+        return [log_keys(self.pipeline.namespace, shard).stream for shard in self.shard_names]
 
     @property
     def database(self) -> str:
@@ -124,10 +149,7 @@ class Plant:
         self._start()
         if name not in self._databases:
             url = self.servers.postgres.create_database(name)
-            initialise(url)
-            with self.postgres(url) as connection:
-                connection.execute(TABLES)
-                fill(connection)
+            prepare(url, fill)
             self._databases[name] = url
         return self._databases[name]
 
@@ -179,6 +201,14 @@ class Plant:
         if not self._started:
             self._started = True
             self.servers.start()
+
+
+def prepare(database_url: str, fill: Callable[[Connection], None]) -> None:
+    """Makes Penstock's tables and the application's in an empty database, and fills it."""
+    initialise(database_url)
+    with connect_postgres(database_url, application="bench") as connection:
+        connection.execute(TABLES)
+        fill(connection)
 
 
 def drain(backlog: Backlog, database_url: str, redis_url: str) -> int:

@@ -7,10 +7,10 @@ from datetime import timedelta
 from penstock import Log
 from penstock.bench import watching
 from penstock.bench.application import BULK, CHANNEL
+from penstock.bench.cases import limits
 from penstock.bench.measuring import Case, NotMeasured, Sample
 from penstock.bench.plant import ROWS_A_TRANSACTION, Backlog, Plant, Scale, drain, fill, unsequence
 from penstock.channels.log import extents
-from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient
 from penstock.postgres import Connection
 from penstock.streaming.retention import retain
@@ -24,9 +24,8 @@ REST_S = 3.0
 IDLE_RUNS = 3
 """Times the seconds of a load that an idle engine is watched."""
 
-_SOURCE = """
-CREATE TABLE bench.plain (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, channel text, shard integer,
-    key text, action text, object text, data jsonb, headers jsonb, created_at timestamptz DEFAULT now());
+_SOURCE = f"""
+CREATE TABLE bench.plain {limits.PLAIN};
 CREATE TABLE bench.source AS
 SELECT row_number() OVER (ORDER BY id) AS n, channel, shard, key, action, object, data FROM penstock.staged_records;
 ALTER TABLE bench.source ADD PRIMARY KEY (n);
@@ -153,7 +152,7 @@ def _remove(connection: Connection, client: RedisClient, backlog: Backlog) -> No
 def _memory_of_log(plant: Plant, backlog: Backlog) -> Sample:
     plant.published(backlog)
     with plant.redis() as client:
-        return {"": sum(_memory(client, stream) for stream in _streams(backlog)) / backlog.records}
+        return {"": sum(_memory(client, stream) for stream in backlog.streams) / backlog.records}
 
 
 def _memory_of_entries(plant: Plant, backlog: Backlog, fields: Iterable[bytes] | None) -> Sample:
@@ -161,7 +160,7 @@ def _memory_of_entries(plant: Plant, backlog: Backlog, fields: Iterable[bytes] |
     plant.published(backlog)
     used = 0
     with plant.redis() as client:
-        for stream in _streams(backlog):
+        for stream in backlog.streams:
             client.delete(PLAIN)
             after = "-"
             while entries := client.xrange(stream, after, "+", count=ENTRIES_AT_ONCE):
@@ -177,11 +176,6 @@ def _memory_of_entries(plant: Plant, backlog: Backlog, fields: Iterable[bytes] |
 
 def _memory(client: RedisClient, key: str) -> int:
     return int(client.memory_usage(key, samples=0))  # all of it, not an estimate
-
-
-def _streams(backlog: Backlog) -> list[str]:
-    shards = backlog.pipeline.channels[CHANNEL].shard_names
-    return [log_keys(backlog.pipeline.namespace, shard).stream for shard in shards]
 
 
 def _idle(plant: Plant, seconds: float, *, streamer: bool) -> Sample:

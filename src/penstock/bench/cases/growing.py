@@ -1,6 +1,6 @@
 """What must not make the pipeline slower: a large backlog, records that are kept, a transaction that stays open."""
 
-from penstock.bench.application import BULK, CHANNEL
+from penstock.bench.application import BULK
 from penstock.bench.cases.consuming import consumed
 from penstock.bench.cases.draining import drained
 from penstock.bench.measuring import Case, Sample
@@ -16,8 +16,6 @@ SLOW = 1_000_000
 BACKLOGS = (10_000, 100_000, 1_000_000, 10_000_000)
 HUGE = 10_000_000
 """Records that wait from which a case is left out unless it is asked for."""
-
-MOST_ROUNDS = 3
 
 CHURN = 20_000
 """Transactions that commit while the open one stays open: an hour's worth, at five a second."""
@@ -54,11 +52,7 @@ def _large(plant: Plant, scale: Scale, backlog: Backlog) -> list[Case]:
     """The streamer and a consumer with as much to do."""
     found = []
     for who, sentence, run in (
-        (
-            "streamer",
-            "the streamer empties",
-            lambda: drained(plant, backlog, plant.staged(backlog)),
-        ),
+        ("streamer", "the streamer empties", lambda: _fresh(plant, backlog)),
         ("consumer", "a consumer applies, in bulk,", lambda: consumed(plant, backlog, BULK)),
     ):
         found.append(
@@ -69,7 +63,7 @@ def _large(plant: Plant, scale: Scale, backlog: Backlog) -> list[Case]:
                 ours=run,
                 slow=backlog.records >= SLOW,
                 on_request=backlog.records >= HUGE,
-                rounds=min(scale.rounds, MOST_ROUNDS),
+                rounds=scale.few_rounds,
             )
         )
     return found
@@ -97,7 +91,7 @@ def _on_top(plant: Plant, backlog: Backlog, kept: int) -> Sample:
 def _evict(plant: Plant, database_url: str) -> None:
     """Leaves in Redis what eviction leaves of a log: its last offset."""
     with plant.postgres(database_url) as connection, plant.redis() as client:
-        for shard in Backlog(0).pipeline.channels[CHANNEL].shard_names:
+        for shard in Backlog(0).shard_names:
             tail = connection.execute(
                 "SELECT max(last_offset) FROM penstock.journal WHERE channel = %s AND shard = %s",
                 (shard.channel, shard.shard),

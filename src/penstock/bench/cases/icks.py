@@ -27,7 +27,6 @@ MARKS_AT_ONCE = 10_000
 """Marks that an application hands over in one call."""
 
 ICK, TEMPLATE, PLAIN = "bench-ick", "bench-template", "bench-plain"
-MOST_ROUNDS = 3
 FIRST_SCORE = 1_700_000_000.0
 
 Marks = list[tuple[bytes, float]]
@@ -36,7 +35,7 @@ Marks = list[tuple[bytes, float]]
 def cases(plant: Plant, scale: Scale) -> list[Case]:
     """Marking, taking, and the longest call of each."""
     members = scale.records * MEMBERS_A_RECORD
-    rounds = min(scale.rounds, MOST_ROUNDS)
+    rounds = scale.few_rounds
     return [
         Case(
             name="ick-add",

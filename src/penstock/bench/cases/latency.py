@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from penstock.bench import watching
-from penstock.bench.application import BULK, CHANNEL
+from penstock.bench.application import BULK
 from penstock.bench.cases import limits
 from penstock.bench.measuring import Case, NotMeasured, Sample, percentile
 from penstock.bench.peers import peers_of
@@ -14,7 +14,7 @@ SHARDS = 4
 LOADS = ((10, 1), (1_000, 1), (10_000, 10))
 """Records a second, and records a transaction."""
 
-SPARKS_LOAD, SPARKS_ROUNDS = (1_000, 1), 3
+SPARKS_LOAD = (1_000, 1)
 
 KEPT_UP = 0.9
 """Share of the wanted rate below which a run says nothing."""
@@ -64,7 +64,7 @@ def _on_spark(plant: Plant, scale: Scale) -> Case:
         },
         better="less",
         slow=True,
-        rounds=min(scale.rounds, SPARKS_ROUNDS),
+        rounds=scale.few_rounds,
     )
 
 
@@ -76,10 +76,9 @@ def _to_the_effect(plant: Plant, load: Load, engine: watching.Engine) -> Sample:
 
 def _to_the_log(plant: Plant, load: Load) -> Sample:
     database_url = _fresh(plant)
-    streams = [f"penstock:{{{CHANNEL}/{shard}}}:log" for shard in range(SHARDS)]
     with (
         watching.running("inline", database_url, plant.redis_url),
-        watching.entries(plant.redis_url, streams) as arrivals,
+        watching.entries(plant.redis_url, Backlog(0, shards=SHARDS).streams) as arrivals,
     ):
         return _latencies(plant, database_url, load, arrivals)
 

@@ -30,6 +30,13 @@ ORDER BY id
 """
 
 
+PLAIN = (
+    "(id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, channel text, shard integer, key text, action text, object text, "
+    "data jsonb, headers jsonb, created_at timestamptz DEFAULT now())"
+)
+"""A table for the same rows, without what makes them Penstock's."""
+
+
 def select(plant: Plant, backlog: Backlog) -> Sample:
     """Reads every row, in the order of ids, by binary COPY, and throws it away."""
     with plant.postgres(plant.staged(backlog)) as connection, connection.cursor() as cursor:
@@ -47,10 +54,7 @@ def insert(plant: Plant, backlog: Backlog) -> Sample:
     """Inserts the rows, as many a transaction as were staged in one, without Penstock: into a table without its columns."""
     with plant.postgres(plant.staged(backlog)) as connection:
         connection.execute("DROP TABLE IF EXISTS bench.copied")
-        connection.execute(
-            "CREATE TABLE bench.copied (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, channel text, shard integer, "
-            "key text, action text, object text, data jsonb, headers jsonb, created_at timestamptz DEFAULT now())"
-        )
+        connection.execute(f"CREATE TABLE bench.copied {PLAIN}".encode())
         rows = connection.execute(
             "SELECT channel, shard, key, action, object, data::text FROM penstock.staged_records ORDER BY id"
         ).fetchall()
@@ -105,8 +109,8 @@ def entries(plant: Plant, backlog: Backlog) -> Sample:
         redis = client.connection_pool.get_connection()
         try:
             began, found = perf_counter(), 0
-            for shard in range(backlog.shards):
-                found += _read_stream(redis, f"penstock:{{movements/{shard}}}:log")
+            for stream in backlog.streams:
+                found += _read_stream(redis, stream)
             took = perf_counter() - began
         finally:
             client.connection_pool.release(redis)

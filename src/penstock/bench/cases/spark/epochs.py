@@ -4,22 +4,18 @@ from collections.abc import Callable
 from time import monotonic, sleep
 
 from penstock.bench import watching
-from penstock.bench.application import BULK, CHANNEL
+from penstock.bench.application import BULK
 from penstock.bench.measuring import Case, NotMeasured, Sample
 from penstock.bench.plant import Backlog, Plant, Scale
-from penstock.channels.routing import log_keys
+from penstock.channels.log import extents
 
-BACKLOG = 10
-"""Times the records of other backlogs."""
-
-MOST_ROUNDS = 3
 LOOK_EVERY_S = 0.005
 LONGEST_S = 300.0
 
 
 def cases(plant: Plant, scale: Scale) -> list[Case]:
     """The streamer, and a consumer."""
-    backlog = Backlog(scale.records * BACKLOG)
+    backlog = scale.large_backlog
     return [
         Case(
             name="spark-drain",
@@ -28,7 +24,7 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
             ours=lambda: _drained(plant, backlog, "spark"),
             limits={"inline engine": lambda: _drained(plant, backlog, "inline")},
             slow=True,
-            rounds=min(scale.rounds, MOST_ROUNDS),
+            rounds=scale.few_rounds,
         ),
         Case(
             name="spark-consume",
@@ -37,22 +33,18 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
             ours=lambda: _consumed(plant, backlog, "spark"),
             limits={"inline engine": lambda: _consumed(plant, backlog, "inline")},
             slow=True,
-            rounds=min(scale.rounds, MOST_ROUNDS),
+            rounds=scale.few_rounds,
         ),
     ]
 
 
 def _drained(plant: Plant, backlog: Backlog, engine: watching.Engine) -> Sample:
     url = plant.staged(backlog)
-    shards = backlog.pipeline.channels[CHANNEL].shard_names
-    streams = [log_keys(backlog.pipeline.namespace, shard).stream for shard in shards]
+    namespace, shards = backlog.pipeline.namespace, backlog.shard_names
     with plant.redis() as client, watching.running(engine, url, plant.redis_url):
 
         def published() -> int:
-            asking = client.pipeline(transaction=False)
-            for stream in streams:
-                asking.xlen(stream)
-            return sum(asking.execute())
+            return sum(extent.entries for extent in extents(client, namespace, shards).values())
 
         return rate_of(published, backlog.records)
 

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-BACKLOG = 10
-"""Times the records of other backlogs."""
-
-MOST_ROUNDS = 3
 WARM_RECORDS = 1000
 WARM_BATCHES, BATCHES = 30, 60
 LONGEST_S = 300.0
@@ -32,8 +28,8 @@ NOTE = "x" * 130
 
 def cases(plant: Plant, scale: Scale) -> list[Case]:
     """Reading, writing, and both in small."""
-    backlog = Backlog(scale.records * BACKLOG)
-    rounds = min(scale.rounds, MOST_ROUNDS)
+    backlog = scale.large_backlog
+    rounds = scale.few_rounds
     return [
         Case(
             name="spark-log-read",
@@ -95,9 +91,8 @@ def _written(plant: Plant, backlog: Backlog) -> Sample:
     began = perf_counter()
     _write(plant, backlog, backlog.records, "penstock")
     took = perf_counter() - began
-    shards = backlog.pipeline.channels[CHANNEL].shard_names
     with plant.redis() as client:
-        found = sum(extent.tail for extent in extents(client, "penstock", shards).values())
+        found = sum(e.tail for e in extents(client, "penstock", backlog.shard_names).values())
     if found != backlog.records:
         raise NotMeasured(f"{found} of {backlog.records} rows were written")
     return {"": found / took}

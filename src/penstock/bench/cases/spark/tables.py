@@ -55,7 +55,7 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
                 "tuples, no Spark": lambda: _read(plant, rows, _by_tuples),
             },
             slow=True,
-            rounds=min(scale.rounds, 3),
+            rounds=scale.few_rounds,
         ),
         Case(
             name="spark-compare",
@@ -64,7 +64,7 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
             ours=lambda: _compared(plant, keys, _by_spark),
             limits={"full join": lambda: _compared(plant, keys, _by_join)},
             slow=True,
-            rounds=min(scale.rounds, 3),
+            rounds=scale.few_rounds,
         ),
     ]
 
