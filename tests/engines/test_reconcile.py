@@ -2,8 +2,8 @@
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import column, func, select, table, text
 from sqlalchemy.orm import Session
 
+from fixtures.flow import at_work
 from penstock import Log, Pipeline
 from penstock.consuming import ConsumerWorker
 from penstock.engines.spark.reconcile import SparkComparer, Tables
@@ -108,24 +109,7 @@ Working = Callable[[], Any]
 def working(flow: Pipeline, bank: Connection, database_url: str, redis_url: str) -> Working:
     """The streamer and both consumers, at work until the block ends."""
 
-    @contextmanager
-    def work(*more: Callable[[Callable[[], bool]], object]) -> Iterator[None]:
-        stop = threading.Event()
-        workers = [
-            ConsumerWorker(flow, spec, database_url, redis_url) for spec in flow.consumers.values()
-        ]
-        loops = [Streamer(flow, database_url, redis_url).run, *(w.run for w in workers), *more]
-        threads = [threading.Thread(target=loop, args=(stop.is_set,)) for loop in loops]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join(30)
-
-    return work
+    return partial(at_work, flow, database_url, redis_url)
 
 
 def change(connection: Connection, times: int, cents: int = 5, first: int = 1) -> None:

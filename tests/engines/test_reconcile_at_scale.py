@@ -9,13 +9,12 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from fixtures.flow import at_work
 from penstock import Log, Pipeline
-from penstock.consuming import ConsumerWorker
 from penstock.engines.spark.reconcile import SparkComparer, Tables
 from penstock.postgres import Connection, connect_postgres
 from penstock.reconciling import Kind, Reconciled, reconcile
 from penstock.records import Record
-from penstock.streaming import Streamer
 
 KEYS = 1_000_000
 CHANGES = 50
@@ -88,7 +87,7 @@ def test_a_thousand_differences_in_a_million_keys_under_load(
     record_property: Callable[[str, object], None],
 ) -> None:
     """Guarantee 28: every difference is found and mended, and nothing else, while records flow."""
-    stop, staged = threading.Event(), 0
+    pause, staged = threading.Event(), 0
 
     def produce(stopped: Callable[[], bool]) -> None:
         nonlocal staged
@@ -96,7 +95,7 @@ def test_a_thousand_differences_in_a_million_keys_under_load(
         with connect_postgres(database_url, application="producer") as producing:
             while not stopped():
                 staged += producing.execute(CHANGE, {"keys": KEYS, "changes": CHANGES}).rowcount
-                stop.wait(max(0.0, began + staged / RATE - monotonic()))
+                pause.wait(max(0.0, began + staged / RATE - monotonic()))
 
     def run(mend: bool = False) -> Reconciled:  # noqa: FBT001, FBT002  read where it is called
         return reconcile(
@@ -106,21 +105,12 @@ def test_a_thousand_differences_in_a_million_keys_under_load(
             intent="mend" if mend else "compare",
         )
 
-    consumer = ConsumerWorker(flow, flow.consumers["totals"], database_url, redis_url)
-    loops = (Streamer(flow, database_url, redis_url).run, consumer.run, produce)
-    threads = [threading.Thread(target=loop, args=(stop.is_set,)) for loop in loops]
     began = monotonic()
-    for thread in threads:
-        thread.start()
-    try:
+    with at_work(flow, database_url, redis_url, produce):
         clean = run()
         for statement in PLANT:
             bank.execute(statement, {"keys": KEYS})
         found, mended, again = run(), run(mend=True), run()
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(30)
     seconds = monotonic() - began
     for each in (clean, found, mended, again):
         record_property(
