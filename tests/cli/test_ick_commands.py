@@ -5,7 +5,7 @@ import json
 import pytest
 import redis
 
-from cli.conftest import CommandLine
+from fixtures.command_line import CommandLine
 from penstock.channels.ick import DirtyList
 from penstock.postgres import Connection
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cli.conftest import CommandLine
+from fixtures.command_line import CommandLine
 from penstock.testing import eventually
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from cli.conftest import CommandLine
 from cli.test_reconcile_command import bank  # noqa: F401  the same application
+from fixtures.command_line import CommandLine
 from penstock.engines.spark.java import find_java
 from penstock.postgres import Connection
 from penstock.testing import eventually

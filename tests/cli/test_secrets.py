@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.conftest import CommandLine
+from fixtures.command_line import CommandLine
 from penstock.cli.logs import masked
 from penstock.postgres import Connection
 from penstock.testing import EmbeddedPostgres, EmbeddedRedis

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.conftest import CommandLine
+from fixtures.command_line import CommandLine
 from penstock.errors import InvalidSetting
 from penstock.settings import described, load_settings
 

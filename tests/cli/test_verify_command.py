@@ -5,7 +5,7 @@ import json
 import pytest
 import redis
 
-from cli.conftest import CommandLine
+from fixtures.command_line import CommandLine
 from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.postgres import Connection
