@@ -1,6 +1,7 @@
 """A follower gives what comes after a place, also when it was asked ahead, for whatever place, and cut off meanwhile."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from penstock.errors import ForeignLog
 from penstock.postgres import Connection
 from penstock.records import Offset, ShardName
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 
 @pytest.fixture
@@ -103,3 +105,22 @@ def test_fields_in_another_order_and_more_of_them_are_read_and_a_foreign_entry_i
     assert found.data == first.data
     with pytest.raises(ForeignLog, match="1001-0 has no field b'id'"):
         follower.wait({shard: Offset(1000)}, None)
+
+
+def test_who_waits_for_several_shards_is_woken_when_all_of_them_have_something(
+    follower: Follower, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """What the streamer publishes in a round is one delivery, not one for each shard."""
+    streamer.drain()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(follower.wait, dict.fromkeys(things.shard_names, Offset(0)), 5000)
+        eventually(lambda: blocked_clients(streamer) == 1, "the follower waits")
+        stage_rows(connection, things, 10)
+        streamer.drain()
+        found = waiting.result(10)
+
+    assert set(found) == set(things.shard_names)
+
+
+def blocked_clients(streamer: Streamer) -> int:
+    return int(streamer._client.info("clients")["blocked_clients"])

@@ -9,7 +9,7 @@ import redis
 from fixtures.crashing import CRASHED, INDEX, THINGS, exit_code_of_a_crash, work
 from fixtures.dirty import DOCUMENTS, check_copy
 from fixtures.truth import TABLES, check_exact
-from penstock.channels.log import Batch, append_each, extents
+from penstock.channels.log import Batch, append_together, extents
 from penstock.channels.scripts import Argument
 from penstock.postgres import Connection
 from penstock.records import Epoch, Offset
@@ -38,7 +38,7 @@ def begin_at_a_changed_past(point: str, books: Connection, client: redis.Redis) 
         for shard in THINGS.shard_names:
             after = Offset(extents(client, "penstock", [shard])[shard].tail + 1)
             lost: list[Argument] = [5, "key", "update", "thing", '{"version": 1}', "", 5]
-            append_each(client, "penstock", [Batch(shard, Epoch(1), after, False, lost)])
+            append_together(client, "penstock", [Batch(shard, Epoch(1), after, False, lost)])
 
 
 @pytest.mark.slow

@@ -148,6 +148,28 @@ def test_a_redis_put_back_to_an_older_state_is_filled_up(
     assert sum(map(len, after.values())) == 110
 
 
+@pytest.mark.parametrize(("payload_bytes", "calls"), [(100, 1), (600_000, 2)])
+def test_little_goes_to_redis_at_once_if_it_is_not_large(
+    streamer: Streamer,
+    redis_client: redis.Redis,
+    connection: Connection,
+    things: Log,
+    payload_bytes: int,
+    calls: int,
+) -> None:
+    """A Redis that takes in many megabytes at once serves nobody else meanwhile."""
+    streamer.drain()
+    redis_client.config_resetstat()
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "SELECT 'things', i, 'key', 'update', 'thing', to_jsonb(repeat(md5(i::text), %s)) FROM generate_series(0, 1) i",
+        [payload_bytes // 32],
+    )
+
+    assert streamer.drain() == 2
+    assert redis_client.info("commandstats")["cmdstat_multi"]["calls"] == calls
+
+
 def test_scripts_that_the_server_has_forgotten_are_loaded_again(
     streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
 ) -> None:

@@ -24,6 +24,7 @@ from penstock.channels.log import (
     Foreign,
     Reply,
     append_ahead,
+    append_together,
     extents,
 )
 from penstock.channels.server import RedisClient
@@ -32,7 +33,7 @@ from penstock.journal import tails_of
 from penstock.postgres import Connection, answering
 from penstock.records import BEGINNING, Epoch, Offset, Record, RecordId, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
-from penstock.streaming.unpublished import PORTION_RECORDS, Portion, unpublished
+from penstock.streaming.unpublished import PORTION_BYTES, PORTION_RECORDS, Portion, unpublished
 from penstock.telemetry import crashpoint
 
 PASS_PORTIONS = 32
@@ -153,14 +154,18 @@ class Publisher:
         self, tails: Mapping[ShardName, Offset], *, may_begin: bool
     ) -> Generator[tuple[Batch, Reply], None, None]:
         """Appends to logs; a batch behind one that was refused is refused too, so all of them may be under way."""
-        with (
-            closing(self._portions(tails, may_begin=may_begin, icks=False)) as portions,
-            closing(
-                _ahead(map(self._batch, portions), little=self.backlog <= PORTION_RECORDS)
-            ) as batches,
-            closing(append_ahead(self._client, self._namespace, batches)) as replies,
-        ):
-            yield from replies
+        little = self.backlog <= PORTION_RECORDS
+        with closing(self._portions(tails, may_begin=may_begin, icks=False)) as portions:
+            if little:
+                for group in _groups(portions):
+                    batches = [self._batch(portion) for portion in group]
+                    yield from append_together(self._client, self._namespace, batches)
+                return
+            with (
+                closing(_ahead(map(self._batch, portions))) as ahead,
+                closing(append_ahead(self._client, self._namespace, ahead)) as replies,
+            ):
+                yield from replies
 
     def _tell(
         self, tails: Mapping[ShardName, Offset], *, may_begin: bool
@@ -214,14 +219,22 @@ class Publisher:
                 assert_never(reply)
 
 
-def _ahead(items: Iterator[_Item], *, little: bool) -> Generator[_Item, None, None]:
-    """Takes the next item, in a thread, while this one is worked on.
+def _groups(portions: Iterator[Portion]) -> Iterator[list[Portion]]:
+    """Portions that go to Redis together, up to the weight of a large one."""
+    group: list[Portion] = []
+    weight = 0
+    for portion in portions:
+        group.append(portion)
+        weight += sum(len(record[4]) for record in portion.records)
+        if weight >= PORTION_BYTES:
+            yield group
+            group, weight = [], 0
+    if group:
+        yield group
 
-    What is ``little`` goes without: to start a thread would be the larger part of it.
-    """
-    if little:
-        yield from items
-        return
+
+def _ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
+    """Takes the next item, in a thread, while this one is worked on."""
     with ThreadPoolExecutor(1, "penstock-read") as thread:
         coming = thread.submit(next, items, None)
         while (item := coming.result()) is not None:

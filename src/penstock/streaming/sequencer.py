@@ -10,13 +10,14 @@ of ``ticks`` lets one of them through.  Nothing is held in memory between ticks,
 records but its own.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import psycopg
-from psycopg import IsolationLevel
 
 from penstock.errors import UnsafeSetting
-from penstock.postgres import Connection, answering
+from penstock.postgres import Connection, answering, pipelined
 from penstock.records import Epoch, Offset, Shard, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
 from penstock.telemetry import crashpoint
@@ -70,21 +71,28 @@ def tick(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
     number, epoch, found = row
     if not found:
         return Tick(number, 0, epoch)
-    connection.isolation_level = IsolationLevel.REPEATABLE_READ
     try:
         with answering("sequencing"):
             return _tick(connection, schema)
     except _LOST_THE_RACE:
         return Tick(number, 0, epoch, contended=True)
-    finally:
-        if not connection.closed:
-            connection.isolation_level = None
 
 
 def _tick(connection: Connection, schema: str) -> Tick:
-    with connection.transaction():
-        done = tick_within(connection, schema)
+    sql = statements("penstock.streaming", schema)
+    try:
+        with pipelined(connection):
+            connection.execute(sql["begin_tick"])
+            sequencing = _sequence(connection, schema)
+        done = _done(sequencing, schema)
         crashpoint("sequencer.before_commit")
+        connection.execute(sql["commit_tick"])
+    except BaseException:
+        with suppress(
+            psycopg.OperationalError
+        ):  # the connection broke, and the transaction with it
+            connection.rollback()
+        raise
     crashpoint("sequencer.after_commit")
     return done
 
@@ -98,9 +106,17 @@ def tick_within(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
         UnsafeSetting: The place where sequencing stopped is lost.
         psycopg.Error: Another sequencer came first, or the connection failed.
     """
+    return _done(_sequence(connection, schema), schema)
+
+
+def _sequence(connection: Connection, schema: str) -> psycopg.Cursor[tuple[Any, ...]]:
     sql = statements("penstock.streaming", schema)
     connection.execute(sql["prepare_tick"])
-    rows = connection.execute(sql["sequence_committed"], {"chunk": JOURNAL_CHUNK}).fetchall()
+    return connection.execute(sql["sequence_committed"], {"chunk": JOURNAL_CHUNK})
+
+
+def _done(sequencing: psycopg.Cursor[tuple[Any, ...]], schema: str) -> Tick:
+    rows = sequencing.fetchall()
     if not rows:
         raise UnsafeSetting(NO_TICK.format(schema=schema))
     tails: dict[ShardName, Offset] = {}

@@ -1,6 +1,7 @@
 """The log channel: records in order, at offsets that never change.
 
-``append_each`` is replay: it may be repeated, by anyone; ``append_ahead`` does the same without waiting for each reply.
+``append_together`` is replay: it may be repeated, by anyone; ``append_ahead`` does the same for batch after batch, without
+waiting for each reply.
 ``read`` gives records after an offset, a ``Follower`` waits for them; ``evict`` removes what every consumer has passed.
 """
 
@@ -13,7 +14,7 @@ from penstock.channels.log.appending import (
     Foreign,
     Reply,
     append_ahead,
-    append_each,
+    append_together,
     reply_of,
 )
 from penstock.channels.log.entries import NAMES
@@ -40,7 +41,7 @@ __all__ = [
     "Foreign",
     "Reply",
     "append_ahead",
-    "append_each",
+    "append_together",
     "evict",
     "extents",
     "last_offsets",

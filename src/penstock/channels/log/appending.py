@@ -83,8 +83,12 @@ class Foreign:
 Reply = Appended | Behind | FencedOff | Foreign
 
 
-def append_each(client: RedisClient, namespace: str, batches: Sequence[Batch]) -> list[Reply]:
+def append_together(
+    client: RedisClient, namespace: str, batches: Sequence[Batch]
+) -> list[tuple[Batch, Reply]]:
     """Appends a batch to each of several shards in one round trip; safe to repeat.
+
+    A consumer that waits for several of them is woken once, and finds them all.
 
     Raises:
         ServerUnavailable: Redis does not answer; any of the batches may have been appended.
@@ -93,8 +97,9 @@ def append_each(client: RedisClient, namespace: str, batches: Sequence[Batch]) -
     """
     calls = [_call(namespace, batch) for batch in batches]
     with answering(f"appending to {', '.join(str(batch.shard) for batch in batches)}"):
-        replies = script("log/append").call_each(client, calls)
-    return [reply_of(reply, _doing(batch)) for reply, batch in zip(replies, batches, strict=True)]
+        replies = script("log/append").call_together(client, calls)
+    answered = zip(batches, replies, strict=True)
+    return [(batch, reply_of(reply, _doing(batch))) for batch, reply in answered]
 
 
 def append_ahead(
