@@ -224,14 +224,16 @@ class ConsumerSpec:
     Attributes:
         name: Name of the consumer; its checkpoints are kept under it.
         channel: What it reads.
-        handler: ``handler(session, records)``, or ``handler(session, record)`` if ``each``.  Of an Ick it gets members,
-            each a ``str``, instead of records.
+        handler: ``handler(session, records)``, or ``handler(session, record)`` if ``each``.  The records are of one shard,
+            or of several if these have little: each shard's in its order.  Of an Ick it gets members, each a ``str``,
+            instead of records.
         each: One record a call instead of a batch.
         frames: The handler is set-based: ``handler(session, frame)`` gets a Spark DataFrame of records.  It runs on the
             Spark engine only; a batch that fails is tried again as it is, until its handler is mended.
         batch: Most records a transaction.
         start: Where a new consumer begins: the ``earliest`` record that is still kept, or after the ``latest``.
-        attempts: How often a batch is tried before it is halved, and a record alone before it is given up.
+        attempts: How often a batch of a shard is tried before it is halved, and a record alone before it is given up.
+            What failed together with other shards' is tried so often again, shard by shard.
         on_poison: What becomes of a record that fails alone: set aside (``dead_letter``) or the shard stops (``halt``).
         park_key: With ``dead_letter``: later records of the same key are set aside too, so that their order holds.
         isolation: Isolation level of the transaction.

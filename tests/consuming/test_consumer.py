@@ -1,6 +1,7 @@
 """What a consumer promises: the effect of each record once, in order, with its checkpoint."""
 
 from collections.abc import Callable, Iterator
+from time import sleep
 from typing import Any
 
 import pytest
@@ -137,20 +138,28 @@ def test_a_consumer_has_one_connection_also_after_a_failure_and_a_look_at_its_ch
 
 
 @pytest.mark.parametrize(
-    "point",
+    ("point", "batch"),
     [
-        "consumer.after_read",
-        "consumer.after_apply",
-        "consumer.after_checkpoint",
-        "consumer.after_commit",
+        ("consumer.after_read", 20),
+        ("consumer.after_apply", 20),
+        ("consumer.after_checkpoint", 20),
+        ("consumer.after_commit", 20),
+        ("together.after_apply", 100),
+        ("together.after_checkpoint", 100),
+        ("together.after_commit", 100),
     ],
 )
 @pytest.mark.usefixtures("no_crashpoint")
 def test_a_crash_at_any_point_leaves_each_effect_once(
-    declare: Declare, streamer: Streamer, connection: Connection, things: Log, point: str
+    declare: Declare,
+    streamer: Streamer,
+    connection: Connection,
+    things: Log,
+    point: str,
+    batch: int,
 ) -> None:
     """Guarantee 4: effect and checkpoint are one transaction."""
-    worker = declare(batch=20)
+    worker = declare(batch=batch)
     stage_rows(connection, things, 100)
     streamer.drain()
     crashes = iter([True, False, True, True])
@@ -204,6 +213,110 @@ def test_a_shard_that_is_locked_elsewhere_is_left_alone(
         consumed = worker.round(0)
 
     assert list(consumed.positions) == [things.shard_names[1]]
+
+
+def test_little_of_several_shards_is_one_call_and_one_transaction(
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """Each shard in its order, whatever the order of the shards."""
+    seen: list[Record] = []
+    worker = declare(seen.append)
+    stage_rows(connection, things, 20)
+    streamer.drain()
+    consumed = worker.round(0)
+
+    assert consumed.applied == len(consumed.latencies_us) == 20
+    assert set(consumed.positions) == set(things.shard_names)
+    for shard in things.shard_names:
+        offsets = [record.offset for record in seen if record.shard == shard.shard]
+        assert offsets == list(range(1, consumed.positions[shard] + 1))
+    transactions = connection.execute("SELECT DISTINCT xmin FROM public.effects").fetchall()
+    assert len(transactions) == 1
+
+
+def test_more_than_a_batch_is_a_transaction_a_shard(
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """``batch`` is the most records of a transaction."""
+    worker = declare(batch=19)
+    stage_rows(connection, things, 20)
+    streamer.drain()
+    worker.round(0)
+
+    transactions = connection.execute("SELECT DISTINCT xmin FROM public.effects").fetchall()
+    assert len(transactions) == 2
+
+
+def test_a_slow_handler_holds_one_shard_at_a_time(
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """Or other processes of the consumer would wait for all of them."""
+    worker = declare(lambda _: sleep(0.01))
+    for _ in range(2):
+        stage_rows(connection, things, 20)
+        streamer.drain()
+        worker.round(0)
+
+    transactions = connection.execute("SELECT DISTINCT xmin FROM public.effects").fetchall()
+    assert len(transactions) == 3  # both at first, then one after the other
+
+
+def test_what_stands_in_the_way_of_one_shard_does_not_hold_up_another(
+    declare: Declare,
+    streamer: Streamer,
+    connection: Connection,
+    things: Log,
+    redis_client: redis.Redis,
+) -> None:
+    """A gap in one: the other goes on as ever, and the gap is filled."""
+    worker = declare()
+    stage_rows(connection, things, 40)
+    streamer.drain()
+    lossy, whole = things.shard_names
+    redis_client.xtrim(f"penstock:{{{lossy}}}:log", minid="5-0", approximate=False)
+    first = worker.round(0)
+
+    assert first.backfilled == 4
+    assert first.positions[lossy] == 4
+    assert first.positions[whole] > 4
+    worker.drain()
+    assert effect_ids(connection) == list(range(1, 41))
+
+
+def test_a_shard_that_was_halted_meanwhile_is_left_alone(
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    worker = declare()
+    worker.open()
+    stage_rows(connection, things, 40)
+    streamer.drain()
+    halted, free = things.shard_names
+    connection.execute(
+        "UPDATE penstock.checkpoints SET halted = 'by hand' WHERE shard = %s", [halted.shard]
+    )
+    consumed = worker.round(0)
+
+    assert list(consumed.positions) == [free]
+    assert consumed.halted == {halted: "by hand"}
+
+
+def test_a_barrier_holds_up_its_shard_alone(
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    worker = declare()
+    worker.open()
+    stage_rows(connection, things, 40)
+    streamer.drain()
+    barred, free = things.shard_names
+    connection.execute(
+        'INSERT INTO penstock.barriers (consumer, channel, shard, "offset", run, expires_at) '
+        "VALUES ('reader', 'things', %s, 3, %s, now() + interval '1 minute')",
+        [barred.shard, "test"],
+    )
+    consumed = worker.round(0)
+
+    assert consumed.positions[barred] == 3
+    assert consumed.positions[free] > 3
 
 
 @pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])

@@ -7,6 +7,9 @@ A consumer's checkpoint is one row a shard.  A batch is applied like this, in on
 Compare: an offset at or below the checkpoint was applied before and is skipped; the next one is applied; anything else
 is a gap, which is filled from the journal, or stops the shard with an error.  So delivery may be repeated, by anyone,
 and the effect happens once.
+
+Little of several shards goes into one such transaction, where nothing stands in its way; what fails there is applied
+shard by shard.
 """
 
 from penstock.consuming.loop import Consumed, Worker

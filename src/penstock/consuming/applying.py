@@ -1,16 +1,17 @@
 """Records of a log: applied once, in the order of their offsets, with the checkpoint that says so."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from penstock.consuming.backfill import backfill
-from penstock.consuming.checkpoints import Checkpoint, compare
+from penstock.consuming.checkpoints import Checkpoint, Comparison, Move, compare
 from penstock.consuming.delivering import Applier, Delivered, add
-from penstock.consuming.failures import parked_keys, reason_of, set_aside
-from penstock.errors import Gap
-from penstock.postgres import Connection
+from penstock.consuming.failures import HandlerFailed, parked_keys, reason_of, set_aside
+from penstock.errors import Gap, TryAgain
+from penstock.postgres import AGAIN, Connection, serialization_failure
 from penstock.records import Offset, Record, ShardName
 from penstock.telemetry import crashpoint
 
@@ -20,15 +21,57 @@ log = structlog.get_logger("penstock.consumer")
 class RecordApplier(Applier[Record]):
     """Applies records that follow the checkpoint; those before it are skipped, a gap is filled from the journal."""
 
+    def deliver_together(
+        self, found: Mapping[ShardName, Sequence[Record]]
+    ) -> dict[ShardName, Delivered]:
+        """Applies what came of several shards in one transaction and one call of the handler.
+
+        That is for little of many shards, which would cost a transaction each.  Only what nothing stands in the way of
+        is applied so; for a shard that is not in the answer nothing was done, and it is to be delivered alone.
+
+        Raises:
+            As ``deliver``.
+        """
+        if self._consumer.park_key:
+            return {}
+        try:
+            with self._transaction(found) as (session, connection, taken):
+                due = {
+                    checkpoint: comparison
+                    for shard, checkpoint in sorted(taken.items())
+                    if (comparison := _plain(checkpoint, found[shard])) is not None
+                }
+                if fresh := [record for plain in due.values() for record in plain.fresh]:
+                    self._handle(session, fresh)
+                crashpoint("together.after_apply")
+                moves = [_move(checkpoint, plain) for checkpoint, plain in due.items()]
+                self._checkpoints.advance(connection, *moves)
+                crashpoint("together.after_checkpoint")
+        except (HandlerFailed, TryAgain):
+            return {}  # the others need not wait for the one that it is about
+        except (DBAPIError, *AGAIN) as error:
+            if not serialization_failure(error):
+                raise
+            return {}
+        crashpoint("together.after_commit")
+        return {
+            move.locked.shard: Delivered(
+                move.to,
+                move.applied,
+                move.skipped,
+                latencies_us=_latencies_us(move.locked, due[move.locked].fresh),
+            )
+            for move in moves
+        }
+
     def _apply(
         self,
         session: Session,
         connection: Connection,
-        shard: ShardName,
         locked: Checkpoint,
         items: Sequence[Record],
     ) -> Delivered:
-        records = items
+        shard, records = locked.shard, items
         fresh, skipped, filled, gap = records, 0, 0, False
         if locked.held:
             return Delivered(position=locked.offset, held=True)
@@ -49,9 +92,7 @@ class RecordApplier(Applier[Record]):
             fresh, skipped, gap = comparison.fresh, comparison.skipped, comparison.gap
         if not fresh:
             if skipped:
-                self._checkpoints.advance(
-                    connection, shard, locked, locked.offset, applied=0, skipped=skipped
-                )
+                self._checkpoints.advance(connection, Move(locked, locked.offset, skipped=skipped))
             return Delivered(position=locked.offset, skipped=skipped)
         willing, parked = self._without_parked(connection, shard, fresh)
         if willing:
@@ -59,12 +100,17 @@ class RecordApplier(Applier[Record]):
         crashpoint("consumer.after_apply")
         last = fresh[-1].offset
         self._checkpoints.advance(
-            connection, shard, locked, last, applied=len(willing), skipped=skipped, dead=len(parked)
+            connection, Move(locked, last, len(willing), skipped, dead=len(parked))
         )
         crashpoint("consumer.after_checkpoint")
-        latencies = [max(0, locked.clock_us - record.staged_us) for record in willing]
         return Delivered(
-            last, len(willing), skipped, len(parked), filled, more=gap, latencies_us=latencies
+            last,
+            len(willing),
+            skipped,
+            len(parked),
+            filled,
+            more=gap,
+            latencies_us=_latencies_us(locked, willing),
         )
 
     def _without_parked(
@@ -101,7 +147,8 @@ class RecordApplier(Applier[Record]):
             error=type(error).__name__,
             then=self._consumer.on_poison,
         )
-        with self._transaction(shard) as (_, connection, locked):
+        with self._transaction([shard]) as (_, connection, taken):
+            locked = taken.get(shard)
             if locked is None or locked.halted is not None or locked.offset + 1 != record.offset:
                 return  # somebody else has moved on, or an operator has moved it back
             if self._consumer.on_poison == "halt":
@@ -121,7 +168,22 @@ class RecordApplier(Applier[Record]):
                 attempts=attempts,
                 parked=False,
             )
-            self._checkpoints.advance(
-                connection, shard, locked, record.offset, applied=0, skipped=0, dead=1
-            )
+            self._checkpoints.advance(connection, Move(locked, record.offset, dead=1))
         add(total, Delivered(position=record.offset, dead=1))
+
+
+def _plain(checkpoint: Checkpoint, records: Sequence[Record]) -> Comparison | None:
+    """What is due of a shard; None if something has to be done for it first: it is halted, at a barrier, or has a gap."""
+    if checkpoint.halted is not None or checkpoint.held:
+        return None
+    comparison = compare(checkpoint.offset, records, checkpoint.barrier)
+    return None if comparison.gap else comparison
+
+
+def _move(locked: Checkpoint, due: Comparison) -> Move:
+    to = due.fresh[-1].offset if due.fresh else locked.offset
+    return Move(locked, to, applied=len(due.fresh), skipped=due.skipped)
+
+
+def _latencies_us(locked: Checkpoint, applied: Sequence[Record]) -> list[int]:
+    return [max(0, locked.clock_us - record.staged_us) for record in applied]

@@ -3,7 +3,7 @@
 Every function runs on the connection of the handler's own transaction.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from penstock.declarations import ConsumerSpec
@@ -18,6 +18,7 @@ class Checkpoint:
     """A locked checkpoint.
 
     Attributes:
+        shard: Whose it is.
         offset: Everything up to here has been applied.
         halted: Why the shard was stopped; None if it was not.
         transaction: Id of the transaction that holds the lock.
@@ -25,6 +26,7 @@ class Checkpoint:
         barrier: Nothing behind this offset is to be applied now; None if there is no barrier.
     """
 
+    shard: ShardName
     offset: Offset
     halted: str | None
     transaction: str
@@ -35,6 +37,17 @@ class Checkpoint:
     def held(self) -> bool:
         """The shard stands at a barrier: a reconciliation is looking."""
         return self.barrier is not None and self.offset >= self.barrier
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Where a locked checkpoint goes, and how many records became what on the way: see ``Delivered``."""
+
+    locked: Checkpoint
+    to: Offset
+    applied: int = 0
+    skipped: int = 0
+    dead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,42 +96,48 @@ class Checkpoints:
             if halted is None
         }
 
-    def lock(self, connection: Connection, shard: ShardName) -> Checkpoint | None:
-        """Locks a shard's row; None if another process holds it."""
-        row = connection.execute(self._sql["lock_checkpoint"], self.key(shard)).fetchone()
-        return None if row is None else Checkpoint(*row)
+    def lock(
+        self, connection: Connection, shards: Collection[ShardName]
+    ) -> dict[ShardName, Checkpoint]:
+        """Locks the shards' rows; those that another process holds are left out."""
+        channel = self._consumer.channel.name
+        rows = connection.execute(
+            self._sql["lock_checkpoints"],
+            {
+                "consumer": self._consumer.name,
+                "channel": channel,
+                "shards": [shard.shard for shard in shards],
+            },
+        ).fetchall()
+        locked = [Checkpoint(ShardName(channel, Shard(shard)), *rest) for shard, *rest in rows]
+        return {checkpoint.shard: checkpoint for checkpoint in locked}
 
-    def advance(  # noqa: PLR0913  the counts go by name
-        self,
-        connection: Connection,
-        shard: ShardName,
-        locked: Checkpoint,
-        to: Offset,
-        *,
-        applied: int,
-        skipped: int,
-        dead: int = 0,
-    ) -> None:
-        """Moves a locked checkpoint.
+    def advance(self, connection: Connection, *moves: Move) -> None:
+        """Moves checkpoints that were locked together.
 
         Raises:
-            BrokenTransaction: The transaction of the lock has ended: the handler committed or rolled back.
+            BrokenTransaction: The transaction of the locks has ended: the handler committed or rolled back.
         """
+        if not moves:
+            return
         moved = connection.execute(
-            self._sql["advance_checkpoint"],
+            self._sql["advance_checkpoints"],
             {
-                **self.key(shard),
-                "offset": to,
-                "applied": applied,
-                "skipped": skipped,
-                "dead": dead,
-                "expected": locked.offset,
-                "transaction": locked.transaction,
+                "consumer": self._consumer.name,
+                "channel": self._consumer.channel.name,
+                "shards": [move.locked.shard.shard for move in moves],
+                "expected": [move.locked.offset for move in moves],
+                "offsets": [move.to for move in moves],
+                "applied": [move.applied for move in moves],
+                "skipped": [move.skipped for move in moves],
+                "dead": [move.dead for move in moves],
+                "transaction": moves[0].locked.transaction,
             },
         ).rowcount
-        if moved != 1:
+        if moved != len(moves):
+            shards = ", ".join(str(move.locked.shard) for move in moves)
             raise BrokenTransaction(
-                f"consumer {self._consumer.name}, {shard}: the transaction that carries the checkpoint is gone. A handler must "
+                f"consumer {self._consumer.name}, {shards}: the transaction that carries the checkpoint is gone. A handler must "
                 "not commit or roll back its session: return to commit, raise to roll back"
             )
 

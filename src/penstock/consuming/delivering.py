@@ -4,7 +4,7 @@ What an item is, a record of a log or a member of an Ick, and which of them are 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
@@ -133,11 +133,12 @@ class Applier(ABC, Generic[Item]):
         done = Delivered()
         while True:
             try:
-                with self._transaction(shard) as (session, connection, locked):
+                with self._transaction([shard]) as (session, connection, taken):
+                    locked = taken.get(shard)
                     if locked is None or locked.halted is not None:
                         total.halted = locked.halted if locked else None
                         return False
-                    done = self._apply(session, connection, shard, locked, items)
+                    done = self._apply(session, connection, locked, items)
                 break
             except (DBAPIError, *AGAIN) as error:
                 if not serialization_failure(error):
@@ -150,18 +151,18 @@ class Applier(ABC, Generic[Item]):
 
     @contextmanager
     def _transaction(
-        self, shard: ShardName
-    ) -> Iterator[tuple[Session, Connection, Checkpoint | None]]:
-        """A transaction with the shard's checkpoint locked, and a session in it."""
+        self, shards: Collection[ShardName]
+    ) -> Iterator[tuple[Session, Connection, dict[ShardName, Checkpoint]]]:
+        """A transaction with those of the shards' checkpoints locked that are free, and a session in it."""
         with (
-            answering(f"applying to {shard}"),
+            answering(f"applying for {self._consumer.name}"),
             unwrapped(),
             self._connected() as engine_connection,
             engine_connection.begin(),
             self._sessions(bind=engine_connection) as session,
         ):
             connection = driver_connection(engine_connection)
-            yield session, connection, self._checkpoints.lock(connection, shard)
+            yield session, connection, self._checkpoints.lock(connection, shards)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -193,7 +194,6 @@ class Applier(ABC, Generic[Item]):
         self,
         session: Session,
         connection: Connection,
-        shard: ShardName,
         locked: Checkpoint,
         items: Sequence[Item],
     ) -> Delivered:

@@ -7,7 +7,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from penstock.channels.ick import Mark
-from penstock.consuming.checkpoints import Checkpoint
+from penstock.consuming.checkpoints import Checkpoint, Move
 from penstock.consuming.delivering import Applier, Delivered, add
 from penstock.consuming.failures import HandlerFailed, reason_of
 from penstock.postgres import Connection
@@ -57,7 +57,6 @@ class MemberApplier(Applier[DirtyMember]):
         self,
         session: Session,
         connection: Connection,
-        shard: ShardName,
         locked: Checkpoint,
         items: Sequence[DirtyMember],
     ) -> Delivered:
@@ -68,11 +67,9 @@ class MemberApplier(Applier[DirtyMember]):
         texts = [item.text for item in items]
         self._handle(session, texts)
         crashpoint("members.after_apply")
-        where = self._checkpoints.key(shard)
+        where = self._checkpoints.key(locked.shard)
         connection.execute(self._sql["forget_members"], {**where, "keys": texts})
-        self._checkpoints.advance(
-            connection, shard, locked, locked.offset, applied=len(items), skipped=0
-        )
+        self._checkpoints.advance(connection, Move(locked, locked.offset, applied=len(items)))
         crashpoint("members.after_checkpoint")
         return Delivered(
             position=locked.offset,
@@ -99,7 +96,8 @@ class MemberApplier(Applier[DirtyMember]):
             error=type(error).__name__,
             then=self._consumer.on_poison,
         )
-        with self._transaction(shard) as (_, connection, locked):
+        with self._transaction([shard]) as (_, connection, taken):
+            locked = taken.get(shard)
             if locked is None or locked.halted is not None:
                 return  # it stays dirty
             if self._consumer.on_poison == "halt":
@@ -117,9 +115,7 @@ class MemberApplier(Applier[DirtyMember]):
                     "attempts": attempts,
                 },
             )
-            self._checkpoints.advance(
-                connection, shard, locked, locked.offset, applied=0, skipped=0, dead=1
-            )
+            self._checkpoints.advance(connection, Move(locked, locked.offset, dead=1))
         add(total, Delivered(position=locked.offset, dead=1, members=[item.member]))
 
     def is_free(self, shard: ShardName) -> bool:
@@ -128,8 +124,8 @@ class MemberApplier(Applier[DirtyMember]):
         Raises:
             ServerUnavailable: Postgres does not answer.
         """
-        with self._transaction(shard) as (_, _, locked):
-            return locked is not None
+        with self._transaction([shard]) as (_, _, taken):
+            return shard in taken
 
     def pass_to(self, shard: ShardName, passed: Offset) -> None:
         """Moves the checkpoint: everything up to ``passed`` is done.  It never goes back.
@@ -137,9 +133,10 @@ class MemberApplier(Applier[DirtyMember]):
         Raises:
             ServerUnavailable: Postgres does not answer.
         """
-        with self._transaction(shard) as (_, connection, locked):
+        with self._transaction([shard]) as (_, connection, taken):
+            locked = taken.get(shard)
             if locked is not None and locked.offset < passed:
-                self._checkpoints.advance(connection, shard, locked, passed, applied=0, skipped=0)
+                self._checkpoints.advance(connection, Move(locked, passed))
 
     @property
     def _sql(self) -> dict[str, bytes]:

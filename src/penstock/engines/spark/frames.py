@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from penstock.channels.log import extents
 from penstock.channels.server import connect_redis
-from penstock.consuming.checkpoints import Checkpoint, Checkpoints
+from penstock.consuming.checkpoints import Checkpoint, Checkpoints, Move
 from penstock.consuming.delivering import driver_connection
 from penstock.declarations import ConsumerSpec
 from penstock.errors import Gap, Halted
@@ -173,19 +173,19 @@ class Frames:
         try:
             with self._transaction() as (session, connection):
                 taken = {
-                    shard: (locked, min(share.last, locked.barrier or share.last))
-                    for shard, share in sorted(left.items())
-                    if (locked := self._locked(connection, shard, share)) is not None
+                    shard: (locked, min(left[shard].last, locked.barrier or left[shard].last))
+                    for shard, locked in self._locked(connection, left).items()
                 }
                 due = {s: (c, last) for s, (c, last) in taken.items() if last > c.offset}
                 if due:
                     self._consumer.handler(session, frame.where(_behind(due)))
                     session.flush()
                     crashpoint("frames.after_apply")
-                for shard, (locked, last) in due.items():
-                    self._checkpoints.advance(
-                        connection, shard, locked, last, applied=last - locked.offset, skipped=0
-                    )
+                moves = [
+                    Move(locked, last, applied=last - locked.offset)
+                    for locked, last in due.values()
+                ]
+                self._checkpoints.advance(connection, *moves)
                 crashpoint("frames.after_checkpoint")
         except Exception as error:
             if not serialization_failure(error):
@@ -206,20 +206,21 @@ class Frames:
         ):
             yield session, driver_connection(connection)
 
-    def _locked(self, connection: Connection, shard: ShardName, share: _Share) -> Checkpoint | None:
-        locked = self._checkpoints.lock(connection, shard)
-        if locked is None:
-            return None
-        if locked.halted is not None:
-            raise Halted(
-                f"consumer {self._consumer.name} has halted in {shard}, see penstock status"
-            )
-        if locked.offset + 1 < share.first:
-            raise Gap(
-                f"{shard}: the checkpoint stands at offset {locked.offset}, the micro-batch begins at {share.first}; "
-                "begin again from the checkpoint"
-            )
-        return locked
+    def _locked(
+        self, connection: Connection, left: Mapping[ShardName, _Share]
+    ) -> dict[ShardName, Checkpoint]:
+        taken = self._checkpoints.lock(connection, left)
+        for shard, locked in taken.items():
+            if locked.halted is not None:
+                raise Halted(
+                    f"consumer {self._consumer.name} has halted in {shard}, see penstock status"
+                )
+            if locked.offset + 1 < left[shard].first:
+                raise Gap(
+                    f"{shard}: the checkpoint stands at offset {locked.offset}, the micro-batch begins at "
+                    f"{left[shard].first}; begin again from the checkpoint"
+                )
+        return taken
 
 
 def _behind(due: dict[ShardName, tuple[Checkpoint, Offset]]) -> Column:
