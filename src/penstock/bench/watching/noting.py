@@ -10,6 +10,8 @@ from penstock.bench.application import Handler, pipeline_with
 from penstock.bench.watching.arrivals import note
 from penstock.telemetry import install_crashpoint
 
+COMMITTED = ("consumer.after_commit", "together.after_commit")
+
 _waiting: list[int] = []
 
 
@@ -23,7 +25,7 @@ def _noting(handler: Handler) -> Handler:
 
 
 def _passed(point: str) -> None:
-    if point == "consumer.after_commit" and _waiting:
+    if point in COMMITTED and _waiting:
         note(_waiting)
         _waiting.clear()
 
