@@ -104,6 +104,25 @@ def main(peer: Peer) -> None:
     print(json.dumps(work(peer)))
 
 
+def consume(create: str, run_once: Callable[[Connection, "redis.Redis[bytes]", str], int]) -> None:
+    """Has a consumer apply the streams of a log that lies ready, and prints its rate as JSON.
+
+    Args:
+        create: Makes its tables.
+        run_once: Applies some of a stream's next entries: gives their number.
+    """
+    wanted, streams = int(os.environ["PEER_RECORDS"]), os.environ["PEER_STREAMS"].split()
+    with _postgres() as connection, _redis() as client:
+        connection.execute(create.encode())
+        began, applied = perf_counter(), 0
+        while some := sum(run_once(connection, client, stream) for stream in streams):
+            applied += some
+        took = perf_counter() - began
+    if applied != wanted:
+        raise SystemExit(f"{applied} of {wanted} records were applied")
+    print(json.dumps({"": wanted / took}))
+
+
 def _postgres() -> Connection:
     return psycopg.connect(os.environ["PEER_DATABASE_URL"], autocommit=True)
 

@@ -39,6 +39,15 @@ def test_a_peer_says_in_its_head_what_it_needs() -> None:
     assert needs_of(DIRECTORY / "skip_locked.py") == {}
 
 
+def test_a_peer_is_measured_at_what_it_does() -> None:
+    with Plant() as plant:
+        consumers, relays = (peers_of(work, plant, Backlog(1)) for work in ("consume", "drain"))
+
+    assert list(consumers) == ["article-consumer"]
+    assert "article-consumer" not in relays
+    assert "skip-locked" in relays
+
+
 def test_a_peer_that_cannot_run_tells_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.bench.peers.binaries_with", lambda *_: None)
 

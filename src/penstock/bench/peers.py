@@ -32,6 +32,9 @@ SHARED = "harness.py"
 EXTENSIONS = "share/postgresql/{}/extension"
 """Where a distribution's Postgres of a release keeps its extensions, below ``/usr``."""
 
+STREAMER = ("drain", "latency")
+"""What a peer can be measured at that does not say it: ``works``, in its head."""
+
 LONGEST_S = 300.0
 
 
@@ -42,7 +45,7 @@ def peers_of(work: str, plant: Plant, backlog: Backlog, **load: float) -> dict[s
             script, work, plant, backlog, load
         )
         for script in sorted(DIRECTORY.glob("*.py"))
-        if script.name != SHARED
+        if script.name != SHARED and work in needs_of(script).get("works", STREAMER)
     }
 
 
@@ -52,13 +55,15 @@ def _run(script: Path, work: str, plant: Plant, backlog: Backlog, load: dict[str
         raise NotMeasured("uv is not installed: it makes the environments of peers")
     needs = needs_of(script)
     backlog = replace(backlog, records=min(backlog.records, needs.get("records", backlog.records)))
-    with _staged(plant, backlog, needs) as database_url:
+    lying_ready = _published if work == "consume" else _staged
+    with lying_ready(plant, backlog, needs) as database_url:
         return _told_by(
             [uv, "run", "--quiet", "--no-project", "--script", str(script), work],
             {
                 "PEER_DATABASE_URL": database_url,
                 "PEER_REDIS_URL": plant.redis_url,
                 "PEER_RECORDS": str(backlog.records),
+                "PEER_STREAMS": " ".join(backlog.streams),
                 **{f"PEER_{name.upper()}": str(value) for name, value in load.items()},
             },
         )
@@ -116,6 +121,12 @@ def _staged(plant: Plant, backlog: Backlog, needs: dict[str, Any]) -> Iterator[s
         yield server.url
     finally:
         server.remove()
+
+
+@contextmanager
+def _published(plant: Plant, backlog: Backlog, _needs: dict[str, Any]) -> Iterator[str]:
+    """URL of a database whose backlog is in the log."""
+    yield plant.registered(backlog)
 
 
 def binaries_with(extension: str, root: Path) -> Path | None:

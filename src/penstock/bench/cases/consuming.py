@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from penstock.bench.application import BULK, EACH, total_each, total_in_bulk
 from penstock.bench.cases import limits
 from penstock.bench.measuring import Case, NotMeasured, Sample
+from penstock.bench.peers import peers_of
 from penstock.bench.plant import Backlog, Plant, Scale
 from penstock.channels.log import read
 from penstock.consuming import ConsumerWorker
@@ -31,6 +32,7 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
                 "xrange": lambda: limits.entries(plant, bulk),
                 "handler alone": lambda: _handled(plant, bulk, total_in_bulk),
             },
+            peers=peers_of("consume", plant, bulk),
         ),
         Case(
             name="consume-each",
