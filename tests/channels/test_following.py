@@ -112,6 +112,8 @@ def test_who_waits_for_several_shards_is_woken_when_all_of_them_have_something(
 ) -> None:
     """What the streamer publishes in a round is one delivery, not one for each shard."""
     streamer.drain()
+    if not wakes_once(streamer):
+        pytest.skip("a Redis before 7.2 answers whoever waits with the first of the streams")
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(follower.wait, dict.fromkeys(things.shard_names, Offset(0)), 5000)
         eventually(lambda: blocked_clients(streamer) == 1, "the follower waits")
@@ -120,6 +122,11 @@ def test_who_waits_for_several_shards_is_woken_when_all_of_them_have_something(
         found = waiting.result(10)
 
     assert set(found) == set(things.shard_names)
+
+
+def wakes_once(streamer: Streamer) -> bool:
+    info = streamer._client.info("server")
+    return "valkey_version" in info or tuple(map(int, info["redis_version"].split("."))) >= (7, 2)
 
 
 def blocked_clients(streamer: Streamer) -> int:

@@ -68,7 +68,7 @@ class Script:
     def call_together(self, client: Any, calls: Sequence[Call]) -> list[Any]:
         """As ``call_each``, but whoever waits for several of the keys is woken once, when all calls have been carried out.
 
-        On a Cluster, where the keys lie on several servers, it is ``call_each``.
+        A Redis before 7.2 answers those who wait with the first key all the same.  On a Cluster, where the keys lie on several servers, it is ``call_each``.
 
         Raises:
             redis.RedisError: As ``call_each``.

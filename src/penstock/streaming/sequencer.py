@@ -79,14 +79,13 @@ def tick(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
 
 
 def _tick(connection: Connection, schema: str) -> Tick:
-    sql = statements("penstock.streaming", schema)
     try:
         with pipelined(connection):
-            connection.execute(sql["begin_tick"])
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             sequencing = _sequence(connection, schema)
         done = _done(sequencing, schema)
         crashpoint("sequencer.before_commit")
-        connection.execute(sql["commit_tick"])
+        connection.execute("COMMIT")
     except BaseException:
         with suppress(
             psycopg.OperationalError

@@ -27,12 +27,6 @@ FROM {schema}.ticks
 ORDER BY tick DESC
 LIMIT 1;
 
--- :name begin_tick
-BEGIN ISOLATION LEVEL REPEATABLE READ;
-
--- :name commit_tick
-COMMIT;
-
 -- :name prepare_tick
 -- The commit reaches the disk before anything reaches Redis, whatever the server's default is.  And what is new is found
 -- by its index, whatever old statistics say of a table that has just grown, and sorted in memory, if it is not very much.
