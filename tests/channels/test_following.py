@@ -12,7 +12,7 @@ from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.channels.log import Follower
 from penstock.channels.server import connect_redis
-from penstock.errors import ForeignLog
+from penstock.errors import ForeignLog, ServerUnavailable
 from penstock.postgres import Connection
 from penstock.records import Offset, ShardName
 from penstock.streaming import Streamer
@@ -107,6 +107,23 @@ def test_fields_in_another_order_and_more_of_them_are_read_and_a_foreign_entry_i
         follower.wait({shard: Offset(1000)}, None)
 
 
+def test_an_answer_that_came_too_late_is_not_taken_for_the_next(
+    client: redis.Redis, follower: Follower, shard: ShardName, things: Log
+) -> None:
+    """Behind a Sentinel the client library leaves a connection open whose answer has not come in time."""
+
+    class Lasting(client.connection_pool.connection_class):  # type: ignore[name-defined,misc]  # the server's kind
+        def read_response(self, *arguments: Any, **options: Any) -> Any:
+            return super().read_response(*arguments, **{"disconnect_on_error": False, **options})
+
+    client.connection_pool.connection_class = Lasting
+    client.connection_pool.connection_kwargs["socket_timeout"] = 0.2
+    with pytest.raises(ServerUnavailable):
+        follower.wait({things.shard_names[1]: Offset(1_000_000)}, 2000)
+
+    assert offsets(follower, shard, 0) == list(range(1, 11))
+
+
 def test_who_waits_for_several_shards_is_woken_when_all_of_them_have_something(
     follower: Follower, streamer: Streamer, connection: Connection, things: Log
 ) -> None:
@@ -114,8 +131,12 @@ def test_who_waits_for_several_shards_is_woken_when_all_of_them_have_something(
     streamer.drain()
     if not wakes_once(streamer):
         pytest.skip("a Redis before 7.2 answers whoever waits with the first of the streams")
+    stage_rows(connection, things, 10)
+    streamer.drain()  # the script is loaded then
+    assert streamer._publisher is not None
+    tails = dict(streamer._publisher.tails)
     with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(follower.wait, dict.fromkeys(things.shard_names, Offset(0)), 5000)
+        waiting = thread.submit(follower.wait, tails, 5000)
         eventually(lambda: blocked_clients(streamer) == 1, "the follower waits")
         stage_rows(connection, things, 10)
         streamer.drain()

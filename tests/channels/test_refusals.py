@@ -82,6 +82,18 @@ def test_a_refusal_is_said_and_the_records_wait(
     assert streamer.drain() == 20
 
 
+def test_a_redis_without_transactions_is_told_shard_by_shard(
+    own_redis: EmbeddedRedis, things: Log, connection: Connection, own_streamer: Streamer
+) -> None:
+    """By its access rules, or behind a proxy: nobody is woken once, and nothing is lost or doubled."""
+    with redis.Redis.from_url(own_redis.url) as client:
+        client.execute_command("ACL", "SETUSER", "default", "-multi")
+        stage_rows(connection, things, 20)
+
+        assert own_streamer.drain() == 20
+        assert sum(client.xlen(key) for key in client.keys("*:log")) == 20
+
+
 def test_a_redis_that_is_still_loading_is_waited_for(
     own_redis: EmbeddedRedis,
     things: Log,

@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterator
 from time import sleep
 from typing import Any
 
+import psycopg
 import pytest
 import redis
 from sqlalchemy import text
 from sqlalchemy.orm import Session
+from structlog.testing import capture_logs
 
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
@@ -151,7 +153,7 @@ def test_a_consumer_has_one_connection_also_after_a_failure_and_a_look_at_its_ch
 )
 @pytest.mark.usefixtures("no_crashpoint")
 def test_a_crash_at_any_point_leaves_each_effect_once(
-    declare: Declare,
+    known: Declare,
     streamer: Streamer,
     connection: Connection,
     things: Log,
@@ -159,10 +161,11 @@ def test_a_crash_at_any_point_leaves_each_effect_once(
     batch: int,
 ) -> None:
     """Guarantee 4: effect and checkpoint are one transaction."""
-    worker = declare(batch=batch)
+    worker = known(batch=batch)
     stage_rows(connection, things, 100)
     streamer.drain()
     crashes = iter([True, False, True, True])
+    crashed = 0
 
     def crash(name: str) -> None:
         if name == point and next(crashes, False):
@@ -174,8 +177,10 @@ def test_a_crash_at_any_point_leaves_each_effect_once(
             worker.drain()
         except CrashError:
             worker.close()
+            crashed += 1
     worker.drain()
 
+    assert crashed > 0
     assert effect_ids(connection) == list(range(1, 101))
 
 
@@ -215,12 +220,30 @@ def test_a_shard_that_is_locked_elsewhere_is_left_alone(
     assert list(consumed.positions) == [things.shard_names[1]]
 
 
+def transactions(connection: Connection) -> int:
+    """In which the effects were made."""
+    [(number,)] = connection.execute("SELECT count(DISTINCT xmin::text) FROM public.effects")
+    return int(number)
+
+
+@pytest.fixture
+def known(declare: Declare) -> Declare:
+    """The same, with a worker that takes the handler for a fast one, on any machine."""
+
+    def declare_known(*arguments: Any, **options: Any) -> ConsumerWorker:
+        worker = declare(*arguments, **options)
+        worker._record_s = 0.0
+        return worker
+
+    return declare_known
+
+
 def test_little_of_several_shards_is_one_call_and_one_transaction(
-    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+    known: Declare, streamer: Streamer, connection: Connection, things: Log
 ) -> None:
     """Each shard in its order, whatever the order of the shards."""
     seen: list[Record] = []
-    worker = declare(seen.append)
+    worker = known(seen.append)
     stage_rows(connection, things, 20)
     streamer.drain()
     consumed = worker.round(0)
@@ -229,47 +252,138 @@ def test_little_of_several_shards_is_one_call_and_one_transaction(
     assert set(consumed.positions) == set(things.shard_names)
     for shard in things.shard_names:
         offsets = [record.offset for record in seen if record.shard == shard.shard]
-        assert offsets == list(range(1, consumed.positions[shard] + 1))
-    transactions = connection.execute("SELECT DISTINCT xmin FROM public.effects").fetchall()
-    assert len(transactions) == 1
+        assert offsets == sorted(offsets)
+        assert offsets[-1] == consumed.positions[shard]
+    assert transactions(connection) == 1
 
 
 def test_more_than_a_batch_is_a_transaction_a_shard(
-    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+    known: Declare, streamer: Streamer, connection: Connection, things: Log
 ) -> None:
     """``batch`` is the most records of a transaction."""
-    worker = declare(batch=19)
+    worker = known(batch=19)
     stage_rows(connection, things, 20)
     streamer.drain()
     worker.round(0)
 
-    transactions = connection.execute("SELECT DISTINCT xmin FROM public.effects").fetchall()
-    assert len(transactions) == 2
+    assert transactions(connection) == 2
 
 
+@pytest.mark.parametrize(("seconds", "expected"), [(0.01, 4), (0.0, 3)], ids=["slow", "fast"])
 def test_a_slow_handler_holds_one_shard_at_a_time(
-    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+    declare: Declare,
+    streamer: Streamer,
+    connection: Connection,
+    things: Log,
+    seconds: float,
+    expected: int,
 ) -> None:
-    """Or other processes of the consumer would wait for all of them."""
-    worker = declare(lambda _: sleep(0.01))
-    for _ in range(2):
-        stage_rows(connection, things, 20)
+    """Or other processes of the consumer would wait for all of them.  What is not known yet may be slow."""
+    worker = declare(lambda _: sleep(seconds))
+    for prefix in ("first", "second"):
+        stage_rows(connection, things, 12, prefix)
         streamer.drain()
         worker.round(0)
+        worker._record_s = worker._record_s if seconds else 0.0  # on any machine
 
-    transactions = connection.execute("SELECT DISTINCT xmin FROM public.effects").fetchall()
-    assert len(transactions) == 3  # both at first, then one after the other
+    assert transactions(connection) == expected
+
+
+def test_a_shard_that_is_busy_elsewhere_says_nothing_of_the_handler(
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """It is done at once: that does not make a slow handler fast."""
+    worker = declare(lambda _: sleep(0.01))
+    for prefix in ("first", "second"):
+        stage_rows(connection, things, 20, prefix)
+        streamer.drain()
+        with connection.transaction():
+            connection.execute("SELECT FROM penstock.checkpoints WHERE shard = 1 FOR UPDATE")
+            worker.round(0)
+
+    assert worker._record_s >= 0.01
+
+
+def test_what_fails_together_has_its_attempts_alone(
+    known: Declare, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """Guarantee 21: the other shard's records are applied once, and the poison is given its attempts, and one more."""
+    calls: list[int] = []
+
+    def check(record: Record) -> None:
+        if record.key == "k3":
+            calls.append(record.id)
+            raise ValueError("cannot be understood")
+
+    worker = known(check, attempts=2)
+    stage_rows(connection, things, 20)
+    streamer.drain()
+    with capture_logs() as logs:
+        worker.drain()
+
+    [(poison, reason, attempts, _)] = dead_offsets(connection)
+    assert (poison, reason) == (calls[0], "ValueError: cannot be understood")
+    assert attempts == 2
+    assert effect_ids(connection) == [n for n in range(1, 21) if n != poison]
+    said = [entry for entry in logs if entry["event"].startswith("failed together")]
+    assert [entry["error"] for entry in said] == ["ValueError"]
+
+
+def test_a_transaction_that_loses_against_another_is_made_again(
+    known: Declare, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """Serialization failures and deadlocks are nobody's fault, together as alone."""
+    failures = iter([True])
+
+    def check(_: Record) -> None:
+        if next(failures, False):
+            raise psycopg.errors.DeadlockDetected
+
+    worker = known(check, attempts=1)
+    stage_rows(connection, things, 20)
+    streamer.drain()
+    worker.drain()
+
+    assert dead_offsets(connection) == []
+    assert effect_ids(connection) == list(range(1, 21))
+
+
+def test_keys_are_parked_in_every_shard(
+    known: Declare, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """Guarantee 21: little of several shards is no way past it."""
+
+    def check(record: Record) -> None:
+        if record.id in {1, 2}:
+            raise ValueError
+
+    worker = known(check, park_key=True, attempts=1)
+    for _ in range(2):
+        connection.execute(
+            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+            "SELECT 'things', i, i::text, 'update', 'thing', '{}' FROM generate_series(0, 1) i"
+        )
+        streamer.drain()
+        worker.drain()
+
+    assert [(row[0], row[3]) for row in dead_offsets(connection)] == [
+        (1, False),
+        (2, False),
+        (3, True),
+        (4, True),
+    ]
+    assert effect_ids(connection) == []
 
 
 def test_what_stands_in_the_way_of_one_shard_does_not_hold_up_another(
-    declare: Declare,
+    known: Declare,
     streamer: Streamer,
     connection: Connection,
     things: Log,
     redis_client: redis.Redis,
 ) -> None:
     """A gap in one: the other goes on as ever, and the gap is filled."""
-    worker = declare()
+    worker = known()
     stage_rows(connection, things, 40)
     streamer.drain()
     lossy, whole = things.shard_names
@@ -284,10 +398,9 @@ def test_what_stands_in_the_way_of_one_shard_does_not_hold_up_another(
 
 
 def test_a_shard_that_was_halted_meanwhile_is_left_alone(
-    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+    known: Declare, streamer: Streamer, connection: Connection, things: Log
 ) -> None:
-    worker = declare()
-    worker.open()
+    worker = known()
     stage_rows(connection, things, 40)
     streamer.drain()
     halted, free = things.shard_names
@@ -301,10 +414,9 @@ def test_a_shard_that_was_halted_meanwhile_is_left_alone(
 
 
 def test_a_barrier_holds_up_its_shard_alone(
-    declare: Declare, streamer: Streamer, connection: Connection, things: Log
+    known: Declare, streamer: Streamer, connection: Connection, things: Log
 ) -> None:
-    worker = declare()
-    worker.open()
+    worker = known()
     stage_rows(connection, things, 40)
     streamer.drain()
     barred, free = things.shard_names

@@ -154,6 +154,7 @@ def test_the_demo_ends_equal(tmp_path: Path, engine: str, seconds: str, drift: s
     assert (done.returncode, told["equal"], told["lost"], told["doubled"]) == (0, True, 0, 0)
     assert told["staged"] == told["published"] > 100
     assert told["kills"] >= 1
+    assert told["crashes"] >= int(seconds) // 20  # a consumer lives nine seconds at the longest
     assert told["out_of_order"] == 0
     assert told["skipped"] > 0
     assert {c["total"] for c in told["consumers"].values()} == {told["canonical_total"]}

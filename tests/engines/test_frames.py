@@ -16,12 +16,14 @@ from sqlalchemy.orm import Session
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import ConsumerWorker
+from penstock.consuming.checkpoints import Checkpoint
 from penstock.declarations import ConsumerSpec
-from penstock.engines.spark.frames import start_frames
+from penstock.engines.spark.frames import _end, _Share, start_frames
 from penstock.errors import DeclarationError
 from penstock.operating.reset import reset_checkpoint
 from penstock.postgres import Connection, connect_postgres
 from penstock.reconciling import Barrier, cut, pinned
+from penstock.records import Offset, Shard, ShardName
 from penstock.streaming import Streamer
 from penstock.telemetry import SPARK_CRASH_POINTS, install_crashpoint
 from penstock.testing import eventually
@@ -210,6 +212,21 @@ def test_a_frame_stops_at_a_barrier_and_goes_on_behind_it(
     running.join()
 
     eventually(lambda: counted(connection) == {"a": 60, "b": 40}, "the rest is applied")
+
+
+@pytest.mark.parametrize(("barrier", "last"), [(None, 40), (50, 40), (7, 7), (0, 0)])
+def test_nothing_behind_a_barrier_is_due(barrier: int | None, last: int) -> None:
+    """Guarantee 28: nor where the shard was empty at the cut."""
+    locked = Checkpoint(
+        ShardName("things", Shard(0)),
+        Offset(0),
+        halted=None,
+        transaction="1",
+        clock_us=0,
+        barrier=None if barrier is None else Offset(barrier),
+    )
+
+    assert _end(locked, _Share(Offset(1), Offset(40))) == last
 
 
 def test_it_runs_on_spark_only(

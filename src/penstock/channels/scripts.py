@@ -68,7 +68,9 @@ class Script:
     def call_together(self, client: Any, calls: Sequence[Call]) -> list[Any]:
         """As ``call_each``, but whoever waits for several of the keys is woken once, when all calls have been carried out.
 
-        A Redis before 7.2 answers those who wait with the first key all the same.  On a Cluster, where the keys lie on several servers, it is ``call_each``.
+        A Redis before 7.2 answers those who wait with the first key all the same.  On a Cluster, where the keys lie on
+        several servers, it is ``call_each``; and where the server does not do it, as it lacks the script, has no memory, or
+        knows no transactions, ``call_each`` follows, and has each call's own answer.  So calls must be safe to repeat.
 
         Raises:
             redis.RedisError: As ``call_each``.
@@ -81,20 +83,17 @@ class Script:
             connection.send_packed_command(
                 [_MULTI, *map(self.packed, calls), _EXEC], check_health=False
             )
-            queued = [_answer(connection) for _ in range(len(calls) + 1)][1:]
+            for _ in (_MULTI, *calls):
+                _answer(connection)  # queued, or the transaction fails
             replies = _answer(connection)
         except BaseException:
             connection.disconnect()
             raise
         finally:
             pool.release(connection)
-        if isinstance(replies, redis.ResponseError):
-            # One of them was refused before it began, and none was carried out.
-            return [
-                refused if isinstance(refused, redis.ResponseError) else replies
-                for refused in queued
-            ]
-        if any(isinstance(reply, redis.exceptions.NoScriptError) for reply in replies):
+        if isinstance(replies, redis.ResponseError) or any(
+            isinstance(reply, redis.exceptions.NoScriptError) for reply in replies
+        ):
             return self.call_each(client, calls)
         return list(replies)
 

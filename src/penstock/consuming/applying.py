@@ -34,24 +34,27 @@ class RecordApplier(Applier[Record]):
         """
         if self._consumer.park_key:
             return {}
+        moves: list[tuple[Move, Sequence[Record]]] = []
         try:
             with self._transaction(found) as (session, connection, taken):
-                due = {
-                    checkpoint: comparison
-                    for shard, checkpoint in sorted(taken.items())
-                    if (comparison := _plain(checkpoint, found[shard])) is not None
-                }
-                if fresh := [record for plain in due.values() for record in plain.fresh]:
+                for shard, locked in sorted(taken.items()):
+                    if (due := _plain(locked, found[shard])) is not None:
+                        moves.append((_move(locked, due), due.fresh))
+                if fresh := [record for _, records in moves for record in records]:
                     self._handle(session, fresh)
                 crashpoint("together.after_apply")
-                moves = [_move(checkpoint, plain) for checkpoint, plain in due.items()]
-                self._checkpoints.advance(connection, *moves)
+                self._checkpoints.advance(connection, *(move for move, _ in moves))
                 crashpoint("together.after_checkpoint")
-        except (HandlerFailed, TryAgain):
-            return {}  # the others need not wait for the one that it is about
-        except (DBAPIError, *AGAIN) as error:
-            if not serialization_failure(error):
+        except (HandlerFailed, TryAgain, DBAPIError, *AGAIN) as error:
+            cause = error.error if isinstance(error, HandlerFailed) else error
+            if not (isinstance(error, HandlerFailed | TryAgain) or serialization_failure(error)):
                 raise
+            # It need not be about all of them: alone, each has its own attempts.
+            log.info(
+                "failed together, going shard by shard",
+                consumer=self._consumer.name,
+                error=type(cause).__name__,
+            )
             return {}
         crashpoint("together.after_commit")
         return {
@@ -59,9 +62,9 @@ class RecordApplier(Applier[Record]):
                 move.to,
                 move.applied,
                 move.skipped,
-                latencies_us=_latencies_us(move.locked, due[move.locked].fresh),
+                latencies_us=_latencies_us(move.locked, records),
             )
-            for move in moves
+            for move, records in moves
         }
 
     def _apply(

@@ -102,7 +102,7 @@ class Checkpoints:
         """Locks the shards' rows; those that another process holds are left out."""
         channel = self._consumer.channel.name
         rows = connection.execute(
-            self._sql["lock_checkpoints"],
+            self._sql["take_checkpoints"],
             {
                 "consumer": self._consumer.name,
                 "channel": channel,

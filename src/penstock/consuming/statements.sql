@@ -4,7 +4,7 @@ FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s AND channel = %(channel)s
 ORDER BY shard;
 
--- :name lock_checkpoints
+-- :name take_checkpoints
 -- The lock is the mutual exclusion: whoever holds a row works on the shard, others pass by.  The transaction's id shows
 -- later that effects and checkpoint are in one transaction; the clock is the one that staged the records.  A barrier holds
 -- up what lies behind it: what we have in hand was sequenced before any barrier that this statement does not see yet.

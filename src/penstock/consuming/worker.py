@@ -1,12 +1,12 @@
-"""The consumer's worker: waits for records, delivers them shard by shard, in a loop.
+"""The consumer's worker: waits for records, delivers them, in a loop.
 
 Several processes of one consumer share its shards by the locks on the checkpoints: a shard that another process is
 working on is left alone for a while.  Whoever reads what is applied already skips it.
 """
 
+import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Unpack
 
@@ -34,7 +34,7 @@ HELD_PAUSE_S = 0.02
 """How often a shard that stands at a barrier is looked at again."""
 
 TOGETHER_S = 0.02
-"""Longest delivery after which the next may take several shards together."""
+"""Longest transaction that takes several shards together, in seconds, as far as the last records tell."""
 
 LOOK_AGAIN_S = 2.0
 """How often an idle worker looks whether an operator has moved its checkpoints."""
@@ -70,7 +70,7 @@ class ConsumerWorker(Worker):
         self._positions: dict[ShardName, Offset] = {}
         self._held: set[ShardName] = set()
         self._look_again_at = 0.0
-        self._took_s = 0.0
+        self._record_s = math.inf  # of a handler that is not known yet
 
     def _registered(self, connection: Connection) -> None:
         """Reads where the consumer stands."""
@@ -96,7 +96,7 @@ class ConsumerWorker(Worker):
         self._applier = self._follower = None
 
     def round(self, block_ms: int | None = None) -> Consumed:
-        """Waits for records, ``block_ms`` at the longest, and delivers what came, a batch a shard.
+        """Waits for records, ``block_ms`` at the longest, and delivers what came: up to a batch of each shard.
 
         Raises:
             ServerUnavailable: Postgres or Redis does not answer.
@@ -123,44 +123,40 @@ class ConsumerWorker(Worker):
             # There is more, most likely: Redis looks it up while this is applied.
             last = {shard: records[-1].offset for shard, records in found.items()}
             self._follower.ask_ahead({**awake, **last})
-        for shard, delivered in self._deliver(found):
-            self._note(shard, delivered)
-            consumed.add(shard, delivered)
+        self._deliver(found, consumed)
         if self._reread_chance and found and random.random() < self._reread_chance:  # noqa: S311  not for secrets
             self.rewind(consumed.applied)
         if not found and monotonic() >= self._look_again_at:
-            for shard, delivered in self._deliver(self._look_again()):
-                self._note(shard, delivered)
-                consumed.add(shard, delivered)
+            self._deliver(self._look_again(), consumed)
         return consumed
+
+    def _deliver(self, found: Mapping[ShardName, Sequence[Record]], consumed: Consumed) -> None:
+        """Delivers to shards together, as far as that goes, and to the others one after another."""
+        assert self._applier is not None
+        began, done_before = monotonic(), consumed.applied + consumed.dead
+
+        def note(shard: ShardName, delivered: Delivered) -> None:
+            self._note(shard, delivered)
+            consumed.add(shard, delivered)
+
+        together = self._applier.deliver_together(found) if self._is_little(found) else {}
+        for shard, delivered in together.items():
+            note(shard, delivered)
+        for shard in [shard for shard in found if shard not in together]:
+            note(shard, self._applier.deliver(shard, found[shard], self._pause))
+            if self._stop():
+                break
+        if done := consumed.applied + consumed.dead - done_before:
+            self._record_s = (monotonic() - began) / done
 
     def _is_little(self, found: Mapping[ShardName, Sequence[Record]]) -> bool:
         """Whether it goes into one transaction that is over soon: others of the consumer wait for the shards meanwhile."""
         records = sum(len(records) for records in found.values())
-        return len(found) > 1 and records <= self.consumer.batch and self._took_s < TOGETHER_S
-
-    def _deliver(
-        self, found: Mapping[ShardName, Sequence[Record]]
-    ) -> Iterator[tuple[ShardName, Delivered]]:
-        """Delivers to shards together, as far as that goes, and to the others one after another."""
-        assert self._applier is not None
-        together: Mapping[ShardName, Delivered] = {}
-        if self._is_little(found):
-            with self._timed():
-                together = self._applier.deliver_together(found)
-        yield from together.items()
-        for shard in [shard for shard in found if shard not in together]:
-            if self._stop():
-                break
-            with self._timed():
-                delivered = self._applier.deliver(shard, found[shard], self._pause)
-            yield shard, delivered
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        began = monotonic()
-        yield
-        self._took_s = monotonic() - began
+        return (
+            len(found) > 1
+            and records <= self.consumer.batch
+            and records * self._record_s < TOGETHER_S
+        )
 
     def _look_again(self) -> dict[ShardName, list[Record]]:
         """Takes over checkpoints that were moved while nothing arrived: by an operator, or by another process.

@@ -12,6 +12,9 @@ from penstock.telemetry import install_crashpoint
 CRASH_EVERY = "PENSTOCK_DEMO_CRASH_EVERY"
 """Environment variable: seconds between the crashes of a process, on average."""
 
+APPLIED = ("consumer.after_apply", "together.after_apply", "members.after_apply")
+"""Between the effects and the checkpoint."""
+
 CRASHED = 70
 """Exit code of a process that crashed on purpose."""
 
@@ -27,7 +30,7 @@ def begin() -> None:
     def strike(point: str) -> None:
         if point == "publisher.before_resend":
             _note("resent")
-        if point in {"consumer.after_apply", "members.after_apply"}:
+        if point in APPLIED:
             first.append(monotonic()) if not first else None
             if monotonic() - first[0] > lifetime:
                 _note("crash")

@@ -4,7 +4,8 @@ It keeps no position of its own that could be wrong: what it believes about a sh
 that appends, and the script's answer is what it believes next.  So a lost reply, a second publisher, a publisher that
 slept for an hour, a Redis that came back empty or older all end in the same log.
 
-While Redis appends one batch, the next is made ready, and Postgres reads those after it.
+Where there is much to send, Redis appends one batch while the next is made ready, and Postgres reads those after it.
+What is little goes in one call, so that consumers find all of it at once.
 
 What goes to an Ick is folded on the way: a member is named once a batch, since the first of its records.
 """
@@ -105,9 +106,7 @@ class Publisher:
     @property
     def backlog(self) -> int:
         """Records that the journal has and the log, as last heard, has not."""
-        return sum(
-            max(0, tail - self.tails.get(shard, BEGINNING)) for shard, tail in self._wanted.items()
-        )
+        return _behind(self._wanted, self.tails)
 
     def publish(self) -> Published:
         """Sends what the shards lack, in turn: up to ``PASS_PORTIONS`` to logs, or one to each, and as many to Icks.
@@ -154,7 +153,7 @@ class Publisher:
         self, tails: Mapping[ShardName, Offset], *, may_begin: bool
     ) -> Generator[tuple[Batch, Reply], None, None]:
         """Appends to logs; a batch behind one that was refused is refused too, so all of them may be under way."""
-        little = self.backlog <= PORTION_RECORDS
+        little = _behind(self._of(icks=False), tails) <= PORTION_RECORDS
         with closing(self._portions(tails, may_begin=may_begin, icks=False)) as portions:
             if little:
                 for group in _groups(portions):
@@ -179,7 +178,7 @@ class Publisher:
     def _portions(
         self, tails: Mapping[ShardName, Offset], *, may_begin: bool, icks: bool
     ) -> Generator[Portion, None, None]:
-        wanted = {s: tail for s, tail in self._wanted.items() if (s.channel in self._icks) == icks}
+        wanted = self._of(icks=icks)
         # Every shard has its turn in a pass, however many there are: or the first ones, if busy, would starve the others.
         most = max(PASS_PORTIONS, len(wanted))
         reading = unpublished(self._connection, wanted, tails, most=most, schema=self._schema)
@@ -188,6 +187,10 @@ class Publisher:
                 if may_begin or not portion.begins:
                     crashpoint("publisher.before_append")
                     yield portion
+
+    def _of(self, *, icks: bool) -> dict[ShardName, Offset]:
+        """How far the journal goes, of Icks or of logs."""
+        return {s: tail for s, tail in self._wanted.items() if (s.channel in self._icks) == icks}
 
     def _batch(self, portion: Portion) -> Batch:
         values = [value for record in portion.records for value in record]
@@ -219,8 +222,13 @@ class Publisher:
                 assert_never(reply)
 
 
+def _behind(wanted: Mapping[ShardName, Offset], tails: Mapping[ShardName, Offset]) -> int:
+    """Records between what the shards have and how far the journal goes."""
+    return sum(max(0, tail - tails.get(shard, BEGINNING)) for shard, tail in wanted.items())
+
+
 def _groups(portions: Iterator[Portion]) -> Iterator[list[Portion]]:
-    """Portions that go to Redis together, up to the weight of a large one."""
+    """Portions that go to Redis together: the texts of their payloads, without the last one's, are less than a portion's."""
     group: list[Portion] = []
     weight = 0
     for portion in portions:

@@ -86,7 +86,7 @@ Reply = Appended | Behind | FencedOff | Foreign
 def append_together(
     client: RedisClient, namespace: str, batches: Sequence[Batch]
 ) -> list[tuple[Batch, Reply]]:
-    """Appends a batch to each of several shards in one round trip; safe to repeat.
+    """Appends to several shards in one round trip; safe to repeat.
 
     A consumer that waits for several of them is woken once, and finds them all.
 

@@ -101,6 +101,9 @@ class Follower:
         connection, self._connection = self._connection, None
         try:
             answer = connection.read_response(disable_decoding=True)
+        except BaseException:
+            connection.disconnect()  # or the answer would be taken for that to another question
+            raise
         finally:
             self._client.connection_pool.release(connection)
         shards = {log_keys(self._namespace, shard).stream.encode(): shard for shard in positions}

@@ -173,7 +173,7 @@ class Frames:
         try:
             with self._transaction() as (session, connection):
                 taken = {
-                    shard: (locked, min(left[shard].last, locked.barrier or left[shard].last))
+                    shard: (locked, _end(locked, left[shard]))
                     for shard, locked in self._locked(connection, left).items()
                 }
                 due = {s: (c, last) for s, (c, last) in taken.items() if last > c.offset}
@@ -221,6 +221,11 @@ class Frames:
                     f"{left[shard].first}; begin again from the checkpoint"
                 )
         return taken
+
+
+def _end(locked: Checkpoint, share: _Share) -> Offset:
+    """The last that may be applied now."""
+    return share.last if locked.barrier is None else min(share.last, locked.barrier)
 
 
 def _behind(due: dict[ShardName, tuple[Checkpoint, Offset]]) -> Column:
