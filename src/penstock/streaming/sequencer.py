@@ -12,12 +12,11 @@ records but its own.
 
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import psycopg
 
 from penstock.errors import UnsafeSetting
-from penstock.postgres import Connection, answering, pipelined
+from penstock.postgres import Connection, answering
 from penstock.records import Epoch, Offset, Shard, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
 from penstock.telemetry import crashpoint
@@ -79,17 +78,17 @@ def tick(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
 
 
 def _tick(connection: Connection, schema: str) -> Tick:
+    prepare_tick = statements("penstock.streaming", schema)["prepare_tick"]
     try:
-        with pipelined(connection):
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-            sequencing = _sequence(connection, schema)
-        done = _done(sequencing, schema)
+        # In one message.  Not in a pipeline: after one the server was seen to let a transaction idle for ever, and a
+        # sequencer that is suspended would hold up the others for as long as it sleeps.
+        connection.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ; " + prepare_tick, prepare=False)
+        done = _sequence(connection, schema)
         crashpoint("sequencer.before_commit")
         connection.execute("COMMIT")
     except BaseException:
-        with suppress(
-            psycopg.OperationalError
-        ):  # the connection broke, and the transaction with it
+        # If the connection broke, the transaction went with it.
+        with suppress(psycopg.OperationalError):
             connection.rollback()
         raise
     crashpoint("sequencer.after_commit")
@@ -105,17 +104,13 @@ def tick_within(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
         UnsafeSetting: The place where sequencing stopped is lost.
         psycopg.Error: Another sequencer came first, or the connection failed.
     """
-    return _done(_sequence(connection, schema), schema)
+    connection.execute(statements("penstock.streaming", schema)["prepare_tick"])
+    return _sequence(connection, schema)
 
 
-def _sequence(connection: Connection, schema: str) -> psycopg.Cursor[tuple[Any, ...]]:
-    sql = statements("penstock.streaming", schema)
-    connection.execute(sql["prepare_tick"])
-    return connection.execute(sql["sequence_committed"], {"chunk": JOURNAL_CHUNK})
-
-
-def _done(sequencing: psycopg.Cursor[tuple[Any, ...]], schema: str) -> Tick:
-    rows = sequencing.fetchall()
+def _sequence(connection: Connection, schema: str) -> Tick:
+    statement = statements("penstock.streaming", schema)["sequence_committed"]
+    rows = connection.execute(statement, {"chunk": JOURNAL_CHUNK}).fetchall()
     if not rows:
         raise UnsafeSetting(NO_TICK.format(schema=schema))
     tails: dict[ShardName, Offset] = {}
