@@ -80,9 +80,8 @@ class Script:
             return self.call_each(client, calls)
         connection = pool.get_connection()
         try:
-            connection.send_packed_command(
-                [_MULTI, *map(self.packed, calls), _EXEC], check_health=False
-            )
+            message = b"".join((_MULTI, *map(self.packed, calls), _EXEC))
+            connection.send_packed_command([message], check_health=False)
             for _ in (_MULTI, *calls):
                 _answer(connection)  # queued, or the transaction fails
             replies = _answer(connection)
