@@ -6,8 +6,8 @@
 # ///
 """The consumer that articles on outboxes and Redis streams show: a batch and the checkpoint in one transaction.
 
-It reads on from the entry that it saw last, and skips what it has counted before.  Nothing keeps a second one of the same
-name from doing the same, and nothing notices what was evicted before it came.
+It reads on from the entry that it saw last.  Nothing keeps a second one of the same name from doing the same, and nothing
+notices what was evicted before it came.
 """
 
 import json

@@ -55,8 +55,7 @@ def _run(script: Path, work: str, plant: Plant, backlog: Backlog, load: dict[str
         raise NotMeasured("uv is not installed: it makes the environments of peers")
     needs = needs_of(script)
     backlog = replace(backlog, records=min(backlog.records, needs.get("records", backlog.records)))
-    lying_ready = _published if work == "consume" else _staged
-    with lying_ready(plant, backlog, needs) as database_url:
+    with _lying_ready(work, plant, backlog, needs) as database_url:
         return _told_by(
             [uv, "run", "--quiet", "--no-project", "--script", str(script), work],
             {
@@ -104,8 +103,11 @@ def needs_of(script: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _staged(plant: Plant, backlog: Backlog, needs: dict[str, Any]) -> Iterator[str]:
-    """URL of a database in which the backlog is staged, in a Postgres that has what the peer needs."""
+def _lying_ready(work: str, plant: Plant, backlog: Backlog, needs: dict[str, Any]) -> Iterator[str]:
+    """URL of a database in which the backlog is staged, in a Postgres that has what the peer needs; or is in the log."""
+    if work == "consume":
+        yield plant.registered(backlog)
+        return
     if "extension" not in needs:
         yield plant.staged(backlog)
         return
@@ -121,12 +123,6 @@ def _staged(plant: Plant, backlog: Backlog, needs: dict[str, Any]) -> Iterator[s
         yield server.url
     finally:
         server.remove()
-
-
-@contextmanager
-def _published(plant: Plant, backlog: Backlog, _needs: dict[str, Any]) -> Iterator[str]:
-    """URL of a database whose backlog is in the log."""
-    yield plant.registered(backlog)
 
 
 def binaries_with(extension: str, root: Path) -> Path | None:

@@ -153,9 +153,9 @@ class Publisher:
         self, tails: Mapping[ShardName, Offset], *, may_begin: bool
     ) -> Generator[tuple[Batch, Reply], None, None]:
         """Appends to logs; a batch behind one that was refused is refused too, so all of them may be under way."""
-        little = _behind(self._of(icks=False), tails) <= PORTION_RECORDS
-        with closing(self._portions(tails, may_begin=may_begin, icks=False)) as portions:
-            if little:
+        wanted = self._of(icks=False)
+        with closing(self._portions(wanted, tails, may_begin=may_begin)) as portions:
+            if _behind(wanted, tails) <= PORTION_RECORDS:
                 for group in _groups(portions):
                     batches = [self._batch(portion) for portion in group]
                     yield from append_together(self._client, self._namespace, batches)
@@ -170,15 +170,19 @@ class Publisher:
         self, tails: Mapping[ShardName, Offset], *, may_begin: bool
     ) -> Generator[tuple[Fold, Reply], None, None]:
         """Marks in Icks, one call after the other."""
-        with closing(self._portions(tails, may_begin=may_begin, icks=True)) as portions:
+        wanted = self._of(icks=True)
+        with closing(self._portions(wanted, tails, may_begin=may_begin)) as portions:
             for folded in map(self._fold, portions):
                 [reply] = tell_each(self._client, self._namespace, [folded])
                 yield folded, reply
 
     def _portions(
-        self, tails: Mapping[ShardName, Offset], *, may_begin: bool, icks: bool
+        self,
+        wanted: Mapping[ShardName, Offset],
+        tails: Mapping[ShardName, Offset],
+        *,
+        may_begin: bool,
     ) -> Generator[Portion, None, None]:
-        wanted = self._of(icks=icks)
         # Every shard has its turn in a pass, however many there are: or the first ones, if busy, would starve the others.
         most = max(PASS_PORTIONS, len(wanted))
         reading = unpublished(self._connection, wanted, tails, most=most, schema=self._schema)
@@ -233,7 +237,7 @@ def _groups(portions: Iterator[Portion]) -> Iterator[list[Portion]]:
     weight = 0
     for portion in portions:
         group.append(portion)
-        weight += sum(len(record[4]) for record in portion.records)
+        weight += portion.length
         if weight >= PORTION_BYTES:
             yield group
             group, weight = [], 0

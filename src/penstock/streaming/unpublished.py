@@ -43,6 +43,11 @@ class Portion:
     begins: bool
     records: Sequence[tuple[Any, ...]]
 
+    @property
+    def length(self) -> int:
+        """Characters of its payloads."""
+        return sum(len(data) for _, _, _, _, data, *_ in self.records)
+
 
 def unpublished(
     connection: Connection,
