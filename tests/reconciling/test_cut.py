@@ -1,8 +1,6 @@
 """A cut is a snapshot and the offsets that equal it; a consumer pinned there holds what the tables say."""
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -10,7 +8,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from fixtures.flow import stage_rows
+from fixtures.flow import running, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import ConsumerWorker
 from penstock.errors import BarrierMissed, Halted, Unknown
@@ -59,30 +57,6 @@ def totals(flow: Pipeline, things: Log) -> str:
             )
 
     return "totals"
-
-
-@contextmanager
-def running(*loops: Callable[[Callable[[], bool]], object]) -> Iterator[None]:
-    """Runs loops in threads until the block ends; what one of them raises fails the test."""
-    stop = threading.Event()
-    failed: list[BaseException] = []
-
-    def guarded(loop: Callable[[Callable[[], bool]], object]) -> None:
-        try:
-            loop(stop.is_set)
-        except BaseException as error:  # noqa: BLE001  told below
-            failed.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(loop,)) for loop in loops]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(30)
-    assert failed == []
 
 
 def seen_in(connect: Connect, snapshot: str, query: str) -> list[tuple[Any, ...]]:
