@@ -130,7 +130,7 @@ def test_a_batch_that_is_sent_again_makes_nothing_dirty_that_is_done(
     streamer.drain()
     make_worker().drain()
 
-    _, publisher = streamer._opened()
+    *_, publisher = streamer._opened()
     resent = publisher.resend(10)
 
     assert (resent.added, resent.known) == (0, 3)
@@ -216,7 +216,7 @@ def test_a_stream_that_was_written_as_a_log_is_no_position(
     """A streamer that does not know yet that the channel is an Ick appends records: none of them was marked."""
     mark_changed(documents, [f"d{n}" for n in range(20)])
     streamer.open()
-    _, publisher = streamer._opened()
+    *_, publisher = streamer._opened()
     documents.execute("UPDATE penstock.channels SET kind = 'log'")
     streamer.drain()
     assert waiting(redis_client) == {}

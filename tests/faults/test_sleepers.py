@@ -19,9 +19,10 @@ from penstock.testing import eventually
 
 pytestmark = pytest.mark.chaos
 
-WHILE_LOCKED = ("sequencer.before_commit", "retention.before_commit")
+WHILE_LOCKED = ("retention.before_commit",)
 BETWEEN = (
-    "sequencer.after_commit",
+    "sequencer.before_tick",
+    "sequencer.after_tick",
     "publisher.before_append",
     "publisher.after_append",
     "publisher.before_resend",

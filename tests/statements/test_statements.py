@@ -96,6 +96,8 @@ def test_what_runs_at_every_round_reads_no_whole_table(connection: Connection, n
     with connection.transaction():
         if name == "sequence_committed":
             connection.execute(sql["prepare_tick"])
-        plan = connection.execute(b"EXPLAIN " + sql[name], {"chunk": 1000}).fetchall()
+        plan = connection.execute(
+            b"EXPLAIN " + sql[name], {"chunk": 1000, "little": 100, "bytes": 1000}
+        ).fetchall()
 
     assert not [line for (line,) in plan if "Seq Scan on staged_records" in line]

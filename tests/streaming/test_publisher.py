@@ -56,6 +56,46 @@ def test_payloads_arrive_as_they_were_staged(
     assert record.data["text"] == 'ü\n"quoted"'
 
 
+def test_what_came_along_with_the_tick_is_not_read_again(
+    streamer: Streamer,
+    connection: Connection,
+    things: Log,
+    logged: LookAtLog,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    streamer.drain()
+    asked: list[dict[ShardName, Offset]] = []
+
+    def nothing_to_read(_: Connection, wanted: Any, tails: Any, **_limits: Any) -> Any:
+        asked.append({shard: tails[shard] for shard in wanted})
+        yield from ()
+
+    monkeypatch.setattr("penstock.streaming.publisher.unpublished", nothing_to_read)
+    stage_rows(connection, things, 30)
+
+    assert streamer.round().added == 30
+    assert ids(logged(things)) == list(range(1, 31))
+    assert asked[0] == {shard: len(records) for shard, records in logged(things).items()}
+
+
+def test_what_came_along_waits_for_what_a_redis_has_lost(
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    logged: LookAtLog,
+) -> None:
+    """Guarantee 4: the log is filled from its beginning, not from the last tick on."""
+    stage_rows(connection, things, 30)
+    streamer.drain()
+    redis_client.flushall()
+    stage_rows(connection, things, 30)
+    streamer.drain()
+
+    assert ids(logged(things)) == list(range(1, 61))
+    assert dense(logged(things))
+
+
 def test_a_lost_reply_does_not_double_a_record(
     streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
 ) -> None:

@@ -1,12 +1,17 @@
 """What the sequencer promises: everything committed, once, densely, whatever the order of commits."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
+from psycopg.errors import RaiseException
 
 from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.errors import UnsafeSetting
 from penstock.postgres import Connection, connect_postgres
-from penstock.streaming.sequencer import check_identity_cache, tick
+from penstock.streaming.portion import PORTION_BYTES
+from penstock.streaming.sequencer import LITTLE, Sequencer, check_identity_cache, tick
+from penstock.testing import eventually
 
 JOURNAL = "SELECT shard, first_offset, last_offset, record_ids FROM penstock.journal ORDER BY shard, first_offset"
 
@@ -96,11 +101,115 @@ def test_two_sequencers_at_once_do_not_number_a_record_twice(
     assert len(sequenced_ids(connection)) in (0, 100)
 
 
-def test_an_idle_tick_writes_nothing(connection: Connection) -> None:
+def test_a_sequencer_that_loses_the_race_goes_on_from_the_others_tick(
+    connection: Connection, database_url: str, things: Log
+) -> None:
+    """Guarantee 3: it has waited, has done nothing, and does not fail."""
+    stage_rows(connection, things, 100)
+    with (
+        connect_postgres(database_url, application="rival") as rival,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        with connection.transaction():
+            connection.execute(
+                "INSERT INTO penstock.ticks (tick, snapshot, epoch) VALUES (1, pg_current_snapshot(), 1)"
+            )
+            losing = thread.submit(Sequencer(rival).tick)
+            eventually(lambda: waits_for_a_lock(connection), "it waits for the other")
+        lost = losing.result(10)
+
+    assert (lost.number, lost.sequenced, lost.portions) == (1, 0, [])
+    assert sequenced_ids(connection) == []
+
+
+def waits_for_a_lock(connection: Connection) -> bool:
+    row = connection.execute(
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'"
+    ).fetchone()
+    return row == (1,)
+
+
+@pytest.mark.parametrize("prepare", [False, True])
+def test_a_tick_whose_commit_fails_has_not_happened(
+    connection: Connection,
+    things: Log,
+    prepare: bool,  # noqa: FBT001
+) -> None:
+    """Guarantee 3: what was answered before the commit is not believed."""
+    connection.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused'; END $$; "
+        "CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON penstock.journal "
+        "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    stage_rows(connection, things, 3)
+    sequencer = Sequencer(connection, prepare=prepare)
+
+    with pytest.raises(RaiseException, match="refused"):
+        sequencer.tick()
+    connection.execute("DROP TRIGGER at_commit ON penstock.journal")
+
+    assert sequencer.tick().number == 1
+    assert sequenced_ids(connection) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("prepare", [False, True])
+def test_a_tick_is_on_disk_before_it_is_answered_whatever_the_default_is(
+    connection: Connection,
+    database_url: str,
+    things: Log,
+    prepare: bool,  # noqa: FBT001
+) -> None:
+    """Guarantee 3: what is sent to Redis is never taken back by a crash of Postgres."""
+    connection.execute(
+        "CREATE TABLE seen (setting text); "
+        "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END $$; "
+        "CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON penstock.ticks "
+        "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION see()"
+    )
+    with connect_postgres(database_url, application="lax") as lax:
+        lax.execute("SET synchronous_commit = off")
+        sequencer = Sequencer(lax, prepare=prepare)
+        for _ in range(3):
+            stage_rows(connection, things, 1)
+            sequencer.tick()
+
+        assert lax.execute("SELECT setting FROM public.seen").fetchall() == [("on",)] * 3
+        assert lax.execute("SHOW synchronous_commit").fetchone() == ("off",)
+
+
+def test_few_records_come_along_with_their_tick(connection: Connection, things: Log) -> None:
+    stage_rows(connection, things, LITTLE)
+    few = tick(connection)
+    stage_rows(connection, things, LITTLE + 1)
+    many = tick(connection)
+
+    assert sum(len(portion.records) for portion in few.portions) == LITTLE
+    assert {portion.shard: portion.last for portion in few.portions} == few.tails
+    assert (many.sequenced, many.portions) == (LITTLE + 1, [])
+
+
+def test_of_few_heavy_records_the_first_come_along(connection: Connection, things: Log) -> None:
+    connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN data SET STORAGE EXTERNAL")
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "SELECT 'things', i %% 2, 'k', 'a', 'o', to_jsonb(repeat('x', %s)) FROM generate_series(1, 8) i",
+        [PORTION_BYTES // 2],
+    )
+    done = tick(connection)
+
+    assert [(str(p.shard), p.first, len(p.records)) for p in done.portions] == [("things/0", 1, 2)]
+    assert done.tails == dict.fromkeys(things.shard_names, 4)
+
+
+def test_an_idle_tick_writes_nothing(connection: Connection, things: Log) -> None:
     """No transaction id is taken: an idle pipeline costs a look."""
+    stage_rows(connection, things, 5)
+    sequencer = Sequencer(connection)
+    sequencer.tick()
     before = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())").fetchone()
     for _ in range(20):
-        tick(connection)
+        sequencer.tick()
 
     after = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())").fetchone()
     assert after == before

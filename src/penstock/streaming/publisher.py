@@ -10,10 +10,11 @@ What is little goes in one call, so that consumers find all of it at once.
 What goes to an Ick is folded on the way: a member is named once a batch, since the first of its records.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TypeVar, assert_never
 
 from penstock.channels.ick import Fold, fold, tell_each
@@ -34,7 +35,8 @@ from penstock.journal import tails_of
 from penstock.postgres import Connection, answering
 from penstock.records import BEGINNING, Epoch, Offset, Record, RecordId, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
-from penstock.streaming.unpublished import PORTION_BYTES, PORTION_RECORDS, Portion, unpublished
+from penstock.streaming.portion import PORTION_BYTES, PORTION_RECORDS, Portion
+from penstock.streaming.unpublished import unpublished
 from penstock.telemetry import crashpoint
 
 PASS_PORTIONS = 32
@@ -108,8 +110,11 @@ class Publisher:
         """Records that the journal has and the log, as last heard, has not."""
         return _behind(self._wanted, self.tails)
 
-    def publish(self) -> Published:
+    def publish(self, at_hand: Sequence[Portion] = ()) -> Published:
         """Sends what the shards lack, in turn: up to ``PASS_PORTIONS`` to logs, or one to each, and as many to Icks.
+
+        Args:
+            at_hand: What need not be read from the journal: portions of the last tick.
 
         Raises:
             ServerUnavailable: Postgres or Redis does not answer; whatever was sent may be sent again.
@@ -119,7 +124,7 @@ class Publisher:
             DamagedIck: An Ick is not whole.
             Fenced: A newer epoch has taken over.
         """
-        return self._send(self.tails)
+        return self._send(self.tails, at_hand)
 
     def resend(self, records: int) -> Published:
         """Sends again up to ``records`` of the last records of each shard, as after a lost reply: the log must not change.
@@ -131,17 +136,24 @@ class Publisher:
         crashpoint("publisher.before_resend")
         return self._send(earlier, may_begin=False)
 
-    def _send(self, tails: Mapping[ShardName, Offset], *, may_begin: bool = True) -> Published:
+    def _send(
+        self,
+        tails: Mapping[ShardName, Offset],
+        at_hand: Sequence[Portion] = (),
+        *,
+        may_begin: bool = True,
+    ) -> Published:
         """Sends what lies behind ``tails``.
 
         Args:
             tails: Where to go on from.
+            at_hand: What need not be read.
             may_begin: Whether a shard that has less than the journal may begin where the journal does.
         """
         done = Published()
         for replies in (
-            self._append(tails, may_begin=may_begin),
-            self._tell(tails, may_begin=may_begin),
+            self._append(tails, at_hand, may_begin=may_begin),
+            self._tell(tails, at_hand, may_begin=may_begin),
         ):
             with closing(replies):
                 for batch, reply in replies:
@@ -150,11 +162,11 @@ class Publisher:
         return done
 
     def _append(
-        self, tails: Mapping[ShardName, Offset], *, may_begin: bool
+        self, tails: Mapping[ShardName, Offset], at_hand: Sequence[Portion], *, may_begin: bool
     ) -> Generator[tuple[Batch, Reply], None, None]:
         """Appends to logs; a batch behind one that was refused is refused too, so all of them may be under way."""
         wanted = self._of(icks=False)
-        with closing(self._portions(wanted, tails, may_begin=may_begin)) as portions:
+        with closing(self._portions(wanted, tails, at_hand, may_begin=may_begin)) as portions:
             if _behind(wanted, tails) <= PORTION_RECORDS:
                 for group in _groups(portions):
                     batches = [self._batch(portion) for portion in group]
@@ -167,11 +179,11 @@ class Publisher:
                 yield from replies
 
     def _tell(
-        self, tails: Mapping[ShardName, Offset], *, may_begin: bool
+        self, tails: Mapping[ShardName, Offset], at_hand: Sequence[Portion], *, may_begin: bool
     ) -> Generator[tuple[Fold, Reply], None, None]:
         """Marks in Icks, one call after the other."""
         wanted = self._of(icks=True)
-        with closing(self._portions(wanted, tails, may_begin=may_begin)) as portions:
+        with closing(self._portions(wanted, tails, at_hand, may_begin=may_begin)) as portions:
             for folded in map(self._fold, portions):
                 [reply] = tell_each(self._client, self._namespace, [folded])
                 yield folded, reply
@@ -180,14 +192,21 @@ class Publisher:
         self,
         wanted: Mapping[ShardName, Offset],
         tails: Mapping[ShardName, Offset],
+        at_hand: Sequence[Portion],
         *,
         may_begin: bool,
     ) -> Generator[Portion, None, None]:
+        following = [
+            portion
+            for portion in at_hand
+            if portion.shard in wanted and portion.first == tails.get(portion.shard, BEGINNING) + 1
+        ]
+        tails = {**tails, **{portion.shard: portion.last for portion in following}}
         # Every shard has its turn in a pass, however many there are: or the first ones, if busy, would starve the others.
         most = max(PASS_PORTIONS, len(wanted))
         reading = unpublished(self._connection, wanted, tails, most=most, schema=self._schema)
         with closing(reading):
-            for portion in reading:
+            for portion in chain(following, reading):
                 if may_begin or not portion.begins:
                     crashpoint("publisher.before_append")
                     yield portion

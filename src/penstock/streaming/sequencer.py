@@ -5,13 +5,16 @@ therefore not a range of ids but the difference of two snapshots:
 
     tick(n) = visible in snapshot(n) and not visible in snapshot(n - 1)
 
-A tick writes ids to the journal, stores its snapshot, commits.  Two sequencers are slow, never wrong: the primary key
-of ``ticks`` lets one of them through.  Nothing is held in memory between ticks, and a long transaction delays nobody's
-records but its own.
+A tick writes ids to the journal and stores its snapshot, in one statement that is a transaction of its own: Postgres
+commits it before it answers, and a sequencer that is suspended holds nothing.  Two sequencers are slow, never wrong: the
+primary key of ``ticks`` lets one of them through.  Nothing that matters is held in memory between ticks, and a long
+transaction delays nobody's records but its own.
 """
 
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
 
 import psycopg
 
@@ -19,12 +22,18 @@ from penstock.errors import UnsafeSetting
 from penstock.postgres import Connection, answering
 from penstock.records import Epoch, Offset, Shard, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
+from penstock.streaming.portion import PORTION_BYTES, Portion
 from penstock.telemetry import crashpoint
 
 JOURNAL_CHUNK = 1000
 """Most records a journal row: a row is what retention removes at a time, and is read whole."""
 
+LITTLE = 100
+"""Most records of a tick that come along with it, so that the publisher need not read them."""
+
 NO_TICK = "{schema}.ticks is empty: the place where sequencing stopped is lost; see penstock doctor"
+
+_LIMITS = {"chunk": JOURNAL_CHUNK, "little": LITTLE, "bytes": PORTION_BYTES}
 
 _LOST_THE_RACE = (
     psycopg.errors.SerializationFailure,
@@ -40,59 +49,91 @@ class Tick:
     Attributes:
         number: Number of the newest tick; a round that finds nothing does not make one.
         sequenced: Records that got their offset.
-        tails: The new last offset of each shard that got some.
         epoch: The epoch in which it ran.
-        contended: Another sequencer came first, and this round did nothing.
+        tails: The new last offset of each shard that got some.
+        portions: The first of these records, where they are few.
     """
 
     number: int
     sequenced: int
     epoch: Epoch
-    tails: dict[ShardName, Offset] = field(default_factory=dict)
-    contended: bool = False
+    tails: Mapping[ShardName, Offset] = field(default_factory=dict)
+    portions: list[Portion] = field(default_factory=list)
+
+
+class Sequencer:
+    """Ticks, on a connection of its own."""
+
+    def __init__(
+        self, connection: Connection, schema: str = DEFAULT_SCHEMA, *, prepare: bool = False
+    ) -> None:
+        """Sets up; nothing is sent yet.
+
+        Args:
+            connection: In autocommit mode, to a primary whose past has been checked (``check_past``).
+            schema: The Penstock schema.
+            prepare: Whether the connection keeps a prepared statement, for more than a few ticks: the only sequencer of
+                a connection without a pooler between.
+        """
+        self._connection, self._schema = connection, schema
+        self._sql = statements("penstock.streaming", schema)
+        self._prepare, self._prepared = prepare, False
+        self._expects_some = False
+
+    def tick(self) -> Tick:
+        """Sequences every record that has been committed since the last tick.
+
+        Raises:
+            ServerUnavailable: The connection failed; the tick may have been committed, which the next round will see.
+            SchemaMissing: The tables are not there.
+            UnsafeSetting: The place where sequencing stopped is lost.
+        """
+        # Where there was something, there is more, most likely: it is not asked first.
+        ticked, found = (None, True) if self._expects_some else self._look()
+        if found:
+            crashpoint("sequencer.before_tick")
+            try:
+                ticked = self._sequence()
+            except _LOST_THE_RACE:
+                ticked, _ = self._look()
+            crashpoint("sequencer.after_tick")
+        assert ticked is not None
+        self._expects_some = ticked.sequenced > 0
+        return ticked
+
+    def _look(self) -> tuple[Tick, bool]:
+        """The last tick, and whether there is something that it did not show."""
+        with answering("looking for records"):
+            row = self._connection.execute(self._sql["look"]).fetchone()
+        if row is None:
+            raise UnsafeSetting(NO_TICK.format(schema=self._schema))
+        number, epoch, found = row
+        return Tick(number, 0, epoch), found
+
+    def _sequence(self) -> Tick:
+        with answering("sequencing"):
+            # What is in one message is one transaction.
+            message = self._sql["prepare_tick"] + b"; " + self._statement()
+            results = self._connection.execute(message, prepare=False)
+            results.nextset()
+            return _tick_of(results.fetchall(), self._schema)
+
+    def _statement(self) -> bytes:
+        """What sequences, without parameters: a message of several statements takes none."""
+        name = f'"{self._schema} tick"'
+        if not self._prepared:
+            binding = psycopg.ClientCursor(self._connection)
+            statement = binding.mogrify(self._sql["sequence_committed"], _LIMITS).encode()
+            if not self._prepare:
+                return statement
+            self._connection.execute(f"PREPARE {name} AS ".encode() + statement, prepare=False)
+            self._prepared = True
+        return f"EXECUTE {name}".encode()
 
 
 def tick(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
-    """Sequences every record that has been committed since the last tick.
-
-    Args:
-        connection: In autocommit mode, to a primary whose past has been checked (``check_past``).
-        schema: The Penstock schema.
-
-    Raises:
-        ServerUnavailable: The connection failed; the tick may have been committed, which the next round will see.
-        SchemaMissing: The tables are not there.
-    """
-    with answering("looking for records"):
-        row = connection.execute(statements("penstock.streaming", schema)["look"]).fetchone()
-    if row is None:
-        raise UnsafeSetting(NO_TICK.format(schema=schema))
-    number, epoch, found = row
-    if not found:
-        return Tick(number, 0, epoch)
-    try:
-        with answering("sequencing"):
-            return _tick(connection, schema)
-    except _LOST_THE_RACE:
-        return Tick(number, 0, epoch, contended=True)
-
-
-def _tick(connection: Connection, schema: str) -> Tick:
-    prepare_tick = statements("penstock.streaming", schema)["prepare_tick"]
-    try:
-        # In one message.  Not in a pipeline: after one the server was seen to let a transaction idle for ever, and a
-        # sequencer that is suspended would hold up the others for as long as it sleeps.
-        connection.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ; " + prepare_tick, prepare=False)
-        done = _sequence(connection, schema)
-        crashpoint("sequencer.before_commit")
-        connection.execute("COMMIT")
-    except BaseException:
-        # If the connection broke, the transaction went with it.
-        with suppress(psycopg.OperationalError):
-            connection.rollback()
-        raise
-    crashpoint("sequencer.after_commit")
-    return done
+    """A single tick: see ``Sequencer.tick``."""
+    return Sequencer(connection, schema).tick()
 
 
 def tick_within(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
@@ -104,22 +145,33 @@ def tick_within(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
         UnsafeSetting: The place where sequencing stopped is lost.
         psycopg.Error: Another sequencer came first, or the connection failed.
     """
-    connection.execute(statements("penstock.streaming", schema)["prepare_tick"])
-    return _sequence(connection, schema)
+    sql = statements("penstock.streaming", schema)
+    connection.execute(sql["prepare_tick"])
+    rows = connection.execute(sql["sequence_committed"], _LIMITS).fetchall()
+    done = _tick_of(rows, schema)
+    if done.sequenced:
+        return done
+    [(number,)] = connection.execute(sql["tick_anew"]).fetchall()
+    return Tick(number, 0, done.epoch)
 
 
-def _sequence(connection: Connection, schema: str) -> Tick:
-    statement = statements("penstock.streaming", schema)["sequence_committed"]
-    rows = connection.execute(statement, {"chunk": JOURNAL_CHUNK}).fetchall()
+def _tick_of(rows: list[tuple[Any, ...]], schema: str) -> Tick:
     if not rows:
         raise UnsafeSetting(NO_TICK.format(schema=schema))
-    tails: dict[ShardName, Offset] = {}
-    for _, _, channel, shard, last_offset, _ in rows:
-        if channel is not None:
-            name = ShardName(channel, Shard(shard))
-            tails[name] = max(tails.get(name, Offset(0)), last_offset)
     number, epoch = rows[0][:2]
-    return Tick(number, sum(row[5] or 0 for row in rows), epoch, tails)
+    sequenced = 0
+    tails: dict[ShardName, Offset] = {}
+    portions: list[Portion] = []
+    for (channel, shard, tail, count), group in groupby(rows, key=lambda row: row[2:6]):
+        if channel is None:
+            continue
+        name = ShardName(channel, Shard(shard))
+        sequenced += count
+        tails[name] = tail
+        # In order, so that what is left out because it is too much is at the end.
+        if little := [row[6:] for row in group if row[6] is not None]:
+            portions.append(Portion(name, little[0][0], False, [record[1:] for record in little]))
+    return Tick(number, sequenced, epoch, tails, portions)
 
 
 def check_identity_cache(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:

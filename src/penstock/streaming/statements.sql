@@ -30,8 +30,8 @@ LIMIT 1;
 -- :name prepare_tick
 -- The commit reaches the disk before anything reaches Redis, whatever the server's default is.  And what is new is found
 -- by its index, whatever old statistics say of a table that has just grown, and sorted in memory, if it is not very much.
--- And a sequencer that is suspended in the middle does not hold up the others for as long as it sleeps: the server ends
--- its transaction.
+-- And a reconciliation that is suspended in the middle of its tick does not hold up sequencers for as long as it sleeps:
+-- the server ends its transaction.
 SELECT set_config('synchronous_commit', 'on', true),
        set_config('enable_seqscan', 'off', true),
        set_config('jit', 'off', true),
@@ -39,13 +39,15 @@ SELECT set_config('synchronous_commit', 'on', true),
        set_config('idle_in_transaction_session_timeout', '10s', true);
 
 -- :name sequence_committed
--- What this snapshot shows and the last tick's did not, numbered by id within each shard, into the journal in chunks.
--- Nothing but ids and places leaves the table.  The rows that a snapshot shows are those whose transactions committed
--- before it, so no test of visibility is needed beside Postgres' own.
+-- What this snapshot shows and the last tick's did not, numbered by id within each shard, into the journal in chunks; if
+-- there is nothing, no tick.  The rows that a snapshot shows are those whose transactions committed before it, so no test
+-- of visibility is needed beside Postgres' own.
+-- A statement has one snapshot from its beginning to its end, so that it may be a transaction of its own.
 -- The tick comes first, and all else asks for it: a second sequencer waits at its primary key for the first one to
 -- commit, and then begins again (40001 or 23505).  The last tick is read, not locked.
 -- Ids are sorted alone, and nearly are already: beside their places that takes Postgres five times as long.  An array
 -- has its limit, so that they come in portions, of a range of ids each.
+-- Of much, nothing but ids and places leaves the table; what is little comes along whole, and need not be read again.
 WITH last AS MATERIALIZED (
     SELECT tick, snapshot, epoch
     FROM {schema}.ticks
@@ -56,6 +58,22 @@ begun AS (
     INSERT INTO {schema}.ticks (tick, snapshot, epoch)
     SELECT tick + 1, pg_current_snapshot(), epoch
     FROM last
+    -- as `look` asks
+    WHERE (
+              SELECT xid
+              FROM {schema}.staged_records
+              WHERE xid >= pg_snapshot_xmax(snapshot)
+                AND xid < pg_snapshot_xmax(pg_current_snapshot())
+              ORDER BY xid
+              LIMIT 1
+          ) IS NOT NULL
+       OR (
+              SELECT xid
+              FROM {schema}.staged_records
+              WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(snapshot)))
+              ORDER BY xid
+              LIMIT 1
+          ) IS NOT NULL
     RETURNING tick, epoch
 ),
 seen AS MATERIALIZED (
@@ -100,11 +118,48 @@ entries AS (
         LIMIT 1
     ) t ON true
     CROSS JOIN LATERAL generate_series(1, cardinality(ids), %(chunk)s::integer) AS "from"
-    RETURNING channel, shard, last_offset, last_offset - first_offset + 1 AS records
+    RETURNING channel, shard, first_offset, last_offset, record_ids
+),
+shards AS (
+    SELECT channel, shard, max(last_offset) AS tail, sum(last_offset - first_offset + 1)::bigint AS records
+    FROM entries
+    GROUP BY channel, shard
+),
+little AS (
+    SELECT channel, shard, "offset", id, key, action, object, data, headers, created_at
+    FROM (
+        SELECT e.channel, e.shard, e.first_offset + n.position - 1 AS "offset",
+               r.id, r.key, r.action, r.object, r.data, r.headers, r.created_at,
+               sum(pg_column_size(r.data)) OVER (
+                   ORDER BY e.channel, e.shard, e.first_offset, n.position
+                   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+               ) AS weight_before
+        FROM entries e
+        CROSS JOIN LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
+        CROSS JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = n.id OFFSET 0) r
+        WHERE (SELECT sum(records) FROM shards) <= %(little)s
+    ) weighed
+    WHERE coalesce(weight_before, 0) < %(bytes)s
 )
-SELECT begun.tick, begun.epoch, entries.channel, entries.shard, entries.last_offset, entries.records
-FROM begun
-LEFT JOIN entries ON true;
+SELECT coalesce(begun.tick, last.tick), last.epoch, shards.channel, shards.shard, shards.tail, shards.records,
+       "offset", id, key, action, object,
+       data::text,
+       coalesce(headers::text, ''),
+       (extract(epoch FROM created_at) * 1000000)::bigint
+FROM last
+LEFT JOIN begun ON true
+LEFT JOIN shards ON true
+LEFT JOIN little ON little.channel = shards.channel AND little.shard = shards.shard
+ORDER BY shards.channel, shards.shard, "offset";
+
+-- :name tick_anew
+-- A tick that sequences nothing: its snapshot is the same past, told anew.
+INSERT INTO {schema}.ticks (tick, snapshot, epoch)
+SELECT tick + 1, pg_current_snapshot(), epoch
+FROM {schema}.ticks
+ORDER BY tick DESC
+LIMIT 1
+RETURNING tick;
 
 -- :name unpublished
 -- The records of a shard after its tail, in order, payloads as text.  The first is tail + 1, or where the journal begins.

@@ -1,6 +1,6 @@
 """The streamer: tick, publish, retain, in a loop.
 
-It polls: an idle round is one look at two indexes, and the pause between rounds grows from a millisecond to ``idle_s``
+It polls: an idle round is one look at two indexes, and the pause between rounds grows from half a millisecond to ``idle_s``
 while there is nothing to do.  A wake-up may be sent (``nudge``), and may be lost.
 """
 
@@ -21,7 +21,7 @@ from penstock.postgres import Connection, answering, connect_postgres, describe
 from penstock.registry import register_channel, register_consumer
 from penstock.streaming.publisher import Publisher
 from penstock.streaming.retention import forget_ticks, retain
-from penstock.streaming.sequencer import check_identity_cache, tick
+from penstock.streaming.sequencer import Sequencer, check_identity_cache
 from penstock.telemetry import crashpoint
 
 log = structlog.get_logger("penstock.streamer")
@@ -29,7 +29,7 @@ log = structlog.get_logger("penstock.streamer")
 IDLE_S = 0.025
 """Longest pause between two rounds that found nothing, in seconds."""
 
-BUSY_PAUSE_S = 0.001
+BUSY_PAUSE_S = 0.0005
 """Shortest pause where nothing waits: what is committed meanwhile goes together.  A thousand records a second arrive
 earlier so than one by one, which keeps both servers busy with the rounds themselves."""
 
@@ -93,6 +93,7 @@ class Streamer:
         self._idle_s, self._prepare, self._resend_chance = idle_s, prepare, resend_chance
         self._connection: Connection | None = None
         self._client: RedisClient = None
+        self._sequencer: Sequencer | None = None
         self._publisher: Publisher | None = None
         self._refresh_at = self._retain_at = 0.0
 
@@ -128,6 +129,7 @@ class Streamer:
         crashpoint("streamer.after_register")
         with answering("listening for nudges"):
             connection.execute(f'LISTEN "{schema}_nudge"'.encode())
+        self._sequencer = Sequencer(connection, schema, prepare=self._prepare)
         self._publisher = Publisher(
             connection, self._client, epoch=epoch, schema=schema, namespace=namespace
         )
@@ -140,7 +142,7 @@ class Streamer:
             self._connection.close()
         if self._client is not None:
             self._client.close()
-        self._connection = self._client = self._publisher = None
+        self._connection = self._client = self._sequencer = self._publisher = None
 
     def round(self) -> Pass:
         """One round: sequences, publishes a batch of each shard, and now and then retains.
@@ -148,14 +150,14 @@ class Streamer:
         Raises:
             As ``tick``, ``Publisher.publish`` and ``retain``.
         """
-        connection, publisher = self._opened()
+        _, sequencer, publisher = self._opened()
         now = monotonic()
         if now >= self._refresh_at:
             publisher.refresh()
             self._refresh_at = now + REFRESH_EVERY_S
-        ticked = tick(connection, self._pipeline.schema)
+        ticked = sequencer.tick()
         publisher.want(ticked.tails)
-        published = publisher.publish()
+        published = publisher.publish(ticked.portions)
         added, known = published.added, published.known
         if self._resend_chance and added and random.random() < self._resend_chance:  # noqa: S311  not for secrets
             known += publisher.resend(added).known
@@ -166,15 +168,16 @@ class Streamer:
         removed = self._retain(now) if now >= self._retain_at else 0
         return Pass(ticked.sequenced, added, known, removed, publisher.backlog)
 
-    def _opened(self) -> tuple[Connection, Publisher]:
-        if self._connection is None or self._publisher is None:
+    def _opened(self) -> tuple[Connection, Sequencer, Publisher]:
+        if self._publisher is None:
             self.open()
         assert self._connection is not None
+        assert self._sequencer is not None
         assert self._publisher is not None
-        return self._connection, self._publisher
+        return self._connection, self._sequencer, self._publisher
 
     def _retain(self, now: float) -> int:
-        connection, publisher = self._opened()
+        connection, _, publisher = self._opened()
         removed, more = 0, False
         for channel in self._pipeline.channels.values():
             retained = retain(
@@ -247,7 +250,7 @@ class Streamer:
 
     def _wait(self, pause_s: float) -> None:
         """Waits for a nudge, or for the pause to end."""
-        connection, _ = self._opened()
+        connection, *_ = self._opened()
         # Not `notifies(timeout=pause_s)`: it spins through the last millisecond, which is all that an idle round costs.
         with answering("waiting"), DefaultSelector() as selector:
             selector.register(connection, EVENT_READ)

@@ -4,8 +4,7 @@ Postgres works ahead: it is asked for a shard's next portion as soon as the last
 """
 
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import psycopg
@@ -14,39 +13,12 @@ from penstock.errors import ChangedPast
 from penstock.postgres import Connection, answering, pipelined
 from penstock.records import BEGINNING, Offset, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
-
-PORTION_RECORDS = 500
-"""Most records a portion: a script that appends so many keeps Redis busy for about 2 ms."""
-
-PORTION_BYTES = 512 * 1024
-"""Weight of payloads, as Postgres stores them, after which a portion ends early."""
+from penstock.streaming.portion import PORTION_BYTES, PORTION_RECORDS, Portion
 
 READ_AHEAD = 4
 """Most portions that are asked for before the first of them has come: bounds what is held in memory."""
 
 Cursor = psycopg.Cursor[tuple[Any, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Portion:
-    """Records of a shard that follow each other.
-
-    Attributes:
-        shard: Where they belong.
-        first: Offset of the first.
-        begins: Nothing before ``first`` exists any more.
-        records: Of each what ``append.lua`` takes: id, key, action, object, data, headers, time in microseconds.
-    """
-
-    shard: ShardName
-    first: Offset
-    begins: bool
-    records: Sequence[tuple[Any, ...]]
-
-    @property
-    def length(self) -> int:
-        """Characters of its payloads."""
-        return sum(len(data) for _, _, _, _, data, *_ in self.records)
 
 
 def unpublished(
