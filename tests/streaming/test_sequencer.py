@@ -10,7 +10,13 @@ from penstock import Log
 from penstock.errors import UnsafeSetting
 from penstock.postgres import Connection, connect_postgres
 from penstock.streaming.portion import PORTION_BYTES
-from penstock.streaming.sequencer import LITTLE, Sequencer, check_identity_cache, tick
+from penstock.streaming.sequencer import (
+    JOURNAL_CHUNK,
+    LITTLE,
+    Sequencer,
+    check_identity_cache,
+    tick,
+)
 from penstock.testing import eventually
 
 JOURNAL = "SELECT shard, first_offset, last_offset, record_ids FROM penstock.journal ORDER BY shard, first_offset"
@@ -222,7 +228,10 @@ def test_a_backlog_is_cut_into_journal_rows_of_bounded_size(
     done = tick(connection)
 
     sizes = [row[2] - row[1] + 1 for row in connection.execute(JOURNAL)]
-    assert (done.sequenced, max(sizes), sum(sizes)) == (5000, 1000, 5000)
+    assert (done.sequenced, max(sizes), sum(sizes)) == (5000, JOURNAL_CHUNK, 5000)
+    assert connection.execute(
+        "SELECT max(pg_column_size(record_ids)) > 8 * %s FROM penstock.journal", [JOURNAL_CHUNK]
+    ).fetchone() == (True,)  # as they are, not compressed
 
 
 def test_ids_handed_out_in_advance_are_refused(connection: Connection) -> None:

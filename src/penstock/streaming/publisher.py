@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
+from time import monotonic
 from typing import TypeVar, assert_never
 
 from penstock.channels.ick import Fold, fold, tell_each
@@ -39,9 +40,9 @@ from penstock.streaming.portion import PORTION_BYTES, PORTION_RECORDS, Portion
 from penstock.streaming.unpublished import unpublished
 from penstock.telemetry import crashpoint
 
-PASS_PORTIONS = 32
-"""Portions a pass, or one for each shard if there are more: so that the streamer ticks, retains and hears of a stop
-several times a second."""
+PASS_S = 0.25
+"""How long a pass reads on, in seconds: so that the streamer ticks, retains and hears of a stop several times a second.
+Between two passes Redis has nothing to do."""
 
 _Item = TypeVar("_Item")
 
@@ -111,7 +112,7 @@ class Publisher:
         return _behind(self._wanted, self.tails)
 
     def publish(self, at_hand: Sequence[Portion] = ()) -> Published:
-        """Sends what the shards lack, in turn: up to ``PASS_PORTIONS`` to logs, or one to each, and as many to Icks.
+        """Sends what the shards lack, in turn, for about ``PASS_S`` to logs and as long to Icks.
 
         Args:
             at_hand: What need not be read from the journal: portions of the last tick.
@@ -202,9 +203,8 @@ class Publisher:
             if portion.shard in wanted and portion.first == tails.get(portion.shard, BEGINNING) + 1
         ]
         tails = {**tails, **{portion.shard: portion.last for portion in following}}
-        # Every shard has its turn in a pass, however many there are: or the first ones, if busy, would starve the others.
-        most = max(PASS_PORTIONS, len(wanted))
-        reading = unpublished(self._connection, wanted, tails, most=most, schema=self._schema)
+        until = monotonic() + PASS_S
+        reading = unpublished(self._connection, wanted, tails, until=until, schema=self._schema)
         with closing(reading):
             for portion in chain(following, reading):
                 if may_begin or not portion.begins:

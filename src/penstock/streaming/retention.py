@@ -18,7 +18,7 @@ from penstock.records import Offset, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
 from penstock.telemetry import crashpoint
 
-ENTRIES_A_PASS = 200
+ENTRIES_A_PASS = 500
 """Most journal rows that one transaction forgets, so that it stays short."""
 
 TICKS_KEPT = 100

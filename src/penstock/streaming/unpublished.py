@@ -5,6 +5,7 @@ Postgres works ahead: it is asked for a shard's next portion as soon as the last
 
 from collections import deque
 from collections.abc import Generator, Mapping
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -26,7 +27,7 @@ def unpublished(
     wanted: Mapping[ShardName, Offset],
     tails: Mapping[ShardName, Offset],
     *,
-    most: int,
+    until: float,
     schema: str = DEFAULT_SCHEMA,
 ) -> Generator[Portion, None, None]:
     """Portions of what lies behind ``tails``; whoever does not take them all closes it.
@@ -35,7 +36,8 @@ def unpublished(
         connection: In autocommit mode, and not used for anything else until the end.
         wanted: How far the journal goes.
         tails: How far the shards go; those that are not named are empty.
-        most: Portions after which it ends.
+        until: When it ends, by the monotonic clock; but every shard has its turn, however many there are: or the first
+            ones, if busy, would starve the others.
         schema: Of Penstock's tables.
 
     Raises:
@@ -56,25 +58,25 @@ def unpublished(
     )
     if not lacking:
         return
+    in_turn = len(lacking)
     asked: deque[tuple[ShardName, Offset, Cursor]] = deque()
+
+    def ask_ahead() -> None:
+        nonlocal in_turn
+        while lacking and len(asked) < READ_AHEAD and (in_turn > 0 or monotonic() < until):
+            in_turn -= 1
+            asked.append(ask(*lacking.popleft()))
+
     with answering("reading unpublished records"), pipelined(connection):
-        while lacking or asked:
-            while lacking and most and len(asked) < READ_AHEAD:
-                most -= 1
-                asked.append(ask(*lacking.popleft()))
-            if not asked:
-                return
+        ask_ahead()
+        while asked:
             shard, after, cursor = asked.popleft()
             rows = cursor.fetchall()
-            if not rows:
-                continue
-            last = Offset(rows[-1][0])
-            if last < wanted[shard]:
-                lacking.append((shard, last))
-                if most and len(asked) < READ_AHEAD:
-                    most -= 1
-                    asked.append(ask(*lacking.popleft()))
-            yield _portion(shard, after, rows)
+            if rows and rows[-1][0] < wanted[shard]:
+                lacking.append((shard, Offset(rows[-1][0])))
+            ask_ahead()
+            if rows:
+                yield _portion(shard, after, rows)
 
 
 def _portion(shard: ShardName, after: Offset, rows: list[tuple[Any, ...]]) -> Portion:

@@ -1,11 +1,13 @@
 """The streamer with a backlog: sequenced, published, by one process."""
 
+from contextlib import closing
 from time import perf_counter
 
 from penstock.bench.cases import limits
 from penstock.bench.measuring import Case, NotMeasured, Sample
 from penstock.bench.peers import peers_of
-from penstock.bench.plant import Backlog, Plant, Scale, drain
+from penstock.bench.plant import Backlog, Plant, Scale
+from penstock.streaming import Streamer
 
 SIZES = ((200, 1), (2_000, 5), (20_000, 50))
 """Bytes of a payload, and by how much fewer records there are of them."""
@@ -35,14 +37,16 @@ def _case(plant: Plant, backlog: Backlog) -> Case:
 
 
 def drained(plant: Plant, backlog: Backlog, database_url: str) -> Sample:
-    """Records a second of one streamer that empties what is staged there.
+    """Records a second of one streamer that empties what is staged there, once it has connected: as of the peers.
 
     Raises:
         NotMeasured: It published another number of records.
     """
-    began = perf_counter()
-    published = drain(backlog, database_url, plant.redis_url)
-    took = perf_counter() - began
+    with closing(Streamer(backlog.pipeline, database_url, plant.redis_url)) as streamer:
+        streamer.open()
+        began = perf_counter()
+        published = streamer.drain()
+        took = perf_counter() - began
     if published != backlog.records:
         raise NotMeasured(f"{published} of {backlog.records} records were published")
     return {"": published / took}
