@@ -136,7 +136,11 @@ def answering(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+    except (
+        psycopg.OperationalError,
+        psycopg.InterfaceError,
+        psycopg.errors.IdleInTransactionSessionTimeout,  # no OperationalError, though the connection is gone
+    ) as error:
         if isinstance(error, AGAIN):
             raise
         raise ServerUnavailable(

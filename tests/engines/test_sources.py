@@ -14,7 +14,7 @@ from fixtures.flow import LookAtLog, stage_rows
 from penstock import Log
 from penstock.engines.spark.sources.log import LogPlace
 from penstock.engines.spark.sources.options import Options
-from penstock.engines.spark.sources.ranges import Range
+from penstock.engines.spark.sources.ranges import Task
 from penstock.engines.spark.sources.reading import BatchReader
 from penstock.errors import ForeignLog, Gap
 from penstock.postgres import Connection
@@ -254,9 +254,10 @@ def test_entries_that_went_between_planning_and_reading_are_not_stepped_over(
     where: dict[str, str], redis_client: redis.Redis, things: Log
 ) -> None:
     reader = BatchReader(place(where))
-    planned = reader.partitions()[0]
-    assert isinstance(planned, Range)
-    redis_client.xtrim(f"penstock:{{things/{planned.shard}}}:log", minid="6-0", approximate=False)
+    [planned] = reader.partitions()
+    assert isinstance(planned, Task)
+    shard = planned.ranges[0].shard
+    redis_client.xtrim(f"penstock:{{things/{shard}}}:log", minid="6-0", approximate=False)
 
     with pytest.raises(Gap, match="5 records from offset 1"):
         list(reader.read(planned))

@@ -1,6 +1,7 @@
 """A cut is a snapshot and the offsets that equal it; a consumer pinned there holds what the tables say."""
 
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
 import psycopg
@@ -11,9 +12,10 @@ from sqlalchemy.orm import Session
 from fixtures.flow import running, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import ConsumerWorker
-from penstock.errors import BarrierMissed, Halted, Unknown
+from penstock.errors import BarrierMissed, Halted, ServerUnavailable, Unknown
 from penstock.postgres import Connection, connect_postgres
 from penstock.reconciling import Barrier, Cut, cut, pinned
+from penstock.reconciling.cut import exported
 from penstock.records import Record
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import tick
@@ -132,6 +134,27 @@ def test_a_cut_delays_no_producer_and_no_later_tick(
         assert seen_in(connect, at.snapshot, "SELECT count(*) FROM penstock.staged_records") == [
             (0,)
         ]
+
+
+def test_a_cut_that_is_suspended_holds_up_sequencers_for_a_while_only(
+    connection: Connection, connect: Connect, things: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guarantee 3: as soon as it holds them, the server waits for it no longer than it was told."""
+    stage_rows(connection, things, 10)
+    connection.execute("SET lock_timeout = '5s'")
+    sequenced: list[int] = []
+
+    def asleep(holder: Connection) -> str:
+        sequenced.append(tick(connection).sequenced)
+        return exported(holder)
+
+    cutting = import_module("penstock.reconciling.cut")  # `cut` is the function
+    monkeypatch.setattr(cutting, "SUSPENDED_S", 0.2)
+    monkeypatch.setattr(cutting, "exported", asleep)
+
+    with pytest.raises(ServerUnavailable, match="idle-in-transaction"), cut(connect):
+        pass
+    assert sequenced == [10]
 
 
 def test_a_cut_sequences_what_nobody_has_sequenced(

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import pairwise
+from time import monotonic
 
 import pytest
 import redis
@@ -12,6 +14,7 @@ from penstock.consuming import ConsumerWorker
 from penstock.postgres import Connection
 from penstock.records import Record
 from penstock.streaming import Streamer
+from penstock.streaming.retention import Retained, retain
 
 
 @pytest.fixture
@@ -75,6 +78,35 @@ def test_what_everyone_has_passed_goes_from_postgres_and_redis(
     left = staged_count(connection)
     assert 0 < left < 200
     assert sum(map(len, logged(things).values())) == left
+
+
+def test_what_is_much_is_forgotten_in_short_transactions_shard_by_shard(
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is staged meanwhile waits for one of them, and no shard for all of another's."""
+    monkeypatch.setattr("penstock.streaming.retention.RECORDS_A_TRANSACTION", 30)
+    for number in range(40):
+        stage_rows(connection, things, 20, f"{number} ")
+        streamer.drain()
+    assert streamer._publisher is not None
+    tails = streamer._publisher.tails
+    seen = [staged_count(connection)]
+    passes: list[Retained] = []
+    for _ in range(10):
+        passes.append(retain(connection, redis_client, things, tails, until=monotonic()))
+        seen.append(staged_count(connection))
+    rest = retain(connection, redis_client, things, tails)
+
+    removed = [before - after for before, after in pairwise(seen)]
+    assert removed == [each.records for each in passes]
+    assert all(0 < count < 60 for count in removed)
+    assert all(each.more for each in passes)
+    assert not rest.more
+    assert staged_count(connection) == seen[-1] - rest.records <= 40
 
 
 def test_offsets_go_on_after_everything_was_forgotten(

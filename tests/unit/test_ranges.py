@@ -1,5 +1,6 @@
 """Which offsets a batch reads, and what may be asked for."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -8,13 +9,16 @@ from hypothesis import strategies as st
 
 from penstock.engines.spark.sources.options import Options
 from penstock.engines.spark.sources.ranges import (
+    RECORDS_A_TASK,
     Held,
     Range,
+    Task,
     begins,
     divided,
     ends,
     limited,
     ranges_between,
+    tasks,
 )
 from penstock.errors import InvalidName, InvalidSetting
 from penstock.records import Offset
@@ -51,6 +55,31 @@ def test_divided_ranges_are_the_same_records(start: dict[int, int], least: int, 
 
     assert offsets(pieces) == offsets(whole)
     assert len(pieces) >= min(least, len(offsets(whole)))
+
+
+@given(POSITIONS, st.data())
+def test_what_is_little_shares_a_task(start: dict[int, int], data: Any) -> None:
+    end = {shard: at + data.draw(st.integers(0, 300)) for shard, at in start.items()}
+    whole = ranges_between(start, end)
+
+    shared = tasks(whole, None)
+
+    assert [each for task in shared for each in task.ranges] == whole
+    sizes = [sum(each.records for each in task.ranges) for task in shared]
+    assert all(
+        len(task.ranges) == 1 or size <= RECORDS_A_TASK
+        for task, size in zip(shared, sizes, strict=True)
+    )
+    assert all(one + other > RECORDS_A_TASK for one, other in pairwise(sizes))
+
+
+def test_what_is_asked_for_is_not_shared() -> None:
+    """``minPartitions`` decides, even if it asks for one a shard."""
+    ranges = [Range(shard, 0, 1) for shard in range(4)]
+
+    assert tasks(ranges, 4) == [Task((each,)) for each in ranges]
+    assert tasks(ranges, 1) == [Task((each,)) for each in ranges]
+    assert tasks(ranges, None) == [Task(tuple(ranges))]
 
 
 def test_places_are_words_or_offsets_for_each_shard() -> None:

@@ -22,6 +22,9 @@ Connect = Callable[[], Connection]
 LOCK_TIMEOUT_S = 10
 """How long the cut waits for a tick that is under way, in seconds."""
 
+SUSPENDED_S = 10
+"""How long sequencers wait for a cut that is suspended, in seconds: then the server ends its transaction."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -69,6 +72,9 @@ def cut(
         with answering("making a cut"), holder.transaction():
             with ticker.transaction():
                 ticker.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
+                ticker.execute(
+                    f"SET LOCAL idle_in_transaction_session_timeout = '{SUSPENDED_S}s'".encode()
+                )
                 ticker.execute(statements("penstock.reconciling", schema)["hold_sequencers"])
                 snapshot = exported(holder)
                 ticker.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode())

@@ -1,6 +1,6 @@
 -- :name hold_sequencers
--- Others that tick wait here for our tick to commit, and then find themselves second.  Taken before the snapshot, so that
--- no tick can slip in between, however busy they are.  Producers do not touch this table.
+-- Others that tick wait here for our tick to commit, and make the next one.  Taken before the snapshot, so that no tick
+-- can slip in between, however busy they are.  Producers do not touch this table.
 LOCK TABLE {schema}.ticks IN SHARE ROW EXCLUSIVE MODE;
 
 -- :name place_barrier

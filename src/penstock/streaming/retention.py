@@ -7,7 +7,11 @@ What was told to an Ick stays in Postgres until the Ick says that all of it has 
 empty is told everything again that it could have forgotten.
 """
 
+import random
+from collections import deque
 from dataclasses import dataclass
+from math import inf
+from time import monotonic
 
 from penstock.channels.ick import passages
 from penstock.channels.log import evict
@@ -18,8 +22,8 @@ from penstock.records import Offset, ShardName
 from penstock.statements import DEFAULT_SCHEMA, statements
 from penstock.telemetry import crashpoint
 
-ENTRIES_A_PASS = 500
-"""Most journal rows that one transaction forgets, so that it stays short."""
+RECORDS_A_TRANSACTION = 5000
+"""After so many records a transaction forgets no further journal row, so that it stays short: it takes some 20 ms."""
 
 TICKS_KEPT = 100
 
@@ -31,7 +35,7 @@ class Retained:
     Attributes:
         records: Staged records removed from Postgres.
         evicted: Entries removed from the log.
-        more: There was more than one pass takes.
+        more: There was more than the time was enough for.
     """
 
     records: int = 0
@@ -39,16 +43,17 @@ class Retained:
     more: bool = False
 
 
-def retain(
+def retain(  # noqa: PLR0913  two servers, and what is known of the channel
     connection: Connection,
     client: RedisClient,
     channel: Channel,
     tails: dict[ShardName, Offset],
     *,
+    until: float = inf,
     schema: str = DEFAULT_SCHEMA,
     namespace: str = "penstock",
 ) -> Retained:
-    """One pass over the shards of a channel.
+    """Goes through the shards of a channel, in turn, until nothing is left to remove or the time is over.
 
     Args:
         connection: In autocommit mode.
@@ -56,6 +61,7 @@ def retain(
         channel: The channel; its ``keep`` is counted from the time of sequencing, by Postgres' clock.
         tails: What the log of each shard ends with: a shard that nobody reads is kept until it is published, that of an
             Ick until it is done, whoever does it.
+        until: When it ends, by the monotonic clock, or a little later.
         schema: The Penstock schema.
         namespace: First part of the keys.
 
@@ -64,26 +70,32 @@ def retain(
         AppendRefused: Redis takes no writes now.
         DamagedIck: An Ick is not whole.
     """
-    records, evicted, more = 0, 0, False
+    records, evicted = 0, 0
     if isinstance(channel, Ick):
         found = passages(client, namespace, channel.shard_names)
         tails = {shard: passage.passed for shard, passage in found.items()}
-    for shard in channel.shard_names:
-        entries, removed, passed = _forget(
+    # In another order each time: or the first ones, if there is much of them, would have all the time there is.
+    left = deque(random.sample(channel.shard_names, channel.shards))
+    while left:
+        shard = left.popleft()
+        named, removed, passed = _forget(
             connection, channel, shard, tails.get(shard, Offset(0)), schema
         )
         records += removed
-        more = more or entries == ENTRIES_A_PASS
+        if named >= RECORDS_A_TRANSACTION:
+            left.append(shard)
         if passed is not None and not isinstance(channel, Ick):
             evicted += evict(client, namespace, shard, Offset(passed + 1))
             crashpoint("retention.after_evict")
-    return Retained(records, evicted, more)
+        if monotonic() >= until:
+            break
+    return Retained(records, evicted, more=bool(left))
 
 
 def _forget(
     connection: Connection, channel: Channel, shard: ShardName, tail: Offset, schema: str
 ) -> tuple[int, int, Offset | None]:
-    """Removes rows of one shard: journal rows, records, and the last offset removed."""
+    """Removes rows of one shard: records that its journal named, those that were there, and the last offset removed."""
     sql, where = (
         statements("penstock.streaming", schema),
         {"channel": shard.channel, "shard": shard.shard},
@@ -95,12 +107,12 @@ def _forget(
         floor = tail if slowest is None else min(slowest, tail)
         row = connection.execute(
             sql["forget"],
-            {**where, "floor": floor, "keep": channel.keep, "entries": ENTRIES_A_PASS},
+            {**where, "floor": floor, "keep": channel.keep, "records": RECORDS_A_TRANSACTION},
         ).fetchone()
         crashpoint("retention.before_commit")
     crashpoint("retention.after_commit")
-    entries, records, passed = row or (0, 0, None)
-    return entries, records, passed
+    named, removed, passed = row or (0, 0, None)
+    return named, removed, passed
 
 
 def forget_ticks(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:

@@ -11,6 +11,7 @@ primary key of ``ticks`` lets one of them through.  Nothing that matters is held
 transaction delays nobody's records but its own.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -36,6 +37,10 @@ NO_TICK = "{schema}.ticks is empty: the place where sequencing stopped is lost; 
 
 _LIMITS = {"chunk": JOURNAL_CHUNK, "little": LITTLE, "bytes": PORTION_BYTES}
 
+_ANOTHERS_SESSION = (
+    psycopg.errors.InvalidSqlStatementName,
+    psycopg.errors.DuplicatePreparedStatement,
+)
 _LOST_THE_RACE = (
     psycopg.errors.SerializationFailure,
     psycopg.errors.UniqueViolation,
@@ -73,12 +78,15 @@ class Sequencer:
         Args:
             connection: In autocommit mode, to a primary whose past has been checked (``check_past``).
             schema: The Penstock schema.
-            prepare: Whether the connection keeps a prepared statement, for more than a few ticks: the only sequencer of
-                a connection without a pooler between.
+            prepare: Whether to keep prepared statements, which pay for more than a few ticks; they are given up where a
+                pooler stands between.
         """
         self._connection, self._schema = connection, schema
         self._sql = statements("penstock.streaming", schema)
-        self._prepare, self._prepared = prepare, False
+        # Limits are written in, since a message of several statements takes no parameters.
+        binding = psycopg.ClientCursor(connection)
+        self._sequencing = binding.mogrify(self._sql["sequence_committed"], _LIMITS).encode()
+        self._prepare, self._prepared = prepare, dict[bytes, bytes]()
         self._expects_some = False
 
     def tick(self) -> Tick:
@@ -105,31 +113,42 @@ class Sequencer:
     def _look(self) -> tuple[Tick, bool]:
         """The last tick, and whether there is something that it did not show."""
         with answering("looking for records"):
-            row = self._connection.execute(self._sql["look"]).fetchone()
-        if row is None:
+            rows = self._alone(self._sql["look"])
+        if not rows:
             raise UnsafeSetting(NO_TICK.format(schema=self._schema))
-        number, epoch, found = row
+        [(number, epoch, found)] = rows
         return Tick(number, 0, epoch), found
 
     def _sequence(self) -> Tick:
         with answering("sequencing"):
-            # What is in one message is one transaction.
-            message = self._sql["prepare_tick"] + b"; " + self._statement()
-            results = self._connection.execute(message, prepare=False)
-            results.nextset()
-            return _tick_of(results.fetchall(), self._schema)
+            rows = self._alone(self._sequencing, self._sql["prepare_tick"])
+        return _tick_of(rows, self._schema)
 
-    def _statement(self) -> bytes:
-        """What sequences, without parameters: a message of several statements takes none."""
-        name = f'"{self._schema} tick"'
-        if not self._prepared:
-            binding = psycopg.ClientCursor(self._connection)
-            statement = binding.mogrify(self._sql["sequence_committed"], _LIMITS).encode()
-            if not self._prepare:
-                return statement
-            self._connection.execute(f"PREPARE {name} AS ".encode() + statement, prepare=False)
-            self._prepared = True
-        return f"EXECUTE {name}".encode()
+    def _alone(self, statement: bytes, *before: bytes) -> list[tuple[Any, ...]]:
+        """What a statement gives, in a transaction of its own, with what goes before it: all of it is one message."""
+        if self._prepare:
+            try:
+                return self._sent(self._sql["isolate"], *before, self._execution(statement))
+            except _ANOTHERS_SESSION:
+                # A pooler has changed our session for another's, in which nothing has been done.
+                self._prepare = False
+        return self._sent(self._sql["isolate"], *before, statement)
+
+    def _execution(self, statement: bytes) -> bytes:
+        """What runs a statement that the session has prepared."""
+        if statement not in self._prepared:
+            # By its text: another version's, in the same session of a pooler, has another name.
+            name = hashlib.sha256(statement).hexdigest()[:16]
+            self._sent(f'PREPARE "penstock {name}" AS '.encode() + statement)
+            self._prepared[statement] = f'EXECUTE "penstock {name}"'.encode()
+        return self._prepared[statement]
+
+    def _sent(self, *parts: bytes) -> list[tuple[Any, ...]]:
+        """The rows of the last part."""
+        results = self._connection.execute(b"; ".join(parts), prepare=False)
+        for _ in parts[1:]:
+            results.nextset()
+        return results.fetchall() if results.description else []
 
 
 def tick(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:

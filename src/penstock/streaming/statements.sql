@@ -27,16 +27,18 @@ FROM {schema}.ticks
 ORDER BY tick DESC
 LIMIT 1;
 
+-- :name isolate
+-- Whatever the server's default is: what is one statement has one snapshot, and a SERIALIZABLE transaction would have the
+-- application's own fail, for it reads where they write.
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+
 -- :name prepare_tick
 -- The commit reaches the disk before anything reaches Redis, whatever the server's default is.  And what is new is found
 -- by its index, whatever old statistics say of a table that has just grown, and sorted in memory, if it is not very much.
--- And a reconciliation that is suspended in the middle of its tick does not hold up sequencers for as long as it sleeps:
--- the server ends its transaction.
 SELECT set_config('synchronous_commit', 'on', true),
        set_config('enable_seqscan', 'off', true),
        set_config('jit', 'off', true),
-       set_config('work_mem', '64MB', true),
-       set_config('idle_in_transaction_session_timeout', '10s', true);
+       set_config('work_mem', '64MB', true);
 
 -- :name sequence_committed
 -- What this snapshot shows and the last tick's did not, numbered by id within each shard, into the journal in chunks; if
@@ -214,7 +216,7 @@ FROM {schema}.channels
 WHERE kind = 'ick';
 
 -- :name prepare_retention
--- The same limit as for a tick: nobody waits for a retention that is suspended while it holds the channel.
+-- Nobody waits for long for a retention that is suspended while it holds the channel: the server ends its transaction.
 SELECT set_config('idle_in_transaction_session_timeout', '10s', true);
 
 -- :name floor
@@ -235,26 +237,36 @@ WITH newest AS (
 ),
 passed AS (
     SELECT first_offset
-    FROM {schema}.journal
-    WHERE channel = %(channel)s AND shard = %(shard)s
-      AND last_offset <= %(floor)s
-      AND created_at < clock_timestamp() - %(keep)s::interval
-      AND first_offset < (SELECT first_offset FROM newest)
-    ORDER BY first_offset
-    LIMIT %(entries)s
+    FROM (
+        SELECT first_offset,
+               sum(last_offset - first_offset + 1) OVER (
+                   ORDER BY first_offset
+                   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+               ) AS named_before
+        FROM {schema}.journal
+        WHERE channel = %(channel)s AND shard = %(shard)s
+          AND last_offset <= %(floor)s
+          AND created_at < clock_timestamp() - %(keep)s::interval
+          AND first_offset < (SELECT first_offset FROM newest)
+        ORDER BY first_offset
+        LIMIT %(records)s
+    ) counted
+    WHERE coalesce(named_before, 0) < %(records)s
 ),
 entries AS (
     DELETE FROM {schema}.journal j
     USING passed
     WHERE j.channel = %(channel)s AND j.shard = %(shard)s AND j.first_offset = passed.first_offset
-    RETURNING j.last_offset, j.record_ids
+    RETURNING j.first_offset, j.last_offset, j.record_ids
 ),
 records AS (
     DELETE FROM {schema}.staged_records
     WHERE id IN (SELECT unnest(record_ids) FROM entries)
     RETURNING id
 )
-SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM records), (SELECT max(last_offset) FROM entries);
+SELECT (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM entries),
+       (SELECT count(*) FROM records),
+       (SELECT max(last_offset) FROM entries);
 
 -- :name forget_ticks
 DELETE FROM {schema}.ticks

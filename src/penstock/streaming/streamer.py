@@ -35,6 +35,8 @@ earlier so than one by one, which keeps both servers busy with the rounds themse
 
 REFRESH_EVERY_S = 1.0
 RETAIN_EVERY_S = 5.0
+RETAIN_S = 0.01
+"""How long a round goes on to remove what nobody wants any more, in seconds: what is staged meanwhile waits for it."""
 LONGEST_BACKOFF_S = 10.0
 
 
@@ -145,7 +147,7 @@ class Streamer:
         self._connection = self._client = self._sequencer = self._publisher = None
 
     def round(self) -> Pass:
-        """One round: sequences, publishes a batch of each shard, and now and then retains.
+        """One round: sequences, publishes for a while, and now and then retains.
 
         Raises:
             As ``tick``, ``Publisher.publish`` and ``retain``.
@@ -179,12 +181,14 @@ class Streamer:
     def _retain(self, now: float) -> int:
         connection, _, publisher = self._opened()
         removed, more = 0, False
-        for channel in self._pipeline.channels.values():
+        channels = self._pipeline.channels.values()
+        for channel in channels:
             retained = retain(
                 connection,
                 self._client,
                 channel,
                 publisher.tails,
+                until=monotonic() + RETAIN_S / len(channels),
                 schema=self._pipeline.schema,
                 namespace=self._pipeline.namespace,
             )

@@ -142,8 +142,7 @@ def _remove(connection: Connection, client: RedisClient, backlog: Backlog) -> No
     found = extents(client, backlog.pipeline.namespace, channel.shard_names)
     tails = {shard: extent.tail for shard, extent in found.items()}
     connection.execute("TRUNCATE penstock.checkpoints")  # nobody reads: what is published is done
-    while retain(connection, client, channel, tails).more:
-        pass
+    retain(connection, client, channel, tails)
     [(left,)] = connection.execute("SELECT count(*) FROM penstock.staged_records").fetchall()
     if left > backlog.records // 2:
         raise NotMeasured(f"retention has left {left} records")

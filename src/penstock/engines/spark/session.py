@@ -16,7 +16,7 @@ from penstock.engines.spark.sources import register
 _LOG4J2 = Path(__file__).with_name("log4j2.properties").as_uri()
 
 SETTINGS = {
-    # Without native Hadoop the default checkpoint writer starts a `chmod` for each file.
+    # Without native Hadoop the default checkpoint writer starts more processes (`chmod`) for each file.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
@@ -74,8 +74,18 @@ def spark_session(
     for name, value in (settings | dict(conf or {})).items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
+    _write_no_checksums(spark)
     register(spark)
     return spark
+
+
+def _write_no_checksums(spark: SparkSession) -> None:
+    """To local files: a query's progress is two files a micro-batch, and a checksum beside each takes as long as the file."""
+    context = spark.sparkContext
+    jvm, java_context = context._jvm, context._jsc  # noqa: SLF001  Spark has no setting for it
+    assert jvm is not None
+    local = jvm.org.apache.hadoop.fs.FileSystem.getLocal(java_context.hadoopConfiguration())
+    local.setWriteChecksum(False)
 
 
 _SHARED = ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL", "PYTHONPATH")

@@ -46,7 +46,8 @@ class Options:
         starting: ``startingOffsets``: the first record to read; by default ``latest`` for streams, ``earliest`` for batches.
         ending: ``endingOffsets``: up to and without, for batches; ``latest`` by default.
         max_records: ``maxRecordsPerTrigger``: most records of a micro-batch, over all shards; None takes all there is.
-        min_partitions: ``minPartitions``: a batch read is divided into at least so many tasks.
+        min_partitions: ``minPartitions``: what is read at once is divided into at least so many tasks; None takes one a shard, or
+            fewer where there is little.
         fail_on_data_loss: ``failOnDataLoss``: whether records that are gone fail the query, or are left out with a warning.
         begins: ``beginsAt``, for writing: with which offset of each shard an empty log begins; None asks the journal.
         namespace: First part of the keys in Redis.
@@ -61,7 +62,7 @@ class Options:
     starting: Where
     ending: Where
     max_records: int | None
-    min_partitions: int
+    min_partitions: int | None
     fail_on_data_loss: bool
     begins: dict[int, int] | None
     namespace: str
@@ -90,7 +91,7 @@ class Options:
             _where(source, options.get("startingoffsets", default), "startingOffsets"),
             _where(source, options.get("endingoffsets", LATEST), "endingOffsets"),
             whole_number(source, options, "maxrecordspertrigger", "maxRecordsPerTrigger"),
-            whole_number(source, options, "minpartitions", "minPartitions") or 1,
+            whole_number(source, options, "minpartitions", "minPartitions"),
             _flag(source, options.get("failondataloss", "true"), "failOnDataLoss"),
             _begins(source, options.get("beginsat")),
             checked_schema(options.get("namespace", "penstock")),

@@ -12,6 +12,9 @@ from penstock.errors import Gap, InvalidSetting
 Positions = dict[int, int]
 """For each shard the last offset that counts as read."""
 
+RECORDS_A_TASK = 200
+"""Fewer share a task: two processes of Python are woken for each, which takes longer than reading so many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -26,13 +29,25 @@ class Held:
     tail: int
 
 
-@dataclass(frozen=True)
-class Range(InputPartition):
-    """What one task reads: the offsets after ``after``, up to and with ``until``."""
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Offsets of a shard: after ``after``, up to and with ``until``."""
 
     shard: int
     after: int
     until: int
+
+    @property
+    def records(self) -> int:
+        """How many they are."""
+        return self.until - self.after
+
+
+@dataclass(frozen=True)
+class Task(InputPartition):
+    """What one task reads, one range after the other."""
+
+    ranges: tuple[Range, ...]
 
 
 def begins(where: Where, held: Mapping[int, Held], source: str) -> Positions:
@@ -100,14 +115,29 @@ def ranges_between(start: Positions, end: Positions) -> list[Range]:
     return [Range(shard, at, end[shard]) for shard, at in sorted(start.items()) if end[shard] > at]
 
 
+def tasks(ranges: Sequence[Range], least: int | None) -> list[Task]:
+    """The ranges as tasks: at least ``least`` if that is given; else one a shard, but what is little shares one."""
+    if least is not None:
+        return [Task((piece,)) for piece in divided(ranges, least)]
+    shared: list[list[Range]] = []
+    room = 0
+    for each in ranges:
+        if each.records > room:
+            shared.append([])
+            room = RECORDS_A_TASK
+        shared[-1].append(each)
+        room -= each.records
+    return [Task(tuple(some)) for some in shared]
+
+
 def divided(ranges: Sequence[Range], least: int) -> list[Range]:
     """The ranges in at least ``least`` pieces of about one size, where there are as many records."""
-    total = sum(each.until - each.after for each in ranges)
+    total = sum(each.records for each in ranges)
     if len(ranges) >= least or not total:
         return list(ranges)
     pieces: list[Range] = []
     for each in ranges:
-        count = each.until - each.after
+        count = each.records
         parts = min(count, -(-least * count // total))
         edges = [each.after + count * part // parts for part in range(parts + 1)]
         pieces += [Range(each.shard, a, b) for a, b in pairwise(edges)]
@@ -140,4 +170,4 @@ def data_loss(text: str) -> Gap:
 def present(ranges: Sequence[Range], held: Mapping[int, Held]) -> list[Range]:
     """The ranges without what is gone."""
     cut = [Range(r.shard, max(r.after, held[r.shard].first - 1), r.until) for r in ranges]
-    return [each for each in cut if each.until > each.after]
+    return [each for each in cut if each.records > 0]

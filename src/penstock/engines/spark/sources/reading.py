@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from itertools import chain
 from time import monotonic
 from typing import Protocol
 
@@ -20,14 +21,15 @@ from penstock.engines.spark.sources.ranges import (
     Held,
     Positions,
     Range,
+    Task,
     begins,
     data_loss,
-    divided,
     ends,
     limited,
     lost,
     present,
     ranges_between,
+    tasks,
 )
 
 log = logging.getLogger("penstock.spark")
@@ -74,15 +76,15 @@ class BatchReader(DataSourceReader):
         self._place = place
 
     def partitions(self) -> list[InputPartition]:
-        """A range a shard, or more if ``minPartitions`` asks for it."""
+        """A task a shard, fewer where there is little, or as many as ``minPartitions`` asks for."""
         options, held = self._place.options, self._place.held()
         start = begins(options.starting, held, options.source)
         end = ends(options.ending, held, options.source)
         kept = _kept(self._place, ranges_between(start, end), held)
-        return list(divided(kept, options.min_partitions))
+        return list(tasks(kept, options.min_partitions))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one range."""
+        """The records of one task."""
         return _read(self._place, partition)
 
 
@@ -124,12 +126,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _offset(self._tails())
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        """A range a shard, fixed here: whoever reads it, and how often, reads the same."""
+        """As in a batch, fixed here: whoever reads it, and how often, reads the same."""
         ranges = ranges_between(_positions(start), _positions(end))
-        return list(_kept(self._place, ranges, self._place.held()))
+        kept = _kept(self._place, ranges, self._place.held())
+        return list(tasks(kept, self._place.options.min_partitions))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one range."""
+        """The records of one task."""
         return _read(self._place, partition)
 
     def _tails(self) -> Positions:
@@ -142,22 +145,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _read(place: Place, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The records of a range, counted: fewer than the range has is a loss, and never silence.
+    """The records of a task, one shard's after the other's.
 
     Raises:
         Gap: Records were removed between planning and reading.
     """
-    assert isinstance(partition, Range)
+    assert isinstance(partition, Task)
     warm()
-    expected = partition.after + 1
-    for batch in place.read(partition):
+    return chain.from_iterable(_counted(place, each) for each in partition.ranges)
+
+
+def _counted(place: Place, wanted: Range) -> Iterator[pa.RecordBatch]:
+    """The records of a range: fewer than the range has is a loss, and never silence."""
+    expected = wanted.after + 1
+    for batch in place.read(wanted):
         first = batch.column("offset")[0].as_py()
         if first != expected:
-            _missing(place, partition.shard, expected, first)
+            _missing(place, wanted.shard, expected, first)
         expected = batch.column("offset")[-1].as_py() + 1
         yield batch
-    if expected <= partition.until:
-        _missing(place, partition.shard, expected, partition.until + 1)
+    if expected <= wanted.until:
+        _missing(place, wanted.shard, expected, wanted.until + 1)
 
 
 def _missing(place: Place, shard: int, expected: int, found: int) -> None:
