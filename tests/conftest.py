@@ -14,6 +14,7 @@ pytest_plugins = [
     "fixtures.engines",
     "fixtures.spark",
     "fixtures.proxy",
+    "fixtures.pooler",
     "fixtures.topologies",
     "fixtures.plant",
     "fixtures.verifying",

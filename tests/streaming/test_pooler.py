@@ -1,0 +1,61 @@
+"""A pooler in transaction mode between us and Postgres: a real one, which changes the session with every transaction."""
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from fixtures.flow import running, stage_rows
+from penstock import Log, Pipeline
+from penstock.consuming import ConsumerWorker
+from penstock.postgres import Connection, connect_postgres
+from penstock.records import Record
+from penstock.streaming import Streamer
+from penstock.streaming.sequencer import Sequencer
+from penstock.testing import eventually
+
+
+@pytest.fixture
+def pooled_connection(pooler_url: str) -> Iterator[Connection]:
+    with connect_postgres(pooler_url, application="test", prepare=False) as opened:
+        pids = {opened.execute("SELECT pg_backend_pid()").fetchone() for _ in range(10)}
+        assert len(pids) > 1
+        yield opened
+
+
+def test_records_go_through_two_streamers_and_a_consumer_behind_a_pooler(
+    flow: Pipeline, things: Log, connection: Connection, pooler_url: str, redis_url: str
+) -> None:
+    """Guarantee 18."""
+    connection.execute("CREATE TABLE public.seen (id bigint PRIMARY KEY)")
+
+    @flow.consumer(reads=things)
+    def reader(session: Session, records: list[Record]) -> None:
+        rows = [{"id": record.id} for record in records]
+        session.execute(text("INSERT INTO public.seen VALUES (:id)"), rows)
+
+    streamers = [Streamer(flow, pooler_url, redis_url, prepare=False) for _ in range(2)]
+    spec = flow.consumer_named("reader")
+    worker = ConsumerWorker(flow, spec, pooler_url, redis_url, prepare=False)
+
+    def seen() -> int:
+        return len(connection.execute("SELECT id FROM public.seen").fetchall())
+
+    with running(*(streamer.run for streamer in streamers), worker.run):
+        for number in range(20):
+            stage_rows(connection, things, 25, f"{number} ")
+            eventually(lambda n=number: seen() > n * 25, "it goes on")  # type: ignore[misc]
+        eventually(lambda: seen() == 500, "all of it is there")
+
+
+def test_a_sequencer_gives_its_prepared_statements_up_behind_a_pooler(
+    things: Log, connection: Connection, pooled_connection: Connection
+) -> None:
+    """Guarantee 18: a pooler follows those of the protocol, if any, and not those of SQL."""
+    sequencer = Sequencer(pooled_connection, prepare=True)
+
+    for _ in range(10):
+        stage_rows(connection, things, 2)
+        assert sequencer.tick().sequenced == 2
+        assert sequencer.tick().sequenced == 0
