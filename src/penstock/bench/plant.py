@@ -1,5 +1,6 @@
 """What all cases stand on: servers of the bench's own, and backlogs of rows that are made once and used again."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -163,7 +164,10 @@ class Plant:
             if not backlog.records:
                 connection.execute("TRUNCATE penstock.staged_records, bench.totals")
             unsequence(connection)
+            # What the one before has left to be written is not written while this one is measured.
+            connection.execute("CHECKPOINT")
         self.empty_redis()
+        os.sync()
         return url
 
     def published(self, backlog: Backlog) -> str:
