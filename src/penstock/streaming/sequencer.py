@@ -14,6 +14,7 @@ transaction delays nobody's records but its own.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -128,11 +129,17 @@ class Sequencer:
         """What a statement gives, in a transaction of its own, with what goes before it: all of it is one message."""
         if self._prepare:
             try:
-                return self._sent(self._sql["isolate"], *before, self._execution(statement))
+                return self._sent(*self._isolated, *before, self._execution(statement))
             except _ANOTHERS_SESSION:
                 # A pooler has changed our session for another's, in which nothing has been done.
                 self._prepare = False
-        return self._sent(self._sql["isolate"], *before, statement)
+        return self._sent(*self._isolated, *before, statement)
+
+    @cached_property
+    def _isolated(self) -> tuple[bytes, ...]:
+        """What our transactions have to begin with: nothing, where the server's default is what they want."""
+        default = self._connection.execute("SHOW default_transaction_isolation").fetchone()
+        return () if default == ("read committed",) else (self._sql["isolate"],)
 
     def _execution(self, statement: bytes) -> bytes:
         """What runs a statement that the session has prepared."""
