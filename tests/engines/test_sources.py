@@ -15,7 +15,7 @@ from penstock import Log
 from penstock.engines.spark.sources.log import LogPlace
 from penstock.engines.spark.sources.options import Options
 from penstock.engines.spark.sources.ranges import Task
-from penstock.engines.spark.sources.reading import BatchReader
+from penstock.engines.spark.sources.reading import BatchReader, StreamReader
 from penstock.errors import ForeignLog, Gap
 from penstock.postgres import Connection
 from penstock.streaming import Streamer
@@ -263,6 +263,19 @@ def test_entries_that_went_between_planning_and_reading_are_not_stepped_over(
         list(reader.read(planned))
     kept = list(BatchReader(place(where, failOnDataLoss="false")).read(planned))
     assert kept[0].column("offset")[0].as_py() == 6
+
+
+def test_a_micro_batch_has_as_many_tasks_as_it_is_worth_or_as_were_asked_for(
+    where: dict[str, str],
+) -> None:
+    def sizes(reader: StreamReader) -> list[int]:
+        tasks = reader.partitions({"0": 0, "1": 0}, reader.reportLatestOffset())
+        return [sum(batch.num_rows for batch in reader.read(task)) for task in tasks]
+
+    assert sizes(StreamReader(place(where))) == [100]
+    asked_for = sizes(StreamReader(place(where, minPartitions="4")))
+    assert sum(asked_for) == 100
+    assert len(asked_for) >= 4
 
 
 def test_a_stranger_in_the_stream_is_named(
