@@ -7,7 +7,7 @@ bytes from the same figures.
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.bench.measuring import Outcome
 
@@ -24,7 +24,7 @@ WIDTH, HEIGHT = 7.0, 3.6
 DOTS_AN_INCH = 100
 INK = ("#1b6ca8", "#c8553d", "#588b3a", "#7b5ea7")
 
-_SETTINGS = {
+_SETTINGS: Any = {  # keys are literals to matplotlib, which is not always there
     "svg.fonttype": "none",  # text stays text: a tenth of the bytes
     "svg.hashsalt": "penstock",
     "font.size": 9,
