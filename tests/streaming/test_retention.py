@@ -13,7 +13,8 @@ from penstock import Log, Pipeline
 from penstock.consuming import ConsumerWorker
 from penstock.postgres import Connection
 from penstock.records import Record
-from penstock.streaming import Streamer
+from penstock.statements import statements
+from penstock.streaming import Streamer, tick
 from penstock.streaming.retention import Retained, retain
 
 
@@ -107,6 +108,29 @@ def test_what_is_much_is_forgotten_in_short_transactions_shard_by_shard(
     assert all(each.more for each in passes)
     assert not rest.more
     assert staged_count(connection) == seen[-1] - rest.records <= 40
+
+
+def test_what_has_grown_since_the_last_statistics_is_looked_up_all_the_same(
+    streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """A join of the journal with itself, or a look through all records, holds up what is staged meanwhile."""
+    connection.execute("ALTER TABLE penstock.journal SET (autovacuum_enabled = off)")
+    connection.execute("ALTER TABLE penstock.staged_records SET (autovacuum_enabled = off)")
+    for number in range(300):
+        stage_rows(connection, things, 4, f"{number} ")
+        tick(connection)
+    sql = statements("penstock.streaming")
+    where = {"channel": "things", "shard": 0, "floor": 10_000, "keep": timedelta(0)}
+    with connection.transaction():
+        connection.execute(sql["prepare_retention"])
+        plan = connection.execute(
+            b"EXPLAIN ANALYZE " + sql["forget"], {**where, "records": 5000}
+        ).fetchall()
+
+    text = "\n".join(line for (line,) in plan)
+    assert staged_count(connection) < 1000
+    assert "Rows Removed by Join Filter" not in text
+    assert "Seq Scan on staged_records" not in text
 
 
 def test_offsets_go_on_after_everything_was_forgotten(

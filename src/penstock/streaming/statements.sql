@@ -217,7 +217,8 @@ WHERE kind = 'ick';
 
 -- :name prepare_retention
 -- Nobody waits for long for a retention that is suspended while it holds the channel: the server ends its transaction.
-SELECT set_config('idle_in_transaction_session_timeout', '10s', true);
+SELECT set_config('idle_in_transaction_session_timeout', '10s', true),
+       set_config('enable_seqscan', 'off', true);
 
 -- :name floor
 -- How far every consumer of the shard has come; null if nobody reads it.
@@ -228,6 +229,8 @@ WHERE channel = %(channel)s AND shard = %(shard)s;
 -- :name forget
 -- Journal rows that every consumer has passed and that `keep` no longer holds, with the records they name.  Rows go by
 -- the journal's ids, never by range: a record that was missed stays.  The shard's newest row stays for its offsets.
+-- The journal is looked up by a range, and records one by one (OFFSET 0) and then by their places on disk: a join is
+-- planned by statistics, which know nothing of a table that has just grown, and took fifty times as long.
 WITH newest AS (
     SELECT first_offset
     FROM {schema}.journal
@@ -236,32 +239,35 @@ WITH newest AS (
     LIMIT 1
 ),
 passed AS (
-    SELECT first_offset
-    FROM (
-        SELECT first_offset,
-               sum(last_offset - first_offset + 1) OVER (
-                   ORDER BY first_offset
-                   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-               ) AS named_before
-        FROM {schema}.journal
-        WHERE channel = %(channel)s AND shard = %(shard)s
-          AND last_offset <= %(floor)s
-          AND created_at < clock_timestamp() - %(keep)s::interval
-          AND first_offset < (SELECT first_offset FROM newest)
-        ORDER BY first_offset
-        LIMIT %(records)s
-    ) counted
-    WHERE coalesce(named_before, 0) < %(records)s
+    SELECT first_offset,
+           sum(last_offset - first_offset + 1) OVER (
+               ORDER BY first_offset
+               ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+           ) AS named_before
+    FROM {schema}.journal
+    WHERE channel = %(channel)s AND shard = %(shard)s
+      AND last_offset <= %(floor)s
+      AND created_at < statement_timestamp() - %(keep)s::interval
+      AND first_offset < (SELECT first_offset FROM newest)
+    ORDER BY first_offset
+    LIMIT %(records)s
 ),
 entries AS (
-    DELETE FROM {schema}.journal j
-    USING passed
-    WHERE j.channel = %(channel)s AND j.shard = %(shard)s AND j.first_offset = passed.first_offset
-    RETURNING j.first_offset, j.last_offset, j.record_ids
+    DELETE FROM {schema}.journal
+    WHERE channel = %(channel)s AND shard = %(shard)s
+      AND first_offset <= (SELECT max(first_offset) FROM passed WHERE coalesce(named_before, 0) < %(records)s)
+      -- as above: where a clock was set, rows are not in the order of their times
+      AND created_at < statement_timestamp() - %(keep)s::interval
+    RETURNING first_offset, last_offset, record_ids
 ),
 records AS (
     DELETE FROM {schema}.staged_records
-    WHERE id IN (SELECT unnest(record_ids) FROM entries)
+    WHERE ctid = ANY (ARRAY(
+              SELECT r.ctid
+              FROM entries
+              CROSS JOIN LATERAL unnest(entries.record_ids) AS n (id)
+              CROSS JOIN LATERAL (SELECT ctid FROM {schema}.staged_records WHERE id = n.id OFFSET 0) r
+          ))
     RETURNING id
 )
 SELECT (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM entries),
