@@ -79,8 +79,9 @@ def retain(streamer: Streamer) -> int:
     """Rounds with retention until it removes no more; gives how many records went."""
     removed = 0
     for _ in range(3):
-        streamer._retain_at = 0.0
-        removed += streamer.round().removed
+        streamer._retain_at, streamer._to_retain = 0.0, {}
+        while streamer._retain_at == 0.0:  # until all shards have had their turn
+            removed += streamer.round().removed
     return removed
 
 

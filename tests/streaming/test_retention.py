@@ -42,8 +42,9 @@ def staged_count(connection: Connection) -> int:
 
 
 def retain_now(streamer: Streamer) -> None:
-    streamer._retain_at = 0
-    streamer.round()
+    streamer._retain_at, streamer._to_retain = 0.0, {}
+    while streamer._retain_at == 0.0:  # until all shards have had their turn
+        streamer.round()
 
 
 def test_nothing_is_forgotten_that_a_consumer_has_not_passed(
@@ -97,16 +98,21 @@ def test_what_is_much_is_forgotten_in_short_transactions_shard_by_shard(
     tails = streamer._publisher.tails
     seen = [staged_count(connection)]
     passes: list[Retained] = []
+    left = things.shard_names
     for _ in range(10):
-        passes.append(retain(connection, redis_client, things, tails, until=monotonic()))
+        passes.append(
+            retain(connection, redis_client, things, tails, shards=left, until=monotonic())
+        )
+        left = passes[-1].left
         seen.append(staged_count(connection))
     rest = retain(connection, redis_client, things, tails)
 
     removed = [before - after for before, after in pairwise(seen)]
     assert removed == [each.records for each in passes]
     assert all(0 < count < 60 for count in removed)
-    assert all(each.more for each in passes)
-    assert not rest.more
+    one, other = things.shard_names
+    assert [each.left for each in passes[:3]] == [(other, one), (one, other), (other, one)]
+    assert rest.left == ()
     assert staged_count(connection) == seen[-1] - rest.records <= 40
 
 
@@ -131,6 +137,20 @@ def test_what_has_grown_since_the_last_statistics_is_looked_up_all_the_same(
     assert staged_count(connection) < 1000
     assert "Rows Removed by Join Filter" not in text
     assert "Seq Scan on staged_records" not in text
+
+
+def test_retention_rests_when_every_shard_has_had_its_turn_however_slow_it_is(
+    streamer: Streamer, connection: Connection, things: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise every round of a streamer with many shards would retain."""
+    monkeypatch.setattr("penstock.streaming.streamer.RETAIN_S", 0.0)
+    streamer.open()
+    rounds = 0
+    while streamer._retain_at == 0.0:
+        streamer.round()
+        rounds += 1
+
+    assert rounds == things.shards
 
 
 def test_offsets_go_on_after_everything_was_forgotten(

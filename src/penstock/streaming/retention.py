@@ -7,8 +7,8 @@ What was told to an Ick stays in Postgres until the Ick says that all of it has 
 empty is told everything again that it could have forgotten.
 """
 
-import random
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
@@ -35,12 +35,12 @@ class Retained:
     Attributes:
         records: Staged records removed from Postgres.
         evicted: Entries removed from the log.
-        more: There was more than the time was enough for.
+        left: Shards that the time was not enough for.
     """
 
     records: int = 0
     evicted: int = 0
-    more: bool = False
+    left: tuple[ShardName, ...] = ()
 
 
 def retain(  # noqa: PLR0913  two servers, and what is known of the channel
@@ -49,6 +49,7 @@ def retain(  # noqa: PLR0913  two servers, and what is known of the channel
     channel: Channel,
     tails: dict[ShardName, Offset],
     *,
+    shards: Iterable[ShardName] | None = None,
     until: float = inf,
     schema: str = DEFAULT_SCHEMA,
     namespace: str = "penstock",
@@ -61,7 +62,8 @@ def retain(  # noqa: PLR0913  two servers, and what is known of the channel
         channel: The channel; its ``keep`` is counted from the time of sequencing, by Postgres' clock.
         tails: What the log of each shard ends with: a shard that nobody reads is kept until it is published, that of an
             Ick until it is done, whoever does it.
-        until: When it ends, by the monotonic clock, or a little later.
+        shards: The shards to go through; None takes all.
+        until: When it ends, by the monotonic clock, or a little later: after one shard at least.
         schema: The Penstock schema.
         namespace: First part of the keys.
 
@@ -74,8 +76,7 @@ def retain(  # noqa: PLR0913  two servers, and what is known of the channel
     if isinstance(channel, Ick):
         found = passages(client, namespace, channel.shard_names)
         tails = {shard: passage.passed for shard, passage in found.items()}
-    # In another order each time: or the first ones, if there is much of them, would have all the time there is.
-    left = deque(random.sample(channel.shard_names, channel.shards))
+    left = deque(channel.shard_names if shards is None else shards)
     while left:
         shard = left.popleft()
         named, removed, passed = _forget(
@@ -89,7 +90,7 @@ def retain(  # noqa: PLR0913  two servers, and what is known of the channel
             crashpoint("retention.after_evict")
         if monotonic() >= until:
             break
-    return Retained(records, evicted, more=bool(left))
+    return Retained(records, evicted, tuple(left))
 
 
 def _forget(

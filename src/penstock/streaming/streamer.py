@@ -18,6 +18,7 @@ from penstock.errors import ServerUnavailable
 from penstock.journal import check_past
 from penstock.pipeline import Pipeline
 from penstock.postgres import Connection, answering, connect_postgres, describe
+from penstock.records import ShardName
 from penstock.registry import register_channel, register_consumer
 from penstock.streaming.publisher import Publisher
 from penstock.streaming.retention import forget_ticks, retain
@@ -98,6 +99,7 @@ class Streamer:
         self._sequencer: Sequencer | None = None
         self._publisher: Publisher | None = None
         self._refresh_at = self._retain_at = 0.0
+        self._to_retain: dict[str, tuple[ShardName, ...]] = {}
 
     def open(self) -> None:
         """Connects, compares Postgres' past with Redis', registers what the pipeline declares.
@@ -136,6 +138,7 @@ class Streamer:
             connection, self._client, epoch=epoch, schema=schema, namespace=namespace
         )
         self._refresh_at = self._retain_at = 0.0
+        self._to_retain = {}
         log.info("streaming", epoch=epoch, channels=sorted(self._pipeline.channels))
 
     def close(self) -> None:
@@ -179,23 +182,30 @@ class Streamer:
         return self._connection, self._sequencer, self._publisher
 
     def _retain(self, now: float) -> int:
+        """Goes on with all shards of all channels for a while; gives the number of records removed."""
         connection, _, publisher = self._opened()
-        removed, more = 0, False
-        channels = self._pipeline.channels.values()
-        for channel in channels:
+        channels = self._pipeline.channels
+        if not self._to_retain:
+            self._to_retain = {name: channel.shard_names for name, channel in channels.items()}
+        removed, left = 0, {}
+        for name, shards in self._to_retain.items():
             retained = retain(
                 connection,
                 self._client,
-                channel,
+                channels[name],
                 publisher.tails,
-                until=monotonic() + RETAIN_S / len(channels),
+                shards=shards,
+                until=monotonic() + RETAIN_S / len(self._to_retain),
                 schema=self._pipeline.schema,
                 namespace=self._pipeline.namespace,
             )
             removed += retained.records
-            more = more or retained.more
-        forget_ticks(connection, self._pipeline.schema)
-        self._retain_at = now if more else now + RETAIN_EVERY_S
+            if retained.left:
+                left[name] = retained.left
+        self._to_retain = left
+        if not left:
+            forget_ticks(connection, self._pipeline.schema)
+            self._retain_at = now + RETAIN_EVERY_S
         return removed
 
     def run(
