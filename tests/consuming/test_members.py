@@ -10,6 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from fixtures.dirty import DOCUMENTS, check_copy, copy_documents, declare_index, mark_changed
+from fixtures.flow import retain_now
 from penstock import Ick, Log, Pipeline
 from penstock.channels.ick import DirtyList, Patience, Reservation, Reservations
 from penstock.channels.routing import ick_shard_keys
@@ -77,12 +78,7 @@ def waiting(client: redis.Redis) -> dict[bytes, float]:
 
 def retain(streamer: Streamer) -> int:
     """Rounds with retention until it removes no more; gives how many records went."""
-    removed = 0
-    for _ in range(3):
-        streamer._retain_at, streamer._to_retain = 0.0, {}
-        while streamer._retain_at == 0.0:  # until all shards have had their turn
-            removed += streamer.round().removed
-    return removed
+    return sum(retain_now(streamer) for _ in range(3))
 
 
 def staged(connection: Connection) -> int:

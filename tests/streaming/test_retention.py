@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 import redis
 
-from fixtures.flow import LookAtLog, stage_rows
+from fixtures.flow import LookAtLog, retain_now, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import ConsumerWorker
 from penstock.postgres import Connection
@@ -39,12 +39,6 @@ def worker(
 def staged_count(connection: Connection) -> int:
     (row,) = connection.execute("SELECT count(*) FROM penstock.staged_records").fetchall()
     return int(row[0])
-
-
-def retain_now(streamer: Streamer) -> None:
-    streamer._retain_at, streamer._to_retain = 0.0, {}
-    while streamer._retain_at == 0.0:  # until all shards have had their turn
-        streamer.round()
 
 
 def test_nothing_is_forgotten_that_a_consumer_has_not_passed(

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 from sqlalchemy.orm import Session
 
-from fixtures.flow import LookAtLog, stage_rows
+from fixtures.flow import LookAtLog, retain_now, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import ConsumerWorker
 from penstock.errors import ReadOnlyPostgres
@@ -132,7 +132,7 @@ def test_clocks_that_lie_change_neither_order_nor_number(
             (year,),
         )
         streamer.round()
-    streamer._retain_at = 0.0
+    retain_now(streamer)
     streamer.drain()
     in_log = [record.id for record in logged(things)[things.shard_names[0]]]
     worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)

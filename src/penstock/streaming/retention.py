@@ -73,10 +73,10 @@ def retain(  # noqa: PLR0913  two servers, and what is known of the channel
         DamagedIck: An Ick is not whole.
     """
     records, evicted = 0, 0
-    if isinstance(channel, Ick):
-        found = passages(client, namespace, channel.shard_names)
-        tails = {shard: passage.passed for shard, passage in found.items()}
     left = deque(channel.shard_names if shards is None else shards)
+    if isinstance(channel, Ick):
+        found = passages(client, namespace, left)
+        tails = {shard: passage.passed for shard, passage in found.items()}
     while left:
         shard = left.popleft()
         named, removed, passed = _forget(
@@ -106,13 +106,12 @@ def _forget(
         connection.execute(statements("penstock", schema)["lock_channel"], where)
         [(slowest,)] = connection.execute(sql["floor"], where)
         floor = tail if slowest is None else min(slowest, tail)
-        row = connection.execute(
+        [(named, removed, passed)] = connection.execute(
             sql["forget"],
             {**where, "floor": floor, "keep": channel.keep, "records": RECORDS_A_TRANSACTION},
-        ).fetchone()
+        )
         crashpoint("retention.before_commit")
     crashpoint("retention.after_commit")
-    named, removed, passed = row or (0, 0, None)
     return named, removed, passed
 
 

@@ -53,20 +53,20 @@ class Place(Protocol):
         """The records of a range, in order."""
 
 
-def _kept(place: Place, ranges: list[Range], held: dict[int, Held]) -> list[Range]:
-    """The ranges, if all that they want is there; what is there, if the query was told to go on.
+def _tasks(place: Place, ranges: list[Range], held: dict[int, Held]) -> list[InputPartition]:
+    """Tasks for the ranges: all of them if all is there; of what is there, if the query was told to go on.
 
     Raises:
         Gap: Records are gone.
     """
     options = place.options
     gone = lost(ranges, held, options.source, options.channel)
-    if gone is None:
-        return ranges
-    if options.fail_on_data_loss:
-        raise data_loss(gone)
-    log.warning("%s", gone)
-    return present(ranges, held)
+    if gone is not None:
+        if options.fail_on_data_loss:
+            raise data_loss(gone)
+        log.warning("%s", gone)
+        ranges = present(ranges, held)
+    return list(tasks(ranges, options.min_partitions))
 
 
 class BatchReader(DataSourceReader):
@@ -80,8 +80,7 @@ class BatchReader(DataSourceReader):
         options, held = self._place.options, self._place.held()
         start = begins(options.starting, held, options.source)
         end = ends(options.ending, held, options.source)
-        kept = _kept(self._place, ranges_between(start, end), held)
-        return list(tasks(kept, options.min_partitions))
+        return _tasks(self._place, ranges_between(start, end), held)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task."""
@@ -128,8 +127,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         """As in a batch, fixed here: whoever reads it, and how often, reads the same."""
         ranges = ranges_between(_positions(start), _positions(end))
-        kept = _kept(self._place, ranges, self._place.held())
-        return list(tasks(kept, self._place.options.min_partitions))
+        return _tasks(self._place, ranges, self._place.held())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task."""
