@@ -16,13 +16,17 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def only(*cases: str) -> list[str]:
+    return [word for case in cases for word in ("--only", case)]
+
+
 @pytest.fixture(scope="module")
 def report() -> subprocess.CompletedProcess[str]:
     chosen = (
         *("limit-commit", "drain-200b-4", "consume-bulk", "stage-orm-100", "latency-10"),
-        *("ick-reserve", "ick-block", "cost-wal", "cost-memory"),
+        *("ick-reserve", "ick-block", "cost-wal", "cost-memory", "steady"),
     )
-    return bench("--quick", "--json", *(word for case in chosen for word in ("--only", case)))
+    return bench("--quick", "--json", *only(*chosen))
 
 
 @pytest.mark.slow
@@ -74,6 +78,27 @@ def test_what_a_record_costs_stands_beside_the_row_and_the_entry_alone(
 
 
 @pytest.mark.slow
+def test_what_is_applied_while_producers_write_stands_beside_producers_alone(
+    report: subprocess.CompletedProcess[str],
+) -> None:
+    cases = {case["case"]: case for case in json.loads(report.stdout)["cases"]}
+
+    assert 0 < cases["steady"]["value"] <= cases["steady-produced"]["value"]
+    assert set(cases["steady-produced"]["limits"]) == {"producers alone"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_spark_compares_with_one_task_at_once_and_with_two() -> None:
+    done = bench("--quick", "--json", "--only", "spark-compare")
+
+    assert done.returncode == 0, done.stderr
+    cases = {case["case"]: case for case in json.loads(done.stdout)["cases"]}
+    assert cases["spark-compare-1"]["value"] > 0
+    assert cases["spark-compare-2"]["value"] > 0
+
+
+@pytest.mark.slow
 def test_what_rests_has_used_some_of_a_processor() -> None:
     done = bench("--quick", "--json", "--only", "cost-idle-streamer")
 
@@ -111,10 +136,10 @@ def test_the_name_of_a_case_means_that_case_alone() -> None:
 def test_the_engine_on_spark_stands_beside_the_inline_one_and_its_micro_batch_beside_sparks_own() -> (
     None
 ):
-    done = bench("--quick", "--json", "--only", "spark-drain", "--only", "spark-micro-batch")
+    done = bench("--quick", "--json", *only("spark-drain-1", "spark-micro-batch"))
 
     assert done.returncode == 0, done.stderr
     cases = {case["case"]: case for case in json.loads(done.stdout)["cases"]}
-    assert cases["spark-drain"]["limits"]["inline engine"]["value"] > 0
+    assert cases["spark-drain-1"]["limits"]["inline engine"]["value"] > 0
     assert cases["spark-micro-batch"]["limits"]["rate to noop"]["value"] > 0
     assert cases["spark-micro-batch-p99"]["value"] >= cases["spark-micro-batch"]["value"]

@@ -115,9 +115,9 @@ def test_quick_leaves_out_what_is_slow_unless_anything_is_asked_for() -> None:
         cases = all_cases(plant, QUICK)
 
     left_out = set(_left_out(cases, [], quick=True))
-    assert {"spark-drain", "cost-idle-streamer", "backlog-streamer-1000000"} <= left_out
+    assert {"spark-drain-2", "cost-idle-streamer", "backlog-streamer-1000000"} <= left_out
     assert not {"drain-200b-4", "cost-wal", "backlog-streamer-10000"} & left_out
-    assert "spark-drain" not in _left_out(cases, ["spark"], quick=True)
+    assert "spark-drain-2" not in _left_out(cases, ["spark"], quick=True)
 
 
 def test_a_percentile_is_a_value_that_was_measured() -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from penstock.bench import NotMeasured
 from penstock.bench.cases.spark.epochs import rate_of
-from penstock.bench.watching import arrivals
+from penstock.bench.watching import arrivals, running
+from penstock.bench.watching.processes import process
 
 
 def test_what_was_noted_is_told_and_half_a_line_is_not(
@@ -40,3 +41,16 @@ def test_a_rate_counts_from_the_first_sight_of_any_to_the_last_record() -> None:
 def test_what_was_over_before_it_was_seen_is_not_measured() -> None:
     with pytest.raises(NotMeasured):
         rate_of(lambda: 200, 200)
+
+
+def test_an_engine_is_not_bound_to_more_cores_than_there_are() -> None:
+    with (
+        pytest.raises(NotMeasured, match="there are no 10000 cores, but"),
+        running("inline", "postgresql://nowhere", "redis://nowhere", cores=10_000),
+    ):
+        pass
+
+
+def test_a_process_that_ends_at_its_start_costs_its_case_alone() -> None:
+    with pytest.raises(NotMeasured, match="ended at its start"), process(print):
+        pass

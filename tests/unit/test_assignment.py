@@ -1,9 +1,13 @@
 """Who does what in an epoch of Spark's."""
 
+import os
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engines.spark.assignment import Task, assign
+from penstock.engines.spark.session import available_cores
 
 consumers = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(1, 12))
 
@@ -28,3 +32,16 @@ def test_tasks_fit_the_slots_unless_consumers_alone_exceed_them(
 def test_a_task_survives_being_text() -> None:
     task = Task("a", (1, 3))
     assert Task.from_json(task.to_json()) == task
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores"
+)
+def test_cores_that_a_process_is_not_bound_to_do_not_count() -> None:
+    bound = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(bound)})
+    try:
+        assert available_cores() == 1
+    finally:
+        os.sched_setaffinity(0, bound)
+    assert available_cores() == len(bound)

@@ -1,6 +1,9 @@
-"""A producer: transactions at a rate that is given, each with a change and its records, by one connection."""
+"""Producers: transactions, each with a change and its records; at a rate that is given, or as fast as they go."""
 
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from time import monotonic, sleep
 
 from penstock.bench.application import CHANNEL, pipeline_of
@@ -53,10 +56,7 @@ class Produced:
 
 def produce(connection: Connection, load: Load, shards: int) -> Produced:
     """Commits transactions, evenly spread; one that is late is made up for."""
-    shard_of = {
-        account: pipeline_of(shards).channels[CHANNEL].shard_of(str(account))
-        for account in range(ACCOUNTS)
-    }
+    shard_of = _shard_of(shards)
     began: dict[int, float] = {}
     start = monotonic()
     transactions = max(1, int(load.rate * load.seconds) // load.at_once)
@@ -65,19 +65,50 @@ def produce(connection: Connection, load: Load, shards: int) -> Produced:
         if (left := due - monotonic()) > 0:
             sleep(left)
         ids = range(number * load.at_once, (number + 1) * load.at_once)
-        accounts = [n % ACCOUNTS for n in ids]
         now = monotonic()
         began.update(dict.fromkeys(ids, now))
-        connection.execute(
-            _STAGE,
-            {
-                "channel": CHANNEL,
-                "note": NOTE,
-                "ids": list(ids),
-                "accounts": accounts,
-                "shards": [shard_of[account] for account in accounts],
-            },
-            prepare=True,
-        )
+        _commit(connection, ids, shard_of)
     took = max(monotonic() - start, load.at_once / load.rate * transactions)
     return Produced(began, len(began) / took)
+
+
+def produce_freely(
+    connections: Sequence[Connection], at_once: int, seconds: float, shards: int
+) -> float:
+    """Commits transactions of ``at_once`` records as fast as they go, a producer a connection; gives records a second."""
+    shard_of = _shard_of(shards)
+    numbers = count()
+    began = monotonic()
+
+    def work(connection: Connection) -> int:
+        committed = 0
+        while monotonic() < began + seconds:
+            first = next(numbers) * at_once
+            _commit(connection, range(first, first + at_once), shard_of)
+            committed += at_once
+        return committed
+
+    with ThreadPoolExecutor(len(connections)) as threads:
+        committed = sum(threads.map(work, connections))
+    return committed / (monotonic() - began)
+
+
+def _shard_of(shards: int) -> dict[int, int]:
+    """The shard of each account."""
+    channel = pipeline_of(shards).channels[CHANNEL]
+    return {account: channel.shard_of(str(account)) for account in range(ACCOUNTS)}
+
+
+def _commit(connection: Connection, ids: range, shard_of: Mapping[int, int]) -> None:
+    accounts = [n % ACCOUNTS for n in ids]
+    connection.execute(
+        _STAGE,
+        {
+            "channel": CHANNEL,
+            "note": NOTE,
+            "ids": list(ids),
+            "accounts": accounts,
+            "shards": [shard_of[account] for account in accounts],
+        },
+        prepare=True,
+    )

@@ -1,6 +1,5 @@
 """A Spark session for as long as a command needs one."""
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,8 +27,11 @@ def spark_of(settings: Settings, what: str) -> Iterator["SparkSession"]:
         JavaMissing: No Java runtime.
     """
     with from_extra("spark", what):
-        from penstock.engines.spark.session import spark_session  # noqa: PLC0415  not for `--help`
-    cores = os.cpu_count() or 1
+        from penstock.engines.spark.session import (  # noqa: PLC0415  not for `--help`
+            available_cores,
+            spark_session,
+        )
+    cores = available_cores()
     spark = spark_session(
         cores,
         master=settings.master or f"local[{cores},{TASK_ATTEMPTS}]",

@@ -10,6 +10,7 @@ from penstock.bench.cases import (
     limits,
     spark,
     staging,
+    steady,
 )
 from penstock.bench.measuring import Case
 from penstock.bench.plant import Backlog, Plant, Scale
@@ -23,6 +24,7 @@ def all_cases(plant: Plant, scale: Scale) -> list[Case]:
         *draining.cases(plant, scale),
         *growing.cases(plant, scale),
         *consuming.cases(plant, scale),
+        *steady.cases(plant, scale),
         *latency.cases(plant, scale),
         *icks.cases(plant, scale),
         *spark.cases(plant, scale),

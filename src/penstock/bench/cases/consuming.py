@@ -13,7 +13,7 @@ from penstock.bench.peers import peers_of
 from penstock.bench.plant import Backlog, Plant, Scale
 from penstock.channels.log import read
 from penstock.consuming import ConsumerWorker
-from penstock.postgres import engine_of
+from penstock.postgres import Connection, engine_of
 from penstock.records import BEGINNING, Record
 
 BATCH = 1000
@@ -55,13 +55,22 @@ def consumed(plant: Plant, backlog: Backlog, name: str) -> Sample:
     worker = ConsumerWorker(backlog.pipeline, consumer, database_url, plant.redis_url)
     try:
         began = perf_counter()
-        applied = worker.drain()
+        done = worker.drain()
         took = perf_counter() - began
     finally:
         worker.close()
-    if applied != backlog.records:
-        raise NotMeasured(f"{applied} of {backlog.records} records were applied")
-    return {"": applied / took}
+    if done != backlog.records:
+        raise NotMeasured(f"{done} of {backlog.records} records were applied")
+    return {"": done / took}
+
+
+def applied(connection: Connection, consumer: str) -> int:
+    """Records that the consumer has applied, as its checkpoints say."""
+    [(count,)] = connection.execute(
+        "SELECT coalesce(sum(applied), 0)::bigint FROM penstock.checkpoints WHERE consumer = %s",
+        [consumer],
+    )
+    return int(count)
 
 
 def _one_by_one(session: Session, records: Sequence[Record]) -> None:

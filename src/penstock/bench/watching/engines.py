@@ -30,7 +30,7 @@ LOOK_EVERY_S = 0.2
 
 
 @contextmanager
-def running(
+def running(  # noqa: PLR0913  what can be chosen of an engine
     engine: Engine,
     database_url: str,
     redis_url: str,
@@ -38,14 +38,16 @@ def running(
     streamer: bool = True,
     consumers: Sequence[str] = (),
     app: str = APP,
+    cores: int | None = None,
 ) -> Iterator[int]:
     """The engine in a process, from when its streamer and its consumers have connected until the block ends.
 
-    Gives the process's id.
+    It is bound to so many cores, with all that it starts; None leaves it all.  Gives the process's id.
 
     Raises:
-        NotMeasured: Spark or Java is not installed, or they did not connect.
+        NotMeasured: Spark or Java is not installed, there are not so many cores, or they did not connect.
     """
+    bound = None if cores is None else _first(cores)
     names = ["penstock streamer"] if streamer else []
     names += [f"penstock consumer {consumer}" for consumer in consumers]
     if engine == "spark":
@@ -53,7 +55,8 @@ def running(
     with (
         tempfile.NamedTemporaryFile(prefix="penstock-bench-", mode="r") as said,
         process(
-            _work, said.name, engine, app, database_url, redis_url, streamer, list(consumers)
+            *(_work, said.name, engine, app, database_url, redis_url, streamer, list(consumers)),
+            bound,
         ) as engine_process,
         connect_postgres(database_url, application="bench") as connection,
     ):
@@ -98,6 +101,15 @@ def effects(
             yield arrivals
 
 
+def _first(cores: int) -> set[int]:
+    if not hasattr(os, "sched_setaffinity"):
+        raise NotMeasured("this system binds no process to cores")
+    ours = sorted(os.sched_getaffinity(0))
+    if len(ours) < cores:
+        raise NotMeasured(f"there are no {cores} cores, but {len(ours)}")
+    return set(ours[:cores])
+
+
 def _check_spark() -> None:
     try:
         from penstock.engines.spark.java import find_java  # noqa: PLC0415  not everybody has it
@@ -118,7 +130,10 @@ def _work(  # noqa: PLR0913, PLR0917  the arguments of a process
     redis_url: str,
     streamer: bool,  # noqa: FBT001  the same
     consumers: list[str],
+    bound: set[int] | None,
 ) -> None:
+    if bound is not None:
+        os.sched_setaffinity(0, bound)
     # Stdout is for data; and Spark's Python processes complain of a Spark that has ended.
     with open(said, "a", encoding="utf-8") as file:  # noqa: PTH123  as text is opened
         os.dup2(file.fileno(), 1)

@@ -7,6 +7,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
+from penstock.bench.measuring import NotMeasured
+
 READY_S = 120.0
 END_S = 20.0
 
@@ -29,7 +31,7 @@ def process(work: Callable[..., None], *arguments: Any) -> Iterator[Started]:
     """A process that does ``work(pipe, *arguments)``, from when it has said that it is ready.
 
     Raises:
-        TimeoutError: It did not get ready.
+        NotMeasured: It did not get ready.
     """
     spawning = get_context("spawn")
     ours, theirs = spawning.Pipe()
@@ -37,12 +39,20 @@ def process(work: Callable[..., None], *arguments: Any) -> Iterator[Started]:
     started.start()
     theirs.close()
     try:
-        if not ours.poll(READY_S):
-            raise TimeoutError("a process of the bench did not start")
-        ours.recv()
+        _await_ready(ours)
         yield Started(ours, started.pid or 0)
     finally:
         ours.close()  # whoever still works is told by the end of the pipe
         started.join(END_S)
         if started.is_alive():
             started.kill()
+
+
+def _await_ready(pipe: Pipe) -> None:
+    try:
+        if pipe.poll(READY_S):
+            pipe.recv()
+            return
+    except EOFError:
+        raise NotMeasured("a process of the bench has ended at its start") from None
+    raise NotMeasured(f"a process of the bench was not ready within {READY_S:.0f} s")

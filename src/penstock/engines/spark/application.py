@@ -19,7 +19,7 @@ from penstock.engines.spark.assignment import assign
 from penstock.engines.spark.epochs import COUNTS, EpochsSource
 from penstock.engines.spark.frames import start_frames
 from penstock.engines.spark.leash import Holder, Line
-from penstock.engines.spark.session import spark_session
+from penstock.engines.spark.session import available_cores, spark_session
 from penstock.errors import DeclarationError, PenstockError, ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.postgres import describe
@@ -76,7 +76,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
     names = list(pipeline.consumers) if consumers is None else list(consumers)
     specs = [pipeline.consumer_named(name) for name in names]
     shards = {spec.name: spec.channel.shards for spec in specs if not spec.frames}
-    tasks = assign(shards, os.cpu_count() or 1, streamer=streamer)
+    tasks = assign(shards, available_cores(), streamer=streamer)
     frames = [spec for spec in specs if spec.frames]
     spark = spark_session(len(tasks) + 1 + len(frames), master=master, conf=conf)
     if spark.sparkContext.defaultParallelism < len(tasks):

@@ -79,6 +79,12 @@ def spark_session(
     return spark
 
 
+def available_cores() -> int:
+    """Cores that this process may use: where it is bound to some, as in a container, the machine has more."""
+    bound = getattr(os, "sched_getaffinity", None)  # Linux has it
+    return len(bound(0)) if bound else os.cpu_count() or 1
+
+
 def _write_no_checksums(spark: SparkSession) -> None:
     """To local files: a query's progress is two files a micro-batch, and a checksum beside each takes as long as the file."""
     context = spark.sparkContext

@@ -1,47 +1,48 @@
 """The engine on Spark, in epochs, with a large backlog: beside the inline engine with the same."""
 
 from collections.abc import Callable
+from functools import partial
 from time import monotonic, sleep
 
 from penstock.bench import watching
 from penstock.bench.application import BULK
+from penstock.bench.cases.consuming import applied
 from penstock.bench.measuring import Case, NotMeasured, Sample
 from penstock.bench.plant import Backlog, Plant, Scale
 from penstock.channels.log import extents
+
+CORES = (1, 2)
+"""Of the engine; its servers have all."""
 
 LOOK_EVERY_S = 0.005
 LONGEST_S = 300.0
 
 
 def cases(plant: Plant, scale: Scale) -> list[Case]:
-    """The streamer, and a consumer."""
+    """The streamer, and a consumer, on one core and on two."""
     backlog = scale.large_backlog
     return [
         Case(
-            name="spark-drain",
+            name=f"spark-{who}-{cores}",
             unit="records/s",
-            sentence=f"the streamer on Spark empties a backlog of {backlog.records:,}, from the first record that it publishes",
-            ours=lambda: _drained(plant, backlog, "spark"),
-            limits={"inline engine": lambda: _drained(plant, backlog, "inline")},
+            sentence=f"{sentence} a backlog of {backlog.records:,} from its first record, bound to so many cores",
+            ours=partial(run, plant, backlog, "spark", cores),
+            limits={"inline engine": partial(run, plant, backlog, "inline", cores)},
             slow=True,
             rounds=scale.few_rounds,
-        ),
-        Case(
-            name="spark-consume",
-            unit="records/s",
-            sentence=f"a consumer on Spark applies a backlog of {backlog.records:,} in bulk, from the first record that it applies",
-            ours=lambda: _consumed(plant, backlog, "spark"),
-            limits={"inline engine": lambda: _consumed(plant, backlog, "inline")},
-            slow=True,
-            rounds=scale.few_rounds,
-        ),
+        )
+        for who, sentence, run in (
+            ("drain", "the streamer on Spark empties", _drained),
+            ("consume", "a consumer on Spark applies, in bulk,", _consumed),
+        )
+        for cores in CORES
     ]
 
 
-def _drained(plant: Plant, backlog: Backlog, engine: watching.Engine) -> Sample:
+def _drained(plant: Plant, backlog: Backlog, engine: watching.Engine, cores: int) -> Sample:
     url = plant.staged(backlog)
     namespace, shards = backlog.pipeline.namespace, backlog.shard_names
-    with plant.redis() as client, watching.running(engine, url, plant.redis_url):
+    with plant.redis() as client, watching.running(engine, url, plant.redis_url, cores=cores):
 
         def published() -> int:
             return sum(extent.entries for extent in extents(client, namespace, shards).values())
@@ -49,21 +50,15 @@ def _drained(plant: Plant, backlog: Backlog, engine: watching.Engine) -> Sample:
         return rate_of(published, backlog.records)
 
 
-def _consumed(plant: Plant, backlog: Backlog, engine: watching.Engine) -> Sample:
+def _consumed(plant: Plant, backlog: Backlog, engine: watching.Engine, cores: int) -> Sample:
     url = plant.registered(backlog)
     with (
         plant.postgres(url) as connection,
-        watching.running(engine, url, plant.redis_url, streamer=False, consumers=[BULK]),
+        watching.running(
+            engine, url, plant.redis_url, streamer=False, consumers=[BULK], cores=cores
+        ),
     ):
-
-        def applied() -> int:
-            [(count,)] = connection.execute(
-                "SELECT coalesce(sum(applied), 0)::bigint FROM penstock.checkpoints WHERE consumer = %s",
-                [BULK],
-            ).fetchall()
-            return int(count)
-
-        return rate_of(applied, backlog.records)
+        return rate_of(lambda: applied(connection, BULK), backlog.records)
 
 
 def rate_of(done: Callable[[], int], records: int) -> Sample:

@@ -1,4 +1,4 @@
-"""The Spark session of the cases that measure data sources: started once, on all cores."""
+"""The Spark session of the cases that need no engine: started once, for as many tasks at once as a case wants."""
 
 import os
 from collections.abc import Iterator
@@ -13,8 +13,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def session(plant: Plant) -> "SparkSession":
-    """Spark on all cores: started once, warm for every round but the first, and stopped with the plant.
+def session(plant: Plant, cores: int | None = None) -> "SparkSession":
+    """Spark: warm for every round but a case's first, and stopped with the plant.
+
+    Args:
+        plant: What it is stopped with.
+        cores: Tasks that run at once; None takes all cores.
 
     Raises:
         NotMeasured: Spark or Java is not installed.
@@ -22,15 +26,21 @@ def session(plant: Plant) -> "SparkSession":
     try:
         from pyspark.sql import SparkSession  # noqa: PLC0415  not everybody has it
 
-        from penstock.engines.spark.session import spark_session  # noqa: PLC0415  the same
+        from penstock.engines.spark.session import (  # noqa: PLC0415  the same
+            available_cores,
+            spark_session,
+        )
     except ModuleNotFoundError as error:
         raise NotMeasured(f"{error.name} is not installed: penstock[spark]") from error
+    wanted = cores or available_cores()
     started = SparkSession.getActiveSession()
     if started is not None:
-        return started
+        if started.sparkContext.defaultParallelism == wanted:
+            return started
+        _stop(started)
     try:
         with _muted():
-            spark = spark_session(os.cpu_count() or 1)
+            spark = spark_session(wanted)
     except JavaMissing as error:
         raise NotMeasured(str(error)) from error
     plant.ends.callback(_stop, spark)

@@ -1,15 +1,20 @@
 """Spark reads a table, and compares two: beside Postgres alone, and beside rows that go through Python one by one."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.bench.application import one, total_in_bulk
+from penstock.bench.cases.spark.epochs import CORES
 from penstock.bench.cases.spark.session import session, swallowed
 from penstock.bench.measuring import Case, NotMeasured, Sample
 from penstock.bench.plant import Plant, Scale
 from penstock.pipeline import Pipeline
 from penstock.postgres import Connection
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROWS_A_RECORD = 50
 """So that a full run reads a table of five million rows."""
@@ -57,14 +62,17 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
             slow=True,
             rounds=scale.few_rounds,
         ),
-        Case(
-            name="spark-compare",
-            unit="keys/s",
-            sentence=f"a reconciliation compares {keys:,} keys, of which one in a thousand differs",
-            ours=lambda: _compared(plant, keys, _by_spark),
-            limits={"full join": lambda: _compared(plant, keys, _by_join)},
-            slow=True,
-            rounds=scale.few_rounds,
+        *(
+            Case(
+                name=f"spark-compare-{cores}",
+                unit="keys/s",
+                sentence=f"a reconciliation compares {keys:,} keys, of which one in a thousand differs, {cores} tasks at once",
+                ours=partial(_compared, plant, keys, cores, _by_spark),
+                limits={"full join": partial(_compared, plant, keys, cores, _by_join)},
+                slow=True,
+                rounds=scale.few_rounds,
+            )
+            for cores in CORES
         ),
     ]
 
@@ -158,18 +166,20 @@ def _by_tuples_into_spark(plant: Plant, url: str) -> int:
     return swallowed(spark.read.format("bench.tuples").load())
 
 
-def _compared(plant: Plant, keys: int, compare: Callable[[Plant, str], int]) -> Sample:
+def _compared(
+    plant: Plant, keys: int, cores: int, compare: Callable[["SparkSession", Plant, str], int]
+) -> Sample:
     url = _filled(plant, "compared", _TWO, keys)
-    session(plant)
+    spark = session(plant, cores)
     began = perf_counter()
-    found = compare(plant, url)
+    found = compare(spark, plant, url)
     took = perf_counter() - began
     if found != keys // 1000:
         raise NotMeasured(f"{found} differences were found, {keys // 1000} were planted")
     return {"": keys / took}
 
 
-def _by_spark(plant: Plant, url: str) -> int:
+def _by_spark(spark: "SparkSession", plant: Plant, url: str) -> int:
     with plant.postgres(url) as connection, connection.transaction():
         from penstock.engines.spark.reconcile import SparkComparer  # noqa: PLC0415  needs Spark
 
@@ -180,12 +190,12 @@ def _by_spark(plant: Plant, url: str) -> int:
         pipeline.reconciliation(of="state", state="bench.state", key="id")(
             lambda tables: tables("bench.canonical")
         )
-        comparer = SparkComparer(session(plant), url)
+        comparer = SparkComparer(spark, url)
         spec = pipeline.reconciliation_named("state")
         return comparer.compare(spec, snapshot, snapshot).total
 
 
-def _by_join(plant: Plant, url: str) -> int:
+def _by_join(_: "SparkSession", plant: Plant, url: str) -> int:
     with plant.postgres(url) as connection:
         [(found,)] = connection.execute(_DIFFERENCES)
         return int(found)
