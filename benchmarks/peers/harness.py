@@ -23,7 +23,7 @@ import redis
 STREAM = "peer:outbox"
 BATCH = 1000
 ACCOUNTS = 1000
-NOTE = "x" * 130
+NOTE = "x" * 145
 IDLE_S = 0.001
 LOOK_S, LOOKS = 0.005, 10
 """How often it is looked at what a worker has done, and how often in one pass."""

@@ -24,7 +24,8 @@ def only(*cases: str) -> list[str]:
 def report() -> subprocess.CompletedProcess[str]:
     chosen = (
         *("limit-commit", "drain-200b-4", "consume-bulk", "stage-orm-100", "latency-10"),
-        *("ick-reserve", "ick-block", "cost-wal", "cost-memory", "steady"),
+        *("ick-reserve", "ick-block", "cost-wal", "cost-memory"),
+        *("steady", "drain-removed"),
     )
     return bench("--quick", "--json", *only(*chosen))
 
@@ -85,6 +86,15 @@ def test_what_is_applied_while_producers_write_stands_beside_producers_alone(
 
     assert 0 < cases["steady"]["value"] <= cases["steady-produced"]["value"]
     assert set(cases["steady-produced"]["limits"]) == {"producers alone"}
+
+
+@pytest.mark.slow
+def test_a_drain_that_removes_everything_stands_beside_one_that_does_not(
+    report: subprocess.CompletedProcess[str],
+) -> None:
+    cases = {case["case"]: case for case in json.loads(report.stdout)["cases"]}
+
+    assert cases["drain-removed"]["limits"]["nothing else"]["value"] > 0
 
 
 @pytest.mark.slow

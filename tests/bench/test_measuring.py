@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from penstock.bench import Case, NotMeasured, Outcome, Plant, Sample, compare
+from penstock.bench import Case, Failed, NotMeasured, Outcome, Plant, Sample, compare
 from penstock.bench.cases import all_cases
 from penstock.bench.measuring import percentile
 from penstock.bench.plant import FULL, QUICK
@@ -98,6 +98,24 @@ def test_a_case_that_we_cannot_run_is_not_an_outcome() -> None:
 
     with pytest.raises(NotMeasured, match="no Java"):
         compare(Case("c", "records/s", "", ours), rounds=1)
+
+
+def test_who_fails_in_a_later_round_keeps_the_rounds_before_and_its_reason_is_told() -> None:
+    case = Case("c", "records/s", "", giving(1), peers={"p": giving(2, 4), "q": giving(5)})
+
+    outcome = only(compare(case, rounds=2))
+
+    assert outcome.runs == [1]
+    assert (outcome.peers["p"].value, outcome.peers["q"].value) == (3, 5)
+    assert outcome.skipped == {"ours": "StopIteration: ", "q": "StopIteration: "}
+
+
+def test_what_nobody_expected_costs_the_case_and_not_the_run() -> None:
+    def ours() -> Sample:
+        raise OSError("the disk is full")
+
+    with pytest.raises(Failed, match="OSError: the disk is full"):
+        compare(Case("c", "records/s", "", ours), rounds=5)
 
 
 def test_what_takes_very_long_is_measured_only_if_it_is_asked_for_by_its_name() -> None:

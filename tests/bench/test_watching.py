@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.bench import NotMeasured
-from penstock.bench.cases.spark.epochs import rate_of
+from penstock.bench.cases.spark import epochs
 from penstock.bench.watching import arrivals, running
 from penstock.bench.watching.processes import process
 
@@ -29,18 +29,21 @@ def test_what_was_noted_is_told_and_half_a_line_is_not(
     assert found[1] == found[2] <= found[3]
 
 
-def test_a_rate_counts_from_the_first_sight_of_any_to_the_last_record() -> None:
-    seen = iter([0, 0, 100, 150, 200])
+def test_a_rate_counts_from_the_first_sight_of_any_to_the_last_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = iter([0, 0, 120, 150, 200])
+    now = [0.0]
+    monkeypatch.setattr(epochs, "monotonic", lambda: now[0])
+    monkeypatch.setattr(epochs, "sleep", lambda _seconds: now.append(now.pop() + 1))
 
-    found = rate_of(lambda: next(seen), 200)
-
-    assert found[""] > 0
+    assert epochs.rate_of(lambda: next(seen), 200) == {"": 80.0}
     assert next(seen, None) is None
 
 
 def test_what_was_over_before_it_was_seen_is_not_measured() -> None:
     with pytest.raises(NotMeasured):
-        rate_of(lambda: 200, 200)
+        epochs.rate_of(lambda: 200, 200)
 
 
 def test_an_engine_is_not_bound_to_more_cores_than_there_are() -> None:

@@ -1,7 +1,7 @@
 """The application that is measured: accounts that move, told to a channel, summed up by consumers.
 
-Its pipelines differ in the number of shards alone; ``pipeline_of`` has one for each, and ``one`` and ``four`` are there
-for ``--app``.
+Its pipelines differ in the number of shards alone; ``pipeline_of`` has one for each, and ``one``, ``four`` and
+``keeping_nothing`` are there for ``--app``.
 """
 
 from collections import defaultdict
@@ -40,6 +40,9 @@ _ADD_ALL = text("""
     *(bindparam(name, type_=ARRAY(BigInteger)) for name in ("accounts", "movements", "cents"))
 )
 
+
+NOTE = "x" * 145
+"""So that a payload has some 200 bytes."""
 
 Handler = Callable[..., object]
 """Of a consumer: given a session and a record, or records."""
@@ -103,4 +106,13 @@ def pipeline_of(shards: int) -> Pipeline:
     return pipeline_with(shards, lambda handler: handler)
 
 
+def _keeping_nothing() -> Pipeline:
+    """Four shards and one consumer: what it has applied goes."""
+    channel = Log(CHANNEL, shards=4, keep=timedelta(0))
+    pipeline = Pipeline([channel])
+    pipeline.consumer(reads=channel, name=BULK)(total_in_bulk)
+    return pipeline
+
+
 one, four = pipeline_of(1), pipeline_of(4)
+keeping_nothing = _keeping_nothing()

@@ -1,9 +1,14 @@
 """Contestants, rounds, medians: how a figure is come by, whatever is measured."""
 
+import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
+
+import structlog
+
+log = structlog.get_logger("penstock.bench")
 
 Sample = Mapping[str, float]
 """What one run measured: by the suffix of the case's name; ``""`` is the case itself, ``-p99`` a second figure of it."""
@@ -20,6 +25,10 @@ class NotMeasured(Exception):
     """A contestant cannot run here; its text says why."""
 
 
+class Failed(NotMeasured):
+    """A contestant ended with an error that nobody expected; the other cases go on."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One thing that is measured.
@@ -28,8 +37,9 @@ class Case:
         name: What ``--only`` calls it.
         unit: Of the figure: ``records/s``, ``ms``.
         sentence: What is measured.
-        ours: Measures Penstock; None where the case is a limit itself.
-        limits: What Penstock cannot beat; the worst of them is the limit.
+        ours: Measures Penstock; or a limit, in a case of its own.
+        limits: What Penstock stands beside in every run: what the servers give to somebody who does nothing else, or
+            the other engine; the worst of them is the limit.
         peers: Others that do the same work.
         better: Whether a larger figure is better, or a smaller one.
         slow: Left out by ``--quick``.
@@ -98,11 +108,16 @@ Told = Callable[[str], None]
 def compare(case: Case, rounds: int, tell: Told = lambda _: None) -> list[Outcome]:
     """Measures each contestant of a case once a round, in turn.
 
-    A contestant that cannot run is left out with its reason; if it is ours, the case is left out.
+    A contestant that cannot run, or fails, is left out from then on, with its reason; of one that has run before, the
+    rounds count that it had.
 
     Raises:
         NotMeasured: We cannot run here.
+        Failed: Our first round failed.
     """
+    # What is loaded is not searched for cycles in anybody's run, as it is not in a consumer.
+    gc.collect()
+    gc.freeze()
     contestants: dict[tuple[str, str], Contestant] = {
         **{(LIMIT, name): each for name, each in case.limits.items()},
         (OURS, ""): case.ours,
@@ -112,16 +127,27 @@ def compare(case: Case, rounds: int, tell: Told = lambda _: None) -> list[Outcom
     skipped: dict[str, str] = {}
     for number in range(case.rounds or rounds):
         for who, contestant in contestants.items():
-            if who[1] in skipped:
+            name = who[1] or OURS
+            if name in skipped:
                 continue
             tell(f"{case.name}, round {number + 1}: {' '.join(who).strip()}")
             try:
-                samples[who].append(contestant())
+                samples[who].append(_run(contestant))
             except NotMeasured as reason:
-                if who[0] == OURS:
+                if who[0] == OURS and not number:
                     raise
-                skipped[who[1]] = str(reason)
+                skipped[name] = str(reason)
     return outcomes(case, samples, skipped)
+
+
+def _run(contestant: Contestant) -> Sample:
+    try:
+        return contestant()
+    except NotMeasured:
+        raise
+    except Exception as error:
+        log.debug("contestant failed", exc_info=True)
+        raise Failed(f"{type(error).__name__}: {error}") from error
 
 
 def outcomes(

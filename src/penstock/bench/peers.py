@@ -16,7 +16,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def _told_by(command: list[str], work: dict[str, str]) -> Sample:
         except subprocess.TimeoutExpired:
             raise NotMeasured(f"did not come to an end within {LONGEST_S:.0f} s") from None
         finally:
-            if peer.returncode is None:
+            with suppress(ProcessLookupError):
                 os.killpg(peer.pid, signal.SIGKILL)  # uv, and what it has started
     if peer.returncode != 0:
         raise NotMeasured((complained.strip().splitlines() or ["failed"])[-1][:200])
@@ -109,7 +109,8 @@ def _lying_ready(work: str, plant: Plant, backlog: Backlog, needs: dict[str, Any
         yield plant.registered(backlog)
         return
     if "extension" not in needs:
-        yield plant.staged(backlog)
+        with plant.copied(backlog) as database_url:
+            yield database_url
         return
     binaries = binaries_with(needs["extension"], Path("/usr"))
     if binaries is None:

@@ -3,8 +3,8 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,10 +20,12 @@ from penstock.records import ShardName
 from penstock.registry import register_channel, register_consumer
 from penstock.statements import DEFAULT_SCHEMA
 from penstock.streaming import Streamer
-from penstock.testing import EmbeddedServers
+from penstock.testing import EmbeddedServers, eventually
 
 ROWS_A_TRANSACTION = 1000
 ACCOUNTS = 1000
+AROUND_A_NOTE = 55
+"""Bytes of a payload without its note."""
 
 POSTGRES_SETTINGS = {
     "max_wal_size": "8GB",
@@ -33,6 +35,9 @@ POSTGRES_SETTINGS = {
 }
 """So that no checkpoint falls into one contestant's run and not into another's; and peers that read the WAL can."""
 
+
+COPY = "copy"
+"""The database that is made for one run."""
 
 FEW_ROUNDS = 3
 
@@ -126,10 +131,12 @@ class Plant:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.ends.close()
-        if self._started:
-            self.servers.remove()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        try:
+            self.ends.close()
+        finally:
+            if self._started:
+                self.servers.remove()
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     @property
     def redis_url(self) -> str:
@@ -169,6 +176,19 @@ class Plant:
         self.empty_redis()
         os.sync()
         return url
+
+    @contextmanager
+    def copied(self, backlog: Backlog) -> Iterator[str]:
+        """URL of a database of its own with the staged backlog, for whoever removes it, or leaves tables behind."""
+        self.staged(backlog)
+        url = self.servers.postgres.create_database(COPY, template=backlog.database)
+        os.sync()
+        try:
+            yield url
+        finally:
+            with self.postgres(url) as connection:
+                eventually(lambda: _has_no_slots(connection), "replication slots are gone")
+            self.servers.postgres.drop_database(COPY)
 
     def published(self, backlog: Backlog) -> str:
         """URL of a database whose backlog is in the log, and that no consumer has read."""
@@ -231,8 +251,8 @@ SELECT %(channel)s,
        (n %% %(accounts)s)::text, 'insert', 'movement',
        jsonb_build_object('id', n, 'account', n %% %(accounts)s, 'cents', n %% 977, 'note',
            -- hard to compress, as payloads of ids, prices and names are
-           (SELECT string_agg(encode(sha256((n * 1000 + part)::text::bytea), 'base64'), '')
-            FROM generate_series(1, 1 + %(note)s / 44) part))
+           left((SELECT string_agg(encode(sha256((n * 1000 + part)::text::bytea), 'base64'), '')
+                 FROM generate_series(1, 1 + %(note)s / 44) part), %(note)s))
 FROM generate_series(%(first)s::bigint, %(last)s::bigint) n
 """
 
@@ -241,8 +261,7 @@ def fill(connection: Connection, backlog: Backlog) -> None:
     """Stages the backlog, on top of what there is."""
     register_channel(connection, DEFAULT_SCHEMA, backlog.pipeline.channels[CHANNEL])
     connection.execute("SET synchronous_commit = off")
-    # What stands around the note takes some 70 bytes, and it comes in pieces of 44.
-    note = max(0, backlog.payload_bytes - 70 - 44)
+    note = max(0, backlog.payload_bytes - AROUND_A_NOTE)
     for first in range(1, backlog.records + 1, ROWS_A_TRANSACTION):
         connection.execute(
             _FILL,
@@ -265,3 +284,11 @@ def unsequence(connection: Connection) -> None:
         "TRUNCATE penstock.journal, penstock.checkpoints, penstock.dead_letters, penstock.channels, penstock.ticks, bench.movements"
     )
     connection.execute("INSERT INTO penstock.ticks (tick, snapshot, epoch) VALUES (0, '1:1:', 1)")
+
+
+def _has_no_slots(connection: Connection) -> bool:
+    """Drops the slots of a reader of the WAL that has ended; its server's end of it may live a little longer."""
+    connection.execute(
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active"
+    )
+    return connection.execute("SELECT 1 FROM pg_replication_slots").fetchone() is None

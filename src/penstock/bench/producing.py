@@ -1,23 +1,22 @@
 """Producers: transactions, each with a change and its records; at a rate that is given, or as fast as they go."""
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
+from multiprocessing.connection import Connection as Pipe
 from time import monotonic, sleep
 
-from penstock.bench.application import CHANNEL, pipeline_of
+from penstock.bench.application import CHANNEL, NOTE, pipeline_of
 from penstock.bench.plant import ACCOUNTS
-from penstock.postgres import Connection
-
-NOTE = "x" * 130
+from penstock.bench.watching.processes import process
+from penstock.postgres import Connection, connect_postgres
 
 _STAGE = """
 WITH change AS (
     INSERT INTO bench.movements
     SELECT id, account, id %% 977, %(note)s
     FROM unnest(%(ids)s::bigint[], %(accounts)s::bigint[]) AS r (id, account)
-    RETURNING id, account, cents, note
 )
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
 SELECT %(channel)s, r.shard, r.account::text, 'insert', 'movement',
@@ -73,24 +72,49 @@ def produce(connection: Connection, load: Load, shards: int) -> Produced:
 
 
 def produce_freely(
-    connections: Sequence[Connection], at_once: int, seconds: float, shards: int
-) -> float:
-    """Commits transactions of ``at_once`` records as fast as they go, a producer a connection; gives records a second."""
-    shard_of = _shard_of(shards)
-    numbers = count()
-    began = monotonic()
+    database_url: str, producers: int, at_once: int, seconds: float, shards: int
+) -> tuple[int, float]:
+    """Commits transactions of ``at_once`` records as fast as they go, by so many processes.
 
-    def work(connection: Connection) -> int:
-        committed = 0
-        while monotonic() < began + seconds:
-            first = next(numbers) * at_once
+    Gives how many records that were, and how many seconds it took.
+    """
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(
+                process(
+                    *(_produce_freely, database_url, number, producers, at_once, seconds, shards)
+                )
+            )
+            for number in range(producers)
+        ]
+        began = monotonic()
+        for each in started:
+            each.pipe.send("go")
+        committed = sum(each.pipe.recv() for each in started)
+        return committed, monotonic() - began
+
+
+def _produce_freely(  # noqa: PLR0913, PLR0917  the arguments of a process
+    pipe: Pipe,
+    database_url: str,
+    number: int,
+    producers: int,
+    at_once: int,
+    seconds: float,
+    shards: int,
+) -> None:
+    shard_of = _shard_of(shards)
+    committed = 0
+    with connect_postgres(database_url, application="bench") as connection:
+        pipe.send("ready")
+        pipe.recv()
+        until = monotonic() + seconds
+        for first in count(number * at_once, producers * at_once):
+            if monotonic() >= until:
+                break
             _commit(connection, range(first, first + at_once), shard_of)
             committed += at_once
-        return committed
-
-    with ThreadPoolExecutor(len(connections)) as threads:
-        committed = sum(threads.map(work, connections))
-    return committed / (monotonic() - began)
+    pipe.send(committed)
 
 
 def _shard_of(shards: int) -> dict[int, int]:

@@ -21,12 +21,14 @@ class Report:
         versions: Of Python, the servers and the libraries.
         cases: What was measured.
         skipped: Cases that were not, and why.
+        failed: Those of them that ended with an error that nobody expected.
     """
 
     machine: dict[str, object]
     versions: dict[str, str]
     cases: list[Outcome] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
 
 
 def machine() -> dict[str, object]:

@@ -45,7 +45,7 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
 
 
 def consumed(plant: Plant, backlog: Backlog, name: str) -> Sample:
-    """Records a second of one consumer's worker that applies the log.
+    """Records a second of one consumer's worker that applies the log, once it has connected.
 
     Raises:
         NotMeasured: It applied another number of records.
@@ -54,6 +54,7 @@ def consumed(plant: Plant, backlog: Backlog, name: str) -> Sample:
     consumer = backlog.pipeline.consumer_named(name)
     worker = ConsumerWorker(backlog.pipeline, consumer, database_url, plant.redis_url)
     try:
+        worker.open()
         began = perf_counter()
         done = worker.drain()
         took = perf_counter() - began
@@ -92,6 +93,7 @@ def _handled(
                 after = some[-1].offset
     engine = engine_of(database_url, application="bench")
     try:
+        engine.connect().close()
         began = perf_counter()
         for batch in batches:
             with Session(engine) as session, session.begin():

@@ -1,13 +1,21 @@
 """What must not make the pipeline slower: a large backlog, records that are kept, a transaction that stays open."""
 
-from penstock.bench.application import BULK
+from contextlib import closing
+from datetime import timedelta
+from time import perf_counter
+
+from penstock import Log, Pipeline
+from penstock.bench.application import BULK, CHANNEL
 from penstock.bench.cases.consuming import consumed
 from penstock.bench.cases.draining import drained
-from penstock.bench.measuring import Case, Sample
+from penstock.bench.measuring import Case, NotMeasured, Sample
 from penstock.bench.plant import Backlog, Plant, Scale, fill
+from penstock.channels.log import extents
 from penstock.channels.routing import log_keys
 from penstock.postgres import Connection
-from penstock.streaming import tick
+from penstock.streaming import Streamer, tick
+from penstock.streaming.retention import retain
+from penstock.streaming.sequencer import JOURNAL_CHUNK
 
 KEPT = (10_000, 100_000, 1_000_000, 10_000_000)
 SLOW = 1_000_000
@@ -36,6 +44,13 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
                 slow=kept >= SLOW,
             )
             for kept in KEPT
+        ),
+        Case(
+            name="drain-removed",
+            unit="records/s",
+            sentence="the same, and then all is removed again: from Postgres, the journal and the log",
+            ours=lambda: _removed(plant, Backlog(scale.records)),
+            limits=alone,
         ),
         Case(
             name="drain-held",
@@ -100,6 +115,31 @@ def _evict(plant: Plant, database_url: str) -> None:
                 stream = log_keys("penstock", shard).stream
                 client.xadd(stream, {"evicted": ""}, id=f"{tail[0]}-0")
                 client.xtrim(stream, maxlen=0, approximate=False)
+
+
+def _removed(plant: Plant, backlog: Backlog) -> Sample:
+    """Nobody reads it, and nothing is kept.
+
+    Raises:
+        NotMeasured: More is left than the newest journal row of each shard names.
+    """
+    channel = Log(CHANNEL, shards=backlog.shards, keep=timedelta(0))
+    with (
+        plant.copied(backlog) as url,
+        closing(Streamer(Pipeline([channel]), url, plant.redis_url)) as streamer,
+        plant.postgres(url) as connection,
+        plant.redis() as client,
+    ):
+        streamer.open()
+        began = perf_counter()
+        streamer.drain()
+        found = extents(client, "penstock", channel.shard_names)
+        retain(connection, client, channel, {shard: each.tail for shard, each in found.items()})
+        took = perf_counter() - began
+        left = connection.execute("SELECT id FROM penstock.staged_records").rowcount
+    if left > JOURNAL_CHUNK * backlog.shards:
+        raise NotMeasured(f"{left} of {backlog.records} records are still there")
+    return {"": backlog.records / took}
 
 
 def _while_open(plant: Plant, backlog: Backlog) -> Sample:

@@ -7,14 +7,13 @@ from sqlalchemy import insert
 from sqlalchemy.orm import Session, sessionmaker
 
 from penstock import stage_many
-from penstock.bench.application import Movement, pipeline_of
+from penstock.bench.application import NOTE, Movement, pipeline_of
 from penstock.bench.measuring import Case, Sample
 from penstock.bench.plant import ACCOUNTS, Plant, Scale
 from penstock.postgres import engine_of
 from penstock.tables import staged_records
 
 OBJECTS = (1, 10, 100, 1000)
-NOTE = "x" * 130
 
 Flush = Callable[[Session, int], None]
 

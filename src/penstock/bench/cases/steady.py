@@ -1,15 +1,14 @@
-"""Producers at full speed, with the streamer and a consumer at work beside them."""
-
-from contextlib import ExitStack
-from time import perf_counter
+"""Producers at full speed, with the streamer and a consumer at work beside them, and nothing kept that was applied."""
 
 from penstock.bench import watching
 from penstock.bench.application import BULK
 from penstock.bench.cases.consuming import applied
-from penstock.bench.measuring import Case, Sample
+from penstock.bench.measuring import Case, NotMeasured, Sample
 from penstock.bench.plant import Backlog, Plant, Scale
 from penstock.bench.producing import produce_freely
+from penstock.testing import eventually
 
+APP = "penstock.bench.application:keeping_nothing"
 SHARDS = 4
 PRODUCERS = 2
 AT_ONCE = 10
@@ -30,23 +29,33 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
 
 
 def _beside_the_pipeline(plant: Plant, seconds: float) -> Sample:
-    database_url = plant.staged(Backlog(0, shards=SHARDS))
+    """What is applied when the producers end; the rest has to follow.
+
+    Raises:
+        NotMeasured: It does not.
+    """
+    database_url = _fresh(plant)
     with (
-        watching.running("inline", database_url, plant.redis_url, consumers=[BULK]),
+        watching.running("inline", database_url, plant.redis_url, consumers=[BULK], app=APP),
         plant.postgres(database_url) as connection,
     ):
-        began = perf_counter()
-        produced = _produced(plant, database_url, seconds)
-        took = perf_counter() - began
-        return {"": applied(connection, BULK) / took, "-produced": produced}
+        committed, took = produce_freely(database_url, PRODUCERS, AT_ONCE, seconds, SHARDS)
+        done = applied(connection, BULK)
+        try:
+            eventually(
+                lambda: applied(connection, BULK) == committed,
+                f"all {committed} records are applied",
+                timeout_s=watching.LATE_S,
+            )
+        except AssertionError as error:
+            raise NotMeasured(str(error)) from None
+        return {"": done / took, "-produced": committed / took}
 
 
 def _alone(plant: Plant, seconds: float) -> Sample:
-    produced = _produced(plant, plant.staged(Backlog(0, shards=SHARDS)), seconds)
-    return {"": produced, "-produced": produced}
+    committed, took = produce_freely(_fresh(plant), PRODUCERS, AT_ONCE, seconds, SHARDS)
+    return {"": committed / took, "-produced": committed / took}
 
 
-def _produced(plant: Plant, database_url: str, seconds: float) -> float:
-    with ExitStack() as stack:
-        connections = [stack.enter_context(plant.postgres(database_url)) for _ in range(PRODUCERS)]
-        return produce_freely(connections, AT_ONCE, seconds, SHARDS)
+def _fresh(plant: Plant) -> str:
+    return plant.staged(Backlog(0, shards=SHARDS))

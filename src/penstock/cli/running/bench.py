@@ -90,6 +90,8 @@ def bench(
         show_json(report)
     else:
         show(_text(report))
+    if report.failed:
+        raise typer.Exit(1)
 
 
 def _chosen(cases: "list[Case]", only: list[str]) -> "list[Case]":
@@ -152,7 +154,7 @@ def _list(cases: "list[Case]", *, json: bool) -> None:
 def _measured(
     plant: "Plant", cases: "list[Case]", scale: "Scale", left_out: dict[str, str]
 ) -> "Report":
-    from penstock.bench import NotMeasured, Report, compare  # noqa: PLC0415  the same
+    from penstock.bench import Failed, NotMeasured, Report, compare  # noqa: PLC0415  the same
     from penstock.bench.report import machine, versions  # noqa: PLC0415  the same
 
     report = Report(machine(), versions(plant))
@@ -165,6 +167,8 @@ def _measured(
             report.cases.extend(compare(case, scale.rounds))
         except NotMeasured as reason:
             report.skipped[case.name] = str(reason)
+            if isinstance(reason, Failed):
+                report.failed.append(case.name)
             say(f"  not measured: {reason}")
     return report
 

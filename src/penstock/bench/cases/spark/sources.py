@@ -5,7 +5,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from penstock.bench.application import CHANNEL
+from penstock.bench.application import CHANNEL, NOTE
 from penstock.bench.cases import limits
 from penstock.bench.cases.spark.session import session, swallowed
 from penstock.bench.measuring import Case, NotMeasured, Sample, percentile
@@ -22,8 +22,6 @@ WARM_BATCHES, BATCHES = 30, 60
 LONGEST_S = 300.0
 COPY = "copy"
 """The namespace that a stream is copied to."""
-
-NOTE = "x" * 130
 
 
 def cases(plant: Plant, scale: Scale) -> list[Case]:
@@ -171,10 +169,15 @@ def _overhead(start: Callable[[str], "StreamingQuery"]) -> Sample:
         query = start(directory)
         try:
             eventually(
-                lambda: (query.lastProgress or {"batchId": 0})["batchId"] >= WARM_BATCHES + BATCHES,
+                lambda: (
+                    not query.isActive
+                    or (query.lastProgress or {"batchId": 0})["batchId"] >= WARM_BATCHES + BATCHES
+                ),
                 "the batches are done",
                 timeout_s=LONGEST_S,
             )
+            if not query.isActive:
+                raise NotMeasured(f"the query has ended: {query.exception()}")
             done = [each for each in query.recentProgress if each["batchId"] >= WARM_BATCHES]
         finally:
             query.stop()
