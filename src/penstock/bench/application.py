@@ -1,7 +1,7 @@
 """The application that is measured: accounts that move, told to a channel, summed up by consumers.
 
-Its pipelines differ in the number of shards alone; ``pipeline_of`` has one for each, and ``one``, ``four`` and
-``keeping_nothing`` are there for ``--app``.
+``pipeline_of`` has a pipeline for each number of shards; ``one``, ``four`` and ``keeping_nothing`` are there for
+``--app``.
 """
 
 from collections import defaultdict
@@ -41,8 +41,10 @@ _ADD_ALL = text("""
 )
 
 
-NOTE = "x" * 145
-"""So that a payload has some 200 bytes."""
+AROUND_A_NOTE = 55
+"""Bytes of a payload without its note."""
+
+NOTE = "x" * (200 - AROUND_A_NOTE)
 
 Handler = Callable[..., object]
 """Of a consumer: given a session and a record, or records."""

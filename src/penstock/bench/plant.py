@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from penstock.bench.application import BULK, CHANNEL, EACH, TABLES, pipeline_of
+from penstock.bench.application import AROUND_A_NOTE, BULK, CHANNEL, EACH, TABLES, pipeline_of
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.operating.initialise import initialise
@@ -24,9 +24,6 @@ from penstock.testing import EmbeddedServers, eventually
 
 ROWS_A_TRANSACTION = 1000
 ACCOUNTS = 1000
-AROUND_A_NOTE = 55
-"""Bytes of a payload without its note."""
-
 POSTGRES_SETTINGS = {
     "max_wal_size": "8GB",
     "shared_buffers": "512MB",
@@ -104,6 +101,10 @@ class Backlog:
     def database(self) -> str:
         """Name of the database that holds them."""
         return f"backlog_{self.records}_{self.payload_bytes}_{self.shards}"
+
+
+NOTHING = Backlog(0)
+"""A fresh start: in a database in which nothing was ever staged, and an empty Redis."""
 
 
 class Plant:

@@ -136,7 +136,7 @@ def _removed(plant: Plant, backlog: Backlog) -> Sample:
         found = extents(client, "penstock", channel.shard_names)
         retain(connection, client, channel, {shard: each.tail for shard, each in found.items()})
         took = perf_counter() - began
-        left = connection.execute("SELECT id FROM penstock.staged_records").rowcount
+        [(left,)] = connection.execute("SELECT count(*) FROM penstock.staged_records")
     if left > JOURNAL_CHUNK * backlog.shards:
         raise NotMeasured(f"{left} of {backlog.records} records are still there")
     return {"": backlog.records / took}

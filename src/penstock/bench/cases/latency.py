@@ -7,10 +7,9 @@ from penstock.bench.application import BULK
 from penstock.bench.cases import limits
 from penstock.bench.measuring import Case, NotMeasured, Sample, percentile
 from penstock.bench.peers import peers_of
-from penstock.bench.plant import Backlog, Plant, Scale
+from penstock.bench.plant import NOTHING, Plant, Scale
 from penstock.bench.producing import Load, produce
 
-SHARDS = 4
 LOADS = ((10, 1), (1_000, 1), (10_000, 10))
 """Records a second, and records a transaction."""
 
@@ -43,7 +42,7 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
                 ours=lambda load=load: _to_the_log(plant, load),  # type: ignore[misc]  # the same
                 limits={"a commit": lambda: limits.commits(plant)},
                 peers=peers_of(
-                    "latency", plant, Backlog(0), rate=rate, at_once=at_once, seconds=load.seconds
+                    "latency", plant, NOTHING, rate=rate, at_once=at_once, seconds=load.seconds
                 ),
                 better="less",
             )
@@ -69,30 +68,25 @@ def _on_spark(plant: Plant, scale: Scale) -> Case:
 
 
 def _to_the_effect(plant: Plant, load: Load, engine: watching.Engine) -> Sample:
-    database_url = _fresh(plant)
+    database_url = plant.staged(NOTHING)
     with watching.effects(engine, database_url, plant.redis_url, [BULK]) as arrivals:
         return _latencies(plant, database_url, load, arrivals)
 
 
 def _to_the_log(plant: Plant, load: Load) -> Sample:
-    database_url = _fresh(plant)
+    database_url = plant.staged(NOTHING)
     with (
         watching.running("inline", database_url, plant.redis_url),
-        watching.entries(plant.redis_url, Backlog(0, shards=SHARDS).streams) as arrivals,
+        watching.entries(plant.redis_url, NOTHING.streams) as arrivals,
     ):
         return _latencies(plant, database_url, load, arrivals)
-
-
-def _fresh(plant: Plant) -> str:
-    """A database in which nothing was ever staged; Redis is empty."""
-    return plant.staged(Backlog(0, shards=SHARDS))
 
 
 def _latencies(
     plant: Plant, database_url: str, load: Load, arrivals: Callable[[int], Mapping[int, float]]
 ) -> Sample:
     with plant.postgres(database_url) as connection:
-        produced = produce(connection, load, SHARDS)
+        produced = produce(connection, load, NOTHING.shards)
     arrived = arrivals(len(produced.began))
     if produced.rate < KEPT_UP * load.rate:
         raise NotMeasured(f"the producer came to {produced.rate:.0f} of {load.rate} records/s")

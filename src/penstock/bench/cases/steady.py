@@ -4,12 +4,11 @@ from penstock.bench import watching
 from penstock.bench.application import BULK
 from penstock.bench.cases.consuming import applied
 from penstock.bench.measuring import Case, NotMeasured, Sample
-from penstock.bench.plant import Backlog, Plant, Scale
+from penstock.bench.plant import NOTHING, Plant, Scale
 from penstock.bench.producing import produce_freely
 from penstock.testing import eventually
 
 APP = "penstock.bench.application:keeping_nothing"
-SHARDS = 4
 PRODUCERS = 2
 AT_ONCE = 10
 """Records a transaction."""
@@ -34,12 +33,12 @@ def _beside_the_pipeline(plant: Plant, seconds: float) -> Sample:
     Raises:
         NotMeasured: It does not.
     """
-    database_url = _fresh(plant)
+    database_url = plant.staged(NOTHING)
     with (
         watching.running("inline", database_url, plant.redis_url, consumers=[BULK], app=APP),
         plant.postgres(database_url) as connection,
     ):
-        committed, took = produce_freely(database_url, PRODUCERS, AT_ONCE, seconds, SHARDS)
+        committed, took = produce_freely(database_url, PRODUCERS, AT_ONCE, seconds, NOTHING.shards)
         done = applied(connection, BULK)
         try:
             eventually(
@@ -53,9 +52,7 @@ def _beside_the_pipeline(plant: Plant, seconds: float) -> Sample:
 
 
 def _alone(plant: Plant, seconds: float) -> Sample:
-    committed, took = produce_freely(_fresh(plant), PRODUCERS, AT_ONCE, seconds, SHARDS)
+    committed, took = produce_freely(
+        plant.staged(NOTHING), PRODUCERS, AT_ONCE, seconds, NOTHING.shards
+    )
     return {"": committed / took, "-produced": committed / took}
-
-
-def _fresh(plant: Plant) -> str:
-    return plant.staged(Backlog(0, shards=SHARDS))
