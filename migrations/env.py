@@ -5,7 +5,7 @@ import os
 from alembic import context
 from sqlalchemy import create_engine, text
 
-from penstock.tables import metadata
+from penstock.database.tables import metadata
 
 config = context.config
 schema = config.get_main_option("penstock_schema") or "penstock"

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+from penstock.database.statements import DEFAULT_SCHEMA
 from penstock.declarations import (
     CHANGES,
     MEMBERS_A_BATCH,
@@ -20,7 +21,6 @@ from penstock.declarations import (
 from penstock.errors import DeclarationError
 from penstock.records import ShardName
 from penstock.staging import hooks, rules
-from penstock.statements import DEFAULT_SCHEMA
 
 Handler = TypeVar("Handler", bound=Callable[..., object])
 

@@ -8,7 +8,7 @@ from penstock.bench import Case, Failed, NotMeasured, Outcome, Plant, Sample, co
 from penstock.bench.cases import all_cases
 from penstock.bench.measuring import percentile
 from penstock.bench.plant import FULL, QUICK
-from penstock.cli.running.bench import _left_out
+from penstock.cli.commands.bench import _left_out
 
 
 def giving(*values: float, order: list[str] | None = None, name: str = "") -> Callable[[], Sample]:

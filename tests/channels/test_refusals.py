@@ -12,10 +12,10 @@ import redis
 from fixtures.flow import stage_rows
 from fixtures.servers import Programs
 from penstock import Log, Pipeline
+from penstock.database.connections import Connection
+from penstock.embedded import EmbeddedRedis, eventually
 from penstock.errors import AppendRefused, ServerUnavailable
-from penstock.postgres import Connection
 from penstock.streaming import Streamer
-from penstock.testing import EmbeddedRedis, eventually
 
 
 def cannot_save(client: Any, directory: Path) -> None:

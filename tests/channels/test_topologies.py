@@ -9,12 +9,11 @@ import redis
 
 from fixtures.topologies import Cluster, Watched
 from fixtures.truth import TABLES, Load, await_everything, change, check_exact, declare_consumers
-from penstock import Log, Pipeline
+from penstock import Log, Pipeline, inline
 from penstock.channels.server import connect_redis
 from penstock.consuming import ConsumerWorker
-from penstock.engines import inline
+from penstock.database.connections import Connection
 from penstock.errors import AppendRefused, ServerUnavailable
-from penstock.postgres import Connection
 from penstock.streaming import Streamer
 
 KEYS = [f"k{number}" for number in range(30)]

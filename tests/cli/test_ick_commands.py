@@ -7,7 +7,7 @@ import redis
 
 from fixtures.command_line import CommandLine
 from penstock.channels.ick import DirtyList
-from penstock.postgres import Connection
+from penstock.database.connections import Connection
 
 APPLICATION = """
 from penstock import Ick, Pipeline

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from fixtures.command_line import CommandLine
-from penstock.testing import eventually
+from penstock.embedded import eventually
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from fixtures.command_line import CommandLine
 from fixtures.flow import stage_rows
 from penstock import Log
-from penstock.postgres import Connection
+from penstock.database.connections import Connection
 
 BANK = """
 from sqlalchemy import text

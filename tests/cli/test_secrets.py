@@ -8,8 +8,8 @@ import pytest
 
 from fixtures.command_line import CommandLine
 from penstock.cli.logs import masked
-from penstock.postgres import Connection
-from penstock.testing import EmbeddedPostgres, EmbeddedRedis
+from penstock.database.connections import Connection
+from penstock.embedded import EmbeddedPostgres, EmbeddedRedis
 
 PASSWORD = "canary-in-the-mine"
 PAYLOAD = "canary-in-the-payload"

@@ -8,7 +8,7 @@ import redis
 from fixtures.command_line import CommandLine
 from fixtures.flow import stage_rows
 from penstock import Log
-from penstock.postgres import Connection
+from penstock.database.connections import Connection
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
 

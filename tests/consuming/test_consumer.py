@@ -14,13 +14,13 @@ from structlog.testing import capture_logs
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import Consumed, ConsumerWorker, TryAgain
+from penstock.crashpoints import install_crashpoint
+from penstock.database.connections import Connection
+from penstock.embedded import eventually
 from penstock.errors import BrokenTransaction, ChangedPast
 from penstock.operating.reset import reset_checkpoint
-from penstock.postgres import Connection
 from penstock.records import Record, ShardName
 from penstock.streaming import Streamer
-from penstock.telemetry import install_crashpoint
-from penstock.testing import eventually
 
 Declare = Callable[..., ConsumerWorker]
 

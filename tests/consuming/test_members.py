@@ -16,10 +16,10 @@ from penstock.channels.ick import DirtyList, Patience, Reservation, Reservations
 from penstock.channels.routing import ick_shard_keys
 from penstock.consuming import ConsumerWorker
 from penstock.consuming.dirty import MemberWorker
+from penstock.database.connections import Connection
+from penstock.embedded import eventually
 from penstock.errors import BrokenTransaction, ChangedPast, DeclarationError
-from penstock.postgres import Connection
 from penstock.streaming import Streamer
-from penstock.testing import eventually
 
 
 @pytest.fixture

@@ -16,15 +16,15 @@ from starlette.testclient import TestClient
 
 from penstock.channels.server import connect_redis
 from penstock.consuming import worker_of
+from penstock.database.connections import Connection, engine_of
 from penstock.demo.api import application
 from penstock.demo.drift import CHANGED, DELETED, INVENTED, UNTOLD
 from penstock.demo.rides import pipeline
 from penstock.demo.run import Demo
 from penstock.demo.simulator import Simulator
 from penstock.demo.verdict import account
-from penstock.postgres import Connection, engine_of
+from penstock.embedded import eventually
 from penstock.streaming import Streamer
-from penstock.testing import eventually
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ from fixtures.dirty import DOCUMENTS, check_copy
 from fixtures.truth import TABLES, check_exact
 from penstock.channels.log import Batch, append_together, extents
 from penstock.channels.scripts import Argument
-from penstock.postgres import Connection
-from penstock.records import Epoch, Offset
-from penstock.telemetry import (
+from penstock.crashpoints import (
     CRASH_POINTS,
     RECONCILING_CRASH_POINTS,
     SPARK_CRASH_POINTS,
     install_crashpoint,
 )
+from penstock.database.connections import Connection
+from penstock.records import Epoch, Offset
 
 SOURCES = Path(__file__).parents[2] / "src" / "penstock"
 

@@ -20,10 +20,10 @@ from fixtures.proxy import Harm, Proxy, behind
 from penstock.channels.ick import look_each
 from penstock.channels.log import extents
 from penstock.channels.routing import ick_shard_keys
+from penstock.database.connections import Connection, connect_postgres
+from penstock.embedded import eventually
 from penstock.journal import tails_of
-from penstock.postgres import Connection, connect_postgres
 from penstock.records import ShardName
-from penstock.testing import eventually
 
 SECONDS = 30.0
 DOCUMENTS_COUNT = 3000

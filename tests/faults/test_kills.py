@@ -13,8 +13,8 @@ from fixtures.flow import stage_rows
 from fixtures.plant import THINGS, Processes
 from fixtures.truth import TABLES, Load, await_everything
 from penstock import Log
-from penstock.postgres import Connection, connect_postgres
-from penstock.testing import eventually
+from penstock.database.connections import Connection, connect_postgres
+from penstock.embedded import eventually
 
 KILLS = {"inline": 47, "spark": 3}
 

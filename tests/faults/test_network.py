@@ -10,13 +10,14 @@ import redis
 
 from fixtures.proxy import APPEND, COMMIT, Harm, Proxy, behind
 from fixtures.truth import TABLES, change, check_exact, declare_consumers
-from penstock import Log, Pipeline, postgres
+from penstock import Log, Pipeline
 from penstock.channels import server
 from penstock.consuming import ConsumerWorker
+from penstock.database import connections
+from penstock.database.connections import Connection
+from penstock.embedded import eventually
 from penstock.errors import ServerUnavailable
-from penstock.postgres import Connection
 from penstock.streaming import Streamer
-from penstock.testing import eventually
 
 KEYS = [f"k{number}" for number in range(6)]
 
@@ -204,9 +205,9 @@ def at_work(workers: Workers) -> Iterator[None]:
 @pytest.fixture
 def impatience(monkeypatch: pytest.MonkeyPatch) -> float:
     """All time limits are a second, so that tests need not wait for them."""
-    monkeypatch.setattr(postgres._Impatient, "longest_silence_s", 1.0)
-    monkeypatch.setattr(postgres._ImpatientWithHandlers, "longest_silence_s", 1.0)
-    monkeypatch.setitem(postgres._KEEPALIVE, "connect_timeout", 2)
+    monkeypatch.setattr(connections._Impatient, "longest_silence_s", 1.0)
+    monkeypatch.setattr(connections._ImpatientWithHandlers, "longest_silence_s", 1.0)
+    monkeypatch.setitem(connections._KEEPALIVE, "connect_timeout", 2)
     monkeypatch.setattr(server, "REPLY_TIMEOUT_S", 1.0)
     monkeypatch.setattr(server, "CONNECT_TIMEOUT_S", 1.0)
     return 1.0

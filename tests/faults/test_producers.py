@@ -9,7 +9,7 @@ import pytest
 
 from fixtures.flow import LookAtLog
 from penstock import Log
-from penstock.postgres import Connection, connect_postgres
+from penstock.database.connections import Connection, connect_postgres
 from penstock.streaming import Pass, Streamer
 
 PRODUCERS = 16

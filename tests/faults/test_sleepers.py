@@ -14,8 +14,8 @@ from fixtures.dirty import DOCUMENTS, check_copy
 from fixtures.plant import THINGS as PLANTS_THINGS
 from fixtures.plant import Processes
 from fixtures.truth import TABLES, Load, await_everything, change
-from penstock.postgres import Connection
-from penstock.testing import eventually
+from penstock.database.connections import Connection
+from penstock.embedded import eventually
 
 pytestmark = pytest.mark.chaos
 

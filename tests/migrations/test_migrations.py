@@ -13,10 +13,10 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine
 
 from fixtures.postgres import engine_url
-from penstock.operating.initialise import initialise, migration_sql, shipped_revision
-from penstock.resources import directory
-from penstock.tables import metadata
-from penstock.testing import EmbeddedPostgres
+from penstock.database.initialise import initialise, migration_sql, shipped_revision
+from penstock.database.resources import directory
+from penstock.database.tables import metadata
+from penstock.embedded import EmbeddedPostgres
 
 TABLES = {"staged_records", "epochs", "ticks", "journal", "channels", "checkpoints", "dead_letters"}
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from penstock import Log, Pipeline
+from penstock.database.connections import Connection
+from penstock.database.registry import register_consumer
 from penstock.errors import Unknown
 from penstock.operating.consumers import registered, retire
-from penstock.postgres import Connection
-from penstock.registry import register_consumer
 
 
 @pytest.fixture(autouse=True)

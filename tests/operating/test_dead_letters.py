@@ -9,6 +9,8 @@ from sqlalchemy.orm import Session
 
 from penstock import Log, Pipeline
 from penstock.consuming import ConsumerWorker
+from penstock.database.connections import Connection, connect_postgres
+from penstock.embedded import eventually
 from penstock.errors import BrokenTransaction, Unknown
 from penstock.operating.dead_letters import (
     DeadLetter,
@@ -20,10 +22,8 @@ from penstock.operating.dead_letters import (
     record_of,
     retry,
 )
-from penstock.postgres import Connection, connect_postgres
 from penstock.records import Record
 from penstock.streaming import Streamer
-from penstock.testing import eventually
 
 
 class Desk:

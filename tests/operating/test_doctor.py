@@ -12,15 +12,15 @@ from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
 from penstock.channels.server import check_eviction, connect_redis
 from penstock.consuming import ConsumerWorker
+from penstock.database.connections import Connection, connect_postgres
+from penstock.database.initialise import initialise
+from penstock.embedded import EmbeddedPostgres, EmbeddedServers
 from penstock.errors import UnsafeSetting
 from penstock.operating.doctor import Finding, examine, worst
 from penstock.operating.doctor import flow as flow_checks
 from penstock.operating.doctor import server as server_checks
-from penstock.operating.initialise import initialise
-from penstock.postgres import Connection, connect_postgres
 from penstock.records import Record
 from penstock.streaming import Streamer
-from penstock.testing import EmbeddedPostgres, EmbeddedServers
 
 
 @pytest.fixture(scope="module")
@@ -358,7 +358,7 @@ def test_a_log_ahead_of_the_journal_is_an_error(
 
 
 def test_a_replica_is_an_error(connection: Connection, redis_url: str, tmp_path: Path) -> None:
-    from penstock.testing import EmbeddedRedis  # noqa: PLC0415  this test alone
+    from penstock.embedded import EmbeddedRedis  # noqa: PLC0415  this test alone
 
     with (
         EmbeddedRedis(tmp_path / "replica", settings={"replicaof": "127.0.0.1 1"}) as replica,

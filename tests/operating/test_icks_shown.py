@@ -10,12 +10,12 @@ from fixtures.dirty import DOCUMENTS, mark_changed
 from penstock import Ick, Log, Pipeline
 from penstock.channels.ick import DirtyList, Reservation, Reservations, oldest
 from penstock.channels.routing import IckShardKeys, ick_shard_keys
+from penstock.database.connections import Connection
 from penstock.errors import Unknown
 from penstock.operating.doctor import Finding, examine
 from penstock.operating.doctor import ick as ick_checks
 from penstock.operating.reset import reset_ick
 from penstock.operating.status import IckStatus, status
-from penstock.postgres import Connection
 from penstock.records import Shard, ShardName
 from penstock.streaming import Streamer
 

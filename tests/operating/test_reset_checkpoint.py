@@ -8,9 +8,9 @@ import pytest
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import ConsumerWorker
+from penstock.database.connections import Connection
 from penstock.errors import Refused, Unknown
 from penstock.operating.reset import reset_checkpoint
-from penstock.postgres import Connection
 from penstock.records import Offset, Record
 from penstock.streaming import Streamer
 

@@ -9,10 +9,10 @@ from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.server import connect_redis
 from penstock.consuming import ConsumerWorker
+from penstock.database.connections import Connection, connect_postgres
+from penstock.database.registry import register_consumer
 from penstock.errors import SchemaMissing
 from penstock.operating.status import Status, dead_letters_of, status
-from penstock.postgres import Connection, connect_postgres
-from penstock.registry import register_consumer
 from penstock.streaming import Streamer
 
 

@@ -96,7 +96,7 @@ def test_an_application_that_stages_needs_sqlalchemy_alone(empty: Path) -> None:
 
 def test_the_installed_package_finds_its_scripts_and_its_migrations(empty: Path) -> None:
     code = (
-        "from penstock.channels.scripts import script; from penstock.operating.initialise import migration_sql; "
+        "from penstock.channels.scripts import script; from penstock.database.initialise import migration_sql; "
         "print(len(script('log/append').sha), 'CREATE TABLE' in migration_sql())"
     )
     borrow = (
@@ -110,7 +110,7 @@ def test_a_zipped_wheel_works_as_it_is(wheel: Path, tmp_path: Path) -> None:
     """As Spark ships it to executors."""
     code = (
         f"import sys; sys.path.insert(0, {str(wheel)!r}); import penstock; assert '.whl' in penstock.__file__; "
-        "from penstock.channels.scripts import script; from penstock.statements import statements; "
+        "from penstock.channels.scripts import script; from penstock.database.statements import statements; "
         "print(len(script('log/append').sha), len(statements('penstock.streaming')) > 5)"
     )
     paths = [p for p in sys.path if p.endswith("site-packages")]

@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 from fixtures.flow import running, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import ConsumerWorker
+from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, Halted, ServerUnavailable, Unknown
-from penstock.postgres import Connection, connect_postgres
 from penstock.reconciling import Barrier, Cut, cut, pinned
 from penstock.reconciling.cut import exported
 from penstock.records import Record

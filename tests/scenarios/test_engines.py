@@ -6,8 +6,8 @@ import signal
 from fixtures.engines import Start, effects
 from fixtures.flow import stage_rows
 from penstock import Log
-from penstock.postgres import Connection
-from penstock.testing import eventually
+from penstock.database.connections import Connection
+from penstock.embedded import eventually
 
 READY_S = 60.0
 

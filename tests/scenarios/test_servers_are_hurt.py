@@ -9,7 +9,7 @@ import pytest
 
 from fixtures.plant import Plant
 from fixtures.truth import Load
-from penstock.testing import eventually
+from penstock.embedded import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 

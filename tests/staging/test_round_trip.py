@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from penstock.embedded import EmbeddedPostgres
 from penstock.staging.payload import json_text
-from penstock.testing import EmbeddedPostgres
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"))
 ZONES = st.integers(-23 * 60, 23 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))

@@ -7,8 +7,8 @@ import pytest
 import redis
 
 from penstock.channels.scripts import script
-from penstock.postgres import Connection
-from penstock.statements import statements
+from penstock.database.connections import Connection
+from penstock.database.statements import statements
 
 SOURCE = Path(__file__).parents[2] / "src" / "penstock"
 LUA = Path(__file__).parents[2] / "lua"

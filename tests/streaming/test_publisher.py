@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from fixtures.flow import LookAtLog, stage_rows
 from penstock import Log, Pipeline
+from penstock.database.connections import Connection
 from penstock.errors import AppendRefused, ChangedPast, Fenced, ForeignLog
-from penstock.postgres import Connection
 from penstock.records import Offset, Record, ShardName
 from penstock.streaming import Streamer, tick
 from penstock.streaming.portion import PORTION_BYTES

@@ -11,9 +11,9 @@ import redis
 from fixtures.flow import LookAtLog, retain_now, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import ConsumerWorker
-from penstock.postgres import Connection
+from penstock.database.connections import Connection
+from penstock.database.statements import statements
 from penstock.records import Record
-from penstock.statements import statements
 from penstock.streaming import Streamer, tick
 from penstock.streaming.retention import Retained, retain
 

@@ -11,12 +11,12 @@ from sqlalchemy.orm import Session
 from fixtures.flow import LookAtLog, retain_now, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import ConsumerWorker
+from penstock.database.connections import Connection
+from penstock.database.initialise import initialise
+from penstock.embedded import EmbeddedPostgres
 from penstock.errors import ReadOnlyPostgres
-from penstock.operating.initialise import initialise
-from penstock.postgres import Connection
 from penstock.records import Record
 from penstock.streaming import Streamer
-from penstock.testing import EmbeddedPostgres
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engines.spark.assignment import Task, assign
-from penstock.engines.spark.session import available_cores
+from penstock.spark.engine.assignment import Task, assign
+from penstock.spark.session import available_cores
 
 consumers = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(1, 12))
 

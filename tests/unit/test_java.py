@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.spark import java
 from penstock.errors import JavaMissing
+from penstock.spark import java
 
 SETTINGS = """\
 Property settings:

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engines.spark.sources.options import Options
-from penstock.engines.spark.sources.ranges import (
+from penstock.errors import InvalidName, InvalidSetting
+from penstock.records import Offset
+from penstock.spark.sources.options import Options
+from penstock.spark.sources.ranges import (
     RECORDS_A_TASK,
     Held,
     Range,
@@ -20,8 +22,6 @@ from penstock.engines.spark.sources.ranges import (
     ranges_between,
     tasks,
 )
-from penstock.errors import InvalidName, InvalidSetting
-from penstock.records import Offset
 
 POSITIONS = st.dictionaries(st.integers(0, 7), st.integers(0, 1000), min_size=1)
 

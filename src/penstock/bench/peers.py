@@ -23,7 +23,7 @@ from typing import Any
 
 from penstock.bench.measuring import Contestant, NotMeasured, Sample
 from penstock.bench.plant import POSTGRES_SETTINGS, Backlog, Plant, fill, prepare
-from penstock.testing import EmbeddedPostgres
+from penstock.embedded import EmbeddedPostgres
 
 DIRECTORY = Path(__file__).parents[3] / "benchmarks" / "peers"
 SHARED = "harness.py"

@@ -13,14 +13,14 @@ from typing import Self
 from penstock.bench.application import AROUND_A_NOTE, BULK, CHANNEL, EACH, TABLES, pipeline_of
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, connect_redis
-from penstock.operating.initialise import initialise
+from penstock.database.connections import Connection, connect_postgres
+from penstock.database.initialise import initialise
+from penstock.database.registry import register_channel, register_consumer
+from penstock.database.statements import DEFAULT_SCHEMA
+from penstock.embedded import EmbeddedServers, eventually
 from penstock.pipeline import Pipeline
-from penstock.postgres import Connection, connect_postgres
 from penstock.records import ShardName
-from penstock.registry import register_channel, register_consumer
-from penstock.statements import DEFAULT_SCHEMA
 from penstock.streaming import Streamer
-from penstock.testing import EmbeddedServers, eventually
 
 ROWS_A_TRANSACTION = 1000
 ACCOUNTS = 1000

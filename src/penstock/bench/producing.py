@@ -10,7 +10,7 @@ from time import monotonic, sleep
 from penstock.bench.application import CHANNEL, NOTE, pipeline_of
 from penstock.bench.plant import ACCOUNTS
 from penstock.bench.watching.processes import process
-from penstock.postgres import Connection, connect_postgres
+from penstock.database.connections import Connection, connect_postgres
 
 _STAGE = """
 WITH change AS (

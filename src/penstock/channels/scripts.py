@@ -17,7 +17,7 @@ import redis
 from hiredis import pack_command
 from redis.client import NEVER_DECODE
 
-from penstock.resources import directory
+from penstock.database.resources import directory
 
 Argument = bytes | str | int
 

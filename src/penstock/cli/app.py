@@ -8,20 +8,20 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.looking.doctor import doctor
-from penstock.cli.looking.status import status
-from penstock.cli.looking.tail import tail
-from penstock.cli.looking.verify import verify
-from penstock.cli.mending.consumers import consumers
-from penstock.cli.mending.dead_letters import dead_letters
-from penstock.cli.mending.reconcile import reconcile
-from penstock.cli.mending.reset import reset
-from penstock.cli.running.bench import bench
-from penstock.cli.running.consume import consume
-from penstock.cli.running.demo import demo
-from penstock.cli.running.init import init
-from penstock.cli.running.run import run
-from penstock.cli.running.stream import stream
+from penstock.cli.commands.bench import bench
+from penstock.cli.commands.consume import consume
+from penstock.cli.commands.consumers import consumers
+from penstock.cli.commands.dead_letters import dead_letters
+from penstock.cli.commands.demo import demo
+from penstock.cli.commands.doctor import doctor
+from penstock.cli.commands.init import init
+from penstock.cli.commands.reconcile import reconcile
+from penstock.cli.commands.reset import reset
+from penstock.cli.commands.run import run
+from penstock.cli.commands.status import status
+from penstock.cli.commands.stream import stream
+from penstock.cli.commands.tail import tail
+from penstock.cli.commands.verify import verify
 
 RUN, LOOK, MEND, MEASURE = "Run it", "Look at it", "Mend it", "Measure it"
 

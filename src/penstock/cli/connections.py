@@ -10,8 +10,8 @@ from penstock.cli.verbs import pipeline_if_named
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
+    from penstock.database.connections import Connection
     from penstock.pipeline import Pipeline
-    from penstock.postgres import Connection
 
 SCHEMA = NAMESPACE = "penstock"
 """What a pipeline is called in both servers, unless it says otherwise."""
@@ -48,7 +48,7 @@ def connected(settings: Settings, application: str, *, start: bool = False) -> I
         ServerUnavailable: Postgres does not answer; Redis is not asked yet.
     """
     from penstock.channels.server import connect_redis  # noqa: PLC0415  not for `--help`
-    from penstock.postgres import connect_postgres  # noqa: PLC0415  the same
+    from penstock.database.connections import connect_postgres  # noqa: PLC0415  the same
 
     pipeline = pipeline_if_named(settings)
     schema = SCHEMA if pipeline is None else pipeline.schema

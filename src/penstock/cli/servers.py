@@ -67,8 +67,8 @@ def servers(settings: Settings, *, schema: str, start: bool = True) -> Iterator[
 @contextmanager
 def _own(directory: Path, schema: str) -> Iterator[Servers]:
     # Embedded servers come from optional wheels: only who uses them needs these.
-    from penstock.operating.initialise import initialise  # noqa: PLC0415
-    from penstock.testing import EmbeddedServers  # noqa: PLC0415
+    from penstock.database.initialise import initialise  # noqa: PLC0415
+    from penstock.embedded import EmbeddedServers  # noqa: PLC0415
 
     embedded = EmbeddedServers(directory)
     try:
@@ -108,7 +108,7 @@ def _noted(directory: Path) -> str | None:
 
 def _answer(database_url: str, redis_url: str) -> bool:
     from penstock.channels.server import answering, connect_redis  # noqa: PLC0415  not for `--help`
-    from penstock.postgres import connect_postgres  # noqa: PLC0415  the same
+    from penstock.database.connections import connect_postgres  # noqa: PLC0415  the same
 
     try:
         connect_postgres(database_url, application="looking for servers").close()

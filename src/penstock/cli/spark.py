@@ -27,7 +27,7 @@ def spark_of(settings: Settings, what: str) -> Iterator["SparkSession"]:
         JavaMissing: No Java runtime.
     """
     with from_extra("spark", what):
-        from penstock.engines.spark.session import (  # noqa: PLC0415  not for `--help`
+        from penstock.spark.session import (  # noqa: PLC0415  not for `--help`
             available_cores,
             spark_session,
         )

@@ -10,10 +10,10 @@ from penstock.consuming.backfill import backfill
 from penstock.consuming.checkpoints import Checkpoint, Comparison, Move, compare
 from penstock.consuming.delivering import Applier, Delivered, add
 from penstock.consuming.failures import HandlerFailed, parked_keys, reason_of, set_aside
+from penstock.crashpoints import crashpoint
+from penstock.database.connections import AGAIN, Connection, serialization_failure
 from penstock.errors import Gap, TryAgain
-from penstock.postgres import AGAIN, Connection, serialization_failure
 from penstock.records import Offset, Record, ShardName
-from penstock.telemetry import crashpoint
 
 log = structlog.get_logger("penstock.consumer")
 

@@ -1,9 +1,9 @@
 """A gap, where the log continues past the checkpoint, is filled from the journal, or the shard halts."""
 
+from penstock.database.connections import Connection
+from penstock.database.statements import statements
 from penstock.errors import Gap
-from penstock.postgres import Connection
 from penstock.records import Offset, Record, RecordId, ShardName
-from penstock.statements import statements
 
 
 def backfill(

@@ -6,11 +6,11 @@ Every function runs on the connection of the handler's own transaction.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from penstock.database.connections import Connection
+from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec
 from penstock.errors import BrokenTransaction, SchemaMissing
-from penstock.postgres import Connection
 from penstock.records import Offset, Record, Shard, ShardName
-from penstock.statements import statements
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,8 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from penstock.consuming.checkpoints import Checkpoint, Checkpoints
 from penstock.consuming.failures import HandlerFailed, divide, pause_s, reason_of
-from penstock.declarations import ConsumerSpec
-from penstock.errors import BrokenTransaction, TryAgain
-from penstock.pipeline import Pipeline
-from penstock.postgres import (
+from penstock.crashpoints import crashpoint
+from penstock.database.connections import (
     AGAIN,
     Connection,
     answering,
@@ -28,8 +26,10 @@ from penstock.postgres import (
     serialization_failure,
     unwrapped,
 )
+from penstock.declarations import ConsumerSpec
+from penstock.errors import BrokenTransaction, TryAgain
+from penstock.pipeline import Pipeline
 from penstock.records import Offset, ShardName
-from penstock.telemetry import crashpoint
 
 log = structlog.get_logger("penstock.consumer")
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from penstock.database.connections import Connection
+from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec
-from penstock.postgres import Connection
 from penstock.records import Record, ShardName
-from penstock.statements import statements
 
 T = TypeVar("T")
 

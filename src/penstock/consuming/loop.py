@@ -15,13 +15,13 @@ from sqlalchemy import Engine
 
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.consuming.delivering import Delivered
+from penstock.database.connections import Connection, connect_postgres, describe, engine_of
+from penstock.database.registry import register_consumer
 from penstock.declarations import ConsumerSpec
 from penstock.errors import ServerUnavailable
 from penstock.journal import check_tails
 from penstock.pipeline import Pipeline
-from penstock.postgres import Connection, connect_postgres, describe, engine_of
 from penstock.records import Offset, ShardName
-from penstock.registry import register_consumer
 
 log = structlog.get_logger("penstock.consumer")
 

@@ -18,12 +18,12 @@ from penstock.consuming.backfill import backfill
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivering import Delivered
 from penstock.consuming.loop import Choices, Consumed, Worker
+from penstock.crashpoints import crashpoint
+from penstock.database.connections import Connection, answering
 from penstock.declarations import ConsumerSpec, Ick
 from penstock.errors import DeclarationError
 from penstock.pipeline import Pipeline
-from penstock.postgres import Connection, answering
 from penstock.records import Offset, Record, ShardName
-from penstock.telemetry import crashpoint
 
 log = structlog.get_logger("penstock.consumer")
 

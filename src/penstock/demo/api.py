@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from penstock.database.connections import engine_of, serialization_failure
 from penstock.demo.rides import Ride, pipeline
-from penstock.postgres import engine_of, serialization_failure
 
 CENTS_A_METRE = 2
 

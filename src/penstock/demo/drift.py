@@ -15,9 +15,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import sessionmaker
 
 from penstock import mark_dirty
+from penstock.database.connections import Connection, engine_of
 from penstock.demo.processes import end, last_words, leashed
 from penstock.demo.rides import Ride, pipeline, ride_index
-from penstock.postgres import Connection, engine_of
 
 CHANGED, DELETED, INVENTED, UNTOLD = 5, 4, 3, 3
 """Rows of the copy that are changed, deleted and invented; rides that are changed without a record."""

@@ -7,7 +7,7 @@ import os
 import random
 from time import monotonic
 
-from penstock.telemetry import install_crashpoint
+from penstock.crashpoints import install_crashpoint
 
 CRASH_EVERY = "PENSTOCK_DEMO_CRASH_EVERY"
 """Environment variable: seconds between the crashes of a process, on average."""
@@ -41,7 +41,7 @@ def begin() -> None:
 
 def _note(kind: str) -> None:
     """Writes it down on a connection of its own: what crashes takes nothing else with it."""
-    from penstock.postgres import connect_postgres  # noqa: PLC0415  an application that stages needs no psycopg
+    from penstock.database.connections import connect_postgres  # noqa: PLC0415  an application that stages needs no psycopg
 
     with connect_postgres(
         os.environ["PENSTOCK_DATABASE_URL"], application="mischief"

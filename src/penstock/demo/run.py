@@ -14,6 +14,8 @@ from time import monotonic
 import httpx
 
 from penstock.channels.server import RedisClient, connect_redis
+from penstock.database.connections import Connection, connect_postgres, engine_of
+from penstock.database.initialise import initialise
 from penstock.demo.drift import Drift, Reconciling, mark_all_dirty, plant
 from penstock.demo.mischief import CRASH_EVERY
 from penstock.demo.processes import Supervised, busy_workers, end, leashed
@@ -21,8 +23,6 @@ from penstock.demo.rides import CONSUMER_TABLES, SCHEMA, Base, pipeline
 from penstock.demo.simulator import Simulator
 from penstock.demo.verdict import NEWCOMER, Account, account
 from penstock.errors import DemoFailed
-from penstock.operating.initialise import initialise
-from penstock.postgres import Connection, connect_postgres, engine_of
 
 READY_TIMEOUT_S = 90.0
 SETTLE_TIMEOUT_S = 120.0

@@ -5,8 +5,8 @@ from typing import Any
 
 from penstock.channels.log import extents
 from penstock.channels.server import RedisClient
+from penstock.database.connections import Connection
 from penstock.demo.rides import CANONICAL_COPIES, pipeline, rides
-from penstock.postgres import Connection
 
 CONSUMERS = tuple(
     sorted(name for name, spec in pipeline.consumers.items() if spec.channel is rides)

@@ -13,12 +13,12 @@ from penstock.channels.log import Extent, extents, read
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient
 from penstock.channels.server import answering as redis_answering
+from penstock.crashpoints import crashpoint
+from penstock.database.connections import Connection, answering
+from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import ChangedPast, ForeignLog, ReadOnlyPostgres, SchemaMissing
 from penstock.journal.reading import known_shards, remembered_at, tails_of
-from penstock.postgres import Connection, answering
 from penstock.records import BEGINNING, Epoch, Offset, Record, ShardName
-from penstock.statements import DEFAULT_SCHEMA, statements
-from penstock.telemetry import crashpoint
 
 
 @dataclass(frozen=True, slots=True)

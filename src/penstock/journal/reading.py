@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from penstock.postgres import Connection, answering
+from penstock.database.connections import Connection, answering
+from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.records import Offset, Record, RecordId, Shard, ShardName
-from penstock.statements import DEFAULT_SCHEMA, statements
 
 
 @dataclass(frozen=True, slots=True)

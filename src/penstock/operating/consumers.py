@@ -5,9 +5,9 @@ from datetime import datetime
 
 import structlog
 
+from penstock.database.connections import Connection, answering
+from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import Unknown
-from penstock.postgres import Connection, answering
-from penstock.statements import DEFAULT_SCHEMA, statements
 
 log = structlog.get_logger("penstock.operator")
 
@@ -72,7 +72,7 @@ def retire(
             raise Unknown(f"no consumer {consumer!r} is registered; there are: {names or 'none'}")
         for each in found if apply else ():
             connection.execute(
-                statements("penstock", schema)["lock_channel"], {"channel": each.channel}
+                statements("penstock.database", schema)["lock_channel"], {"channel": each.channel}
             )
             connection.execute(sql["lock_checkpoints"], {"consumer": consumer})
             connection.execute(

@@ -17,10 +17,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from penstock.consuming.delivering import driver_connection
 from penstock.consuming.failures import reason_of
-from penstock.declarations import ConsumerSpec, Ick
-from penstock.errors import BrokenTransaction, Unknown
-from penstock.pipeline import Pipeline
-from penstock.postgres import (
+from penstock.database.connections import (
     AGAIN,
     Connection,
     answering,
@@ -29,8 +26,11 @@ from penstock.postgres import (
     serialization_failure,
     unwrapped,
 )
+from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.declarations import ConsumerSpec, Ick
+from penstock.errors import BrokenTransaction, Unknown
+from penstock.pipeline import Pipeline
 from penstock.records import Offset, Record, RecordId, Shard
-from penstock.statements import DEFAULT_SCHEMA, statements
 
 log = structlog.get_logger("penstock.operator")
 

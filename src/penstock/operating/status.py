@@ -14,13 +14,13 @@ from typing import Any
 from penstock.channels.ick import Look, look_each
 from penstock.channels.log import Extent, extents
 from penstock.channels.server import RedisClient
+from penstock.database.connections import Connection, answering
+from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import AppendRefused, ForeignLog, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
 from penstock.pipeline import Pipeline
-from penstock.postgres import Connection, answering
 from penstock.reconciling.history import LastRun, last_runs
 from penstock.records import Shard, ShardName
-from penstock.statements import DEFAULT_SCHEMA, statements
 
 MOST_COUNTED = 100_000
 """Records waiting for the sequencer are counted up to here."""

@@ -14,12 +14,12 @@ from uuid import uuid4
 
 from psycopg import IsolationLevel
 
+from penstock.database.connections import Connection, answering
+from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import ConsumerSpec
 from penstock.errors import BarrierMissed, Halted, Unknown
-from penstock.postgres import Connection, answering
 from penstock.reconciling.cut import Connect, Cut, exported
 from penstock.records import Offset, Shard, ShardName
-from penstock.statements import DEFAULT_SCHEMA, statements
 
 EXPIRES_S = 15.0
 """How long a consumer stands at the barrier of a run that has died, in seconds."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from psycopg import IsolationLevel
 
+from penstock.database.connections import Connection, answering
+from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.journal import tails_of
-from penstock.postgres import Connection, answering
 from penstock.records import Epoch, Offset, ShardName
-from penstock.statements import DEFAULT_SCHEMA, statements
 from penstock.streaming.sequencer import tick_within
 
 Connect = Callable[[], Connection]

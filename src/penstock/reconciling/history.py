@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from penstock.postgres import Connection
-from penstock.statements import DEFAULT_SCHEMA, statements
+from penstock.database.connections import Connection
+from penstock.database.statements import DEFAULT_SCHEMA, statements
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,14 @@ from typing import LiteralString
 
 from psycopg import sql
 
+from penstock.crashpoints import crashpoint
+from penstock.database.connections import Connection, answering
+from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import BarrierMissed, DeclarationError, Gap, Refused, Unknown
-from penstock.postgres import Connection, answering
 from penstock.reconciling.comparison import Difference
 from penstock.reconciling.cut import Cut
 from penstock.records import Offset, Shard, ShardName
-from penstock.statements import DEFAULT_SCHEMA, statements
-from penstock.telemetry import crashpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def replace(
         made = [_copied_in(connection, number, *table) for number, table in enumerate(tables)]
         # Retention takes the same lock: it removes nothing that the checkpoints are put back to.
         connection.execute(
-            statements("penstock", schema)["lock_channel"],
+            statements("penstock.database", schema)["lock_channel"],
             {"channel": spec.consumer.channel.name},
         )
         _locked(connection, spec, schema)

@@ -13,15 +13,15 @@ from typing import Literal, Protocol
 import structlog
 from psycopg import IsolationLevel
 
+from penstock.database.connections import answering
+from penstock.database.registry import register_consumer
+from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import ConsumerSpec, ReconciliationSpec
 from penstock.errors import PenstockError, Refused
-from penstock.postgres import answering
 from penstock.reconciling.barrier import EXPIRES_S, Barrier, Pinned, pinned, reach
 from penstock.reconciling.comparison import DIFFERENCES_KEPT, Comparison, Difference, Kind
 from penstock.reconciling.cut import Connect, Cut, cut, exported
 from penstock.reconciling.repair import Rows, mend, replace
-from penstock.registry import register_consumer
-from penstock.statements import DEFAULT_SCHEMA, statements
 
 log = structlog.get_logger("penstock.reconcile")
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from sqlalchemy.orm import Session, scoped_session
 
+from penstock.database.tables import staged_records
 from penstock.declarations import Channel, Ick, Log
 from penstock.errors import InvalidRecord, NotAttached
 from penstock.staging import nudge
 from penstock.staging.rows import Row, insert, row
 from penstock.staging.rules import attachments
-from penstock.tables import staged_records
 
 if TYPE_CHECKING:  # importing it needs greenlet, which only those have who use it
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session

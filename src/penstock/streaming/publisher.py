@@ -31,14 +31,14 @@ from penstock.channels.log import (
     extents,
 )
 from penstock.channels.server import RedisClient
+from penstock.crashpoints import crashpoint
+from penstock.database.connections import Connection, answering
+from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import ChangedPast, Fenced
 from penstock.journal import tails_of
-from penstock.postgres import Connection, answering
 from penstock.records import BEGINNING, Epoch, Offset, Record, RecordId, ShardName
-from penstock.statements import DEFAULT_SCHEMA, statements
 from penstock.streaming.portion import PORTION_BYTES, PORTION_RECORDS, Portion
 from penstock.streaming.unpublished import unpublished
-from penstock.telemetry import crashpoint
 
 PASS_S = 0.25
 """How long a pass reads on, in seconds: so that the streamer ticks, retains and hears of a stop several times a second.

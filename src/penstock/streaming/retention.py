@@ -16,11 +16,11 @@ from time import monotonic
 from penstock.channels.ick import passages
 from penstock.channels.log import evict
 from penstock.channels.server import RedisClient
+from penstock.crashpoints import crashpoint
+from penstock.database.connections import Connection, answering
+from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import Channel, Ick
-from penstock.postgres import Connection, answering
 from penstock.records import Offset, ShardName
-from penstock.statements import DEFAULT_SCHEMA, statements
-from penstock.telemetry import crashpoint
 
 RECORDS_A_TRANSACTION = 5000
 """After so many records a transaction forgets no further journal row, so that it stays short: it takes some 20 ms."""
@@ -103,7 +103,7 @@ def _forget(
     )
     with answering(f"retaining {shard}"), connection.transaction():
         connection.execute(sql["prepare_retention"])
-        connection.execute(statements("penstock", schema)["lock_channel"], where)
+        connection.execute(statements("penstock.database", schema)["lock_channel"], where)
         [(slowest,)] = connection.execute(sql["floor"], where)
         floor = tail if slowest is None else min(slowest, tail)
         [(named, removed, passed)] = connection.execute(

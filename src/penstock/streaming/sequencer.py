@@ -20,12 +20,12 @@ from typing import Any
 
 import psycopg
 
+from penstock.crashpoints import crashpoint
+from penstock.database.connections import Connection, answering
+from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import UnsafeSetting
-from penstock.postgres import Connection, answering
 from penstock.records import Epoch, Offset, Shard, ShardName
-from penstock.statements import DEFAULT_SCHEMA, statements
 from penstock.streaming.portion import PORTION_BYTES, Portion
-from penstock.telemetry import crashpoint
 
 JOURNAL_CHUNK = 200
 """Most records a journal row: a row is what retention removes at a time, and is read whole.  With the longest name of a

@@ -14,16 +14,16 @@ import psycopg
 import structlog
 
 from penstock.channels.server import RedisClient, check_eviction, connect_redis
+from penstock.crashpoints import crashpoint
+from penstock.database.connections import Connection, answering, connect_postgres, describe
+from penstock.database.registry import register_channel, register_consumer
 from penstock.errors import ServerUnavailable
 from penstock.journal import check_past
 from penstock.pipeline import Pipeline
-from penstock.postgres import Connection, answering, connect_postgres, describe
 from penstock.records import ShardName
-from penstock.registry import register_channel, register_consumer
 from penstock.streaming.publisher import Publisher
 from penstock.streaming.retention import forget_ticks, retain
 from penstock.streaming.sequencer import Sequencer, check_identity_cache
-from penstock.telemetry import crashpoint
 
 log = structlog.get_logger("penstock.streamer")
 

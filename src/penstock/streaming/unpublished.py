@@ -10,10 +10,10 @@ from typing import Any
 
 import psycopg
 
+from penstock.database.connections import Connection, answering, pipelined
+from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import ChangedPast
-from penstock.postgres import Connection, answering, pipelined
 from penstock.records import BEGINNING, Offset, ShardName
-from penstock.statements import DEFAULT_SCHEMA, statements
 from penstock.streaming.portion import PORTION_BYTES, PORTION_RECORDS, Portion
 
 READ_AHEAD = 4

@@ -15,11 +15,11 @@ from penstock.channels.log import last_offsets
 from penstock.channels.routing import ick_shard_keys, log_keys
 from penstock.channels.server import RedisClient
 from penstock.channels.server import answering as redis_answering
+from penstock.database.connections import Connection, answering
+from penstock.database.statements import statements
 from penstock.errors import InvalidSetting
 from penstock.journal import tails_of
-from penstock.postgres import Connection, answering
 from penstock.records import BEGINNING, Offset, Shard, ShardName
-from penstock.statements import statements
 from penstock.verifying.comparing import Stretch
 from penstock.verifying.findings import Fault, Found, Stray
 

@@ -7,10 +7,10 @@ from time import monotonic
 from typing import Protocol
 
 from penstock.channels.server import RedisClient
+from penstock.database.connections import Connection, answering
+from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.journal import known_shards, overlooked
-from penstock.postgres import Connection, answering
 from penstock.records import ShardName
-from penstock.statements import DEFAULT_SCHEMA, statements
 from penstock.verifying.bounds import Start, look
 from penstock.verifying.comparing import Stretch
 from penstock.verifying.findings import Fault, Found, Place, Stray, doubled, settled

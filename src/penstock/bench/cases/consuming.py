@@ -13,7 +13,7 @@ from penstock.bench.peers import peers_of
 from penstock.bench.plant import Backlog, Plant, Scale
 from penstock.channels.log import read
 from penstock.consuming import ConsumerWorker
-from penstock.postgres import Connection, engine_of
+from penstock.database.connections import Connection, engine_of
 from penstock.records import BEGINNING, Record
 
 BATCH = 1000

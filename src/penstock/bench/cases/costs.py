@@ -12,7 +12,7 @@ from penstock.bench.measuring import Case, NotMeasured, Sample
 from penstock.bench.plant import ROWS_A_TRANSACTION, Backlog, Plant, Scale, drain, fill, unsequence
 from penstock.channels.log import extents
 from penstock.channels.server import RedisClient
-from penstock.postgres import Connection
+from penstock.database.connections import Connection
 from penstock.streaming.retention import retain
 
 PLAIN = "bench-plain"

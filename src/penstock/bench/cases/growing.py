@@ -12,7 +12,7 @@ from penstock.bench.measuring import Case, NotMeasured, Sample
 from penstock.bench.plant import Backlog, Plant, Scale, fill
 from penstock.channels.log import extents
 from penstock.channels.routing import log_keys
-from penstock.postgres import Connection
+from penstock.database.connections import Connection
 from penstock.streaming import Streamer, tick
 from penstock.streaming.retention import retain
 from penstock.streaming.sequencer import JOURNAL_CHUNK

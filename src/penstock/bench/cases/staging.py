@@ -10,8 +10,8 @@ from penstock import stage_many
 from penstock.bench.application import NOTE, Movement, pipeline_of
 from penstock.bench.measuring import Case, Sample
 from penstock.bench.plant import ACCOUNTS, Plant, Scale
-from penstock.postgres import engine_of
-from penstock.tables import staged_records
+from penstock.database.connections import engine_of
+from penstock.database.tables import staged_records
 
 OBJECTS = (1, 10, 100, 1000)
 

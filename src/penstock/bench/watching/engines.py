@@ -16,10 +16,10 @@ import structlog
 from penstock.bench.measuring import NotMeasured
 from penstock.bench.watching.arrivals import FILE, LATE_S, Arrivals, noted
 from penstock.bench.watching.processes import READY_S, process
+from penstock.database.connections import connect_postgres
+from penstock.embedded import eventually
 from penstock.errors import JavaMissing
 from penstock.loading import load_pipeline
-from penstock.postgres import connect_postgres
-from penstock.testing import eventually
 
 Engine = Literal["inline", "spark"]
 
@@ -112,7 +112,7 @@ def _first(cores: int) -> set[int]:
 
 def _check_spark() -> None:
     try:
-        from penstock.engines.spark.java import find_java  # noqa: PLC0415  not everybody has it
+        from penstock.spark.java import find_java  # noqa: PLC0415  not everybody has it
     except ModuleNotFoundError as error:
         raise NotMeasured(f"{error.name} is not installed: penstock[spark]") from error
     try:
@@ -151,7 +151,7 @@ def _work(  # noqa: PLR0913, PLR0917  the arguments of a process
     pipeline = load_pipeline(app)
     pipe.send("ready")
     if engine == "spark":
-        from penstock.engines.spark import application  # noqa: PLC0415  not everybody has it
+        from penstock.spark.engine import application  # noqa: PLC0415  not everybody has it
 
         application.run(
             app,
@@ -163,7 +163,7 @@ def _work(  # noqa: PLR0913, PLR0917  the arguments of a process
             streamer=streamer,
         )
     else:
-        from penstock.engines import inline  # noqa: PLC0415  in the child alone
+        from penstock import inline  # noqa: PLC0415  in the child alone
 
         inline.run(
             pipeline,

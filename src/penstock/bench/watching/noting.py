@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.bench.application import Handler, pipeline_with
 from penstock.bench.watching.arrivals import note
-from penstock.telemetry import install_crashpoint
+from penstock.crashpoints import install_crashpoint
 
 COMMITTED = ("consumer.after_commit", "together.after_commit")
 

@@ -10,10 +10,10 @@ from penstock.channels.ick import Mark
 from penstock.consuming.checkpoints import Checkpoint, Move
 from penstock.consuming.delivering import Applier, Delivered, add
 from penstock.consuming.failures import HandlerFailed, reason_of
-from penstock.postgres import Connection
+from penstock.crashpoints import crashpoint
+from penstock.database.connections import Connection
+from penstock.database.statements import statements
 from penstock.records import Offset, ShardName
-from penstock.statements import statements
-from penstock.telemetry import crashpoint
 
 log = structlog.get_logger("penstock.consumer")
 

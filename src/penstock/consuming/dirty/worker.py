@@ -28,10 +28,10 @@ from penstock.channels.server import answering as redis_answering
 from penstock.consuming.delivering import Delivered
 from penstock.consuming.dirty.applying import MemberApplier, dirty_members
 from penstock.consuming.loop import Choices, Consumed, Worker
+from penstock.crashpoints import crashpoint
 from penstock.declarations import ConsumerSpec
 from penstock.pipeline import Pipeline
 from penstock.records import Offset, ShardName
-from penstock.telemetry import crashpoint
 
 log = structlog.get_logger("penstock.consumer")
 

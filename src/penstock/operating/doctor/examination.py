@@ -7,13 +7,13 @@ import psycopg
 import redis
 
 from penstock.channels.server import RedisClient
+from penstock.database.connections import Connection, describe
+from penstock.database.statements import DEFAULT_SCHEMA
 from penstock.errors import PenstockError, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
 from penstock.operating.doctor import flow, ick, log, server
 from penstock.operating.doctor.finding import Check, Examined, Finding, Grade
 from penstock.pipeline import Pipeline
-from penstock.postgres import Connection, describe
-from penstock.statements import DEFAULT_SCHEMA
 
 PATIENCE_S = 20
 """Longest that one check may keep Postgres busy, in seconds."""

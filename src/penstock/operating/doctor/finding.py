@@ -6,9 +6,9 @@ from functools import cached_property
 from typing import Literal, Protocol
 
 from penstock.channels.server import RedisClient
+from penstock.database.connections import Connection
 from penstock.operating.status import Status, status
 from penstock.pipeline import Pipeline
-from penstock.postgres import Connection
 from penstock.records import ShardName
 
 Grade = Literal["ok", "warning", "error"]

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
+from penstock.database.initialise import shipped_revision
+from penstock.database.statements import statements
 from penstock.journal import overlooked
 from penstock.operating.doctor.finding import Check, Examined, Finding, age
-from penstock.operating.initialise import shipped_revision
 from penstock.operating.status import Status
-from penstock.statements import statements
 from penstock.streaming.sequencer import check_identity_cache
 
 SAMPLE = 1000

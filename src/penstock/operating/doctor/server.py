@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from penstock.database.statements import statements
 from penstock.errors import ReadOnlyPostgres
 from penstock.journal.past import identity_of
 from penstock.operating.doctor.finding import Check, Examined, Finding, age
-from penstock.statements import statements
 
 OLDEST_POSTGRES = 140_000
 LONG_S = 60

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import structlog
 
+from penstock.database.connections import Connection, answering
+from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import Refused, Unknown
 from penstock.operating.consumers import registered
-from penstock.postgres import Connection, answering
 from penstock.records import Offset, Shard, ShardName
-from penstock.statements import DEFAULT_SCHEMA, statements
 
 log = structlog.get_logger("penstock.operator")
 
@@ -81,7 +81,8 @@ def reset_checkpoint(  # noqa: PLR0913  what is asked and what may be left out
             for each in registered(connection, consumer, schema=schema):
                 # Retention takes the same lock: it does not remove what a checkpoint is put back to.
                 connection.execute(
-                    statements("penstock", schema)["lock_channel"], {"channel": each.channel}
+                    statements("penstock.database", schema)["lock_channel"],
+                    {"channel": each.channel},
                 )
             connection.execute(sql["lock_checkpoints"], {"consumer": consumer})
         rows = connection.execute(sql["checkpoint_bounds"], {"consumer": consumer}).fetchall()

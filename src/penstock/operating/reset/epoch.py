@@ -29,15 +29,15 @@ from penstock.channels.log import Extent, extents, read_newest
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient
 from penstock.channels.server import answering as redis_answering
+from penstock.crashpoints import crashpoint
+from penstock.database.connections import Connection, answering
+from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import ChangedPast, Refused
 from penstock.journal.past import Identity, examine_past, identity_of, log_epochs
 from penstock.journal.reading import known_shards, remembered_at, tails_of
 from penstock.pipeline import Pipeline
-from penstock.postgres import Connection, answering
 from penstock.records import Epoch, Offset, Record, RecordId, ShardName
-from penstock.statements import DEFAULT_SCHEMA, statements
 from penstock.streaming.sequencer import JOURNAL_CHUNK
-from penstock.telemetry import crashpoint
 
 log = structlog.get_logger("penstock.operator")
 

@@ -7,13 +7,13 @@ import structlog
 from penstock.channels.ick import repair
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import RedisClient, answering
+from penstock.database.connections import Connection
+from penstock.database.connections import answering as postgres_answering
+from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import Unknown
 from penstock.journal import known_shards
 from penstock.pipeline import Pipeline
-from penstock.postgres import Connection
-from penstock.postgres import answering as postgres_answering
 from penstock.records import ShardName
-from penstock.statements import DEFAULT_SCHEMA, statements
 
 log = structlog.get_logger("penstock.operator")
 
@@ -82,7 +82,7 @@ def _kind(
     """Of what kind a channel is, by what is registered, and else by what is declared; None if nobody knows it."""
     with postgres_answering("reading the channels"):
         row = connection.execute(
-            statements("penstock", schema)["channel"], {"channel": channel}
+            statements("penstock.database", schema)["channel"], {"channel": channel}
         ).fetchone()
     if row is not None:
         return str(row[0])

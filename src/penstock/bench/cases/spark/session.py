@@ -26,7 +26,7 @@ def session(plant: Plant, cores: int | None = None) -> "SparkSession":
     try:
         from pyspark.sql import SparkSession  # noqa: PLC0415  not everybody has it
 
-        from penstock.engines.spark.session import (  # noqa: PLC0415  the same
+        from penstock.spark.session import (  # noqa: PLC0415  the same
             available_cores,
             spark_session,
         )

@@ -10,8 +10,8 @@ from penstock.bench.cases.spark.epochs import CORES
 from penstock.bench.cases.spark.session import session, swallowed
 from penstock.bench.measuring import Case, NotMeasured, Sample
 from penstock.bench.plant import Plant, Scale
+from penstock.database.connections import Connection
 from penstock.pipeline import Pipeline
-from penstock.postgres import Connection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,7 +138,7 @@ def _by_tuples_into_spark(plant: Plant, url: str) -> int:
         InputPartition,
     )
 
-    from penstock.postgres import connect_postgres  # noqa: PLC0415  for the task
+    from penstock.database.connections import connect_postgres  # noqa: PLC0415  for the task
 
     tuples = _tuples
 
@@ -182,7 +182,7 @@ def _compared(
 
 def _by_spark(spark: "SparkSession", plant: Plant, url: str) -> int:
     with plant.postgres(url) as connection, connection.transaction():
-        from penstock.engines.spark.reconcile import SparkComparer  # noqa: PLC0415  needs Spark
+        from penstock.spark.reconcile import SparkComparer  # noqa: PLC0415  needs Spark
 
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         [(snapshot,)] = connection.execute("SELECT pg_export_snapshot()")

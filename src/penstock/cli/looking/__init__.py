@@ -1,1 +1,0 @@
-"""Verbs that answer questions: status, tail, doctor."""

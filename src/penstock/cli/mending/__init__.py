@@ -1,1 +1,0 @@
-"""Verbs that carry out what an operator has decided: dead-letters, consumers, reset."""

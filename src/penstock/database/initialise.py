@@ -1,0 +1,84 @@
+"""Penstock's tables: made, upgraded, or printed as SQL."""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import as_file
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import text
+
+from penstock.database.connections import answering, engine_of, unwrapped
+from penstock.database.resources import directory
+from penstock.database.statements import DEFAULT_SCHEMA
+from penstock.declarations import checked_schema
+
+_LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))")
+
+
+def initialise(
+    database_url: str, schema: str = DEFAULT_SCHEMA, *, revision: str = "head"
+) -> str | None:
+    """Creates the tables, or upgrades them; gives the revision that was there before.
+
+    Several processes may do it at once: they take turns, and the later ones find it done.
+
+    Raises:
+        InvalidName: The schema's name breaks the rule.
+        ServerUnavailable: Postgres does not answer.
+    """
+    checked_schema(schema)
+    engine = engine_of(database_url, application="init")
+    try:
+        with answering("creating Penstock's tables"), unwrapped(), engine.begin() as connection:
+            connection.execute(_LOCK)
+            connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
+            before = connection.execute(
+                text("SELECT to_regclass(:table)::text"), {"table": f"{schema}.alembic_version"}
+            ).scalar()
+            if before is not None:
+                before = connection.execute(
+                    text(f'SELECT version_num FROM "{schema}".alembic_version')
+                ).scalar()
+            with _config(schema) as config:
+                config.attributes["connection"] = connection
+                if revision == "base":
+                    command.downgrade(config, "base")
+                else:
+                    command.upgrade(config, revision)
+    finally:
+        engine.dispose()
+    return before
+
+
+def migration_sql(schema: str = DEFAULT_SCHEMA) -> str:
+    """The SQL that ``initialise`` would run on an empty database.
+
+    Raises:
+        InvalidName: The schema's name breaks the rule.
+    """
+    checked_schema(schema)
+    output = io.StringIO()
+    with _config(schema) as config:
+        config.output_buffer = output
+        command.upgrade(config, "head", sql=True)
+    return output.getvalue()
+
+
+def shipped_revision() -> str:
+    """The newest revision that this release has."""
+    with _config(DEFAULT_SCHEMA) as config:
+        return ScriptDirectory.from_config(config).get_current_head() or ""
+
+
+@contextmanager
+def _config(schema: str) -> Iterator[Config]:
+    """Alembic's configuration, over real files: from a zipped wheel they are unpacked for the while."""
+    with as_file(directory("migrations")) as path:
+        config = Config(stdout=io.StringIO())
+        config.set_main_option("script_location", str(path).replace("%", "%%"))
+        config.set_main_option("path_separator", "newline")
+        config.set_main_option("penstock_schema", schema)
+        yield config

@@ -1,0 +1,76 @@
+"""Both servers, in one directory: what a command uses that was given no URL."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+from penstock.embedded.postgres import EmbeddedPostgres
+from penstock.embedded.redis import EmbeddedRedis
+
+
+class EmbeddedServers:
+    """A Postgres and a Valkey that keep their data in ``directory`` from one run to the next.
+
+    Args:
+        directory: ``postgres/`` and ``redis/`` are made in it.
+        postgres_settings: See ``EmbeddedPostgres``.
+        redis_settings: See ``EmbeddedRedis``.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        postgres_settings: Mapping[str, str] = MappingProxyType({}),
+        redis_settings: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.postgres = EmbeddedPostgres(directory / "postgres", settings=postgres_settings)
+        self.redis = EmbeddedRedis(directory / "redis", settings=redis_settings)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def database_url(self) -> str:
+        """URL of Postgres' database ``penstock``."""
+        return self.postgres.url
+
+    @property
+    def redis_url(self) -> str:
+        """URL of Valkey."""
+        return self.redis.url
+
+    def start(self) -> None:
+        """Start both, or none.
+
+        Raises:
+            ServerUnavailable: One of them does not start.
+        """
+        self.postgres.start()
+        try:
+            self.redis.start()
+        except BaseException:
+            self.postgres.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop both, in order."""
+        try:
+            self.redis.stop()
+        finally:
+            self.postgres.stop()
+
+    def remove(self) -> None:
+        """Kill both and delete their directories."""
+        self.redis.remove()
+        self.postgres.remove()

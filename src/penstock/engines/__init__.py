@@ -1,1 +1,0 @@
-"""Who turns the wheel: one Python process, or Spark.  The steps are the same functions of the core."""

@@ -1,0 +1,163 @@
+"""Epochs: a micro-batch that lasts.
+
+Each task of the batch runs the very loop of the inline engine until the epoch is over or the leash is cut, then yields
+one row that says what it did.  Spark places the tasks, starts those again that die, and reports; records do not pass
+through it.  Latency and throughput are those of the loop.
+"""
+
+import gc
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from penstock.errors import PenstockError
+from penstock.loading import load_pipeline
+from penstock.spark.engine.assignment import Task
+from penstock.spark.engine.control_channel import Leash
+
+SCHEMA = (
+    "task string, sequenced long, published long, resent long, removed long, "
+    "applied long, skipped long, dead long, backfilled long, seconds double"
+)
+COUNTS = ("sequenced", "published", "resent", "removed", "applied", "skipped", "dead", "backfilled")
+TELL_EVERY_S = 1.0
+
+
+@dataclass
+class EpochPartition(InputPartition):
+    """One task of an epoch, which has a word of its own."""
+
+    task: str
+    epoch: str
+
+
+class EpochsSource(DataSource):
+    """``penstock.epochs``: options ``app``, ``tasks``, ``leash``, ``seconds``, ``idle``, ``prepare``, ``resend``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Its name for ``format``."""
+        return "penstock.epochs"
+
+    def schema(self) -> str:
+        """One row a task and epoch."""
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's name
+        """The reader."""
+        return EpochsReader({key.lower(): value for key, value in self.options.items()})
+
+
+class EpochsReader(DataSourceStreamReader):
+    """Counts epochs; its tasks do the work."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self._options = options
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802  Spark's name
+        """Before the first epoch."""
+        return {"epoch": 0}
+
+    def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:  # noqa: ARG002, N802  Spark's
+        """There is always one more."""
+        return {"epoch": start["epoch"] + 1}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:  # noqa: ARG002  Spark's
+        """The tasks."""
+        epoch = secrets.token_hex(8)
+        return [EpochPartition(task, epoch) for task in self._options["tasks"].split("\n")]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        """Runs a task; yields what it did."""
+        assert isinstance(partition, EpochPartition)
+        task = Task.from_json(partition.task)
+        gc.freeze()  # Spark collects garbage after every task, through all that was imported
+        began, counts = monotonic(), dict.fromkeys(COUNTS, 0)
+        deadline = began + float(self._options["seconds"])
+        with Leash(self._options["leash"], partition.epoch) as leash:
+            counter = _Counter(str(task), counts, leash)
+            try:
+                self._run(task, lambda: monotonic() >= deadline or not leash.taut(), counter)
+            except PenstockError as error:
+                # Not Spark's to retry: the driver raises it again, as it is.
+                leash.tell(
+                    {"error": type(error).__name__, "message": str(error), "task": str(task)}
+                )
+            counter.tell()
+            leash.over()
+        yield (str(task), *(counts[name] for name in COUNTS), monotonic() - began)
+
+    def _run(self, task: Task, stop: Callable[[], bool], counter: "_Counter") -> None:
+        from penstock.consuming import worker_of  # noqa: PLC0415  planners import this module too, and need none
+        from penstock.streaming import Streamer  # noqa: PLC0415  the same
+
+        pipeline = load_pipeline(self._options["app"])
+        urls = os.environ["PENSTOCK_DATABASE_URL"], os.environ["PENSTOCK_REDIS_URL"]
+        prepare = self._options["prepare"] == "true"
+        if task.consumer is None:
+            streamer = Streamer(
+                pipeline,
+                *urls,
+                idle_s=float(self._options["idle"]),
+                prepare=prepare,
+                resend_chance=float(self._options["resend"]),
+            )
+            streamer.run(
+                stop,
+                lambda did: counter.add(
+                    sequenced=did.sequenced,
+                    published=did.added,
+                    resent=did.known,
+                    removed=did.removed,
+                ),
+            )
+        else:
+            consumer = pipeline.consumer_named(task.consumer)
+            worker = worker_of(
+                pipeline,
+                consumer,
+                *urls,
+                shards=task.shards,
+                prepare=prepare,
+                block_ms=200,
+                reread_chance=float(self._options["resend"]),
+            )
+            worker.run(
+                stop,
+                lambda did: counter.add(
+                    applied=did.applied,
+                    skipped=did.skipped,
+                    dead=did.dead,
+                    backfilled=did.backfilled,
+                ),
+            )
+
+
+class _Counter:
+    """Adds up what a task does, and tells the driver once a second."""
+
+    def __init__(self, task: str, counts: dict[str, int], leash: Leash) -> None:
+        self._task, self._counts, self._leash = task, counts, leash
+        self._told: dict[str, int] = dict(counts)
+        self._tell_at = 0.0
+
+    def add(self, **did: int) -> None:
+        for name, count in did.items():
+            self._counts[name] += count
+        if monotonic() >= self._tell_at:
+            self.tell()
+
+    def tell(self) -> None:
+        """Sends what has been done since the last time."""
+        news = {name: self._counts[name] - self._told[name] for name in COUNTS}
+        self._leash.tell(
+            {"task": self._task, **{name: count for name, count in news.items() if count}}
+        )
+        self._told = dict(self._counts)
+        self._tell_at = monotonic() + TELL_EVERY_S

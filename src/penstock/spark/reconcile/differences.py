@@ -1,0 +1,131 @@
+"""Two frames, key by key: what differs, and how."""
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
+from pyspark.sql.types import IntegerType, LongType, NumericType, ShortType, StringType, StructType
+
+from penstock.declarations import ReconciliationSpec
+from penstock.errors import DeclarationError
+from penstock.reconciling.comparison import Difference, Kind
+from penstock.spark.reconcile.rows import as_json, json_of, named, quoted
+
+_KEY = "penstock key"
+
+
+def one_row_a_key(
+    frame: DataFrame,
+    spec: ReconciliationSpec,
+    columns: Sequence[str],
+    among: Sequence[Difference] | None,
+) -> DataFrame:
+    """One row a key, with the number of rows that there were: ``k0…``, ``c0…``, ``n``."""
+    if among is not None:
+        frame = frame.withColumn(_KEY, as_json(frame, spec.key))
+        frame = frame.where(_wanted(spec, frame, among))
+    flat = frame.select(
+        *(F.col(quoted(c)).alias(f"k{number}") for number, c in enumerate(spec.key)),
+        *(F.col(quoted(c)).alias(f"c{number}") for number, c in enumerate(columns)),
+    )
+    return flat.groupBy(*_numbered("k", spec.key)).agg(
+        F.count(F.lit(1)).alias("n"), *(F.first(c).alias(c) for c in _numbered("c", columns))
+    )
+
+
+def _wanted(spec: ReconciliationSpec, frame: DataFrame, among: Sequence[Difference]) -> Column:
+    """A condition for rows of some keys: their text for Spark, and columns of it for Postgres, which has no such text.
+
+    As text of SQL, because a column object for each of a thousand keys takes half a second.
+    """
+    keys = [json.loads(difference.key) for difference in among]
+    plain = [
+        column
+        for column in spec.key
+        if isinstance(
+            frame.schema[column].dataType, StringType | ShortType | IntegerType | LongType
+        )
+    ]
+    conditions = [
+        _is_among(quoted(_KEY), {difference.key for difference in among}),
+        *(_is_among(quoted(column), {key[column] for key in keys}) for column in plain),
+    ]
+    return F.expr(" AND ".join(conditions))
+
+
+def _is_among(expression: str, values: Iterable[str | int]) -> str:
+    listed = (str(v) if isinstance(v, int) else _literal(v) for v in values)
+    return f"{expression} IN ({', '.join(listed)})"
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def full_join(
+    expected: DataFrame,
+    there: DataFrame,
+    spec: ReconciliationSpec,
+    types: tuple[StructType, StructType],
+    columns: Sequence[str],
+) -> tuple[DataFrame, Observation]:
+    """The keys that differ, and what will be counted while they are found.
+
+    Rows become text only when they have been found to differ: for all of them it would take most of the time.
+    """
+    e, s = expected.alias("e"), there.alias("s")
+    keys = _numbered("k", spec.key)
+    same = [F.col(f"e.{k}") == F.col(f"s.{k}") for k in keys] or [F.lit(True)]
+    joined = e.join(s, reduce(Column.__and__, same), "full_outer")
+    differs = F.lit(False)
+    for number, column in enumerate(columns):
+        differs = differs | ~_equal(f"c{number}", column, spec, types[0])
+    kind = (
+        F.when(F.col("s.n").isNull(), Kind.MISSING.value)
+        .when(F.col("e.n").isNull(), Kind.SURPLUS.value)
+        .when(F.col("s.n") > 1, Kind.DOUBLED.value)
+        .when(differs, Kind.DIFFERENT.value)
+    )
+    nulls = [F.coalesce(f"e.{k}", f"s.{k}").isNull() for k in keys]
+    counts = Observation()
+    observed = joined.withColumn("kind", kind).observe(
+        counts,
+        F.count(F.lit(1)).alias("compared"),
+        F.count_if(F.col("e.n") > 1).alias("twice"),
+        F.count_if(F.greatest(*nulls, F.lit(False)) if nulls else F.lit(False)).alias(
+            "without_key"
+        ),
+        *(F.count_if(F.col("kind") == each.value).alias(each.value) for each in Kind),
+    )
+    is_expected, is_found = F.col("e.n").isNotNull(), F.col("s.n").isNotNull()
+    expected_key, found_key = (
+        named(spec.key, f"{side}.k", of) for side, of in zip("es", types, strict=True)
+    )
+    expected_row = expected_key + named(columns, "e.c", types[0])
+    found_row = found_key + named(columns, "s.c", types[1])
+    found = observed.where("kind IS NOT NULL").select(
+        F.when(is_expected, json_of(expected_key)).otherwise(json_of(found_key)).alias("key"),
+        "kind",
+        F.when(is_expected, json_of(expected_row)).alias("expected"),
+        F.when(is_found, json_of(found_row)).alias("found"),
+    )
+    return found, counts
+
+
+def _equal(numbered: str, column: str, spec: ReconciliationSpec, types: StructType) -> Column:
+    """Whether a column is the same on both sides: exactly, NULL included, but for what the declaration tolerates."""
+    a, b = F.col(f"e.{numbered}"), F.col(f"s.{numbered}")
+    if column not in spec.tolerance:
+        return a.eqNullSafe(b)
+    if not isinstance(types[column].dataType, NumericType):
+        raise DeclarationError(
+            f"reconciliation {spec.name}: tolerance is for numbers, and {quoted(column)} is {types[column].dataType.simpleString()}"
+        )
+    near = F.abs(a - b) <= F.lit(spec.tolerance[column])
+    return (a.isNull() & b.isNull()) | F.coalesce(near, F.lit(False))
+
+
+def _numbered(letter: str, columns: Sequence[str]) -> list[str]:
+    return [f"{letter}{number}" for number in range(len(columns))]

@@ -1,0 +1,44 @@
+"""``penstock.ick``: an Ick as a source and as a sink."""
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
+from pyspark.sql.types import StructType
+
+from penstock.spark.sources.ick.columns import SCHEMA
+from penstock.spark.sources.ick.options import SOURCE, IckOptions
+from penstock.spark.sources.ick.reading import IckBatchReader, IckStreamReader
+from penstock.spark.sources.ick.writing import IckBatchWriter, IckStreamWriter
+
+
+class IckSource(DataSource):
+    """``penstock.ick``: reserves, looks at, and marks what is dirty."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Its name for ``format``."""
+        return SOURCE
+
+    def schema(self) -> str:
+        """The columns of a member."""
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  Spark's
+        """The batch reader, which reserves nothing."""
+        return IckBatchReader(IckOptions.of(self.options))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's
+        """The streaming reader, which reserves."""
+        return IckStreamReader(IckOptions.of(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001  Spark's
+        """The batch writer."""
+        return IckBatchWriter(IckOptions.of(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001, N802  Spark's
+        """The streaming writer."""
+        return IckStreamWriter(IckOptions.of(self.options), schema, overwrite=overwrite)

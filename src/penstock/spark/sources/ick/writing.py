@@ -1,0 +1,130 @@
+"""A DataFrame into an Ick: its members are marked dirty.
+
+Marking is folding: a member keeps the lowest score that it was given, so that a task may run any number of times.  A task
+that runs again after a consumer has done its members marks them once more, which is work and no harm.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from penstock.channels.ick import add_each
+from penstock.channels.ick.dirty_list import checked_keys
+from penstock.channels.server import RedisClient, answering
+from penstock.declarations import Ick
+from penstock.errors import InvalidRecord, InvalidSetting
+from penstock.spark.sources.connections import redis_client, warm
+from penstock.spark.sources.ick.options import SOURCE, IckOptions
+
+MICROSECONDS = 1_000_000
+
+
+@dataclass
+class Marked(WriterCommitMessage):
+    """What a task did.
+
+    Attributes:
+        new: Members that were not dirty.
+        lowered: Scores that went down.
+    """
+
+    new: int
+    lowered: int
+
+
+class _Writer:
+    """What batch and streaming writers share."""
+
+    def __init__(self, options: IckOptions, schema: StructType, *, overwrite: bool) -> None:
+        warm()  # a streaming query plans its writing anew for every micro-batch, in one process
+        if not {"member", "bytes"} & set(schema.names):
+            raise InvalidSetting(
+                f"{SOURCE}: the DataFrame has no column 'member'; to mark, it needs member (text or bytes), "
+                "and may have score (a number, or a time)"
+            )
+        if overwrite:
+            raise InvalidSetting(f"{SOURCE}: an Ick is added to, never overwritten: mode('append')")
+        self._options = options
+        # Known before a task runs: a task may have no Postgres to ask.
+        self._names = options.names()
+        self._ick = Ick("members", shards=len(self._names))  # says which shard is a member's
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Marked:
+        """Marks what one task was given.
+
+        Raises:
+            InvalidRecord: A row has no member.
+            InvalidIckCall: A score is not a finite number; nothing of its rows was written.
+            DamagedIck: An Ick is not whole.
+            ServerUnavailable: Redis does not answer; the task may run again.
+        """
+        warm()
+        client = redis_client(self._options.redis())
+        marked = Marked(0, 0)
+        for part in iterator:
+            marks: dict[int, list[tuple[bytes, float]]] = defaultdict(list)
+            now = _now(client)
+            for member, score in zip(_members(part), _scores(part), strict=True):
+                marks[self._ick.shard_of(member)].append((member, now if score is None else score))
+            icks = [(checked_keys(client, self._names[s], ""), each) for s, each in marks.items()]
+            for added in add_each(client, icks):
+                marked.new += added.new
+                marked.lowered += added.lowered
+        return marked
+
+
+class IckBatchWriter(_Writer, DataSourceArrowWriter):
+    """Marks the rows of a batch."""
+
+
+class IckStreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """Marks the rows of a micro-batch."""
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
+        """Nothing is left to do: what a task has marked stands."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
+        """Nothing is taken back: a member that was marked without need is looked at once more."""
+
+
+def _now(client: RedisClient) -> float:
+    """Seconds since 1970 by Redis' clock, which all tasks share; of a Cluster, by one node's."""
+    with answering("asking for the time"):
+        found = client.time()
+    seconds, microseconds = next(iter(found.values())) if isinstance(found, dict) else found
+    return float(seconds) + float(microseconds) / MICROSECONDS
+
+
+def _members(rows: pa.RecordBatch) -> list[bytes]:
+    """Of each row ``member``; where it is null, ``bytes``."""
+    columns = [
+        rows.column(name).cast(pa.binary())
+        for name in ("member", "bytes")
+        if name in rows.schema.names
+    ]
+    members = pc.coalesce(*columns)
+    if members.null_count:
+        raise InvalidRecord("member", "it is null in a row that is to be marked")
+    found: list[bytes] = members.to_pylist()
+    return found
+
+
+def _scores(rows: pa.RecordBatch) -> list[Any]:
+    """Of each row the score; None where there is none.  A time is seconds since 1970."""
+    if "score" not in rows.schema.names:
+        return [None] * rows.num_rows
+    scores = rows.column("score")
+    if not pa.types.is_timestamp(scores.type):
+        return list(scores.to_pylist())
+    microseconds = scores.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+    return [None if each is None else each / MICROSECONDS for each in microseconds]

@@ -1,0 +1,149 @@
+"""``penstock.log``: a channel's shards in Redis."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import sleep
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import redis
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
+from pyspark.sql.types import StructType
+
+from penstock.channels.log import NAMES, POLL_S, extents
+from penstock.channels.routing import log_keys
+from penstock.channels.server import answering
+from penstock.errors import ForeignLog
+from penstock.records import Shard, ShardName
+from penstock.spark.sources.columns import SCHEMA, batch, text
+from penstock.spark.sources.connections import redis_client
+from penstock.spark.sources.options import Options
+from penstock.spark.sources.ranges import Held, Positions, Range
+from penstock.spark.sources.reading import BatchReader, StreamReader
+from penstock.spark.sources.shards import number_of_shards
+from penstock.spark.sources.writing import BatchWriter, StreamWriter
+
+ENTRIES_A_READ = 5000
+
+
+class LogSource(DataSource):
+    """``penstock.log``: reads and writes a channel's log in Redis."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Its name for ``format``."""
+        return "penstock.log"
+
+    def schema(self) -> str:
+        """The columns of a record."""
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  Spark's
+        """The batch reader."""
+        return BatchReader(LogPlace(self._options(streaming=False)))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's
+        """The streaming reader."""
+        return StreamReader(LogPlace(self._options(streaming=True)))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001  Spark's
+        """The batch writer."""
+        return BatchWriter(self._options(streaming=False), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001, N802  Spark's
+        """The streaming writer."""
+        return StreamWriter(self._options(streaming=True), schema, overwrite=overwrite)
+
+    def _options(self, *, streaming: bool) -> Options:
+        return Options.of(self.name(), self.options, streaming=streaming)
+
+
+@dataclass
+class LogPlace:
+    """The streams of a channel's shards."""
+
+    options: Options
+
+    def held(self) -> dict[int, Held]:
+        """From the oldest entry to the tail, for each shard."""
+        found = extents(self._client, self.options.namespace, self._shards())
+        return {name.shard: Held(extent.first, extent.tail) for name, extent in found.items()}
+
+    def wait(self, positions: Positions, seconds: float) -> None:
+        """Blocks in Redis; a stop of the query does not wait for it, since Spark ends the process."""
+        if isinstance(self._client, redis.RedisCluster):
+            sleep(POLL_S)  # nobody can wait for several nodes at once: Spark asks again
+            return
+        after = {self._key(shard): f"{at}-0" for shard, at in positions.items()}
+        with answering("waiting for records"):
+            self._client.xread(after, count=1, block=int(seconds * 1000))
+
+    def read(self, wanted: Range) -> Iterator[pa.RecordBatch]:
+        """Entries by the thousand, each column straight from the wire."""
+        key, after = self._key(wanted.shard), wanted.after
+        while after < wanted.until:
+            with answering(f"reading {self.options.channel}/{wanted.shard}"):
+                entries = self._client.execute_command(
+                    "XRANGE", key, f"{after + 1}-0", f"{wanted.until}-0", "COUNT", ENTRIES_A_READ
+                )
+            if not entries:
+                return
+            read = _batch(self.options.channel, wanted.shard, entries)
+            after = read.column("offset")[-1].as_py()
+            yield read
+
+    @property
+    def _client(self) -> Any:
+        return redis_client(self.options.redis())
+
+    def _key(self, shard: int) -> str:
+        name = ShardName(self.options.channel, Shard(shard))
+        return log_keys(self.options.namespace, name).stream
+
+    def _shards(self) -> list[ShardName]:
+        count = number_of_shards(self.options)
+        return [ShardName(self.options.channel, Shard(number)) for number in range(count)]
+
+
+def _batch(channel: str, shard: int, entries: list[Any]) -> pa.RecordBatch:
+    """The columns of some entries, whose fields always come in one order.
+
+    Raises:
+        ForeignLog: An entry was not written by Penstock.
+    """
+    ids = text([entry_id for entry_id, _ in entries])
+    try:
+        columns = list(zip(*(fields for _, fields in entries), strict=True))
+    except ValueError:  # one has more fields than another
+        columns = []
+    count = len(entries)
+    ours = len(columns) == 2 * len(NAMES) and pc.all(pc.ends_with(ids, "-0")).as_py()
+    if not ours or any(columns[2 * n].count(name) != count for n, name in enumerate(NAMES)):
+        strange = next(entry_id for entry_id, fields in entries if not _is_ours(entry_id, fields))
+        raise ForeignLog(f"{channel}/{shard}: entry {strange.decode()} was not written by Penstock")
+    id_, key, action, object_, data, headers, staged_us = columns[1::2]
+    return batch(
+        [
+            pa.repeat(channel, count),
+            pa.repeat(pa.scalar(shard, pa.int32()), count),
+            pc.utf8_slice_codeunits(ids, 0, -len("-0")).cast(pa.int64()),
+            text(id_).cast(pa.int64()),
+            text(key),
+            text(action),
+            text(object_),
+            text(data),
+            text([value or None for value in headers]),  # type: ignore[misc]  # None is a null to Arrow
+            text(staged_us).cast(pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+        ]
+    )
+
+
+def _is_ours(entry_id: bytes, fields: list[bytes]) -> bool:
+    return fields[::2] == NAMES and entry_id.endswith(b"-0")

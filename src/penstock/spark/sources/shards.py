@@ -1,0 +1,61 @@
+"""How many shards a channel has: what the option says, or what Postgres has registered."""
+
+import os
+from typing import Protocol
+
+from penstock.database.connections import answering, connect_postgres
+from penstock.database.statements import statements
+from penstock.errors import InvalidSetting, Unknown
+
+
+class Sharded(Protocol):
+    """What has to be known of a channel.
+
+    Attributes:
+        source: Name of the data source.
+        channel: Name of the channel.
+        shards: Number of its shards; None asks Postgres.
+        schema: The Penstock schema.
+        database_url: Where Postgres is; None takes it from the environment.
+    """
+
+    @property
+    def source(self) -> str: ...  # noqa: D102  above
+    @property
+    def channel(self) -> str: ...  # noqa: D102  above
+    @property
+    def shards(self) -> int | None: ...  # noqa: D102  above
+    @property
+    def schema(self) -> str: ...  # noqa: D102  above
+    @property
+    def database_url(self) -> str | None: ...  # noqa: D102  above
+
+
+def number_of_shards(options: Sharded) -> int:
+    """The number of shards of the options' channel.
+
+    Raises:
+        InvalidSetting: Nothing says where to ask.
+        Unknown: No channel of that name is registered.
+        ServerUnavailable: Postgres does not answer.
+    """
+    if options.shards is not None:
+        return options.shards
+    url = options.database_url or os.environ.get("PENSTOCK_DATABASE_URL")
+    if not url:
+        raise InvalidSetting(
+            f"{options.source}: give option shards, or databaseUrl to look it up in Postgres"
+        )
+    with (
+        connect_postgres(url, application="spark") as connection,
+        answering("reading the channels"),
+    ):
+        row = connection.execute(
+            statements("penstock.database", options.schema)["channel"], {"channel": options.channel}
+        ).fetchone()
+    if row is None:
+        raise Unknown(
+            f"{options.source}: no channel {options.channel!r} is registered in schema {options.schema}; "
+            "a streamer registers it when it starts"
+        )
+    return int(row[1])

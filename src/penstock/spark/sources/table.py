@@ -1,0 +1,272 @@
+"""``penstock.table``: any table or query of Postgres, in parallel, in a given snapshot, in Arrow.
+
+A table is divided by the places of its rows on disk, so it needs no key and no statistics; a query by the values of a
+column, if one is named.  Tasks see one past only if they are given one: ``snapshot``, from a cut.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from penstock.database.connections import answering
+from penstock.errors import InvalidSetting, SnapshotLost, Unknown
+from penstock.spark.sources.connections import arrow, postgres, warm
+from penstock.spark.sources.narrowing import condition_of
+from penstock.spark.sources.options import database_url, known_options, whole_number
+
+PARTITIONS = 4
+"""Fewest slices, if their number is not given."""
+SLICE_BYTES = 128 * 1024 * 1024
+"""Size of a slice of a large table, if the number of slices is not given."""
+_TID_RANGES_SINCE = 140000
+_DECIMAL_DIGITS, _DECIMAL_PLACES = 38, 18
+
+KNOWN = {
+    "table",
+    "query",
+    "columns",
+    "where",
+    "snapshot",
+    "partitions",
+    "partitioncolumn",
+    "databaseurl",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column: how Postgres is asked for it, and what becomes of it in Arrow.
+
+    Attributes:
+        name: Its name.
+        expression: What is selected.
+        type: Its type in Arrow.
+        spark: Its type in Spark's words.
+    """
+
+    name: str
+    expression: str
+    type: pa.DataType
+    spark: str
+
+
+@dataclass(frozen=True)
+class Slice(InputPartition):
+    """What one task reads: rows for which the condition holds."""
+
+    condition: str
+
+
+class TableSource(DataSource):
+    """``penstock.table``: reads a table or a query."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Its name for ``format``."""
+        return "penstock.table"
+
+    def schema(self) -> str:
+        """The columns as Postgres has them; types that Spark has not become text."""
+        return ", ".join(
+            f"`{field.name}` {field.spark}" for field in _Relation.of(self.options).fields
+        )
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The reader, for the columns that are wanted."""
+        return TableReader(_Relation.of(self.options), schema.names)
+
+
+@dataclass(frozen=True)
+class _Relation:
+    """What is read: a table or a query, and its columns."""
+
+    source: str
+    fields: tuple[Field, ...]
+    options: Mapping[str, str]
+    table: str | None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "_Relation":
+        """Looks at the columns.
+
+        Raises:
+            InvalidSetting: An option is unknown, missing, or cannot be what it is.
+            Unknown: There is no such table or column.
+            ServerUnavailable: Postgres does not answer.
+        """
+        options = known_options("penstock.table", given, KNOWN)
+        if ("table" in options) == ("query" in options):
+            raise InvalidSetting("penstock.table: give one of the options table and query")
+        table = _quoted(options["table"]) if "table" in options else None
+        source = table or f"({options['query']}) AS q"
+        connection = postgres(database_url("penstock.table", options.get("databaseurl")))
+        wanted = options.get("columns")
+        names = "*" if wanted is None else ", ".join(map(_identifier, wanted.split(",")))
+        with answering("looking at a table"):
+            try:
+                described = connection.execute(f"SELECT {names} FROM {source} LIMIT 0".encode())
+            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
+                raise Unknown(f"penstock.table: {str(error).splitlines()[0]}") from error
+        fields = tuple(_field(column) for column in described.description or ())
+        return cls(source, fields, options, table)
+
+
+class TableReader(DataSourceReader):
+    """Reads in slices; every task opens a transaction of its own, in the snapshot if one is given."""
+
+    def __init__(self, relation: _Relation, names: Sequence[str]) -> None:
+        known = {field.name: field for field in relation.fields}
+        missing = [name for name in names if name not in known]
+        if missing:
+            raise Unknown(f"penstock.table: there is no column {missing[0]!r}")
+        self._fields = [known[name] for name in names]
+        self._relation = relation
+        options = relation.options
+        self._url = database_url("penstock.table", options.get("databaseurl"))
+        self._count = whole_number("penstock.table", options, "partitions", "partitions")
+        self._conditions = [options.get("where", "true")]
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
+        """Rows that a filter excludes stay in Postgres, as far as it compares as Spark does; Spark looks again."""
+        columns = {field.name: (field.expression, field.spark) for field in self._fields}
+        conditions = (condition_of(given, columns) for given in filters)
+        self._conditions += [condition for condition in conditions if condition is not None]
+        return filters
+
+    def partitions(self) -> list[InputPartition]:
+        """Slices of about one size."""
+        connection = postgres(self._url)
+        column = self._relation.options.get("partitioncolumn")
+        with answering("dividing a table"):
+            if column is not None:
+                return list(
+                    _by_column(
+                        connection, self._relation, _identifier(column), self._count or PARTITIONS
+                    )
+                )
+            if self._relation.table is not None:
+                return list(_by_place(connection, self._relation.table, self._count))
+        return [Slice("true")]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a slice.
+
+        Raises:
+            SnapshotLost: The snapshot is gone: whoever held it has ended, or Postgres was restarted.
+        """
+        assert isinstance(partition, Slice)
+        warm()
+        expressions = ", ".join(f"{f.expression} AS {_identifier(f.name)}" for f in self._fields)
+        conditions = " AND ".join(f"({c})" for c in (partition.condition, *self._conditions))
+        query = f"SELECT {expressions} FROM {self._relation.source} WHERE {conditions}"
+        schema = pa.schema([(field.name, field.type) for field in self._fields])
+        with arrow(self._url) as connection, connection.cursor() as cursor:
+            self._enter_snapshot(cursor)
+            cursor.execute(query)
+            for batch in cursor.fetch_record_batch():
+                if batch.num_rows:
+                    columns = [
+                        _as(a, f.type) for a, f in zip(batch.columns, self._fields, strict=True)
+                    ]
+                    yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def _enter_snapshot(self, cursor: Any) -> None:
+        snapshot = self._relation.options.get("snapshot")
+        if snapshot is None:
+            return
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        try:
+            cursor.execute(f"SET TRANSACTION SNAPSHOT {_literal(snapshot)}")
+        except Exception as error:
+            raise SnapshotLost(
+                f"penstock.table: snapshot {snapshot} is gone: the transaction that held it has ended, or Postgres was restarted. "
+                "Begin again with another cut"
+            ) from error
+
+
+def _by_place(connection: Any, table: str, count: int | None) -> Iterator[Slice]:
+    """Slices by the places of rows on disk.  Rows that came after the snapshot may lie behind the last: they are not in it."""
+    [(kind, has_children, size, page)] = connection.execute(
+        "SELECT relkind::text, relhassubclass, pg_relation_size(oid), current_setting('block_size')::bigint "
+        "FROM pg_class WHERE oid = %s::regclass",
+        (table,),
+    ).fetchall()
+    if kind not in {"r", "m"} or has_children or connection.info.server_version < _TID_RANGES_SINCE:
+        yield Slice("true")
+        return
+    count, pages = count or max(PARTITIONS, size // SLICE_BYTES), size // page
+    edges = sorted({pages * part // count for part in range(1, count)} - {0})
+    bounds = [0, *edges]
+    for number, begin in enumerate(bounds):
+        end = f" AND ctid < '({bounds[number + 1]},0)'" if number + 1 < len(bounds) else ""
+        yield Slice(f"ctid >= '({begin},0)'{end}")
+
+
+def _by_column(connection: Any, relation: _Relation, column: str, count: int) -> Iterator[Slice]:
+    """Slices by the values of a column; the first and the last are open, so that no row is outside."""
+    query = f"SELECT DISTINCT percentile_disc({{}}) WITHIN GROUP (ORDER BY {column})::text FROM {relation.source}"
+    edges: list[str] = []
+    for part in range(1, count):
+        [(edge,)] = connection.execute(query.format(part / count).encode()).fetchall()
+        if edge is not None and edge not in edges:
+            edges.append(edge)
+    begin = None
+    for end in [*map(_literal, edges), None]:
+        low = "true" if begin is None else f"{column} >= {begin}"
+        high = f"{column} < {end}" if end is not None else "true"
+        nulls = f" OR {column} IS NULL" if begin is None else ""
+        yield Slice(f"({low} AND {high}){nulls}")
+        begin = end
+
+
+def _field(column: Any) -> Field:
+    """How a column travels, by its type in Postgres."""
+    name = _identifier(column.name)
+    oid = column.type_code
+    plain: dict[int, tuple[pa.DataType, str]] = {
+        16: (pa.bool_(), "boolean"),
+        17: (pa.binary(), "binary"),
+        20: (pa.int64(), "bigint"),
+        21: (pa.int16(), "smallint"),
+        23: (pa.int32(), "int"),
+        700: (pa.float32(), "float"),
+        701: (pa.float64(), "double"),
+        1082: (pa.date32(), "date"),
+        1114: (pa.timestamp("us"), "timestamp_ntz"),
+        1184: (pa.timestamp("us", tz="UTC"), "timestamp"),
+    }
+    if oid in plain:
+        return Field(column.name, name, *plain[oid])
+    if oid == psycopg.postgres.types["numeric"].oid:
+        digits, places = column.precision or _DECIMAL_DIGITS, column.scale
+        if places is None or column.precision is None or digits > _DECIMAL_DIGITS:
+            digits, places = _DECIMAL_DIGITS, _DECIMAL_PLACES
+        return Field(
+            column.name,
+            f"{name}::text",
+            pa.decimal128(digits, places),
+            f"decimal({digits},{places})",
+        )
+    return Field(column.name, f"{name}::text", pa.string(), "string")
+
+
+def _as(values: pa.Array, wanted: pa.DataType) -> pa.Array:
+    return values if values.type == wanted else values.cast(wanted)
+
+
+def _quoted(name: str) -> str:
+    return ".".join(_identifier(part) for part in name.split("."))
+
+
+def _identifier(name: str) -> str:
+    return sql.Identifier(name.strip()).as_string(None)
+
+
+def _literal(text: str) -> str:
+    return sql.Literal(text).as_string(None)

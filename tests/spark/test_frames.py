@@ -1,0 +1,236 @@
+"""Set-based consumers: a DataFrame and its checkpoints in one transaction."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from fixtures.flow import stage_rows
+from penstock import Log, Pipeline
+from penstock.consuming import ConsumerWorker
+from penstock.consuming.checkpoints import Checkpoint
+from penstock.crashpoints import SPARK_CRASH_POINTS, install_crashpoint
+from penstock.database.connections import Connection, connect_postgres
+from penstock.declarations import ConsumerSpec
+from penstock.embedded import eventually
+from penstock.errors import DeclarationError
+from penstock.operating.reset import reset_checkpoint
+from penstock.reconciling import Barrier, cut, pinned
+from penstock.records import Offset, Shard, ShardName
+from penstock.spark.engine.dataframes import _end, _Share, start_frames
+from penstock.streaming import Streamer
+
+pytestmark = pytest.mark.spark
+Run = Callable[..., None]
+
+
+class CrashError(Exception):
+    """Stands for the end of the process at a crash point."""
+
+
+@pytest.fixture
+def counts(connection: Connection) -> Connection:
+    connection.execute("CREATE TABLE public.counts (key text PRIMARY KEY, records int)")
+    return connection
+
+
+@pytest.fixture
+def consumer(flow: Pipeline, things: Log, counts: Connection) -> ConsumerSpec:
+    """Counts records by the first letter of their key, in Spark."""
+
+    @flow.consumer(reads=things, frames=True)
+    def letters(session: Session, frame: DataFrame) -> None:
+        for key, records in frame.groupBy(F.substring("key", 1, 1)).count().collect():
+            session.execute(
+                text(
+                    "INSERT INTO public.counts VALUES (:key, :records) "
+                    "ON CONFLICT (key) DO UPDATE SET records = counts.records + excluded.records"
+                ),
+                {"key": key, "records": records},
+            )
+
+    return flow.consumer_named("letters")
+
+
+@pytest.fixture
+def run(
+    spark: SparkSession,
+    flow: Pipeline,
+    consumer: ConsumerSpec,
+    database_url: str,
+    redis_url: str,
+    tmp_path: Path,
+) -> Run:
+    """Applies what there is.  Each run makes a new directory for Spark's checkpoints, as if the last had been deleted."""
+
+    def apply() -> None:
+        query = start_frames(
+            spark, flow, consumer, database_url, redis_url, str(tmp_path), available_now=True
+        )
+        query.awaitTermination()
+
+    return apply
+
+
+@pytest.fixture
+def crash_at() -> Iterator[Callable[[str], None]]:
+    def install(point: str) -> None:
+        def crash(name: str) -> None:
+            if name == point:
+                install_crashpoint(None)
+                raise CrashError(name)
+
+        install_crashpoint(crash)
+
+    yield install
+    install_crashpoint(None)
+
+
+def counted(connection: Connection) -> dict[str, Any]:
+    return dict(connection.execute("SELECT key, records FROM public.counts").fetchall())
+
+
+@pytest.mark.slow
+def test_every_record_counts_once_whatever_becomes_of_sparks_checkpoints(
+    run: Run, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """Guarantee 4: Spark's offsets decide nothing."""
+    for prefix, count in (("a", 300), ("b", 200)):
+        stage_rows(connection, things, count, prefix)
+        streamer.drain()
+        run()
+        run()
+
+    assert counted(connection) == {"a": 300, "b": 200}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", SPARK_CRASH_POINTS)
+def test_effect_and_checkpoints_are_one_transaction(
+    run: Run,
+    crash_at: Callable[[str], None],
+    streamer: Streamer,
+    connection: Connection,
+    things: Log,
+    point: str,
+) -> None:
+    """Guarantee 4."""
+    stage_rows(connection, things, 100, "a")
+    streamer.drain()
+    crash_at(point)
+    with pytest.raises(StreamingQueryException, match="CrashError"):
+        run()
+    assert counted(connection) == {}
+
+    run()
+
+    assert counted(connection) == {"a": 100}
+
+
+@pytest.mark.slow
+def test_two_queries_at_once_count_once(
+    run: Run, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """Guarantee 5."""
+    stage_rows(connection, things, 1000, "a")
+    streamer.drain()
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert counted(connection) == {"a": 1000}
+    standing = connection.execute(
+        'SELECT sum("offset"), sum(applied) FROM penstock.checkpoints'
+    ).fetchone()
+    assert standing == (1000, 1000)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_was_moved_back_is_where_the_next_run_begins(
+    run: Run, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    stage_rows(connection, things, 50, "a")
+    streamer.drain()
+    run()
+
+    reset_checkpoint(connection, "letters", "earliest", apply=True)
+    run()
+
+    assert counted(connection) == {"a": 100}
+
+
+def test_what_the_log_has_lost_comes_from_postgres(
+    run: Run, streamer: Streamer, connection: Connection, things: Log, redis_client: redis.Redis
+) -> None:
+    """Guarantee 12."""
+    stage_rows(connection, things, 100, "a")
+    streamer.drain()
+    for shard in things.shard_names:
+        redis_client.xtrim(f"penstock:{{{shard}}}:log", minid="11-0", approximate=False)
+
+    run()
+
+    assert counted(connection) == {"a": 100}
+
+
+@pytest.mark.slow
+def test_a_frame_stops_at_a_barrier_and_goes_on_behind_it(
+    run: Run,
+    consumer: ConsumerSpec,
+    streamer: Streamer,
+    connection: Connection,
+    things: Log,
+    database_url: str,
+) -> None:
+    """Guarantee 28: the rest of the micro-batch waits until the state has been pinned."""
+    stage_rows(connection, things, 60, "a")
+    streamer.drain()
+    run()
+
+    def connect() -> Connection:
+        return connect_postgres(database_url, application="test")
+
+    barrier = Barrier(consumer)
+    with cut(connect, within=barrier.place) as at:
+        stage_rows(connection, things, 40, "b")
+        streamer.drain()
+        running = threading.Thread(target=run)
+        running.start()
+        with pinned(connect, barrier, at):
+            pass
+    running.join()
+
+    eventually(lambda: counted(connection) == {"a": 60, "b": 40}, "the rest is applied")
+
+
+@pytest.mark.parametrize(("barrier", "last"), [(None, 40), (50, 40), (7, 7), (0, 0)])
+def test_nothing_behind_a_barrier_is_due(barrier: int | None, last: int) -> None:
+    """Guarantee 28: nor where the shard was empty at the cut."""
+    locked = Checkpoint(
+        ShardName("things", Shard(0)),
+        Offset(0),
+        halted=None,
+        transaction="1",
+        clock_us=0,
+        barrier=None if barrier is None else Offset(barrier),
+    )
+
+    assert _end(locked, _Share(Offset(1), Offset(40))) == last
+
+
+def test_it_runs_on_spark_only(
+    flow: Pipeline, consumer: ConsumerSpec, database_url: str, redis_url: str
+) -> None:
+    with pytest.raises(DeclarationError, match="--engine spark"):
+        ConsumerWorker(flow, consumer, database_url, redis_url)

@@ -1,0 +1,152 @@
+"""Keys of every kind, and snapshots that get lost."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from sqlalchemy.orm import Session
+
+from penstock import Log, Pipeline
+from penstock.consuming import ConsumerWorker
+from penstock.database.connections import Connection, connect_postgres
+from penstock.declarations import ReconciliationSpec
+from penstock.errors import ServerUnavailable, SnapshotLost
+from penstock.reconciling import Comparison, Intent, Reconciled, Rows, reconcile
+from penstock.records import Record
+from penstock.spark.reconcile import SparkComparer, Tables
+
+pytestmark = pytest.mark.spark
+
+STATE = """
+CREATE TABLE public.state (
+    name text COLLATE {collation}, number int, day date, code uuid, cents numeric(12, 2), at timestamptz, doc jsonb, raw bytea,
+    numbers int[], words text[],
+    PRIMARY KEY (name, number, day, code)
+)
+"""
+
+CANONICAL = """
+CREATE TABLE public.canonical AS
+SELECT n AS name, i AS number, date '2026-01-01' + i AS day, md5(n || i)::uuid AS code, i / 4.0 AS cents,
+       timestamptz '2026-01-01 00:00+00' + i * interval '1.5 seconds' AS at, jsonb_build_object('b', i, 'a', n) AS doc, convert_to(n, 'UTF8') AS raw,
+       ARRAY[i, NULL] AS numbers, ARRAY[n, 'x'] AS words
+FROM unnest(%(names)s::text[]) n, generate_series(1, 5) i
+"""
+
+
+NAMES = [
+    "",
+    "a",
+    "A",
+    "\u00e4",
+    "a'b",
+    'a"b',
+    "a\\b",
+    "a\nb",
+    "{}",
+    "\u00df",
+    "ss",
+    "\U0001f680",
+    " a",
+    "a ",
+    "NULL",
+]
+
+
+@pytest.fixture
+def state(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> ReconciliationSpec:
+    """A consumer that has begun, and the reconciliation of its state."""
+
+    @flow.consumer(reads=things)
+    def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
+
+    @flow.reconciliation(of=keeper, state="public.state", key=("name", "number", "day", "code"))
+    def canonical(tables: Tables) -> DataFrame:
+        return tables("public.canonical")
+
+    worker = ConsumerWorker(flow, flow.consumer_named("keeper"), database_url, redis_url)
+    worker.drain()
+    worker.close()
+    return flow.reconciliation_named("keeper")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collation", ["C", "default"])
+def test_composite_and_text_keys_of_any_collation(
+    spark: SparkSession,
+    state: ReconciliationSpec,
+    connection: Connection,
+    database_url: str,
+    collation: str,
+) -> None:
+    connection.execute(STATE.replace("{collation}", f'"{collation}"').encode())
+    connection.execute(CANONICAL, {"names": NAMES})
+
+    def run(intent: Intent = "compare") -> Reconciled:
+        return reconcile(
+            lambda: connect_postgres(database_url, application="test"),
+            state,
+            SparkComparer(spark, database_url),
+            intent=intent,
+        )
+
+    filled = run("mend")
+    connection.execute("UPDATE public.state SET cents = cents + 0.01 WHERE number = 2")
+    connection.execute("UPDATE public.state SET name = name || 'x' WHERE number = 3")
+    mended = run("mend")
+    [(apart,)] = connection.execute(
+        "SELECT count(*) FROM (TABLE public.state EXCEPT TABLE public.canonical) d"
+    )
+
+    assert filled.repaired == 5 * len(NAMES)
+    assert mended.comparison is not None
+    assert set(mended.comparison.counts.values()) == {len(NAMES)}
+    assert (mended.repaired, run().clean, apart) == (3 * len(NAMES), True, 0)
+
+
+class WithoutSnapshots(SparkComparer):
+    """All other connections are cut before it compares, as by a restart of Postgres."""
+
+    def __init__(self, spark: SparkSession, database_url: str, connection: Connection) -> None:
+        super().__init__(spark, database_url)
+        self._connection = connection
+
+    def compare(self, *arguments: Any, **options: Any) -> Comparison:
+        """Too late."""
+        self._cut()
+        return super().compare(*arguments, **options)
+
+    def rows(self, *arguments: Any, **options: Any) -> Rows:
+        """They are read when they are wanted, which is too late too."""
+        rows = super().rows(*arguments, **options)
+        self._cut()
+        return rows
+
+    def _cut(self) -> None:
+        self._connection.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'penstock lost'"
+        )
+
+
+@pytest.mark.parametrize("intent", ["compare", "bootstrap"])
+def test_a_snapshot_that_is_lost_is_told(
+    spark: SparkSession,
+    state: ReconciliationSpec,
+    connection: Connection,
+    database_url: str,
+    intent: Intent,
+) -> None:
+    connection.execute(STATE.replace("{collation}", '"C"').encode())
+    connection.execute(CANONICAL, {"names": NAMES})
+
+    with pytest.raises((SnapshotLost, ServerUnavailable)):
+        reconcile(
+            lambda: connect_postgres(database_url, application="lost"),
+            state,
+            WithoutSnapshots(spark, database_url, connection),
+            intent=intent,
+        )
+    outcome = connection.execute("SELECT outcome FROM penstock.reconciliations").fetchone()
+
+    assert outcome in {("SnapshotLost",), ("ServerUnavailable",)}

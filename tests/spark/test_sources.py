@@ -1,0 +1,289 @@
+"""The log and the staged records as DataFrames."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
+
+from fixtures.flow import LookAtLog, stage_rows
+from penstock import Log
+from penstock.database.connections import Connection
+from penstock.errors import ForeignLog, Gap
+from penstock.spark.sources.log import LogPlace
+from penstock.spark.sources.options import Options
+from penstock.spark.sources.ranges import Task
+from penstock.spark.sources.reading import BatchReader, StreamReader
+from penstock.streaming import Streamer
+
+pytestmark = pytest.mark.spark
+SOURCES = ["penstock.log", "penstock.staged"]
+
+
+@pytest.fixture
+def where(
+    connection: Connection, streamer: Streamer, things: Log, database_url: str, redis_url: str
+) -> dict[str, str]:
+    """Options for a channel with 100 records in two shards."""
+    stage_rows(connection, things, 100)
+    streamer.drain()
+    return {"channel": "things", "databaseUrl": database_url, "redisUrl": redis_url}
+
+
+def ids(frame: DataFrame) -> list[int]:
+    return sorted(row.id for row in frame.select("id").collect())
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_batch_reads_every_record_with_all_its_fields(
+    spark: SparkSession, where: dict[str, str], source: str, logged: LookAtLog, things: Log
+) -> None:
+    rows = spark.read.format(source).options(**where).load().collect()
+    held = {(r.shard, r.offset): r for records in logged(things).values() for r in records}
+
+    assert len(rows) == 100
+    for row in rows:
+        record = held[row.shard, row.offset]
+        assert (row.id, row.key, row.action, row.object) == (
+            record.id,
+            record.key,
+            record.action,
+            record.object,
+        )
+        assert (row.data, row.headers) == (record.data_json, None)
+        assert row.timestamp.timestamp() == pytest.approx(record.staged_us / 1e6, abs=1e-6)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_batch_reads_between_two_places_in_as_many_tasks_as_were_asked_for(
+    spark: SparkSession, where: dict[str, str], source: str
+) -> None:
+    frame = (
+        spark.read.format(source)
+        .options(**where)
+        .option("startingOffsets", '{"0": 11, "1": "latest"}')
+        .option("endingOffsets", '{"0": 31}')
+        .option("minPartitions", "4")
+        .load()
+    )
+
+    assert frame.rdd.getNumPartitions() == 4
+    assert [row.offset for row in frame.sort("offset").collect()] == list(range(11, 31))
+
+
+def stream(spark: SparkSession, source: str, where: dict[str, str], **options: Any) -> DataFrame:
+    return spark.readStream.format(source).options(**where).options(**options).load()
+
+
+def run_now(frame: DataFrame, checkpoint: Path) -> tuple[list[int], list[Any]]:
+    """Reads what there is; gives the ids, and the progress of the micro-batches."""
+    found: list[int] = []
+    query = (
+        frame.writeStream.foreachBatch(lambda batch, _: found.extend(ids(batch)))
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return sorted(found), [each for each in query.recentProgress if each["numInputRows"]]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_stream_reads_all_there_is_in_batches_of_the_size_asked_for(
+    spark: SparkSession, where: dict[str, str], source: str, tmp_path: Path
+) -> None:
+    frame = stream(spark, source, where, startingOffsets="earliest", maxRecordsPerTrigger="30")
+
+    found, batches = run_now(frame, tmp_path)
+
+    assert found == list(range(1, 101))
+    assert [batch["numInputRows"] for batch in batches] == [30, 30, 30, 10]
+
+
+def copy_to(
+    spark: SparkSession, where: dict[str, str], target: dict[str, str], checkpoint: Path
+) -> None:
+    query = (
+        stream(spark, "penstock.staged", where, startingOffsets="earliest")
+        .writeStream.format("penstock.log")
+        .options(**target)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+@pytest.mark.slow
+def test_a_stream_goes_on_from_its_checkpoint_and_repeats_nothing_in_the_log_without_it(
+    spark: SparkSession,
+    where: dict[str, str],
+    connection: Connection,
+    streamer: Streamer,
+    things: Log,
+    redis_client: redis.Redis,
+    logged: LookAtLog,
+    tmp_path: Path,
+) -> None:
+    """Guarantees 1 and 5: the log compares, whatever Spark believes to have written."""
+    target = {**where, "namespace": "mirror"}
+    copy_to(spark, where, target, tmp_path / "a")
+    stage_rows(connection, things, 50, "more")
+    streamer.drain()
+    copy_to(spark, where, target, tmp_path / "a")
+    copy_to(spark, where, target, tmp_path / "deleted and begun anew")
+
+    for shard in things.shard_names:
+        ours = redis_client.xrange(f"penstock:{{{shard}}}:log")
+        assert redis_client.xrange(f"mirror:{{{shard}}}:log") == ours
+        assert isinstance(ours, list)
+        assert len(ours) > 50
+
+
+def test_an_emptied_log_is_written_again_out_of_postgres(
+    spark: SparkSession, where: dict[str, str], redis_client: redis.Redis, things: Log
+) -> None:
+    """Guarantee 9, by hand."""
+    before = {s: redis_client.xrange(f"penstock:{{{s}}}:log") for s in things.shard_names}
+    redis_client.flushall()
+
+    staged = spark.read.format("penstock.staged").options(**where).load()
+    staged.write.format("penstock.log").options(**where).mode("append").save()
+
+    assert {s: redis_client.xrange(f"penstock:{{{s}}}:log") for s in things.shard_names} == before
+
+
+@pytest.mark.slow
+def test_what_does_not_follow_the_end_of_the_log_is_refused(
+    spark: SparkSession, where: dict[str, str], redis_client: redis.Redis, things: Log
+) -> None:
+    """Nothing is begun in the middle: another task may hold what comes before."""
+    staged = spark.read.format("penstock.staged").options(**where).load()
+    target = {**where, "namespace": "mirror"}
+
+    for rows in (
+        staged.where("offset > 5"),
+        staged.where("offset % 2 = 0"),
+        staged.sort(F.desc("offset")),
+    ):
+        with pytest.raises(Exception, match=r"ends at offset 0|do not come in the order"):
+            rows.write.format("penstock.log").options(**target).mode("append").save()
+    assert redis_client.keys("mirror*:log") == []
+
+
+@pytest.mark.slow
+def test_another_record_at_its_place_is_refused(spark: SparkSession, where: dict[str, str]) -> None:
+    """Guarantee 30."""
+    staged = spark.read.format("penstock.staged").options(**where).load()
+
+    with pytest.raises(Exception, match="this log is another one's"):
+        staged.withColumn("id", F.col("id") + 1).write.format("penstock.log").options(**where).mode(
+            "append"
+        ).save()
+
+
+def test_records_that_are_gone_fail_the_query_or_are_left_out_if_it_was_told_so(
+    spark: SparkSession,
+    where: dict[str, str],
+    redis_client: redis.Redis,
+    things: Log,
+    tmp_path: Path,
+) -> None:
+    """Guarantee 12."""
+    for shard in things.shard_names:
+        redis_client.xtrim(f"penstock:{{{shard}}}:log", minid="11-0", approximate=False)
+    begun = {"startingOffsets": '{"0": 1, "1": 1}'}
+
+    with pytest.raises(StreamingQueryException, match="10 records from offset 1"):
+        run_now(stream(spark, "penstock.log", where, **begun), tmp_path / "a")
+    found, _ = run_now(
+        stream(spark, "penstock.log", where, failOnDataLoss="false", **begun), tmp_path / "b"
+    )
+
+    assert len(found) == 80
+
+
+@pytest.mark.slow
+def test_a_log_that_was_emptied_is_waited_for(
+    spark: SparkSession,
+    where: dict[str, str],
+    redis_client: redis.Redis,
+    connection: Connection,
+    streamer: Streamer,
+    things: Log,
+    tmp_path: Path,
+) -> None:
+    """Guarantee 9: it is filled again with the same offsets."""
+    frame = stream(spark, "penstock.log", where, startingOffsets="earliest")
+    first, _ = run_now(frame, tmp_path)
+    redis_client.flushall()
+    second, _ = run_now(frame, tmp_path)
+    stage_rows(connection, things, 10, "after")
+    streamer._refresh_at = 0.0
+    streamer.drain()
+    third, _ = run_now(frame, tmp_path)
+
+    assert len(first) == 100
+    assert second == []
+    assert third == list(range(101, 111))
+
+
+@pytest.mark.slow
+def test_the_lag_shows_in_the_progress(
+    spark: SparkSession, where: dict[str, str], tmp_path: Path
+) -> None:
+    frame = stream(
+        spark, "penstock.log", where, startingOffsets="earliest", maxRecordsPerTrigger="40"
+    )
+
+    first = run_now(frame, tmp_path)[1][0]["sources"][0]
+
+    tails, read = (json.loads(first[name]) for name in ("latestOffset", "endOffset"))
+    assert sum(tails.values()) - sum(read.values()) == 60
+
+
+def place(where: dict[str, str], **options: str) -> LogPlace:
+    return LogPlace(Options.of("penstock.log", where | options, streaming=False))
+
+
+def test_entries_that_went_between_planning_and_reading_are_not_stepped_over(
+    where: dict[str, str], redis_client: redis.Redis, things: Log
+) -> None:
+    reader = BatchReader(place(where))
+    [planned] = reader.partitions()
+    assert isinstance(planned, Task)
+    shard = planned.ranges[0].shard
+    redis_client.xtrim(f"penstock:{{things/{shard}}}:log", minid="6-0", approximate=False)
+
+    with pytest.raises(Gap, match="5 records from offset 1"):
+        list(reader.read(planned))
+    kept = list(BatchReader(place(where, failOnDataLoss="false")).read(planned))
+    assert kept[0].column("offset")[0].as_py() == 6
+
+
+def test_a_micro_batch_has_as_many_tasks_as_it_is_worth_or_as_were_asked_for(
+    where: dict[str, str],
+) -> None:
+    def sizes(reader: StreamReader) -> list[int]:
+        tasks = reader.partitions({"0": 0, "1": 0}, reader.reportLatestOffset())
+        return [sum(batch.num_rows for batch in reader.read(task)) for task in tasks]
+
+    assert sizes(StreamReader(place(where))) == [100]
+    asked_for = sizes(StreamReader(place(where, minPartitions="4")))
+    assert sum(asked_for) == 100
+    assert len(asked_for) >= 4
+
+
+def test_a_stranger_in_the_stream_is_named(
+    where: dict[str, str], redis_client: redis.Redis
+) -> None:
+    """Guarantee 30."""
+    redis_client.xadd("penstock:{things/0}:log", {"who": "me"}, id="1000-0")
+    reader = BatchReader(place(where))
+
+    with pytest.raises(ForeignLog, match="1000-0"):
+        [list(reader.read(planned)) for planned in reader.partitions()]

@@ -1,0 +1,382 @@
+"""Verify: every kind of fault that was planted is found and named; nothing is found while all is well."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from fixtures.flow import stage_rows
+from fixtures.verifying import Verify, only
+from penstock import Log, Pipeline
+from penstock.consuming import ConsumerWorker
+from penstock.database.connections import Connection, connect_postgres
+from penstock.errors import InvalidSetting
+from penstock.records import Offset, Record, Shard, ShardName
+from penstock.spark.reconcile import verify as engine
+from penstock.streaming import Streamer, tick
+from penstock.verifying import Fault, Stretch, bounds
+
+pytestmark = pytest.mark.spark
+Entries = list[tuple[bytes, dict[Any, Any]]]
+STREAM = "penstock:{things/0}:log"
+
+
+@pytest.fixture
+def things(request: pytest.FixtureRequest) -> Log:
+    """A channel that keeps everything, or as long as the test says."""
+    return Log("things", shards=2, keep=getattr(request, "param", timedelta(hours=1)))
+
+
+@pytest.fixture
+def consumed(
+    flow: Pipeline,
+    things: Log,
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+) -> Connection:
+    """Two hundred records of twenty keys in ten ticks, published; a consumer has passed the first hundred."""
+
+    @flow.consumer(reads=things)
+    def reader(session: object, records: Sequence[Record]) -> None: ...
+
+    streaming = Streamer(flow, database_url, redis_url)
+    worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    for number in range(10):
+        stage_rows(connection, things, 20)
+        streaming.drain()
+        if number == 4:
+            worker.drain()
+    streaming.close()
+    worker.close()
+    return connection
+
+
+def rewrite(client: redis.Redis, change: Callable[[Entries], Entries]) -> None:
+    """The stream of shard 0 again, with other entries."""
+    entries: Any = client.xrange(STREAM)
+    client.delete(STREAM)
+    for entry_id, fields in change(entries):
+        client.xadd(STREAM, fields, id=entry_id)
+
+
+def number_at(connection: Connection, offset: int, shard: int = 0) -> int:
+    """The record that the journal has at an offset."""
+    [(record,)] = connection.execute(
+        "SELECT record_ids[%(offset)s - first_offset + 1] FROM penstock.journal "
+        "WHERE shard = %(shard)s AND %(offset)s BETWEEN first_offset AND last_offset",
+        {"offset": offset, "shard": shard},
+    ).fetchall()
+    return int(record)
+
+
+def test_where_all_is_well_nothing_is_found(consumed: Connection, verified: Verify) -> None:
+    done = verified()
+
+    assert (done.clean, done.records, done.shards) == (True, 200, 2)
+    assert (done.found, done.unpublished, done.overtaken) == ([], 0, 0)
+
+
+def test_pieces_and_reads_of_any_size_see_the_same(
+    consumed: Connection, verified: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "OFFSETS_A_TASK", 7)
+    done = verified()
+
+    assert (done.clean, done.records) == (True, 200)
+
+
+def test_large_payloads_are_read_a_few_at_a_time(
+    connection: Connection, streamer: Streamer, database_url: str, redis_url: str
+) -> None:
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "SELECT 'things', 0, 'k', 'a', 'o', to_jsonb(string_agg(md5(n::text), '')) FROM generate_series(1, 32768) n"
+    )
+    streamer.drain()
+    reader = engine.StretchReader((), database_url, redis_url, "penstock", "penstock")
+
+    assert reader._most(Stretch(ShardName("things", Shard(0)), 0, 1, 1)) == 15
+    assert reader._most(Stretch(ShardName("things", Shard(1)), 0, 1, 1)) == engine.OFFSETS_A_READ
+
+
+def test_an_entry_that_was_deleted_is_missing(
+    consumed: Connection, verified: Verify, redis_client: redis.Redis
+) -> None:
+    redis_client.xdel(STREAM, "41-0", "42-0", "43-0")
+    found = only(verified())
+
+    assert (found.fault, found.where, found.offset, found.count) == (Fault.MISSING, "log", 41, 3)
+
+
+@pytest.mark.parametrize("end", [0, -1])
+def test_so_is_one_at_an_end(
+    consumed: Connection, verified: Verify, redis_client: redis.Redis, end: int
+) -> None:
+    entries: Any = redis_client.xrange(STREAM)
+    redis_client.xdel(STREAM, entries[end][0])
+    found = only(verified())
+
+    assert (found.fault, f"{found.offset}-0".encode()) == (Fault.MISSING, entries[end][0])
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [(b"data", "data"), (b"key", "key"), (b"headers", "headers"), (b"ts", "time of staging")],
+)
+def test_an_entry_that_was_changed_is_named_with_its_field(
+    consumed: Connection, verified: Verify, redis_client: redis.Redis, field: bytes, name: str
+) -> None:
+    rewrite(
+        redis_client,
+        lambda entries: [
+            (n, fields | {field: b"7\xff"} if n == b"50-0" else fields) for n, fields in entries
+        ],
+    )
+    found = only(verified())
+
+    assert (found.fault, found.where, found.offset) == (Fault.CHANGED, "log", 50)
+    assert found.record == number_at(consumed, 50)
+    assert found.text.startswith(name)
+
+
+def test_an_entry_that_was_doubled_behind_the_end_is_named_with_its_place(
+    consumed: Connection, verified: Verify, redis_client: redis.Redis
+) -> None:
+    entries: Any = redis_client.xrange(STREAM)
+    _, fields = entries[59]
+    redis_client.xadd(STREAM, fields, id=f"{len(entries) + 1}-0")
+    found = only(verified())
+
+    assert (found.fault, found.offset) == (Fault.DOUBLED, len(entries) + 1)
+    assert found.record == number_at(consumed, 60)
+    assert "belongs to things/0 offset 60 and is there too" in found.text
+
+
+@pytest.mark.parametrize("entry_id", [b"60-1", b"61-0"])
+def test_an_entry_that_was_doubled_in_the_middle_is_named_with_its_place(
+    consumed: Connection, verified: Verify, redis_client: redis.Redis, entry_id: bytes
+) -> None:
+    def doubled(entries: Entries) -> Entries:
+        _, fields = entries[59]
+        others = [each for each in entries if each[0] != entry_id]
+        return sorted(
+            [*others, (entry_id, fields)], key=lambda each: [int(n) for n in each[0].split(b"-")]
+        )
+
+    rewrite(redis_client, doubled)
+    found = only(verified())
+
+    assert (found.fault, found.record) == (Fault.DOUBLED, number_at(consumed, 60))
+    assert f"entry {entry_id.decode()}" in found.text
+    assert "belongs to things/0 offset 60 and is there too" in found.text
+
+
+def test_entries_of_a_key_that_were_swapped_are_inverted(
+    consumed: Connection, verified: Verify, redis_client: redis.Redis
+) -> None:
+    def swapped(entries: Entries) -> Entries:
+        places = [n for n, (_, f) in enumerate(entries) if f[b"key"] == entries[30][1][b"key"]]
+        a, b = places[2], places[3]
+        out = list(entries)
+        out[a], out[b] = (entries[a][0], entries[b][1]), (entries[b][0], entries[a][1])
+        return out
+
+    rewrite(redis_client, swapped)
+    done = verified()
+
+    assert done.counts == {Fault.INVERTED: 2}
+    first, second = done.found
+    assert f"belongs to things/0 offset {second.offset};" in first.text
+    assert f"belongs to things/0 offset {first.offset};" in second.text
+
+
+def test_an_entry_that_was_doubled_is_known_when_its_place_lies_before_the_beginning(
+    consumed: Connection, verified: Verify, redis_client: redis.Redis
+) -> None:
+    entries: Any = redis_client.xrange(STREAM)
+    redis_client.xadd(STREAM, entries[2][1], id=f"{len(entries) + 1}-0")
+    found = only(verified(start=Offset(50)))
+
+    assert found.fault == Fault.DOUBLED
+    assert "belongs to things/0 offset 3 and is there too" in found.text
+
+
+def test_a_strangers_entry_is_surplus(
+    consumed: Connection, verified: Verify, redis_client: redis.Redis
+) -> None:
+    redis_client.xadd(STREAM, {"hello": "world"})
+    found = only(verified())
+
+    assert (found.fault, found.record) == (Fault.SURPLUS, None)
+
+
+def test_a_staged_row_that_was_changed_is_named(consumed: Connection, verified: Verify) -> None:
+    record = number_at(consumed, 12)
+    consumed.execute(
+        "UPDATE penstock.staged_records SET data = '{\"number\": 0}', action = 'x' WHERE id = %s",
+        (record,),
+    )
+    found = only(verified())
+
+    assert (found.fault, found.offset, found.record) == (Fault.CHANGED, 12, record)
+    assert found.text.startswith("action and data of record")
+
+
+def test_a_staged_row_that_moved_or_went_is_named(consumed: Connection, verified: Verify) -> None:
+    moved, gone = number_at(consumed, 12), number_at(consumed, 13)
+    consumed.execute("UPDATE penstock.staged_records SET shard = 1 WHERE id = %s", (moved,))
+    consumed.execute("DELETE FROM penstock.staged_records WHERE id = %s", (gone,))
+    done = verified()
+
+    assert [(f.fault, f.where, f.record) for f in done.found] == [
+        (Fault.CHANGED, "staged", moved),
+        (Fault.MISSING, "staged", gone),
+    ]
+
+
+def test_a_hole_in_the_journal_is_named_with_the_records_it_left(
+    consumed: Connection, verified: Verify
+) -> None:
+    [(first, last, records)] = consumed.execute(
+        "DELETE FROM penstock.journal WHERE shard = 0 AND 50 BETWEEN first_offset AND last_offset "
+        "RETURNING first_offset, last_offset, record_ids"
+    ).fetchall()
+    done = verified()
+
+    assert done.counts == {Fault.MISSING: len(records), Fault.OVERLOOKED: len(records)}
+    overlooked, hole = done.found
+    assert (hole.where, hole.offset, hole.count) == ("journal", first, last - first + 1)
+    assert (overlooked.where, overlooked.record) == ("staged", min(records))
+
+
+def test_a_record_that_the_journal_has_twice_is_doubled(
+    consumed: Connection, verified: Verify
+) -> None:
+    consumed.execute(
+        "UPDATE penstock.journal SET record_ids[1] = (SELECT record_ids[1] FROM penstock.journal WHERE shard = 0 AND first_offset = 1) "
+        "WHERE shard = 0 AND 90 BETWEEN first_offset AND last_offset"
+    )
+    done = verified()
+
+    assert done.counts[Fault.DOUBLED] == 1
+    doubled = next(each for each in done.found if each.fault is Fault.DOUBLED)
+    assert (doubled.where, doubled.record) == ("journal", number_at(consumed, 1))
+
+
+def test_a_record_that_two_shards_have_is_doubled(consumed: Connection, verified: Verify) -> None:
+    consumed.execute(
+        "UPDATE penstock.journal SET record_ids[1] = (SELECT record_ids[1] FROM penstock.journal WHERE shard = 0 AND first_offset = 1) "
+        "WHERE shard = 1 AND first_offset = 1"
+    )
+    done = verified()
+
+    [doubled] = [each for each in done.found if each.fault is Fault.DOUBLED]
+    assert (doubled.shard, doubled.offset, doubled.record) == (1, 1, number_at(consumed, 1))
+    assert "at things/0 offset 1 too" in doubled.text
+
+
+def test_an_order_that_no_tick_can_have_is_inverted(consumed: Connection, verified: Verify) -> None:
+    consumed.execute(
+        "UPDATE penstock.journal SET record_ids[1] = record_ids[2], record_ids[2] = record_ids[1] WHERE shard = 0 AND first_offset = 1"
+    )
+    done = verified()
+
+    assert {(f.where, f.offset) for f in done.found if f.fault is Fault.INVERTED} == {
+        ("journal", 2),
+        ("log", 1),
+        ("log", 2),
+    }
+
+
+def test_a_record_that_no_tick_took_is_overlooked(consumed: Connection, verified: Verify) -> None:
+    consumed.execute(
+        "INSERT INTO penstock.staged_records (xid, channel, shard, key, action, object, data) "
+        "VALUES ('3', 'things', 0, 'k', 'a', 'o', '{}')"
+    )
+    found = only(verified())
+
+    assert (found.fault, found.where) == (Fault.OVERLOOKED, "staged")
+
+
+def test_a_checkpoint_ahead_of_the_journal_or_of_the_log_is_named(
+    consumed: Connection,
+    verified: Verify,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounds, "PATIENCE_S", 0.2)
+    [(end,)] = consumed.execute(
+        "SELECT max(last_offset) FROM penstock.journal WHERE shard = 0"
+    ).fetchall()
+    [(before,)] = consumed.execute(
+        'SELECT "offset" FROM penstock.checkpoints WHERE shard = 0'
+    ).fetchall()
+    consumed.execute('UPDATE penstock.checkpoints SET "offset" = %s WHERE shard = 0', (end + 4,))
+    ahead = only(verified())
+    consumed.execute('UPDATE penstock.checkpoints SET "offset" = %s WHERE shard = 0', (before,))
+    redis_client.delete(STREAM)
+    lost = only(verified())
+
+    assert (ahead.fault, ahead.where, ahead.count) == (Fault.AHEAD, "consumer reader", 4)
+    assert f"the journal ends at {end}" in ahead.text
+    assert (lost.fault, lost.offset, lost.count) == (Fault.AHEAD, 1, before)
+    assert "Redis has lost records" in lost.text
+
+
+def test_records_that_went_before_a_consumer_passed_them_are_missing(
+    consumed: Connection, verified: Verify
+) -> None:
+    consumed.execute('UPDATE penstock.checkpoints SET "offset" = 5 WHERE shard = 0')
+    consumed.execute("DELETE FROM penstock.staged_records r USING penstock.journal j WHERE j.shard = 0 AND j.last_offset < 40 AND r.id = ANY (j.record_ids)")  # fmt: skip
+    consumed.execute("DELETE FROM penstock.journal WHERE shard = 0 AND last_offset < 40")
+    found = only(verified())
+
+    assert (found.fault, found.where, found.offset) == (Fault.MISSING, "consumer reader", 6)
+
+
+def test_what_is_not_published_yet_is_no_fault(
+    consumed: Connection, verified: Verify, things: Log, flow: Pipeline, database_url: str
+) -> None:
+    stage_rows(consumed, things, 10)
+    tick(consumed)
+    stage_rows(consumed, things, 10)
+    done = verified()
+
+    assert (done.clean, done.records, done.unpublished) == (True, 210, 10)
+
+
+def test_transactions_without_a_common_lock_may_overtake_and_it_is_told(
+    consumed: Connection,
+    verified: Verify,
+    things: Log,
+    flow: Pipeline,
+    database_url: str,
+    redis_url: str,
+) -> None:
+    with connect_postgres(database_url, application="slow") as slow:
+        with slow.transaction():
+            stage_rows(slow, things, 3)
+            stage_rows(consumed, things, 3)
+            streaming = Streamer(flow, database_url, redis_url)
+            streaming.drain()
+        streaming.drain()
+        streaming.close()
+    done = verified()
+
+    assert (done.clean, done.overtaken) == (True, 3)
+
+
+def test_it_can_begin_later(
+    consumed: Connection, verified: Verify, redis_client: redis.Redis
+) -> None:
+    redis_client.xdel(STREAM, "41-0")
+
+    assert verified(start=Offset(42)).clean
+    assert not verified(start=Offset(41)).clean
+    assert verified(start="yesterday").records == 200
+    assert verified(start="tomorrow").records == 0
+    with pytest.raises(InvalidSetting, match="takes an offset, or a time"):
+        verified(start="soon")

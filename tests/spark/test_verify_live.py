@@ -1,0 +1,240 @@
+"""Verify beside Icks, and while everything moves: nothing is found that is not wrong."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import redis
+from pyspark.sql import SparkSession
+
+from fixtures.dirty import DOCUMENTS, declare_index, mark_changed
+from fixtures.flow import stage_rows
+from fixtures.topologies import Cluster
+from fixtures.verifying import Verify, only
+from penstock import Ick, Log, Pipeline
+from penstock.channels.ick import DirtyList
+from penstock.channels.server import connect_redis
+from penstock.consuming import worker_of
+from penstock.database.connections import Connection, connect_postgres
+from penstock.embedded import eventually
+from penstock.records import Record
+from penstock.spark.reconcile.verify import SparkExaminer
+from penstock.streaming import Streamer, streamer, tick
+from penstock.verifying import Fault, bounds, verify
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def things() -> Log:
+    """A log that keeps records for three seconds."""
+    return Log("things", shards=2, keep=timedelta(seconds=3))
+
+
+@pytest.fixture
+def index(request: pytest.FixtureRequest) -> Ick:
+    """A list of what is dirty, that keeps everything, or as long as the test says."""
+    return Ick("index", shards=2, keep=getattr(request, "param", timedelta(hours=1)))
+
+
+@pytest.fixture
+def flow(things: Log, index: Ick) -> Pipeline:
+    pipeline = Pipeline([things, index])
+    declare_index(pipeline, index)
+    return pipeline
+
+
+@pytest.fixture
+def documents(connection: Connection) -> Connection:
+    connection.execute(DOCUMENTS)
+    return connection
+
+
+@pytest.fixture
+def marked(
+    documents: Connection, flow: Pipeline, streamer: Streamer, database_url: str, redis_url: str
+) -> Connection:
+    """A hundred members marked; sixty of them once more after the consumer has done them all."""
+    mark_changed(documents, [f"d{n}" for n in range(100)])
+    streamer.drain()
+    worker = worker_of(flow, flow.consumer_named("indexer"), database_url, redis_url)
+    worker.drain()
+    worker.close()
+    mark_changed(documents, [f"d{n}" for n in range(60)])
+    streamer.drain()
+    return documents
+
+
+def test_an_ick_has_no_entries_and_everything_before_it_is_compared(
+    marked: Connection, verified: Verify
+) -> None:
+    done = verified()
+
+    assert (done.found, done.records, done.unpublished) == ([], 160, 0)
+
+
+def test_marks_that_are_lost_or_overlooked_before_an_ick_are_found(
+    marked: Connection, verified: Verify
+) -> None:
+    marked.execute(
+        "DELETE FROM penstock.staged_records WHERE id = (SELECT max(id) FROM penstock.staged_records)"
+    )
+    marked.execute(
+        "INSERT INTO penstock.staged_records (xid, channel, shard, key, action, object, data) "
+        "VALUES ('3', 'index', 0, 'd1', 'dirty', 'member', '{}')"
+    )
+
+    assert verified().counts == {Fault.MISSING: 1, Fault.OVERLOOKED: 1}
+
+
+def test_what_an_ick_has_not_been_told_is_not_published(
+    marked: Connection, verified: Verify
+) -> None:
+    mark_changed(marked, ["d1", "d2"])
+    tick(marked)
+    done = verified()
+
+    assert (done.clean, done.records, done.unpublished) == (True, 162, 2)
+
+
+def test_an_ick_that_was_deleted_and_is_not_filled_again_is_named(
+    marked: Connection,
+    verified: Verify,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounds, "PATIENCE_S", 0.2)
+    [(passed,)] = marked.execute(
+        'SELECT "offset" FROM penstock.checkpoints WHERE shard = 0'
+    ).fetchall()
+    DirtyList(redis_client, "penstock:{index/0}:ick").delete()
+    done = verified()
+    [found] = done.found
+
+    assert (found.fault, found.where, found.count) == (Fault.AHEAD, "consumer indexer", passed)
+    assert "the Ick was told up to 0" in found.text
+
+
+@pytest.mark.slow
+def test_a_log_on_the_nodes_of_a_cluster_is_read_and_compared(
+    documents: Connection,
+    flow: Pipeline,
+    things: Log,
+    spark: SparkSession,
+    database_url: str,
+    cluster: Cluster,
+) -> None:
+    streaming = Streamer(flow, database_url, cluster.url)
+    stage_rows(documents, things, 40)
+    mark_changed(documents, ["d1", "d2"])
+    streaming.drain()
+    streaming.close()
+    examiner = SparkExaminer(spark, database_url, cluster.url)
+    where = {"databaseUrl": database_url, "redisUrl": cluster.url, "channel": things.name}
+    assert spark.read.format("penstock.log").options(**where).load().count() == 40
+    with connect_redis(cluster.url) as client:
+        well = verify(documents, client, examiner)
+        client.xdel("penstock:{things/0}:log", "3-0")
+        wrong = verify(documents, client, examiner)
+
+    assert (well.found, well.records) == ([], 42)
+    assert (only(wrong).fault, only(wrong).offset) == (Fault.MISSING, 3)
+
+
+@pytest.mark.slow
+def test_a_stream_of_a_cluster_waits_for_records_of_all_its_shards(
+    documents: Connection,
+    flow: Pipeline,
+    things: Log,
+    spark: SparkSession,
+    database_url: str,
+    cluster: Cluster,
+    tmp_path: Path,
+) -> None:
+    streaming = Streamer(flow, database_url, cluster.url)
+    streaming.open()
+    where = {"databaseUrl": database_url, "redisUrl": cluster.url, "channel": things.name}
+    frame = spark.readStream.format("penstock.log").options(**where, startingOffsets="earliest")
+    to = frame.load().writeStream.format("memory").queryName("of_cluster")
+    query = to.option("checkpointLocation", str(tmp_path)).start()
+    try:
+        for count in (40, 80):
+            stage_rows(documents, things, 40)
+            streaming.drain()
+            eventually(
+                lambda: spark.table("of_cluster").count() == count,  # noqa: B023  used at once
+                "they came",
+                timeout_s=60,
+            )
+        assert query.isActive
+    finally:
+        query.stop()
+        streaming.close()
+
+
+@pytest.fixture
+def at_work(
+    documents: Connection,
+    flow: Pipeline,
+    things: Log,
+    database_url: str,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[[], int]]:
+    """Producers, streamer, three consumers, and a retention that never rests; gives how much it has removed."""
+    monkeypatch.setattr(streamer, "RETAIN_EVERY_S", 0.0)
+    for name in ("one", "two"):
+
+        @flow.consumer(reads=things, name=name, batch=50)
+        def reader(session: object, records: Sequence[Record]) -> None: ...
+
+    stop, removed = threading.Event(), list[int]()
+
+    def produce(prefix: str) -> None:
+        with connect_postgres(database_url, application="producer") as producing:
+            while not stop.is_set():
+                with producing.transaction():
+                    stage_rows(producing, things, 25, prefix)
+                    mark_changed(producing, [f"{prefix}{n}" for n in range(10)])
+                with producing.transaction(force_rollback=True):
+                    stage_rows(producing, things, 5, prefix)
+
+    def stream() -> None:
+        Streamer(flow, database_url, redis_url).run(
+            stop.is_set, lambda done: removed.append(done.removed)
+        )
+
+    workers = [worker_of(flow, spec, database_url, redis_url) for spec in flow.consumers.values()]
+    threads = [
+        threading.Thread(target=stream),
+        *(threading.Thread(target=worker.run, args=(stop.is_set,)) for worker in workers),
+        *(threading.Thread(target=produce, args=(prefix,)) for prefix in ("a", "b")),
+    ]
+    for thread in threads:
+        thread.start()
+    yield lambda: sum(removed)
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+
+
+@pytest.mark.parametrize("index", [timedelta(0)], indirect=True)
+@pytest.mark.parametrize(
+    "runs", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.chaos)]
+)
+@pytest.mark.timeout(300)
+def test_no_alarm_is_false_while_everything_moves(
+    verified: Verify, at_work: Callable[[], int], runs: int
+) -> None:
+    """Guarantees 12 and 28: producers, streamer, consumers, retention and trimming at work."""
+    eventually(lambda: at_work() > 0, "retention is at work", timeout_s=30)
+    compared = 0
+    for _ in range(runs):
+        before = at_work()
+        done = verified()
+        assert done.found == []
+        compared += done.records
+        eventually(lambda: at_work() > before, "retention is at work")  # noqa: B023  used at once
+    assert compared > 0
