@@ -228,7 +228,7 @@ class ConsumerSpec:
             or of several if these have little: each shard's in its order.  Of an Ick it gets members, each a ``str``,
             instead of records.
         each: One record a call instead of a batch.
-        frames: The handler is set-based: ``handler(session, frame)`` gets a Spark DataFrame of records.  It runs on the
+        dataframe: The handler is set-based: ``handler(session, frame)`` gets a Spark DataFrame of records.  It runs on the
             Spark engine only; a batch that fails is tried again as it is, until its handler is mended.
         batch: Most records a transaction.
         start: Where a new consumer begins: the ``earliest`` record that is still kept, or after the ``latest``.
@@ -243,7 +243,7 @@ class ConsumerSpec:
     channel: Channel
     handler: Callable[[Any, Any], object]
     each: bool = False
-    frames: bool = False
+    dataframe: bool = False
     batch: int = 1000
     start: Literal["earliest", "latest"] = "earliest"
     attempts: int = 3
@@ -253,14 +253,14 @@ class ConsumerSpec:
 
     def __post_init__(self) -> None:
         checked_name(self.name, "consumer")
-        if self.each and self.frames:
+        if self.each and self.dataframe:
             raise DeclarationError(
-                f"consumer {self.name}: each and frames exclude each other: a handler gets a record, or a frame of them"
+                f"consumer {self.name}: each and dataframe exclude each other: a handler gets a record, or a frame of them"
             )
-        if isinstance(self.channel, Ick) and (self.frames or self.park_key):
+        if isinstance(self.channel, Ick) and (self.dataframe or self.park_key):
             raise DeclarationError(
                 f"consumer {self.name}: channel {self.channel.name} is an Ick; its members come as a list, and without an "
-                "order between them: frames and park_key are for logs"
+                "order between them: dataframe and park_key are for logs"
             )
         if self.batch < 1:
             raise DeclarationError(

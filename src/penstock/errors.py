@@ -25,7 +25,7 @@ command line ends with; ``page`` is the section of the documentation that explai
     ├── SchemaMissing             the database has no Penstock schema, or another (2)
     ├── Gap                       records are gone before a consumer passed them  (4)
     └── Refused                   stopped for safety                              (5)
-        ├── ChangedPast           Postgres lost commits, or is another one
+        ├── HistoryDiverged           Postgres lost commits, or is another one
         ├── ForeignLog            the stream holds entries that are not ours
         ├── DamagedIck            a key of an Ick holds something else, or is missing
         ├── ReadOnlyPostgres      a standby or a read-only server
@@ -186,10 +186,10 @@ class Refused(PenstockError):
     page = "errors#refused"
 
 
-class ChangedPast(Refused):
+class HistoryDiverged(Refused):
     """What Redis or a consumer has seen is not what Postgres remembers: Postgres lost commits, or is another server."""
 
-    page = "errors#changedpast"
+    page = "errors#historydiverged"
 
 
 class ForeignLog(Refused):

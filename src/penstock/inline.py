@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from penstock.consuming import Consumed, Worker, worker_of
+from penstock.consuming import Consumed, Worker, make_worker
 from penstock.pipeline import Pipeline
 from penstock.streaming import Pass, Streamer
 from penstock.streaming.streamer import IDLE_S
@@ -81,7 +81,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
         guarded(
             spec.name,
             _consume(
-                worker_of(
+                make_worker(
                     pipeline,
                     spec,
                     database_url,

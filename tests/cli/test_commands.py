@@ -302,7 +302,7 @@ def test_a_changed_past_ends_the_streamer_with_5_until_a_new_epoch_is_opened(
 
     assert stopped.returncode == still.returncode == 5
     assert stopped.stderr.splitlines()[-2].startswith("error: things/0: the log goes to offset 5")
-    assert stopped.stderr.splitlines()[-1] == "docs: errors#changedpast"
+    assert stopped.stderr.splitlines()[-1] == "docs: errors#historydiverged"
     assert "to open: epoch 2" in plan.stdout
     assert "--yes" in plan.stderr
     assert parsed(done)["applied"] is True

@@ -17,7 +17,7 @@ from penstock.consuming import Consumed, ConsumerWorker, TryAgain
 from penstock.crashpoints import install_crashpoint
 from penstock.database.connections import Connection
 from penstock.embedded import eventually
-from penstock.errors import BrokenTransaction, ChangedPast
+from penstock.errors import BrokenTransaction, HistoryDiverged
 from penstock.operating.reset import reset_checkpoint
 from penstock.records import Record, ShardName
 from penstock.streaming import Streamer
@@ -634,7 +634,7 @@ def test_records_that_only_the_log_knows_are_not_applied(
     streamer.drain()
     connection.execute("TRUNCATE penstock.journal, penstock.staged_records")
 
-    with pytest.raises(ChangedPast, match="the journal only to 0"):
+    with pytest.raises(HistoryDiverged, match="the journal only to 0"):
         worker.drain()
     assert effect_ids(connection) == []
 

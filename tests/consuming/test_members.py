@@ -18,7 +18,7 @@ from penstock.consuming import ConsumerWorker
 from penstock.consuming.dirty import MemberWorker
 from penstock.database.connections import Connection
 from penstock.embedded import eventually
-from penstock.errors import BrokenTransaction, ChangedPast, DeclarationError
+from penstock.errors import BrokenTransaction, DeclarationError, HistoryDiverged
 from penstock.streaming import Streamer
 
 
@@ -423,9 +423,9 @@ def test_an_ick_that_was_told_what_postgres_has_lost_stops_everybody(
     streamer.close()
     documents.execute("DELETE FROM penstock.journal")
 
-    with pytest.raises(ChangedPast):
+    with pytest.raises(HistoryDiverged):
         streamer.open()
-    with pytest.raises(ChangedPast):
+    with pytest.raises(HistoryDiverged):
         make_worker().open()
 
 
@@ -470,11 +470,11 @@ def test_an_ick_has_one_consumer_and_a_log_is_no_ick(
 
     with pytest.raises(DeclarationError, match="indexer reads index already"):
         flow.consumer(reads=index, name="second")(copy_documents)
-    with pytest.raises(DeclarationError, match="frames and park_key"):
-        flow.consumer(reads=index, name="second", frames=True)(copy_documents)
+    with pytest.raises(DeclarationError, match="dataframe and park_key"):
+        flow.consumer(reads=index, name="second", dataframe=True)(copy_documents)
     with pytest.raises(DeclarationError, match="needs none"):
         flow.reconciliation(of="indexer", state="public.copies", key="key")(lambda tables: tables)
-    with pytest.raises(DeclarationError, match="worker_of"):
+    with pytest.raises(DeclarationError, match="make_worker"):
         ConsumerWorker(flow, flow.consumer_named("indexer"), database_url, redis_url)
     with pytest.raises(DeclarationError, match="is no Ick"):
         flow.mark_dirty(Pipeline, to=Log("things"), key="id")  # type: ignore[arg-type]

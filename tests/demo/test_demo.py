@@ -15,8 +15,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from penstock.channels.server import connect_redis
-from penstock.consuming import worker_of
-from penstock.database.connections import Connection, engine_of
+from penstock.consuming import make_worker
+from penstock.database.connections import Connection, make_engine
 from penstock.demo.api import application
 from penstock.demo.drift import CHANGED, DELETED, INVENTED, UNTOLD
 from penstock.demo.rides import pipeline
@@ -30,7 +30,7 @@ from penstock.streaming import Streamer
 @pytest.fixture
 def api(database_url: str, redis_url: str) -> Iterator[TestClient]:
     Demo("inline", 1, database_url, redis_url, lambda: False)._reset()
-    engine = engine_of(database_url, application="test")
+    engine = make_engine(database_url, application="test")
     yield TestClient(application(engine))
     engine.dispose()
 
@@ -77,7 +77,7 @@ def test_every_change_is_told_and_losses_and_doubles_show(
     streamer.drain()
     streamer.close()
     for consumer in pipeline.consumers.values():
-        worker = worker_of(pipeline, consumer, database_url, redis_url)
+        worker = make_worker(pipeline, consumer, database_url, redis_url)
         worker.drain()
         worker.close()
     with connect_redis(redis_url) as client:
@@ -102,7 +102,7 @@ def test_a_ride_that_the_index_has_forgotten_shows(
     streamer = Streamer(pipeline, database_url, redis_url)
     streamer.drain()
     streamer.close()
-    worker = worker_of(pipeline, pipeline.consumer_named("ride-index"), database_url, redis_url)
+    worker = make_worker(pipeline, pipeline.consumer_named("ride-index"), database_url, redis_url)
     worker.drain()
     worker.close()
 

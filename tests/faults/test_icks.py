@@ -17,12 +17,12 @@ from fixtures.crashing import INDEX
 from fixtures.dirty import DOCUMENTS, check_copy, mark_changed
 from fixtures.plant import Processes
 from fixtures.proxy import Harm, Proxy, behind
-from penstock.channels.ick import look_each
+from penstock.channels.ick import inspect_shards
 from penstock.channels.log import extents
 from penstock.channels.routing import ick_shard_keys
 from penstock.database.connections import Connection, connect_postgres
 from penstock.embedded import eventually
-from penstock.journal import tails_of
+from penstock.journal import journal_tails
 from penstock.records import ShardName
 
 SECONDS = 30.0
@@ -146,7 +146,7 @@ def copies(connection: Connection) -> int:
 
 def all_is_done(connection: Connection, client: redis.Redis) -> bool:
     """Everything staged was told to the Ick, and nothing waits there."""
-    looks = look_each(client, "penstock", INDEX.shard_names).values()
+    looks = inspect_shards(client, "penstock", INDEX.shard_names).values()
     [(last,)] = connection.execute("SELECT max(id) FROM penstock.staged_records").fetchall()
     [(sequenced,)] = connection.execute(
         "SELECT max(id) FROM penstock.journal j, unnest(j.record_ids) id"
@@ -154,6 +154,6 @@ def all_is_done(connection: Connection, client: redis.Redis) -> bool:
     told = extents(client, "penstock", INDEX.shard_names)
     return (
         (last is None or last == sequenced)
-        and all(told[shard].tail == last for shard, last in tails_of(connection).items())
+        and all(told[shard].tail == last for shard, last in journal_tails(connection).items())
         and all(look.stats is None or not look.stats.total.size for look in looks)
     )

@@ -19,7 +19,7 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres, eventually
 from penstock.embedded.postgres_binaries import account_for_postgres, postgres_binaries
-from penstock.errors import ChangedPast, Fenced, Refused
+from penstock.errors import Fenced, HistoryDiverged, Refused
 from penstock.operating.reset import epoch as epoch_module
 from penstock.operating.reset import reset_epoch
 from penstock.records import BEGINNING, Record, ShardName
@@ -120,11 +120,11 @@ def test_a_database_put_back_to_an_older_copy_goes_on_in_a_new_epoch(
     server.restore(tmp_path / "older")
     scene.stage(server.url, 40, "after")
 
-    with pytest.raises(ChangedPast, match="lost commits"):
+    with pytest.raises(HistoryDiverged, match="lost commits"):
         scene.stream(server.url)
     with connect_postgres(server.url, application="test") as connection:
         plan = reset_epoch(connection, scene.client, flow)
-        with pytest.raises(ChangedPast):  # a plan changes nothing
+        with pytest.raises(HistoryDiverged):  # a plan changes nothing
             scene.stream(server.url)
         done = reset_epoch(connection, scene.client, flow, apply=True)
         again = reset_epoch(connection, scene.client, flow, apply=True)
@@ -181,7 +181,7 @@ def test_a_database_loaded_into_another_cluster_goes_on_in_a_new_epoch(
     moved = server.create_database("moved")
     dump_and_load(database_url, moved)
 
-    with pytest.raises(ChangedPast, match="another cluster"):
+    with pytest.raises(HistoryDiverged, match="another cluster"):
         scene.stream(moved)
     with (
         connect_postgres(moved, application="test") as connection,
@@ -216,7 +216,7 @@ def test_ids_of_another_cluster_are_seen_even_if_the_last_tick_is_older(
             "UPDATE penstock.staged_records SET xid = (pg_current_xact_id()::text::bigint + 1000)::text::xid8"
         )
 
-    with pytest.raises(ChangedPast, match="another cluster"):
+    with pytest.raises(HistoryDiverged, match="another cluster"):
         scene.stream(database_url)
 
 
@@ -310,7 +310,7 @@ def test_a_reset_that_did_not_come_to_its_end_is_seen_and_done_again(
         reset_epoch(connection, scene.client, flow, apply=True)
     monkeypatch.undo()
 
-    with pytest.raises(ChangedPast, match="did not come to its end"):
+    with pytest.raises(HistoryDiverged, match="did not come to its end"):
         scene.stream(database_url)
     assert reset_epoch(connection, scene.client, flow, apply=True).following == 4
     scene.stream(database_url)

@@ -46,7 +46,7 @@ def counts(connection: Connection) -> Connection:
 def consumer(flow: Pipeline, things: Log, counts: Connection) -> ConsumerSpec:
     """Counts records by the first letter of their key, in Spark."""
 
-    @flow.consumer(reads=things, frames=True)
+    @flow.consumer(reads=things, dataframe=True)
     def letters(session: Session, frame: DataFrame) -> None:
         for key, records in frame.groupBy(F.substring("key", 1, 1)).count().collect():
             session.execute(

@@ -16,7 +16,7 @@ from fixtures.verifying import Verify, only
 from penstock import Ick, Log, Pipeline
 from penstock.channels.ick import DirtyList
 from penstock.channels.server import connect_redis
-from penstock.consuming import worker_of
+from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.embedded import eventually
 from penstock.records import Record
@@ -59,7 +59,7 @@ def marked(
     """A hundred members marked; sixty of them once more after the consumer has done them all."""
     mark_changed(documents, [f"d{n}" for n in range(100)])
     streamer.drain()
-    worker = worker_of(flow, flow.consumer_named("indexer"), database_url, redis_url)
+    worker = make_worker(flow, flow.consumer_named("indexer"), database_url, redis_url)
     worker.drain()
     worker.close()
     mark_changed(documents, [f"d{n}" for n in range(60)])
@@ -206,7 +206,7 @@ def at_work(
             stop.is_set, lambda done: removed.append(done.removed)
         )
 
-    workers = [worker_of(flow, spec, database_url, redis_url) for spec in flow.consumers.values()]
+    workers = [make_worker(flow, spec, database_url, redis_url) for spec in flow.consumers.values()]
     threads = [
         threading.Thread(target=stream),
         *(threading.Thread(target=worker.run, args=(stop.is_set,)) for worker in workers),

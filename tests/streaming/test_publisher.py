@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from fixtures.flow import LookAtLog, stage_rows
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
-from penstock.errors import AppendRefused, ChangedPast, Fenced, ForeignLog
+from penstock.errors import AppendRefused, Fenced, ForeignLog, HistoryDiverged
 from penstock.records import Offset, Record, ShardName
 from penstock.streaming import Streamer, tick
 from penstock.streaming.portion import PORTION_BYTES
@@ -308,7 +308,7 @@ def test_another_record_in_our_place_stops_the_streamer(
         redis_client.xadd(f"penstock:{{{shard}}}:log", {"id": "999"}, id="1-0")
     stage_rows(connection, things, 5)
 
-    with pytest.raises(ChangedPast, match="holds record 999"):
+    with pytest.raises(HistoryDiverged, match="holds record 999"):
         streamer.drain()
 
 
@@ -325,7 +325,7 @@ def test_an_id_given_out_again_is_not_taken_for_our_record(
             client.xadd(key, fields | {b"ts": b"5"}, id=entry_id)
 
     assert streamer._publisher is not None
-    with pytest.raises(ChangedPast, match="the log holds record"):
+    with pytest.raises(HistoryDiverged, match="the log holds record"):
         streamer._publisher.resend(1)
 
 
@@ -402,7 +402,7 @@ def test_a_hole_in_the_journal_is_never_published_over(
         "(SELECT min(first_offset) FROM penstock.journal WHERE shard = 0 AND first_offset > 1)"
     )
 
-    with pytest.raises(ChangedPast, match="deleted by something other"):
+    with pytest.raises(HistoryDiverged, match="deleted by something other"):
         streamer.drain()
 
 

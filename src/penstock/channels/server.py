@@ -83,7 +83,7 @@ def _sentinel(url: str, options: dict[str, Any]) -> RedisClient:
 
 
 @contextmanager
-def answering(what: str) -> Iterator[None]:
+def redis_errors(what: str) -> Iterator[None]:
     """Turns the client library's errors into ours.
 
     Args:
@@ -130,7 +130,7 @@ def check_eviction(client: RedisClient) -> None:
         ServerUnavailable: Redis does not answer.
         AppendRefused: Redis refuses to say.
     """
-    with answering("looking at Redis' memory"):
+    with redis_errors("looking at Redis' memory"):
         policy = str(info_text(client, "memory").get("maxmemory_policy", ""))
     if policy.startswith("allkeys-"):
         raise UnsafeSetting(

@@ -107,12 +107,12 @@ def _noted(directory: Path) -> str | None:
 
 
 def _answer(database_url: str, redis_url: str) -> bool:
-    from penstock.channels.server import answering, connect_redis  # noqa: PLC0415  not for `--help`
+    from penstock.channels.server import connect_redis, redis_errors  # noqa: PLC0415  not for `--help`
     from penstock.database.connections import connect_postgres  # noqa: PLC0415  the same
 
     try:
         connect_postgres(database_url, application="looking for servers").close()
-        with connect_redis(redis_url) as client, answering("looking for servers"):
+        with connect_redis(redis_url) as client, redis_errors("looking for servers"):
             client.ping()
     except ServerUnavailable:
         return False

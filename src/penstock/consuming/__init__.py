@@ -14,7 +14,7 @@ shard by shard.
 
 from penstock.consuming.loop import Consumed, Worker
 from penstock.consuming.worker import ConsumerWorker
-from penstock.consuming.workers import worker_of
+from penstock.consuming.workers import make_worker
 from penstock.errors import TryAgain
 
-__all__ = ["Consumed", "ConsumerWorker", "TryAgain", "Worker", "worker_of"]
+__all__ = ["Consumed", "ConsumerWorker", "TryAgain", "Worker", "make_worker"]

@@ -21,10 +21,10 @@ from penstock.crashpoints import crashpoint
 from penstock.database.connections import (
     AGAIN,
     Connection,
-    answering,
+    driver_errors,
     is_servers_fault,
+    postgres_errors,
     serialization_failure,
-    unwrapped,
 )
 from penstock.declarations import ConsumerSpec
 from penstock.errors import BrokenTransaction, TryAgain
@@ -155,8 +155,8 @@ class Applier(ABC, Generic[Item]):
     ) -> Iterator[tuple[Session, Connection, dict[ShardName, Checkpoint]]]:
         """A transaction with those of the shards' checkpoints locked that are free, and a session in it."""
         with (
-            answering(f"applying for {self._consumer.name}"),
-            unwrapped(),
+            postgres_errors(f"applying for {self._consumer.name}"),
+            driver_errors(),
             self._connected() as engine_connection,
             engine_connection.begin(),
             self._sessions(bind=engine_connection) as session,
@@ -167,7 +167,7 @@ class Applier(ABC, Generic[Item]):
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """The applier's connection, for a look between deliveries: the transaction is rolled back."""
-        with unwrapped(), self._connected() as engine_connection:
+        with driver_errors(), self._connected() as engine_connection:
             transaction = engine_connection.begin()
             yield driver_connection(engine_connection)
             transaction.rollback()

@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.consuming.delivering import Delivered
-from penstock.database.connections import Connection, connect_postgres, describe, engine_of
+from penstock.database.connections import Connection, connect_postgres, describe, make_engine
 from penstock.database.registry import register_consumer
 from penstock.declarations import ConsumerSpec
 from penstock.errors import ServerUnavailable
@@ -132,7 +132,7 @@ class Worker(ABC):
             ServerUnavailable: A server does not answer.
             SchemaMissing: The tables are not there.
             DeclarationError: The pipeline does not fit what is registered.
-            ChangedPast: Redis was told of records that Postgres does not know.
+            HistoryDiverged: Redis was told of records that Postgres does not know.
         """
         application = f"consumer {self.consumer.name}"
         schema, namespace = self._pipeline.schema, self._pipeline.namespace
@@ -143,7 +143,9 @@ class Worker(ABC):
             self._registered(connection)
             self._client = connect_redis(self._redis_url)
             check_tails(connection, self._client, schema, namespace, self._shards)
-        self._engine = engine_of(self._database_url, application=application, prepare=self._prepare)
+        self._engine = make_engine(
+            self._database_url, application=application, prepare=self._prepare
+        )
         self._rest_until = {}
         _spare_what_is_loaded()
 

@@ -19,7 +19,7 @@ from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivering import Delivered
 from penstock.consuming.loop import Choices, Consumed, Worker
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection, answering
+from penstock.database.connections import Connection, postgres_errors
 from penstock.declarations import ConsumerSpec, Ick
 from penstock.errors import DeclarationError
 from penstock.pipeline import Pipeline
@@ -58,11 +58,11 @@ class ConsumerWorker(Worker):
         """
         if isinstance(consumer.channel, Ick):
             raise DeclarationError(
-                f"consumer {consumer.name} reads an Ick, and this worker reads logs; worker_of(…) makes the right one"
+                f"consumer {consumer.name} reads an Ick, and this worker reads logs; make_worker(…) makes the right one"
             )
-        if consumer.frames:
+        if consumer.dataframe:
             raise DeclarationError(
-                f"consumer {consumer.name} is set-based (frames=True) and runs on Spark: penstock run --engine spark"
+                f"consumer {consumer.name} is set-based (dataframe=True) and runs on Spark: penstock run --engine spark"
             )
         super().__init__(pipeline, consumer, database_url, redis_url, **chosen)
         self._applier: RecordApplier | None = None
@@ -165,7 +165,7 @@ class ConsumerWorker(Worker):
         """
         assert self._applier is not None
         schema, missed = self._pipeline.schema, {}
-        with answering("reading checkpoints"), self._applier.reading() as connection:
+        with postgres_errors("reading checkpoints"), self._applier.reading() as connection:
             standing = Checkpoints(self.consumer, schema).all(connection)
             self._positions.update((s, at) for s, at in standing.items() if s in self._positions)
             held = extents(self._client, self._pipeline.namespace, list(self._positions))

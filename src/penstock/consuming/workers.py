@@ -9,7 +9,7 @@ from penstock.declarations import ConsumerSpec, Ick
 from penstock.pipeline import Pipeline
 
 
-def worker_of(
+def make_worker(
     pipeline: Pipeline,
     consumer: ConsumerSpec,
     database_url: str,

@@ -83,7 +83,7 @@ def connect_postgres(url: str, *, application: str, prepare: bool = True) -> Con
     Raises:
         ServerUnavailable: No connection.
     """
-    with answering("connecting to Postgres"):
+    with postgres_errors("connecting to Postgres"):
         connection = _Impatient.connect(
             plain_url(url),
             autocommit=True,
@@ -102,7 +102,7 @@ def pipelined(connection: Connection) -> AbstractContextManager[object]:
     return connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext()
 
 
-def engine_of(url: str, *, application: str, prepare: bool = True, pooled: bool = True) -> Engine:
+def make_engine(url: str, *, application: str, prepare: bool = True, pooled: bool = True) -> Engine:
     """An engine for sessions of consumers; payloads never show in its errors.
 
     Raises:
@@ -127,7 +127,7 @@ def engine_of(url: str, *, application: str, prepare: bool = True, pooled: bool 
 
 
 @contextmanager
-def answering(what: str) -> Iterator[None]:
+def postgres_errors(what: str) -> Iterator[None]:
     """Turns psycopg's errors that are not about a statement into ours.
 
     Raises:
@@ -157,8 +157,8 @@ def answering(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def unwrapped() -> Iterator[None]:
-    """Gives ``answering`` the driver's error of a connection that broke under SQLAlchemy."""
+def driver_errors() -> Iterator[None]:
+    """Gives ``postgres_errors`` the driver's error of a connection that broke under SQLAlchemy."""
     try:
         yield
     except DBAPIError as error:

@@ -10,7 +10,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
-from penstock.database.connections import answering, engine_of, unwrapped
+from penstock.database.connections import driver_errors, make_engine, postgres_errors
 from penstock.database.resources import directory
 from penstock.database.statements import DEFAULT_SCHEMA
 from penstock.declarations import checked_schema
@@ -30,9 +30,13 @@ def initialise(
         ServerUnavailable: Postgres does not answer.
     """
     checked_schema(schema)
-    engine = engine_of(database_url, application="init")
+    engine = make_engine(database_url, application="init")
     try:
-        with answering("creating Penstock's tables"), unwrapped(), engine.begin() as connection:
+        with (
+            postgres_errors("creating Penstock's tables"),
+            driver_errors(),
+            engine.begin() as connection,
+        ):
             connection.execute(_LOCK)
             connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
             before = connection.execute(

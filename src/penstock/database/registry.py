@@ -5,7 +5,7 @@ A consumer is registered before it runs for the first time, so that retention wa
 
 from datetime import timedelta
 
-from penstock.database.connections import Connection, answering
+from penstock.database.connections import Connection, postgres_errors
 from penstock.database.statements import statements
 from penstock.declarations import Channel, ConsumerSpec
 from penstock.errors import DeclarationError
@@ -20,7 +20,7 @@ def register_channel(connection: Connection, schema: str, channel: Channel) -> N
         SchemaMissing: The tables are not there.
     """
     sql = statements("penstock.database", schema)
-    with answering(f"registering channel {channel.name}"), connection.transaction():
+    with postgres_errors(f"registering channel {channel.name}"), connection.transaction():
         connection.execute(
             sql["register_channel"],
             {
@@ -50,7 +50,7 @@ def register_consumer(connection: Connection, schema: str, consumer: ConsumerSpe
     """
     register_channel(connection, schema, consumer.channel)
     sql = statements("penstock.database", schema)
-    with answering(f"registering consumer {consumer.name}"), connection.transaction():
+    with postgres_errors(f"registering consumer {consumer.name}"), connection.transaction():
         # Retention takes the same lock: it does not remove what `start` has just pointed at.
         connection.execute(sql["lock_channel"], {"channel": consumer.channel.name})
         connection.execute(

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from penstock.database.connections import engine_of, serialization_failure
+from penstock.database.connections import make_engine, serialization_failure
 from penstock.demo.rides import Ride, pipeline
 
 CENTS_A_METRE = 2
@@ -152,7 +152,7 @@ def _distance(body: bytes) -> float | Response:
 def main() -> None:
     """Serves on the port of ``PORT``, for the demo's own process."""
     uvicorn.run(
-        application(engine_of(os.environ["PENSTOCK_DATABASE_URL"], application="rides")),
+        application(make_engine(os.environ["PENSTOCK_DATABASE_URL"], application="rides")),
         host="127.0.0.1",
         port=int(os.environ["PORT"]),
         log_level="error",

@@ -15,7 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import sessionmaker
 
 from penstock import mark_dirty
-from penstock.database.connections import Connection, engine_of
+from penstock.database.connections import Connection, make_engine
 from penstock.demo.processes import end, last_words, leashed
 from penstock.demo.rides import Ride, pipeline, ride_index
 
@@ -128,7 +128,7 @@ class Reconciling:
 
 def mark_all_dirty(database_url: str) -> None:
     """An index that has missed a mark is made anew by marking everything: it reads the tables as they are."""
-    engine = engine_of(database_url, application="demo")
+    engine = make_engine(database_url, application="demo")
     sessions = sessionmaker(engine)
     pipeline.attach(sessions)
     with sessions.begin() as session:

@@ -14,7 +14,7 @@ from time import monotonic
 import httpx
 
 from penstock.channels.server import RedisClient, connect_redis
-from penstock.database.connections import Connection, connect_postgres, engine_of
+from penstock.database.connections import Connection, connect_postgres, make_engine
 from penstock.database.initialise import initialise
 from penstock.demo.drift import Drift, Reconciling, mark_all_dirty, plant
 from penstock.demo.mischief import CRASH_EVERY
@@ -121,7 +121,7 @@ class Demo:
             )
             connection.execute(f"CREATE SCHEMA {SCHEMA}".encode())
         initialise(self.database_url, pipeline.schema)
-        engine = engine_of(self.database_url, application="demo")
+        engine = make_engine(self.database_url, application="demo")
         Base.metadata.create_all(engine)
         engine.dispose()
         with connect_postgres(self.database_url, application="demo") as connection:

@@ -7,7 +7,14 @@ holds another record at its end, tells of commits that Postgres has lost.
     past       the comparison with Redis: before a streamer's first tick, before a consumer's first record
 """
 
-from penstock.journal.past import check_past, check_tails, examine_past
-from penstock.journal.reading import known_shards, overlooked, tails_of
+from penstock.journal.lineage import check_lineage, check_tails, examine_lineage
+from penstock.journal.reading import journal_tails, known_shards, overlooked
 
-__all__ = ["check_past", "check_tails", "examine_past", "known_shards", "overlooked", "tails_of"]
+__all__ = [
+    "check_lineage",
+    "check_tails",
+    "examine_lineage",
+    "journal_tails",
+    "known_shards",
+    "overlooked",
+]

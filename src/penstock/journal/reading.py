@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from penstock.database.connections import Connection, answering
+from penstock.database.connections import Connection, postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.records import Offset, Record, RecordId, Shard, ShardName
 
@@ -46,7 +46,7 @@ def overlooked(connection: Connection, schema: str = DEFAULT_SCHEMA) -> list[Ove
     Raises:
         ServerUnavailable: Postgres does not answer.
     """
-    with answering("looking for overlooked records"):
+    with postgres_errors("looking for overlooked records"):
         rows = connection.execute(statements("penstock.journal", schema)["overlooked"]).fetchall()
     return [
         Overlooked(ShardName(channel, Shard(shard)), count, first)
@@ -54,13 +54,13 @@ def overlooked(connection: Connection, schema: str = DEFAULT_SCHEMA) -> list[Ove
     ]
 
 
-def tails_of(connection: Connection, schema: str = DEFAULT_SCHEMA) -> dict[ShardName, Offset]:
+def journal_tails(connection: Connection, schema: str = DEFAULT_SCHEMA) -> dict[ShardName, Offset]:
     """The newest offset of every shard that the journal names.
 
     Raises:
         ServerUnavailable: Postgres does not answer.
     """
-    with answering("reading the journal's tails"):
+    with postgres_errors("reading the journal's tails"):
         rows = connection.execute(
             statements("penstock.journal", schema)["journal_tails"]
         ).fetchall()
@@ -76,12 +76,12 @@ def known_shards(
         ServerUnavailable: Postgres does not answer.
         SchemaMissing: The tables are not there.
     """
-    with answering("reading the shards"):
+    with postgres_errors("reading the shards"):
         registered = connection.execute(
             statements("penstock.journal", schema)["registered_shards"]
         ).fetchall()
     names = {ShardName(channel, Shard(shard)) for channel, shard in registered}
-    return sorted(names.union(tails_of(connection, schema), declared))
+    return sorted(names.union(journal_tails(connection, schema), declared))
 
 
 def remembered_at(
@@ -92,7 +92,7 @@ def remembered_at(
     Raises:
         ServerUnavailable: Postgres does not answer.
     """
-    with answering("reading the journal"):
+    with postgres_errors("reading the journal"):
         rows = connection.execute(
             statements("penstock.journal", schema)["record_ids_at"],
             {

@@ -5,7 +5,7 @@ from datetime import datetime
 
 import structlog
 
-from penstock.database.connections import Connection, answering
+from penstock.database.connections import Connection, postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import Unknown
 
@@ -45,7 +45,7 @@ def registered(
         SchemaMissing: The tables are not there.
     """
     sql = statements("penstock.operating", schema)
-    with answering("reading the consumers"):
+    with postgres_errors("reading the consumers"):
         rows = connection.execute(sql["registered_consumers"], {"consumer": consumer}).fetchall()
     return [Registered(*row) for row in rows]
 
@@ -63,7 +63,7 @@ def retire(
         SchemaMissing: The tables are not there.
     """
     sql = statements("penstock.operating", schema)
-    with answering(f"retiring {consumer}"), connection.transaction():
+    with postgres_errors(f"retiring {consumer}"), connection.transaction():
         found = registered(connection, consumer, schema=schema)
         if not found:
             names = ", ".join(

@@ -20,11 +20,11 @@ from penstock.consuming.failures import reason_of
 from penstock.database.connections import (
     AGAIN,
     Connection,
-    answering,
-    engine_of,
+    driver_errors,
     is_servers_fault,
+    make_engine,
+    postgres_errors,
     serialization_failure,
-    unwrapped,
 )
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import ConsumerSpec, Ick
@@ -103,7 +103,7 @@ def newest(
         ServerUnavailable: Postgres does not answer.
         SchemaMissing: The tables are not there.
     """
-    with answering("reading dead letters"):
+    with postgres_errors("reading dead letters"):
         rows = connection.execute(
             statements("penstock.operating", schema)["dead_letters"],
             {"consumer": consumer, "limit": limit},
@@ -120,7 +120,7 @@ def of_consumer(
         ServerUnavailable: Postgres does not answer.
         SchemaMissing: The tables are not there.
     """
-    with answering("reading dead letters"):
+    with postgres_errors("reading dead letters"):
         rows = connection.execute(
             statements("penstock.operating", schema)["dead_letters_of"], {"consumer": consumer}
         ).fetchall()
@@ -147,7 +147,7 @@ def record_of(
     Raises:
         ServerUnavailable: Postgres does not answer.
     """
-    with answering("reading a dead letter"):
+    with postgres_errors("reading a dead letter"):
         row = connection.execute(
             statements("penstock.operating", schema)["dead_letter"], _key(letter)
         ).fetchone()
@@ -171,7 +171,7 @@ def retry(
         ServerUnavailable: Postgres does not answer; the letter under way may have been applied.
     """
     consumers = {letter.consumer: pipeline.consumer_named(letter.consumer) for letter in letters}
-    engine = engine_of(database_url, application="dead letters", prepare=prepare)
+    engine = make_engine(database_url, application="dead letters", prepare=prepare)
     sessions = sessionmaker(class_=Session, join_transaction_mode="rollback_only")
     if pipeline.rules:
         pipeline.attach(sessions)
@@ -213,7 +213,7 @@ def drop(
     sql = statements("penstock.operating", schema)
     dropped = 0
     for letter in letters:
-        with answering("dropping a dead letter"), connection.transaction():
+        with postgres_errors("dropping a dead letter"), connection.transaction():
             connection.execute(sql["lock_shard"], _key(letter))
             removed = connection.execute(
                 sql["remove_dead_letter"], {**_key(letter), "transaction": None}
@@ -242,7 +242,7 @@ class _Trial:
     def run(self) -> Retried:
         while True:
             try:
-                with answering(f"trying {self.letter.place} again"), unwrapped():
+                with postgres_errors(f"trying {self.letter.place} again"), driver_errors():
                     return self._apply()
             except (DBAPIError, *AGAIN) as error:
                 if not serialization_failure(error):
@@ -298,7 +298,7 @@ class _Trial:
             raise _Failed(error) from error
 
     def _note(self, reason: str) -> None:
-        with answering("noting a failure"), self.engine.begin() as opened:
+        with postgres_errors("noting a failure"), self.engine.begin() as opened:
             driver_connection(opened).execute(
                 statements("penstock.operating", self.schema)["failed_again"],
                 {**_key(self.letter), "reason": reason},

@@ -11,10 +11,10 @@ from datetime import datetime
 from math import isfinite
 from typing import Any
 
-from penstock.channels.ick import Look, look_each
+from penstock.channels.ick import Look, inspect_shards
 from penstock.channels.log import Extent, extents
 from penstock.channels.server import RedisClient
-from penstock.database.connections import Connection, answering
+from penstock.database.connections import Connection, postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import AppendRefused, ForeignLog, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
@@ -231,7 +231,7 @@ def status(
     sql = statements("penstock.operating", schema)
     shards = known_shards(connection, schema, pipeline.shard_names if pipeline else ())
     log, trouble = _extents(client, namespace, shards)
-    with answering("reading the status"), connection.transaction():
+    with postgres_errors("reading the status"), connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         standing = connection.execute(sql["standing"]).fetchone()
         if standing is None:
@@ -285,7 +285,7 @@ def _looks(
     client: RedisClient, namespace: str, icks: list[ShardName]
 ) -> tuple[dict[ShardName, Look], str | None]:
     try:
-        return (look_each(client, namespace, icks) if icks else {}), None
+        return (inspect_shards(client, namespace, icks) if icks else {}), None
     except (ServerUnavailable, AppendRefused) as error:
         return {}, str(error)
 

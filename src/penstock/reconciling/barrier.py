@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from psycopg import IsolationLevel
 
-from penstock.database.connections import Connection, answering
+from penstock.database.connections import Connection, postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import ConsumerSpec
 from penstock.errors import BarrierMissed, Halted, Unknown
@@ -100,7 +100,7 @@ def pinned(
         Unknown: The consumer is not registered.
         ServerUnavailable: Postgres does not answer.
     """
-    with answering("pinning a consumer's state"), connect() as watcher, connect() as holder:
+    with postgres_errors("pinning a consumer's state"), connect() as watcher, connect() as holder:
         try:
             arrived = reach(watcher, barrier, at, timeout_s=timeout_s)
             holder.isolation_level, holder.read_only = IsolationLevel.REPEATABLE_READ, True

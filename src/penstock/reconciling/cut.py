@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from psycopg import IsolationLevel
 
-from penstock.database.connections import Connection, answering
+from penstock.database.connections import Connection, postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
-from penstock.journal import tails_of
+from penstock.journal import journal_tails
 from penstock.records import Epoch, Offset, ShardName
 from penstock.streaming.sequencer import tick_within
 
@@ -69,7 +69,7 @@ def cut(
     with connect() as holder, connect() as ticker:
         holder.isolation_level = ticker.isolation_level = IsolationLevel.REPEATABLE_READ
         holder.read_only = True
-        with answering("making a cut"), holder.transaction():
+        with postgres_errors("making a cut"), holder.transaction():
             with ticker.transaction():
                 ticker.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
                 ticker.execute(
@@ -79,7 +79,7 @@ def cut(
                 snapshot = exported(holder)
                 ticker.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode())
                 done = tick_within(ticker, schema)
-                offsets = tails_of(ticker, schema)
+                offsets = journal_tails(ticker, schema)
                 within(ticker, offsets)
             ticker.close()
             yield Cut(snapshot, done.number, done.epoch, offsets)

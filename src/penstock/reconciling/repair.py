@@ -12,7 +12,7 @@ from typing import LiteralString
 from psycopg import sql
 
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection, answering
+from penstock.database.connections import Connection, postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import BarrierMissed, DeclarationError, Gap, Refused, Unknown
@@ -68,7 +68,7 @@ def mend(  # noqa: PLR0913, PLR0917  what a repair needs
         ServerUnavailable: Postgres does not answer; nothing, or all of it, was done.
     """
     sql_ = statements("penstock.reconciling", schema)
-    with answering(f"mending {spec.state}"), connection.transaction():
+    with postgres_errors(f"mending {spec.state}"), connection.transaction():
         words = _Words(spec, columns, _types(connection, spec))
         standing = _locked(connection, spec, schema)
         if any(offset != at.offset_of(shard) for shard, offset in standing.items()):
@@ -114,7 +114,7 @@ def replace(
     sql_ = statements("penstock.reconciling", schema)
     spec = tables[0][0]
     before = after = 0
-    with answering(f"replacing the state of {spec.consumer.name}"), connection.transaction():
+    with postgres_errors(f"replacing the state of {spec.consumer.name}"), connection.transaction():
         made = [_copied_in(connection, number, *table) for number, table in enumerate(tables)]
         # Retention takes the same lock: it removes nothing that the checkpoints are put back to.
         connection.execute(

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import structlog
 from psycopg import IsolationLevel
 
-from penstock.database.connections import answering
+from penstock.database.connections import postgres_errors
 from penstock.database.registry import register_consumer
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import ConsumerSpec, ReconciliationSpec
@@ -147,7 +147,7 @@ def never_applied(connect: Connect, consumer: ConsumerSpec, schema: str = DEFAUL
     Raises:
         ServerUnavailable: Postgres does not answer.
     """
-    with answering("reading checkpoints"), connect() as connection:
+    with postgres_errors("reading checkpoints"), connect() as connection:
         [(records,)] = connection.execute(
             statements("penstock.reconciling", schema)["records_seen"], {"consumer": consumer.name}
         ).fetchall()
@@ -177,7 +177,7 @@ class _Run:
     others: Sequence[ReconciliationSpec]
 
     def begin(self, intent: Intent) -> int:
-        with answering("beginning a reconciliation"), self.connect() as books:
+        with postgres_errors("beginning a reconciliation"), self.connect() as books:
             if intent == "bootstrap":
                 register_consumer(books, self.schema, self.spec.consumer)
             [(run,)] = books.execute(
@@ -190,7 +190,7 @@ class _Run:
         counts = done.comparison.counts if done is not None and done.comparison else {}
         compared = done.comparison if done is not None else None
         try:
-            with answering("ending a reconciliation"), self.connect() as books:
+            with postgres_errors("ending a reconciliation"), self.connect() as books:
                 books.execute(
                     statements("penstock.reconciling", self.schema)["end_run"],
                     {
@@ -261,7 +261,11 @@ class _Run:
                     barrier.keep(keeper)
 
         keeping = threading.Thread(target=keep, name="barrier", daemon=True)
-        with answering("holding a consumer"), self.connect() as watcher, self.connect() as holder:
+        with (
+            postgres_errors("holding a consumer"),
+            self.connect() as watcher,
+            self.connect() as holder,
+        ):
             try:
                 since = reach(watcher, barrier, at, timeout_s=self.wait_s)
                 keeping.start()

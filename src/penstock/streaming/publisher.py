@@ -32,10 +32,10 @@ from penstock.channels.log import (
 )
 from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection, answering
+from penstock.database.connections import Connection, postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
-from penstock.errors import ChangedPast, Fenced
-from penstock.journal import tails_of
+from penstock.errors import Fenced, HistoryDiverged
+from penstock.journal import journal_tails
 from penstock.records import BEGINNING, Epoch, Offset, Record, RecordId, ShardName
 from penstock.streaming.portion import PORTION_BYTES, PORTION_RECORDS, Portion
 from penstock.streaming.unpublished import unpublished
@@ -99,8 +99,8 @@ class Publisher:
             ServerUnavailable: Postgres or Redis does not answer.
             ForeignLog: A key of ours holds something else.
         """
-        self.want(tails_of(self._connection, self._schema))
-        with answering("reading which channels are Icks"):
+        self.want(journal_tails(self._connection, self._schema))
+        with postgres_errors("reading which channels are Icks"):
             rows = self._connection.execute(self._sql["icks"]).fetchall()
         self._icks = frozenset(channel for (channel,) in rows)
         found = extents(self._client, self._namespace, list(self._wanted))
@@ -120,7 +120,7 @@ class Publisher:
         Raises:
             ServerUnavailable: Postgres or Redis does not answer; whatever was sent may be sent again.
             AppendRefused: Redis takes no writes now.
-            ChangedPast: The journal names records that Postgres no longer has.
+            HistoryDiverged: The journal names records that Postgres no longer has.
             ForeignLog: The log holds what is not ours.
             DamagedIck: An Ick is not whole.
             Fenced: A newer epoch has taken over.
@@ -273,14 +273,14 @@ def _ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
             yield item
 
 
-def _refusal(batch: Batch | Fold, reply: FencedOff | Foreign) -> ChangedPast | Fenced:
+def _refusal(batch: Batch | Fold, reply: FencedOff | Foreign) -> HistoryDiverged | Fenced:
     if isinstance(reply, FencedOff):
         return Fenced(
             f"{batch.shard}: the log is in epoch {reply.epoch}, this streamer in {batch.epoch}: it belongs to a past that "
             "Postgres has left. Start it again"
         )
-    return ChangedPast(
+    return HistoryDiverged(
         f"{batch.shard} offset {reply.offset}: the log holds record {reply.id}, the journal has another there. Either "
         "Postgres has lost commits that were published, or two databases write to one namespace. "
-        "See docs: errors#changedpast; then: penstock reset epoch"
+        "See docs: errors#historydiverged; then: penstock reset epoch"
     )

@@ -17,7 +17,7 @@ from penstock.channels.ick import passages
 from penstock.channels.log import evict
 from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection, answering
+from penstock.database.connections import Connection, postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import Channel, Ick
 from penstock.records import Offset, ShardName
@@ -101,7 +101,7 @@ def _forget(
         statements("penstock.streaming", schema),
         {"channel": shard.channel, "shard": shard.shard},
     )
-    with answering(f"retaining {shard}"), connection.transaction():
+    with postgres_errors(f"retaining {shard}"), connection.transaction():
         connection.execute(sql["prepare_retention"])
         connection.execute(statements("penstock.database", schema)["lock_channel"], where)
         [(slowest,)] = connection.execute(sql["floor"], where)
@@ -121,7 +121,7 @@ def forget_ticks(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
     Raises:
         ServerUnavailable: Postgres does not answer.
     """
-    with answering("forgetting ticks"):
+    with postgres_errors("forgetting ticks"):
         connection.execute(
             statements("penstock.streaming", schema)["forget_ticks"], {"kept": TICKS_KEPT}
         )

@@ -21,7 +21,7 @@ from typing import Any
 import psycopg
 
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection, answering
+from penstock.database.connections import Connection, postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import UnsafeSetting
 from penstock.records import Epoch, Offset, Shard, ShardName
@@ -77,7 +77,7 @@ class Sequencer:
         """Sets up; nothing is sent yet.
 
         Args:
-            connection: In autocommit mode, to a primary whose past has been checked (``check_past``).
+            connection: In autocommit mode, to a primary whose past has been checked (``check_lineage``).
             schema: The Penstock schema.
             prepare: Whether to keep prepared statements, which pay for more than a few ticks; they are given up where a
                 pooler stands between.
@@ -113,7 +113,7 @@ class Sequencer:
 
     def _look(self) -> tuple[Tick, bool]:
         """The last tick, and whether there is something that it did not show."""
-        with answering("looking for records"):
+        with postgres_errors("looking for records"):
             rows = self._alone(self._sql["look"])
         if not rows:
             raise UnsafeSetting(NO_TICK.format(schema=self._schema))
@@ -121,7 +121,7 @@ class Sequencer:
         return Tick(number, 0, epoch), found
 
     def _sequence(self) -> Tick:
-        with answering("sequencing"):
+        with postgres_errors("sequencing"):
             rows = self._alone(self._sequencing, self._sql["prepare_tick"])
         return _tick_of(rows, self._schema)
 
@@ -210,7 +210,7 @@ def check_identity_cache(connection: Connection, schema: str = DEFAULT_SCHEMA) -
         SchemaMissing: The tables are not there.
     """
     sql = statements("penstock.streaming", schema)
-    with answering("looking at the sequence of staged_records"):
+    with postgres_errors("looking at the sequence of staged_records"):
         row = connection.execute(
             sql["identity_cache"], {"table": f'"{schema}".staged_records'}
         ).fetchone()

@@ -15,10 +15,10 @@ import structlog
 
 from penstock.channels.server import RedisClient, check_eviction, connect_redis
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection, answering, connect_postgres, describe
+from penstock.database.connections import Connection, connect_postgres, describe, postgres_errors
 from penstock.database.registry import register_channel, register_consumer
 from penstock.errors import ServerUnavailable
-from penstock.journal import check_past
+from penstock.journal import check_lineage
 from penstock.pipeline import Pipeline
 from penstock.records import ShardName
 from penstock.streaming.publisher import Publisher
@@ -106,7 +106,7 @@ class Streamer:
 
         Raises:
             ServerUnavailable: A server does not answer.
-            Refused: Something that only an operator can decide: see ``check_past``.
+            Refused: Something that only an operator can decide: see ``check_lineage``.
             SchemaMissing: The tables are not there.
             DeclarationError: The pipeline does not fit what is registered.
         """
@@ -117,7 +117,7 @@ class Streamer:
         self._connection, self._client = connection, connect_redis(self._redis_url)
         check_eviction(self._client)
         check_identity_cache(connection, schema)
-        epoch = check_past(
+        epoch = check_lineage(
             connection,
             self._client,
             schema=schema,
@@ -131,7 +131,7 @@ class Streamer:
         for consumer in self._pipeline.consumers.values():
             register_consumer(connection, schema, consumer)
         crashpoint("streamer.after_register")
-        with answering("listening for nudges"):
+        with postgres_errors("listening for nudges"):
             connection.execute(f'LISTEN "{schema}_nudge"'.encode())
         self._sequencer = Sequencer(connection, schema, prepare=self._prepare)
         self._publisher = Publisher(
@@ -266,7 +266,7 @@ class Streamer:
         """Waits for a nudge, or for the pause to end."""
         connection, *_ = self._opened()
         # Not `notifies(timeout=pause_s)`: it spins through the last millisecond, which is all that an idle round costs.
-        with answering("waiting"), DefaultSelector() as selector:
+        with postgres_errors("waiting"), DefaultSelector() as selector:
             selector.register(connection, EVENT_READ)
             if selector.select(pause_s):
                 nudges = sum(1 for _ in connection.notifies(timeout=0))

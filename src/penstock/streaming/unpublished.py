@@ -10,9 +10,9 @@ from typing import Any
 
 import psycopg
 
-from penstock.database.connections import Connection, answering, pipelined
+from penstock.database.connections import Connection, pipelined, postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
-from penstock.errors import ChangedPast
+from penstock.errors import HistoryDiverged
 from penstock.records import BEGINNING, Offset, ShardName
 from penstock.streaming.portion import PORTION_BYTES, PORTION_RECORDS, Portion
 
@@ -42,7 +42,7 @@ def unpublished(
 
     Raises:
         ServerUnavailable: Postgres does not answer.
-        ChangedPast: The journal names records that Postgres no longer has, or has a hole.
+        HistoryDiverged: The journal names records that Postgres no longer has, or has a hole.
     """
     statement = statements("penstock.streaming", schema)["unpublished"]
 
@@ -67,7 +67,7 @@ def unpublished(
             in_turn -= 1
             asked.append(ask(*lacking.popleft()))
 
-    with answering("reading unpublished records"), pipelined(connection):
+    with postgres_errors("reading unpublished records"), pipelined(connection):
         ask_ahead()
         while asked:
             shard, after, cursor = asked.popleft()
@@ -83,13 +83,13 @@ def _portion(shard: ShardName, after: Offset, rows: list[tuple[Any, ...]]) -> Po
     first, last = Offset(rows[0][0]), rows[-1][0]
     lost = [row[1] for row in rows if row[2] is None]
     if lost:
-        raise ChangedPast(
+        raise HistoryDiverged(
             f"{shard} offset {first}…{last}: the journal names records that are gone from staged_records "
             f"({len(lost)}, the first is {lost[0]}). They were deleted by something other than Penstock, or Postgres was "
             "restored in part; nothing after them can be published in order. See penstock doctor"
         )
     if last - first + 1 != len(rows):
-        raise ChangedPast(
+        raise HistoryDiverged(
             f"{shard} offset {first}…{last}: the journal has only {len(rows)} records there. Rows of it were deleted by "
             "something other than Penstock; nothing after the hole can be published. See penstock doctor"
         )

@@ -13,12 +13,11 @@ import psycopg
 
 from penstock.channels.log import last_offsets
 from penstock.channels.routing import ick_shard_keys, log_keys
-from penstock.channels.server import RedisClient
-from penstock.channels.server import answering as redis_answering
-from penstock.database.connections import Connection, answering
+from penstock.channels.server import RedisClient, redis_errors
+from penstock.database.connections import Connection, postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import InvalidSetting
-from penstock.journal import tails_of
+from penstock.journal import journal_tails
 from penstock.records import BEGINNING, Offset, Shard, ShardName
 from penstock.verifying.comparing import Stretch
 from penstock.verifying.findings import Fault, Found, Stray
@@ -78,7 +77,7 @@ def look(
     first = _starts(connection, shards, start, schema)
     books = _books(connection, shards, schema)
     ends = _log_ends(client, shards, books, namespace)
-    journal = tails_of(connection, schema)
+    journal = journal_tails(connection, schema)
     stretches, unpublished = [], 0
     found = list(_checkpoints(books, ends, journal))
     strays: list[Stray] = []
@@ -110,7 +109,7 @@ def _starts(
     if not isinstance(start, str):
         return dict.fromkeys(shards, start or 1)
     try:
-        with answering("reading the journal"):
+        with postgres_errors("reading the journal"):
             rows = connection.execute(
                 statements("penstock.verifying", schema)["first_since"],
                 {**_named(shards), "since": start},
@@ -125,7 +124,7 @@ def _starts(
 
 def _books(connection: Connection, shards: Sequence[ShardName], schema: str) -> _Books:
     books = _Books(set(), {}, {})
-    with answering("reading checkpoints"):
+    with postgres_errors("reading checkpoints"):
         rows = connection.execute(
             statements("penstock.verifying", schema)["books"], _named(shards)
         ).fetchall()
@@ -159,7 +158,7 @@ def _lost(client: RedisClient, icks: Collection[ShardName], namespace: str) -> I
     pipeline = client.pipeline(transaction=False)
     for shard in icks:
         pipeline.exists(ick_shard_keys(namespace, shard).ick.version)
-    with redis_answering("looking at Icks"):
+    with redis_errors("looking at Icks"):
         replies = pipeline.execute()
     return (shard for shard, is_there in zip(icks, replies, strict=True) if not is_there)
 
@@ -191,7 +190,7 @@ def _beyond(
     client: RedisClient, shard: ShardName, end: Offset, last: Offset, namespace: str
 ) -> Iterator[Stray]:
     """The first entries of the log that lie beyond the journal's end."""
-    with redis_answering(f"reading {shard}"):
+    with redis_errors(f"reading {shard}"):
         entries = client.xrange(
             log_keys(namespace, shard).stream, f"{end + 1}-0", f"{last}", BEYOND
         )

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Protocol
 
 from penstock.channels.server import RedisClient
-from penstock.database.connections import Connection, answering
+from penstock.database.connections import Connection, postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.journal import known_shards, overlooked
 from penstock.records import ShardName
@@ -133,7 +133,7 @@ def _places(connection: Connection, schema: str, records: set[int]) -> dict[int,
     """Where the journal has some records."""
     found: dict[int, list[Place]] = {}
     if records:
-        with answering("reading the journal"):
+        with postgres_errors("reading the journal"):
             rows = connection.execute(
                 statements("penstock.verifying", schema)["places"], {"records": list(records)}
             ).fetchall()

@@ -13,7 +13,7 @@ from penstock.bench.peers import peers_of
 from penstock.bench.plant import Backlog, Plant, Scale
 from penstock.channels.log import read
 from penstock.consuming import ConsumerWorker
-from penstock.database.connections import Connection, engine_of
+from penstock.database.connections import Connection, make_engine
 from penstock.records import BEGINNING, Record
 
 BATCH = 1000
@@ -91,7 +91,7 @@ def _handled(
             while some := read(client, backlog.pipeline.namespace, shard, after, BATCH):
                 batches.append(some)
                 after = some[-1].offset
-    engine = engine_of(database_url, application="bench")
+    engine = make_engine(database_url, application="bench")
     try:
         engine.connect().close()
         began = perf_counter()

@@ -10,7 +10,7 @@ from penstock import stage_many
 from penstock.bench.application import NOTE, Movement, pipeline_of
 from penstock.bench.measuring import Case, Sample
 from penstock.bench.plant import ACCOUNTS, Plant, Scale
-from penstock.database.connections import engine_of
+from penstock.database.connections import make_engine
 from penstock.database.tables import staged_records
 
 OBJECTS = (1, 10, 100, 1000)
@@ -46,7 +46,7 @@ def cases(plant: Plant, scale: Scale) -> list[Case]:
 
 def _timed(plant: Plant, flush: Flush, objects: int, times: int, attached: bool) -> Sample:  # noqa: FBT001
     """Milliseconds a flush; its transaction is rolled back, so that the tables stay as they are."""
-    engine = engine_of(plant.database("staging"), application="bench")
+    engine = make_engine(plant.database("staging"), application="bench")
     sessions = sessionmaker(engine)
     if attached:
         pipeline_of(4).attach(sessions)

@@ -5,11 +5,11 @@ Consumers take the oldest, bring their copy up to date, and say which are done.
 
 ``DirtyList`` has the six operations of Redis::Ick, on its keys.  ``Reservations`` is for consumers that must not forget
 a member which becomes dirty while they work on it.  ``repair`` makes a damaged Ick whole.  ``tell_each`` and
-``passages`` are a pipeline's: members of records, in the order of their offsets.  ``look_each`` and ``oldest`` are for people who look.
+``passages`` are a pipeline's: members of records, in the order of their offsets.  ``inspect_shards`` and ``oldest`` are for people who look.
 """
 
 from penstock.channels.ick.dirty_list import DirtyList, QueuedDirtyList, add_each
-from penstock.channels.ick.looking import Look, Waiting, look_each, oldest
+from penstock.channels.ick.looking import Look, Waiting, inspect_shards, oldest
 from penstock.channels.ick.marks import Member, Score
 from penstock.channels.ick.operations import Added, Exchanged, IckStats, Mark, Span
 from penstock.channels.ick.repair import Damage, repair
@@ -52,7 +52,7 @@ __all__ = [
     "Waiting",
     "add_each",
     "fold",
-    "look_each",
+    "inspect_shards",
     "oldest",
     "passages",
     "repair",

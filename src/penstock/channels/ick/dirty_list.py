@@ -16,7 +16,7 @@ from penstock.channels.ick.marks import Marks, Member
 from penstock.channels.ick.operations import Added, Exchanged, IckStats, Mark, Operation
 from penstock.channels.routing import IckKeys, ick_keys
 from penstock.channels.scripts import Call, script
-from penstock.channels.server import RedisClient, answering, translated
+from penstock.channels.server import RedisClient, redis_errors, translated
 from penstock.errors import InvalidIckCall
 
 T = TypeVar("T")
@@ -286,7 +286,7 @@ def run_each(client: RedisClient, each: Sequence[Operation[T]], what: str) -> li
     for at in range(0, len(each), SLICES_AT_ONCE):
         part = each[at : at + SLICES_AT_ONCE]
         calls: list[Call] = [operation.call for operation in part]
-        with answering(what):
+        with redis_errors(what):
             replies = script(part[0].script).call_each(client, calls)
         for reply in replies:
             if isinstance(reply, redis.RedisError):

@@ -10,7 +10,7 @@ from penstock.channels.ick import operations
 from penstock.channels.ick.operations import IckStats
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.scripts import script
-from penstock.channels.server import RedisClient, answering, translated
+from penstock.channels.server import RedisClient, redis_errors, translated
 from penstock.errors import DamagedIck
 from penstock.records import ShardName
 
@@ -52,7 +52,7 @@ class Waiting:
     state: State
 
 
-def look_each(
+def inspect_shards(
     client: RedisClient, namespace: str, shards: Sequence[ShardName]
 ) -> dict[ShardName, Look]:
     """What each of several shards holds, in two round trips.
@@ -62,7 +62,7 @@ def look_each(
     """
     keys = {shard: ick_shard_keys(namespace, shard) for shard in shards}
     asked = [operations.stats(each.ick) for each in keys.values()]
-    with answering("looking at Icks"):
+    with redis_errors("looking at Icks"):
         replies = (
             script("ick/stats").call_each(client, [each.call for each in asked]) if asked else []
         )
@@ -112,7 +112,7 @@ def oldest(
         for state, key in sets:
             places.append((shard, state))
             pipeline.zrange(key, 0, most - 1, withscores=True)
-    with answering("looking at Icks"):
+    with redis_errors("looking at Icks"):
         replies = pipeline.execute(raise_on_error=False)
     found: list[Waiting] = []
     for (shard, state), reply in zip(places, replies, strict=True):

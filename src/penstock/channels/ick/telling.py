@@ -11,10 +11,10 @@ from typing import Any
 import redis
 
 from penstock.channels.ick import operations
-from penstock.channels.log import Reply, reply_of
+from penstock.channels.log import Reply, parse_reply
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.scripts import Argument, Call, script
-from penstock.channels.server import RedisClient, answering, translated
+from penstock.channels.server import RedisClient, redis_errors, translated
 from penstock.records import Epoch, Offset, Record, ShardName
 
 MICROSECONDS = 1_000_000
@@ -82,7 +82,7 @@ def tell_each(client: RedisClient, namespace: str, folds: Sequence[Fold]) -> lis
         head += (each.last.id, each.last.key, each.last.staged_us)
         calls.append(Call(names, [*head, *each.marks]))
     what = f"marking in {', '.join(str(each.shard) for each in folds)}"
-    with answering(what):
+    with redis_errors(what):
         replies = script("ick/pipeline/mark").call_each(client, calls)
     return [_reply(reply, each.shard) for reply, each in zip(replies, folds, strict=True)]
 
@@ -90,7 +90,7 @@ def tell_each(client: RedisClient, namespace: str, folds: Sequence[Fold]) -> lis
 def _reply(answer: Any, shard: ShardName) -> Reply:
     what = f"marking in {shard}"
     _check(answer, what)
-    return reply_of(answer, what)
+    return parse_reply(answer, what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def passages(
         keys = ick_shard_keys(namespace, shard)
         names = (*operations.three(keys.ick), keys.log.stream, keys.passage, keys.ick.held)
         calls.append(Call(names, ()))
-    with answering("looking at Icks"):
+    with redis_errors("looking at Icks"):
         replies = script("ick/pipeline/passed").call_each(client, calls)
     found = {}
     for shard, reply in zip(shards, replies, strict=True):

@@ -15,7 +15,7 @@ from penstock.channels.log.appending import (
     Reply,
     append_ahead,
     append_together,
-    reply_of,
+    parse_reply,
 )
 from penstock.channels.log.entries import NAMES
 from penstock.channels.log.following import POLL_S, Follower
@@ -45,7 +45,7 @@ __all__ = [
     "evict",
     "extents",
     "last_offsets",
+    "parse_reply",
     "read",
     "read_newest",
-    "reply_of",
 ]

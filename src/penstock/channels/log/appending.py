@@ -10,7 +10,7 @@ import redis
 
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Argument, Call, CallsAhead, script
-from penstock.channels.server import RedisClient, answering, translated
+from penstock.channels.server import RedisClient, redis_errors, translated
 from penstock.errors import ForeignLog
 from penstock.records import Epoch, Offset, ShardName
 
@@ -96,10 +96,10 @@ def append_together(
         ForeignLog: A key holds another type.
     """
     calls = [_call(namespace, batch) for batch in batches]
-    with answering(f"appending to {', '.join(str(batch.shard) for batch in batches)}"):
+    with redis_errors(f"appending to {', '.join(str(batch.shard) for batch in batches)}"):
         replies = script("log/append").call_together(client, calls)
     answered = zip(batches, replies, strict=True)
-    return [(batch, reply_of(reply, _doing(batch))) for batch, reply in answered]
+    return [(batch, parse_reply(reply, _doing(batch))) for batch, reply in answered]
 
 
 def append_ahead(
@@ -120,12 +120,12 @@ def append_ahead(
 
         def taken() -> tuple[Batch, Reply]:
             batch = under_way.popleft()
-            with answering(_doing(batch)):
+            with redis_errors(_doing(batch)):
                 answer = calls.reply()
-            return batch, reply_of(answer, _doing(batch))
+            return batch, parse_reply(answer, _doing(batch))
 
         for batch in batches:
-            with answering(_doing(batch)):
+            with redis_errors(_doing(batch)):
                 calls.send(_call(namespace, batch))
             under_way.append(batch)
             if len(under_way) > AHEAD:
@@ -144,7 +144,7 @@ def _doing(batch: Batch) -> str:
     return f"appending to {batch.shard}"
 
 
-def reply_of(answer: Any, what: str) -> Reply:
+def parse_reply(answer: Any, what: str) -> Reply:
     """What a script answered that compares and appends, or marks.
 
     Raises:

@@ -9,7 +9,7 @@ from hiredis import pack_command
 
 from penstock.channels.log.entries import records_of
 from penstock.channels.routing import log_keys
-from penstock.channels.server import RedisClient, answering
+from penstock.channels.server import RedisClient, redis_errors
 from penstock.records import Offset, Record, ShardName
 
 POLL_S = 0.02
@@ -50,7 +50,7 @@ class Follower:
             return self._poll(positions, block_ms or 0)
         if found := self._asked_ahead(positions):
             return found
-        with answering("waiting for records"):
+        with redis_errors("waiting for records"):
             self._send(positions, block_ms)
             return self._receive(positions)
 
@@ -63,7 +63,7 @@ class Follower:
         if self._is_cluster or not positions:
             return
         self.close()
-        with answering("asking for records"):
+        with redis_errors("asking for records"):
             self._send(positions, None)
         self._asked = dict(positions)
 
@@ -118,7 +118,7 @@ class Follower:
             for shard, after in positions.items():
                 stream = log_keys(self._namespace, shard).stream
                 pipeline.xrange(stream, f"{after + 1}-0", "+", self._count)
-            with answering("waiting for records"):
+            with redis_errors("waiting for records"):
                 answers = pipeline.execute()
             found = {
                 shard: records_of(shard, entries)

@@ -13,7 +13,7 @@ import redis
 
 from penstock.channels.log.entries import offset_of, records_of
 from penstock.channels.routing import log_keys
-from penstock.channels.server import RedisClient, answering, translated
+from penstock.channels.server import RedisClient, redis_errors, translated
 from penstock.records import BEGINNING, Offset, Record, ShardName
 
 
@@ -71,7 +71,7 @@ def _streams(
     pipeline = client.pipeline(transaction=False)
     for shard in shards:
         pipeline.xinfo_stream(log_keys(namespace, shard).stream)
-    with answering("looking at the log"):
+    with redis_errors("looking at the log"):
         replies = pipeline.execute(raise_on_error=False)
     for shard, reply in zip(shards, replies, strict=True):
         if isinstance(reply, redis.ResponseError) and "no such key" in str(reply):
@@ -99,7 +99,7 @@ def read(
         ServerUnavailable: Redis does not answer.
         ForeignLog: The stream holds entries that are not ours.
     """
-    with answering(f"reading {shard}"):
+    with redis_errors(f"reading {shard}"):
         entries = client.xrange(log_keys(namespace, shard).stream, f"{after + 1}-0", "+", count)
     return records_of(shard, entries)
 
@@ -111,7 +111,7 @@ def read_newest(client: RedisClient, namespace: str, shard: ShardName, count: in
         ServerUnavailable: Redis does not answer.
         ForeignLog: The stream holds entries that are not ours.
     """
-    with answering(f"reading {shard}"):
+    with redis_errors(f"reading {shard}"):
         entries = client.xrevrange(log_keys(namespace, shard).stream, "+", "-", count)
     return records_of(shard, reversed(entries))
 
@@ -123,7 +123,7 @@ def evict(client: RedisClient, namespace: str, shard: ShardName, before: Offset)
         ServerUnavailable: Redis does not answer.
         AppendRefused: Redis does not take writes.
     """
-    with answering(f"evicting from {shard}"):
+    with redis_errors(f"evicting from {shard}"):
         removed: int = client.xtrim(
             log_keys(namespace, shard).stream, minid=f"{before}-0", approximate=False
         )

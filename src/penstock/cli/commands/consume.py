@@ -32,7 +32,7 @@ def consume(
     ] = None,
 ) -> None:
     """Apply records with one consumer; several processes share its shards."""
-    from penstock.consuming import Consumed, worker_of  # noqa: PLC0415  not for `--help`
+    from penstock.consuming import Consumed, make_worker  # noqa: PLC0415  not for `--help`
 
     stop = Stop()
     pipeline = pipeline_of(settings)
@@ -43,7 +43,7 @@ def consume(
     with servers(settings, schema=pipeline.schema) as urls, Progress("applied") as progress:
         if begin is not None:
             _bootstrap(settings, name)
-        worker = worker_of(
+        worker = make_worker(
             pipeline,
             consumer,
             urls.database_url,

@@ -56,7 +56,7 @@ def reconcile(  # noqa: PLR0917  options
     json: Json = False,
 ) -> None:
     """Compare what consumers hold with the canonical tables, exactly, while they run; ends with 4 if anything differs."""
-    from penstock.journal import examine_past  # noqa: PLC0415  not for `--help`
+    from penstock.journal import examine_lineage  # noqa: PLC0415  not for `--help`
     from penstock.reconciling import reconcile as run  # noqa: PLC0415  the same
 
     if whole and not apply:
@@ -73,7 +73,7 @@ def reconcile(  # noqa: PLR0917  options
         connected(settings, "reconcile") as servers,
         comparing(settings, servers, report) as comparer,
     ):
-        examine_past(
+        examine_lineage(
             servers.connection, servers.client, schema=servers.schema, namespace=servers.namespace
         )
         for spec, *others in parts:

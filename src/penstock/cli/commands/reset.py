@@ -102,7 +102,7 @@ def _target(to: str | None) -> "Target":
 @reset.command("epoch")
 @verb()
 def epoch(settings: Settings, yes: Yes = False, json: Json = False) -> None:
-    """Decide after ChangedPast that Postgres is right: open a new epoch, and have the log replayed."""
+    """Decide after HistoryDiverged that Postgres is right: open a new epoch, and have the log replayed."""
     from penstock.operating.reset import reset_epoch  # noqa: PLC0415  not for `--help`
 
     with connected(settings, "reset") as servers:

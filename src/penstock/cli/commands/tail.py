@@ -91,10 +91,10 @@ def _shards(servers: Connected, channel: str, shard: int | None) -> "list[ShardN
 
 def _is_ick(servers: Connected, channel: str) -> bool:
     """By what is registered, and else by what is declared."""
-    from penstock.database.connections import answering  # noqa: PLC0415  not for `--help`
+    from penstock.database.connections import postgres_errors  # noqa: PLC0415  not for `--help`
     from penstock.database.statements import statements  # noqa: PLC0415  the same
 
-    with answering("reading the channels"):
+    with postgres_errors("reading the channels"):
         row = servers.connection.execute(
             statements("penstock.database", servers.schema)["channel"], {"channel": channel}
         ).fetchone()

@@ -24,7 +24,7 @@ from penstock.channels.ick import (
     passages,
 )
 from penstock.channels.routing import ick_shard_keys
-from penstock.channels.server import answering as redis_answering
+from penstock.channels.server import redis_errors
 from penstock.consuming.delivering import Delivered
 from penstock.consuming.dirty.applying import MemberApplier, dirty_members
 from penstock.consuming.loop import Choices, Consumed, Worker
@@ -151,7 +151,7 @@ class MemberWorker(Worker):
             keys = self._icks[shard].keys
             for key in (keys.dirty, keys.reserved, keys.held):
                 pipeline.exists(key)
-        with redis_answering("looking at Icks"):
+        with redis_errors("looking at Icks"):
             found = pipeline.execute()
         return [s for i, s in enumerate(self._shards) if any(found[3 * i : 3 * i + 3])]
 

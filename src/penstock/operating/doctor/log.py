@@ -6,9 +6,9 @@ from typing import Any
 from penstock.channels.ick.operations import five
 from penstock.channels.log import extents, read, read_newest
 from penstock.channels.routing import ick_shard_keys, log_keys
-from penstock.channels.server import answering, check_eviction, info_text
+from penstock.channels.server import check_eviction, info_text, redis_errors
 from penstock.errors import ForeignLog, UnsafeSetting
-from penstock.journal import examine_past
+from penstock.journal import examine_lineage
 from penstock.operating.doctor.finding import Check, Examined, Finding
 from penstock.records import Offset, ShardName
 
@@ -18,7 +18,7 @@ NEARLY_FULL = 0.9
 
 def redis(examined: Examined) -> Iterator[Finding]:
     """Reachable, new enough, the master."""
-    with answering("looking at Redis"):
+    with redis_errors("looking at Redis"):
         found = info_text(examined.client, "server")
         replication = info_text(examined.client, "replication")
     name = "Valkey" if "valkey_version" in found else "Redis"
@@ -54,7 +54,7 @@ def eviction(examined: Examined) -> Iterator[Finding]:
 
 def memory(examined: Examined) -> Iterator[Finding]:
     """Is there room?"""
-    with answering("looking at Redis"):
+    with redis_errors("looking at Redis"):
         found = info_text(examined.client, "memory")
     used, most = int(found.get("used_memory", 0)), int(found.get("maxmemory", 0))
     if most and used > NEARLY_FULL * most:
@@ -74,7 +74,7 @@ def memory(examined: Examined) -> Iterator[Finding]:
 
 def persistence(examined: Examined) -> Iterator[Finding]:
     """What is left after a restart?  The journal replays what is not."""
-    with answering("looking at Redis"):
+    with redis_errors("looking at Redis"):
         found = info_text(examined.client, "persistence")
     failing = [
         name
@@ -103,13 +103,13 @@ def persistence(examined: Examined) -> Iterator[Finding]:
 
 
 def _saves(client: Any) -> bool:
-    with answering("looking at Redis"):
+    with redis_errors("looking at Redis"):
         return bool(client.config_get("save").get("save"))
 
 
 def past(examined: Examined) -> Iterator[Finding]:
     """Is the past of Postgres the one that Redis has seen?"""
-    found = examine_past(
+    found = examine_lineage(
         examined.connection,
         examined.client,
         schema=examined.schema,
@@ -133,7 +133,7 @@ def keys(examined: Examined) -> Iterator[Finding]:
     pipeline = examined.client.pipeline(transaction=False)
     for name in names:
         pipeline.pttl(name)
-    with answering("looking at the keys"):
+    with redis_errors("looking at the keys"):
         lives = pipeline.execute()
     mortal = [name for name, life in zip(names, lives, strict=True) if life >= 0]
     for name in mortal:

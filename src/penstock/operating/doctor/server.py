@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from penstock.database.statements import statements
 from penstock.errors import ReadOnlyPostgres
-from penstock.journal.past import identity_of
+from penstock.journal.lineage import server_identity
 from penstock.operating.doctor.finding import Check, Examined, Finding, age
 
 OLDEST_POSTGRES = 140_000
@@ -23,7 +23,7 @@ def postgres(examined: Examined) -> Iterator[Finding]:
         yield Finding("postgres", "error", f"{shown} is too old", "upgrade to Postgres 14 or newer")
         return
     try:
-        identity = identity_of(examined.connection, examined.schema)
+        identity = server_identity(examined.connection, examined.schema)
     except ReadOnlyPostgres as error:
         yield Finding("postgres", "error", str(error), "point database_url at the primary")
         return

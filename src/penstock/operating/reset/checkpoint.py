@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import structlog
 
-from penstock.database.connections import Connection, answering
+from penstock.database.connections import Connection, postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import Refused, Unknown
 from penstock.operating.consumers import registered
@@ -76,7 +76,7 @@ def reset_checkpoint(  # noqa: PLR0913  what is asked and what may be left out
         ServerUnavailable: Postgres does not answer.
     """
     sql = statements("penstock.operating", schema)
-    with answering(f"moving checkpoints of {consumer}"), connection.transaction():
+    with postgres_errors(f"moving checkpoints of {consumer}"), connection.transaction():
         if apply:
             for each in registered(connection, consumer, schema=schema):
                 # Retention takes the same lock: it does not remove what a checkpoint is put back to.

@@ -1,4 +1,4 @@
-"""A new epoch: the operator's decision after ``ChangedPast`` that Postgres is right, whatever Redis has seen.
+"""A new epoch: the operator's decision after ``HistoryDiverged`` that Postgres is right, whatever Redis has seen.
 
 Postgres has lost commits that were published, or its records carry transaction ids of another cluster.  In one
 transaction, while nobody can stage, sequence, retain or apply:
@@ -11,7 +11,7 @@ transaction, while nobody can stage, sequence, retain or apply:
     fence     every shard in Redis is told the new epoch; the streams that disagree with the journal are deleted
 
 and commit.  The publisher then replays the journal.  Redis is changed before the commit: a crash between the two is
-seen as ``ChangedPast`` once more (the log's epoch is newer than Postgres'), and the reset is done again.
+seen as ``HistoryDiverged`` once more (the log's epoch is newer than Postgres'), and the reset is done again.
 
 The journal is dense, so the offsets of records that were lost are given out again, in the new epoch: the pair of epoch
 and offset is what never comes back.  Consumers in this Postgres were rolled back with it.  A reader elsewhere that has
@@ -27,14 +27,13 @@ import structlog
 
 from penstock.channels.log import Extent, extents, read_newest
 from penstock.channels.routing import log_keys
-from penstock.channels.server import RedisClient
-from penstock.channels.server import answering as redis_answering
+from penstock.channels.server import RedisClient, redis_errors
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection, answering
+from penstock.database.connections import Connection, postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
-from penstock.errors import ChangedPast, Refused
-from penstock.journal.past import Identity, examine_past, identity_of, log_epochs
-from penstock.journal.reading import known_shards, remembered_at, tails_of
+from penstock.errors import HistoryDiverged, Refused
+from penstock.journal.lineage import Identity, examine_lineage, log_epochs, server_identity
+from penstock.journal.reading import journal_tails, known_shards, remembered_at
 from penstock.pipeline import Pipeline
 from penstock.records import Epoch, Offset, Record, RecordId, ShardName
 from penstock.streaming.sequencer import JOURNAL_CHUNK
@@ -151,10 +150,10 @@ def reset_epoch(
     if pipeline is not None:
         schema, namespace = pipeline.schema, pipeline.namespace
     sql = statements("penstock.operating", schema)
-    identity = identity_of(connection, schema)
+    identity = server_identity(connection, schema)
     reason = _reason(connection, client, schema, namespace)
     shards = known_shards(connection, schema, pipeline.shard_names if pipeline else ())
-    with answering("planning an epoch"), connection.transaction():
+    with postgres_errors("planning an epoch"), connection.transaction():
         if apply and reason is not None:
             _lock(connection, sql)
         [(snapshot,)] = connection.execute(sql["current_snapshot"]).fetchall()
@@ -186,8 +185,8 @@ def reset_epoch(
 def _reason(connection: Connection, client: RedisClient, schema: str, namespace: str) -> str | None:
     """Why a new epoch is due."""
     try:
-        past = examine_past(connection, client, schema=schema, namespace=namespace)
-    except ChangedPast as error:
+        past = examine_lineage(connection, client, schema=schema, namespace=namespace)
+    except HistoryDiverged as error:
         return str(error)
     return (
         "the server has been promoted or replaced; nothing published was lost"
@@ -243,7 +242,7 @@ def _plan(
 
 def _disagreements(connection: Connection, schema: str, held: _Log) -> tuple[Disagreement, ...]:
     """The streams that go beyond the journal, or whose last record is another than the journal's."""
-    journal = tails_of(connection, schema)
+    journal = journal_tails(connection, schema)
     lasts = {shard: records[-1] for shard, records in held.ends.items() if records}
     remembered = remembered_at(
         connection, schema, {shard: record.offset for shard, record in lasts.items()}
@@ -314,7 +313,7 @@ def _begin_anew(
     disagreeing = {each.shard for each in plan.deleted}
     for shard in shards:
         keys = log_keys(namespace, shard)
-        with redis_answering(f"opening epoch {plan.following} in {shard}"):
+        with redis_errors(f"opening epoch {plan.following} in {shard}"):
             together: Any = client.pipeline(transaction=True)
             together.set(keys.epoch, plan.following)
             if str(shard) in disagreeing:

@@ -6,9 +6,8 @@ import structlog
 
 from penstock.channels.ick import repair
 from penstock.channels.routing import ick_shard_keys
-from penstock.channels.server import RedisClient, answering
-from penstock.database.connections import Connection
-from penstock.database.connections import answering as postgres_answering
+from penstock.channels.server import RedisClient, redis_errors
+from penstock.database.connections import Connection, postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import Unknown
 from penstock.journal import known_shards
@@ -68,7 +67,7 @@ def reset_ick(  # noqa: PLR0913  what is asked and what may be left out
         if apply and damages:
             if lossy:
                 # First: whoever is cut off here finds the damage again, and begins anew.
-                with answering(f"mending {shard}"):
+                with redis_errors(f"mending {shard}"):
                     client.delete(keys.log.stream)
             damages = repair(client, keys.name)
             log.warning("ick mended", shard=str(shard), damages=len(damages), told_again=lossy)
@@ -80,7 +79,7 @@ def _kind(
     connection: Connection, schema: str, channel: str, pipeline: Pipeline | None
 ) -> str | None:
     """Of what kind a channel is, by what is registered, and else by what is declared; None if nobody knows it."""
-    with postgres_answering("reading the channels"):
+    with postgres_errors("reading the channels"):
         row = connection.execute(
             statements("penstock.database", schema)["channel"], {"channel": channel}
         ).fetchone()

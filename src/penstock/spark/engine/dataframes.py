@@ -29,11 +29,11 @@ from penstock.consuming.delivering import driver_connection
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import (
     Connection,
-    answering,
     connect_postgres,
-    engine_of,
+    driver_errors,
+    make_engine,
+    postgres_errors,
     serialization_failure,
-    unwrapped,
 )
 from penstock.database.registry import register_consumer
 from penstock.declarations import ConsumerSpec
@@ -66,7 +66,7 @@ def start_frames(  # noqa: PLR0913, PLR0917  what a query needs
     Args:
         spark: A session that knows ``penstock.log``.
         pipeline: The consumer's pipeline.
-        consumer: One that is declared with ``frames=True``.
+        consumer: One that is declared with ``dataframe=True``.
         database_url: Where its effects and checkpoints are.
         redis_url: Where the log is.
         directory: For Spark's own checkpoints; each query makes a new one in it.
@@ -101,7 +101,7 @@ def start_frames(  # noqa: PLR0913, PLR0917  what a query needs
     frames = Frames(
         pipeline,
         consumer,
-        engine_of(database_url, application=f"consumer {consumer.name}", pooled=False),
+        make_engine(database_url, application=f"consumer {consumer.name}", pooled=False),
         stop,
     )
     trigger = {"availableNow": True} if available_now else {"processingTime": "0 seconds"}
@@ -158,7 +158,7 @@ class Frames:
         try:
             left = self._shares(frame)
             while left and not self._stop():
-                with answering(f"applying to {self._consumer.channel.name}"), unwrapped():
+                with postgres_errors(f"applying to {self._consumer.channel.name}"), driver_errors():
                     left = self._once(frame, left)
         finally:
             frame.unpersist()
@@ -180,13 +180,13 @@ class Frames:
                 if due:
                     self._consumer.handler(session, frame.where(_behind(due)))
                     session.flush()
-                    crashpoint("frames.after_apply")
+                    crashpoint("dataframes.after_apply")
                 moves = [
                     Move(locked, last, applied=last - locked.offset)
                     for locked, last in due.values()
                 ]
                 self._checkpoints.advance(connection, *moves)
-                crashpoint("frames.after_checkpoint")
+                crashpoint("dataframes.after_checkpoint")
         except Exception as error:
             if not serialization_failure(error):
                 raise

@@ -94,7 +94,7 @@ class EpochsReader(DataSourceStreamReader):
         yield (str(task), *(counts[name] for name in COUNTS), monotonic() - began)
 
     def _run(self, task: Task, stop: Callable[[], bool], counter: "_Counter") -> None:
-        from penstock.consuming import worker_of  # noqa: PLC0415  planners import this module too, and need none
+        from penstock.consuming import make_worker  # noqa: PLC0415  planners import this module too, and need none
         from penstock.streaming import Streamer  # noqa: PLC0415  the same
 
         pipeline = load_pipeline(self._options["app"])
@@ -119,7 +119,7 @@ class EpochsReader(DataSourceStreamReader):
             )
         else:
             consumer = pipeline.consumer_named(task.consumer)
-            worker = worker_of(
+            worker = make_worker(
                 pipeline,
                 consumer,
                 *urls,

@@ -19,8 +19,8 @@ from pyspark.sql.types import StructType
 
 from penstock.channels.log import NAMES
 from penstock.channels.routing import log_keys
-from penstock.channels.server import answering as redis_answering
-from penstock.database.connections import answering
+from penstock.channels.server import redis_errors
+from penstock.database.connections import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import ServerUnavailable
 from penstock.records import Shard, ShardName
@@ -241,7 +241,7 @@ class StretchReader(DataSourceReader):
         until = min(stretch.until, stretch.published)
         if until <= stretch.after:
             return []
-        with redis_answering(f"reading {stretch.shard}"):
+        with redis_errors(f"reading {stretch.shard}"):
             read: list[Entry] = redis_client(self.redis_url).execute_command(
                 "XRANGE", key, f"{stretch.after + 1}-0", str(until)
             )
@@ -273,7 +273,7 @@ class StretchReader(DataSourceReader):
     def _number(self, statement: str, stretch: Stretch, default: int) -> int:
         shard = stretch.shard
         where = {"channel": shard.channel, "shard": shard.shard}
-        with answering(f"reading {shard}"):
+        with postgres_errors(f"reading {shard}"):
             row = (
                 postgres(self.database_url)
                 .execute(

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from penstock.channels.log import NAMES, POLL_S, extents
 from penstock.channels.routing import log_keys
-from penstock.channels.server import answering
+from penstock.channels.server import redis_errors
 from penstock.errors import ForeignLog
 from penstock.records import Shard, ShardName
 from penstock.spark.sources.columns import SCHEMA, batch, text
@@ -82,14 +82,14 @@ class LogPlace:
             sleep(POLL_S)  # nobody can wait for several nodes at once: Spark asks again
             return
         after = {self._key(shard): f"{at}-0" for shard, at in positions.items()}
-        with answering("waiting for records"):
+        with redis_errors("waiting for records"):
             self._client.xread(after, count=1, block=int(seconds * 1000))
 
     def read(self, wanted: Range) -> Iterator[pa.RecordBatch]:
         """Entries by the thousand, each column straight from the wire."""
         key, after = self._key(wanted.shard), wanted.after
         while after < wanted.until:
-            with answering(f"reading {self.options.channel}/{wanted.shard}"):
+            with redis_errors(f"reading {self.options.channel}/{wanted.shard}"):
                 entries = self._client.execute_command(
                     "XRANGE", key, f"{after + 1}-0", f"{wanted.until}-0", "COUNT", ENTRIES_A_READ
                 )

@@ -3,7 +3,7 @@
 import os
 from typing import Protocol
 
-from penstock.database.connections import answering, connect_postgres
+from penstock.database.connections import connect_postgres, postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import InvalidSetting, Unknown
 
@@ -48,7 +48,7 @@ def number_of_shards(options: Sharded) -> int:
         )
     with (
         connect_postgres(url, application="spark") as connection,
-        answering("reading the channels"),
+        postgres_errors("reading the channels"),
     ):
         row = connection.execute(
             statements("penstock.database", options.schema)["channel"], {"channel": options.channel}

@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from penstock.database.connections import answering
+from penstock.database.connections import postgres_errors
 from penstock.database.statements import statements
 from penstock.spark.sources.columns import ARROW, SCHEMA
 from penstock.spark.sources.connections import arrow, postgres
@@ -51,7 +51,7 @@ class JournalPlace:
     def held(self) -> dict[int, Held]:
         """From the journal's oldest entry to its newest, for each shard."""
         channel, count = self.options.channel, number_of_shards(self.options)
-        with answering("reading the journal"):
+        with postgres_errors("reading the journal"):
             rows = postgres(self.options.database()).execute(
                 self._sql["held"], {"channel": channel, "shards": count}
             )

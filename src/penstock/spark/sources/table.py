@@ -14,7 +14,7 @@ from psycopg import sql
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from penstock.database.connections import answering
+from penstock.database.connections import postgres_errors
 from penstock.errors import InvalidSetting, SnapshotLost, Unknown
 from penstock.spark.sources.connections import arrow, postgres, warm
 from penstock.spark.sources.narrowing import condition_of
@@ -108,7 +108,7 @@ class _Relation:
         connection = postgres(database_url("penstock.table", options.get("databaseurl")))
         wanted = options.get("columns")
         names = "*" if wanted is None else ", ".join(map(_identifier, wanted.split(",")))
-        with answering("looking at a table"):
+        with postgres_errors("looking at a table"):
             try:
                 described = connection.execute(f"SELECT {names} FROM {source} LIMIT 0".encode())
             except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
@@ -143,7 +143,7 @@ class TableReader(DataSourceReader):
         """Slices of about one size."""
         connection = postgres(self._url)
         column = self._relation.options.get("partitioncolumn")
-        with answering("dividing a table"):
+        with postgres_errors("dividing a table"):
             if column is not None:
                 return list(
                     _by_column(

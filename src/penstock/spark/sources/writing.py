@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from penstock.channels.log import FIELDS, Appended, Batch, Behind, FencedOff, Foreign, append_ahead
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Argument
-from penstock.channels.server import RedisClient, answering
+from penstock.channels.server import RedisClient, redis_errors
 from penstock.errors import Fenced, ForeignLog, Gap, InvalidRecord, InvalidSetting
 from penstock.records import Epoch, Offset, Shard, ShardName
 from penstock.spark.sources.columns import NAMES
@@ -200,6 +200,6 @@ def _arguments(rows: pa.RecordBatch) -> list[Argument]:
 
 def _epoch(client: RedisClient, namespace: str, shard: ShardName) -> Epoch:
     """The epoch that the log is in; a new one is in its first."""
-    with answering(f"looking at {shard}"):
+    with redis_errors(f"looking at {shard}"):
         held = client.get(log_keys(namespace, shard).epoch)
     return Epoch(int(held or 1))

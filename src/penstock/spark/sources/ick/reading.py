@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import (
 
 from penstock.channels.ick.operations import Mark, read_marks
 from penstock.channels.routing import ick_keys
-from penstock.channels.server import answering
+from penstock.channels.server import redis_errors
 from penstock.spark.sources.connections import redis_client, warm
 from penstock.spark.sources.ick.columns import batch
 from penstock.spark.sources.ick.options import MEMBERS_A_SHARD, IckOptions
@@ -64,7 +64,7 @@ class IckBatchReader(DataSourceReader):
         client = redis_client(self._options.redis())
         at = 0
         while True:
-            with answering(f"looking at {partition.key}"):
+            with redis_errors(f"looking at {partition.key}"):
                 found = client.zrange(partition.key, at, at + MEMBERS_A_LOOK - 1, withscores=True)
             if not found:
                 return

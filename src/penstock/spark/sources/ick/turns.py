@@ -20,7 +20,7 @@ from penstock.channels.ick import (
     Reservations,
     Superseded,
 )
-from penstock.channels.server import RedisClient, answering
+from penstock.channels.server import RedisClient, redis_errors
 from penstock.spark.sources.ick.pulse import Pulse
 
 Offset = dict[int, str]
@@ -128,7 +128,7 @@ class Turns:
             keys = self._icks[shard].keys
             for key in (keys.dirty, keys.reserved, keys.held):
                 pipeline.exists(key)
-        with answering("looking at Icks"):
+        with redis_errors("looking at Icks"):
             found = pipeline.execute()
         return [shard for i, shard in enumerate(shards) if any(found[3 * i : 3 * i + 3])]
 
@@ -142,7 +142,7 @@ class Turns:
         for ick in self._icks.values():
             for key in (ick.keys.dirty, ick.keys.reserved, ick.keys.held):
                 pipeline.zcard(key)
-        with answering("looking at Icks"):
+        with redis_errors("looking at Icks"):
             found = pipeline.execute()
         return {shard: sum(found[3 * i : 3 * i + 3]) for i, shard in enumerate(self._icks)}
 

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from penstock.channels.ick import add_each
 from penstock.channels.ick.dirty_list import checked_keys
-from penstock.channels.server import RedisClient, answering
+from penstock.channels.server import RedisClient, redis_errors
 from penstock.declarations import Ick
 from penstock.errors import InvalidRecord, InvalidSetting
 from penstock.spark.sources.connections import redis_client, warm
@@ -99,7 +99,7 @@ class IckStreamWriter(_Writer, DataSourceStreamArrowWriter):
 
 def _now(client: RedisClient) -> float:
     """Seconds since 1970 by Redis' clock, which all tasks share; of a Cluster, by one node's."""
-    with answering("asking for the time"):
+    with redis_errors("asking for the time"):
         found = client.time()
     seconds, microseconds = next(iter(found.values())) if isinstance(found, dict) else found
     return float(seconds) + float(microseconds) / MICROSECONDS

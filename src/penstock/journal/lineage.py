@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 from penstock.channels.log import Extent, extents, read
 from penstock.channels.routing import log_keys
-from penstock.channels.server import RedisClient
-from penstock.channels.server import answering as redis_answering
+from penstock.channels.server import RedisClient, redis_errors
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection, answering
+from penstock.database.connections import Connection, postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
-from penstock.errors import ChangedPast, ForeignLog, ReadOnlyPostgres, SchemaMissing
-from penstock.journal.reading import known_shards, remembered_at, tails_of
+from penstock.errors import ForeignLog, HistoryDiverged, ReadOnlyPostgres, SchemaMissing
+from penstock.journal.reading import journal_tails, known_shards, remembered_at
 from penstock.records import BEGINNING, Epoch, Offset, Record, ShardName
 
 
@@ -35,7 +34,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class Lineage:
     """A past that agrees with Redis.
 
     Attributes:
@@ -54,7 +53,7 @@ class Past:
         return self.remembered != self.found
 
 
-def check_past(
+def check_lineage(
     connection: Connection,
     client: RedisClient,
     *,
@@ -76,35 +75,37 @@ def check_past(
 
     Raises:
         ReadOnlyPostgres: A standby, or a server that takes no writes.
-        ChangedPast: Postgres lost what was published, or is another database.
+        HistoryDiverged: Postgres lost what was published, or is another database.
         SchemaMissing: The tables are not there.
         ServerUnavailable: Postgres or Redis does not answer.
     """
-    past = examine_past(connection, client, schema=schema, namespace=namespace, declared=declared)
+    past = examine_lineage(
+        connection, client, schema=schema, namespace=namespace, declared=declared
+    )
     return _open_epoch(connection, schema, past) if past.has_moved else past.epoch
 
 
-def examine_past(
+def examine_lineage(
     connection: Connection,
     client: RedisClient,
     *,
     schema: str = DEFAULT_SCHEMA,
     namespace: str = "penstock",
     declared: Iterable[ShardName] = (),
-) -> Past:
+) -> Lineage:
     """The same comparison, without opening an epoch.
 
     Raises:
-        As ``check_past``.
+        As ``check_lineage``.
     """
     sql = statements("penstock.journal", schema)
-    identity = identity_of(connection, schema)
+    identity = server_identity(connection, schema)
     # Redis first: what it holds was in the journal before, and its epoch in Postgres, so that a streamer at work beside
     # us raises no false alarm.
     shards = known_shards(connection, schema, declared)
     found = extents(client, namespace, shards)
     newest_written = max(log_epochs(client, namespace, shards).values(), default=Epoch(0))
-    with answering("comparing epochs"):
+    with postgres_errors("comparing epochs"):
         newest = connection.execute(sql["newest_epoch"]).fetchone()
         went_back = connection.execute(sql["transaction_ids_went_back"]).fetchone()
     if newest is None or went_back is None:
@@ -112,18 +113,18 @@ def examine_past(
             f"schema {schema} has no epoch or no tick; was it made by hand? Make it by: penstock init"
         )
     if went_back[0]:
-        raise ChangedPast(
+        raise HistoryDiverged(
             "this database's transaction ids lie before those of its records or of its last tick: it was dumped and loaded, or "
             "restored into another cluster. What is staged since cannot be told from what is not. "
-            "See docs: errors#changedpast; then: penstock reset epoch"
+            "See docs: errors#historydiverged; then: penstock reset epoch"
         )
     if newest_written > newest[0]:
-        raise ChangedPast(
+        raise HistoryDiverged(
             f"the log was written in epoch {newest_written}, Postgres knows only {newest[0]}: Postgres has lost commits, or a reset "
-            "did not come to its end. See docs: errors#changedpast; then: penstock reset epoch"
+            "did not come to its end. See docs: errors#historydiverged; then: penstock reset epoch"
         )
     _compare_tails(connection, client, schema, namespace, found)
-    return Past(Epoch(newest[0]), Identity(newest[1], newest[2]), identity)
+    return Lineage(Epoch(newest[0]), Identity(newest[1], newest[2]), identity)
 
 
 def log_epochs(
@@ -138,7 +139,7 @@ def log_epochs(
     pipeline = client.pipeline(transaction=False)
     for shard in shards:
         pipeline.get(log_keys(namespace, shard).epoch)
-    with redis_answering("reading the log's epochs"):
+    with redis_errors("reading the log's epochs"):
         replies = pipeline.execute()
     try:
         return {
@@ -152,14 +153,14 @@ def log_epochs(
         ) from error
 
 
-def identity_of(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Identity:
+def server_identity(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Identity:
     """Which past this server has.
 
     Raises:
         ReadOnlyPostgres: A standby, or a server that takes no writes.
         ServerUnavailable: Postgres does not answer.
     """
-    with answering("asking Postgres for its identity"):
+    with postgres_errors("asking Postgres for its identity"):
         row = connection.execute(
             statements("penstock.journal", schema)["server_identity"]
         ).fetchone()
@@ -183,7 +184,7 @@ def check_tails(
     """Makes sure that the log of each shard ends where its journal ends, or before, and with the same record.
 
     Raises:
-        ChangedPast: The log holds records that Postgres does not know.
+        HistoryDiverged: The log holds records that Postgres does not know.
         ServerUnavailable: Postgres or Redis does not answer.
         ForeignLog: A key of ours holds something else.
     """
@@ -199,24 +200,24 @@ def _compare_tails(
     found: Mapping[ShardName, Extent],
 ) -> None:
     """Refuses a log that is ahead of the journal, or that has another record at its tail."""
-    journal = tails_of(connection, schema)
+    journal = journal_tails(connection, schema)
     for shard, extent in found.items():
         if extent.tail > journal.get(shard, BEGINNING):
-            raise ChangedPast(
+            raise HistoryDiverged(
                 f"{shard}: the log goes to offset {extent.tail}, the journal only to {journal.get(shard, BEGINNING)}: Postgres has "
                 "lost commits that were published (restored to a point in time, failed over without its last commits), or "
-                "this is another database. See docs: errors#changedpast; then: penstock reset epoch"
+                "this is another database. See docs: errors#historydiverged; then: penstock reset epoch"
             )
     held = {shard: extent.tail for shard, extent in found.items() if extent.entries}
     remembered = remembered_at(connection, schema, held)
     for shard, tail in held.items():
         newest = _newest(client, namespace, shard, tail)
         if shard in remembered and newest is not None and not remembered[shard].is_of(newest):
-            raise ChangedPast(
+            raise HistoryDiverged(
                 f"{shard} offset {tail}: the log holds record {newest.id}, the journal has {remembered[shard].id} there"
                 + (" of another time" if newest.id == remembered[shard].id else "")
                 + ": Postgres has lost commits that were published, or two databases write to one namespace. "
-                "See docs: errors#changedpast; then: penstock reset epoch"
+                "See docs: errors#historydiverged; then: penstock reset epoch"
             )
 
 
@@ -226,11 +227,11 @@ def _newest(client: RedisClient, namespace: str, shard: ShardName, tail: Offset)
     return records[0] if records and records[0].offset == tail else None
 
 
-def _open_epoch(connection: Connection, schema: str, past: Past) -> Epoch:
+def _open_epoch(connection: Connection, schema: str, past: Lineage) -> Epoch:
     """Goes on in a new epoch: the past has changed, and nothing published was lost."""
     sql = statements("penstock.journal", schema)
     following, old, new = Epoch(past.epoch + 1), past.remembered, past.found
-    with answering("opening an epoch"), connection.transaction():
+    with postgres_errors("opening an epoch"), connection.transaction():
         connection.execute("SET LOCAL synchronous_commit = on")
         connection.execute(
             sql["open_epoch"],
