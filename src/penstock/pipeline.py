@@ -1,7 +1,7 @@
 """Pipeline: where an application declares its channels, staging rules and consumers."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from penstock.database.statements import DEFAULT_SCHEMA
 from penstock.declarations import (
@@ -12,6 +12,7 @@ from penstock.declarations import (
     Channel,
     ConsumerSpec,
     Ick,
+    Log,
     ReconciliationSpec,
     StagingRule,
     checked_changes,
@@ -19,10 +20,20 @@ from penstock.declarations import (
     table_named,
 )
 from penstock.errors import DeclarationError
-from penstock.records import ShardName
+from penstock.handlers import (
+    BatchDecorator,
+    ConsumerOptions,
+    DataFrameDecorator,
+    Handler,
+    MemberDecorator,
+    MembersDecorator,
+    RecordDecorator,
+    default_name,
+)
+from penstock.records import Payload, ShardName
 from penstock.staging import hooks, rules
 
-Handler = TypeVar("Handler", bound=Callable[..., object])
+Canonical = TypeVar("Canonical", bound=Callable[..., object])
 
 
 class Pipeline:
@@ -213,60 +224,103 @@ class Pipeline:
             )
         return self.stages(type, to=to, on=on, key=key, data=(), capture=capture)
 
-    def consumer(  # noqa: PLR0913  the same
+    @overload
+    def consumer(
+        self, *, reads: Log, dataframe: Literal[True], **options: Unpack[ConsumerOptions]
+    ) -> DataFrameDecorator: ...
+
+    @overload
+    def consumer(
+        self,
+        *,
+        reads: Log,
+        each: Literal[True],
+        payload: type[Payload],
+        **options: Unpack[ConsumerOptions],
+    ) -> RecordDecorator[Payload]: ...
+
+    @overload
+    def consumer(
+        self,
+        *,
+        reads: Log,
+        each: Literal[False] = False,
+        payload: type[Payload],
+        **options: Unpack[ConsumerOptions],
+    ) -> BatchDecorator[Payload]: ...
+
+    @overload
+    def consumer(
+        self, *, reads: Log, each: Literal[True], **options: Unpack[ConsumerOptions]
+    ) -> RecordDecorator[Any]: ...
+
+    @overload
+    def consumer(
+        self, *, reads: Log, each: Literal[False] = False, **options: Unpack[ConsumerOptions]
+    ) -> BatchDecorator[Any]: ...
+
+    @overload
+    def consumer(
+        self, *, reads: Ick, each: Literal[True], **options: Unpack[ConsumerOptions]
+    ) -> MemberDecorator: ...
+
+    @overload
+    def consumer(
+        self, *, reads: Ick, each: Literal[False] = False, **options: Unpack[ConsumerOptions]
+    ) -> MembersDecorator: ...
+
+    def consumer(
         self,
         *,
         reads: Channel,
-        name: str | None = None,
         each: bool = False,
         dataframe: bool = False,
-        batch: int | None = None,
-        start: Literal["earliest", "latest"] = "earliest",
-        attempts: int = 3,
-        on_poison: Literal["dead_letter", "halt"] = "dead_letter",
-        park_key: bool = False,
-        isolation: Literal["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"] = "READ COMMITTED",
-    ) -> Callable[[Handler], Handler]:
+        payload: type[Any] | None = None,
+        **options: Unpack[ConsumerOptions],
+    ) -> Callable[[Any], Any]:
         """Declares the decorated function a consumer: see ``ConsumerSpec`` for the parts.
 
         The consumer is called as its function is, with ``-`` for ``_``, unless ``name`` says otherwise.  ``batch`` is
         1000 records by default, or 500 members of an Ick.
 
         Raises:
-            DeclarationError: The channel is not of this pipeline, another consumer has the name, or reads the same Ick.
+            DeclarationError: The channel is not of this pipeline, another consumer has the name, or reads the same Ick;
+                or the handler cannot be called as it would have to be.
         """
-        default = MEMBERS_A_BATCH if isinstance(reads, Ick) else 1000
+        if isinstance(reads, Ick):
+            options.setdefault("batch", MEMBERS_A_BATCH)
 
         def declare(handler: Handler) -> Handler:
+            named: ConsumerOptions = {**options}
+            if "name" not in options:
+                named["name"] = default_name(handler)
             spec = ConsumerSpec(
-                name if name is not None else handler.__name__.replace("_", "-"),
-                reads,
-                handler,
+                channel=reads,
+                handler=handler,
                 each=each,
                 dataframe=dataframe,
-                batch=default if batch is None else batch,
-                start=start,
-                attempts=attempts,
-                on_poison=on_poison,
-                park_key=park_key,
-                isolation=isolation,
+                payload=payload,
+                **named,
             )
             self._own(reads, f"consumer {spec.name}")
-            if spec.name in self._consumers:
-                raise DeclarationError(
-                    f"consumer {spec.name} is declared twice; names are unique in a pipeline"
-                )
-            if isinstance(reads, Ick):
-                for other in self._consumers.values():
-                    if other.channel is reads:
-                        raise DeclarationError(
-                            f"consumer {spec.name}: {other.name} reads {reads.name} already, and what it has done is off "
-                            "the Ick; declare another Ick, and mark_dirty(…) to both"
-                        )
-            self._consumers[spec.name] = spec
+            self._add_consumer(spec)
             return handler
 
         return declare
+
+    def _add_consumer(self, spec: ConsumerSpec) -> None:
+        if spec.name in self._consumers:
+            raise DeclarationError(
+                f"consumer {spec.name} is declared twice; names are unique in a pipeline"
+            )
+        if isinstance(spec.channel, Ick):
+            for other in self._consumers.values():
+                if other.channel is spec.channel:
+                    raise DeclarationError(
+                        f"consumer {spec.name}: {other.name} reads {spec.channel.name} already, and what it has done is off "
+                        "the Ick; declare another Ick, and mark_dirty(…) to both"
+                    )
+        self._consumers[spec.name] = spec
 
     def reconciliation(
         self,
@@ -277,7 +331,7 @@ class Pipeline:
         columns: Sequence[str] | None = None,
         tolerance: Mapping[str, float] | None = None,
         name: str | None = None,
-    ) -> Callable[[Handler], Handler]:
+    ) -> Callable[[Canonical], Canonical]:
         """Declares that the decorated function tells what a consumer should hold: see ``ReconciliationSpec``.
 
         Args:
@@ -292,7 +346,7 @@ class Pipeline:
             DeclarationError: There is no such consumer, the table cannot be understood, or the name is taken.
         """
 
-        def declare(canonical: Handler) -> Handler:
+        def declare(canonical: Canonical) -> Canonical:
             consumer = self._consumer_of(of)
             if isinstance(consumer.channel, Ick):
                 raise DeclarationError(

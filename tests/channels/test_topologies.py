@@ -11,7 +11,7 @@ from fixtures.topologies import Cluster, Watched
 from fixtures.truth import TABLES, Load, await_everything, change, check_exact, declare_consumers
 from penstock import Log, Pipeline, inline
 from penstock.channels.server import connect_redis
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import AppendRefused, ServerUnavailable
 from penstock.streaming import Streamer
@@ -32,7 +32,7 @@ class Work:
     def __init__(self, flow: Pipeline, database_url: str, redis_url: str) -> None:
         self.streamer = Streamer(flow, database_url, redis_url, resend_chance=1.0)
         self.consumers = [
-            ConsumerWorker(flow, spec, database_url, redis_url, block_ms=50)
+            LogWorker(flow, spec, database_url, redis_url, block_ms=50)
             for spec in flow.consumers.values()
         ]
 

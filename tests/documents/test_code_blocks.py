@@ -17,7 +17,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
 from penstock.cli.app import app
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.embedded import eventually
 from penstock.streaming import Streamer
 
@@ -93,9 +93,7 @@ def test_the_readmes_pipeline_runs(engine: Engine, database_url: str, redis_url:
     streamer = Streamer(pipeline, database_url, redis_url)
     streamer.drain()
     streamer.close()
-    worker = ConsumerWorker(
-        pipeline, pipeline.consumer_named("ride-totals"), database_url, redis_url
-    )
+    worker = LogWorker(pipeline, pipeline.consumer_named("ride-totals"), database_url, redis_url)
 
     assert worker.drain() == 10
     worker.close()

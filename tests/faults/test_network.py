@@ -12,7 +12,7 @@ from fixtures.proxy import APPEND, COMMIT, Harm, Proxy, behind
 from fixtures.truth import TABLES, change, check_exact, declare_consumers
 from penstock import Log, Pipeline
 from penstock.channels import server
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database import connections
 from penstock.database.connections import Connection
 from penstock.embedded import eventually
@@ -28,7 +28,7 @@ class Workers:
     def __init__(self, pipeline: Pipeline, database_url: str, redis_url: str) -> None:
         self.streamer = Streamer(pipeline, database_url, redis_url)
         self.consumers = [
-            ConsumerWorker(pipeline, spec, database_url, redis_url, block_ms=50)
+            LogWorker(pipeline, spec, database_url, redis_url, block_ms=50)
             for spec in pipeline.consumers.values()
         ]
 
@@ -205,8 +205,8 @@ def at_work(workers: Workers) -> Iterator[None]:
 @pytest.fixture
 def impatience(monkeypatch: pytest.MonkeyPatch) -> float:
     """All time limits are a second, so that tests need not wait for them."""
-    monkeypatch.setattr(connections._Impatient, "longest_silence_s", 1.0)
-    monkeypatch.setattr(connections._ImpatientWithHandlers, "longest_silence_s", 1.0)
+    monkeypatch.setattr(connections.WorkerConnection, "longest_silence_s", 1.0)
+    monkeypatch.setattr(connections.HandlerConnection, "longest_silence_s", 1.0)
     monkeypatch.setitem(connections._KEEPALIVE, "connect_timeout", 2)
     monkeypatch.setattr(server, "REPLY_TIMEOUT_S", 1.0)
     monkeypatch.setattr(server, "CONNECT_TIMEOUT_S", 1.0)

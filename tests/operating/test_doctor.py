@@ -1,6 +1,6 @@
 """The doctor finds what is wrong, and says what to type."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
 from penstock.channels.server import check_eviction, connect_redis
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres, EmbeddedServers
@@ -34,15 +34,13 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServers]
 
 
 @pytest.fixture
-def reader(
-    flow: Pipeline, things: Log, database_url: str, redis_url: str
-) -> Iterator[ConsumerWorker]:
+def reader(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Iterator[LogWorker]:
     @flow.consumer(reads=things, attempts=1, on_poison="halt")
-    def reader(_session: Any, records: list[Record]) -> None:
+    def reader(_session: Any, records: Sequence[Record]) -> None:
         if any(record.key == "bad1" for record in records):
             raise ValueError("bad")
 
-    worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    worker = LogWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
     yield worker
     worker.close()
 
@@ -233,7 +231,7 @@ def test_a_consumer_that_nobody_declares_is_to_be_retired(
     redis_client: redis.Redis,
     flow: Pipeline,
     streamer: Streamer,
-    reader: ConsumerWorker,
+    reader: LogWorker,
 ) -> None:
     streamer.drain()
 
@@ -252,7 +250,7 @@ def test_a_halted_shard_and_its_way_on_are_shown(
     flow: Pipeline,
     things: Log,
     streamer: Streamer,
-    reader: ConsumerWorker,
+    reader: LogWorker,
 ) -> None:
     stage_rows(connection, things, 1, "bad")
     streamer.drain()

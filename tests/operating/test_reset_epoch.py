@@ -1,7 +1,7 @@
 """After Postgres has lost what was published, an operator decides, and everything is exact again."""
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Thread
 
@@ -14,7 +14,7 @@ from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.log import extents, read
 from penstock.channels.routing import log_keys
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres, eventually
@@ -37,7 +37,7 @@ class Scene:
         self._flow, self._redis_url = flow, redis_url
 
         @flow.consumer(reads=things, name="reader")
-        def reader(session: Session, records: list[Record]) -> None:
+        def reader(session: Session, records: Sequence[Record]) -> None:
             for record in records:
                 session.execute(
                     text("INSERT INTO public.effects VALUES (:id, :key)"),
@@ -52,9 +52,7 @@ class Scene:
             streamer.close()
 
     def consume(self, url: str) -> None:
-        worker = ConsumerWorker(
-            self._flow, self._flow.consumer_named("reader"), url, self._redis_url
-        )
+        worker = LogWorker(self._flow, self._flow.consumer_named("reader"), url, self._redis_url)
         try:
             worker.drain()
         finally:

@@ -1,6 +1,6 @@
 """What ``status`` says is what is so."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import redis
@@ -8,7 +8,7 @@ import redis
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.server import connect_redis
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
 from penstock.errors import SchemaMissing
@@ -17,14 +17,12 @@ from penstock.streaming import Streamer
 
 
 @pytest.fixture
-def reader(
-    flow: Pipeline, things: Log, database_url: str, redis_url: str
-) -> Iterator[ConsumerWorker]:
+def reader(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Iterator[LogWorker]:
     @flow.consumer(reads=things, name="reader")
-    def reader(_session: object, records: list[object]) -> None:
+    def reader(_session: object, records: Sequence[object]) -> None:
         del records
 
-    worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    worker = LogWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
     yield worker
     worker.close()
 
@@ -44,7 +42,7 @@ def test_a_record_is_staged_then_sequenced_and_published_then_applied(
     flow: Pipeline,
     things: Log,
     streamer: Streamer,
-    reader: ConsumerWorker,
+    reader: LogWorker,
 ) -> None:
     stage_rows(connection, things, 10)
     before = status(connection, redis_client, flow)

@@ -1,6 +1,6 @@
 """A cut is a snapshot and the offsets that equal it; a consumer pinned there holds what the tables say."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from fixtures.flow import running, stage_rows
 from penstock import Log, Pipeline
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, Halted, ServerUnavailable, Unknown
 from penstock.reconciling import Barrier, Cut, cut, pinned
@@ -48,7 +48,7 @@ def accounts(connection: Connection) -> Connection:
 @pytest.fixture
 def totals(flow: Pipeline, things: Log) -> str:
     @flow.consumer(reads=things, batch=50)
-    def totals(session: Session, records: list[Record]) -> None:
+    def totals(session: Session, records: Sequence[Record]) -> None:
         for record in sorted(records, key=lambda record: int(record.key)):
             session.execute(
                 text(
@@ -96,7 +96,7 @@ def test_a_pinned_state_equals_the_tables_at_every_cut_under_load(
     """Guarantee 28: no false alarm under load; a cut shows what its offsets say."""
     spec = flow.consumer_named(totals)
     streamer, rival = (Streamer(flow, database_url, redis_url) for _ in range(2))
-    worker = ConsumerWorker(flow, spec, database_url, redis_url)
+    worker = LogWorker(flow, spec, database_url, redis_url)
     worker.open()
     sums: list[tuple[Any, ...]] = []
 
@@ -182,8 +182,8 @@ def test_an_open_transaction_is_in_no_cut_until_it_commits(
 @pytest.fixture
 def standing_worker(
     flow: Pipeline, totals: str, accounts: Connection, database_url: str, redis_url: str
-) -> Iterator[ConsumerWorker]:
-    worker = ConsumerWorker(flow, flow.consumer_named(totals), database_url, redis_url)
+) -> Iterator[LogWorker]:
+    worker = LogWorker(flow, flow.consumer_named(totals), database_url, redis_url)
     worker.open()
     yield worker
     worker.close()
@@ -197,7 +197,7 @@ def change(connection: Connection, times: int) -> None:
 def test_a_consumer_stops_at_the_barrier_and_goes_on_when_it_is_lifted(
     flow: Pipeline,
     streamer: Streamer,
-    standing_worker: ConsumerWorker,
+    standing_worker: LogWorker,
     connection: Connection,
     connect: Connect,
 ) -> None:
@@ -218,7 +218,7 @@ def test_a_consumer_stops_at_the_barrier_and_goes_on_when_it_is_lifted(
 
 
 def test_a_consumer_does_not_wait_for_a_run_that_has_died(
-    streamer: Streamer, standing_worker: ConsumerWorker, connection: Connection, connect: Connect
+    streamer: Streamer, standing_worker: LogWorker, connection: Connection, connect: Connect
 ) -> None:
     barrier = Barrier(standing_worker.consumer)
     with cut(connect, within=barrier.place) as at:
@@ -235,7 +235,7 @@ def test_a_consumer_does_not_wait_for_a_run_that_has_died(
 def test_a_consumer_that_does_not_run_is_named(
     flow: Pipeline,
     streamer: Streamer,
-    standing_worker: ConsumerWorker,
+    standing_worker: LogWorker,
     connection: Connection,
     connect: Connect,
 ) -> None:
@@ -268,7 +268,7 @@ def test_a_consumer_that_was_never_registered_or_has_halted_is_named(
 
     with pytest.raises(Unknown, match="never run"):
         pin()
-    worker = ConsumerWorker(flow, spec, database_url, redis_url)
+    worker = LogWorker(flow, spec, database_url, redis_url)
     worker.open()
     worker.close()
     accounts.execute("UPDATE penstock.checkpoints SET halted = 'poison' WHERE shard = 1")

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy.orm import Session
 
 from penstock import Log, Pipeline
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import ServerUnavailable, SnapshotLost
@@ -65,7 +65,7 @@ def state(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Rec
     def canonical(tables: Tables) -> DataFrame:
         return tables("public.canonical")
 
-    worker = ConsumerWorker(flow, flow.consumer_named("keeper"), database_url, redis_url)
+    worker = LogWorker(flow, flow.consumer_named("keeper"), database_url, redis_url)
     worker.drain()
     worker.close()
     return flow.reconciliation_named("keeper")

@@ -10,7 +10,7 @@ import redis
 from fixtures.flow import stage_rows
 from fixtures.verifying import Verify, only
 from penstock import Log, Pipeline
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import InvalidSetting
 from penstock.records import Offset, Record, Shard, ShardName
@@ -43,7 +43,7 @@ def consumed(
     def reader(session: object, records: Sequence[Record]) -> None: ...
 
     streaming = Streamer(flow, database_url, redis_url)
-    worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    worker = LogWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
     for number in range(10):
         stage_rows(connection, things, 20)
         streaming.drain()

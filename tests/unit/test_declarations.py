@@ -1,17 +1,19 @@
 """Declarations that cannot work are refused when they are declared."""
 
 import hashlib
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from penstock import Log, Pipeline
 from penstock.declarations import ConsumerSpec, StagingRule, checked_changes
 from penstock.errors import DeclarationError, InvalidName
+from penstock.records import Record
 
 
 class Base(DeclarativeBase):
@@ -142,11 +144,14 @@ def test_a_rule_is_a_value() -> None:
     assert hash(rule)
 
 
+def handle(session: Session, records: Sequence[Record]) -> None: ...
+
+
 def test_names_are_unique_in_a_pipeline() -> None:
     pipeline = Pipeline([RIDES])
     pipeline.add(RIDES)
     with pytest.raises(DeclarationError, match="declared twice"):
         pipeline.add(Log("rides"))
-    pipeline.consumer(reads=RIDES)(test_names_are_unique_in_a_pipeline)
+    pipeline.consumer(reads=RIDES)(handle)
     with pytest.raises(DeclarationError, match="declared twice"):
-        pipeline.consumer(reads=RIDES)(test_names_are_unique_in_a_pipeline)
+        pipeline.consumer(reads=RIDES)(handle)

@@ -103,8 +103,10 @@ def redis_errors(what: str) -> Iterator[None]:
 def translated(error: redis.RedisError, what: str) -> PenstockError:
     """Our error for one of the client library's; texts of replies carry no payload."""
     text = str(error)
-    word = text.split(" ", 1)[0].rstrip(":")
-    if isinstance(error, (redis.ConnectionError, redis.TimeoutError)) and word not in _REFUSALS:
+    if (
+        isinstance(error, (redis.ConnectionError, redis.TimeoutError))
+        and _word(error) not in _REFUSALS
+    ):
         return ServerUnavailable(f"{what}: Redis does not answer ({type(error).__name__})")
     if "WRONGTYPE" in text:
         return ForeignLog(
@@ -112,6 +114,18 @@ def translated(error: redis.RedisError, what: str) -> PenstockError:
             "Move it away, or give the pipeline another namespace"
         )
     return AppendRefused(f"{what}: Redis refuses: {text[:200]}")
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """Whether an error of the client library says that Redis cannot do it now, and will: away, loading, full, read-only."""
+    if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+        return True
+    return isinstance(error, redis.RedisError) and _word(error) in _REFUSALS
+
+
+def _word(error: redis.RedisError) -> str:
+    """The first word of a reply, which says what kind of error it is."""
+    return str(error).split(" ", 1)[0].rstrip(":")
 
 
 def info_text(client: RedisClient, section: str) -> dict[str, Any]:

@@ -5,7 +5,8 @@ A consumer is registered before it runs for the first time, so that retention wa
 
 from datetime import timedelta
 
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.declarations import Channel, ConsumerSpec
 from penstock.errors import DeclarationError

@@ -8,7 +8,6 @@ from typing import Any
 import tenacity
 import uvicorn
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -16,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from penstock.database.connections import make_engine, serialization_failure
+from penstock.database.connections import make_engine
+from penstock.database.errors import ErrorKind, classify
 from penstock.demo.rides import Ride, pipeline
 
 CENTS_A_METRE = 2
@@ -31,7 +31,7 @@ class RefusedError(Exception):
 
 
 def _lost_a_race(error: BaseException) -> bool:
-    return isinstance(error, DBAPIError) and serialization_failure(error)
+    return classify(error) is ErrorKind.CONFLICT
 
 
 class Api:

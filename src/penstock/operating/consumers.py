@@ -5,7 +5,8 @@ from datetime import datetime
 
 import structlog
 
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import Unknown
 

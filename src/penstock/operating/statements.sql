@@ -138,6 +138,7 @@ WITH letters AS (
 UPDATE {schema}.checkpoints
 SET "offset" = %(offset)s,
     halted = CASE WHEN %(resume)s THEN NULL ELSE halted END,
+    dead_in_a_row = CASE WHEN %(resume)s THEN 0 ELSE dead_in_a_row END,
     updated_at = clock_timestamp()
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s;
 
@@ -156,10 +157,9 @@ WHERE consumer = %(consumer)s
 ORDER BY channel, shard, "offset";
 
 -- :name lock_dead_letter
--- With its payload.  The transaction's id shows later that the effect and the removal are in one transaction.
+-- With its payload.
 SELECT record_id, key, action, object, data::text, coalesce(headers::text, ''),
-       (extract(epoch FROM staged_at) * 1000000)::bigint,
-       pg_current_xact_id()::text
+       (extract(epoch FROM staged_at) * 1000000)::bigint
 FROM {schema}.dead_letters
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s
 FOR UPDATE;
@@ -181,18 +181,13 @@ FOR UPDATE;
 -- :name earlier_of_key
 SELECT min("offset")
 FROM {schema}.dead_letters
-WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND key = %(key)s
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
+  AND hashtextextended(key, 0) = hashtextextended(%(key)s, 0) AND key = %(key)s
   AND "offset" < %(offset)s;
 
 -- :name remove_dead_letter
 DELETE FROM {schema}.dead_letters
-WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s
-  AND (%(transaction)s::text IS NULL OR pg_current_xact_id() = %(transaction)s::xid8);
-
--- :name count_revived
-UPDATE {schema}.checkpoints
-SET applied = applied + 1, dead = dead - 1
-WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s;
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s;
 
 -- :name failed_again
 UPDATE {schema}.dead_letters

@@ -14,7 +14,8 @@ from typing import Any
 from penstock.channels.ick import Look, inspect_shards
 from penstock.channels.log import Extent, extents
 from penstock.channels.server import RedisClient
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import AppendRefused, ForeignLog, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards

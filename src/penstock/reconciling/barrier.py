@@ -14,7 +14,8 @@ from uuid import uuid4
 
 from psycopg import IsolationLevel
 
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import ConsumerSpec
 from penstock.errors import BarrierMissed, Halted, Unknown

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from psycopg import IsolationLevel
 
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.journal import journal_tails
 from penstock.records import Epoch, Offset, ShardName

@@ -12,7 +12,8 @@ from typing import LiteralString
 from psycopg import sql
 
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import BarrierMissed, DeclarationError, Gap, Refused, Unknown

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import structlog
 from psycopg import IsolationLevel
 
-from penstock.database.connections import postgres_errors
+from penstock.database.errors import postgres_errors
 from penstock.database.registry import register_consumer
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import ConsumerSpec, ReconciliationSpec

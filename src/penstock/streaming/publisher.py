@@ -32,7 +32,8 @@ from penstock.channels.log import (
 )
 from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import Fenced, HistoryDiverged
 from penstock.journal import journal_tails

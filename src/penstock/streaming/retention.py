@@ -17,7 +17,8 @@ from penstock.channels.ick import passages
 from penstock.channels.log import evict
 from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import Channel, Ick
 from penstock.records import Offset, ShardName

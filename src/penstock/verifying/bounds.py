@@ -14,7 +14,8 @@ import psycopg
 from penstock.channels.log import last_offsets
 from penstock.channels.routing import ick_shard_keys, log_keys
 from penstock.channels.server import RedisClient, redis_errors
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import InvalidSetting
 from penstock.journal import journal_tails

@@ -7,7 +7,8 @@ from time import monotonic
 from typing import Protocol
 
 from penstock.channels.server import RedisClient
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.journal import known_shards, overlooked
 from penstock.records import ShardName

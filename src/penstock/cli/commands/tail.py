@@ -91,7 +91,7 @@ def _shards(servers: Connected, channel: str, shard: int | None) -> "list[ShardN
 
 def _is_ick(servers: Connected, channel: str) -> bool:
     """By what is registered, and else by what is declared."""
-    from penstock.database.connections import postgres_errors  # noqa: PLC0415  not for `--help`
+    from penstock.database.errors import postgres_errors  # noqa: PLC0415  not for `--help`
     from penstock.database.statements import statements  # noqa: PLC0415  the same
 
     with postgres_errors("reading the channels"):

@@ -7,7 +7,8 @@ import psycopg
 import redis
 
 from penstock.channels.server import RedisClient
-from penstock.database.connections import Connection, describe
+from penstock.database.connections import Connection
+from penstock.database.errors import describe
 from penstock.database.statements import DEFAULT_SCHEMA
 from penstock.errors import PenstockError, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards

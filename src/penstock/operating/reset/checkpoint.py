@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import structlog
 
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import Refused, Unknown
 from penstock.operating.consumers import registered

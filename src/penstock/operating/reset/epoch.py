@@ -29,7 +29,8 @@ from penstock.channels.log import Extent, extents, read_newest
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import HistoryDiverged, Refused
 from penstock.journal.lineage import Identity, examine_lineage, log_epochs, server_identity

@@ -7,7 +7,8 @@ import structlog
 from penstock.channels.ick import repair
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import RedisClient, redis_errors
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import Unknown
 from penstock.journal import known_shards

@@ -15,12 +15,12 @@ from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import errors
-from penstock.database.connections import describe
+from penstock.database.errors import describe
 from penstock.errors import DeclarationError, PenstockError, ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.spark.engine.assignment import assign
 from penstock.spark.engine.control_channel import Holder, Line
-from penstock.spark.engine.dataframes import start_frames
+from penstock.spark.engine.dataframes import start_dataframes
 from penstock.spark.engine.epochs import COUNTS, EpochsSource
 from penstock.spark.session import available_cores, spark_session
 from penstock.streaming.streamer import IDLE_S
@@ -110,7 +110,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
         _Supervised(
             spec.name,
             partial(
-                start_frames, spark, pipeline, spec, database_url, redis_url, directory, stopped
+                start_dataframes, spark, pipeline, spec, database_url, redis_url, directory, stopped
             ),
         )
         for spec in frames

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from penstock.channels.log import NAMES
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
-from penstock.database.connections import postgres_errors
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import ServerUnavailable
 from penstock.records import Shard, ShardName

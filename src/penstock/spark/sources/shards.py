@@ -3,7 +3,8 @@
 import os
 from typing import Protocol
 
-from penstock.database.connections import connect_postgres, postgres_errors
+from penstock.database.connections import connect_postgres
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import InvalidSetting, Unknown
 

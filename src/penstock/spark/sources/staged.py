@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from penstock.database.connections import postgres_errors
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.spark.sources.columns import ARROW, SCHEMA
 from penstock.spark.sources.connections import arrow, postgres

@@ -14,7 +14,7 @@ from psycopg import sql
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from penstock.database.connections import postgres_errors
+from penstock.database.errors import postgres_errors
 from penstock.errors import InvalidSetting, SnapshotLost, Unknown
 from penstock.spark.sources.connections import arrow, postgres, warm
 from penstock.spark.sources.narrowing import condition_of

@@ -25,10 +25,17 @@ from penstock.channels.ick import (
 )
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import redis_errors
-from penstock.consuming.delivering import Delivered
-from penstock.consuming.dirty.applying import MemberApplier, dirty_members
-from penstock.consuming.loop import Choices, Consumed, Worker
+from penstock.consuming.delivered import Consumed, Delivered
+from penstock.consuming.ick_source import (
+    IckSource,
+    ReservedMember,
+    plan_passing,
+    reserved_members,
+)
+from penstock.consuming.transaction import Plan
+from penstock.consuming.worker import Worker, WorkerOptions
 from penstock.crashpoints import crashpoint
+from penstock.database.connections import Database
 from penstock.declarations import ConsumerSpec
 from penstock.pipeline import Pipeline
 from penstock.records import Offset, ShardName
@@ -53,22 +60,21 @@ PASS_EVERY_S = 1.0
 SIGN_OF_LIFE_S = 0.3
 
 
-class MemberWorker(Worker):
+class IckWorker(Worker[ReservedMember]):
     """Runs one consumer of an Ick over some or all of its shards, in one thread."""
 
     def __init__(
         self,
         pipeline: Pipeline,
         consumer: ConsumerSpec,
-        database_url: str,
+        database: Database,
         redis_url: str,
-        **chosen: Unpack[Choices],
+        **options: Unpack[WorkerOptions],
     ) -> None:
         """Sets up; ``open`` connects."""
-        super().__init__(pipeline, consumer, database_url, redis_url, **chosen)
+        super().__init__(pipeline, consumer, database, redis_url, **options)
         self._holder = f"{consumer.name}@{socket.gethostname()}:{os.getpid()}"
         self._identities: dict[ShardName, str] = {}
-        self._applier: MemberApplier | None = None
         self._icks: dict[ShardName, Reservations] = {}
         self._patience: dict[ShardName, Patience] = {}
         self._halted: set[ShardName] = set()
@@ -78,8 +84,6 @@ class MemberWorker(Worker):
     def open(self) -> None:
         """As ``Worker.open``."""
         super().open()
-        assert self._engine is not None
-        self._applier = MemberApplier(self._pipeline, self.consumer, self._engine)
         for shard in self._shards:
             ick = self._icks[shard] = Reservations(
                 self._client,
@@ -92,12 +96,8 @@ class MemberWorker(Worker):
             self._patience[shard] = Patience(PATIENCE_S)
         self._halted, self._passed, self._pass_at = set(), {}, 0.0
 
-    def close(self) -> None:
-        """As ``Worker.close``."""
-        if self._applier is not None:
-            self._applier.close()
-        super().close()
-        self._applier = None
+    def _source(self) -> IckSource:
+        return IckSource(self.consumer, self._pipeline.schema)
 
     def round(self, block_ms: int | None = None) -> Consumed:
         """Waits for members, ``block_ms`` at the longest, and takes a turn at each shard that has some.
@@ -106,10 +106,9 @@ class MemberWorker(Worker):
             ServerUnavailable: Postgres or Redis does not answer.
             AppendRefused: Redis takes no writes now.
             DamagedIck: An Ick is not whole.
-            BrokenTransaction: The handler ends its transaction.
+            HandlerExited: The handler wants the process to end.
         """
-        if self._applier is None:
-            self.open()
+        self._opened()
         consumed = Consumed()
         end = monotonic() + (self._block_ms if block_ms is None else block_ms) / 1000
         while not self._stop():
@@ -180,7 +179,7 @@ class MemberWorker(Worker):
             is_whole = len(delivered.members) == len(reservation.marks)
             if not is_whole or self._stop() or monotonic() >= until:
                 ick.release(reservation, delivered.members)
-                self._note(shard, delivered)
+                self._note_delivered(shard, delivered)
                 return
             reservation = ick.exchange(reservation)
             crashpoint("members.after_exchange")
@@ -190,17 +189,20 @@ class MemberWorker(Worker):
     def _reserve(self, shard: ShardName) -> Reservation | Busy:
         ick = self._icks[shard]
         answer = ick.reserve()
-        if isinstance(answer, Busy) and self._patience[shard].is_over(answer):
-            assert self._applier is not None
-            if self._applier.is_free(shard):
-                log.warning(
-                    "taking over", consumer=self.consumer.name, shard=str(shard), of=answer.holder
-                )
-                return ick.reserve(in_place_of=answer)
-        return answer
+        if not isinstance(answer, Busy) or not self._patience[shard].is_over(answer):
+            return answer
+        if not self._is_free(shard):
+            return answer
+        log.warning("taking over", consumer=self.consumer.name, shard=str(shard), of=answer.holder)
+        return ick.reserve(in_place_of=answer)
+
+    def _is_free(self, shard: ShardName) -> bool:
+        """Whether nobody works on the shard now, as far as Postgres knows."""
+        transaction, _ = self._opened()
+        return transaction.apply([shard], lambda _, locked: Plan(shard in locked))
 
     def _deliver(self, shard: ShardName, reservation: Reservation) -> Delivered:
-        assert self._applier is not None
+        transaction, deliverer = self._opened()
         ick = self._icks[shard]
 
         def pause(seconds: float) -> bool:
@@ -213,23 +215,22 @@ class MemberWorker(Worker):
                     return True
             return self._stop()
 
-        return self._applier.deliver(shard, dirty_members(reservation.marks), pause)
+        members = reserved_members(reservation.marks)
+        return deliverer.deliver(transaction, shard, members, pause)
 
-    def _note(self, shard: ShardName, delivered: Delivered) -> None:
+    def _note_delivered(self, shard: ShardName, delivered: Delivered) -> None:
         """When to look at the shard again."""
+        self._note(shard, delivered, BUSY_PAUSE_S)
         self._halted.discard(shard)
         if delivered.halted is not None:
             self._halted.add(shard)
-            self._rest_halted(shard)
-        elif delivered.position is None:
-            self._rest_until[shard] = monotonic() + BUSY_PAUSE_S
 
     def _follow(self) -> None:
         """Moves the checkpoints up to what is done: nothing before that has to be kept."""
-        assert self._applier is not None
+        transaction, _ = self._opened()
         found = passages(self._client, self._pipeline.namespace, self._shards)
         for shard, passage in found.items():
             if passage.passed > self._passed.get(shard, Offset(0)):
-                self._applier.pass_to(shard, passage.passed)
+                transaction.apply([shard], plan_passing(shard, passage.passed))
                 self._passed[shard] = passage.passed
         self._pass_at = monotonic() + PASS_EVERY_S
