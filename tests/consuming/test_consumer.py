@@ -59,7 +59,7 @@ def declare(
 
         handler = apply if options.get("each") else apply_all
         flow.consumer(reads=things, name="reader", **options)(handler)
-        worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+        worker = ConsumerWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
         made.append(worker)
         return worker
 
@@ -539,7 +539,7 @@ def test_a_handler_that_ends_the_transaction_is_found_out(
 
     stage_rows(connection, things, 3)
     streamer.drain()
-    worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    worker = ConsumerWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
 
     with pytest.raises(BrokenTransaction):
         worker.drain()

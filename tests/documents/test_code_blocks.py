@@ -93,9 +93,7 @@ def test_the_readmes_pipeline_runs(engine: Engine, database_url: str, redis_url:
     streamer = Streamer(pipeline, database_url, redis_url)
     streamer.drain()
     streamer.close()
-    worker = ConsumerWorker(
-        pipeline, pipeline.consumer_named("ride-totals"), database_url, redis_url
-    )
+    worker = ConsumerWorker(pipeline, pipeline.get_consumer("ride-totals"), database_url, redis_url)
 
     assert worker.drain() == 10
     worker.close()

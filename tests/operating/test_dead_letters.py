@@ -75,7 +75,7 @@ def desk(
                 session.connection().connection.driver_connection.commit()  # type: ignore[union-attr]  # psycopg's
 
     worker = desk.worker = ConsumerWorker(
-        flow, flow.consumer_named("reader"), database_url, redis_url
+        flow, flow.get_consumer("reader"), database_url, redis_url
     )
     for word in ("a1", "b1", "a2", "a3"):
         connection.execute(

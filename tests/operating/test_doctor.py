@@ -42,7 +42,7 @@ def reader(
         if any(record.key == "bad1" for record in records):
             raise ValueError("bad")
 
-    worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    worker = ConsumerWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
     yield worker
     worker.close()
 

@@ -40,7 +40,7 @@ def reader(
 
     stage_rows(connection, things, 20)
     streamer.drain()
-    worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    worker = ConsumerWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
     worker.drain()
     worker.close()
     yield worker

@@ -52,9 +52,7 @@ class Scene:
             streamer.close()
 
     def consume(self, url: str) -> None:
-        worker = ConsumerWorker(
-            self._flow, self._flow.consumer_named("reader"), url, self._redis_url
-        )
+        worker = ConsumerWorker(self._flow, self._flow.get_consumer("reader"), url, self._redis_url)
         try:
             worker.drain()
         finally:

@@ -15,7 +15,7 @@ Sessions = sessionmaker[Session]
 @pytest.fixture
 def index(pipeline: Pipeline) -> Ick:
     ick = Ick("ride-index", shards=4)
-    pipeline.add(ick)
+    pipeline.add_channel(ick)
     return ick
 
 
@@ -27,7 +27,7 @@ def test_each_change_names_the_member_and_carries_no_payload(
     pipeline: Pipeline, index: Ick, sessions: Sessions, staged: StagedRecords
 ) -> None:
     """Guarantee 6: a change and its mark, or neither."""
-    pipeline.mark_dirty(Ride, to=index, key="id")
+    pipeline.marks_dirty(Ride, to=index, key="id")
     with sessions.begin() as session:
         ride = Ride(id=7)
         session.add(ride)
@@ -53,7 +53,7 @@ def test_a_row_that_moves_makes_both_members_dirty(
     """Guarantee 6: the rider who loses the ride is dirty too, also if the object had not loaded who it was."""
     with sessions.begin() as session:
         session.add_all([Rider(id=1, name="a"), Rider(id=2, name="b"), Ride(id=7, rider_id=1)])
-    pipeline.mark_dirty(Ride, to=index, key="rider_id", on="update")
+    pipeline.marks_dirty(Ride, to=index, key="rider_id", on="update")
 
     with sessions.begin() as session:
         ride = session.get_one(Ride, 7)
@@ -67,7 +67,7 @@ def test_a_row_that_moves_makes_both_members_dirty(
 def test_none_is_no_member(
     pipeline: Pipeline, index: Ick, sessions: Sessions, staged: StagedRecords
 ) -> None:
-    pipeline.mark_dirty(Ride, to=index, key="rider_id")
+    pipeline.marks_dirty(Ride, to=index, key="rider_id")
     with sessions.begin() as session:
         ride = Ride(id=7)
         session.add_all([Rider(id=1, name="a"), ride])
@@ -82,7 +82,7 @@ def test_none_is_no_member(
 def test_a_trigger_marks_as_the_hooks_do(
     pipeline: Pipeline, index: Ick, application: Engine, staged: StagedRecords
 ) -> None:
-    rule = pipeline.mark_dirty(Ride, to=index, key="rider_id", capture="trigger")
+    rule = pipeline.marks_dirty(Ride, to=index, key="rider_id", capture="trigger")
     with application.begin() as connection:
         for statement in trigger_sql(rule, "penstock"):
             connection.execute(text(statement.replace(":", "\\:")))
@@ -120,10 +120,10 @@ def test_members_are_marked_by_hand(
 def test_what_does_not_go_together_is_refused(
     pipeline: Pipeline, index: Ick, rides: Log, sessions: Sessions
 ) -> None:
-    with pytest.raises(DeclarationError, match="mark_dirty"):
+    with pytest.raises(DeclarationError, match="marks_dirty"):
         pipeline.stages(Ride, to=index, key="id")
-    with pytest.raises(DeclarationError, match="no Ick"):
-        pipeline.mark_dirty(Ride, to=rides, key="id")  # type: ignore[arg-type]
+    with pytest.raises(DeclarationError, match="is not an Ick"):
+        pipeline.marks_dirty(Ride, to=rides, key="id")  # type: ignore[arg-type]
     with sessions() as session:
         with pytest.raises(InvalidRecord, match="mark_dirty"):
             stage(session, index, key=1, action="a", object="b", data=None)

@@ -31,7 +31,7 @@ def worker(
     @flow.consumer(reads=things)
     def reader(session: object, records: list[Record]) -> None: ...
 
-    made = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    made = ConsumerWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
     yield made
     made.close()
 

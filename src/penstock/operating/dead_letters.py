@@ -170,7 +170,7 @@ def retry(
         BrokenTransaction: A handler ends its transaction.
         ServerUnavailable: Postgres does not answer; the letter under way may have been applied.
     """
-    consumers = {letter.consumer: pipeline.consumer_named(letter.consumer) for letter in letters}
+    consumers = {letter.consumer: pipeline.get_consumer(letter.consumer) for letter in letters}
     engine = make_engine(database_url, application="dead letters", prepare=prepare)
     sessions = sessionmaker(class_=Session, join_transaction_mode="rollback_only")
     if pipeline.rules:
