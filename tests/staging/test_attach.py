@@ -8,7 +8,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fixtures.application import Base, Ride, StagedRecords
-from penstock import Log, Pipeline
+from penstock import Ick, Log, Pipeline, mark_dirty, stage
 from penstock.errors import BypassedStaging, DeclarationError
 
 
@@ -85,6 +85,45 @@ def test_a_session_in_the_middle_of_its_transaction_is_guarded_too(
         pipeline.attach(session)
         with pytest.raises(BypassedStaging):
             session.execute(Base.metadata.tables["rides"].delete())
+
+
+def test_a_pipeline_without_rules_stages_explicitly(
+    rides: Log, application: Engine, staged: StagedRecords
+) -> None:
+    """No statement event is registered: they alone would cost each statement about 4 µs."""
+    index = Ick("index")
+    maker = sessionmaker(application)
+    Pipeline([rides, index]).attach(maker)
+    with maker.begin() as session:
+        session.add(Ride(id=1))
+        stage(session, rides, key=1, action="imported", object="ride", data=None)
+        session.add(Ride(id=2))
+        mark_dirty(session, index, [2])
+        session.execute(Base.metadata.tables["rides"].delete())
+
+    assert [(record.action, record.key) for record in staged()] == [
+        ("imported", "1"),
+        ("dirty", "2"),
+    ]
+    assert not list(application.dispatch.before_cursor_execute)
+
+
+def test_a_rule_that_is_younger_than_the_transaction_applies_from_the_next_flush(
+    rides: Log, application: Engine, staged: StagedRecords
+) -> None:
+    late = Pipeline([rides])
+    with Session(application) as session:
+        late.attach(session)
+        session.add(Ride(id=1))
+        session.flush()
+        late.stages(Ride, to=rides, key="id", data=["id"])
+        session.add(Ride(id=2))
+        session.flush()
+        with pytest.raises(BypassedStaging):
+            session.execute(Base.metadata.tables["rides"].delete())
+        session.commit()
+
+    assert [record.key for record in staged()] == ["2"]
 
 
 class Trip(sqlmodel.SQLModel, table=True):

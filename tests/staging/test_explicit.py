@@ -150,7 +150,7 @@ def test_what_is_not_attached_is_told_what_to_do(
         with pytest.raises(NotAttached, match=r"pipeline\.attach"):
             tell(session, rides)
         pipeline.attach(session)
-        with pytest.raises(NotAttached, match=r"pipeline\.add"):
+        with pytest.raises(NotAttached, match=r"pipeline\.add_channel"):
             tell(session, Log("others"))
         with pytest.raises(InvalidRecord, match=r"^channel: is of type str"):
             tell(session, "rides")  # type: ignore[arg-type]  # on purpose

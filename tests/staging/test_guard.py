@@ -155,12 +155,14 @@ def test_only_the_ruled_kinds_of_change_are_guarded(
 
 
 def test_a_statement_that_passed_is_looked_at_again_where_another_session_joins(
-    ruled: Pipeline, application: Engine
+    ruled: Pipeline, rides: Log, application: Engine
 ) -> None:
     """What has passed is remembered for one transaction and its sessions, and for nothing else."""
     rename = text("UPDATE rides SET status = 'x'")
     with application.connect() as connection, Session(connection) as first:
-        Pipeline([]).attach(first)
+        other = Pipeline([rides])
+        other.stages(Rider, to=rides, key="id")
+        other.attach(first)
         first.execute(rename)
         first.execute(rename)
         with Session(connection) as second:

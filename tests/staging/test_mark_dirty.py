@@ -127,7 +127,7 @@ def test_what_does_not_go_together_is_refused(
     with sessions() as session:
         with pytest.raises(InvalidRecord, match="mark_dirty"):
             stage(session, index, key=1, action="a", object="b", data=None)
-        with pytest.raises(InvalidRecord, match="takes the Ick"):
+        with pytest.raises(InvalidRecord, match=r"mark_dirty\(\) takes an Ick"):
             mark_dirty(session, rides, [1])  # type: ignore[arg-type]
         with pytest.raises(InvalidRecord, match=r"members\[1\]"):
             mark_dirty(session, index, [1, None])

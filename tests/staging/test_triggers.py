@@ -418,7 +418,7 @@ class Parrot(Base):
         (Cat, "id", ["id"], "inherit"),
         (Animal, "id", ["id"], "inherit"),
         (Parrot, "id", None, "shout is of type Loud"),
-        (Parrot, "id", ["name"], "name is no column"),
+        (Parrot, "id", ["name"], "name is not a column"),
         (Parrot, "weight", ["id"], "its key is of type"),
         (Sequenced, "id", None, "secret is of type"),
     ],

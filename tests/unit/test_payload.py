@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidRecord
-from penstock.staging.payload import MAX_DEPTH, headers_text, json_text, key_text, word
+from penstock.staging.payload import MAX_DEPTH, headers_text, json_text, key_text, label_text
 
 ENOUGH = 10_000_000
 
@@ -176,12 +176,12 @@ def test_a_key_is_text_a_number_or_a_uuid(value: object, text: str) -> None:
     assert type(key_text(value)) is str
 
 
-def test_words_and_headers() -> None:
-    assert word("told", "action") == "told"
+def test_labels_and_headers() -> None:
+    assert label_text("told", "action") == "told"
     assert headers_text(None) is None
     assert headers_text({}) == "{}"
     with pytest.raises(InvalidRecord, match=r"^action: has 256"):
-        word("w" * 256, "action")
+        label_text("w" * 256, "action")
 
 
 SCALARS = (
