@@ -1,4 +1,4 @@
-"""SQLAlchemy's async sessions stage like the others: the hooks live on the session inside."""
+"""SQLAlchemy's async sessions stage like sync ones: the hooks are on the session inside."""
 
 import asyncio
 import re
@@ -110,7 +110,7 @@ def test_async_sessions_stage(
     assert len(staged()) == 6
 
 
-def test_another_async_sessionmaker_is_not_touched(
+def test_another_async_sessionmaker_is_not_affected(
     pipeline: Pipeline, database_url: str, staged: StagedRecords
 ) -> None:
     async def run() -> None:
@@ -126,7 +126,7 @@ def test_another_async_sessionmaker_is_not_touched(
 
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("attach", [scoped, instance])
-def test_records_are_staged_by_hand(
+def test_records_are_staged_explicitly(
     attach: Attach,
     driver: str,
     pipeline: Pipeline,
@@ -138,9 +138,11 @@ def test_records_are_staged_by_hand(
         async with connected(database_url, driver) as engine:
             make = attach(engine, pipeline)
             session = make if attach is scoped else make()
-            await stage_async(session, rides, key=1, action="told", object="ride", data={"a": "ü"})
+            await stage_async(
+                session, rides, key=1, action="imported", object="ride", data={"a": "ü"}
+            )
             with pytest.raises(InvalidRecord):
-                await stage_async(session, rides, key="", action="told", object="ride", data=1)
+                await stage_async(session, rides, key="", action="imported", object="ride", data=1)
             await session.commit()
             await session.close()
 
@@ -158,15 +160,17 @@ def test_an_async_handler_stages_without_rules(
 
     async def handler(session: Any, records: list[Any]) -> None:
         session.add(Ride())
-        await stage_async(session, rides, key=1, action="told", object="ride", data=1)
+        await stage_async(session, rides, key=1, action="imported", object="ride", data=1)
         assert await session.run_sync(stage_many, rides, records) == 2
         assert await session.run_sync(mark_dirty, index, [7]) == 1
-        await session.run_sync(stage, rides, key=4, action="told", object="ride", data=4)
+        await session.run_sync(stage, rides, key=4, action="imported", object="ride", data=4)
 
     async def run() -> None:
         async with connected(database_url) as engine:
             sessions = maker(engine, plain)
-            records = [{"key": n, "action": "told", "object": "ride", "data": n} for n in (2, 3)]
+            records = [
+                {"key": n, "action": "imported", "object": "ride", "data": n} for n in (2, 3)
+            ]
             async with sessions.begin() as session:
                 await handler(session, records)
             async with sessions() as session:

@@ -1,4 +1,4 @@
-"""Whatever makes sessions can be attached to, once or twice, and no other session is touched."""
+"""A pipeline can be attached to anything that creates sessions, once or twice, and affects no other session."""
 
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ def test_a_sessionmaker_and_no_other(
     assert [record.key for record in staged()] == ["0", "3"]
 
 
-def test_attaching_twice_is_attaching_once(
+def test_attaching_twice_stages_once(
     pipeline: Pipeline, application: Engine, staged: StagedRecords
 ) -> None:
     class Own(Session):
@@ -76,7 +76,7 @@ def test_a_scoped_session(pipeline: Pipeline, application: Engine, staged: Stage
     assert len(staged()) == 1
 
 
-def test_a_session_in_the_middle_of_its_transaction_is_guarded_too(
+def test_a_session_attached_during_its_transaction_is_guarded(
     pipeline: Pipeline, application: Engine
 ) -> None:
     with Session(application) as session:
@@ -90,7 +90,7 @@ def test_a_session_in_the_middle_of_its_transaction_is_guarded_too(
 def test_a_pipeline_without_rules_stages_explicitly(
     rides: Log, application: Engine, staged: StagedRecords
 ) -> None:
-    """No statement event is registered: they alone would cost each statement about 4 µs."""
+    """The guard registers no statement events, which alone cost about 4 µs a statement."""
     index = Ick("index")
     maker = sessionmaker(application)
     Pipeline([rides, index]).attach(maker)
@@ -108,7 +108,7 @@ def test_a_pipeline_without_rules_stages_explicitly(
     assert not list(application.dispatch.before_cursor_execute)
 
 
-def test_a_rule_that_is_younger_than_the_transaction_applies_from_the_next_flush(
+def test_a_rule_declared_during_a_transaction_applies_from_the_next_flush(
     rides: Log, application: Engine, staged: StagedRecords
 ) -> None:
     late = Pipeline([rides])
@@ -148,6 +148,6 @@ FROM_A_FUNCTION: Any = scoped_session(cast("Any", lambda: None))
 
 
 @pytest.mark.parametrize("target", [object(), "session", Engine, FROM_A_FUNCTION])
-def test_nothing_else(target: object, pipeline: Pipeline) -> None:
+def test_any_other_target_is_refused(target: object, pipeline: Pipeline) -> None:
     with pytest.raises(DeclarationError, match="it takes a Session"):
         pipeline.attach(target)

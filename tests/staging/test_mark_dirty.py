@@ -23,7 +23,7 @@ def members(records: StagedRecords) -> list[tuple[str, str]]:
     return [(record.action, record.key) for record in records()]
 
 
-def test_each_change_names_the_member_and_carries_no_payload(
+def test_each_change_marks_the_member_without_a_payload(
     pipeline: Pipeline, index: Ick, sessions: Sessions, staged: StagedRecords
 ) -> None:
     """Guarantee 6: a change and its mark, or neither."""
@@ -47,10 +47,10 @@ def test_each_change_names_the_member_and_carries_no_payload(
 
 
 @pytest.mark.parametrize("object_is", ["loaded", "expired"])
-def test_a_row_that_moves_makes_both_members_dirty(
+def test_a_change_of_the_member_marks_the_old_and_the_new_one(
     pipeline: Pipeline, index: Ick, sessions: Sessions, staged: StagedRecords, object_is: str
 ) -> None:
-    """Guarantee 6: the rider who loses the ride is dirty too, also if the object had not loaded who it was."""
+    """Guarantee 6: the rider who loses the ride is marked too, even if the object had not loaded the column."""
     with sessions.begin() as session:
         session.add_all([Rider(id=1, name="a"), Rider(id=2, name="b"), Ride(id=7, rider_id=1)])
     pipeline.marks_dirty(Ride, to=index, key="rider_id", on="update")
@@ -64,7 +64,7 @@ def test_a_row_that_moves_makes_both_members_dirty(
     assert members(staged) == [("update", "1"), ("update", "2")]
 
 
-def test_none_is_no_member(
+def test_none_marks_nothing(
     pipeline: Pipeline, index: Ick, sessions: Sessions, staged: StagedRecords
 ) -> None:
     pipeline.marks_dirty(Ride, to=index, key="rider_id")
@@ -105,7 +105,7 @@ def test_a_trigger_marks_as_the_hooks_do(
     assert {(r.shard, r.key) for r in staged()} == {(index.shard_of(k), k) for k in ("1", "2")}
 
 
-def test_members_are_marked_by_hand(
+def test_members_are_marked_explicitly(
     pipeline: Pipeline, index: Ick, sessions: Sessions, staged: StagedRecords
 ) -> None:
     with sessions.begin() as session:
@@ -117,7 +117,7 @@ def test_members_are_marked_by_hand(
     ]
 
 
-def test_what_does_not_go_together_is_refused(
+def test_a_channel_of_the_wrong_kind_is_refused(
     pipeline: Pipeline, index: Ick, rides: Log, sessions: Sessions
 ) -> None:
     with pytest.raises(DeclarationError, match="marks_dirty"):
