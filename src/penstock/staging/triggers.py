@@ -89,7 +89,7 @@ def trigger_migration(
     Args:
         pipeline: Declares the rules.
         revision: Id of the migration.
-        down_revision: Id of the migration before it, which must not precede those of Penstock's own tables.
+        down_revision: Id of the migration before it.  Penstock's own tables must exist by then.
 
     Raises:
         DeclarationError: No rule has ``capture="trigger"``, two of them stage the same changes, or one cannot be
