@@ -195,7 +195,7 @@ class StagingRule:
         if isinstance(self.channel, Ick) and self.data != ():
             raise DeclarationError(
                 f"staging rule of {name}: channel {self.channel.name} is an Ick, which keeps members and no payloads: "
-                "pipeline.mark_dirty(…) instead of stages(…)"
+                "pipeline.marks_dirty(…) instead of stages(…)"
             )
         if self.capture not in get_args(Capture):
             raise DeclarationError(

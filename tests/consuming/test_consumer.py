@@ -59,7 +59,7 @@ def declare(
 
         handler = apply if options.get("each") else apply_all
         flow.consumer(reads=things, name="reader", **options)(handler)
-        worker = LogWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+        worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
         made.append(worker)
         return worker
 

@@ -42,7 +42,7 @@ class Reader:
         self.flow.consumer(reads=self.channel, name="reader", **options)(handler)
 
     def worker(self) -> Any:
-        spec = self.flow.consumer_named("reader")
+        spec = self.flow.get_consumer("reader")
         self.workers.append(make_worker(self.flow, spec, *self.urls))  # type: ignore[arg-type]  # either kind
         return self.workers[-1]
 
@@ -173,7 +173,7 @@ def test_an_async_handler_of_an_ick_is_awaited(
             await session.execute(INSERT, {"id": 0, "key": member})
 
     flow.consumer(reads=index)(copy)
-    with make_worker(flow, flow.consumer_named("copy"), database_url, redis_url) as worker:
+    with make_worker(flow, flow.get_consumer("copy"), database_url, redis_url) as worker:
         assert worker.drain() == 5
 
     rows = connection.execute("SELECT key FROM public.effects ORDER BY key").fetchall()

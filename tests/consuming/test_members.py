@@ -51,7 +51,7 @@ def make_worker(
     def make(handler: Callable[..., Any] | None = None, **options: Any) -> IckWorker:
         if not flow.consumers:
             flow.consumer(reads=index, name="indexer", **options)(handler or copy_documents)
-        spec = flow.consumer_named("indexer")
+        spec = flow.get_consumer("indexer")
         made.append(IckWorker(flow, spec, database_url, redis_url))
         return made[-1]
 
@@ -477,9 +477,9 @@ def test_an_ick_has_one_consumer_and_a_log_is_no_ick(
     with pytest.raises(DeclarationError, match="needs none"):
         flow.reconciliation(of="indexer", state="public.copies", key="key")(lambda tables: tables)
     with pytest.raises(DeclarationError, match="make_worker"):
-        LogWorker(flow, flow.consumer_named("indexer"), database_url, redis_url)
-    with pytest.raises(DeclarationError, match="is no Ick"):
-        flow.mark_dirty(Pipeline, to=Log("things"), key="id")  # type: ignore[arg-type]
+        LogWorker(flow, flow.get_consumer("indexer"), database_url, redis_url)
+    with pytest.raises(DeclarationError, match="is not an Ick"):
+        flow.marks_dirty(Pipeline, to=Log("things"), key="id")  # type: ignore[arg-type]
 
 
 def test_a_worker_that_loses_its_connection_goes_on_with_what_it_holds(

@@ -102,7 +102,7 @@ def test_a_ride_that_the_index_has_forgotten_shows(
     streamer = Streamer(pipeline, database_url, redis_url)
     streamer.drain()
     streamer.close()
-    worker = make_worker(pipeline, pipeline.consumer_named("ride-index"), database_url, redis_url)
+    worker = make_worker(pipeline, pipeline.get_consumer("ride-index"), database_url, redis_url)
     worker.drain()
     worker.close()
 

@@ -93,7 +93,7 @@ def test_the_readmes_pipeline_runs(engine: Engine, database_url: str, redis_url:
     streamer = Streamer(pipeline, database_url, redis_url)
     streamer.drain()
     streamer.close()
-    worker = LogWorker(pipeline, pipeline.consumer_named("ride-totals"), database_url, redis_url)
+    worker = LogWorker(pipeline, pipeline.get_consumer("ride-totals"), database_url, redis_url)
 
     assert worker.drain() == 10
     worker.close()

@@ -74,7 +74,7 @@ def desk(
             if desk.ends_transaction:
                 session.connection().connection.driver_connection.commit()  # type: ignore[union-attr]  # psycopg's
 
-    worker = desk.worker = LogWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    worker = desk.worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
     for word in ("a1", "b1", "a2", "a3"):
         connection.execute(
             "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers) "

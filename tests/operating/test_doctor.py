@@ -40,7 +40,7 @@ def reader(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> It
         if any(record.key == "bad1" for record in records):
             raise ValueError("bad")
 
-    worker = LogWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
     yield worker
     worker.close()
 

@@ -40,7 +40,7 @@ def reader(
 
     stage_rows(connection, things, 20)
     streamer.drain()
-    worker = LogWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
     worker.drain()
     worker.close()
     yield worker

@@ -52,7 +52,7 @@ class Scene:
             streamer.close()
 
     def consume(self, url: str) -> None:
-        worker = LogWorker(self._flow, self._flow.consumer_named("reader"), url, self._redis_url)
+        worker = LogWorker(self._flow, self._flow.get_consumer("reader"), url, self._redis_url)
         try:
             worker.drain()
         finally:

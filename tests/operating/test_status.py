@@ -22,7 +22,7 @@ def reader(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> It
     def reader(_session: object, records: Sequence[object]) -> None:
         del records
 
-    worker = LogWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
     yield worker
     worker.close()
 
@@ -71,7 +71,7 @@ def test_the_age_of_a_lag_is_that_of_the_first_record_not_applied(
     streamer: Streamer,
 ) -> None:
     flow.consumer(reads=things, name="reader")(lambda _session, _records: None)
-    register_consumer(connection, flow.schema, flow.consumer_named("reader"))
+    register_consumer(connection, flow.schema, flow.get_consumer("reader"))
     stage_rows(connection, things, 20)
     connection.execute(
         "UPDATE penstock.staged_records SET created_at = created_at - interval '1 hour' WHERE id = "

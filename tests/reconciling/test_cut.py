@@ -94,7 +94,7 @@ def test_a_pinned_state_equals_the_tables_at_every_cut_under_load(
     redis_url: str,
 ) -> None:
     """Guarantee 28: no false alarm under load; a cut shows what its offsets say."""
-    spec = flow.consumer_named(totals)
+    spec = flow.get_consumer(totals)
     streamer, rival = (Streamer(flow, database_url, redis_url) for _ in range(2))
     worker = LogWorker(flow, spec, database_url, redis_url)
     worker.open()
@@ -183,7 +183,7 @@ def test_an_open_transaction_is_in_no_cut_until_it_commits(
 def standing_worker(
     flow: Pipeline, totals: str, accounts: Connection, database_url: str, redis_url: str
 ) -> Iterator[LogWorker]:
-    worker = LogWorker(flow, flow.consumer_named(totals), database_url, redis_url)
+    worker = LogWorker(flow, flow.get_consumer(totals), database_url, redis_url)
     worker.open()
     yield worker
     worker.close()
@@ -259,7 +259,7 @@ def test_a_consumer_that_was_never_registered_or_has_halted_is_named(
     database_url: str,
     redis_url: str,
 ) -> None:
-    spec = flow.consumer_named(totals)
+    spec = flow.get_consumer(totals)
 
     def pin() -> Cut:
         barrier = Barrier(spec)

@@ -57,7 +57,7 @@ def consumer(flow: Pipeline, things: Log, counts: Connection) -> ConsumerSpec:
                 {"key": key, "records": records},
             )
 
-    return flow.consumer_named("letters")
+    return flow.get_consumer("letters")
 
 
 @pytest.fixture

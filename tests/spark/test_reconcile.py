@@ -94,7 +94,7 @@ def run(spark: SparkSession, flow: Pipeline, bank: Connection, database_url: str
         comparer = SparkComparer(spark, database_url, None if report is None else str(report))
         return reconcile(
             lambda: connect_postgres(database_url, application=application),
-            flow.reconciliation_named(name),
+            flow.get_reconciliation(name),
             comparer,
             **options,
         )

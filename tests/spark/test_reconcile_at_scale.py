@@ -100,7 +100,7 @@ def test_a_thousand_differences_in_a_million_keys_under_load(
     def run(mend: bool = False) -> Reconciled:  # noqa: FBT001, FBT002  read where it is called
         return reconcile(
             lambda: connect_postgres(database_url, application="reconcile"),
-            flow.reconciliation_named("totals"),
+            flow.get_reconciliation("totals"),
             SparkComparer(spark, database_url),
             intent="mend" if mend else "compare",
         )

@@ -65,10 +65,10 @@ def state(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Rec
     def canonical(tables: Tables) -> DataFrame:
         return tables("public.canonical")
 
-    worker = LogWorker(flow, flow.consumer_named("keeper"), database_url, redis_url)
+    worker = LogWorker(flow, flow.get_consumer("keeper"), database_url, redis_url)
     worker.drain()
     worker.close()
-    return flow.reconciliation_named("keeper")
+    return flow.get_reconciliation("keeper")
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def consumed(
     def reader(session: object, records: Sequence[Record]) -> None: ...
 
     streaming = Streamer(flow, database_url, redis_url)
-    worker = LogWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
     for number in range(10):
         stage_rows(connection, things, 20)
         streaming.drain()

@@ -59,7 +59,7 @@ def marked(
     """A hundred members marked; sixty of them once more after the consumer has done them all."""
     mark_changed(documents, [f"d{n}" for n in range(100)])
     streamer.drain()
-    worker = make_worker(flow, flow.consumer_named("indexer"), database_url, redis_url)
+    worker = make_worker(flow, flow.get_consumer("indexer"), database_url, redis_url)
     worker.drain()
     worker.close()
     mark_changed(documents, [f"d{n}" for n in range(60)])

@@ -36,7 +36,7 @@ def test_records_go_through_two_streamers_and_a_consumer_behind_a_pooler(
         session.execute(text("INSERT INTO public.seen VALUES (:id)"), rows)
 
     streamers = [Streamer(flow, pooler_url, redis_url, prepare=False) for _ in range(2)]
-    spec = flow.consumer_named("reader")
+    spec = flow.get_consumer("reader")
     worker = LogWorker(flow, spec, pooler_url, redis_url, prepare=False)
 
     def seen() -> int:

@@ -29,7 +29,7 @@ def worker(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> It
     @flow.consumer(reads=things)
     def reader(session: object, records: Sequence[Record]) -> None: ...
 
-    made = LogWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    made = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
     yield made
     made.close()
 

@@ -88,7 +88,7 @@ def test_no_state_of_a_session_is_leaned_on(
         applied.extend(record.id for record in records)
 
     streamer = Streamer(flow, database_url, redis_url, prepare=False)
-    worker = LogWorker(flow, flow.consumer_named("reader"), database_url, redis_url, prepare=False)
+    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url, prepare=False)
     for number in range(10):
         stage_rows(connection, things, 20, f"{number} ")
         streamer.round()
@@ -133,7 +133,7 @@ def test_clocks_that_lie_change_neither_order_nor_number(
     retain_now(streamer)
     streamer.drain()
     in_log = [record.id for record in logged(things)[things.shard_names[0]]]
-    worker = LogWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
     worker.drain()
     worker.close()
 
@@ -181,7 +181,7 @@ def test_a_consumer_that_is_far_behind_reads_a_batch_at_a_time(
 
     stage_rows(connection, things, 5000)
     streamer.drain()
-    worker = LogWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
     first = worker.round(block_ms=0)
 
     assert first.applied == 200

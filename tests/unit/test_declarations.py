@@ -116,7 +116,8 @@ def test_one_change_may_stand_alone() -> None:
     ("wrong", "reason"),
     [
         ({"type": NotMapped}, "not mapped"),
-        ({"to": Log("others")}, "pipeline.add"),
+        ({"to": Log("others")}, "pipeline.add_channel"),
+        ({"to": Log("rides", shards=8)}, "does not belong to this pipeline"),
         ({"on": []}, "it takes any of insert, update, delete"),
         ({"on": ["upsert"]}, "it takes any of"),
         ({"key": "number"}, "no attribute 'number'"),
@@ -149,9 +150,9 @@ def handle(session: Session, records: Sequence[Record]) -> None: ...
 
 def test_names_are_unique_in_a_pipeline() -> None:
     pipeline = Pipeline([RIDES])
-    pipeline.add(RIDES)
+    assert pipeline.add_channel(Log("rides")) == RIDES
     with pytest.raises(DeclarationError, match="declared twice"):
-        pipeline.add(Log("rides"))
+        pipeline.add_channel(Log("rides"))
     pipeline.consumer(reads=RIDES)(handle)
     with pytest.raises(DeclarationError, match="declared twice"):
         pipeline.consumer(reads=RIDES)(handle)

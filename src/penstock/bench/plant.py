@@ -213,7 +213,7 @@ class Plant:
         url = self.published(backlog)
         with self.postgres(url) as connection:
             for name in (BULK, EACH):
-                register_consumer(connection, DEFAULT_SCHEMA, backlog.pipeline.consumer_named(name))
+                register_consumer(connection, DEFAULT_SCHEMA, backlog.pipeline.get_consumer(name))
         return url
 
     def empty_redis(self) -> None:

@@ -56,7 +56,7 @@ def _fields(error: ValidationError) -> str:
 
 
 def _msgspec_decoder(model: Any) -> Callable[[str], Any]:
-    import msgspec  # type: ignore[import-not-found]  # noqa: PLC0415  the application's: only a Struct brings it along
+    import msgspec  # noqa: PLC0415  the application's: only a Struct brings it along
 
     decoding = msgspec.json.Decoder(model)
 

@@ -53,7 +53,7 @@ def _data(ride: Ride) -> dict[str, Any]:
 
 
 pipeline.stages(Ride, to=rides, key="id", data=_data)
-pipeline.mark_dirty(Ride, to=ride_index, key="id")
+pipeline.marks_dirty(Ride, to=ride_index, key="id")
 
 CONSUMER_TABLES = """
 CREATE TABLE rocket_rides.totals (consumer text PRIMARY KEY, total_cents bigint NOT NULL);

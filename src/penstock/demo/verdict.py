@@ -9,7 +9,7 @@ from penstock.database.connections import Connection
 from penstock.demo.rides import CANONICAL_COPIES, pipeline, rides
 
 CONSUMERS = tuple(
-    sorted(name for name, spec in pipeline.consumers.items() if spec.channel is rides)
+    sorted(name for name, spec in pipeline.consumers.items() if spec.channel == rides)
 )
 INDEX = "ride-index"
 """Channel and consumer of the index have one name."""

@@ -172,7 +172,7 @@ def retry(
         BrokenTransaction: A handler committed its effects, or returned without having run.
         ServerUnavailable: Postgres cannot do it now; the letter under way may have been applied.
     """
-    consumers = {letter.consumer: pipeline.consumer_named(letter.consumer) for letter in letters}
+    consumers = {letter.consumer: pipeline.get_consumer(letter.consumer) for letter in letters}
     done: list[Retried] = []
     for name, consumer in consumers.items():
         transaction = HandlerTransaction(

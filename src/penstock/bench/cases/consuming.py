@@ -51,7 +51,7 @@ def consumed(plant: Plant, backlog: Backlog, name: str) -> Sample:
         NotMeasured: It applied another number of records.
     """
     database_url = plant.registered(backlog)
-    consumer = backlog.pipeline.consumer_named(name)
+    consumer = backlog.pipeline.get_consumer(name)
     worker = LogWorker(backlog.pipeline, consumer, database_url, plant.redis_url)
     try:
         worker.open()

@@ -36,7 +36,7 @@ def consume(
 
     stop = Stop()
     pipeline = pipeline_of(settings)
-    consumer = pipeline.consumer_named(name)
+    consumer = pipeline.get_consumer(name)
     chosen = None if shards is None else _numbers(shards, consumer.channel.shards)
     if begin not in {None, "tables"}:
         raise InvalidSetting(f"--from {begin}: it takes 'tables'")
@@ -74,7 +74,7 @@ def _bootstrap(settings: Settings, name: str) -> None:
     from penstock.reconciling import never_applied, reconcile  # noqa: PLC0415  the same
 
     pipeline = pipeline_of(settings)
-    spec, *others = pipeline.state_of(name)
+    spec, *others = pipeline.find_reconciliations(name)
     with connected(settings, "bootstrap") as both:
         connect = connect_of(both)
         if not never_applied(connect, spec.consumer, pipeline.schema):

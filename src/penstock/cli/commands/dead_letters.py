@@ -118,7 +118,7 @@ def retry(
     from penstock.operating.dead_letters import retry as try_again  # noqa: PLC0415  not for `--help`
 
     pipeline = pipeline_of(settings)
-    pipeline.consumer_named(consumer)
+    pipeline.get_consumer(consumer)
     with connected(settings, "dead letters") as servers:
         letters = _chosen(servers, consumer, place or [], all_=all_, parked=parked)
         done = try_again(pipeline, letters, servers.servers.database_url, prepare=settings.prepare)

@@ -62,7 +62,7 @@ def reconcile(  # noqa: PLR0917  options
     if whole and not apply:
         raise InvalidSetting("--whole replaces a state: it goes with --apply")
     pipeline = pipeline_of(settings)
-    specs = [pipeline.reconciliation_named(n) for n in names or sorted(pipeline.reconciliations)]
+    specs = [pipeline.get_reconciliation(n) for n in names or sorted(pipeline.reconciliations)]
     if not specs:
         raise InvalidSetting(
             "the pipeline declares no reconciliation: see pipeline.reconciliation(of=…, state=…, key=…)"
@@ -100,7 +100,7 @@ def _whole(
 ) -> list[list["ReconciliationSpec"]]:
     """For each consumer of some reconciliations all the tables that it keeps: they have one position."""
     consumers = dict.fromkeys(spec.consumer.name for spec in specs)
-    return [pipeline.state_of(consumer, specs) for consumer in consumers]
+    return [pipeline.find_reconciliations(consumer, specs) for consumer in consumers]
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def run(
     pipeline = pipeline_of(settings)
     names = consumer or list(pipeline.consumers)
     for name in names:
-        pipeline.consumer_named(name)
+        pipeline.get_consumer(name)
     with (
         servers(settings, schema=pipeline.schema) as urls,
         Progress("published and applied") as progress,

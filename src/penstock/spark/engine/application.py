@@ -74,7 +74,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
     """
     os.environ["PENSTOCK_DATABASE_URL"], os.environ["PENSTOCK_REDIS_URL"] = database_url, redis_url
     names = list(pipeline.consumers) if consumers is None else list(consumers)
-    specs = [pipeline.consumer_named(name) for name in names]
+    specs = [pipeline.get_consumer(name) for name in names]
     shards = {spec.name: spec.channel.shards for spec in specs if not spec.dataframe}
     tasks = assign(shards, available_cores(), streamer=streamer)
     frames = [spec for spec in specs if spec.dataframe]

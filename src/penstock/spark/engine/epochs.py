@@ -118,7 +118,7 @@ class EpochsReader(DataSourceStreamReader):
                 ),
             )
         else:
-            consumer = pipeline.consumer_named(task.consumer)
+            consumer = pipeline.get_consumer(task.consumer)
             worker = make_worker(
                 pipeline,
                 consumer,

@@ -193,7 +193,7 @@ def _by_spark(spark: "SparkSession", plant: Plant, url: str) -> int:
             lambda tables: tables("bench.canonical")
         )
         comparer = SparkComparer(spark, url)
-        spec = pipeline.reconciliation_named("state")
+        spec = pipeline.get_reconciliation("state")
         return comparer.compare(spec, snapshot, snapshot).total
 
 
