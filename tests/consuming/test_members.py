@@ -17,9 +17,9 @@ from penstock.channels.routing import ick_shard_keys
 from penstock.consuming import ConsumerWorker
 from penstock.consuming.dirty import MemberWorker
 from penstock.database.connections import Connection
-from penstock.embedded import eventually
 from penstock.errors import BrokenTransaction, DeclarationError, HistoryDiverged
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 
 @pytest.fixture

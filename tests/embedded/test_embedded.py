@@ -17,10 +17,10 @@ from penstock.embedded import (
     EmbeddedRedis,
     EmbeddedServers,
     directories,
-    eventually,
     processes,
 )
 from penstock.errors import ServerUnavailable
+from penstock.testing import eventually
 
 
 @pytest.fixture(scope="module")
@@ -225,11 +225,6 @@ def test_servers_end_with_their_owner_and_the_next_owner_takes_over(tmp_path: Pa
             eventually(lambda: not sockets.exists(), "their sockets are cleaned up")
     finally:
         next_owner.remove()
-
-
-def test_what_never_comes_is_named() -> None:
-    with pytest.raises(AssertionError, match=r"the flood \(last answer: 0\)"):
-        eventually(lambda: 0, "the flood", timeout_s=0.05)
 
 
 def test_data_of_another_release_is_named_at_once(tmp_path: Path) -> None:

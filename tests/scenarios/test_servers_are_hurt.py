@@ -9,7 +9,7 @@ import pytest
 
 from fixtures.plant import Plant
 from fixtures.truth import Load
-from penstock.embedded import eventually
+from penstock.testing import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 

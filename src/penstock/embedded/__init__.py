@@ -14,13 +14,10 @@ Four rules hold for each server:
 * Its URL stays the same for the life of the object, whatever happens to the server.
 * It does not outlive its owner: a guard process stops it when the owner has gone, even by SIGKILL.
 * One directory has one server: the server itself holds a lock on the directory.
-
-``eventually`` waits for what another process will do.  It is the only wait that tests need.
 """
 
-from penstock.embedded.eventually import eventually
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.redis import EmbeddedRedis
 from penstock.embedded.servers import EmbeddedServers
 
-__all__ = ["EmbeddedPostgres", "EmbeddedRedis", "EmbeddedServers", "eventually"]
+__all__ = ["EmbeddedPostgres", "EmbeddedRedis", "EmbeddedServers"]

@@ -49,8 +49,9 @@ def postgres_binaries(account: Account | None) -> Path:
     """
     site = _site_directory()
     installation = _newest_installation(site / _PACKAGE)
-    if account is None or is_open(installation / "bin"):
-        return installation / "bin"
+    programs = (installation / "bin").resolve()  # a link to it may be in a private directory
+    if account is None or is_open(programs):
+        return programs
     return _copied(site, installation) / _PACKAGE / installation.name / "bin"
 
 
