@@ -91,7 +91,7 @@ def test_the_pages_project_passes_on_the_users_own_servers(
 
     assert passed(done) == 8
     with psycopg.connect(url) as connection:
-        query = "SELECT count(*) FROM pg_database WHERE datname LIKE 'penstock\\_%'"
+        query = "SELECT count(*) FROM pg_database WHERE datname ~ '^penstock_(test|template)_'"
         assert connection.execute(query).fetchone() == (0,)
     postgres.drop_database("of_the_user")
 

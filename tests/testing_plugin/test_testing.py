@@ -290,11 +290,10 @@ def test_each_copy_is_fresh_and_nothing_is_left_behind(postgres: EmbeddedPostgre
 
     assert len(set(names)) == 3
     with connect_postgres(postgres.url, application="test") as connection:
-        left = connection.execute(
-            "SELECT datname FROM pg_database WHERE datname = ANY (%s) OR datname LIKE 'penstock\\_template\\_%%'",
-            [names],
-        ).fetchall()
-    assert left in ([], [("penstock_template",)])
+        query = (
+            "SELECT FROM pg_database WHERE datname = ANY (%s) OR datname ~ '^penstock_template_'"
+        )
+        assert connection.execute(query, [names]).fetchall() == []
 
 
 def test_only_the_keys_of_the_namespace_are_deleted(redis_client: Any, redis_url: str) -> None:

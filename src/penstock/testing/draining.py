@@ -1,13 +1,13 @@
-"""Runs a pipeline in the test's own thread until nothing is left to do."""
+"""Running a pipeline in the test's own thread until nothing is left to do."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import wraps
 from inspect import iscoroutinefunction
 from typing import Any
 
-from penstock.consuming import Worker, make_worker
+from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres, postgres_errors
 from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec
@@ -15,7 +15,7 @@ from penstock.pipeline import Pipeline
 from penstock.streaming import Streamer
 
 MAX_ROUNDS = 100
-"""Rounds after which ``drained`` gives up: handlers stage new records for what they read, without end."""
+"""Rounds after which ``drained`` gives up: some handler stages a new record for each record that it reads."""
 
 
 def drained(
@@ -28,8 +28,8 @@ def drained(
 ) -> dict[str, int]:
     """Publish whatever is staged and committed, and let the consumers process it, until nothing is left.
 
-    What handlers stage is processed as well.  Everything runs in this thread, on the inline engine, and is closed again.
-    A handler that raises ``TryAgain`` is called again without limit.
+    Records that handlers stage are processed too.  Everything runs in the calling thread.  A handler that raises
+    ``TryAgain`` is retried without limit.
 
     Args:
         pipeline: The pipeline.
@@ -48,19 +48,19 @@ def drained(
     """
     names = list(pipeline.consumers) if consumers is None else list(consumers)
     last = _LastFailure()
-    applied = dict.fromkeys(names, 0)
     with ExitStack() as stack:
         connection = stack.enter_context(connect_postgres(database_url, application="test"))
         failures = _Failures(connection, pipeline.schema)
         before = failures.dead_letters()
         streamer = Streamer(pipeline, database_url, redis_url)
         stack.callback(streamer.close)
-        workers = []
+        drains = {}
         for name in names:
             consumer = last.noted(pipeline.consumer_named(name))
-            workers.append(make_worker(pipeline, consumer, database_url, redis_url))
-            stack.callback(workers[-1].close)
-        _drain(streamer, workers, applied)
+            worker = make_worker(pipeline, consumer, database_url, redis_url)
+            stack.callback(worker.close)
+            drains[name] = worker.drain
+        applied = _drained(streamer, drains)
         found = failures.halted(names)
         if not allow_dead_letters:
             letters = failures.dead_letters().items()
@@ -70,17 +70,17 @@ def drained(
     return applied
 
 
-def _drain(streamer: Streamer, workers: Iterable[Worker], applied: dict[str, int]) -> None:
+def _drained(streamer: Streamer, drains: Mapping[str, Callable[[], int]]) -> dict[str, int]:
+    """Stream and consume until nothing is left; returns what each consumer has applied."""
+    applied = dict.fromkeys(drains, 0)
     for _ in range(MAX_ROUNDS):
-        done = streamer.drain()
-        for worker in workers:
-            count = worker.drain()
-            applied[worker.consumer.name] += count
-            done += count
-        if not done:
-            return
+        published = streamer.drain()
+        counts = {name: drain() for name, drain in drains.items()}
+        if not published and not any(counts.values()):
+            return applied
+        applied = {name: applied[name] + count for name, count in counts.items()}
     raise AssertionError(
-        f"there is still something to do after {MAX_ROUNDS} rounds: a handler stages a record for each record it reads"
+        f"not drained after {MAX_ROUNDS} rounds: a handler stages a new record for each record that it reads"
     )
 
 
@@ -91,7 +91,7 @@ class _LastFailure:
     error: Exception | None = None
 
     def noted(self, consumer: ConsumerSpec) -> ConsumerSpec:
-        """The consumer, with a handler that leaves its exceptions here."""
+        """The consumer, with a handler whose exceptions are noted here."""
         if iscoroutinefunction(consumer.handler):
             return consumer
         return replace(consumer, handler=self._noting(consumer.handler))
@@ -110,7 +110,7 @@ class _LastFailure:
 
 @dataclass(frozen=True, slots=True)
 class _Failures:
-    """What stands in the database of consumers that failed, in words."""
+    """Descriptions of halted shards and dead letters."""
 
     connection: Connection
     schema: str
