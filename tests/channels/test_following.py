@@ -13,10 +13,10 @@ from penstock import Log
 from penstock.channels.log import Follower
 from penstock.channels.server import connect_redis
 from penstock.database.connections import Connection
-from penstock.embedded import eventually
 from penstock.errors import ForeignLog, ServerUnavailable
 from penstock.records import Offset, ShardName
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ from fixtures.flow import stage_rows
 from fixtures.servers import Programs
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
-from penstock.embedded import EmbeddedRedis, eventually
+from penstock.embedded import EmbeddedRedis
 from penstock.errors import AppendRefused, ServerUnavailable
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 
 def cannot_save(client: Any, directory: Path) -> None:

@@ -12,8 +12,8 @@ import redis
 from fixtures.command_line import PENSTOCK, CommandLine, Started
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
-from penstock.embedded import eventually
 from penstock.records import Shard, ShardName
+from penstock.testing import eventually
 
 SHARDS = (ShardName("things", Shard(0)), ShardName("things", Shard(1)))
 

@@ -13,8 +13,8 @@ import pytest
 from cli.test_reconcile_command import bank  # noqa: F401  the same application
 from fixtures.command_line import CommandLine
 from penstock.database.connections import Connection
-from penstock.embedded import eventually
 from penstock.spark.java import find_java
+from penstock.testing import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(300)]
 

@@ -16,11 +16,11 @@ from penstock import Log, Pipeline
 from penstock.consuming import Consumed, LogWorker, TryAgain
 from penstock.crashpoints import install_crashpoint
 from penstock.database.connections import Connection
-from penstock.embedded import eventually
 from penstock.errors import HistoryDiverged
 from penstock.operating.reset import reset_checkpoint
 from penstock.records import Record, ShardName
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 Declare = Callable[..., LogWorker]
 

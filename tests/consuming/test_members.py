@@ -16,9 +16,9 @@ from penstock.channels.ick import DirtyList, Patience, Reservation, Reservations
 from penstock.channels.routing import ick_shard_keys
 from penstock.consuming import IckWorker, LogWorker
 from penstock.database.connections import Connection
-from penstock.embedded import eventually
 from penstock.errors import DeclarationError, HistoryDiverged
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 
 @pytest.fixture

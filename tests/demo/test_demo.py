@@ -23,8 +23,8 @@ from penstock.demo.rides import pipeline
 from penstock.demo.run import Demo
 from penstock.demo.simulator import Simulator
 from penstock.demo.verdict import account
-from penstock.embedded import eventually
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
 from penstock.cli.app import app
 from penstock.consuming import LogWorker
-from penstock.embedded import eventually
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])

@@ -15,9 +15,9 @@ from penstock.channels import server
 from penstock.consuming import LogWorker
 from penstock.database import connections
 from penstock.database.connections import Connection
-from penstock.embedded import eventually
 from penstock.errors import ServerUnavailable
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 KEYS = [f"k{number}" for number in range(6)]
 

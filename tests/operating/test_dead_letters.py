@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.embedded import eventually
 from penstock.errors import BrokenTransaction, Unknown
 from penstock.operating.dead_letters import (
     DeadLetter,
@@ -24,6 +23,7 @@ from penstock.operating.dead_letters import (
 )
 from penstock.records import Record
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 
 class Desk:

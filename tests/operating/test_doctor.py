@@ -110,7 +110,7 @@ def test_redis_away_is_said_once(connection: Connection) -> None:
 def test_missing_tables_are_made_by_init(
     postgres: EmbeddedPostgres, redis_client: redis.Redis
 ) -> None:
-    with connect_postgres(postgres.url_of("postgres"), application="test") as empty:
+    with connect_postgres(postgres.database_url("postgres"), application="test") as empty:
         findings = examine(empty, redis_client)
 
     assert only(findings, "schema", "error").mend == "penstock init"

@@ -17,13 +17,14 @@ from penstock.channels.routing import log_keys
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.initialise import initialise
-from penstock.embedded import EmbeddedPostgres, eventually
+from penstock.embedded import EmbeddedPostgres
 from penstock.embedded.postgres_binaries import account_for_postgres, postgres_binaries
 from penstock.errors import Fenced, HistoryDiverged, Refused
 from penstock.operating.reset import epoch as epoch_module
 from penstock.operating.reset import reset_epoch
 from penstock.records import BEGINNING, Record, ShardName
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 EFFECTS = "CREATE TABLE public.effects (record_id bigint, key text)"
 LINEAR = {"fsync": "off", "full_page_writes": "off", "max_prepared_transactions": "4"}

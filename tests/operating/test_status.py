@@ -133,7 +133,7 @@ def test_the_last_run_of_each_reconciliation_is_told(
 def test_a_database_without_tables_says_what_to_type(
     postgres: object, redis_client: redis.Redis
 ) -> None:
-    url = postgres.url_of("postgres")  # type: ignore[attr-defined]  # the fixture of the run
+    url = postgres.database_url("postgres")  # type: ignore[attr-defined]  # the fixture of the run
     with (
         connect_postgres(url, application="test") as empty,
         pytest.raises(SchemaMissing, match="penstock init"),

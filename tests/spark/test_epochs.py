@@ -6,10 +6,10 @@ import pytest
 
 from fixtures.truth import TABLES
 from penstock.database.connections import Connection
-from penstock.embedded import eventually
 from penstock.spark.engine.assignment import Task
 from penstock.spark.engine.control_channel import Holder
 from penstock.spark.engine.epochs import EpochsReader
+from penstock.testing import eventually
 
 TASKS = [Task(None, ()), Task("one", (0, 1))]
 

@@ -20,13 +20,13 @@ from penstock.consuming.checkpoints import Checkpoint
 from penstock.crashpoints import SPARK_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declarations import ConsumerSpec
-from penstock.embedded import eventually
 from penstock.errors import DeclarationError
 from penstock.operating.reset import reset_checkpoint
 from penstock.reconciling import Barrier, cut, pinned
 from penstock.records import Offset, Shard, ShardName
 from penstock.spark.engine.dataframes import _end, _Share, start_dataframes
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 pytestmark = pytest.mark.spark
 Run = Callable[..., None]

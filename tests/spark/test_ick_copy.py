@@ -21,8 +21,8 @@ from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from fixtures.dirty import DOCUMENTS, check_copy, mark_changed
 from penstock import Ick, Pipeline
 from penstock.database.connections import Connection, connect_postgres
-from penstock.embedded import eventually
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 pytestmark = pytest.mark.spark
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "spark.md"

@@ -1,7 +1,7 @@
 """The leash: tasks end with their driver, and at its word."""
 
-from penstock.embedded import eventually
 from penstock.spark.engine.control_channel import Holder, Leash, Line
+from penstock.testing import eventually
 
 
 def test_a_task_is_taut_until_the_driver_cuts() -> None:

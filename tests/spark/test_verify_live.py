@@ -18,10 +18,10 @@ from penstock.channels.ick import DirtyList
 from penstock.channels.server import connect_redis
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.embedded import eventually
 from penstock.records import Record
 from penstock.spark.reconcile.verify import SparkExaminer
 from penstock.streaming import Streamer, streamer, tick
+from penstock.testing import eventually
 from penstock.verifying import Fault, bounds, verify
 
 pytestmark = pytest.mark.spark

@@ -10,10 +10,10 @@ from fixtures.flow import running, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.embedded import eventually
 from penstock.records import Record
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import Sequencer
+from penstock.testing import eventually
 
 
 @pytest.fixture

@@ -17,10 +17,11 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.database.initialise import initialise
 from penstock.database.registry import register_channel, register_consumer
 from penstock.database.statements import DEFAULT_SCHEMA
-from penstock.embedded import EmbeddedServers, eventually
+from penstock.embedded import EmbeddedServers
 from penstock.pipeline import Pipeline
 from penstock.records import ShardName
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 ROWS_A_TRANSACTION = 1000
 ACCOUNTS = 1000

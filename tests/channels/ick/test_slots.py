@@ -11,8 +11,9 @@ from redis.crc import key_slot
 from fixtures.servers import Programs
 from penstock.channels.ick import DirtyList, QueuedDirtyList, Reservation, Reservations, repair
 from penstock.channels.routing import ick_keys
-from penstock.embedded import EmbeddedRedis, eventually
+from penstock.embedded import EmbeddedRedis
 from penstock.errors import InvalidIckCall
+from penstock.testing import eventually
 
 PLAIN = [
     "a",
