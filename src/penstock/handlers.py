@@ -8,9 +8,10 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import is_dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, is_typeddict, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, overload
 
 from sqlalchemy.orm import Session
+from typing_extensions import is_typeddict  # knows those of typing, too
 
 from penstock.errors import DeclarationError
 from penstock.records import Payload, Record

@@ -1,5 +1,6 @@
 """``penstock.testing``: records without a server, what was staged, and a pipeline that is run until nothing is left."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -160,7 +161,7 @@ def test_an_async_session_is_told_how(application: Engine) -> None:
 @pytest.fixture
 def working(application: Engine, pipeline: Pipeline, rides: Log) -> sessionmaker[Session]:
     """Consumers of a log and of an Ick: what the first one reads, it marks for the second."""
-    index = pipeline.add(Ick("index", shards=2))
+    index = pipeline.add_channel(Ick("index", shards=2))
     assert isinstance(index, Ick)
     pipeline.stages(Ride, to=rides, key="id", data=["id", "status"])
     with application.begin() as connection:
@@ -178,7 +179,7 @@ def working(application: Engine, pipeline: Pipeline, rides: Log) -> sessionmaker
         mark_dirty(session, index, [record.key])
 
     @pipeline.consumer(reads=index)
-    def indexer(session: Session, members: list[str]) -> None:
+    def indexer(session: Session, members: Sequence[str]) -> None:
         for member in members:
             note(session, "indexer", member)
 

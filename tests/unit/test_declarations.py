@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from penstock import Log, Pipeline
+from penstock import Ick, Log, Pipeline
 from penstock.declarations import ConsumerSpec, StagingRule, checked_changes
 from penstock.errors import DeclarationError, InvalidName
 from penstock.records import Record
@@ -152,7 +152,17 @@ def test_names_are_unique_in_a_pipeline() -> None:
     pipeline = Pipeline([RIDES])
     assert pipeline.add_channel(Log("rides")) == RIDES
     with pytest.raises(DeclarationError, match="declared twice"):
-        pipeline.add_channel(Log("rides"))
+        pipeline.add_channel(Log("rides", shards=8))
     pipeline.consumer(reads=RIDES)(handle)
     with pytest.raises(DeclarationError, match="declared twice"):
         pipeline.consumer(reads=RIDES)(handle)
+
+
+def test_channels_are_compared_by_value() -> None:
+    """A channel that is built again, for instance in another module, is the same channel."""
+    pipeline = Pipeline([RIDES, Ick("index")])
+    pipeline.stages(Ride, to=Log("rides"), key="id")
+    pipeline.marks_dirty(Ride, to=Ick("index"), key="id")
+    pipeline.consumer(reads=Ick("index"), name="first")(print)
+    with pytest.raises(DeclarationError, match="first reads index already"):
+        pipeline.consumer(reads=Ick("index"), name="second")(print)

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from penstock.consuming.failures import Culprit, WrongHandler
-from penstock.consuming.payloads import with_payloads
+from penstock.consuming.payloads import decode_payloads, make_decoder
 from penstock.database.connections import make_async_engine, make_engine
 from penstock.declarations import ConsumerSpec
 from penstock.errors import BrokenTransaction, DeclarationError
@@ -87,6 +87,7 @@ class _SyncCaller:
         **chosen: bool,
     ) -> None:
         self._consumer = consumer
+        self._decode = make_decoder(consumer)
         application = f"consumer {consumer.name}"
         self.engine = make_engine(database_url, application=application, **chosen)
         # Handlers may change classes that the pipeline stages: their sessions stage like any other.
@@ -97,7 +98,8 @@ class _SyncCaller:
         return function()
 
     def call(self, connection: EngineConnection, items: Any) -> None:
-        items = with_payloads(self._consumer, items)
+        if self._decode is not None:
+            decode_payloads(self._decode, items)
         with self._sessions(bind=connection) as session:
             if self._consumer.each:
                 _each(self._consumer, session, items)
@@ -139,6 +141,7 @@ class _AsyncCaller:
         **chosen: bool,
     ) -> None:
         self._consumer = consumer
+        self._decode = make_decoder(consumer)
         application = f"consumer {consumer.name}"
         self._engine: AsyncEngine = make_async_engine(
             database_url, application=application, **chosen
@@ -153,7 +156,9 @@ class _AsyncCaller:
         return self._loop.run(greenlet_spawn(function))
 
     def call(self, connection: EngineConnection, items: Any) -> None:
-        await_only(self._handle(connection, with_payloads(self._consumer, items)))
+        if self._decode is not None:
+            decode_payloads(self._decode, items)
+        await_only(self._handle(connection, items))
 
     async def _handle(self, connection: EngineConnection, items: Sequence[Any]) -> None:
         async with AsyncSession(

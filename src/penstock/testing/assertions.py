@@ -17,7 +17,7 @@ from penstock.declarations import LARGEST_MAX_BYTES, Channel
 from penstock.errors import InvalidRecord
 from penstock.records import Shard, StagedRecord
 from penstock.staging.payload import json_text, key_text
-from penstock.staging.rules import attachments
+from penstock.staging.rules import find_attachments
 
 SHOWN = 20
 """How many records a failed assertion lists."""
@@ -133,7 +133,7 @@ def assert_not_staged(  # noqa: PLR0913  the same
 
 def _schema_of(source: Source) -> str:
     session = source() if isinstance(source, scoped_session) else source
-    attached = attachments(session) if isinstance(session, Session) else []
+    attached = find_attachments(session) if isinstance(session, Session) else []
     return attached[0].pipeline.schema if attached else DEFAULT_SCHEMA
 
 

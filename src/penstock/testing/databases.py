@@ -11,7 +11,8 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from penstock.channels.server import connect_redis, redis_errors
-from penstock.database.connections import make_engine, postgres_errors
+from penstock.database.connections import make_engine
+from penstock.database.errors import postgres_errors
 from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis
 from penstock.embedded.databases import create_database, database_url, drop_database

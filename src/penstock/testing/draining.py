@@ -1,14 +1,14 @@
 """Running a pipeline in the test's own thread until nothing is left to do."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import wraps
-from inspect import iscoroutinefunction
 from typing import Any
 
 from penstock.consuming import make_worker
-from penstock.database.connections import Connection, connect_postgres, postgres_errors
+from penstock.database.connections import Connection, connect_postgres
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec
 from penstock.pipeline import Pipeline
@@ -28,7 +28,8 @@ def drained(
 ) -> dict[str, int]:
     """Publish whatever is staged and committed, and let the consumers process it, until nothing is left.
 
-    Records that handlers stage are processed too.  Everything runs in the calling thread.  A handler that raises
+    Records that handlers stage are processed too.  Everything runs in the calling thread; in an ``async def`` test with
+    consumers that are ``async def``, give it another: ``await asyncio.to_thread(drained, …)``.  A handler that raises
     ``TryAgain`` is retried without limit.
 
     Args:
@@ -56,7 +57,7 @@ def drained(
         stack.callback(streamer.close)
         drains = {}
         for name in names:
-            consumer = last.noted(pipeline.consumer_named(name))
+            consumer = last.noted(pipeline.get_consumer(name))
             worker = make_worker(pipeline, consumer, database_url, redis_url)
             stack.callback(worker.close)
             drains[name] = worker.drain
@@ -92,9 +93,19 @@ class _LastFailure:
 
     def noted(self, consumer: ConsumerSpec) -> ConsumerSpec:
         """The consumer, with a handler whose exceptions are noted here."""
-        if iscoroutinefunction(consumer.handler):
-            return consumer
-        return replace(consumer, handler=self._noting(consumer.handler))
+        noting = self._noting_async if consumer.is_async else self._noting
+        return replace(consumer, handler=noting(consumer.handler))
+
+    def _noting_async(self, handler: Callable[..., Any]) -> Callable[[Any, Any], Awaitable[object]]:
+        @wraps(handler)
+        async def called(session: Any, records: Any) -> object:
+            try:
+                return await handler(session, records)
+            except Exception as error:
+                self.error = error
+                raise
+
+        return called
 
     def _noting(self, handler: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
         @wraps(handler)

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.declarations import LARGEST_MAX_BYTES, Channel
 from penstock.records import Offset, Record, RecordId, Shard
-from penstock.staging.payload import headers_text, json_text, key_text, word
+from penstock.staging.payload import headers_text, json_text, key_text, label_text
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STAGED_AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -56,8 +56,8 @@ def make_record(  # noqa: PLR0913  a record has this many parts; all have defaul
         Offset(offset),
         RecordId(offset if id is None else id),
         text,
-        word(action, "action"),
-        word(object, "object"),
+        label_text(action, "action"),
+        label_text(object, "object"),
         json_text(data, "data", limit),
         headers_text(None if headers is None else dict(headers)) or "",
         (staged_at - _EPOCH) // timedelta(microseconds=1),
