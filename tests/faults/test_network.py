@@ -1,13 +1,17 @@
 """What a network does to the streamer and to a consumer: replies get lost, connections are cut, or hang."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 
 import pytest
 import redis
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
+from fixtures.flow import stage_rows
 from fixtures.proxy import APPEND, COMMIT, Harm, Proxy, behind
 from fixtures.truth import TABLES, change, check_exact, declare_consumers
 from penstock import Log, Pipeline
@@ -16,9 +20,11 @@ from penstock.consuming import LogWorker
 from penstock.database import connections
 from penstock.database.connections import Connection
 from penstock.errors import ServerUnavailable
+from penstock.records import Record
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
+INSERT = text("INSERT INTO public.effects VALUES (:id)")
 KEYS = [f"k{number}" for number in range(6)]
 
 
@@ -151,6 +157,53 @@ def test_a_cut_at_any_request_to_redis_loses_and_doubles_nothing(
         assert check_exact(books, redis_client, things) == requests * len(KEYS)
 
     assert requests > 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("harm", Harm)
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+def test_a_cut_at_any_request_to_postgres_ends_no_consumer(
+    flow: Pipeline,
+    things: Log,
+    connection: Connection,
+    streamer: Streamer,
+    database_url: str,
+    redis_url: str,
+    postgres_proxy: Proxy,
+    harm: Harm,
+    is_async: bool,  # noqa: FBT001
+) -> None:
+    """Guarantee 15: also while it connects, and while it registers."""
+    connection.execute("CREATE TABLE public.effects (record_id bigint)")
+
+    def plain(session: Session, records: Sequence[Record]) -> None:
+        session.execute(INSERT, [{"id": record.id} for record in records])
+
+    async def asynchronous(session: AsyncSession, records: Sequence[Record]) -> None:
+        await session.execute(INSERT, [{"id": record.id} for record in records])
+
+    flow.consumer(reads=things, name="reader")(asynchronous if is_async else plain)
+    url = behind(postgres_proxy, database_url)
+    requests = 0
+
+    def effects() -> list[int]:
+        rows = connection.execute("SELECT record_id FROM public.effects ORDER BY 1")
+        return [number for (number,) in rows]
+
+    while postgres_proxy.harmed == requests:
+        stage_rows(connection, things, 4, f"{requests} ")
+        streamer.drain()
+        worker = LogWorker(flow, flow.get_consumer("reader"), url, redis_url, block_ms=20)
+        postgres_proxy.harm(b"", harm, skip=requests)
+        wanted = 4 * (requests + 1)
+        end = monotonic() + 20
+        worker.run(lambda: len(effects()) >= wanted or monotonic() > end)  # noqa: B023  called in this turn
+        postgres_proxy.heal()
+        requests += 1
+        assert effects() == list(range(1, wanted + 1))
+
+    # Logging in, registering, the batches.
+    assert requests > 11
 
 
 @pytest.mark.parametrize("cut", ["postgres", "redis"])
