@@ -1,7 +1,7 @@
-"""What the parts of the pipeline hand each other.
+"""The values that the parts of the pipeline pass to each other.
 
-A ``StagedRecord`` is what an application writes; a ``Record`` is what a consumer reads: the same, with its place.
-Payloads stay text between the two: nothing on the way parses them.
+A ``Record`` is what a consumer reads: a staged record with its offset in the log.  Payloads stay text from the staged row
+to the consumer; nothing on the way parses them.
 """
 
 import json
@@ -35,29 +35,6 @@ class ShardName:
 
     def __str__(self) -> str:
         return f"{self.channel}/{self.shard}"
-
-
-@dataclass(frozen=True, slots=True)
-class StagedRecord:
-    """What an application tells: a row of ``staged_records`` before it has a number.
-
-    Attributes:
-        channel: Name of the channel.
-        shard: The shard that ``key`` belongs to.
-        key: Records of one key keep their order.
-        action: What happened: ``insert``, ``update``, ``delete`` or the application's own word.
-        object: What it happened to: the name of a table, a class or a concept.
-        data: The payload, anything that JSON can say.
-        headers: Beside the payload: trace ids, versions.
-    """
-
-    channel: str
-    shard: Shard
-    key: str
-    action: str
-    object: str
-    data: Any
-    headers: dict[str, Any] | None = None
 
 
 _Value = TypeVar("_Value")
@@ -165,21 +142,19 @@ class Record:
         return f"<Record {self.place} id={self.id} {self.action} {self.object} key={self.key!r}>"
 
 
-@dataclass(frozen=True, slots=True)
-class JournalEntry:
-    """Some records that follow each other in a shard, as the journal remembers them.
+@dataclass(frozen=True, slots=True, order=True)
+class OffsetRange:
+    """Consecutive offsets of a shard, both ends included.
 
     Attributes:
         shard: The shard.
-        first: Offset of the first record.
-        last: Offset of the last record.
-        epoch: The epoch in which they were sequenced.
+        first: The first offset.
+        last: The last offset; one less than ``first`` if the range is empty.
     """
 
     shard: ShardName
     first: Offset
     last: Offset
-    epoch: Epoch
 
     def __len__(self) -> int:
-        return self.last - self.first + 1
+        return max(0, self.last - self.first + 1)
