@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from fixtures.dirty import DOCUMENTS, check_copy, copy_documents, declare_index, mark_changed
 from fixtures.flow import retain_now
 from penstock import Ick, Log, Pipeline
-from penstock.channels.ick import DirtyList, Patience, Reservation, Reservations
+from penstock.channels.ick import DirtyList, HolderWatch, Reservation, Reservations
 from penstock.channels.routing import ick_shard_keys
 from penstock.consuming import ConsumerWorker
 from penstock.consuming.dirty import MemberWorker
@@ -298,7 +298,7 @@ def test_a_consumer_that_works_for_long_is_not_succeeded(
     def slow(session: Session, members: Sequence[str]) -> None:
         second = make_worker()
         second.open()
-        second._patience = dict.fromkeys(index.shard_names, Patience(0.0))
+        second._patience = dict.fromkeys(index.shard_names, HolderWatch(0.0))
         answers.append(bool(second.round(block_ms=0).applied))
         copy_documents(session, members)
 

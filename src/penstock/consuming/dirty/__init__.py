@@ -6,7 +6,7 @@ The handler reads the tables as they are when it runs, so that to handle a membe
 crash between the two commits leads to.  Never to a member that is forgotten: it leaves the Ick only under the reservation
 that gave it out, and what made it dirty once more in the meantime stays.
 
-The checkpoint says how far everything is done, for retention to go on: see ``passages``.
+The checkpoint says how far everything is done, for retention to go on: see ``update_progress``.
 """
 
 from penstock.consuming.dirty.worker import MemberWorker

@@ -17,11 +17,11 @@ import structlog
 
 from penstock.channels.ick import (
     Busy,
-    Patience,
+    HolderWatch,
     Reservation,
     Reservations,
     Superseded,
-    passages,
+    update_progress,
 )
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import redis_errors
@@ -70,7 +70,7 @@ class MemberWorker(Worker):
         self._identities: dict[ShardName, str] = {}
         self._applier: MemberApplier | None = None
         self._icks: dict[ShardName, Reservations] = {}
-        self._patience: dict[ShardName, Patience] = {}
+        self._patience: dict[ShardName, HolderWatch] = {}
         self._halted: set[ShardName] = set()
         self._passed: dict[ShardName, Offset] = {}
         self._pass_at = 0.0
@@ -89,7 +89,7 @@ class MemberWorker(Worker):
             )
             # After a connection that failed, what we hold is still ours.
             ick.holder = self._identities.setdefault(shard, ick.holder)
-            self._patience[shard] = Patience(PATIENCE_S)
+            self._patience[shard] = HolderWatch(PATIENCE_S)
         self._halted, self._passed, self._pass_at = set(), {}, 0.0
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class MemberWorker(Worker):
     def _reserve(self, shard: ShardName) -> Reservation | Busy:
         ick = self._icks[shard]
         answer = ick.reserve()
-        if isinstance(answer, Busy) and self._patience[shard].is_over(answer):
+        if isinstance(answer, Busy) and self._patience[shard].is_stale(answer):
             assert self._applier is not None
             if self._applier.is_free(shard):
                 log.warning(
@@ -227,9 +227,9 @@ class MemberWorker(Worker):
     def _follow(self) -> None:
         """Moves the checkpoints up to what is done: nothing before that has to be kept."""
         assert self._applier is not None
-        found = passages(self._client, self._pipeline.namespace, self._shards)
-        for shard, passage in found.items():
-            if passage.passed > self._passed.get(shard, Offset(0)):
-                self._applier.pass_to(shard, passage.passed)
-                self._passed[shard] = passage.passed
+        found = update_progress(self._client, self._pipeline.namespace, self._shards)
+        for shard, progress in found.items():
+            if progress.done_up_to > self._passed.get(shard, Offset(0)):
+                self._applier.pass_to(shard, progress.done_up_to)
+                self._passed[shard] = progress.done_up_to
         self._pass_at = monotonic() + PASS_EVERY_S
