@@ -355,7 +355,7 @@ def test_what_cannot_be_compared_is_named(
     for name, words in (
         ("no-key", "no column 'id'"),
         ("null-key", "have NULL in their key"),
-        ("twice", "several times in the canonical rows"),
+        ("twice", "more than once in the canonical rows"),
         ("words", "tolerance is for numbers"),
     ):
         with pytest.raises(DeclarationError, match=words):

@@ -96,10 +96,13 @@ def test_large_payloads_are_read_a_few_at_a_time(
         "SELECT 'things', 0, 'k', 'a', 'o', to_jsonb(string_agg(md5(n::text), '')) FROM generate_series(1, 32768) n"
     )
     streamer.drain()
-    reader = engine.StretchReader((), database_url, redis_url, "penstock", "penstock")
+    reader = engine.VerificationReader((), database_url, redis_url, "penstock", "penstock")
 
-    assert reader._most(Stretch(ShardName("things", Shard(0)), 0, 1, 1)) == 15
-    assert reader._most(Stretch(ShardName("things", Shard(1)), 0, 1, 1)) == engine.OFFSETS_A_READ
+    assert reader._offsets_a_read(Stretch(ShardName("things", Shard(0)), 0, 1, 1)) == 15
+    assert (
+        reader._offsets_a_read(Stretch(ShardName("things", Shard(1)), 0, 1, 1))
+        == engine.OFFSETS_A_READ
+    )
 
 
 def test_an_entry_that_was_deleted_is_missing(
