@@ -99,7 +99,7 @@ class MarkProgress:
     """How far a shard of an Ick has been marked and processed.
 
     Attributes:
-        done_up_to: Every member marked up to this offset has been processed since; even an empty Redis need not be told again.
+        done_up_to: Every member marked up to this offset has been processed since, and need not be marked again in an empty Redis.
         marked_up_to: The last offset whose member was marked.
         records: Records marked in total.
         dirtied: Members that became dirty by them; the others were dirty already.

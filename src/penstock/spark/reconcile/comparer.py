@@ -72,15 +72,15 @@ class SparkComparer:
         found = found.persist() if wanted else found
         try:
             rows = found.orderBy("key").limit(DIFFERENCES_KEPT).collect()
-            told = counts.get
-            _check_keys(spec, told)
+            counted = counts.get
+            _check_keys(spec, counted)
             if wanted:
                 _write(found, str(self._report))
         finally:
             found.unpersist()
-        kinds = {kind: told[kind.value] for kind in Kind if told[kind.value]}
+        kinds = {kind: counted[kind.value] for kind in Kind if counted[kind.value]}
         differences = [Difference(r.key, Kind(r.kind), r.expected, r.found) for r in rows]
-        return Comparison(told["compared"], kinds, differences, columns)
+        return Comparison(counted["compared"], kinds, differences, columns)
 
     def rows(self, spec: ReconciliationSpec, canonical: str) -> Rows:
         """The canonical rows."""
@@ -122,14 +122,14 @@ def _columns(spec: ReconciliationSpec, canonical: DataFrame) -> tuple[str, ...]:
     return chosen
 
 
-def _check_keys(spec: ReconciliationSpec, told: dict[str, Any]) -> None:
-    if told["without_key"]:
+def _check_keys(spec: ReconciliationSpec, counted: dict[str, Any]) -> None:
+    if counted["without_key"]:
         raise DeclarationError(
-            f"reconciliation {spec.name}: {told['without_key']:,} rows have NULL in their key ({', '.join(spec.key)}); a key must identify a row"
+            f"reconciliation {spec.name}: {counted['without_key']:,} rows have NULL in their key ({', '.join(spec.key)}); a key must identify a row"
         )
-    if told["twice"]:
+    if counted["twice"]:
         raise DeclarationError(
-            f"reconciliation {spec.name}: {told['twice']:,} keys occur more than once in the canonical rows; "
+            f"reconciliation {spec.name}: {counted['twice']:,} keys occur more than once in the canonical rows; "
             f"group them by {', '.join(spec.key) or 'nothing: the state is one row'}"
         )
 
