@@ -108,7 +108,7 @@ def translate_error(error: redis.RedisError, what: str) -> PenstockError:
         return ServerUnavailable(f"{what}: Redis does not answer ({type(error).__name__})")
     if "WRONGTYPE" in text:
         return ForeignLog(
-            f"{what}: the key is not a stream; something else uses Penstock's names in this Redis. "
+            f"{what}: the key holds another type, not a stream; something else uses Penstock's names in this Redis. "
             "Move it away, or give the pipeline another namespace"
         )
     return AppendRefused(f"{what}: Redis refuses: {text[:200]}")
