@@ -1,7 +1,7 @@
-"""What the parts of the pipeline hand each other.
+"""The values that the parts of the pipeline pass to each other.
 
-A ``StagedRecord`` is what an application writes; a ``Record`` is what a consumer reads: the same, with its place.
-Payloads stay text between the two: nothing on the way parses them.
+A ``Record`` is what a consumer reads: a staged record with its offset in the log.  Payloads stay text from the staged row
+to the consumer; nothing on the way parses them.
 """
 
 import json
@@ -176,21 +176,19 @@ class Record(Generic[Payload]):
         return f"<Record {self.place} id={self.id} {self.action} {self.object} key={self.key!r}>"
 
 
-@dataclass(frozen=True, slots=True)
-class JournalEntry:
-    """Some records that follow each other in a shard, as the journal remembers them.
+@dataclass(frozen=True, slots=True, order=True)
+class OffsetRange:
+    """Consecutive offsets of a shard, both ends included.
 
     Attributes:
         shard: The shard.
-        first: Offset of the first record.
-        last: Offset of the last record.
-        epoch: The epoch in which they were sequenced.
+        first: The first offset.
+        last: The last offset; one less than ``first`` if the range is empty.
     """
 
     shard: ShardName
     first: Offset
     last: Offset
-    epoch: Epoch
 
     def __len__(self) -> int:
-        return self.last - self.first + 1
+        return max(0, self.last - self.first + 1)

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from fixtures.dirty import DOCUMENTS, check_copy, copy_documents, declare_index, mark_changed
 from fixtures.flow import retain_now
 from penstock import Ick, Log, Pipeline
-from penstock.channels.ick import DirtyList, Patience, Reservation, Reservations
+from penstock.channels.ick import DirtyList, HolderWatch, Reservation, Reservations
 from penstock.channels.routing import ick_shard_keys
 from penstock.consuming import IckWorker, LogWorker
 from penstock.database.connections import Connection
@@ -259,7 +259,7 @@ def test_retention_goes_on_under_load_that_never_lets_the_ick_be_empty(
         mark_changed(documents, [f"late {number} {n}" for n in range(10)])
         streamer.drain()
         assert waiting(redis_client)
-        worker._pass_at = 0.0
+        worker._progress_at = 0.0
         worker.round(block_ms=0) if number % 2 else None
         removed += retain(streamer)
 
@@ -297,7 +297,7 @@ def test_a_consumer_that_works_for_long_is_not_succeeded(
     def slow(session: Session, members: Sequence[str]) -> None:
         second = make_worker()
         second.open()
-        second._patience = dict.fromkeys(index.shard_names, Patience(0.0))
+        second._holder_watch = dict.fromkeys(index.shard_names, HolderWatch(0.0))
         answers.append(bool(second.round(block_ms=0).applied))
         copy_documents(session, members)
 
@@ -499,7 +499,7 @@ def test_a_worker_that_loses_its_connection_goes_on_with_what_it_holds(
 
     worker.close()
     worker.open()
-    worker._patience = {}  # would be asked if it were busy
+    worker._holder_watch = {}  # would be asked if it were busy
 
     assert worker.drain() == 3
     eventually(lambda: not waiting(redis_client), "all is done")

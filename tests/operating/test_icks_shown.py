@@ -171,14 +171,14 @@ def test_the_doctor_names_a_key_that_will_vanish(
 ) -> None:
     mark_changed(documents, ["a", "b", "c", "d"])
     streamer.drain()
-    for key in (keys_of(0).ick.dirty, keys_of(1).passage):
+    for key in (keys_of(0).ick.dirty, keys_of(1).progress):
         redis_client.expire(key, 1000)
 
     findings = of(examine(documents, redis_client, flow), "keys")
 
     assert {f.mend for f in findings if f.grade == "error"} == {
         f"PERSIST {keys_of(0).ick.dirty}",
-        f"PERSIST {keys_of(1).passage}",
+        f"PERSIST {keys_of(1).progress}",
     }
 
 

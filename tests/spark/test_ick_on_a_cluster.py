@@ -1,4 +1,4 @@
-"""An Ick whose shards lie on three nodes of a Cluster: marked, looked at, read and done as on one server."""
+"""An Ick whose shards are on three nodes of a Cluster is marked, inspected, read and processed as on one server."""
 
 from collections.abc import Iterator
 from pathlib import Path

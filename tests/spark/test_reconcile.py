@@ -36,12 +36,12 @@ VALUES ('things', %(account)s %% 2, %(account)s::text, 'change', 'account', json
 
 
 class CrashError(Exception):
-    """Stands for the end of the process at a crash point."""
+    """Simulates the end of the process at a crash point."""
 
 
 @pytest.fixture
 def bank(flow: Pipeline, things: Log, connection: Connection) -> Connection:
-    """Accounts, and two consumers that keep them: one by account, one as a single sum."""
+    """Accounts, and two consumers that total them: one by account, one as a single sum."""
     connection.execute(
         "CREATE TABLE public.accounts AS SELECT i AS id, 0::bigint AS cents, 'name ' || i AS name FROM generate_series(1, 200) i"
     )
@@ -107,7 +107,7 @@ Working = Callable[[], Any]
 
 @pytest.fixture
 def working(flow: Pipeline, bank: Connection, database_url: str, redis_url: str) -> Working:
-    """The streamer and both consumers, at work until the block ends."""
+    """Runs the streamer and both consumers until the block ends."""
 
     return partial(at_work, flow, database_url, redis_url)
 
@@ -128,7 +128,7 @@ def settle(flow: Pipeline, database_url: str, redis_url: str) -> None:
 
 
 def plant(connection: Connection) -> None:
-    """Thirty differences of all kinds but the doubled."""
+    """Thirty differences of all kinds except repeated rows."""
     connection.execute("DELETE FROM public.totals WHERE id <= 10")
     connection.execute(
         "UPDATE public.totals SET cents = cents + 1, note = 'kept' WHERE id BETWEEN 11 AND 15"
@@ -175,7 +175,7 @@ def test_what_was_planted_is_found_and_mended_and_nothing_else_under_load(
 
 
 @pytest.mark.slow
-def test_a_row_that_is_there_twice_is_one_again(
+def test_a_repeated_row_is_repaired(
     run: Run,
     working: Any,
     flow: Pipeline,
@@ -210,7 +210,7 @@ def test_a_row_that_is_there_twice_is_one_again(
 def test_state_and_position_are_replaced_together_under_load(
     run: Run, working: Any, bank: Connection, database_url: str, intent: str
 ) -> None:
-    """Guarantee 28: what comes behind the cut is applied once, what lies before it never again."""
+    """Guarantee 28: records after the cut are applied once, those before it never again."""
 
     def produce(stopped: Callable[[], bool]) -> None:
         with connect_postgres(database_url, application="producer") as producing:
@@ -232,7 +232,7 @@ def test_state_and_position_are_replaced_together_under_load(
 def test_fifty_bootstraps_under_load_with_kills(
     run: Run, working: Any, bank: Connection, database_url: str
 ) -> None:
-    """Guarantee 28: whatever moment a run is killed at, the next one makes state and position agree."""
+    """Guarantee 28: whenever a run is killed, the next one makes state and position agree."""
     dice, killed = random.Random(28), 0
 
     def produce(stopped: Callable[[], bool]) -> None:
@@ -241,7 +241,7 @@ def test_fifty_bootstraps_under_load_with_kills(
                 change(producing, 20, cents=3, first=101)
 
     def kill() -> None:
-        """What Postgres sees of a SIGKILL: the connections are gone."""
+        """Closes the connections, which is what Postgres sees of a SIGKILL."""
         bank.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'penstock bootstrap'"
         )
@@ -318,7 +318,7 @@ def test_two_operators_at_once_are_harmless(
 def test_records_that_were_set_aside_are_not_mended_twice(
     run: Run, working: Any, flow: Pipeline, bank: Connection, database_url: str, redis_url: str
 ) -> None:
-    """Guarantee 28: a dead letter that is tried again later would count on top."""
+    """Guarantee 28: otherwise a dead letter that is retried later would count twice."""
     change(bank, 200)
     bank.execute(
         CHANGE.replace("jsonb_build_object(", "jsonb_build_object('poison', true, "),
@@ -355,7 +355,7 @@ def test_what_cannot_be_compared_is_named(
     for name, words in (
         ("no-key", "no column 'id'"),
         ("null-key", "have NULL in their key"),
-        ("twice", "several times in the canonical rows"),
+        ("twice", "more than once in the canonical rows"),
         ("words", "tolerance is for numbers"),
     ):
         with pytest.raises(DeclarationError, match=words):
@@ -365,7 +365,7 @@ def test_what_cannot_be_compared_is_named(
         run(wait_s=0.2)
 
 
-def test_a_tolerance_is_said_and_nothing_else_is_tolerated(
+def test_only_the_declared_tolerance_applies(
     run: Run, flow: Pipeline, bank: Connection, database_url: str, redis_url: str
 ) -> None:
     change(bank, 200)

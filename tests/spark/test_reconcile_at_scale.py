@@ -21,7 +21,7 @@ CHANGES = 50
 """Records of one producer's transaction."""
 
 RATE = 5_000
-"""Records a second that producers stage, if the machine lets them."""
+"""Records per second that producers stage, if the machine is fast enough."""
 
 # Ascending, as the consumer does it: two that change the same accounts must not wait for each other.
 CHANGE = """
@@ -48,7 +48,7 @@ PLANT = (
 
 @pytest.fixture
 def bank(flow: Pipeline, things: Log, connection: Connection) -> Connection:
-    """A million accounts, and a consumer's copy of what is in them."""
+    """A million accounts, and a consumer's copy of their balances."""
     for name in ("accounts", "totals"):
         connection.execute(
             f"CREATE TABLE public.{name} AS SELECT i AS id, 100::bigint AS cents FROM generate_series(1, %s::bigint) i".encode(),

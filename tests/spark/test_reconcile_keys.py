@@ -1,4 +1,4 @@
-"""Keys of every kind, and snapshots that get lost."""
+"""Reconciliation with keys of every kind, and with lost snapshots."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -56,7 +56,7 @@ NAMES = [
 
 @pytest.fixture
 def state(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> ReconciliationSpec:
-    """A consumer that has begun, and the reconciliation of its state."""
+    """A consumer that has started, and the reconciliation of its state."""
 
     @flow.consumer(reads=things)
     def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
@@ -106,7 +106,7 @@ def test_composite_and_text_keys_of_any_collation(
 
 
 class WithoutSnapshots(SparkComparer):
-    """All other connections are cut before it compares, as by a restart of Postgres."""
+    """Closes all other connections before it compares, as a restart of Postgres would."""
 
     def __init__(self, spark: SparkSession, database_url: str, connection: Connection) -> None:
         super().__init__(spark, database_url)
@@ -118,7 +118,7 @@ class WithoutSnapshots(SparkComparer):
         return super().compare(*arguments, **options)
 
     def rows(self, *arguments: Any, **options: Any) -> Rows:
-        """They are read when they are wanted, which is too late too."""
+        """Rows are read on demand, which is too late as well."""
         rows = super().rows(*arguments, **options)
         self._cut()
         return rows
@@ -130,7 +130,7 @@ class WithoutSnapshots(SparkComparer):
 
 
 @pytest.mark.parametrize("intent", ["compare", "bootstrap"])
-def test_a_snapshot_that_is_lost_is_told(
+def test_a_lost_snapshot_is_reported(
     spark: SparkSession,
     state: ReconciliationSpec,
     connection: Connection,

@@ -1,4 +1,4 @@
-"""Verify: every kind of fault that was planted is found and named; nothing is found while all is well."""
+"""Verify finds and names every kind of seeded fault, and finds nothing in a sound system."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -25,7 +25,7 @@ STREAM = "penstock:{things/0}:log"
 
 @pytest.fixture
 def things(request: pytest.FixtureRequest) -> Log:
-    """A channel that keeps everything, or as long as the test says."""
+    """A channel that keeps records for an hour, or as long as the test says."""
     return Log("things", shards=2, keep=getattr(request, "param", timedelta(hours=1)))
 
 
@@ -55,7 +55,7 @@ def consumed(
 
 
 def rewrite(client: redis.Redis, change: Callable[[Entries], Entries]) -> None:
-    """The stream of shard 0 again, with other entries."""
+    """Rewrites the stream of shard 0 with other entries."""
     entries: Any = client.xrange(STREAM)
     client.delete(STREAM)
     for entry_id, fields in change(entries):
@@ -72,14 +72,14 @@ def number_at(connection: Connection, offset: int, shard: int = 0) -> int:
     return int(record)
 
 
-def test_where_all_is_well_nothing_is_found(consumed: Connection, verified: Verify) -> None:
+def test_a_sound_system_has_no_findings(consumed: Connection, verified: Verify) -> None:
     done = verified()
 
     assert (done.clean, done.records, done.shards) == (True, 200, 2)
     assert (done.found, done.unpublished, done.overtaken) == ([], 0, 0)
 
 
-def test_pieces_and_reads_of_any_size_see_the_same(
+def test_the_size_of_tasks_changes_nothing(
     consumed: Connection, verified: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "OFFSETS_A_TASK", 7)
@@ -96,13 +96,16 @@ def test_large_payloads_are_read_a_few_at_a_time(
         "SELECT 'things', 0, 'k', 'a', 'o', to_jsonb(string_agg(md5(n::text), '')) FROM generate_series(1, 32768) n"
     )
     streamer.drain()
-    reader = engine.StretchReader((), database_url, redis_url, "penstock", "penstock")
+    reader = engine.VerificationReader((), database_url, redis_url, "penstock", "penstock")
 
-    assert reader._most(Stretch(ShardName("things", Shard(0)), 0, 1, 1)) == 15
-    assert reader._most(Stretch(ShardName("things", Shard(1)), 0, 1, 1)) == engine.OFFSETS_A_READ
+    assert reader._offsets_a_read(Stretch(ShardName("things", Shard(0)), 0, 1, 1)) == 15
+    assert (
+        reader._offsets_a_read(Stretch(ShardName("things", Shard(1)), 0, 1, 1))
+        == engine.OFFSETS_A_READ
+    )
 
 
-def test_an_entry_that_was_deleted_is_missing(
+def test_deleted_entries_are_missing(
     consumed: Connection, verified: Verify, redis_client: redis.Redis
 ) -> None:
     redis_client.xdel(STREAM, "41-0", "42-0", "43-0")
@@ -112,7 +115,7 @@ def test_an_entry_that_was_deleted_is_missing(
 
 
 @pytest.mark.parametrize("end", [0, -1])
-def test_so_is_one_at_an_end(
+def test_a_deleted_entry_at_an_end_is_missing(
     consumed: Connection, verified: Verify, redis_client: redis.Redis, end: int
 ) -> None:
     entries: Any = redis_client.xrange(STREAM)
@@ -126,7 +129,7 @@ def test_so_is_one_at_an_end(
     ("field", "name"),
     [(b"data", "data"), (b"key", "key"), (b"headers", "headers"), (b"ts", "time of staging")],
 )
-def test_an_entry_that_was_changed_is_named_with_its_field(
+def test_a_changed_entry_is_named_with_its_field(
     consumed: Connection, verified: Verify, redis_client: redis.Redis, field: bytes, name: str
 ) -> None:
     rewrite(
@@ -142,7 +145,7 @@ def test_an_entry_that_was_changed_is_named_with_its_field(
     assert found.text.startswith(name)
 
 
-def test_an_entry_that_was_doubled_behind_the_end_is_named_with_its_place(
+def test_an_entry_repeated_beyond_the_end_is_named_with_its_position(
     consumed: Connection, verified: Verify, redis_client: redis.Redis
 ) -> None:
     entries: Any = redis_client.xrange(STREAM)
@@ -156,7 +159,7 @@ def test_an_entry_that_was_doubled_behind_the_end_is_named_with_its_place(
 
 
 @pytest.mark.parametrize("entry_id", [b"60-1", b"61-0"])
-def test_an_entry_that_was_doubled_in_the_middle_is_named_with_its_place(
+def test_an_entry_repeated_in_the_middle_is_named_with_its_position(
     consumed: Connection, verified: Verify, redis_client: redis.Redis, entry_id: bytes
 ) -> None:
     def doubled(entries: Entries) -> Entries:
@@ -193,7 +196,7 @@ def test_entries_of_a_key_that_were_swapped_are_inverted(
     assert f"belongs to things/0 offset {first.offset};" in second.text
 
 
-def test_an_entry_that_was_doubled_is_known_when_its_place_lies_before_the_beginning(
+def test_a_repeated_entry_is_recognized_when_its_position_is_before_the_start(
     consumed: Connection, verified: Verify, redis_client: redis.Redis
 ) -> None:
     entries: Any = redis_client.xrange(STREAM)
@@ -204,7 +207,7 @@ def test_an_entry_that_was_doubled_is_known_when_its_place_lies_before_the_begin
     assert "belongs to things/0 offset 3 and is there too" in found.text
 
 
-def test_a_strangers_entry_is_surplus(
+def test_a_foreign_entry_is_surplus(
     consumed: Connection, verified: Verify, redis_client: redis.Redis
 ) -> None:
     redis_client.xadd(STREAM, {"hello": "world"})
@@ -213,7 +216,7 @@ def test_a_strangers_entry_is_surplus(
     assert (found.fault, found.record) == (Fault.SURPLUS, None)
 
 
-def test_a_staged_row_that_was_changed_is_named(consumed: Connection, verified: Verify) -> None:
+def test_a_changed_staged_row_is_named(consumed: Connection, verified: Verify) -> None:
     record = number_at(consumed, 12)
     consumed.execute(
         "UPDATE penstock.staged_records SET data = '{\"number\": 0}', action = 'x' WHERE id = %s",
@@ -225,7 +228,7 @@ def test_a_staged_row_that_was_changed_is_named(consumed: Connection, verified: 
     assert found.text.startswith("action and data of record")
 
 
-def test_a_staged_row_that_moved_or_went_is_named(consumed: Connection, verified: Verify) -> None:
+def test_a_moved_or_deleted_staged_row_is_named(consumed: Connection, verified: Verify) -> None:
     moved, gone = number_at(consumed, 12), number_at(consumed, 13)
     consumed.execute("UPDATE penstock.staged_records SET shard = 1 WHERE id = %s", (moved,))
     consumed.execute("DELETE FROM penstock.staged_records WHERE id = %s", (gone,))
@@ -326,7 +329,7 @@ def test_a_checkpoint_ahead_of_the_journal_or_of_the_log_is_named(
     assert "Redis has lost records" in lost.text
 
 
-def test_records_that_went_before_a_consumer_passed_them_are_missing(
+def test_records_removed_before_a_consumer_passed_them_are_missing(
     consumed: Connection, verified: Verify
 ) -> None:
     consumed.execute('UPDATE penstock.checkpoints SET "offset" = 5 WHERE shard = 0')
@@ -337,7 +340,7 @@ def test_records_that_went_before_a_consumer_passed_them_are_missing(
     assert (found.fault, found.where, found.offset) == (Fault.MISSING, "consumer reader", 6)
 
 
-def test_what_is_not_published_yet_is_no_fault(
+def test_unpublished_records_are_no_finding(
     consumed: Connection, verified: Verify, things: Log, flow: Pipeline, database_url: str
 ) -> None:
     stage_rows(consumed, things, 10)
@@ -348,7 +351,7 @@ def test_what_is_not_published_yet_is_no_fault(
     assert (done.clean, done.records, done.unpublished) == (True, 210, 10)
 
 
-def test_transactions_without_a_common_lock_may_overtake_and_it_is_told(
+def test_transactions_without_a_common_lock_may_overtake_and_are_counted(
     consumed: Connection,
     verified: Verify,
     things: Log,
@@ -369,7 +372,7 @@ def test_transactions_without_a_common_lock_may_overtake_and_it_is_told(
     assert (done.clean, done.overtaken) == (True, 3)
 
 
-def test_it_can_begin_later(
+def test_a_verification_can_start_later(
     consumed: Connection, verified: Verify, redis_client: redis.Redis
 ) -> None:
     redis_client.xdel(STREAM, "41-0")

@@ -1,4 +1,4 @@
-"""Verify beside Icks, and while everything moves: nothing is found that is not wrong."""
+"""Verify with Icks, on a Cluster, and under load: it reports no false finding."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ def things() -> Log:
 
 @pytest.fixture
 def index(request: pytest.FixtureRequest) -> Ick:
-    """A list of what is dirty, that keeps everything, or as long as the test says."""
+    """An Ick that keeps staged rows, or only as long as the test says."""
     return Ick("index", shards=2, keep=getattr(request, "param", timedelta(hours=1)))
 
 
@@ -56,7 +56,7 @@ def documents(connection: Connection) -> Connection:
 def marked(
     documents: Connection, flow: Pipeline, streamer: Streamer, database_url: str, redis_url: str
 ) -> Connection:
-    """A hundred members marked; sixty of them once more after the consumer has done them all."""
+    """A hundred members marked; sixty of them marked again after the consumer has processed all."""
     mark_changed(documents, [f"d{n}" for n in range(100)])
     streamer.drain()
     worker = make_worker(flow, flow.get_consumer("indexer"), database_url, redis_url)
@@ -89,7 +89,7 @@ def test_marks_that_are_lost_or_overlooked_before_an_ick_are_found(
     assert verified().counts == {Fault.MISSING: 1, Fault.OVERLOOKED: 1}
 
 
-def test_what_an_ick_has_not_been_told_is_not_published(
+def test_members_that_are_not_marked_yet_count_as_unpublished(
     marked: Connection, verified: Verify
 ) -> None:
     mark_changed(marked, ["d1", "d2"])
@@ -99,7 +99,7 @@ def test_what_an_ick_has_not_been_told_is_not_published(
     assert (done.clean, done.records, done.unpublished) == (True, 162, 2)
 
 
-def test_an_ick_that_was_deleted_and_is_not_filled_again_is_named(
+def test_a_deleted_ick_that_is_not_refilled_is_named(
     marked: Connection,
     verified: Verify,
     redis_client: redis.Redis,
@@ -183,7 +183,7 @@ def at_work(
     redis_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[[], int]]:
-    """Producers, streamer, three consumers, and a retention that never rests; gives how much it has removed."""
+    """Runs producers, a streamer, three consumers and continuous retention; returns how many records it removed."""
     monkeypatch.setattr(streamer, "RETAIN_EVERY_S", 0.0)
     for name in ("one", "two"):
 
@@ -225,7 +225,7 @@ def at_work(
     "runs", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.chaos)]
 )
 @pytest.mark.timeout(300)
-def test_no_alarm_is_false_while_everything_moves(
+def test_there_is_no_false_alarm_under_load(
     verified: Verify, at_work: Callable[[], int], runs: int
 ) -> None:
     """Guarantees 12 and 28: producers, streamer, consumers, retention and trimming at work."""

@@ -125,14 +125,14 @@ class IckSource:
         return f"a member of {shard}"
 
 
-def plan_passing(shard: ShardName, passed: Offset) -> Planner[None]:
-    """Moves the checkpoint: everything up to ``passed`` is done.  It never goes back."""
+def plan_progress(shard: ShardName, done_up_to: Offset) -> Planner[None]:
+    """Moves the checkpoint: everything up to ``done_up_to`` is done.  It never goes back."""
 
     def planner(_: Executor, locked: Locked) -> Plan[None]:
         checkpoint = locked.get(shard)
-        if checkpoint is None or checkpoint.offset >= passed:
+        if checkpoint is None or checkpoint.offset >= done_up_to:
             return Plan(None)
-        return Plan(None, advances=[Advance(checkpoint, passed)])
+        return Plan(None, advances=[Advance(checkpoint, done_up_to)])
 
     return planner
 

@@ -1,9 +1,15 @@
 """The worker of a consumer that reads an Ick.
 
-A turn at a shard is one reservation after the other, each batch one exchange: what is done goes, what is next comes.  The
-last batch of a turn ends the reservation instead, so that shards are free for other processes whenever nobody works on
-them.  A process that dies in its turn leaves its reservation behind: another one takes it over when it has stood still
-for ``PATIENCE_S`` and Postgres no longer knows of a transaction that works on the shard.
+    reserve at the Ick  →  lock the checkpoint's row  →  handler(session, members)  →  commit  →  exchange at the Ick
+
+A turn at a shard is one reservation after the other: each exchange commits the members that are done and reserves the next.
+The last one of a turn releases the reservation, so that other processes may work on the shard.  A process that dies in its
+turn leaves a reservation behind; another process takes it over once its heartbeat is ``TAKEOVER_AFTER_S`` old and no
+transaction in Postgres holds the shard.
+
+The handler reads the tables as they are when it runs, so handling a member twice is harmless, and that is what a crash
+between the two commits leads to.  No member is forgotten: it leaves the Ick only under the reservation that gave it out, and
+what has made it dirty again in the meantime stays.
 """
 
 import os
@@ -17,11 +23,11 @@ import structlog
 
 from penstock.channels.ick import (
     Busy,
-    Patience,
+    HolderWatch,
     Reservation,
     Reservations,
     Superseded,
-    passages,
+    update_progress,
 )
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import redis_errors
@@ -29,7 +35,7 @@ from penstock.consuming.delivered import Consumed, Delivered
 from penstock.consuming.ick_source import (
     IckSource,
     ReservedMember,
-    plan_passing,
+    plan_progress,
     reserved_members,
 )
 from penstock.consuming.transaction import Plan
@@ -43,21 +49,22 @@ from penstock.records import Offset, ShardName
 log = structlog.get_logger("penstock.consumer")
 
 TURN_S = 0.5
-"""How long a worker stays at a shard while there is more to do, before it looks at the others."""
+"""Longest turn at a shard, in seconds, before the others are looked at."""
 
-PATIENCE_S = 1.0
-"""How long a reservation of another process may stand still before it is taken over."""
+TAKEOVER_AFTER_S = 1.0
+"""Age of another process's heartbeat, in seconds, from which its reservation is stale."""
 
 BUSY_PAUSE_S = 0.1
-"""How long a shard is left alone that another process works on."""
+"""Pause, in seconds, before another attempt at a shard that another process works on."""
 
 IDLE_PAUSE_S = 0.02
-"""Pause between two looks at Icks that are empty."""
+"""Pause, in seconds, between two inspections of empty Icks."""
 
-PASS_EVERY_S = 1.0
-"""How often the checkpoints follow what is done."""
+PROGRESS_EVERY_S = 1.0
+"""Interval, in seconds, at which the checkpoints follow what is done."""
 
-SIGN_OF_LIFE_S = 0.3
+HEARTBEAT_S = 0.3
+"""Interval, in seconds, of the heartbeat while a handler is retried."""
 
 
 class IckWorker(Worker[ReservedMember]):
@@ -76,10 +83,10 @@ class IckWorker(Worker[ReservedMember]):
         self._holder = f"{consumer.name}@{socket.gethostname()}:{os.getpid()}"
         self._identities: dict[ShardName, str] = {}
         self._icks: dict[ShardName, Reservations] = {}
-        self._patience: dict[ShardName, Patience] = {}
+        self._holder_watch: dict[ShardName, HolderWatch] = {}
         self._halted: set[ShardName] = set()
-        self._passed: dict[ShardName, Offset] = {}
-        self._pass_at = 0.0
+        self._done_up_to: dict[ShardName, Offset] = {}
+        self._progress_at = 0.0
 
     def open(self) -> None:
         """As ``Worker.open``."""
@@ -93,8 +100,8 @@ class IckWorker(Worker[ReservedMember]):
             )
             # After a connection that failed, what we hold is still ours.
             ick.holder = self._identities.setdefault(shard, ick.holder)
-            self._patience[shard] = Patience(PATIENCE_S)
-        self._halted, self._passed, self._pass_at = set(), {}, 0.0
+            self._holder_watch[shard] = HolderWatch(TAKEOVER_AFTER_S)
+        self._halted, self._done_up_to, self._progress_at = set(), {}, 0.0
 
     def _source(self) -> IckSource:
         return IckSource(self.consumer, self._pipeline.schema)
@@ -117,7 +124,7 @@ class IckWorker(Worker[ReservedMember]):
                 self._turn(shard, consumed)
                 if self._stop():
                     break
-            if monotonic() >= self._pass_at:
+            if monotonic() >= self._progress_at:
                 self._follow()
             left = end - monotonic()
             if consumed.applied or consumed.dead or left <= 0:
@@ -189,7 +196,7 @@ class IckWorker(Worker[ReservedMember]):
     def _reserve(self, shard: ShardName) -> Reservation | Busy:
         ick = self._icks[shard]
         answer = ick.reserve()
-        if not isinstance(answer, Busy) or not self._patience[shard].is_over(answer):
+        if not isinstance(answer, Busy) or not self._holder_watch[shard].is_stale(answer):
             return answer
         if not self._is_free(shard):
             return answer
@@ -206,10 +213,10 @@ class IckWorker(Worker[ReservedMember]):
         ick = self._icks[shard]
 
         def pause(seconds: float) -> bool:
-            """Waits with signs of life; true if there is no sense in another attempt."""
+            """Waits, with heartbeats; true if there is no sense in another attempt."""
             end = monotonic() + seconds
             while (left := end - monotonic()) > 0:
-                if self._pause(min(left, SIGN_OF_LIFE_S)):
+                if self._pause(min(left, HEARTBEAT_S)):
                     return True
                 if isinstance(ick.commit(reservation, ()), Superseded):
                     return True
@@ -228,9 +235,9 @@ class IckWorker(Worker[ReservedMember]):
     def _follow(self) -> None:
         """Moves the checkpoints up to what is done: nothing before that has to be kept."""
         transaction, _ = self._opened()
-        found = passages(self._client, self._pipeline.namespace, self._shards)
-        for shard, passage in found.items():
-            if passage.passed > self._passed.get(shard, Offset(0)):
-                transaction.apply([shard], plan_passing(shard, passage.passed))
-                self._passed[shard] = passage.passed
-        self._pass_at = monotonic() + PASS_EVERY_S
+        found = update_progress(self._client, self._pipeline.namespace, self._shards)
+        for shard, progress in found.items():
+            if progress.done_up_to > self._done_up_to.get(shard, Offset(0)):
+                transaction.apply([shard], plan_progress(shard, progress.done_up_to))
+                self._done_up_to[shard] = progress.done_up_to
+        self._progress_at = monotonic() + PROGRESS_EVERY_S

@@ -124,7 +124,7 @@ class LogWorker(Worker[Record]):
         if any(len(records) >= self.consumer.batch for records in found.values()):
             # There is more, most likely: Redis looks it up while this is applied.
             last = {shard: records[-1].offset for shard, records in found.items()}
-            self._follower.ask_ahead({**awake, **last})
+            self._follower.request_ahead({**awake, **last})
         self._deliver(found, consumed)
         if self._reread_chance and found and random.random() < self._reread_chance:  # noqa: S311  not for secrets
             self.rewind(consumed.applied)

@@ -11,7 +11,7 @@ from datetime import datetime
 from math import isfinite
 from typing import Any
 
-from penstock.channels.ick import Look, inspect_shards
+from penstock.channels.ick import ShardState, inspect_shards
 from penstock.channels.log import Extent, extents
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
@@ -250,7 +250,7 @@ def status(
     kinds = {channel: kind for channel, kind, *_ in registered}
     for channel in pipeline.channels.values() if pipeline is not None else ():
         kinds.setdefault(channel.name, channel.kind)
-    looks: dict[ShardName, Look] = {}
+    looks: dict[ShardName, ShardState] = {}
     if trouble is None:
         icks = [shard for shard in shards if kinds.get(shard.channel) == "ick"]
         looks, trouble = _looks(client, namespace, icks)
@@ -284,7 +284,7 @@ def _extents(
 
 def _looks(
     client: RedisClient, namespace: str, icks: list[ShardName]
-) -> tuple[dict[ShardName, Look], str | None]:
+) -> tuple[dict[ShardName, ShardState], str | None]:
     try:
         return (inspect_shards(client, namespace, icks) if icks else {}), None
     except (ServerUnavailable, AppendRefused) as error:
@@ -296,7 +296,7 @@ class _InRedis:
     """What Redis said; scores are told as ages by Postgres' clock, which the marks were made by."""
 
     log: dict[ShardName, Extent]
-    icks: dict[ShardName, Look]
+    icks: dict[ShardName, ShardState]
     now_s: float
 
     def ick(self, name: ShardName) -> IckStatus | None:

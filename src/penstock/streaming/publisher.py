@@ -18,7 +18,7 @@ from itertools import chain
 from time import monotonic
 from typing import TypeVar, assert_never
 
-from penstock.channels.ick import Fold, fold, tell_each
+from penstock.channels.ick import MarkBatch, coalesce, mark_shards
 from penstock.channels.log import (
     Appended,
     Batch,
@@ -182,12 +182,12 @@ class Publisher:
 
     def _tell(
         self, tails: Mapping[ShardName, Offset], at_hand: Sequence[Portion], *, may_begin: bool
-    ) -> Generator[tuple[Fold, Reply], None, None]:
+    ) -> Generator[tuple[MarkBatch, Reply], None, None]:
         """Marks in Icks, one call after the other."""
         wanted = self._of(icks=True)
         with closing(self._portions(wanted, tails, at_hand, may_begin=may_begin)) as portions:
             for folded in map(self._fold, portions):
-                [reply] = tell_each(self._client, self._namespace, [folded])
+                [reply] = mark_shards(self._client, self._namespace, [folded])
                 yield folded, reply
 
     def _portions(
@@ -220,15 +220,15 @@ class Publisher:
         values = [value for record in portion.records for value in record]
         return Batch(portion.shard, self._epoch, portion.first, portion.begins, values)
 
-    def _fold(self, portion: Portion) -> Fold:
+    def _fold(self, portion: Portion) -> MarkBatch:
         name = portion.shard
         records = [
             Record(name.channel, name.shard, Offset(offset), RecordId(record_id), *rest)
             for offset, (record_id, *rest) in enumerate(portion.records, portion.first)
         ]
-        return fold(records, self._epoch, begins=portion.begins)
+        return coalesce(records, self._epoch, begins=portion.begins)
 
-    def _noted(self, done: Published, batch: Batch | Fold, reply: Reply) -> Published:
+    def _noted(self, done: Published, batch: Batch | MarkBatch, reply: Reply) -> Published:
         match reply:
             case Appended(tail, added):
                 self.tails[batch.shard] = tail
@@ -274,7 +274,7 @@ def _ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
             yield item
 
 
-def _refusal(batch: Batch | Fold, reply: FencedOff | Foreign) -> HistoryDiverged | Fenced:
+def _refusal(batch: Batch | MarkBatch, reply: FencedOff | Foreign) -> HistoryDiverged | Fenced:
     if isinstance(reply, FencedOff):
         return Fenced(
             f"{batch.shard}: the log is in epoch {reply.epoch}, this streamer in {batch.epoch}: it belongs to a past that "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
-from penstock.channels.ick import passages
+from penstock.channels.ick import update_progress
 from penstock.channels.log import evict
 from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
@@ -76,8 +76,8 @@ def retain(  # noqa: PLR0913  two servers, and what is known of the channel
     records, evicted = 0, 0
     left = deque(channel.shard_names if shards is None else shards)
     if isinstance(channel, Ick):
-        found = passages(client, namespace, left)
-        tails = {shard: passage.passed for shard, passage in found.items()}
+        found = update_progress(client, namespace, left)
+        tails = {shard: progress.done_up_to for shard, progress in found.items()}
     while left:
         shard = left.popleft()
         named, removed, passed = _forget(

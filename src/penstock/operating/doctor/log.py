@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.channels.ick.operations import five
+from penstock.channels.ick.operations import all_keys
 from penstock.channels.log import extents, read, read_newest
 from penstock.channels.routing import ick_shard_keys, log_keys
 from penstock.channels.server import check_eviction, info_text, redis_errors
@@ -151,7 +151,7 @@ def keys(examined: Examined) -> Iterator[Finding]:
 def _all_keys(namespace: str, shard: ShardName) -> tuple[str, ...]:
     """Those that a shard of any kind has."""
     found = ick_shard_keys(namespace, shard)
-    return (found.log.stream, found.log.epoch, found.passage, *five(found.ick))
+    return (found.log.stream, found.log.epoch, found.progress, *all_keys(found.ick))
 
 
 def _foreign(examined: Examined, shard: ShardName) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""What the Icks of a pipeline hold, for people who look: nothing here writes, or leaves a mark."""
+"""Inspection of a pipeline's Icks.  Nothing here writes to Redis."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,26 +7,26 @@ from typing import Any, Literal
 import redis
 
 from penstock.channels.ick import operations
-from penstock.channels.ick.operations import IckStats
+from penstock.channels.ick.operations import IckStats, parse_damage
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.scripts import script
-from penstock.channels.server import RedisClient, redis_errors, translated
+from penstock.channels.server import RedisClient, redis_errors, translate_error
 from penstock.errors import DamagedIck
 from penstock.records import ShardName
 
-State = Literal["dirty", "reserved", "held"]
-"""Where a member waits: for anybody; set aside by a plain reserve; in the fenced reservation."""
+MemberState = Literal["dirty", "reserved", "held"]
+"""The set that a member is in: available, given out by a plain reserve, or held by the fenced reservation."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """One shard of an Ick.
+class ShardState:
+    """What one shard of an Ick holds.
 
     Attributes:
-        stats: Sizes, scores and holder; None where there is no Ick yet.
-        records: Records that it was told, ever.
+        stats: Sizes, scores and holder; None if there is no Ick yet.
+        records: Records marked in total.
         dirtied: Members that became dirty by them; the others were dirty already.
-        damage: Why it is not whole, in words; None if it is.  The rest is empty then.
+        damage: What is damaged, in words; None if the Ick is intact.  Otherwise the other fields are empty.
     """
 
     stats: IckStats | None
@@ -37,24 +37,24 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A member that waits.
+    """A member that has not been processed yet.
 
     Attributes:
-        shard: Of which shard.
+        shard: Its shard.
         member: The member.
-        score: Since when; of a pipeline's marks, seconds since 1970.
-        state: Where.
+        score: When it became dirty; for a pipeline's marks, in seconds since 1970.
+        state: The set that it is in.
     """
 
     shard: ShardName
     member: bytes
     score: float
-    state: State
+    state: MemberState
 
 
 def inspect_shards(
     client: RedisClient, namespace: str, shards: Sequence[ShardName]
-) -> dict[ShardName, Look]:
+) -> dict[ShardName, ShardState]:
     """What each of several shards holds, in two round trips.
 
     Raises:
@@ -62,37 +62,37 @@ def inspect_shards(
     """
     keys = {shard: ick_shard_keys(namespace, shard) for shard in shards}
     asked = [operations.stats(each.ick) for each in keys.values()]
-    with redis_errors("looking at Icks"):
+    with redis_errors("inspecting Icks"):
         replies = (
             script("ick/stats").call_each(client, [each.call for each in asked]) if asked else []
         )
         counts = client.pipeline(transaction=False)
         for each in keys.values():
-            counts.hmget(each.passage, "records", "dirtied")
+            counts.hmget(each.progress, "records", "dirtied")
         counted = counts.execute(raise_on_error=False)
     return {
-        shard: _look(reply if isinstance(reply, Exception) else each.read(reply), count, shard)
+        shard: _state(reply if isinstance(reply, Exception) else each.read(reply), count, shard)
         for shard, each, reply, count in zip(keys, asked, replies, counted, strict=True)
     }
 
 
-def _look(found: IckStats | Exception | None, count: Any, shard: ShardName) -> Look:
-    what = f"looking at {shard}"
-    for error in (found, count):
+def _state(stats: IckStats | Exception | None, count: Any, shard: ShardName) -> ShardState:
+    what = f"inspecting {shard}"
+    for error in (stats, count):
         if isinstance(error, redis.RedisError):
-            damage = operations.damage(error)
+            damage = parse_damage(error)
             if damage is None and "WRONGTYPE" not in str(error):
-                raise translated(error, what) from error
-            return Look(None, 0, 0, str(damage or translated(error, what)))
-    assert not isinstance(found, Exception)
+                raise translate_error(error, what) from error
+            return ShardState(None, 0, 0, str(damage or translate_error(error, what)))
+    assert not isinstance(stats, Exception)
     records, dirtied = (int(number or 0) for number in count)
-    return Look(found, records, dirtied)
+    return ShardState(stats, records, dirtied)
 
 
 def oldest(
     client: RedisClient, namespace: str, shards: Sequence[ShardName], most: int
 ) -> list[Waiting]:
-    """The ``most`` members that wait longest, over all of the shards, in one round trip.
+    """The ``most`` members that have waited longest, over all of the shards, in one round trip.
 
     Raises:
         ServerUnavailable: Redis does not answer.
@@ -101,23 +101,23 @@ def oldest(
     if most < 1:
         return []
     pipeline = client.pipeline(transaction=False)
-    places: list[tuple[ShardName, State]] = []
+    sets: list[tuple[ShardName, MemberState]] = []
     for shard in shards:
         keys = ick_shard_keys(namespace, shard).ick
-        sets: tuple[tuple[State, str], ...] = (
+        by_state: tuple[tuple[MemberState, str], ...] = (
             ("held", keys.held),
             ("reserved", keys.reserved),
             ("dirty", keys.dirty),
         )
-        for state, key in sets:
-            places.append((shard, state))
+        for state, key in by_state:
+            sets.append((shard, state))
             pipeline.zrange(key, 0, most - 1, withscores=True)
-    with redis_errors("looking at Icks"):
+    with redis_errors("inspecting Icks"):
         replies = pipeline.execute(raise_on_error=False)
     found: list[Waiting] = []
-    for (shard, state), reply in zip(places, replies, strict=True):
+    for (shard, state), reply in zip(sets, replies, strict=True):
         if isinstance(reply, redis.RedisError):
-            raise _of_another_type(shard, reply)
+            raise _wrong_type(shard, reply)
         found += [
             Waiting(shard, operations.as_bytes(member), float(score), state)
             for member, score in reply
@@ -125,10 +125,10 @@ def oldest(
     return sorted(found, key=lambda each: (each.score, each.shard, each.member))[:most]
 
 
-def _of_another_type(shard: ShardName, error: redis.RedisError) -> Exception:
+def _wrong_type(shard: ShardName, error: redis.RedisError) -> Exception:
     if "WRONGTYPE" in str(error):
         return DamagedIck(
             f"{shard}: a key of the Ick holds another type; penstock doctor names it, "
-            "penstock.channels.ick.repair makes the Ick whole"
+            "penstock.channels.ick.repair repairs the Ick"
         )
-    return translated(error, f"looking at {shard}")
+    return translate_error(error, f"inspecting {shard}")

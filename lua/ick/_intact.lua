@@ -1,12 +1,12 @@
--- A part of the scripts of an Ick: is it whole?  If not, nothing is written and the error says what was found.
+-- Shared by all scripts of an Ick: stops a damaged Ick with an error that says what was found, before anything is written.
 -- keys: version, dirty, reserved
--- `dirty` is what Redis::Ick calls the producer set, `reserved` its consumer set.
+-- Redis::Ick calls `dirty` the producer set and `reserved` the consumer set.
 
 local FORMAT = "ick.v1"
 
 local function damaged(key, expected, found)
   return redis.error_reply("DAMAGED " .. key .. ": expected " .. expected .. ", found " .. found
-    .. "; penstock.channels.ick.repair mends it")
+    .. "; penstock.channels.ick.repair repairs it")
 end
 
 for _, expectation in ipairs({{version, "string"}, {dirty, "zset"}, {reserved, "zset"}}) do
@@ -23,9 +23,9 @@ if not format and redis.call("EXISTS", dirty, reserved) > 0 then
   return damaged(version, FORMAT .. " beside members", "none")
 end
 
--- Lua unpacks fewer than 8000 values at once: `call` gets them in slices, from the index `first` on.
+-- Lua unpacks fewer than 8000 values at once, so `call` gets the values from index `first` on in slices.  Returns the sum.
 local SLICE = 7000
-local function sliced(values, first, call)
+local function in_slices(values, first, call)
   local sum = 0
   for from = first, #values, SLICE do
     sum = sum + call(unpack(values, from, math.min(from + SLICE - 1, #values)))
@@ -33,19 +33,19 @@ local function sliced(values, first, call)
   return sum
 end
 
--- Redis answers {member, score, …} and takes {score, member, …}.  Scores stay the text that Redis wrote: exact.
-local function turned(pairs_)
+-- ZRANGE returns {member, score, …}, ZADD takes {score, member, …}.  A score stays the text that Redis wrote, hence exact.
+local function swap_pairs(pairs_)
   for i = 1, #pairs_, 2 do
     pairs_[i], pairs_[i + 1] = pairs_[i + 1], pairs_[i]
   end
   return pairs_
 end
 
--- Moves the `count` lowest members of one set to another; the lower of two scores stays.
--- Removed before added: a script that has written may go on when memory is full, and giving out must go on then.
-local function fold(from, to, count)
+-- Moves the `count` lowest members of one set to another; a member in both keeps the lower score.
+-- It removes before it adds: once a script has written, Redis lets it go on when memory is full, and reserving must work then.
+local function move_lowest(from, to, count)
   while count > 0 do
-    local lowest = turned(redis.call("ZRANGE", from, 0, math.min(count, SLICE / 2) - 1, "WITHSCORES"))
+    local lowest = swap_pairs(redis.call("ZRANGE", from, 0, math.min(count, SLICE / 2) - 1, "WITHSCORES"))
     if #lowest == 0 then
       return
     end
