@@ -35,6 +35,7 @@ CRASH_POINTS = (
     "members.after_reserve",
     "members.after_apply",
     "members.after_checkpoint",
+    "members.after_commit",
     "members.after_exchange",
 )
 """Every crash point: those of a start, then in the order in which a record passes them."""
