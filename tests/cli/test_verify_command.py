@@ -40,12 +40,12 @@ def test_what_is_wrong_is_listed_and_ends_with_4(
 
     assert (listed.returncode, told.returncode) == (4, 4), listed.stderr
     [head, row, verdict] = listed.stdout.splitlines()
-    assert head.split() == ["fault", "where", "shard", "offset", "offsets", "what"]
+    assert head.split() == ["kind", "where", "shard", "offset", "offsets", "what"]
     assert row.split()[:5] == ["missing", "log", "things/1", "3", "1"]
     assert verdict.endswith(": 1 missing")
     found = json.loads(told.stdout)
-    assert (found["clean"], found["faults"]) == (False, {"missing": 1})
-    assert (found["found"][0]["shard"], found["found"][0]["offset"]) == (1, 3)
+    assert (found["clean"], found["counts"]) == (False, {"missing": 1})
+    assert (found["findings"][0]["shard"], found["findings"][0]["offset"]) == (1, 3)
 
 
 def test_a_time_that_is_none_is_refused(streamed: CommandLine) -> None:

@@ -9,7 +9,12 @@ from sqlalchemy import Select
 
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import DeclarationError
-from penstock.reconciling.comparison import DIFFERENCES_KEPT, Comparison, Difference, Kind
+from penstock.reconciling.comparison import (
+    DIFFERENCES_KEPT,
+    Difference,
+    DifferenceKind,
+    StateComparison,
+)
 from penstock.reconciling.repair import Rows
 from penstock.spark.reconcile.differences import full_join, one_row_a_key
 from penstock.spark.reconcile.rows import as_json, quoted
@@ -35,7 +40,7 @@ class SparkComparer:
         canonical: str,
         state: str,
         among: Sequence[Difference] | None = None,
-    ) -> Comparison:
+    ) -> StateComparison:
         """Compares every key of either side.
 
         Raises:
@@ -51,7 +56,7 @@ class SparkComparer:
         canonical: str,
         state: str,
         among: Sequence[Difference] | None,
-    ) -> Comparison:
+    ) -> StateComparison:
         expected = self._canonical(spec, canonical)
         columns = _columns(spec, expected)
         there = Tables(self._spark, self._database_url, state)(
@@ -80,9 +85,9 @@ class SparkComparer:
                 _write(found, str(self._report))
         finally:
             found.unpersist()
-        kinds = {kind: told[kind.value] for kind in Kind if told[kind.value]}
-        differences = [Difference(r.key, Kind(r.kind), r.expected, r.found) for r in rows]
-        return Comparison(told["compared"], kinds, differences, columns)
+        kinds = {kind: told[kind.value] for kind in DifferenceKind if told[kind.value]}
+        differences = [Difference(r.key, DifferenceKind(r.kind), r.expected, r.found) for r in rows]
+        return StateComparison(told["compared"], kinds, differences, columns)
 
     def rows(self, spec: ReconciliationSpec, canonical: str) -> Rows:
         """The canonical rows."""

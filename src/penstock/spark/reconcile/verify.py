@@ -26,9 +26,17 @@ from penstock.errors import ServerUnavailable
 from penstock.records import Shard, ShardName
 from penstock.spark.reconcile import told_by_tasks
 from penstock.spark.sources.connections import arrow, postgres, redis_client, warm
-from penstock.verifying import Examined, Fault, Found, Remembered, Stray, Stretch, compare
+from penstock.verifying import (
+    Examination,
+    ExpectedRecord,
+    Finding,
+    FindingKind,
+    UnexpectedEntry,
+    VerificationRange,
+    compare,
+)
 from penstock.verifying.comparing import Entry
-from penstock.verifying.run import FOUND_KEPT
+from penstock.verifying.run import FINDINGS_KEPT
 
 OFFSETS_A_TASK = 50_000
 OFFSETS_A_READ = 2_000
@@ -82,7 +90,7 @@ class SparkExaminer:
             "namespace": namespace,
         }
 
-    def examine(self, stretches: Sequence[Stretch]) -> Examined:
+    def examine(self, stretches: Sequence[VerificationRange]) -> Examination:
         """Compares every offset of the stretches.
 
         Raises:
@@ -91,7 +99,7 @@ class SparkExaminer:
         """
         pieces = [_plain(piece) for each in stretches for piece in _divided(each, OFFSETS_A_TASK)]
         if not pieces:
-            return Examined(0, 0, {}, [], [], [])
+            return Examination(0, 0, {}, [], [], [])
         self._spark.dataSource.register(StretchSource)
         options = {**self._servers, "stretches": json.dumps(pieces)}
         read = self._spark.read.format(StretchSource.name()).options(**options).load()
@@ -105,35 +113,37 @@ class SparkExaminer:
             told.unpersist()
 
 
-def _examined(told: DataFrame) -> Examined:
+def _examined(told: DataFrame) -> Examination:
     sums = told.groupBy("fault").agg(F.sum("count").alias("n")).collect()
     records = sum(row.n for row in sums if row.fault is None)
     numbers: dict[str, int] = {row.fault: row.n for row in sums if row.fault is not None}
-    strays, found = [], []
+    unexpected, found = [], []
     if numbers:
-        for row in told.where("fault IS NOT NULL").limit(FOUND_KEPT).collect():
+        for row in told.where("fault IS NOT NULL").limit(FINDINGS_KEPT).collect():
             if row.fault == _STRAY:
-                strays.append(Stray(**json.loads(row.told)))
+                unexpected.append(UnexpectedEntry(**json.loads(row.told)))
             else:
                 found.append(_found(json.loads(row.told)))
-    counts = Counter({Fault(name): count for name, count in numbers.items() if name != _STRAY})
-    # Of strays beyond those that are held, nobody asks where they belong.
-    counts[Fault.SURPLUS] += numbers.get(_STRAY, 0) - len(strays)
+    counts = Counter(
+        {FindingKind(name): count for name, count in numbers.items() if name != _STRAY}
+    )
+    # Unexpected entries beyond those kept are counted as surplus: their places are not looked up.
+    counts[FindingKind.SURPLUS] += numbers.get(_STRAY, 0) - len(unexpected)
     places = told.where("fault IS NULL")
     again, twice = _twice(places)
-    counts[Fault.DOUBLED] += again
-    return Examined(records, _overtaken(places), +counts, found, strays, twice)
+    counts[FindingKind.DOUBLED] += again
+    return Examination(records, _overtaken(places), +counts, found, unexpected, twice)
 
 
-def _found(told: dict[str, Any]) -> Found:
-    return Found(**{**told, "fault": Fault(told["fault"])})
+def _found(told: dict[str, Any]) -> Finding:
+    return Finding(**{**told, "kind": FindingKind(told["kind"])})
 
 
 def _twice(places: DataFrame) -> tuple[int, list[int]]:
     """How many places too many records have in the journal, and the first of those records."""
     several = places.groupBy("id").agg(F.count("*").alias("n")).where("n > 1")
     [(too_many,)] = several.agg(F.coalesce(F.sum(F.col("n") - 1), F.lit(0))).collect()
-    return too_many, [row.id for row in several.limit(FOUND_KEPT).collect()] if too_many else []
+    return too_many, [row.id for row in several.limit(FINDINGS_KEPT).collect()] if too_many else []
 
 
 def _overtaken(places: DataFrame) -> int:
@@ -149,22 +159,22 @@ Plain = tuple[str, int, int, int, int]
 """A stretch as JSON holds it."""
 
 
-def _plain(stretch: Stretch) -> Plain:
+def _plain(stretch: VerificationRange) -> Plain:
     shard = stretch.shard
     return (shard.channel, shard.shard, stretch.after, stretch.until, stretch.published)
 
 
-def _divided(stretch: Stretch, most: int) -> Iterator[Stretch]:
+def _divided(stretch: VerificationRange, most: int) -> Iterator[VerificationRange]:
     for after in range(stretch.after, stretch.until, most):
         until = min(stretch.until, after + most)
-        yield Stretch(stretch.shard, after, until, stretch.published)
+        yield VerificationRange(stretch.shard, after, until, stretch.published)
 
 
 @dataclass(frozen=True)
 class Piece(InputPartition):
     """What one task examines."""
 
-    stretch: Stretch
+    stretch: VerificationRange
 
 
 class StretchSource(DataSource):
@@ -184,7 +194,7 @@ class StretchSource(DataSource):
         given = self.options
         return StretchReader(
             tuple(
-                Piece(Stretch(ShardName(channel, Shard(shard)), after, until, published))
+                Piece(VerificationRange(ShardName(channel, Shard(shard)), after, until, published))
                 for channel, shard, after, until, published in json.loads(given["stretches"])
             ),
             given["databaseUrl"],
@@ -219,7 +229,7 @@ class StretchReader(DataSourceReader):
         warm()
         return self._piece(partition.stretch)
 
-    def _piece(self, piece: Stretch) -> Iterator[pa.RecordBatch]:
+    def _piece(self, piece: VerificationRange) -> Iterator[pa.RecordBatch]:
         try:
             with arrow(self.database_url) as connection, connection.cursor() as cursor:
                 for stretch in _divided(piece, self._most(piece)):
@@ -235,7 +245,7 @@ class StretchReader(DataSourceReader):
                 f"reading {piece.shard}: Postgres does not answer ({type(error).__name__})"
             ) from error
 
-    def _entries(self, stretch: Stretch) -> list[Entry]:
+    def _entries(self, stretch: VerificationRange) -> list[Entry]:
         """What the log holds at the published offsets, and beside them; an entry too many shows that one is."""
         key = log_keys(self.namespace, stretch.shard).stream
         until = min(stretch.until, stretch.published)
@@ -247,9 +257,9 @@ class StretchReader(DataSourceReader):
             )
         return read
 
-    def _remembered(self, cursor: Any, stretch: Stretch) -> pa.Table:
+    def _remembered(self, cursor: Any, stretch: VerificationRange) -> pa.Table:
         """What Postgres names; values are written in, since COPY takes no parameters: a checked name, and numbers."""
-        sql = statements("penstock.verifying", self.schema)["remembered"].decode()
+        sql = statements("penstock.verifying", self.schema)["expected_records"].decode()
         cursor.execute(
             sql
             % {
@@ -261,16 +271,16 @@ class StretchReader(DataSourceReader):
         )
         return cursor.fetch_arrow_table().combine_chunks()
 
-    def _begins(self, stretch: Stretch) -> int:
+    def _begins(self, stretch: VerificationRange) -> int:
         """Where the journal begins by now."""
         return self._number("begins", stretch, stretch.until + 1)
 
-    def _most(self, piece: Stretch) -> int:
+    def _most(self, piece: VerificationRange) -> int:
         """How many offsets may be read at once, so that large payloads do not fill a worker's memory."""
         heaviest = self._number("heaviest", piece, 0)
         return max(1, min(OFFSETS_A_READ, BYTES_A_READ // max(1, heaviest)))
 
-    def _number(self, statement: str, stretch: Stretch, default: int) -> int:
+    def _number(self, statement: str, stretch: VerificationRange, default: int) -> int:
         shard = stretch.shard
         where = {"channel": shard.channel, "shard": shard.shard}
         with postgres_errors(f"reading {shard}"):
@@ -285,7 +295,9 @@ class StretchReader(DataSourceReader):
         return default if row is None or row[0] is None else int(row[0])
 
 
-def _plainly_equal(stretch: Stretch, remembered: pa.Table, entries: Sequence[Entry]) -> bool:
+def _plainly_equal(
+    stretch: VerificationRange, remembered: pa.Table, entries: Sequence[Entry]
+) -> bool:
     """Everything is there on both sides, in order, and the same; what is not is looked at one by one."""
     count = stretch.until - stretch.after
     published = max(0, min(count, stretch.published - stretch.after))
@@ -320,9 +332,9 @@ def _sound(remembered: pa.Table) -> bool:
     )
 
 
-def _rows(remembered: pa.Table) -> list[Remembered]:
+def _rows(remembered: pa.Table) -> list[ExpectedRecord]:
     return [
-        Remembered(
+        ExpectedRecord(
             row["offset"],
             row["named"],
             row["entry"],
@@ -333,7 +345,7 @@ def _rows(remembered: pa.Table) -> list[Remembered]:
     ]
 
 
-def _as_places(stretch: Stretch, remembered: pa.Table) -> pa.RecordBatch:
+def _as_places(stretch: VerificationRange, remembered: pa.Table) -> pa.RecordBatch:
     count = remembered.num_rows
     columns = [
         pa.array([stretch.shard.channel] * count, pa.string()),
@@ -354,14 +366,14 @@ def _one(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     return array.cast(kind)
 
 
-def _as_faults(faults: Iterable[Found | Stray]) -> Iterator[pa.RecordBatch]:
+def _as_faults(faults: Iterable[Finding | UnexpectedEntry]) -> Iterator[pa.RecordBatch]:
     rows = [
         {
             "channel": each.channel,
             "shard": each.shard,
             "offset": each.offset,
-            "fault": str(each.fault) if isinstance(each, Found) else _STRAY,
-            "count": each.count if isinstance(each, Found) else 1,
+            "fault": str(each.kind) if isinstance(each, Finding) else _STRAY,
+            "count": each.count if isinstance(each, Finding) else 1,
             "told": json.dumps(asdict(each)),
         }
         for each in faults
