@@ -79,7 +79,7 @@ def test_the_log_is_json_lines_where_no_terminal_is(
     assert [json.loads(line)["event"] for line in lines] == ["streaming"]
 
 
-def test_run_moves_everything_until_it_is_told_to_stop(
+def test_run_moves_everything_until_it_is_asked_to_stop(
     penstock: CommandLine, started: Started, connection: Connection
 ) -> None:
     stage(connection, 10)
@@ -185,7 +185,7 @@ def test_tail_prints_records_with_their_payloads(
     assert penstock("tail", "nothing").returncode == 2
 
 
-def test_tail_follows_until_it_is_told_to_stop(
+def test_tail_follows_until_it_is_asked_to_stop(
     penstock: CommandLine, started: Started, connection: Connection
 ) -> None:
     stage(connection, 1)
@@ -235,7 +235,7 @@ def test_a_reader_of_our_output_may_leave(penstock: CommandLine, connection: Con
 # mending
 
 
-def test_dead_letters_are_listed_shown_tried_again_and_dropped(
+def test_dead_letters_are_listed_shown_retried_and_dropped(
     penstock: CommandLine, connection: Connection
 ) -> None:
     stage(connection, 2, '{"bad": true}')

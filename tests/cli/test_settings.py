@@ -112,7 +112,7 @@ def test_a_command_that_is_not_installed_in_full_says_what_to_install(
     )
     penstock.environment["PYTHONPATH"] = str(penstock.directory)
     process = penstock.start(*command)
-    _, told = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=60)
 
-    assert process.returncode == 2, told
-    assert f"needs {package}: pip install 'penstock[{extra}]'" in told
+    assert process.returncode == 2, stderr
+    assert f"needs {package}: pip install 'penstock[{extra}]'" in stderr

@@ -65,7 +65,7 @@ def test_a_declined_card_leaves_no_ride_and_no_record(
     assert staged(connection) == 0
 
 
-def test_every_change_is_told_and_losses_and_doubles_show(
+def test_every_change_is_staged_and_losses_and_doubles_show(
     api: TestClient, connection: Connection, database_url: str, redis_url: str
 ) -> None:
     ride = api.post("/rides", json={"distance": 100.0}).json()["id"]

@@ -93,7 +93,7 @@ def test_an_ick_is_not_taken_for_a_log_of_one_entry(
     assert sum(shard.published or 0 for shard in shards) == 4
 
 
-def test_an_ick_that_was_never_told_anything_is_empty(
+def test_an_ick_that_was_never_marked_is_empty(
     connection: Connection, redis_client: redis.Redis, flow: Pipeline
 ) -> None:
     for ick in icks(connection, redis_client, flow):
@@ -129,7 +129,7 @@ def test_looking_writes_nothing(
     assert everything(redis_client) == before
 
 
-def test_a_damaged_ick_is_told_and_the_others_are_shown(
+def test_a_damaged_ick_is_reported_and_the_others_are_shown(
     documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
 ) -> None:
     mark_changed(documents, ["a", "b", "c", "d"])
@@ -148,7 +148,7 @@ def test_a_damaged_ick_is_told_and_the_others_are_shown(
 def test_the_doctor_finds_damage_and_what_it_says_to_do_brings_every_member_back(
     documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
 ) -> None:
-    """Guarantee 6: what was not done is told again."""
+    """Guarantee 6: what was not processed is marked again."""
     mark_changed(documents, [f"d{n}" for n in range(20)])
     streamer.drain()
     members = {each.member for each in oldest(redis_client, "penstock", flow.shard_names, 100)}
@@ -209,7 +209,7 @@ def test_the_doctor_says_that_members_wait_that_nobody_does(
     assert f"held by {holder.holder}" in held.message
 
 
-def test_only_an_ick_is_mended_as_one(
+def test_only_an_ick_is_repaired_as_one(
     connection: Connection, redis_client: redis.Redis, things: Log
 ) -> None:
     with pytest.raises(Unknown, match="no Ick 'things'"):

@@ -112,7 +112,7 @@ def test_without_redis_the_rest_is_shown(
     assert [s.published for s in found.channels[0].shards] == [None, None]
 
 
-def test_the_last_run_of_each_reconciliation_is_told(
+def test_the_last_run_of_each_reconciliation_is_shown(
     connection: Connection, redis_client: redis.Redis
 ) -> None:
     connection.execute(
@@ -124,9 +124,9 @@ def test_the_last_run_of_each_reconciliation_is_told(
         """
     )
 
-    told = status(connection, redis_client).reconciliations
+    shown = status(connection, redis_client).reconciliations
 
-    assert [(r.name, r.intent, r.differences, r.outcome) for r in told] == [
+    assert [(r.name, r.intent, r.differences, r.outcome) for r in shown] == [
         ("copies", "repair", 2, "repaired"),
         ("totals", "compare", None, "running"),
     ]

@@ -139,7 +139,7 @@ def test_a_cut_delays_no_producer_and_no_later_tick(
 def test_a_cut_that_is_suspended_holds_up_sequencers_for_a_while_only(
     connection: Connection, connect: Connect, things: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guarantee 3: as soon as it holds them, the server waits for it no longer than it was told."""
+    """Guarantee 3: as soon as it holds them, the server waits for it no longer than the limit."""
     stage_rows(connection, things, 10)
     connection.execute("SET lock_timeout = '5s'")
     sequenced: list[int] = []

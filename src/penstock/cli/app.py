@@ -98,7 +98,7 @@ class _LazyCommand(TyperCommand):
         self._entry = entry
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
-        """The context of the real command: whoever invokes it invokes that command."""
+        """The context of the real command: invoking it invokes that command."""
         return self._entry.load().make_context(*arguments, **options)
 
 

@@ -80,7 +80,7 @@ def _render_commands() -> Iterator[str]:
     yield ""
     yield "Data goes to stdout, messages and the log to stderr; every command that only reads has `--json`."
     yield "Commands that change something an operator has to decide show a plan first; `--apply` carries it out."
-    yield "SIGTERM and Ctrl-C stop a worker in order: a batch is finished, or rolled back and applied again later."
+    yield "SIGTERM and Ctrl-C stop a worker gracefully: a batch is finished, or rolled back and applied again later."
     yield ""
     yield "| exit code | meaning |"
     yield "| --- | --- |"

@@ -1,4 +1,4 @@
-"""Stop signals: the first one ends the work in order, a second SIGINT ends the process at once.
+"""Stop signals: the first one ends the work gracefully, a second SIGINT ends the process at once.
 
 Nothing has to be finished: the server rolls back a batch in progress, and it is applied again later.  A worker that does
 not stop within ``GRACE_S`` is therefore abandoned.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
@@ -31,6 +31,21 @@ class CheckResult:
     message: str
     fix: str = ""
     unreachable: bool = False
+
+    @classmethod
+    def ok(cls, check: str, message: str) -> Self:
+        """All is well."""
+        return cls(check, "ok", message)
+
+    @classmethod
+    def warning(cls, check: str, message: str, fix: str) -> Self:
+        """Worth knowing, recovers by itself, or is about to become an error."""
+        return cls(check, "warning", message, fix)
+
+    @classmethod
+    def error(cls, check: str, message: str, fix: str) -> Self:
+        """Records can be lost, or do not move."""
+        return cls(check, "error", message, fix)
 
 
 @dataclass(frozen=True)

@@ -43,20 +43,17 @@ def schema(context: CheckContext) -> Iterator[CheckResult]:
     [(exists,)] = context.connection.execute(operating["has_schema"], {"table": table}).fetchall()
     init = "penstock init" + ("" if context.schema == "penstock" else f" --schema {context.schema}")
     if not exists:
-        yield CheckResult(
-            "schema", "error", f"schema {context.schema} has no Penstock tables", init
-        )
+        yield CheckResult.error("schema", f"schema {context.schema} has no Penstock tables", init)
         return
     rows = context.connection.execute(
         statements(__package__, context.schema)["revision"]
     ).fetchall()
     found, shipped = (rows[0][0] if rows else "none"), shipped_revision()
     if found == shipped:
-        yield CheckResult("schema", "ok", f"schema {context.schema} is at revision {found}")
+        yield CheckResult.ok("schema", f"schema {context.schema} is at revision {found}")
     else:
-        yield CheckResult(
+        yield CheckResult.error(
             "schema",
-            "error",
             f"schema {context.schema} is at revision {found}; this release has {shipped}",
             init,
         )
@@ -75,14 +72,13 @@ def privileges(context: CheckContext) -> Iterator[CheckResult]:
     ).fetchall()
     if rows:
         lacking = ", ".join(f"{right} on {table}" for table, right in rows)
-        yield CheckResult(
+        yield CheckResult.warning(
             "privileges",
-            "warning",
             f"this role lacks {lacking}",
             f"GRANT {lacking} in schema {context.schema} to the workers' role",
         )
     else:
-        yield CheckResult("privileges", "ok", "this role has all privileges that workers need")
+        yield CheckResult.ok("privileges", "this role has all privileges that workers need")
 
 
 def identity(context: CheckContext) -> Iterator[CheckResult]:
@@ -93,15 +89,14 @@ def identity(context: CheckContext) -> Iterator[CheckResult]:
         {"table": f'"{context.schema}".staged_records'},
     ).fetchall()
     if max(highest, offset) > LARGEST_OFFSET // 2:
-        yield CheckResult(
+        yield CheckResult.error(
             "identity",
-            "error",
             f"record {highest:,}, offset {offset:,}: numbers are exact up to {LARGEST_OFFSET:,}",
             "move to new channels before they reach it",
         )
     else:
-        yield CheckResult(
-            "identity", "ok", f"record ids are drawn one at a time; the last was {highest:,}"
+        yield CheckResult.ok(
+            "identity", f"record ids are drawn one at a time; the last was {highest:,}"
         )
 
 
@@ -110,17 +105,14 @@ def missed(context: CheckContext) -> Iterator[CheckResult]:
     found = overlooked(context.connection, context.schema)
     if found:
         count, first = sum(each.count for each in found), min(each.first for each in found)
-        yield CheckResult(
+        yield CheckResult.error(
             "missed records",
-            "error",
             f"{count:,} committed records have no offset and will get none (the first is {first}): the database was partly "
             "restored, or changed by hand",
             "penstock reset epoch",
         )
     else:
-        yield CheckResult(
-            "missed records", "ok", "every record before the last tick has its offset"
-        )
+        yield CheckResult.ok("missed records", "every record before the last tick has its offset")
 
 
 def journal(context: CheckContext) -> Iterator[CheckResult]:
@@ -128,9 +120,8 @@ def journal(context: CheckContext) -> Iterator[CheckResult]:
     sql = statements(__package__, context.schema)
     holes = context.connection.execute(sql["holes"]).fetchall()
     for channel, shard, count, first in holes:
-        yield CheckResult(
+        yield CheckResult.error(
             "journal",
-            "error",
             f"{channel}/{shard}: {count} holes, the first before offset {first}: rows were deleted by hand",
             "consumers before it halt with a Gap; see docs: errors#gap",
         )
@@ -138,14 +129,13 @@ def journal(context: CheckContext) -> Iterator[CheckResult]:
         sql["missing_records"], {"entries": SAMPLE}
     ).fetchall()
     if missing:
-        yield CheckResult(
+        yield CheckResult.error(
             "journal",
-            "error",
             f"it names {missing} records that are missing from staged_records (the first is {first}): not deleted by Penstock",
             "restore them; those already in Redis stay there until they are evicted",
         )
     if not holes and not missing:
-        yield CheckResult("journal", "ok", "no holes; its records exist")
+        yield CheckResult.ok("journal", "no holes; its records exist")
 
 
 def declared(context: CheckContext) -> Iterator[CheckResult]:
@@ -154,15 +144,14 @@ def declared(context: CheckContext) -> Iterator[CheckResult]:
         statements(__package__, context.schema)["unregistered"], {"most": RECENT_RECORDS}
     ).fetchall()
     for channel, count in rows:
-        yield CheckResult(
+        yield CheckResult.warning(
             "channels",
-            "warning",
             f"{count:,} records are for {channel!r}, which is not registered, or for a shard that it lacks",
             "declare it in the pipeline, and run penstock stream",
         )
     if context.pipeline is None:
-        yield CheckResult(
-            "channels", "ok", "not compared with a pipeline: --app names one to compare with"
+        yield CheckResult.ok(
+            "channels", "not compared with a pipeline: --app names one to compare with"
         )
         return
     yield from _compare_channels(context)
@@ -174,35 +163,32 @@ def _compare_channels(context: CheckContext) -> Iterator[CheckResult]:
         statements("penstock.operating", context.schema)["channels"]
     ).fetchall()
     registered = {channel: (kind, shards) for channel, kind, shards, _ in rows}
-    well = True
-    for name, channel in context.pipeline.channels.items():
-        if name not in registered:
-            well = False
-            yield CheckResult(
-                "channels",
-                "warning",
-                f"{name} is declared and was never streamed",
-                "penstock stream",
-            )
-        elif registered[name] != (channel.kind, channel.shards):
-            well = False
-            kind, shards = registered[name]
-            yield CheckResult(
-                "channels",
-                "error",
-                f"{name} is declared as {channel.kind} of {channel.shards} shards, but registered as {kind} of {shards} shards",
-                "declare it as it is registered, or use another name",
-            )
-    for name in sorted(set(registered) - set(context.pipeline.channels)):
-        well = False
-        yield CheckResult(
+    declared = {name: (c.kind, c.shards) for name, c in context.pipeline.channels.items()}
+    for name, shape in declared.items():
+        if registered.get(name) != shape:
+            yield _report_declared(name, shape, registered.get(name))
+    for name in sorted(set(registered) - set(declared)):
+        yield CheckResult.warning(
             "channels",
-            "warning",
             f"{name} is registered, but the pipeline does not declare it: its records are kept forever",
             "declare it, or run penstock stream for the pipeline that does",
         )
-    if well:
-        yield CheckResult("channels", "ok", f"{len(registered)} registered as declared")
+    if registered == declared:
+        yield CheckResult.ok("channels", f"{len(registered)} registered as declared")
+
+
+def _report_declared(
+    name: str, declared: tuple[str, int], registered: tuple[str, int] | None
+) -> CheckResult:
+    """A declared channel that is not registered, or registered differently."""
+    if registered is None:
+        message = f"{name} is declared and was never streamed"
+        return CheckResult.warning("channels", message, "penstock stream")
+    return CheckResult.error(
+        "channels",
+        f"{name} is declared as {declared[0]} of {declared[1]} shards, but registered as {registered[0]} of {registered[1]} shards",
+        "declare it as it is registered, or use another name",
+    )
 
 
 def consumers(context: CheckContext) -> Iterator[CheckResult]:
@@ -217,8 +203,8 @@ def consumers(context: CheckContext) -> Iterator[CheckResult]:
     ]
     yield from findings
     if not findings:
-        yield CheckResult(
-            "consumers", "ok", f"{len(current.consumers)} registered; none halted, none late"
+        yield CheckResult.ok(
+            "consumers", f"{len(current.consumers)} registered; none halted, none late"
         )
 
 
@@ -227,9 +213,8 @@ def _check_sequencing(current: Status) -> Iterator[CheckResult]:
         oldest = max((shard.staged_s for shard in channel.shards if shard.staged), default=0.0)
         if oldest > STALLED_S:
             staged = sum(shard.staged for shard in channel.shards)
-            yield CheckResult(
+            yield CheckResult.error(
                 "streamer",
-                "error",
                 f"{channel.channel}: {staged:,} committed records wait for the sequencer, the oldest for {format_age(oldest)}",
                 "penstock stream, or penstock run",
             )
@@ -237,9 +222,8 @@ def _check_sequencing(current: Status) -> Iterator[CheckResult]:
 
 def _check_halted(current: Status) -> Iterator[CheckResult]:
     for consumer, shard, reason in current.halted:
-        yield CheckResult(
+        yield CheckResult.error(
             "consumers",
-            "error",
             f"{consumer} is halted in {shard}: {reason}",
             f"fix the cause, then: penstock reset checkpoint {consumer} --resume --apply",
         )
@@ -248,9 +232,8 @@ def _check_halted(current: Status) -> Iterator[CheckResult]:
 def _check_declared(current: Status) -> Iterator[CheckResult]:
     for consumer in current.consumers:
         if consumer.declared is False:
-            yield CheckResult(
+            yield CheckResult.warning(
                 "consumers",
-                "warning",
                 f"{consumer.consumer} is registered, but the pipeline does not declare it: everything after its checkpoints is kept",
                 f"penstock consumers retire {consumer.consumer} --apply",
             )
@@ -260,9 +243,8 @@ def _check_dead_letters(current: Status) -> Iterator[CheckResult]:
     for consumer in current.consumers:
         letters = sum(shard.dead_letters for shard in consumer.shards)
         if letters:
-            yield CheckResult(
+            yield CheckResult.warning(
                 "dead letters",
-                "warning",
                 f"{consumer.consumer} has {letters:,} dead letters",
                 f"penstock dead-letters list {consumer.consumer}",
             )
@@ -273,9 +255,8 @@ def _check_lag(current: Status) -> Iterator[CheckResult]:
         lag = sum(shard.lag for shard in consumer.shards)
         seconds = max((shard.lag_s for shard in consumer.shards), default=0.0)
         if lag and seconds > SLOW_S:
-            yield CheckResult(
+            yield CheckResult.warning(
                 "consumers",
-                "warning",
                 f"{consumer.consumer} is {lag:,} records and {format_age(seconds)} behind",
                 f"penstock consume {consumer.consumer}, in more processes if one does not keep up",
             )

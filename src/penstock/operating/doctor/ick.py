@@ -20,9 +20,8 @@ def icks(context: CheckContext) -> Iterator[CheckResult]:
     yield from results
     if channels and not results:
         members = sum(s.ick.members for c in channels for s in c.shards if s.ick is not None)
-        yield CheckResult(
+        yield CheckResult.ok(
             "icks",
-            "ok",
             f"{len(channels)} undamaged; {members:,} members wait, none longer than {SLOW_S:.0f} s",
         )
 
@@ -38,11 +37,11 @@ def _check_damage(context: CheckContext, shard: ShardName) -> Iterator[CheckResu
     try:
         damages = repair(context.client, keys.name, dry_run=True)
     except DamagedIck as error:
-        yield CheckResult("icks", "error", str(error), "update penstock")
+        yield CheckResult.error("icks", str(error), "update penstock")
         return
     if damages:
         fix = f"penstock reset ick {shard.channel} --apply"
-        yield CheckResult("icks", "error", f"{shard}: {_format_damages(damages)}", fix)
+        yield CheckResult.error("icks", f"{shard}: {_format_damages(damages)}", fix)
 
 
 def _format_damages(damages: list[Damage]) -> str:
@@ -57,9 +56,8 @@ def _check_waiting(channel: ChannelStatus) -> Iterator[CheckResult]:
         return
     holders = sorted({ick.holder for ick in present if ick.holder is not None})
     holding = f"held by {', '.join(holders)}" if holders else "nobody holds a reservation"
-    yield CheckResult(
+    yield CheckResult.warning(
         "icks",
-        "warning",
         f"{channel.channel}: {sum(ick.members for ick in present):,} members wait, the oldest for {format_age(oldest_s)}; {holding}",
         "penstock consume its consumer, in more processes if one does not keep up; penstock tail "
         f"{channel.channel} shows the oldest",

@@ -25,21 +25,17 @@ def redis(context: CheckContext) -> Iterator[CheckResult]:
     version = str(found.get("valkey_version") or found.get("redis_version", "0"))
     compatible = str(found.get("redis_version", version))
     if tuple(int(part) for part in compatible.split(".")[:2]) < OLDEST_REDIS:
-        yield CheckResult(
-            "redis",
-            "error",
-            f"{name} {version} is too old",
-            "upgrade to Redis 6.2, Valkey 7.2, or newer",
+        yield CheckResult.error(
+            "redis", f"{name} {version} is too old", "upgrade to Redis 6.2, Valkey 7.2, or newer"
         )
     elif replication.get("role") != "master":
-        yield CheckResult(
+        yield CheckResult.error(
             "redis",
-            "error",
             f"{name} {version} is a replica: it takes no writes",
             "point redis_url at the master, or at the Sentinels: redis+sentinel://…",
         )
     else:
-        yield CheckResult("redis", "ok", f"{name} {version}, master")
+        yield CheckResult.ok("redis", f"{name} {version}, master")
 
 
 def eviction(context: CheckContext) -> Iterator[CheckResult]:
@@ -47,9 +43,9 @@ def eviction(context: CheckContext) -> Iterator[CheckResult]:
     try:
         check_eviction(context.client)
     except UnsafeSetting as error:
-        yield CheckResult("eviction", "error", str(error), "CONFIG SET maxmemory-policy noeviction")
+        yield CheckResult.error("eviction", str(error), "CONFIG SET maxmemory-policy noeviction")
         return
-    yield CheckResult("eviction", "ok", "no Penstock key is evicted")
+    yield CheckResult.ok("eviction", "no Penstock key is evicted")
 
 
 def memory(context: CheckContext) -> Iterator[CheckResult]:
@@ -58,16 +54,14 @@ def memory(context: CheckContext) -> Iterator[CheckResult]:
         found = info_text(context.client, "memory")
     used, most = int(found.get("used_memory", 0)), int(found.get("maxmemory", 0))
     if most and used > NEARLY_FULL * most:
-        yield CheckResult(
+        yield CheckResult.warning(
             "memory",
-            "warning",
             f"{used / most:.0%} of maxmemory is used; when it is full, records wait in Postgres",
             "raise maxmemory, shorten keep, or retire consumers that no longer run",
         )
     else:
-        yield CheckResult(
+        yield CheckResult.ok(
             "memory",
-            "ok",
             f"{used / 2**20:.0f} MiB used; maxmemory is {f'{most / 2**20:.0f} MiB' if most else 'not set'}",
         )
 
@@ -82,23 +76,21 @@ def persistence(context: CheckContext) -> Iterator[CheckResult]:
         if found.get(name) == "err"
     ]
     if failing:
-        yield CheckResult(
+        yield CheckResult.error(
             "persistence",
-            "error",
             f"{', '.join(failing)}: Redis cannot write to its disk",
             "see its log; is the disk full?",
         )
     elif not int(found.get("aof_enabled", 0)) and not _saves(context.client):
-        yield CheckResult(
+        yield CheckResult.warning(
             "persistence",
-            "warning",
             "neither appendonly nor save is set: a restart empties the log. The streamer replays what Postgres still has; "
             "readers of older records see a gap",
             "CONFIG SET appendonly yes",
         )
     else:
-        yield CheckResult(
-            "persistence", "ok", "appendonly" if int(found.get("aof_enabled", 0)) else "snapshots"
+        yield CheckResult.ok(
+            "persistence", "appendonly" if int(found.get("aof_enabled", 0)) else "snapshots"
         )
 
 
@@ -117,14 +109,13 @@ def lineage(context: CheckContext) -> Iterator[CheckResult]:
         declared=context.shards,
     )
     if found.has_moved:
-        yield CheckResult(
+        yield CheckResult.warning(
             "lineage",
-            "warning",
             f"Postgres was promoted or replaced since epoch {found.epoch}, and lost no published record",
             "the streamer opens a new epoch when it connects",
         )
     else:
-        yield CheckResult("lineage", "ok", f"Postgres and Redis agree, in epoch {found.epoch}")
+        yield CheckResult.ok("lineage", f"Postgres and Redis agree, in epoch {found.epoch}")
 
 
 def keys(context: CheckContext) -> Iterator[CheckResult]:
@@ -137,14 +128,14 @@ def keys(context: CheckContext) -> Iterator[CheckResult]:
         lives = pipeline.execute()
     expiring = [name for name, life in zip(names, lives, strict=True) if life >= 0]
     for name in expiring:
-        yield CheckResult(
-            "keys", "error", f"{name} has a time to live and will expire", f"PERSIST {name}"
+        yield CheckResult.error(
+            "keys", f"{name} has a time to live and will expire", f"PERSIST {name}"
         )
     foreign = [result for shard in context.shards for result in _check_foreign(context, shard)]
     yield from foreign
     if not expiring and not foreign:
-        yield CheckResult(
-            "keys", "ok", f"{len(context.shards)} shards: all keys are Penstock's and do not expire"
+        yield CheckResult.ok(
+            "keys", f"{len(context.shards)} shards: all keys are Penstock's and do not expire"
         )
 
 
@@ -163,9 +154,8 @@ def _check_foreign(context: CheckContext, shard: ShardName) -> Iterator[CheckRes
             read_newest(context.client, context.namespace, shard, 1)
     except ForeignLog as error:
         key = log_keys(context.namespace, shard).stream
-        yield CheckResult(
+        yield CheckResult.error(
             "keys",
-            "error",
             str(error),
             f"find out what writes to {key}, then DEL it: the streamer replays it from the journal",
         )

@@ -20,18 +20,17 @@ def postgres(context: CheckContext) -> Iterator[CheckResult]:
     version = context.connection.info.server_version
     shown = f"Postgres {version // 10_000}.{version % 10_000}"
     if version < OLDEST_POSTGRES:
-        yield CheckResult(
-            "postgres", "error", f"{shown} is too old", "upgrade to Postgres 14 or newer"
+        yield CheckResult.error(
+            "postgres", f"{shown} is too old", "upgrade to Postgres 14 or newer"
         )
         return
     try:
         identity = server_identity(context.connection, context.schema)
     except ReadOnlyPostgres as error:
-        yield CheckResult("postgres", "error", str(error), "point database_url at the primary")
+        yield CheckResult.error("postgres", str(error), "point database_url at the primary")
         return
-    yield CheckResult(
+    yield CheckResult.ok(
         "postgres",
-        "ok",
         f"{shown}, primary, cluster {identity.system_identifier}, timeline {identity.timeline}",
     )
 
@@ -45,23 +44,21 @@ def durability(context: CheckContext) -> Iterator[CheckResult]:
     found: dict[str, str] = dict(rows.fetchall())
     off = [name for name in ("fsync", "full_page_writes") if found.get(name) == "off"]
     if off:
-        yield CheckResult(
+        yield CheckResult.error(
             "durability",
-            "error",
             f"{' and '.join(off)} off: a crash of the machine can damage all data",
             " ".join(f"ALTER SYSTEM SET {name} = on;" for name in off),
         )
     elif found.get("synchronous_commit") == "off":
-        yield CheckResult(
+        yield CheckResult.warning(
             "durability",
-            "warning",
             "synchronous_commit is off: a crash can lose an application's last commits, records and changes alike. "
             "Published records stay: the journal commits synchronously",
             "ALTER SYSTEM SET synchronous_commit = on",
         )
     else:
-        yield CheckResult(
-            "durability", "ok", f"fsync on, synchronous_commit {found.get('synchronous_commit')}"
+        yield CheckResult.ok(
+            "durability", f"fsync on, synchronous_commit {found.get('synchronous_commit')}"
         )
 
 
@@ -71,7 +68,7 @@ def transaction_ids(context: CheckContext) -> Iterator[CheckResult]:
         statements(__package__, context.schema)["transaction_ids"]
     ).fetchall()
     if used < WRAPAROUND_WARNING:
-        yield CheckResult("transaction ids", "ok", f"{used:,} since the oldest unfrozen one")
+        yield CheckResult.ok("transaction ids", f"{used:,} since the oldest unfrozen one")
         return
     yield CheckResult(
         "transaction ids",
@@ -87,14 +84,13 @@ def long_transactions(context: CheckContext) -> Iterator[CheckResult]:
         statements(__package__, context.schema)["long_transactions"], {"longer_s": LONG_S}
     ).fetchall()
     for pid, application, state, seconds in rows:
-        yield CheckResult(
+        yield CheckResult.warning(
             "long transactions",
-            "warning",
             f"process {pid} ({application or 'unnamed'}, {state}) has been in a transaction for {format_age(seconds)}",
             f"end it in its application, or SELECT pg_terminate_backend({pid})",
         )
     if not rows:
-        yield CheckResult("long transactions", "ok", f"none open for more than {LONG_S} s")
+        yield CheckResult.ok("long transactions", f"none open for more than {LONG_S} s")
 
 
 def prepared_transactions(context: CheckContext) -> Iterator[CheckResult]:
@@ -103,30 +99,28 @@ def prepared_transactions(context: CheckContext) -> Iterator[CheckResult]:
         statements(__package__, context.schema)["prepared_transactions"], {"longer_s": LONG_S}
     ).fetchall()
     for name, seconds in rows:
-        yield CheckResult(
+        yield CheckResult.warning(
             "prepared transactions",
-            "warning",
             f"{name!r} was prepared {format_age(seconds)} ago and is not finished",
             "COMMIT PREPARED or ROLLBACK PREPARED it",
         )
     if not rows:
-        yield CheckResult("prepared transactions", "ok", f"none waiting for more than {LONG_S} s")
+        yield CheckResult.ok("prepared transactions", f"none waiting for more than {LONG_S} s")
 
 
 def pooler(context: CheckContext) -> Iterator[CheckResult]:
     """A pooler, recognised by its own process numbers, needs unprepared statements or a setting."""
     [(behind,)] = context.connection.execute("SELECT pg_backend_pid()").fetchall()
     if behind == context.connection.info.backend_pid:
-        yield CheckResult("pooler", "ok", "connected to Postgres directly")
+        yield CheckResult.ok("pooler", "connected to Postgres directly")
     elif context.prepare:
-        yield CheckResult(
+        yield CheckResult.warning(
             "pooler",
-            "warning",
             "connected through a pooler, which may not keep prepared statements in transaction mode",
             "--no-prepare, unless it does (PgBouncer: max_prepared_statements > 0)",
         )
     else:
-        yield CheckResult("pooler", "ok", "connected through a pooler; statements are not prepared")
+        yield CheckResult.ok("pooler", "connected through a pooler; statements are not prepared")
 
 
 CHECKS: tuple[Check, ...] = (
