@@ -48,7 +48,11 @@ RECONCILING_CRASH_POINTS = (
 )
 """Those that only a reconciliation passes."""
 
-SPARK_CRASH_POINTS = ("dataframes.after_apply", "frames.after_checkpoint")
+SPARK_CRASH_POINTS = (
+    "dataframes.after_apply",
+    "dataframes.after_checkpoint",
+    "dataframes.after_commit",
+)
 """Those that only a driver of Spark passes."""
 
 _installed: Callable[[str], None] | None = None

@@ -128,7 +128,7 @@ def test_a_database_put_back_to_an_older_copy_goes_on_in_a_new_epoch(
         done = reset_epoch(connection, scene.client, flow, apply=True)
         again = reset_epoch(connection, scene.client, flow, apply=True)
 
-    assert plan.following == 2
+    assert plan.new_epoch == 2
     assert sum((plan.unsequenced or {}).values()) == 40
     assert {each.shard for each in plan.deleted} == {"things/0", "things/1"}
     assert plan.rewound == ()
@@ -193,7 +193,7 @@ def test_a_database_loaded_into_another_cluster_goes_on_in_a_new_epoch(
         early.execute("COMMIT")
 
     assert plan.deleted == ()
-    assert plan.marked == 75
+    assert plan.foreign == 75
     scene.stream(moved)
     # The young cluster comes to the ids that the records had.
     with connect_postgres(moved, application="test") as connection:
@@ -298,20 +298,20 @@ def test_a_reset_that_did_not_come_to_its_end_is_seen_and_done_again(
     scene.stage(database_url, 20, "first")
     scene.stream(database_url)
     pretend_loss(scene, 2)
-    original = epoch_module._begin_anew
+    original = epoch_module._fence
 
     def crash(*arguments: object) -> None:
         original(*arguments)  # type: ignore[arg-type]  # passed on as they are
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(epoch_module, "_begin_anew", crash)
+    monkeypatch.setattr(epoch_module, "_fence", crash)
     with pytest.raises(KeyboardInterrupt):
         reset_epoch(connection, scene.client, flow, apply=True)
     monkeypatch.undo()
 
     with pytest.raises(HistoryDiverged, match="did not come to its end"):
         scene.stream(database_url)
-    assert reset_epoch(connection, scene.client, flow, apply=True).following == 4
+    assert reset_epoch(connection, scene.client, flow, apply=True).new_epoch == 4
     scene.stream(database_url)
     scene.consume(database_url)
     scene.assert_exact(database_url)

@@ -12,7 +12,7 @@ from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
 from penstock.errors import SchemaMissing
-from penstock.operating.status import Status, dead_letters_of, status
+from penstock.operating.status import Status, count_dead_letters, status
 from penstock.streaming import Streamer
 
 
@@ -59,7 +59,7 @@ def test_a_record_is_staged_then_sequenced_and_published_then_applied(
     assert max(s.lag_s for s in between.consumers[0].shards) > 0
     assert [(s.lag, s.lag_s) for s in after.consumers[0].shards] == [(0, 0.0), (0, 0.0)]
     assert sum(s.applied for s in after.consumers[0].shards) == 10
-    assert dead_letters_of(after) == 0
+    assert count_dead_letters(after) == 0
     assert after.consumers[0].declared is True
 
 
@@ -110,22 +110,22 @@ def test_without_redis_the_rest_is_shown(
     assert [s.published for s in found.channels[0].shards] == [None, None]
 
 
-def test_the_last_run_of_each_reconciliation_is_told(
+def test_the_last_run_of_each_reconciliation_is_shown(
     connection: Connection, redis_client: redis.Redis
 ) -> None:
     connection.execute(
         """
         INSERT INTO penstock.reconciliations (name, consumer, intent, compared, missing, surplus, different, outcome, ended_at)
         VALUES ('copies', 'one', 'compare', 9, 1, 1, 1, 'differs', clock_timestamp()),
-               ('copies', 'one', 'mend', 9, 0, 2, 0, 'mended', clock_timestamp()),
+               ('copies', 'one', 'repair', 9, 0, 2, 0, 'repaired', clock_timestamp()),
                ('totals', 'two', 'compare', NULL, NULL, NULL, NULL, 'running', NULL)
         """
     )
 
-    told = status(connection, redis_client).reconciliations
+    shown = status(connection, redis_client).reconciliations
 
-    assert [(r.name, r.intent, r.differences, r.outcome) for r in told] == [
-        ("copies", "mend", 2, "mended"),
+    assert [(r.name, r.intent, r.differences, r.outcome) for r in shown] == [
+        ("copies", "repair", 2, "repaired"),
         ("totals", "compare", None, "running"),
     ]
 

@@ -15,7 +15,7 @@ from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, Halted, ServerUnavailable, Unknown
 from penstock.reconciling import Barrier, Cut, cut, pinned
-from penstock.reconciling.cut import exported
+from penstock.reconciling.cut import export_snapshot
 from penstock.records import Record
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import tick
@@ -139,18 +139,18 @@ def test_a_cut_delays_no_producer_and_no_later_tick(
 def test_a_cut_that_is_suspended_holds_up_sequencers_for_a_while_only(
     connection: Connection, connect: Connect, things: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guarantee 3: as soon as it holds them, the server waits for it no longer than it was told."""
+    """Guarantee 3: as soon as it holds them, the server waits for it no longer than the limit."""
     stage_rows(connection, things, 10)
     connection.execute("SET lock_timeout = '5s'")
     sequenced: list[int] = []
 
     def asleep(holder: Connection) -> str:
         sequenced.append(tick(connection).sequenced)
-        return exported(holder)
+        return export_snapshot(holder)
 
     cutting = import_module("penstock.reconciling.cut")  # `cut` is the function
     monkeypatch.setattr(cutting, "SUSPENDED_S", 0.2)
-    monkeypatch.setattr(cutting, "exported", asleep)
+    monkeypatch.setattr(cutting, "export_snapshot", asleep)
 
     with pytest.raises(ServerUnavailable, match="idle-in-transaction"), cut(connect):
         pass
@@ -180,7 +180,7 @@ def test_an_open_transaction_is_in_no_cut_until_it_commits(
 
 
 @pytest.fixture
-def standing_worker(
+def paused_worker(
     flow: Pipeline, totals: str, accounts: Connection, database_url: str, redis_url: str
 ) -> Iterator[LogWorker]:
     worker = LogWorker(flow, flow.get_consumer(totals), database_url, redis_url)
@@ -197,37 +197,37 @@ def change(connection: Connection, times: int) -> None:
 def test_a_consumer_stops_at_the_barrier_and_goes_on_when_it_is_lifted(
     flow: Pipeline,
     streamer: Streamer,
-    standing_worker: LogWorker,
+    paused_worker: LogWorker,
     connection: Connection,
     connect: Connect,
 ) -> None:
-    barrier = Barrier(standing_worker.consumer)
+    barrier = Barrier(paused_worker.consumer)
     change(connection, 20)
     streamer.drain()
     with cut(connect, within=barrier.place) as at:
         change(connection, 20)
         streamer.drain()
         for _ in range(10):
-            standing_worker.round(block_ms=1)
+            paused_worker.round(block_ms=1)
         applied = connection.execute("SELECT sum(cents) FROM public.totals").fetchone()
         with pinned(connect, barrier, at):
             pass
 
     assert applied == (20,)
-    assert standing_worker.drain() == 20
+    assert paused_worker.drain() == 20
 
 
 def test_a_consumer_does_not_wait_for_a_run_that_has_died(
-    streamer: Streamer, standing_worker: LogWorker, connection: Connection, connect: Connect
+    streamer: Streamer, paused_worker: LogWorker, connection: Connection, connect: Connect
 ) -> None:
-    barrier = Barrier(standing_worker.consumer)
+    barrier = Barrier(paused_worker.consumer)
     with cut(connect, within=barrier.place) as at:
         pass
     change(connection, 20)
     streamer.drain()
     connection.execute("UPDATE penstock.barriers SET expires_at = clock_timestamp()")
 
-    assert standing_worker.drain() == 20
+    assert paused_worker.drain() == 20
     with pytest.raises(BarrierMissed, match="went past the cut"), pinned(connect, barrier, at):
         pass
 
@@ -235,11 +235,11 @@ def test_a_consumer_does_not_wait_for_a_run_that_has_died(
 def test_a_consumer_that_does_not_run_is_named(
     flow: Pipeline,
     streamer: Streamer,
-    standing_worker: LogWorker,
+    paused_worker: LogWorker,
     connection: Connection,
     connect: Connect,
 ) -> None:
-    barrier = Barrier(standing_worker.consumer)
+    barrier = Barrier(paused_worker.consumer)
     change(connection, 3)
 
     with (

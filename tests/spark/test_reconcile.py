@@ -1,4 +1,4 @@
-"""Reconcile: what a consumer holds against the canonical tables, exactly, and mended."""
+"""Reconcile: what a consumer holds against the canonical tables, exactly, and repaired."""
 
 import random
 import threading
@@ -18,7 +18,7 @@ from penstock.consuming import LogWorker
 from penstock.crashpoints import RECONCILING_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, DeclarationError, PenstockError, Refused
-from penstock.reconciling import Kind, Reconciled, reconcile
+from penstock.reconciling import DifferenceKind, Reconciled, reconcile
 from penstock.records import Record
 from penstock.spark.reconcile import SparkComparer, Tables
 from penstock.streaming import Streamer
@@ -138,7 +138,7 @@ def plant(connection: Connection) -> None:
 
 
 @pytest.mark.chaos
-def test_what_was_planted_is_found_and_mended_and_nothing_else_under_load(
+def test_what_was_planted_is_found_and_repaired_and_nothing_else_under_load(
     run: Run, working: Any, bank: Connection, database_url: str
 ) -> None:
     """Guarantee 28: every difference, no false alarm, while records flow."""
@@ -153,14 +153,18 @@ def test_what_was_planted_is_found_and_mended_and_nothing_else_under_load(
         clean = run()
         plant(bank)
         found = run()
-        mended = run(intent="mend")
+        repaired = run(intent="repair")
         again = run()
         total = run("grand")
 
     assert (clean.comparison.equal, total.comparison.equal) == (True, True)  # type: ignore[union-attr]
     assert found.comparison is not None
-    assert found.comparison.counts == {Kind.MISSING: 10, Kind.DIFFERENT: 10, Kind.SURPLUS: 10}
-    assert mended.repaired == 30
+    assert found.comparison.counts == {
+        DifferenceKind.MISSING: 10,
+        DifferenceKind.DIFFERENT: 10,
+        DifferenceKind.SURPLUS: 10,
+    }
+    assert repaired.repaired == 30
     assert again.comparison is not None
     assert again.comparison.counts == {}
     assert again.comparison.compared == 200
@@ -171,7 +175,7 @@ def test_what_was_planted_is_found_and_mended_and_nothing_else_under_load(
     ).fetchall()
     assert audit == [("different", 10, 10, 10), ("missing", 10, 0, 10), ("surplus", 10, 10, 0)]
     outcomes = bank.execute("SELECT outcome FROM penstock.reconciliations ORDER BY id").fetchall()
-    assert [o for (o,) in outcomes] == ["equal", "differs", "mended", "equal", "equal"]
+    assert [o for (o,) in outcomes] == ["equal", "differs", "repaired", "equal", "equal"]
 
 
 @pytest.mark.slow
@@ -193,13 +197,13 @@ def test_a_repeated_row_is_repaired(
 
     with working():
         found = run(report=tmp_path / "report")
-        run(intent="mend")
+        run(intent="repair")
         assert run().clean
-        assert run("grand", intent="mend").repaired == 1
+        assert run("grand", intent="repair").repaired == 1
         assert run("grand").clean
 
     assert found.comparison is not None
-    assert found.comparison.counts == {Kind.DOUBLED: 3}
+    assert found.comparison.counts == {DifferenceKind.DOUBLED: 3}
     report = spark.read.parquet(str(tmp_path / "report"))
     assert sorted(row.key for row in report.collect()) == ['{"id":1}', '{"id":2}', '{"id":3}']
     assert bank.execute("SELECT count(*) FROM public.totals").fetchone() == (200,)
@@ -284,7 +288,7 @@ def test_a_run_that_dies_at_any_point_is_harmless(
             install_crashpoint(None)
             raise CrashError(name)
 
-    intent = "mend" if point.startswith("repair") else "replace"
+    intent = "repair" if point.startswith("repair") else "replace"
     with working():
         install_crashpoint(crash)
         try:
@@ -305,7 +309,7 @@ def test_two_operators_at_once_are_harmless(
     plant(bank)
 
     with working():
-        threads = [threading.Thread(target=run, kwargs={"intent": "mend"}) for _ in range(2)]
+        threads = [threading.Thread(target=run, kwargs={"intent": "repair"}) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -315,7 +319,7 @@ def test_two_operators_at_once_are_harmless(
 
 
 @pytest.mark.chaos
-def test_records_that_were_set_aside_are_not_mended_twice(
+def test_records_that_were_dead_lettered_are_not_repaired_twice(
     run: Run, working: Any, flow: Pipeline, bank: Connection, database_url: str, redis_url: str
 ) -> None:
     """Guarantee 28: otherwise a dead letter that is retried later would count twice."""
@@ -328,8 +332,8 @@ def test_records_that_were_set_aside_are_not_mended_twice(
 
     with working():
         assert not run().clean
-        with pytest.raises(Refused, match="set 1 records aside"):
-            run(intent="mend")
+        with pytest.raises(Refused, match="dead-lettered 1 records"):
+            run(intent="repair")
         run(intent="replace")
         assert run().clean
     assert bank.execute("SELECT count(*) FROM penstock.dead_letters").fetchone() == (0,)

@@ -12,7 +12,7 @@ from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import ServerUnavailable, SnapshotLost
-from penstock.reconciling import Comparison, Intent, Reconciled, Rows, reconcile
+from penstock.reconciling import Intent, Reconciled, Rows, StateComparison, reconcile
 from penstock.records import Record
 from penstock.spark.reconcile import SparkComparer, Tables
 
@@ -91,18 +91,18 @@ def test_composite_and_text_keys_of_any_collation(
             intent=intent,
         )
 
-    filled = run("mend")
+    filled = run("repair")
     connection.execute("UPDATE public.state SET cents = cents + 0.01 WHERE number = 2")
     connection.execute("UPDATE public.state SET name = name || 'x' WHERE number = 3")
-    mended = run("mend")
+    repaired = run("repair")
     [(apart,)] = connection.execute(
         "SELECT count(*) FROM (TABLE public.state EXCEPT TABLE public.canonical) d"
     )
 
     assert filled.repaired == 5 * len(NAMES)
-    assert mended.comparison is not None
-    assert set(mended.comparison.counts.values()) == {len(NAMES)}
-    assert (mended.repaired, run().clean, apart) == (3 * len(NAMES), True, 0)
+    assert repaired.comparison is not None
+    assert set(repaired.comparison.counts.values()) == {len(NAMES)}
+    assert (repaired.repaired, run().clean, apart) == (3 * len(NAMES), True, 0)
 
 
 class WithoutSnapshots(SparkComparer):
@@ -112,7 +112,7 @@ class WithoutSnapshots(SparkComparer):
         super().__init__(spark, database_url)
         self._connection = connection
 
-    def compare(self, *arguments: Any, **options: Any) -> Comparison:
+    def compare(self, *arguments: Any, **options: Any) -> StateComparison:
         """Too late."""
         self._cut()
         return super().compare(*arguments, **options)

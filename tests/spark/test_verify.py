@@ -16,7 +16,7 @@ from penstock.errors import InvalidSetting
 from penstock.records import Offset, Record, Shard, ShardName
 from penstock.spark.reconcile import verify as engine
 from penstock.streaming import Streamer, tick
-from penstock.verifying import Fault, Stretch, bounds
+from penstock.verifying import FindingKind, VerificationRange, bounds
 
 pytestmark = pytest.mark.spark
 Entries = list[tuple[bytes, dict[Any, Any]]]
@@ -76,7 +76,7 @@ def test_a_sound_system_has_no_findings(consumed: Connection, verified: Verify) 
     done = verified()
 
     assert (done.clean, done.records, done.shards) == (True, 200, 2)
-    assert (done.found, done.unpublished, done.overtaken) == ([], 0, 0)
+    assert (done.findings, done.unpublished, done.overtaken) == ([], 0, 0)
 
 
 def test_the_size_of_tasks_changes_nothing(
@@ -98,9 +98,9 @@ def test_large_payloads_are_read_a_few_at_a_time(
     streamer.drain()
     reader = engine.VerificationReader((), database_url, redis_url, "penstock", "penstock")
 
-    assert reader._offsets_a_read(Stretch(ShardName("things", Shard(0)), 0, 1, 1)) == 15
+    assert reader._offsets_a_read(VerificationRange(ShardName("things", Shard(0)), 0, 1, 1)) == 15
     assert (
-        reader._offsets_a_read(Stretch(ShardName("things", Shard(1)), 0, 1, 1))
+        reader._offsets_a_read(VerificationRange(ShardName("things", Shard(1)), 0, 1, 1))
         == engine.OFFSETS_A_READ
     )
 
@@ -111,7 +111,12 @@ def test_deleted_entries_are_missing(
     redis_client.xdel(STREAM, "41-0", "42-0", "43-0")
     found = only(verified())
 
-    assert (found.fault, found.where, found.offset, found.count) == (Fault.MISSING, "log", 41, 3)
+    assert (found.kind, found.where, found.offset, found.count) == (
+        FindingKind.MISSING,
+        "log",
+        41,
+        3,
+    )
 
 
 @pytest.mark.parametrize("end", [0, -1])
@@ -122,7 +127,7 @@ def test_a_deleted_entry_at_an_end_is_missing(
     redis_client.xdel(STREAM, entries[end][0])
     found = only(verified())
 
-    assert (found.fault, f"{found.offset}-0".encode()) == (Fault.MISSING, entries[end][0])
+    assert (found.kind, f"{found.offset}-0".encode()) == (FindingKind.MISSING, entries[end][0])
 
 
 @pytest.mark.parametrize(
@@ -140,7 +145,7 @@ def test_a_changed_entry_is_named_with_its_field(
     )
     found = only(verified())
 
-    assert (found.fault, found.where, found.offset) == (Fault.CHANGED, "log", 50)
+    assert (found.kind, found.where, found.offset) == (FindingKind.CHANGED, "log", 50)
     assert found.record == number_at(consumed, 50)
     assert found.text.startswith(name)
 
@@ -153,7 +158,7 @@ def test_an_entry_repeated_beyond_the_end_is_named_with_its_position(
     redis_client.xadd(STREAM, fields, id=f"{len(entries) + 1}-0")
     found = only(verified())
 
-    assert (found.fault, found.offset) == (Fault.DOUBLED, len(entries) + 1)
+    assert (found.kind, found.offset) == (FindingKind.DOUBLED, len(entries) + 1)
     assert found.record == number_at(consumed, 60)
     assert "belongs to things/0 offset 60 and is there too" in found.text
 
@@ -172,7 +177,7 @@ def test_an_entry_repeated_in_the_middle_is_named_with_its_position(
     rewrite(redis_client, doubled)
     found = only(verified())
 
-    assert (found.fault, found.record) == (Fault.DOUBLED, number_at(consumed, 60))
+    assert (found.kind, found.record) == (FindingKind.DOUBLED, number_at(consumed, 60))
     assert f"entry {entry_id.decode()}" in found.text
     assert "belongs to things/0 offset 60 and is there too" in found.text
 
@@ -190,8 +195,8 @@ def test_entries_of_a_key_that_were_swapped_are_inverted(
     rewrite(redis_client, swapped)
     done = verified()
 
-    assert done.counts == {Fault.INVERTED: 2}
-    first, second = done.found
+    assert done.counts == {FindingKind.INVERTED: 2}
+    first, second = done.findings
     assert f"belongs to things/0 offset {second.offset};" in first.text
     assert f"belongs to things/0 offset {first.offset};" in second.text
 
@@ -203,7 +208,7 @@ def test_a_repeated_entry_is_recognized_when_its_position_is_before_the_start(
     redis_client.xadd(STREAM, entries[2][1], id=f"{len(entries) + 1}-0")
     found = only(verified(start=Offset(50)))
 
-    assert found.fault == Fault.DOUBLED
+    assert found.kind == FindingKind.DOUBLED
     assert "belongs to things/0 offset 3 and is there too" in found.text
 
 
@@ -213,7 +218,7 @@ def test_a_foreign_entry_is_surplus(
     redis_client.xadd(STREAM, {"hello": "world"})
     found = only(verified())
 
-    assert (found.fault, found.record) == (Fault.SURPLUS, None)
+    assert (found.kind, found.record) == (FindingKind.SURPLUS, None)
 
 
 def test_a_changed_staged_row_is_named(consumed: Connection, verified: Verify) -> None:
@@ -224,7 +229,7 @@ def test_a_changed_staged_row_is_named(consumed: Connection, verified: Verify) -
     )
     found = only(verified())
 
-    assert (found.fault, found.offset, found.record) == (Fault.CHANGED, 12, record)
+    assert (found.kind, found.offset, found.record) == (FindingKind.CHANGED, 12, record)
     assert found.text.startswith("action and data of record")
 
 
@@ -234,9 +239,9 @@ def test_a_moved_or_deleted_staged_row_is_named(consumed: Connection, verified: 
     consumed.execute("DELETE FROM penstock.staged_records WHERE id = %s", (gone,))
     done = verified()
 
-    assert [(f.fault, f.where, f.record) for f in done.found] == [
-        (Fault.CHANGED, "staged", moved),
-        (Fault.MISSING, "staged", gone),
+    assert [(f.kind, f.where, f.record) for f in done.findings] == [
+        (FindingKind.CHANGED, "staged", moved),
+        (FindingKind.MISSING, "staged", gone),
     ]
 
 
@@ -249,8 +254,8 @@ def test_a_hole_in_the_journal_is_named_with_the_records_it_left(
     ).fetchall()
     done = verified()
 
-    assert done.counts == {Fault.MISSING: len(records), Fault.OVERLOOKED: len(records)}
-    overlooked, hole = done.found
+    assert done.counts == {FindingKind.MISSING: len(records), FindingKind.OVERLOOKED: len(records)}
+    overlooked, hole = done.findings
     assert (hole.where, hole.offset, hole.count) == ("journal", first, last - first + 1)
     assert (overlooked.where, overlooked.record) == ("staged", min(records))
 
@@ -264,8 +269,8 @@ def test_a_record_that_the_journal_has_twice_is_doubled(
     )
     done = verified()
 
-    assert done.counts[Fault.DOUBLED] == 1
-    doubled = next(each for each in done.found if each.fault is Fault.DOUBLED)
+    assert done.counts[FindingKind.DOUBLED] == 1
+    doubled = next(each for each in done.findings if each.kind is FindingKind.DOUBLED)
     assert (doubled.where, doubled.record) == ("journal", number_at(consumed, 1))
 
 
@@ -276,7 +281,7 @@ def test_a_record_that_two_shards_have_is_doubled(consumed: Connection, verified
     )
     done = verified()
 
-    [doubled] = [each for each in done.found if each.fault is Fault.DOUBLED]
+    [doubled] = [each for each in done.findings if each.kind is FindingKind.DOUBLED]
     assert (doubled.shard, doubled.offset, doubled.record) == (1, 1, number_at(consumed, 1))
     assert "at things/0 offset 1 too" in doubled.text
 
@@ -287,7 +292,7 @@ def test_an_order_that_no_tick_can_have_is_inverted(consumed: Connection, verifi
     )
     done = verified()
 
-    assert {(f.where, f.offset) for f in done.found if f.fault is Fault.INVERTED} == {
+    assert {(f.where, f.offset) for f in done.findings if f.kind is FindingKind.INVERTED} == {
         ("journal", 2),
         ("log", 1),
         ("log", 2),
@@ -301,7 +306,7 @@ def test_a_record_that_no_tick_took_is_overlooked(consumed: Connection, verified
     )
     found = only(verified())
 
-    assert (found.fault, found.where) == (Fault.OVERLOOKED, "staged")
+    assert (found.kind, found.where) == (FindingKind.OVERLOOKED, "staged")
 
 
 def test_a_checkpoint_ahead_of_the_journal_or_of_the_log_is_named(
@@ -310,7 +315,7 @@ def test_a_checkpoint_ahead_of_the_journal_or_of_the_log_is_named(
     redis_client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(bounds, "CATCH_UP_TIMEOUT_S", 0.2)
     [(end,)] = consumed.execute(
         "SELECT max(last_offset) FROM penstock.journal WHERE shard = 0"
     ).fetchall()
@@ -323,9 +328,9 @@ def test_a_checkpoint_ahead_of_the_journal_or_of_the_log_is_named(
     redis_client.delete(STREAM)
     lost = only(verified())
 
-    assert (ahead.fault, ahead.where, ahead.count) == (Fault.AHEAD, "consumer reader", 4)
+    assert (ahead.kind, ahead.where, ahead.count) == (FindingKind.AHEAD, "consumer reader", 4)
     assert f"the journal ends at {end}" in ahead.text
-    assert (lost.fault, lost.offset, lost.count) == (Fault.AHEAD, 1, before)
+    assert (lost.kind, lost.offset, lost.count) == (FindingKind.AHEAD, 1, before)
     assert "Redis has lost records" in lost.text
 
 
@@ -337,7 +342,7 @@ def test_records_removed_before_a_consumer_passed_them_are_missing(
     consumed.execute("DELETE FROM penstock.journal WHERE shard = 0 AND last_offset < 40")
     found = only(verified())
 
-    assert (found.fault, found.where, found.offset) == (Fault.MISSING, "consumer reader", 6)
+    assert (found.kind, found.where, found.offset) == (FindingKind.MISSING, "consumer reader", 6)
 
 
 def test_unpublished_records_are_no_finding(

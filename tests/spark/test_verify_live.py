@@ -22,7 +22,7 @@ from penstock.records import Record
 from penstock.spark.reconcile.verify import SparkExaminer
 from penstock.streaming import Streamer, streamer, tick
 from penstock.testing import eventually
-from penstock.verifying import Fault, bounds, verify
+from penstock.verifying import FindingKind, bounds, verify
 
 pytestmark = pytest.mark.spark
 
@@ -72,7 +72,7 @@ def test_an_ick_has_no_entries_and_everything_before_it_is_compared(
 ) -> None:
     done = verified()
 
-    assert (done.found, done.records, done.unpublished) == ([], 160, 0)
+    assert (done.findings, done.records, done.unpublished) == ([], 160, 0)
 
 
 def test_marks_that_are_lost_or_overlooked_before_an_ick_are_found(
@@ -86,7 +86,7 @@ def test_marks_that_are_lost_or_overlooked_before_an_ick_are_found(
         "VALUES ('3', 'index', 0, 'd1', 'dirty', 'member', '{}')"
     )
 
-    assert verified().counts == {Fault.MISSING: 1, Fault.OVERLOOKED: 1}
+    assert verified().counts == {FindingKind.MISSING: 1, FindingKind.OVERLOOKED: 1}
 
 
 def test_members_that_are_not_marked_yet_count_as_unpublished(
@@ -105,16 +105,16 @@ def test_a_deleted_ick_that_is_not_refilled_is_named(
     redis_client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(bounds, "CATCH_UP_TIMEOUT_S", 0.2)
     [(passed,)] = marked.execute(
         'SELECT "offset" FROM penstock.checkpoints WHERE shard = 0'
     ).fetchall()
     DirtyList(redis_client, "penstock:{index/0}:ick").delete()
     done = verified()
-    [found] = done.found
+    [found] = done.findings
 
-    assert (found.fault, found.where, found.count) == (Fault.AHEAD, "consumer indexer", passed)
-    assert "the Ick was told up to 0" in found.text
+    assert (found.kind, found.where, found.count) == (FindingKind.AHEAD, "consumer indexer", passed)
+    assert "the Ick was marked up to 0" in found.text
 
 
 @pytest.mark.slow
@@ -139,8 +139,8 @@ def test_a_log_on_the_nodes_of_a_cluster_is_read_and_compared(
         client.xdel("penstock:{things/0}:log", "3-0")
         wrong = verify(documents, client, examiner)
 
-    assert (well.found, well.records) == ([], 42)
-    assert (only(wrong).fault, only(wrong).offset) == (Fault.MISSING, 3)
+    assert (well.findings, well.records) == ([], 42)
+    assert (only(wrong).kind, only(wrong).offset) == (FindingKind.MISSING, 3)
 
 
 @pytest.mark.slow
@@ -234,7 +234,7 @@ def test_there_is_no_false_alarm_under_load(
     for _ in range(runs):
         before = at_work()
         done = verified()
-        assert done.found == []
+        assert done.findings == []
         compared += done.records
         eventually(lambda: at_work() > before, "retention is at work")  # noqa: B023  used at once
     assert compared > 0

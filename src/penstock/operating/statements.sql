@@ -1,8 +1,8 @@
 -- :name has_schema
 SELECT to_regclass(%(table)s) IS NOT NULL;
 
--- :name standing
--- Where the sequencer stands, and the transaction that has been open longest: its records, if it has any, wait for it.
+-- :name sequencer_state
+-- The last tick, and the transaction that has been open longest: its own records wait for it.
 SELECT t.tick, t.epoch,
        extract(epoch FROM clock_timestamp() - t.at)::float8,
        pg_snapshot_xmax(t.snapshot)::text AS next,
@@ -27,7 +27,7 @@ FROM {schema}.channels
 ORDER BY channel;
 
 -- :name waiting
--- Committed, and not yet sequenced: few while a streamer runs, so counted; no more than `most` when none does.
+-- Committed and not yet sequenced: few while a streamer runs; at most `most` are counted when none does.
 SELECT channel, shard, count(*), extract(epoch FROM clock_timestamp() - min(created_at))::float8
 FROM (
     (SELECT channel, shard, created_at
@@ -43,14 +43,15 @@ FROM (
 GROUP BY channel, shard;
 
 -- :name progress
--- Each checkpoint with the shard's end and the age of the record that comes next; a probe of the journal's index each.
+-- Each checkpoint, its lag and the age of the next record; one probe of the journal's index each.
 SELECT c.consumer, c.channel, c.shard, c."offset",
        greatest(coalesce(newest.last_offset, 0) - c."offset", 0) AS lag,
        coalesce(extract(epoch FROM clock_timestamp() - waiting.created_at), 0)::float8 AS lag_s,
-       c.applied, c.skipped, c.dead, c.halted, c.updated_at,
+       c.applied, c.skipped, c.dead,
        (SELECT count(*)
         FROM {schema}.dead_letters d
-        WHERE d.consumer = c.consumer AND d.channel = c.channel AND d.shard = c.shard) AS set_aside
+        WHERE d.consumer = c.consumer AND d.channel = c.channel AND d.shard = c.shard) AS dead_letters,
+       c.halted, c.updated_at
 FROM {schema}.checkpoints c
 LEFT JOIN LATERAL (
     SELECT last_offset
@@ -95,7 +96,7 @@ DELETE FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s AND channel = %(channel)s;
 
 -- :name checkpoint_bounds
--- A consumer's checkpoints and how far they can be moved: from before the journal's first record to its last.
+-- A consumer's checkpoints and how far they can move: from before the journal's first record to its last.
 SELECT c.channel, c.shard, c."offset", c.halted,
        coalesce(oldest.first_offset, 1) - 1,
        coalesce(newest.last_offset, 0),
@@ -122,7 +123,7 @@ WHERE c.consumer = %(consumer)s
 ORDER BY c.channel, c.shard;
 
 -- :name lock_checkpoints
--- A worker holds its row for a batch; this waits for it.
+-- A worker locks its row for a batch; this waits for it.
 SELECT shard
 FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s
@@ -130,7 +131,7 @@ ORDER BY channel, shard
 FOR UPDATE;
 
 -- :name move_checkpoint
--- What comes again is set aside again, if it fails again.
+-- Dead letters beyond the new checkpoint are deleted: their records are delivered again.
 WITH letters AS (
     DELETE FROM {schema}.dead_letters
     WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" > %(offset)s
@@ -195,8 +196,8 @@ SET reason = %(reason)s, attempts = attempts + 1, failed_at = clock_timestamp()
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s;
 
 -- :name lock_pipeline
--- In the order in which the others take theirs: sequencer, retention, staging, consumers.  Once it is held there is no
--- transaction that has staged something and is not finished, and none begins to.
+-- In the order in which sequencer, retention, staging and consumers take their locks.  Once it is held, no transaction
+-- that has staged a record is unfinished, and none can stage one.
 LOCK TABLE {schema}.ticks, {schema}.journal, {schema}.staged_records, {schema}.checkpoints IN SHARE ROW EXCLUSIVE MODE;
 
 -- :name current_snapshot
@@ -206,19 +207,19 @@ SELECT pg_current_snapshot()::text;
 SELECT max(epoch)
 FROM {schema}.epochs;
 
--- :name of_other_transactions
--- Records whose transaction ids this cluster has yet to give out: they are of another one.
+-- :name count_foreign
+-- Records whose transaction ids this cluster has not yet assigned: they come from another cluster.
 SELECT count(*)
 FROM {schema}.staged_records
 WHERE xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot);
 
--- :name mark_as_past
--- 2 is the id that Postgres keeps for what is frozen: it lies before every snapshot, so no tick finds these again.
+-- :name freeze_foreign
+-- 2 is Postgres' id for frozen rows: it lies before every snapshot, so no tick finds these records again.
 UPDATE {schema}.staged_records
 SET xid = '2'
 WHERE xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot);
 
--- :name unnamed
+-- :name unsequenced
 -- Records that no journal row names.
 WITH named AS MATERIALIZED (
     SELECT unnest(record_ids) AS id
@@ -230,8 +231,8 @@ WHERE NOT EXISTS (SELECT FROM named WHERE named.id = r.id)
 GROUP BY channel, shard
 ORDER BY channel, shard;
 
--- :name sequence_unnamed
--- The same records, at the ends of their shards, in the order of their ids.
+-- :name sequence_remaining
+-- Gives the same records offsets at the ends of their shards, in the order of their ids.
 WITH named AS MATERIALIZED (
     SELECT unnest(record_ids) AS id
     FROM {schema}.journal
@@ -252,20 +253,20 @@ FROM numbered
 LEFT JOIN tails USING (channel, shard)
 GROUP BY channel, shard, tail, (place - 1) / %(chunk)s;
 
--- :name gone
--- Records that the journal names and that are not there.
+-- :name count_missing
+-- Records that the journal names and that do not exist.
 SELECT count(*)
 FROM (SELECT unnest(record_ids) AS id FROM {schema}.journal) named
 WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = named.id);
 
 -- :name store_snapshot
--- The next tick takes what this snapshot does not show.
+-- The next tick takes the records that this snapshot does not show.
 INSERT INTO {schema}.ticks (tick, snapshot, epoch)
 SELECT coalesce(max(tick), 0) + 1, %(snapshot)s::pg_snapshot, %(epoch)s
 FROM {schema}.ticks;
 
 -- :name checkpoints_beyond
--- Consumers that have passed records which the journal does not know.
+-- Checkpoints beyond the end of the journal.
 SELECT c.consumer, c.channel, c.shard, c."offset", coalesce(newest.last_offset, 0),
        (SELECT count(*)
         FROM {schema}.dead_letters d
@@ -282,14 +283,14 @@ LEFT JOIN LATERAL (
 WHERE c."offset" > coalesce(newest.last_offset, 0)
 ORDER BY c.consumer, c.channel, c.shard;
 
--- :name checkpoints_in_epoch
+-- :name set_checkpoint_epochs
 UPDATE {schema}.checkpoints
 SET epoch = %(epoch)s;
 
 -- :name skip_ids
--- Numbers that the lost records had are not given out again.
+-- The ids of the lost records are not given out again.
 SELECT setval(%(table)s, %(least)s)
 WHERE %(least)s > coalesce(pg_sequence_last_value(%(table)s::regclass), 0);
 
--- :name sequence_of
+-- :name id_sequence
 SELECT pg_get_serial_sequence(%(table)s, 'id');

@@ -9,7 +9,12 @@ from sqlalchemy import Select
 
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import DeclarationError
-from penstock.reconciling.comparison import DIFFERENCES_KEPT, Comparison, Difference, Kind
+from penstock.reconciling.comparison import (
+    DIFFERENCES_KEPT,
+    Difference,
+    DifferenceKind,
+    StateComparison,
+)
 from penstock.reconciling.repair import Rows
 from penstock.spark.reconcile.differences import full_join, one_row_per_key
 from penstock.spark.reconcile.rows import quote, row_to_json
@@ -35,7 +40,7 @@ class SparkComparer:
         canonical: str,
         state: str,
         among: Sequence[Difference] | None = None,
-    ) -> Comparison:
+    ) -> StateComparison:
         """Compares every key of both sides.
 
         Raises:
@@ -51,7 +56,7 @@ class SparkComparer:
         canonical: str,
         state: str,
         among: Sequence[Difference] | None,
-    ) -> Comparison:
+    ) -> StateComparison:
         expected = self._canonical(spec, canonical)
         columns = _columns(spec, expected)
         there = Tables(self._spark, self._database_url, state)(
@@ -78,9 +83,9 @@ class SparkComparer:
                 _write(found, str(self._report))
         finally:
             found.unpersist()
-        kinds = {kind: counted[kind.value] for kind in Kind if counted[kind.value]}
-        differences = [Difference(r.key, Kind(r.kind), r.expected, r.found) for r in rows]
-        return Comparison(counted["compared"], kinds, differences, columns)
+        kinds = {kind: counted[kind.value] for kind in DifferenceKind if counted[kind.value]}
+        differences = [Difference(r.key, DifferenceKind(r.kind), r.expected, r.found) for r in rows]
+        return StateComparison(counted["compared"], kinds, differences, columns)
 
     def rows(self, spec: ReconciliationSpec, canonical: str) -> Rows:
         """The canonical rows."""

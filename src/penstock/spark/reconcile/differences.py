@@ -10,7 +10,7 @@ from pyspark.sql.types import IntegerType, LongType, NumericType, ShortType, Str
 
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import DeclarationError
-from penstock.reconciling.comparison import Difference, Kind
+from penstock.reconciling.comparison import Difference, DifferenceKind
 from penstock.spark.reconcile.rows import quote, restore_names, row_to_json, to_json
 
 _KEY = "penstock key"
@@ -83,10 +83,10 @@ def full_join(
     for number, column in enumerate(columns):
         differs = differs | ~_equal(f"c{number}", column, spec, types[0])
     kind = (
-        F.when(F.col("s.n").isNull(), Kind.MISSING.value)
-        .when(F.col("e.n").isNull(), Kind.SURPLUS.value)
-        .when(F.col("s.n") > 1, Kind.DOUBLED.value)
-        .when(differs, Kind.DIFFERENT.value)
+        F.when(F.col("s.n").isNull(), DifferenceKind.MISSING.value)
+        .when(F.col("e.n").isNull(), DifferenceKind.SURPLUS.value)
+        .when(F.col("s.n") > 1, DifferenceKind.DOUBLED.value)
+        .when(differs, DifferenceKind.DIFFERENT.value)
     )
     nulls = [F.coalesce(f"e.{k}", f"s.{k}").isNull() for k in keys]
     counts = Observation()
@@ -97,7 +97,7 @@ def full_join(
         F.count_if(F.greatest(*nulls, F.lit(False)) if nulls else F.lit(False)).alias(
             "without_key"
         ),
-        *(F.count_if(F.col("kind") == each.value).alias(each.value) for each in Kind),
+        *(F.count_if(F.col("kind") == each.value).alias(each.value) for each in DifferenceKind),
     )
     is_expected, is_found = F.col("e.n").isNotNull(), F.col("s.n").isNotNull()
     expected_key, found_key = (

@@ -26,9 +26,17 @@ from penstock.errors import ServerUnavailable
 from penstock.records import Shard, ShardName
 from penstock.spark.reconcile import task_errors
 from penstock.spark.sources.connections import arrow, postgres, redis_client, warm
-from penstock.verifying import Examined, Fault, Found, Remembered, Stray, Stretch, compare
+from penstock.verifying import (
+    Examination,
+    ExpectedRecord,
+    Finding,
+    FindingKind,
+    UnexpectedEntry,
+    VerificationRange,
+    compare,
+)
 from penstock.verifying.comparing import Entry
-from penstock.verifying.run import FOUND_KEPT
+from penstock.verifying.run import FINDINGS_KEPT
 
 OFFSETS_A_TASK = 50_000
 OFFSETS_A_READ = 2_000
@@ -82,7 +90,7 @@ class SparkExaminer:
             "namespace": namespace,
         }
 
-    def examine(self, ranges: Sequence[Stretch]) -> Examined:
+    def examine(self, ranges: Sequence[VerificationRange]) -> Examination:
         """Compares every offset of the ranges.
 
         Raises:
@@ -91,7 +99,7 @@ class SparkExaminer:
         """
         parts = [_to_plain(part) for each in ranges for part in _divide(each, OFFSETS_A_TASK)]
         if not parts:
-            return Examined(0, 0, {}, [], [], [])
+            return Examination(0, 0, {}, [], [], [])
         self._spark.dataSource.register(VerificationSource)
         options = {**self._servers, "ranges": json.dumps(parts)}
         read = self._spark.read.format(VerificationSource.name()).options(**options).load()
@@ -105,35 +113,37 @@ class SparkExaminer:
             rows.unpersist()
 
 
-def _summarize(rows: DataFrame) -> Examined:
+def _summarize(rows: DataFrame) -> Examination:
     sums = rows.groupBy("kind").agg(F.sum("count").alias("n")).collect()
     records = sum(row.n for row in sums if row.kind is None)
     numbers: dict[str, int] = {row.kind: row.n for row in sums if row.kind is not None}
     unexpected, found = [], []
     if numbers:
-        for row in rows.where("kind IS NOT NULL").limit(FOUND_KEPT).collect():
+        for row in rows.where("kind IS NOT NULL").limit(FINDINGS_KEPT).collect():
             if row.kind == _UNEXPECTED:
-                unexpected.append(Stray(**json.loads(row.details)))
+                unexpected.append(UnexpectedEntry(**json.loads(row.details)))
             else:
                 found.append(_parse_finding(json.loads(row.details)))
-    counts = Counter({Fault(name): count for name, count in numbers.items() if name != _UNEXPECTED})
+    counts = Counter(
+        {FindingKind(name): count for name, count in numbers.items() if name != _UNEXPECTED}
+    )
     # Unexpected entries beyond those kept count as surplus: their positions are not looked up.
-    counts[Fault.SURPLUS] += numbers.get(_UNEXPECTED, 0) - len(unexpected)
+    counts[FindingKind.SURPLUS] += numbers.get(_UNEXPECTED, 0) - len(unexpected)
     places = rows.where("kind IS NULL")
     again, twice = _count_repeats(places)
-    counts[Fault.DOUBLED] += again
-    return Examined(records, _count_overtaken(places), +counts, found, unexpected, twice)
+    counts[FindingKind.DOUBLED] += again
+    return Examination(records, _count_overtaken(places), +counts, found, unexpected, twice)
 
 
-def _parse_finding(details: dict[str, Any]) -> Found:
-    return Found(**{**details, "fault": Fault(details["fault"])})
+def _parse_finding(details: dict[str, Any]) -> Finding:
+    return Finding(**{**details, "kind": FindingKind(details["kind"])})
 
 
 def _count_repeats(places: DataFrame) -> tuple[int, list[int]]:
     """The number of repeated journal positions, and the first records that have several."""
     several = places.groupBy("id").agg(F.count("*").alias("n")).where("n > 1")
     [(too_many,)] = several.agg(F.coalesce(F.sum(F.col("n") - 1), F.lit(0))).collect()
-    return too_many, [row.id for row in several.limit(FOUND_KEPT).collect()] if too_many else []
+    return too_many, [row.id for row in several.limit(FINDINGS_KEPT).collect()] if too_many else []
 
 
 def _count_overtaken(places: DataFrame) -> int:
@@ -149,22 +159,22 @@ PlainRange = tuple[str, int, int, int, int]
 """A range in a form that JSON can hold."""
 
 
-def _to_plain(wanted: Stretch) -> PlainRange:
+def _to_plain(wanted: VerificationRange) -> PlainRange:
     shard = wanted.shard
     return (shard.channel, shard.shard, wanted.after, wanted.until, wanted.published)
 
 
-def _divide(wanted: Stretch, most: int) -> Iterator[Stretch]:
+def _divide(wanted: VerificationRange, most: int) -> Iterator[VerificationRange]:
     for after in range(wanted.after, wanted.until, most):
         until = min(wanted.until, after + most)
-        yield Stretch(wanted.shard, after, until, wanted.published)
+        yield VerificationRange(wanted.shard, after, until, wanted.published)
 
 
 @dataclass(frozen=True)
 class VerificationPartition(InputPartition):
     """What one task compares."""
 
-    wanted: Stretch
+    wanted: VerificationRange
 
 
 class VerificationSource(DataSource):
@@ -185,7 +195,7 @@ class VerificationSource(DataSource):
         return VerificationReader(
             tuple(
                 VerificationPartition(
-                    Stretch(ShardName(channel, Shard(shard)), after, until, published)
+                    VerificationRange(ShardName(channel, Shard(shard)), after, until, published)
                 )
                 for channel, shard, after, until, published in json.loads(given["ranges"])
             ),
@@ -221,7 +231,7 @@ class VerificationReader(DataSourceReader):
         warm()
         return self._compare(partition.wanted)
 
-    def _compare(self, part: Stretch) -> Iterator[pa.RecordBatch]:
+    def _compare(self, part: VerificationRange) -> Iterator[pa.RecordBatch]:
         try:
             with arrow(self.database_url) as connection, connection.cursor() as cursor:
                 for wanted in _divide(part, self._offsets_a_read(part)):
@@ -239,7 +249,7 @@ class VerificationReader(DataSourceReader):
                 f"reading {part.shard}: Postgres does not answer ({type(error).__name__})"
             ) from error
 
-    def _read_entries(self, wanted: Stretch) -> list[Entry]:
+    def _read_entries(self, wanted: VerificationRange) -> list[Entry]:
         """The entries of the log up to the last published offset, including any with other ids."""
         key = log_keys(self.namespace, wanted.shard).stream
         until = min(wanted.until, wanted.published)
@@ -251,9 +261,9 @@ class VerificationReader(DataSourceReader):
             )
         return read
 
-    def _read_expected(self, cursor: Any, wanted: Stretch) -> pa.Table:
+    def _read_expected(self, cursor: Any, wanted: VerificationRange) -> pa.Table:
         """The records that Postgres names.  COPY takes no parameters, so the statement has literals: a checked name, and numbers."""
-        sql = statements("penstock.verifying", self.schema)["remembered"].decode()
+        sql = statements("penstock.verifying", self.schema)["expected_records"].decode()
         cursor.execute(
             sql
             % {
@@ -265,16 +275,16 @@ class VerificationReader(DataSourceReader):
         )
         return cursor.fetch_arrow_table().combine_chunks()
 
-    def _read_beginning(self, wanted: Stretch) -> int:
+    def _read_beginning(self, wanted: VerificationRange) -> int:
         """The first offset that the journal has now."""
         return self._read_number("begins", wanted, wanted.until + 1)
 
-    def _offsets_a_read(self, part: Stretch) -> int:
+    def _offsets_a_read(self, part: VerificationRange) -> int:
         """Number of offsets in one read, limited so that large payloads do not fill a worker's memory."""
         largest = self._read_number("heaviest", part, 0)
         return max(1, min(OFFSETS_A_READ, BYTES_A_READ // max(1, largest)))
 
-    def _read_number(self, statement: str, wanted: Stretch, default: int) -> int:
+    def _read_number(self, statement: str, wanted: VerificationRange, default: int) -> int:
         shard = wanted.shard
         where = {"channel": shard.channel, "shard": shard.shard}
         with postgres_errors(f"reading {shard}"):
@@ -289,7 +299,7 @@ class VerificationReader(DataSourceReader):
         return default if row is None or row[0] is None else int(row[0])
 
 
-def _is_equal(wanted: Stretch, expected: pa.Table, entries: Sequence[Entry]) -> bool:
+def _is_equal(wanted: VerificationRange, expected: pa.Table, entries: Sequence[Entry]) -> bool:
     """Whether both sides have all records, in order and with the same content.  If not, entries are compared one by one."""
     count = wanted.until - wanted.after
     published = max(0, min(count, wanted.published - wanted.after))
@@ -324,9 +334,9 @@ def _is_consistent(expected: pa.Table) -> bool:
     )
 
 
-def _rows(expected: pa.Table) -> list[Remembered]:
+def _rows(expected: pa.Table) -> list[ExpectedRecord]:
     return [
-        Remembered(
+        ExpectedRecord(
             row["offset"],
             row["named"],
             row["entry"],
@@ -337,7 +347,7 @@ def _rows(expected: pa.Table) -> list[Remembered]:
     ]
 
 
-def _to_rows(wanted: Stretch, expected: pa.Table) -> pa.RecordBatch:
+def _to_rows(wanted: VerificationRange, expected: pa.Table) -> pa.RecordBatch:
     count = expected.num_rows
     columns = [
         pa.array([wanted.shard.channel] * count, pa.string()),
@@ -358,14 +368,14 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     return array.cast(kind)
 
 
-def _to_finding_rows(findings: Iterable[Found | Stray]) -> Iterator[pa.RecordBatch]:
+def _to_finding_rows(findings: Iterable[Finding | UnexpectedEntry]) -> Iterator[pa.RecordBatch]:
     rows = [
         {
             "channel": each.channel,
             "shard": each.shard,
             "offset": each.offset,
-            "kind": str(each.fault) if isinstance(each, Found) else _UNEXPECTED,
-            "count": each.count if isinstance(each, Found) else 1,
+            "kind": str(each.kind) if isinstance(each, Finding) else _UNEXPECTED,
+            "count": each.count if isinstance(each, Finding) else 1,
             "details": json.dumps(asdict(each)),
         }
         for each in findings

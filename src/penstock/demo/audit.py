@@ -1,4 +1,4 @@
-"""The account: what was committed, against what took effect."""
+"""The audit: compares what was committed with what took effect."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,16 +12,16 @@ CONSUMERS = tuple(
     sorted(name for name, spec in pipeline.consumers.items() if spec.channel == rides)
 )
 INDEX = "ride-index"
-"""Channel and consumer of the index have one name."""
-NEWCOMER = "ride-newcomer"
-"""The consumer of another module, that begins with the tables."""
+"""Name of both the Ick and its consumer."""
+LATE_CONSUMER = "ride-late"
+"""The consumer of ``late_consumer``, which begins with the tables."""
 
 _COUNTS = """
 SELECT (SELECT count(*) FROM rocket_rides_log.staged_records WHERE channel = 'rides'),
        (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM rocket_rides_log.journal WHERE channel = 'rides'),
        (SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.rides),
-       (SELECT count(*) FROM rocket_rides.mischief WHERE kind = 'crash'),
-       (SELECT count(*) FROM rocket_rides.mischief WHERE kind = 'resent')
+       (SELECT count(*) FROM rocket_rides.faults WHERE kind = 'crash'),
+       (SELECT count(*) FROM rocket_rides.faults WHERE kind = 'resent')
 """
 
 _EFFECTS = """
@@ -66,13 +66,13 @@ SELECT (SELECT count(*) FROM rocket_rides_log.staged_records WHERE channel = 'ri
               (TABLE rocket_rides.ride_index EXCEPT TABLE rocket_rides.indexable)) AS different)
 """
 
-_NEWCOMER = f"""
+_LATE_CONSUMER = f"""
 SELECT (SELECT count(*) FROM rocket_rides_log.staged_records WHERE channel = 'rides'),
-       (SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.newcomers),
+       (SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.late_copies),
        (SELECT count(*)
-        FROM (({CANONICAL_COPIES} EXCEPT TABLE rocket_rides.newcomers)
+        FROM (({CANONICAL_COPIES} EXCEPT TABLE rocket_rides.late_copies)
               UNION ALL
-              (TABLE rocket_rides.newcomers EXCEPT {CANONICAL_COPIES})) AS different)
+              (TABLE rocket_rides.late_copies EXCEPT {CANONICAL_COPIES})) AS different)
 """
 
 _LATENCIES = """
@@ -84,17 +84,17 @@ WHERE latency_us > 0
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Where a copy of the table stands that has not seen every record.
+    """The progress of a copy of the table whose consumer does not apply every record.
 
     Attributes:
-        told: Records of its channel.
+        records: Records of its channel; for an Ick, marks.
         applied: Records, or members of an Ick, that its consumer has applied.
-        position: Records that are done, by the consumer's checkpoints.
+        position: Records before the consumer's checkpoints.
         total_cents: The sum of all rides in it.
-        different: Rows that the table has and the copy has not, or the other way round.
+        different: Rows that only the table or only the copy has.
     """
 
-    told: int
+    records: int
     applied: int
     position: int
     total_cents: int
@@ -102,8 +102,8 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """Where the demo stands.
+class Audit:
+    """The state of the demo.
 
     Attributes:
         staged: Committed records.
@@ -112,11 +112,11 @@ class Account:
         resent: Batches sent again on purpose.
         crashes: Processes that crashed on purpose.
         canonical_cents: The sum of all rides.
-        consumers: For each its counts, its total, and what it lost or doubled.
-        index: Of the consumer that is told what is dirty; its records are marks.
-        newcomer: Of the consumer that began with the tables; where it has not begun, it has no position.
-        p50_ms: Median time from staging to handler.
-        p99_ms: The same for the slowest of a hundred.
+        consumers: For each consumer its counts, its total, and how many records it lost or doubled.
+        index: The copy of the Ick's consumer.
+        late_consumer: The copy of the consumer that begins with the tables; its position is 0 before it has begun.
+        p50_ms: Median time from staging to handler, in milliseconds.
+        p99_ms: 99th percentile of the same.
     """
 
     staged: int
@@ -127,7 +127,7 @@ class Account:
     canonical_cents: int
     consumers: dict[str, dict[str, int]]
     index: Copy
-    newcomer: Copy
+    late_consumer: Copy
     p50_ms: float
     p99_ms: float
 
@@ -138,26 +138,26 @@ class Account:
 
     @property
     def doubled(self) -> int:
-        """Effects too many, over all consumers."""
+        """Superfluous effects, over all consumers."""
         return sum(consumer["doubled"] for consumer in self.consumers.values())
 
     @property
     def out_of_order(self) -> int:
-        """Effects that came before one of an earlier offset of their shard, over all consumers."""
+        """Effects that came before an effect of an earlier offset of their shard, over all consumers."""
         return sum(consumer["out_of_order"] for consumer in self.consumers.values())
 
     @property
     def settled(self) -> bool:
-        """Everything committed has reached every consumer's checkpoint."""
+        """Every committed record is before every consumer's checkpoint."""
         return (
             self.staged == self.sequenced
             and all(c["position"] == self.staged for c in self.consumers.values())
-            and self.index.position == self.index.told
+            and self.index.position == self.index.records
         )
 
     @property
     def equal(self) -> bool:
-        """Nothing lost, doubled or out of order, every total is the canonical one, the index is the table."""
+        """Nothing is lost, doubled or out of order, every total is the canonical one, and the index equals the table."""
         totals = {consumer["total_cents"] for consumer in self.consumers.values()}
         return (
             not (self.lost or self.doubled or self.out_of_order)
@@ -167,8 +167,8 @@ class Account:
         )
 
 
-def account(connection: Connection, client: RedisClient) -> Account:
-    """Looks at everything: at the log, and then in one snapshot of Postgres, where all that it holds was before.
+def audit(connection: Connection, client: RedisClient) -> Audit:
+    """Reads the log, then Postgres in one snapshot, which contains everything that is in the log.
 
     Raises:
         ServerUnavailable: Redis does not answer.
@@ -180,11 +180,11 @@ def account(connection: Connection, client: RedisClient) -> Account:
         [(staged, sequenced, canonical, crashes, resent)] = connection.execute(_COUNTS)
         consumers = {name: _consumer(connection, name) for name in CONSUMERS}
         index = _copy(connection, INDEX, _INDEX)
-        newcomer = _copy(connection, NEWCOMER, _NEWCOMER)
+        late_consumer = _copy(connection, LATE_CONSUMER, _LATE_CONSUMER)
         [(latencies,)] = connection.execute(_LATENCIES)
     p50, p99 = latencies or (0.0, 0.0)
     published = sum(extent.tail for extent in log.values())
-    return Account(
+    return Audit(
         staged,
         sequenced,
         published,
@@ -193,16 +193,16 @@ def account(connection: Connection, client: RedisClient) -> Account:
         canonical,
         consumers,
         index,
-        newcomer,
+        late_consumer,
         float(p50),
         float(p99),
     )
 
 
 def _copy(connection: Connection, name: str, query: str) -> Copy:
-    [(told, total, different)] = connection.execute(query.encode())
+    [(records, total, different)] = connection.execute(query.encode())
     [(applied, _, position)] = connection.execute(_PROGRESS, {"consumer": name})
-    return Copy(told, applied, position, total, different)
+    return Copy(records, applied, position, total, different)
 
 
 def _consumer(connection: Connection, name: str) -> dict[str, int]:

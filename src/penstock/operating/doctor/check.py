@@ -1,9 +1,9 @@
-"""What checks are given, and what they give back."""
+"""The input and the result of a check."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
@@ -15,35 +15,50 @@ Grade = Literal["ok", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """What a check found.
 
     Attributes:
         check: Name of the check.
         grade: ``ok``, ``warning`` or ``error``.
-        found: What is so.
-        mend: What to type, or to set; empty if all is well.
-        unreachable: A server did not answer, so that nothing could be looked at.
+        message: What was found.
+        fix: What to type or to set; empty if all is well.
+        unreachable: Whether a server did not answer, so that nothing could be checked.
     """
 
     check: str
     grade: Grade
-    found: str
-    mend: str = ""
+    message: str
+    fix: str = ""
     unreachable: bool = False
+
+    @classmethod
+    def ok(cls, check: str, message: str) -> Self:
+        """All is well."""
+        return cls(check, "ok", message)
+
+    @classmethod
+    def warning(cls, check: str, message: str, fix: str) -> Self:
+        """Worth knowing, recovers by itself, or is about to become an error."""
+        return cls(check, "warning", message, fix)
+
+    @classmethod
+    def error(cls, check: str, message: str, fix: str) -> Self:
+        """Records can be lost, or do not move."""
+        return cls(check, "error", message, fix)
 
 
 @dataclass(frozen=True)
-class Examined:
-    """What is examined.
+class CheckContext:
+    """What a check may read.
 
     Attributes:
         connection: To Postgres, in autocommit mode.
         client: Of Redis.
         pipeline: What is declared; None if it is not known.
         schema: The Penstock schema.
-        namespace: First part of the keys.
-        shards: Every shard that is known.
+        namespace: First part of the keys in Redis.
+        shards: Every known shard.
         prepare: Whether statements are prepared.
     """
 
@@ -57,7 +72,7 @@ class Examined:
 
     @cached_property
     def status(self) -> Status:
-        """How far everything is.
+        """How far records have come.
 
         Raises:
             ServerUnavailable: Postgres or Redis does not answer.
@@ -72,14 +87,14 @@ class Examined:
 
 
 class Check(Protocol):
-    """A function that looks, and changes nothing; its name is what the finding is called if it cannot look."""
+    """A function that reads and changes nothing; its name identifies it if it fails."""
 
     __name__: str
 
-    def __call__(self, examined: Examined, /) -> Iterable[Finding]:
-        """What it found; several findings, if there are several things to mend."""
+    def __call__(self, context: CheckContext, /) -> Iterable[CheckResult]:
+        """The results; several if there are several things to fix."""
 
 
-def age(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """A duration for people."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"  # noqa: PLR2004  two minutes

@@ -1,26 +1,32 @@
-"""A line that counts what is being done, on a terminal only."""
+"""A progress line, on a terminal only."""
 
 import sys
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
+
+from rich.console import Console
+from rich.status import Status
 
 EVERY_S = 0.2
 
 
-class Progress:
-    """``1,234 records published · 56/s``, on stderr, rewritten in place."""
+class ProgressLine:
+    """``1,234 records published · 56/s``, on stderr, rewritten in place.
+
+    Attributes:
+        count: Records so far.
+    """
 
     def __init__(self, what: str) -> None:
+        """Sets up the line; ``what`` is what was done with the records: ``published``."""
         self.count = 0
         self._what = what
         self._began = self._shown = monotonic()
-        self._line: Any = None
+        self._line: Status | None = None
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
-            from rich.console import Console  # noqa: PLC0415  not for `--help`
-
             self._line = Console(stderr=True).status("", spinner="dots")
             self._line.__enter__()
         return self
@@ -35,7 +41,7 @@ class Progress:
             self._line.__exit__(kind, error, trace)
 
     def add(self, records: int) -> None:
-        """Counts, and shows it now and then."""
+        """Adds to the count, and updates the line every ``EVERY_S`` seconds."""
         self.count += records
         now = monotonic()
         if self._line is not None and now - self._shown > EVERY_S:
