@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.commands.bench import bench
 from penstock.cli.commands.consume import consume
 from penstock.cli.commands.consumers import consumers
 from penstock.cli.commands.dead_letters import dead_letters
@@ -23,7 +22,7 @@ from penstock.cli.commands.stream import stream
 from penstock.cli.commands.tail import tail
 from penstock.cli.commands.verify import verify
 
-RUN, LOOK, MEND, MEASURE = "Run it", "Look at it", "Mend it", "Measure it"
+RUN, LOOK, MEND = "Run it", "Look at it", "Mend it"
 
 app = typer.Typer(
     name="penstock",
@@ -61,8 +60,6 @@ app.add_typer(
     help="Move a checkpoint, or open a new epoch: a plan first.",
     rich_help_panel=MEND,
 )
-
-app.command("bench", rich_help_panel=MEASURE)(bench)
 
 
 def _show_version(wanted: bool) -> None:
