@@ -44,6 +44,8 @@ def get_session(servers: BenchServers, cores: int | None = None) -> "SparkSessio
             spark = spark_session(wanted)
     except JavaMissing as error:
         raise NotMeasured(str(error)) from error
+    # Spark's own handler calls the JVM on the connection that Ctrl-C interrupts, and outlives the session.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     servers.before_stop.callback(_stop, spark)
     return spark
 
@@ -51,8 +53,6 @@ def get_session(servers: BenchServers, cores: int | None = None) -> "SparkSessio
 def _stop(spark: "SparkSession") -> None:
     with _muted():  # its accumulator server logs the end as an error
         spark.stop()
-    # Spark's handler stays in place, and fails without a session.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
