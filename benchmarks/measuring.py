@@ -166,7 +166,7 @@ class _Measurement:
                 self._skipped.setdefault(name, INTERRUPTED)
 
     def outcomes(self) -> list[Outcome]:
-        """One outcome for each figure of ours; none before our first run."""
+        """One outcome for each of our figures; none before our first run."""
         ours = self._runs[OURS, OURS]
         return [self._outcome(suffix) for suffix in ours[0]] if ours else []
 

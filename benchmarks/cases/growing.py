@@ -32,7 +32,7 @@ CHURN = 20_000
 
 
 def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
-    """Large backlogs; and drains beside a drain of as many records in an empty database."""
+    """Large backlogs; drains with kept records, with removal, and with an open transaction."""
     alone = {"nothing else": lambda: _drain_alone(servers, Backlog(scale.records))}
     return [
         *(

@@ -69,7 +69,7 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
         Case(
             name="ick-block-add",
             unit="ms",
-            sentence=f"how long Redis is busy with one call that marks {SLICE:,}, beside {members:,} members (longest, p99; longest by the clock)",
+            sentence=f"how long Redis is busy with one call that marks {SLICE:,} in an Ick of {members:,} members (longest, p99; longest by the clock)",
             ours=lambda: _measure_longest_call(servers, members, "evalsha", _mark_again(_add)),
             limits={
                 "zadd": lambda: _measure_longest_call(servers, members, "zadd", _mark_again(_zadd))

@@ -1,4 +1,4 @@
-"""What staging costs an application: a flush with the hooks, beside one without them and one INSERT of the same rows."""
+"""What staging costs an application: a flush with the hooks, beside a flush without hooks plus one INSERT of the same rows."""
 
 from collections.abc import Callable
 from functools import partial

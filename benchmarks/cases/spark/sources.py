@@ -42,7 +42,7 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
         Case(
             name="spark-log-write",
             unit="rows/s",
-            sentence=f"penstock.log appends {backlog.records:,} rows that Spark makes to four shards",
+            sentence=f"penstock.log appends {backlog.records:,} rows that Spark generates to four shards",
             ours=lambda: _measure_writing(servers, backlog),
             limits={"xadd": lambda: limits.append_records(servers, backlog)},
             slow=True,
