@@ -9,6 +9,7 @@ The benchmark starts its own servers and processes, in a directory that it remov
 
     command        the command line: ``make bench``
     measuring      contestants, rounds, medians, ratios
+    interrupts     Ctrl-C
     servers        Postgres and Redis, and databases with a backlog
     backlogs       the rows of a backlog, and how much is measured
     application    the pipeline that is measured

@@ -10,6 +10,7 @@ import typer
 
 from benchmarks.backlogs import FULL, QUICK, Scale
 from benchmarks.cases import all_cases
+from benchmarks.interrupts import remember_interrupts
 from benchmarks.measuring import (
     INTERRUPTED,
     Case,
@@ -80,7 +81,7 @@ def bench(
     scale = replace(scale, rounds=rounds or scale.rounds)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        with BenchServers() as servers:
+        with remember_interrupts(), BenchServers() as servers:
             cases = choose_cases(all_cases(servers, scale), only or [])
             if list_cases:
                 _list(cases, json=json)

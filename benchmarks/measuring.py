@@ -8,6 +8,8 @@ from typing import Final, Literal
 
 import structlog
 
+from benchmarks.interrupts import check_interrupt
+
 log = structlog.get_logger("benchmarks")
 
 Figures = Mapping[str, float]
@@ -129,6 +131,7 @@ def compare(case: Case, rounds: int) -> list[Outcome]:
     try:
         for _ in range(case.rounds or rounds):
             measurement.run_round()
+        check_interrupt()
     except KeyboardInterrupt:
         measurement.mark_interrupted(case.rounds or rounds)
         raise Interrupted(measurement.outcomes()) from None
@@ -152,6 +155,7 @@ class _Measurement:
         for (kind, name), contestant in self._contestants.items():
             if name in self._skipped:
                 continue
+            check_interrupt()
             try:
                 self._runs[kind, name].append(_run(contestant))
             except NotMeasured as reason:
@@ -202,20 +206,13 @@ class _Measurement:
 def _run(contestant: Contestant) -> Figures:
     try:
         return contestant()
+    except NotMeasured:
+        check_interrupt()
+        raise
     except Exception as error:
-        if _follows_interrupt(error):
-            raise KeyboardInterrupt from error
-        if isinstance(error, NotMeasured):
-            raise
+        check_interrupt()  # clean-up after it may have failed
         log.debug("contestant failed", exc_info=True)
         raise ContestantFailed(f"{type(error).__name__}: {error}") from error
-
-
-def _follows_interrupt(error: BaseException | None) -> bool:
-    """Whether the error was raised while a Ctrl-C was being handled: by clean-up, for instance."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__context__
-    return error is not None
 
 
 def _ratio(value: float, other: float) -> float:

@@ -1,6 +1,8 @@
 """How figures are come by: in turn, medians, the worst limit, reasons for what is missing."""
 
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -17,6 +19,7 @@ from benchmarks import (
 from benchmarks.backlogs import FULL, QUICK
 from benchmarks.cases import all_cases
 from benchmarks.command import find_left_out
+from benchmarks.interrupts import remember_interrupts
 from benchmarks.measuring import percentile
 
 
@@ -148,14 +151,26 @@ def test_ctrl_c_keeps_the_runs_that_were_finished() -> None:
 def test_an_error_of_clean_up_after_ctrl_c_is_not_a_failure_of_the_case() -> None:
     def ours() -> Figures:
         try:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         finally:
             raise OSError("the connection is closed")
 
-    with pytest.raises(Interrupted) as interrupt:
+    with remember_interrupts(), pytest.raises(Interrupted) as interrupt:
         compare(Case("c", "records/s", "", ours), rounds=1)
 
     assert interrupt.value.outcomes == []
+
+
+def test_ctrl_c_that_python_drops_ends_the_case_before_the_next_run() -> None:
+    def ours() -> Figures:
+        with suppress(KeyboardInterrupt):  # as in a finalizer
+            signal.raise_signal(signal.SIGINT)
+        return {"": 1.0}
+
+    with remember_interrupts(), pytest.raises(Interrupted) as interrupt:
+        compare(Case("c", "records/s", "", ours), rounds=2)
+
+    assert only(interrupt.value.outcomes).runs == [1]
 
 
 def test_what_takes_very_long_is_measured_only_if_it_is_asked_for_by_its_name() -> None:

@@ -7,6 +7,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks import NotMeasured
 from benchmarks.cases.spark import epochs, session
+from benchmarks.interrupts import remember_interrupts
 from benchmarks.servers import BenchServers
 from benchmarks.watching import arrivals, run_engine
 from benchmarks.watching.processes import start_process
@@ -71,7 +72,7 @@ def test_each_spark_session_is_stopped_once(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(session, "_stop", stop)
 
-    with BenchServers() as servers:  # starts nothing
+    with remember_interrupts(), BenchServers() as servers:  # starts nothing
         first = session.get_session(servers, 1)
         assert session.get_session(servers, 1) is first
         second = session.get_session(servers, 2)

@@ -1,11 +1,11 @@
 """The Spark session of the cases without an engine: kept while the number of parallel tasks stays the same."""
 
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from benchmarks.interrupts import install_handler
 from benchmarks.measuring import NotMeasured
 from benchmarks.servers import BenchServers
 from penstock.errors import JavaMissing
@@ -45,7 +45,7 @@ def get_session(servers: BenchServers, cores: int | None = None) -> "SparkSessio
     except JavaMissing as error:
         raise NotMeasured(str(error)) from error
     # Spark's own handler calls the JVM on the connection that Ctrl-C interrupts, and outlives the session.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    install_handler()
     servers.before_stop.callback(_stop, spark)
     return spark
 
