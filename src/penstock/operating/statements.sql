@@ -51,7 +51,7 @@ SELECT c.consumer, c.channel, c.shard, c."offset",
        (SELECT count(*)
         FROM {schema}.dead_letters d
         WHERE d.consumer = c.consumer AND d.channel = c.channel AND d.shard = c.shard) AS dead_letters,
-       c.halted, c.updated_at
+       c.halted, c.waiting, c.updated_at
 FROM {schema}.checkpoints c
 LEFT JOIN LATERAL (
     SELECT last_offset
