@@ -150,6 +150,7 @@ def postgres_errors(what: str) -> Iterator[None]:
         psycopg.errors.UndefinedTable,
         psycopg.errors.InvalidSchemaName,
         psycopg.errors.UndefinedColumn,
+        psycopg.errors.UndefinedFunction,
     ) as error:
         raise SchemaMissing(
             f"{what}: {_first_line(error)}. Create or upgrade Penstock's tables: penstock init"

@@ -5,7 +5,7 @@ work is never seen ahead of its journal.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from math import isfinite
@@ -15,6 +15,7 @@ from penstock.channels.ick import Look, inspect_shards
 from penstock.channels.log import Extent, extents
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection, postgres_errors
+from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import AppendRefused, ForeignLog, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
@@ -238,7 +239,7 @@ def status(
             raise SchemaMissing(
                 f"schema {schema} has no tick; was it made by hand? Make it by: penstock init"
             )
-        registered = connection.execute(sql["channels"]).fetchall()
+        registered = registered_channels(connection, schema)
         seen = {"next": standing[3], "in_progress": standing[4], "most": MOST_COUNTED}
         waiting = connection.execute(sql["waiting"], seen).fetchall()
         tails = connection.execute(
@@ -246,7 +247,7 @@ def status(
         ).fetchall()
         progress = connection.execute(sql["progress"]).fetchall()
         runs = last_runs(connection, schema)
-    kinds = {channel: kind for channel, kind, *_ in registered}
+    kinds = {name: channel.kind for name, channel in registered.items()}
     for channel in pipeline.channels.values() if pipeline is not None else ():
         kinds.setdefault(channel.name, channel.kind)
     looks: dict[ShardName, Look] = {}
@@ -320,13 +321,16 @@ class _InRedis:
 
 
 def _channels(
-    registered: Iterable[tuple[Any, ...]],
+    registered: Mapping[str, RegisteredChannel],
     waiting: Iterable[tuple[Any, ...]],
     tails: Iterable[tuple[Any, ...]],
     in_redis: _InRedis,
     pipeline: Pipeline | None,
 ) -> tuple[ChannelStatus, ...]:
-    known = {channel: (kind, shards, keep_s) for channel, kind, shards, keep_s in registered}
+    known = {
+        name: (channel.kind, channel.shards, channel.keep.total_seconds())
+        for name, channel in registered.items()
+    }
     staged = {ShardName(channel, shard): (count, age) for channel, shard, count, age in waiting}
     sequenced = {ShardName(channel, shard): last for channel, shard, _, last in tails}
     declared = {} if pipeline is None else pipeline.channels

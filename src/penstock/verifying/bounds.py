@@ -15,6 +15,7 @@ from penstock.channels.log import last_offsets
 from penstock.channels.routing import ick_shard_keys, log_keys
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.database.connections import Connection, postgres_errors
+from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
 from penstock.errors import InvalidSetting
 from penstock.journal import journal_tails
@@ -123,16 +124,16 @@ def _starts(
 
 
 def _books(connection: Connection, shards: Sequence[ShardName], schema: str) -> _Books:
-    books = _Books(set(), {}, {})
+    channels = registered_channels(connection, schema)
+    icks = {s for s in shards if s.channel in channels and channels[s.channel].kind == "ick"}
+    books = _Books(icks, {}, {})
     with postgres_errors("reading checkpoints"):
         rows = connection.execute(
             statements("penstock.verifying", schema)["books"], _named(shards)
         ).fetchall()
-    for channel, number, is_ick, begins, consumer, offset in rows:
+    for channel, number, begins, consumer, offset in rows:
         shard = ShardName(channel, Shard(number))
         books.begins[shard] = begins
-        if is_ick:
-            books.icks.add(shard)
         if consumer is not None:
             books.checkpoints[consumer, shard] = offset
     return books

@@ -9,7 +9,7 @@ from typing import Protocol
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection, postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
-from penstock.journal import known_shards, overlooked
+from penstock.journal import known_shards, missed_records
 from penstock.records import ShardName
 from penstock.verifying.bounds import Start, look
 from penstock.verifying.comparing import Stretch
@@ -154,5 +154,5 @@ def _overlooked(connection: Connection, schema: str) -> list[Found]:
             each.first,
             f"{each.count:,} records were committed before the last tick and have no offset; the first is record {each.first}",
         )
-        for each in overlooked(connection, schema)
+        for each in missed_records(connection, schema)
     ]

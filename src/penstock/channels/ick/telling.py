@@ -11,7 +11,7 @@ from typing import Any
 import redis
 
 from penstock.channels.ick import operations
-from penstock.channels.log import Reply, parse_reply
+from penstock.channels.log import Reply, Unusable, parse_reply
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.scripts import Argument, Call, script
 from penstock.channels.server import RedisClient, redis_errors, translated
@@ -71,8 +71,6 @@ def tell_each(client: RedisClient, namespace: str, folds: Sequence[Fold]) -> lis
     Raises:
         ServerUnavailable: Redis does not answer; any of the members may have been marked.
         AppendRefused: Redis does not take writes.
-        DamagedIck: An Ick is not whole.
-        ForeignLog: A key holds another type.
     """
     calls = []
     for each in folds:
@@ -88,9 +86,9 @@ def tell_each(client: RedisClient, namespace: str, folds: Sequence[Fold]) -> lis
 
 
 def _reply(answer: Any, shard: ShardName) -> Reply:
-    what = f"marking in {shard}"
-    _check(answer, what)
-    return parse_reply(answer, what)
+    if isinstance(answer, redis.RedisError) and (damage := operations.damage(answer)):
+        return Unusable(damage)
+    return parse_reply(answer, f"marking in {shard}")
 
 
 @dataclass(frozen=True, slots=True)

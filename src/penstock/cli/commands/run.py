@@ -61,7 +61,7 @@ class Work:
 
 def _inline(settings: Settings, pipeline: "Pipeline", urls: Servers, work: Work) -> None:
     from penstock import inline  # noqa: PLC0415  not for `--help`
-    from penstock.streaming import Pass  # noqa: PLC0415  the same
+    from penstock.streaming import RoundResult  # noqa: PLC0415  the same
 
     inline.run(
         pipeline,
@@ -74,7 +74,7 @@ def _inline(settings: Settings, pipeline: "Pipeline", urls: Servers, work: Work)
         prepare=settings.prepare,
         resend_chance=settings.resend_chance,
         report=lambda _who, did: work.progress.add(
-            did.added if isinstance(did, Pass) else did.applied
+            did.added if isinstance(did, RoundResult) else did.applied
         ),
     )
 

@@ -20,7 +20,7 @@ def stream(
     ] = False,
 ) -> None:
     """Sequence and publish what is staged; any number of these may run."""
-    from penstock.streaming import Pass, Streamer  # noqa: PLC0415  not for `--help`
+    from penstock.streaming import RoundResult, Streamer  # noqa: PLC0415  not for `--help`
 
     stop = Stop()
     pipeline = pipeline_of(settings)
@@ -34,7 +34,7 @@ def stream(
             resend_chance=settings.resend_chance,
         )
 
-        def report(done: Pass) -> None:
+        def report(done: RoundResult) -> None:
             progress.add(done.added)
             if drain and stop():
                 raise typer.Exit(0)

@@ -91,16 +91,12 @@ def _shards(servers: Connected, channel: str, shard: int | None) -> "list[ShardN
 
 def _is_ick(servers: Connected, channel: str) -> bool:
     """By what is registered, and else by what is declared."""
-    from penstock.database.connections import postgres_errors  # noqa: PLC0415  not for `--help`
-    from penstock.database.statements import statements  # noqa: PLC0415  the same
+    from penstock.database.registry import registered_channels  # noqa: PLC0415  not for `--help`
 
-    with postgres_errors("reading the channels"):
-        row = servers.connection.execute(
-            statements("penstock.database", servers.schema)["channel"], {"channel": channel}
-        ).fetchone()
+    registered = registered_channels(servers.connection, servers.schema).get(channel)
     declared = servers.pipeline.channels.get(channel) if servers.pipeline is not None else None
-    kind = row[0] if row is not None else declared.kind if declared is not None else "log"
-    return str(kind) == "ick"
+    known = registered or declared
+    return known is not None and known.kind == "ick"
 
 
 def _print_members(servers: Connected, shards: "list[ShardName]", most: int, *, json: bool) -> None:

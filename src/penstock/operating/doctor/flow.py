@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from penstock.database.initialise import shipped_revision
+from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
-from penstock.journal import overlooked
+from penstock.journal import missed_records
 from penstock.operating.doctor.finding import Check, Examined, Finding, age
 from penstock.operating.status import Status
 from penstock.streaming.sequencer import check_identity_cache
@@ -104,7 +105,7 @@ def identity(examined: Examined) -> Iterator[Finding]:
 
 def missed(examined: Examined) -> Iterator[Finding]:
     """Has the sequencer passed over a record?"""
-    found = overlooked(examined.connection, examined.schema)
+    found = missed_records(examined.connection, examined.schema)
     if found:
         count, first = sum(each.count for each in found), min(each.first for each in found)
         yield Finding(
@@ -163,10 +164,8 @@ def declared(examined: Examined) -> Iterator[Finding]:
 
 def _channels(examined: Examined) -> Iterator[Finding]:
     assert examined.pipeline is not None
-    rows = examined.connection.execute(
-        statements("penstock.operating", examined.schema)["channels"]
-    ).fetchall()
-    registered = {channel: (kind, shards) for channel, kind, shards, _ in rows}
+    channels = registered_channels(examined.connection, examined.schema)
+    registered = {name: (channel.kind, channel.shards) for name, channel in channels.items()}
     well = True
     for name, channel in examined.pipeline.channels.items():
         if name not in registered:

@@ -32,8 +32,13 @@ from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection, postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import HistoryDiverged, Refused
-from penstock.journal.lineage import Identity, examine_lineage, log_epochs, server_identity
-from penstock.journal.reading import journal_tails, known_shards, remembered_at
+from penstock.journal.lineage import (
+    ServerIdentity,
+    examine_lineage,
+    log_epochs,
+    server_identity,
+)
+from penstock.journal.reading import journal_tails, known_shards, records_at
 from penstock.pipeline import Pipeline
 from penstock.records import Epoch, Offset, Record, RecordId, ShardName
 from penstock.streaming.sequencer import JOURNAL_CHUNK
@@ -244,7 +249,7 @@ def _disagreements(connection: Connection, schema: str, held: _Log) -> tuple[Dis
     """The streams that go beyond the journal, or whose last record is another than the journal's."""
     journal = journal_tails(connection, schema)
     lasts = {shard: records[-1] for shard, records in held.ends.items() if records}
-    remembered = remembered_at(
+    journaled = records_at(
         connection, schema, {shard: record.offset for shard, record in lasts.items()}
     )
     found = []
@@ -253,7 +258,7 @@ def _disagreements(connection: Connection, schema: str, held: _Log) -> tuple[Dis
         last = lasts.get(shard)
         if extent.tail > end:
             why = "the log is ahead"
-        elif last is not None and shard in remembered and not remembered[shard].is_of(last):
+        elif last is not None and shard in journaled and not journaled[shard].is_same_as(last):
             why = f"another record at {last.offset}"
         else:
             continue
@@ -267,7 +272,7 @@ def _write(  # noqa: PLR0913, PLR0917  all of it belongs to one transaction
     schema: str,
     snapshot: str,
     plan: EpochPlan,
-    identity: Identity,
+    identity: ServerIdentity,
     held: _Log,
 ) -> None:
     connection.execute("SET LOCAL synchronous_commit = on")
