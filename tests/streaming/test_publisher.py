@@ -223,7 +223,7 @@ def test_a_redis_put_back_to_an_older_state_is_filled_up(
 
 
 @pytest.mark.parametrize(("payload_bytes", "calls"), [(100, 1), (600_000, 2)])
-def test_little_goes_to_redis_at_once_if_it_is_not_large(
+def test_a_small_backlog_goes_to_redis_in_one_call_unless_it_is_heavy(
     streamer: Streamer,
     redis_client: redis.Redis,
     connection: Connection,

@@ -1,4 +1,4 @@
-"""What a streamer and a consumer put up with around them: standbys, poolers, clocks, one hot key, a long way behind."""
+"""A streamer and a consumer among standbys, poolers, wrong clocks, one hot key, and a large backlog."""
 
 from collections.abc import Iterator
 from pathlib import Path

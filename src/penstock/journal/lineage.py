@@ -133,7 +133,7 @@ def examine_lineage(
         went_back = connection.execute(sql["transaction_ids_went_back"]).fetchone()
     if newest is None or went_back is None:
         raise SchemaMissing(
-            f"schema {schema} has no epoch or no tick; was it made by hand? Make it by: penstock init"
+            f"schema {schema} has no epoch or no tick; was it created by hand? Create it with: penstock init"
         )
     if went_back[0]:
         raise HistoryDiverged(
@@ -165,15 +165,19 @@ def log_epochs(
         pipeline.get(log_keys(namespace, shard).epoch)
     with redis_errors("reading the log's epochs"):
         replies = pipeline.execute()
+    return {
+        shard: _parse_epoch(shard, reply)
+        for shard, reply in zip(shards, replies, strict=True)
+        if reply is not None
+    }
+
+
+def _parse_epoch(shard: ShardName, reply: bytes | str) -> Epoch:
     try:
-        return {
-            shard: Epoch(int(reply))
-            for shard, reply in zip(shards, replies, strict=True)
-            if reply is not None
-        }
+        return Epoch(int(reply))
     except ValueError as error:
         raise ForeignLog(
-            "the key of a shard's epoch holds no number; something else uses Penstock's names"
+            f"{shard}: the key of its epoch holds no number; something else uses Penstock's names"
         ) from error
 
 
