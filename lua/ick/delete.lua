@@ -1,10 +1,10 @@
--- Delete the Ick with all its members: dirty, reserved and held.
--- begins: ick/_whole
+-- Delete the Ick and all its members: dirty, reserved and held.
+-- includes: ick/_intact
 -- keys: version, dirty, reserved, fence, held
 -- args: unlink:int
--- returns: {"deleted", keys}   how many of the first three keys there were
+-- returns: {"deleted", keys}   how many of the first three keys existed
 --
--- Unlink frees the memory in a thread of the server's.
+-- With unlink = 1 a background thread of the server frees the memory.
 
 local command = unlink == 1 and "UNLINK" or "DEL"
 local keys = redis.call(command, version, dirty, reserved)

@@ -1,11 +1,11 @@
--- Make a damaged Ick whole, and forget no member: what does not belong is moved aside, never deleted.
+-- Repair a damaged Ick without losing a member: a key with foreign content is renamed, never deleted.
 -- keys: version, dirty, reserved, fence, held, aside_version, aside_dirty, aside_reserved, aside_fence, aside_held
 -- args: carry_out:int
 -- returns: {"damages", what, found, …} | {"newer", format}
 --
--- `what` is the name of a key that holds something foreign, `found` its type or its first bytes; "unversioned" stands
--- for members without a version.  Without carry_out nothing is written.  A version of a later format is left alone:
--- its members may mean something else.  Cost: O(1).
+-- `what` names a key with foreign content, `found` is its type or its first bytes; "unversioned" means members without a
+-- version.  With carry_out = 0 nothing is written.  A version of a later format is left alone, because its members may
+-- mean something else.  Cost: O(1).
 
 local FORMAT = "ick.v1"
 local answer = {"damages"}

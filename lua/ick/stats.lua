@@ -1,11 +1,11 @@
--- How much is dirty, reserved and held, and since when.  Writes nothing.
--- begins: ick/_whole
+-- Number of dirty, reserved and held members, and their lowest and highest scores.  Writes nothing.
+-- includes: ick/_intact
 -- keys: version, dirty, reserved, fence, held
 -- args: none...
--- returns: nil where there is no Ick | {"stats", format, dirty, reserved, held, extremes × 6, number, holder}
+-- returns: nil if there is no Ick | {"stats", format, dirty, reserved, held, extremes × 6, number, holder}
 --
--- Extremes are lowest and highest score of the dirty, the reserved and the held members, as the text that Redis writes:
--- all their digits; empty where there is no member.
+-- The six extremes are the lowest and highest score of the dirty, reserved and held members, as the text that Redis
+-- writes, with all digits; empty for an empty set.
 
 if not format then
   return false

@@ -1,12 +1,12 @@
--- Compare and append: the log ends the same however often, and by whomever, a batch is sent.
+-- Compare and append: the log ends up the same, however often and by however many publishers a batch is sent.
 -- keys: stream, newest_epoch
 -- args: epoch:int, first:int, begins:int, records...
 -- returns: {"appended", tail, added} | {"behind", tail} | {"fenced", epoch} | {"foreign", offset, id}
 --
--- A record is seven arguments: id, key, action, object, data, headers, ts.  `first` is the offset of the first of
--- them; `begins` is 1 where the journal begins at `first`, so that nothing before it will ever come.
+-- A record is seven arguments: id, key, action, object, data, headers, ts.  `first` is the offset of the first record;
+-- `begins` is 1 if the journal begins at `first`, so that no earlier record will ever come.
 -- The tail is read, never assumed: a reply may have been lost, another publisher may have been faster, and this
--- server may have been emptied or put back to an older state.  A retry finds the tail past its records and adds 0.
+-- server may have been emptied or restored to an older state.  A retry finds the tail past its records and adds 0.
 -- Cost: O(records).
 
 local WIDTH = 7
@@ -17,14 +17,14 @@ local function id_of(offset)
   return string.format("%.0f-0", offset)
 end
 
--- A record's first argument is its id, its last the time of its staging.
+-- The value of a record's argument; 0 is the id, the last is the staging time.
 local function argument(offset, place)
   return ARGV[records + (offset - first) * WIDTH + place]
 end
 
-local held = tonumber(redis.call("GET", newest_epoch) or epoch)
-if held > epoch then
-  return {"fenced", held}
+local epoch_held = tonumber(redis.call("GET", newest_epoch) or epoch)
+if epoch_held > epoch then
+  return {"fenced", epoch_held}
 end
 
 -- The tail is the last id ever given, not the last entry: a stream may have been evicted to its end.
@@ -42,8 +42,8 @@ if redis.call("EXISTS", stream) == 1 then
   end
 end
 
--- What is there already must be ours: the last entry that batch and stream share is the same record.  Not the id alone
--- tells: a Postgres that lost commits gives their ids out again.
+-- The last entry that the batch and the stream share must be the same record.  The id alone does not prove it: a Postgres
+-- that lost commits assigns their ids again.
 if tail >= first then
   local shared = math.min(tail, last)
   local entry = redis.call("XRANGE", stream, id_of(shared), id_of(shared))[1]
@@ -63,8 +63,8 @@ for offset = math.max(first, tail + 1), last do
   added = added + 1
 end
 
--- After the entries: a publisher of an older epoch is shut out only by one that has really written.
-if held < epoch or added > 0 then
+-- After the entries: only a publisher that has written fences off those of older epochs.
+if epoch_held < epoch or added > 0 then
   redis.call("SET", newest_epoch, string.format("%.0f", epoch))
 end
 return {"appended", math.max(tail, last), added}

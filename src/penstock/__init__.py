@@ -17,7 +17,7 @@ other), ``errors``.  Importing ``penstock`` imports SQLAlchemy and nothing heavi
 """
 
 from penstock.declarations import Ick, Log
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, TryAgain
 from penstock.pipeline import Pipeline
 from penstock.records import Record
 from penstock.staging.explicit import Staging, mark_dirty, stage, stage_async, stage_many
@@ -29,6 +29,7 @@ __all__ = [
     "Pipeline",
     "Record",
     "Staging",
+    "TryAgain",
     "mark_dirty",
     "stage",
     "stage_async",

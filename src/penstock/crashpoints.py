@@ -35,6 +35,7 @@ CRASH_POINTS = (
     "members.after_reserve",
     "members.after_apply",
     "members.after_checkpoint",
+    "members.after_commit",
     "members.after_exchange",
 )
 """Every crash point: those of a start, then in the order in which a record passes them."""
@@ -47,7 +48,11 @@ RECONCILING_CRASH_POINTS = (
 )
 """Those that only a reconciliation passes."""
 
-SPARK_CRASH_POINTS = ("dataframes.after_apply", "frames.after_checkpoint")
+SPARK_CRASH_POINTS = (
+    "dataframes.after_apply",
+    "dataframes.after_checkpoint",
+    "dataframes.after_commit",
+)
 """Those that only a driver of Spark passes."""
 
 _installed: Callable[[str], None] | None = None

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, Literal, cast, get_args
 
 from penstock.errors import DeclarationError, InvalidName
+from penstock.handlers import Handler, Isolation, check_handler, check_payload, is_async
 from penstock.records import Shard, ShardName
 
 NAME_RULE = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,61}[a-z0-9])?")
@@ -30,11 +31,8 @@ Capture = Literal["orm", "trigger"]
 Change = Literal["insert", "update", "delete"]
 CHANGES: tuple[Change, ...] = ("insert", "update", "delete")
 
-BatchHandler = Callable[[Any, Sequence[Any]], object]
-"""``handler(session, records)``: applies a batch in the session's transaction, which also carries the checkpoint."""
-
-RecordHandler = Callable[[Any, Any], object]
-"""``handler(session, record)``: the same for one record."""
+DEAD_LETTERS_IN_A_ROW = 100
+"""So many failures with nothing applied between them are a bad deploy rather than bad records."""
 
 MEMBERS_A_BATCH = 500
 """Most members that a consumer of an Ick holds at once, by default: a script call for so many takes a millisecond or two."""
@@ -197,7 +195,7 @@ class StagingRule:
         if isinstance(self.channel, Ick) and self.data != ():
             raise DeclarationError(
                 f"staging rule of {name}: channel {self.channel.name} is an Ick, which keeps members and no payloads: "
-                "pipeline.mark_dirty(…) instead of stages(…)"
+                "pipeline.marks_dirty(…) instead of stages(…)"
             )
         if self.capture not in get_args(Capture):
             raise DeclarationError(
@@ -224,52 +222,78 @@ class ConsumerSpec:
     Attributes:
         name: Name of the consumer; its checkpoints are kept under it.
         channel: What it reads.
-        handler: ``handler(session, records)``, or ``handler(session, record)`` if ``each``.  The records are of one shard,
-            or of several if these have little: each shard's in its order.  Of an Ick it gets members, each a ``str``,
-            instead of records.
+        handler: ``handler(session, records)``, or ``handler(session, record)`` if ``each``; ``async def`` handlers get an
+            ``AsyncSession``.  The records are of one shard, or of several if these have few: each shard's in its order.
+            The handler of an Ick gets members, each a ``str``, instead of records.
         each: One record a call instead of a batch.
         dataframe: The handler is set-based: ``handler(session, frame)`` gets a Spark DataFrame of records.  It runs on the
-            Spark engine only; a batch that fails is tried again as it is, until its handler is mended.
+            Spark engine only; a batch that fails is retried as it is, until its handler is fixed.
+        payload: A dataclass, TypedDict, msgspec Struct or Pydantic model that ``record.payload`` is to be; a record that
+            does not fit is dead-lettered.  None leaves the payload as parsed JSON.
         batch: Most records a transaction.
         start: Where a new consumer begins: the ``earliest`` record that is still kept, or after the ``latest``.
-        attempts: How often a batch of a shard is tried before it is halved, and a record alone before it is given up.
-            What failed together with other shards' is tried so often again, shard by shard.
-        on_poison: What becomes of a record that fails alone: set aside (``dead_letter``) or the shard stops (``halt``).
-        park_key: With ``dead_letter``: later records of the same key are set aside too, so that their order holds.
-        isolation: Isolation level of the transaction.
+        attempts: Attempts before a failing batch is bisected, and before a single failing record is dead-lettered.
+            A batch of several shards that fails is first retried shard by shard.
+        on_poison: What happens to a record that fails alone: it is dead-lettered (``dead_letter``), or the shard stops
+            (``halt``).
+        halt_after: After so many dead letters with nothing applied between them, the consumer halts: every record
+            failing is a bad deploy, and dead-lettering them all would help nobody.
+        park_key: With ``dead_letter``: later records of the same key are dead-lettered too, so that their order holds.
+        isolation: Isolation level of the transaction.  Under ``READ COMMITTED`` two shards that update one row from the
+            value they read lose one of the updates: choose it for handlers whose SQL computes the new value itself.
     """
 
     name: str
     channel: Channel
-    handler: Callable[[Any, Any], object]
+    handler: Handler
     each: bool = False
     dataframe: bool = False
+    payload: type[Any] | None = None
     batch: int = 1000
     start: Literal["earliest", "latest"] = "earliest"
     attempts: int = 3
     on_poison: Literal["dead_letter", "halt"] = "dead_letter"
+    halt_after: int = DEAD_LETTERS_IN_A_ROW
     park_key: bool = False
-    isolation: Literal["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"] = "READ COMMITTED"
+    isolation: Isolation = "REPEATABLE READ"
 
     def __post_init__(self) -> None:
         checked_name(self.name, "consumer")
+        check_handler(self.name, self.handler)
+        self._check_shape()
+        if self.payload is not None:
+            check_payload(self.name, self.payload)
+        for setting in ("batch", "attempts", "halt_after"):
+            if getattr(self, setting) < 1:
+                raise DeclarationError(
+                    f"consumer {self.name}: {setting} is {getattr(self, setting)}; it takes at least 1"
+                )
+        if self.isolation not in get_args(Isolation):
+            raise DeclarationError(
+                f"consumer {self.name}: isolation={self.isolation!r}; it takes {', '.join(get_args(Isolation))}"
+            )
+
+    def _check_shape(self) -> None:
+        """What a handler gets must go together with the channel and the other settings."""
         if self.each and self.dataframe:
             raise DeclarationError(
-                f"consumer {self.name}: each and dataframe exclude each other: a handler gets a record, or a frame of them"
+                f"consumer {self.name}: each and dataframe exclude each other: a handler gets a record, or a DataFrame"
             )
-        if isinstance(self.channel, Ick) and (self.dataframe or self.park_key):
+        if isinstance(self.channel, Ick) and (self.dataframe or self.park_key or self.payload):
             raise DeclarationError(
-                f"consumer {self.name}: channel {self.channel.name} is an Ick; its members come as a list, and without an "
-                "order between them: dataframe and park_key are for logs"
+                f"consumer {self.name}: channel {self.channel.name} is an Ick; its members come as a list of str, without "
+                "an order between them: dataframe, park_key and payload are for logs"
             )
-        if self.batch < 1:
+        if self.dataframe and (self.payload is not None or self.is_async):
             raise DeclarationError(
-                f"consumer {self.name}: batch is {self.batch}; it takes at least 1"
+                f"consumer {self.name}: a handler with dataframe=True is a plain function of a DataFrame: "
+                "payload and async def are for the others"
             )
-        if self.attempts < 1:
-            raise DeclarationError(
-                f"consumer {self.name}: attempts is {self.attempts}; it takes at least 1"
-            )
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the handler is ``async def``."""
+        return is_async(self.handler)
 
 
 @dataclass(frozen=True)

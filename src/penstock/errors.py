@@ -14,7 +14,8 @@ command line ends with; ``page`` is the section of the documentation that explai
     │   ├── BypassedStaging       a statement goes round the staging rules
     │   └── NotAttached           the session knows no pipeline
     ├── TryAgain                  raised by a handler: not the record's fault     (1)
-    ├── BrokenTransaction         a handler ended its transaction                 (1)
+    ├── BrokenTransaction         a handler ended or spoiled its transaction      (1)
+    ├── HandlerExited             a handler called sys.exit()                     (1)
     ├── Halted                    shards of a consumer stand still                (1)
     ├── BarrierMissed             a consumer does not stand where it should       (1)
     ├── SnapshotLost              a snapshot ended before it was read             (1)
@@ -110,15 +111,29 @@ class NotAttached(StagingError):
 
 
 class TryAgain(PenstockError):
-    """Raised by a handler: not the record's fault (a service is away). The batch is tried again, however long it takes."""
+    """Raised by a handler: not the record's fault (a service is away). The batch is retried, however long it takes.
+
+    Attributes:
+        after: Seconds until the next attempt; None lets the pauses grow, up to ten seconds.
+    """
 
     page = "errors#tryagain"
 
+    def __init__(self, message: str = "", *, after: float | None = None) -> None:
+        super().__init__(message)
+        self.after = after
+
 
 class BrokenTransaction(PenstockError):
-    """A handler ended the transaction that carries its checkpoint: nothing of the batch counts."""
+    """A handler did to its transaction what only Penstock may: ended it, made it read-only, or hid that it has failed."""
 
     page = "errors#brokentransaction"
+
+
+class HandlerExited(PenstockError):
+    """A handler raised ``SystemExit`` or ``KeyboardInterrupt``: nothing of the batch is committed, and the worker ends."""
+
+    page = "errors#handlerexited"
 
 
 class Halted(PenstockError):

@@ -48,7 +48,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
         DeclarationError: A name is not of the pipeline.
     """
     names = list(pipeline.consumers) if consumers is None else list(consumers)
-    specs = [pipeline.consumer_named(name) for name in names]
+    specs = [pipeline.get_consumer(name) for name in names]
     failures: list[BaseException] = []
 
     def stopped() -> bool:

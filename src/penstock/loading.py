@@ -1,4 +1,4 @@
-"""Finds an application's pipeline by its import path: ``module:attribute``."""
+"""Loads an application's pipeline by its import path: ``module:attribute``."""
 
 import importlib
 import sys
@@ -10,16 +10,14 @@ from penstock.pipeline import Pipeline
 
 
 def load_pipeline(app: str) -> Pipeline:
-    """Imports the module, from the working directory too, and gives its pipeline.
+    """Imports the module, also from the working directory, and returns its pipeline.
 
     Raises:
         DeclarationError: The path is malformed, its module cannot be imported, or it names no pipeline.
     """
     name, separator, attribute = app.partition(":")
     if not (name and separator and attribute):
-        raise DeclarationError(
-            f"--app {app}: it has the form module:attribute, such as shop.events:pipeline"
-        )
+        raise DeclarationError(f"--app {app}: give module:attribute, such as shop.events:pipeline")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:

@@ -1,7 +1,7 @@
 """Pipeline: where an application declares its channels, staging rules and consumers."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from penstock.database.statements import DEFAULT_SCHEMA
 from penstock.declarations import (
@@ -12,6 +12,7 @@ from penstock.declarations import (
     Channel,
     ConsumerSpec,
     Ick,
+    Log,
     ReconciliationSpec,
     StagingRule,
     checked_changes,
@@ -19,10 +20,20 @@ from penstock.declarations import (
     table_named,
 )
 from penstock.errors import DeclarationError
-from penstock.records import ShardName
+from penstock.handlers import (
+    BatchDecorator,
+    ConsumerOptions,
+    DataFrameDecorator,
+    Handler,
+    MemberDecorator,
+    MembersDecorator,
+    RecordDecorator,
+    default_name,
+)
+from penstock.records import Payload, ShardName
 from penstock.staging import hooks, rules
 
-Handler = TypeVar("Handler", bound=Callable[..., object])
+Canonical = TypeVar("Canonical", bound=Callable[..., object])
 
 
 class Pipeline:
@@ -63,17 +74,17 @@ class Pipeline:
         self._consumers: dict[str, ConsumerSpec] = {}
         self._reconciliations: dict[str, ReconciliationSpec] = {}
         for channel in channels:
-            self.add(channel)
+            self.add_channel(channel)
 
-    def add(self, channel: Channel) -> Channel:
-        """Adds a channel, and gives it back.
+    def add_channel(self, channel: Channel) -> Channel:
+        """Adds a channel and returns it; adding an equal channel again changes nothing.
 
         Raises:
-            DeclarationError: Another channel has its name.
+            DeclarationError: A different channel has this name.
         """
-        if self._channels.setdefault(channel.name, channel) is not channel:
+        if self._channels.setdefault(channel.name, channel) != channel:
             raise DeclarationError(
-                f"channel {channel.name} is declared twice; names are unique in a pipeline"
+                f"channel {channel.name} is declared twice with different settings; names are unique in a pipeline"
             )
         return channel
 
@@ -102,11 +113,11 @@ class Pipeline:
         """The reconciliations by name."""
         return dict(self._reconciliations)
 
-    def channel(self, name: str) -> Channel:
-        """The channel of that name.
+    def get_channel(self, name: str) -> Channel:
+        """Returns the channel with this name.
 
         Raises:
-            DeclarationError: There is none.
+            DeclarationError: The pipeline has no such channel.
         """
         if name not in self._channels:
             raise DeclarationError(
@@ -114,11 +125,11 @@ class Pipeline:
             )
         return self._channels[name]
 
-    def consumer_named(self, name: str) -> ConsumerSpec:
-        """The consumer of that name.
+    def get_consumer(self, name: str) -> ConsumerSpec:
+        """Returns the consumer with this name.
 
         Raises:
-            DeclarationError: There is none.
+            DeclarationError: The pipeline has no such consumer.
         """
         if name not in self._consumers:
             raise DeclarationError(
@@ -126,11 +137,11 @@ class Pipeline:
             )
         return self._consumers[name]
 
-    def reconciliation_named(self, name: str) -> ReconciliationSpec:
-        """The reconciliation of that name.
+    def get_reconciliation(self, name: str) -> ReconciliationSpec:
+        """Returns the reconciliation with this name.
 
         Raises:
-            DeclarationError: There is none.
+            DeclarationError: The pipeline has no such reconciliation.
         """
         if name not in self._reconciliations:
             raise DeclarationError(
@@ -138,21 +149,23 @@ class Pipeline:
             )
         return self._reconciliations[name]
 
-    def state_of(
-        self, consumer: str, among: Iterable[ReconciliationSpec] = ()
+    def find_reconciliations(
+        self, consumer: str, preferred: Iterable[ReconciliationSpec] = ()
     ) -> list[ReconciliationSpec]:
-        """A reconciliation for each table that a consumer keeps: the first of ``among``, or the first that is declared.
+        """Returns one reconciliation for each state table of a consumer.
+
+        A table's first reconciliation in ``preferred`` wins; otherwise the first one declared.
 
         Raises:
-            DeclarationError: None is declared.
+            DeclarationError: The consumer has no reconciliation.
         """
         tables: dict[str, ReconciliationSpec] = {}
-        for spec in (*among, *self._reconciliations.values()):
+        for spec in (*preferred, *self._reconciliations.values()):
             if spec.consumer.name == consumer:
                 tables.setdefault(spec.state, spec)
         if not tables:
             raise DeclarationError(
-                f"no reconciliation tells what {consumer} should hold: see pipeline.reconciliation(of=…, state=…, key=…)"
+                f"consumer {consumer} has no reconciliation; declare one with pipeline.reconciliation(of=…, state=…, key=…)"
             )
         return list(tables.values())
 
@@ -180,7 +193,7 @@ class Pipeline:
         self._rules.append(rule)
         return rule
 
-    def mark_dirty(
+    def marks_dirty(
         self,
         type: type[Any],  # noqa: A002  the word of the rule
         *,
@@ -189,18 +202,18 @@ class Pipeline:
         on: Change | Collection[Change] = CHANGES,
         capture: Capture = "orm",
     ) -> StagingRule:
-        """Declares that changes of a mapped class make members of an Ick dirty.
+        """Declares that changes to a mapped class mark members of an Ick dirty.
 
-        There is no condition: an object that leaves it would have to be dirty too.  Whoever brings the copy up to date
-        sees what belongs there.
+        There is no ``when``: an object that stops meeting a condition would have to be marked too.  The consumer of the
+        Ick decides what belongs in the copy.
 
         Args:
             type: The mapped class.
             to: The Ick.
-            key: Attribute name or function of the object that gives the member: often ``id``.  When a column that gives
-                it changes, the former member is dirty too; None is no member.
-            on: The kinds of change that count.  A deleted object is dirty too: the copy has to lose it.
-            capture: Who sees the changes.
+            key: Attribute name, or function of the object, that gives the member: often ``id``.  If it names a column
+                and its value changes, the old member is marked too.  None marks nothing.
+            on: The kinds of change that mark.  A delete marks as well, since the copy must lose the object.
+            capture: How changes are captured: ``orm`` or ``trigger``.
 
         Raises:
             DeclarationError: The channel is not an Ick of this pipeline, the class is not mapped, it lacks an attribute
@@ -208,65 +221,108 @@ class Pipeline:
         """
         if not isinstance(to, Ick):
             raise DeclarationError(
-                f"mark_dirty of {type.__name__}: channel {getattr(to, 'name', to)!r} is no Ick; "
+                f"marks_dirty of {type.__name__}: channel {getattr(to, 'name', to)!r} is not an Ick; "
                 "declare it as Ick(…), or stage records with pipeline.stages(…)"
             )
         return self.stages(type, to=to, on=on, key=key, data=(), capture=capture)
 
-    def consumer(  # noqa: PLR0913  the same
+    @overload
+    def consumer(
+        self, *, reads: Log, dataframe: Literal[True], **options: Unpack[ConsumerOptions]
+    ) -> DataFrameDecorator: ...
+
+    @overload
+    def consumer(
+        self,
+        *,
+        reads: Log,
+        each: Literal[True],
+        payload: type[Payload],
+        **options: Unpack[ConsumerOptions],
+    ) -> RecordDecorator[Payload]: ...
+
+    @overload
+    def consumer(
+        self,
+        *,
+        reads: Log,
+        each: Literal[False] = False,
+        payload: type[Payload],
+        **options: Unpack[ConsumerOptions],
+    ) -> BatchDecorator[Payload]: ...
+
+    @overload
+    def consumer(
+        self, *, reads: Log, each: Literal[True], **options: Unpack[ConsumerOptions]
+    ) -> RecordDecorator[Any]: ...
+
+    @overload
+    def consumer(
+        self, *, reads: Log, each: Literal[False] = False, **options: Unpack[ConsumerOptions]
+    ) -> BatchDecorator[Any]: ...
+
+    @overload
+    def consumer(
+        self, *, reads: Ick, each: Literal[True], **options: Unpack[ConsumerOptions]
+    ) -> MemberDecorator: ...
+
+    @overload
+    def consumer(
+        self, *, reads: Ick, each: Literal[False] = False, **options: Unpack[ConsumerOptions]
+    ) -> MembersDecorator: ...
+
+    def consumer(
         self,
         *,
         reads: Channel,
-        name: str | None = None,
         each: bool = False,
         dataframe: bool = False,
-        batch: int | None = None,
-        start: Literal["earliest", "latest"] = "earliest",
-        attempts: int = 3,
-        on_poison: Literal["dead_letter", "halt"] = "dead_letter",
-        park_key: bool = False,
-        isolation: Literal["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"] = "READ COMMITTED",
-    ) -> Callable[[Handler], Handler]:
+        payload: type[Any] | None = None,
+        **options: Unpack[ConsumerOptions],
+    ) -> Callable[[Any], Any]:
         """Declares the decorated function a consumer: see ``ConsumerSpec`` for the parts.
 
         The consumer is called as its function is, with ``-`` for ``_``, unless ``name`` says otherwise.  ``batch`` is
         1000 records by default, or 500 members of an Ick.
 
         Raises:
-            DeclarationError: The channel is not of this pipeline, another consumer has the name, or reads the same Ick.
+            DeclarationError: The channel is not of this pipeline, another consumer has the name, or reads the same Ick;
+                or the handler cannot be called as it would have to be.
         """
-        default = MEMBERS_A_BATCH if isinstance(reads, Ick) else 1000
+        if isinstance(reads, Ick):
+            options.setdefault("batch", MEMBERS_A_BATCH)
 
         def declare(handler: Handler) -> Handler:
+            named: ConsumerOptions = {**options}
+            if "name" not in options:
+                named["name"] = default_name(handler)
             spec = ConsumerSpec(
-                name if name is not None else handler.__name__.replace("_", "-"),
-                reads,
-                handler,
+                channel=reads,
+                handler=handler,
                 each=each,
                 dataframe=dataframe,
-                batch=default if batch is None else batch,
-                start=start,
-                attempts=attempts,
-                on_poison=on_poison,
-                park_key=park_key,
-                isolation=isolation,
+                payload=payload,
+                **named,
             )
             self._own(reads, f"consumer {spec.name}")
-            if spec.name in self._consumers:
-                raise DeclarationError(
-                    f"consumer {spec.name} is declared twice; names are unique in a pipeline"
-                )
-            if isinstance(reads, Ick):
-                for other in self._consumers.values():
-                    if other.channel is reads:
-                        raise DeclarationError(
-                            f"consumer {spec.name}: {other.name} reads {reads.name} already, and what it has done is off "
-                            "the Ick; declare another Ick, and mark_dirty(…) to both"
-                        )
-            self._consumers[spec.name] = spec
+            self._add_consumer(spec)
             return handler
 
         return declare
+
+    def _add_consumer(self, spec: ConsumerSpec) -> None:
+        if spec.name in self._consumers:
+            raise DeclarationError(
+                f"consumer {spec.name} is declared twice; names are unique in a pipeline"
+            )
+        if isinstance(spec.channel, Ick):
+            for other in self._consumers.values():
+                if other.channel == spec.channel:
+                    raise DeclarationError(
+                        f"consumer {spec.name}: {other.name} reads {spec.channel.name} already, and what it has done is off "
+                        "the Ick; declare another Ick, and marks_dirty(…) to both"
+                    )
+        self._consumers[spec.name] = spec
 
     def reconciliation(
         self,
@@ -277,7 +333,7 @@ class Pipeline:
         columns: Sequence[str] | None = None,
         tolerance: Mapping[str, float] | None = None,
         name: str | None = None,
-    ) -> Callable[[Handler], Handler]:
+    ) -> Callable[[Canonical], Canonical]:
         """Declares that the decorated function tells what a consumer should hold: see ``ReconciliationSpec``.
 
         Args:
@@ -292,8 +348,8 @@ class Pipeline:
             DeclarationError: There is no such consumer, the table cannot be understood, or the name is taken.
         """
 
-        def declare(canonical: Handler) -> Handler:
-            consumer = self._consumer_of(of)
+        def declare(canonical: Canonical) -> Canonical:
+            consumer = self._find_consumer(of)
             if isinstance(consumer.channel, Ick):
                 raise DeclarationError(
                     f"reconciliation of {consumer.name}: it reads an Ick, and stands at no offset that a cut could equal. "
@@ -319,34 +375,36 @@ class Pipeline:
 
         return declare
 
-    def _consumer_of(self, of: Callable[..., object] | str) -> ConsumerSpec:
+    def _find_consumer(self, of: Callable[..., object] | str) -> ConsumerSpec:
+        """Finds a consumer by its name or its handler."""
         if isinstance(of, str):
-            return self.consumer_named(of)
+            return self.get_consumer(of)
         for consumer in self._consumers.values():
             if consumer.handler is of:
                 return consumer
         raise DeclarationError(
-            f"{getattr(of, '__name__', of)!r} is no consumer of this pipeline; it has {_listed(self._consumers)}"
+            f"{getattr(of, '__name__', of)!r} is not a consumer of this pipeline; it has {_listed(self._consumers)}"
         )
 
     def _own(self, channel: Channel, who: str) -> None:
-        if self._channels.get(channel.name) is not channel:
+        """Refuses a channel that the pipeline does not have."""
+        if self._channels.get(channel.name) != channel:
             raise DeclarationError(
-                f"{who}: channel {channel.name} is not of this pipeline; "
-                "give it to Pipeline(channels=[…]) or pipeline.add(…) first"
+                f"{who}: channel {channel.name} does not belong to this pipeline; "
+                "add it with Pipeline(channels=[…]) or pipeline.add_channel(…) first"
             )
 
     def attach(self, target: Any, *, nudge: bool = False) -> None:
-        """Stages the ruled changes of a session, sessionmaker, ``scoped_session`` or their async twins.
+        """Attaches the pipeline to sessions: their changes are staged by its rules, and they can call ``stage``.
 
-        Rules that are declared later count too; attaching twice is attaching once.
+        A pipeline needs no rules to be attached.  Rules declared later apply too.  Attaching twice has no further effect.
 
         Args:
-            target: A ``Session`` or a class of it, or what makes sessions.
-            nudge: Wake the streamer after each commit that staged something, instead of letting it look by itself.
+            target: A ``Session``, a subclass of it, a ``sessionmaker``, a ``scoped_session``, or an async equivalent.
+            nudge: Wake the streamer after each commit that staged records, instead of waiting for its next poll.
 
         Raises:
-            DeclarationError: ``target`` is none of these.
+            DeclarationError: ``target`` is of another type.
         """
         hooks.attach(self, target, nudge=nudge)
 

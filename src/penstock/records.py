@@ -1,14 +1,16 @@
-"""What the parts of the pipeline hand each other.
+"""The values that the parts of the pipeline pass to each other.
 
-A ``StagedRecord`` is what an application writes; a ``Record`` is what a consumer reads: the same, with its place.
-Payloads stay text between the two: nothing on the way parses them.
+A ``Record`` is what a consumer reads: a staged record with its offset in the log.  Payloads stay text from the staged row
+to the consumer; nothing on the way parses them.
 """
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Generic, NewType, TypeVar, overload
+from typing import Any, Generic, NewType, overload
+
+from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
 
 RecordId = NewType("RecordId", int)
 """Identity of a staged record: its number in ``staged_records``."""
@@ -62,6 +64,9 @@ class StagedRecord:
 
 _Value = TypeVar("_Value")
 
+Payload = TypeVar("Payload", default=Any)
+"""What a consumer's ``payload=…`` makes of a record's data; ``Any`` without one."""
+
 
 class _OnFirstUse(Generic[_Value]):
     """An attribute that is made when it is first asked for.
@@ -69,7 +74,7 @@ class _OnFirstUse(Generic[_Value]):
     ``functools.cached_property`` takes as long as a parse before Python 3.12: it holds a lock.
     """
 
-    def __init__(self, make: "Callable[[Record], _Value]") -> None:
+    def __init__(self, make: "Callable[[Record[Any]], _Value]") -> None:
         self._make = make
         self.__doc__ = make.__doc__
 
@@ -80,9 +85,9 @@ class _OnFirstUse(Generic[_Value]):
     def __get__(self, record: None, owner: type) -> "_OnFirstUse[_Value]": ...
 
     @overload
-    def __get__(self, record: "Record", owner: type) -> _Value: ...
+    def __get__(self, record: "Record[Any]", owner: type) -> _Value: ...
 
-    def __get__(self, record: "Record | None", owner: type) -> "_Value | _OnFirstUse[_Value]":
+    def __get__(self, record: "Record[Any] | None", owner: type) -> "_Value | _OnFirstUse[_Value]":
         if record is None:
             return self
         value = record.__dict__[self._name] = self._make(record)
@@ -102,7 +107,7 @@ def _parsed(text: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(Generic[Payload]):
     """A record at its place in the log, as a consumer gets it.
 
     Attributes:
@@ -130,7 +135,7 @@ class Record:
     staged_us: int = 0
 
     @classmethod
-    def of(cls, fields: dict[str, Any]) -> "Record":
+    def of(cls, fields: dict[str, Any]) -> "Record[Any]":
         """As the constructor, but all fields must be given; the record keeps the dictionary.
 
         A third of its time, which a reader of logs spends on little else: a frozen class assigns one field after the
@@ -151,6 +156,12 @@ class Record:
         parsed: dict[str, Any] = _parsed(self.headers_json) if self.headers_json else {}
         return parsed
 
+    @_OnFirstUse
+    def payload(self) -> Payload:
+        """The payload as the consumer's ``payload=…`` wants it, validated before the handler is called; else ``data``."""
+        payload: Payload = self.data
+        return payload
+
     @property
     def staged_at(self) -> datetime:
         """When the record was staged, by Postgres' clock."""
@@ -165,21 +176,19 @@ class Record:
         return f"<Record {self.place} id={self.id} {self.action} {self.object} key={self.key!r}>"
 
 
-@dataclass(frozen=True, slots=True)
-class JournalEntry:
-    """Some records that follow each other in a shard, as the journal remembers them.
+@dataclass(frozen=True, slots=True, order=True)
+class OffsetRange:
+    """Consecutive offsets of a shard, both ends included.
 
     Attributes:
         shard: The shard.
-        first: Offset of the first record.
-        last: Offset of the last record.
-        epoch: The epoch in which they were sequenced.
+        first: The first offset.
+        last: The last offset; one less than ``first`` if the range is empty.
     """
 
     shard: ShardName
     first: Offset
     last: Offset
-    epoch: Epoch
 
     def __len__(self) -> int:
-        return self.last - self.first + 1
+        return max(0, self.last - self.first + 1)

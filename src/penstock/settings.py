@@ -1,14 +1,14 @@
-"""Every setting once: its name, default, unit and sentence.
+"""Every setting, defined once: its name, default, unit and description.
 
 A setting is taken from the first of these that has it:
 
     1. the option of the command          --database-url …
-    2. its twin in the environment        PENSTOCK_DATABASE_URL=…
+    2. its environment variable           PENSTOCK_DATABASE_URL=…
     3. ``[tool.penstock]`` in the ``pyproject.toml`` of the working directory
     4. its default
 
-The options, the twins and the page of the documentation are made from the class below.  What reads and checks the
-values, pydantic-settings, is imported when they are asked for, so that ``penstock --help`` is quick.
+The options, the environment variables and the documentation page are generated from the class below; pydantic-settings
+reads and validates the values.
 """
 
 import types
@@ -17,18 +17,26 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import pydantic
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    PyprojectTomlConfigSettingsSource,
+    SettingsConfigDict,
+)
+
 from penstock.errors import InvalidSetting
 
 TABLE = ("tool", "penstock")
-"""Where the settings stand in ``pyproject.toml``."""
+"""The table of the settings in ``pyproject.toml``."""
 
 PREFIX = "PENSTOCK_"
-"""How their twins in the environment begin."""
+"""Prefix of their environment variables."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Secret:
-    """A text that is not shown: URLs hold passwords."""
+    """A text whose ``repr`` is masked: URLs contain passwords."""
 
     value: str
 
@@ -36,98 +44,99 @@ class Secret:
         return "Secret('**********')"
 
 
-def _is(sentence: str, *, unit: str = "", **limits: float) -> dict[str, Any]:
+def _setting(sentence: str, *, unit: str = "", **limits: float) -> dict[str, Any]:
     return {"sentence": sentence, "unit": unit, "limits": limits}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What commands are told."""
+    """The settings of a command."""
 
     app: str | None = field(
         default=None,
-        metadata=_is(
-            "The application's pipeline, as module:attribute; found from the working directory."
+        metadata=_setting(
+            "The application's pipeline, as module:attribute; imported from the working directory, too."
         ),
     )
     database_url: Secret | None = field(
         default=None,
-        metadata=_is(
+        metadata=_setting(
             "The primary Postgres: postgresql://user:password@host/database. With neither this nor redis_url, "
-            "a Postgres and a Valkey of our own run in data_directory."
+            "an embedded Postgres and Valkey run in data_directory."
         ),
     )
     redis_url: Secret | None = field(
         default=None,
-        metadata=_is(
+        metadata=_setting(
             "The Redis or Valkey that holds the log: redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://."
         ),
     )
     data_directory: Path = field(
         default=Path(".penstock"),
-        metadata=_is("Where the servers of our own keep their data, if no URLs are given."),
+        metadata=_setting("Directory of the embedded servers, if no URLs are given."),
     )
     engine: Literal["spark", "inline"] = field(
         default="spark",
-        metadata=_is("Who turns the wheel: Spark, or one Python process without a JVM."),
+        metadata=_setting("Execution engine: Spark, or a single Python process without a JVM."),
     )
     idle: float = field(
         default=0.05,
-        metadata=_is("Longest pause between two looks that found nothing.", unit="s", gt=0, le=60),
+        metadata=_setting(
+            "Longest pause after a round that found no records.", unit="s", gt=0, le=60
+        ),
     )
     prepare: bool = field(
         default=True,
-        metadata=_is(
-            "Whether statements are prepared; not so behind a pooler that cannot keep them."
+        metadata=_setting(
+            "Whether to use prepared statements; switch off behind a pooler that does not support them."
         ),
     )
     resend_chance: float = field(
         default=0.0,
-        metadata=_is(
-            "How often, from 0 to 1, the streamer sends its last records once more, and consumers read theirs once more: to show that it is harmless.",
+        metadata=_setting(
+            "Probability, from 0 to 1, that the streamer sends its last records again, and that a consumer reads its last "
+            "records again: shows that both are harmless.",
             ge=0,
             le=1,
         ),
     )
     master: str | None = field(
         default=None,
-        metadata=_is(
-            "Spark's master; by default this machine, with as many threads as are needed."
-        ),
+        metadata=_setting("Spark's master URL; by default local, with as many threads as needed."),
     )
     conf: list[str] = field(
-        default_factory=list, metadata=_is("Spark's own settings, each as name=value.")
+        default_factory=list, metadata=_setting("Spark configuration, each as name=value.")
     )
     epoch_seconds: float = field(
         default=60.0,
-        metadata=_is(
-            "How long a task of Spark works before it reports and is placed anew.", unit="s", gt=0
+        metadata=_setting(
+            "How long a Spark task runs before it reports and is scheduled again.", unit="s", gt=0
         ),
     )
     log_format: Literal["auto", "console", "json"] = field(
         default="auto",
-        metadata=_is(
-            "How the log is written to stderr; auto is console on a terminal, and else JSON lines."
+        metadata=_setting(
+            "Format of the log on stderr; auto is console on a terminal, JSON lines otherwise."
         ),
     )
     log_level: Literal["debug", "info", "warning", "error"] = field(
         default="info",
-        metadata=_is("The least that is logged; with debug, an error shows where it came from."),
+        metadata=_setting("Lowest level that is logged; with debug, an error shows its traceback."),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """A setting, for options and for the documentation.
+class SettingDescription:
+    """A setting, for options and documentation.
 
     Attributes:
-        name: In Python and in ``pyproject.toml``.
-        option: On the command line.
-        variable: In the environment.
-        type: What it takes, without None.
-        optional: Whether it may be left without a value.
+        name: Its name in Python and in ``pyproject.toml``.
+        option: Its name on the command line.
+        variable: Its name in the environment.
+        type: The type of its values, without None.
+        optional: Whether it may be None.
         default: Its default.
-        unit: Of a number; empty if it has none.
+        unit: The unit of a number; empty if there is none.
         sentence: What it is.
     """
 
@@ -142,11 +151,11 @@ class Described:
 
     @property
     def values(self) -> str:
-        """What it takes, in words."""
+        """The type of its values, in words."""
         if get_origin(self.type) is Literal:
             return ", ".join(str(value) for value in get_args(self.type))
         if self.type == list[str]:
-            return "texts; in the environment a JSON list"
+            return "several texts; in the environment a JSON list"
         words = {
             Secret: "URL",
             Path: "path",
@@ -167,15 +176,15 @@ class Described:
         return f"{self.default} {self.unit}".strip()
 
 
-def described() -> dict[str, Described]:
-    """All settings by name, in the order of their declaration."""
+def describe_settings() -> dict[str, SettingDescription]:
+    """All settings by name, in declaration order."""
     hints = get_type_hints(Settings)
-    found = {}
+    descriptions = {}
     for each in fields(Settings):
         hint = hints[each.name]
         # `X | None` is an optional X.
         optional = get_origin(hint) in (Union, types.UnionType)
-        found[each.name] = Described(
+        descriptions[each.name] = SettingDescription(
             each.name,
             "--" + each.name.replace("_", "-"),
             PREFIX + each.name.upper(),
@@ -185,27 +194,25 @@ def described() -> dict[str, Described]:
             each.metadata["unit"],
             each.metadata["sentence"],
         )
-    return found
+    return descriptions
 
 
 def load_settings(chosen: Mapping[str, object], *, directory: Path | None = None) -> Settings:
-    """The settings, from all four places.
+    """Loads the settings from all four sources.
 
     Args:
-        chosen: Options of the command; None is what was not given.
-        directory: Where ``pyproject.toml`` is looked for; None is the working directory.
+        chosen: Options of the command; None if not given.
+        directory: The directory of ``pyproject.toml``; None is the working directory.
 
     Raises:
-        InvalidSetting: A value is not acceptable, or ``[tool.penstock]`` has a name that is no setting.
+        InvalidSetting: A value is invalid, or ``[tool.penstock]`` has an unknown name.
     """
-    import pydantic  # noqa: PLC0415  not for `--help`
-
     given = {name: value for name, value in chosen.items() if value is not None and value != []}
     pyproject = (directory or Path()) / "pyproject.toml"
     try:
         loaded = _model(pyproject)(**given)
     except pydantic.ValidationError as error:
-        # The values are left out: they may be secrets.
+        # Without the values: they may be secrets.
         problems = [
             f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
             for problem in error.errors(
@@ -216,27 +223,20 @@ def load_settings(chosen: Mapping[str, object], *, directory: Path | None = None
             "; ".join(problems)
             + f". Settings come from options, {PREFIX}… and [tool.penstock] of {pyproject}"
         ) from None
-    except ValueError as error:  # pyproject.toml is no TOML, or a variable is no JSON
+    except ValueError as error:  # pyproject.toml is not TOML, or a variable is not JSON
         raise InvalidSetting(
             f"the settings cannot be read: {type(error).__name__} in {pyproject} or in {PREFIX}…"
         ) from None
-    return Settings(**{name: _revealed(getattr(loaded, name)) for name in described()})
+    return Settings(**{name: _convert(getattr(loaded, name)) for name in describe_settings()})
 
 
-def _revealed(value: Any) -> Any:
+def _convert(value: Any) -> Any:
     reveal = getattr(value, "get_secret_value", None)
     return Secret(reveal()) if reveal is not None else value
 
 
 def _model(pyproject: Path) -> Any:
-    """The class above as pydantic-settings knows it, with the order of its sources."""
-    from pydantic import Field, SecretStr, create_model  # noqa: PLC0415  the same
-    from pydantic_settings import (  # noqa: PLC0415  the same
-        BaseSettings,
-        PydanticBaseSettingsSource,
-        PyprojectTomlConfigSettingsSource,
-        SettingsConfigDict,
-    )
+    """``Settings`` as a pydantic-settings model, with the order of its sources."""
 
     class Sources(BaseSettings):
         model_config = SettingsConfigDict(
@@ -262,10 +262,10 @@ def _model(pyproject: Path) -> Any:
 
     parts: dict[str, Any] = {}
     limits = {each.name: each.metadata["limits"] for each in fields(Settings)}
-    for name, setting in described().items():
-        kind = SecretStr if setting.type is Secret else setting.type
+    for name, setting in describe_settings().items():
+        kind = pydantic.SecretStr if setting.type is Secret else setting.type
         parts[name] = (
             kind | None if setting.optional else kind,
-            Field(setting.default, **limits[name]),
+            pydantic.Field(setting.default, **limits[name]),
         )
-    return create_model("PenstockSettings", __base__=Sources, **parts)
+    return pydantic.create_model("PenstockSettings", __base__=Sources, **parts)

@@ -1,4 +1,4 @@
-"""A follower gives what comes after a place, also when it was asked ahead, for whatever place, and cut off meanwhile."""
+"""A follower returns the records after a position, even if other records were requested ahead or its connection was cut."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +13,10 @@ from penstock import Log
 from penstock.channels.log import Follower
 from penstock.channels.server import connect_redis
 from penstock.database.connections import Connection
-from penstock.embedded import eventually
 from penstock.errors import ForeignLog, ServerUnavailable
 from penstock.records import Offset, ShardName
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def shard(streamer: Streamer, connection: Connection, things: Log) -> ShardName:
 
 @pytest.fixture
 def client(redis_url: str) -> Iterator[redis.Redis]:
-    """A client of the follower's own, whose connections can be found."""
+    """A client of its own for the follower, with a name by which its connections can be found."""
     joint = "&" if "?" in redis_url else "?"
     with connect_redis(f"{redis_url}{joint}client_name=follower") as opened:
         yield opened
@@ -47,38 +47,36 @@ def offsets(follower: Follower, shard: ShardName, after: int) -> list[int]:
     return [record.offset for record in follower.wait({shard: Offset(after)}, None)[shard]]
 
 
-def test_what_was_asked_ahead_is_what_comes_next(follower: Follower, shard: ShardName) -> None:
-    follower.ask_ahead({shard: Offset(0)})
+def test_records_requested_ahead_come_next(follower: Follower, shard: ShardName) -> None:
+    follower.request_ahead({shard: Offset(0)})
     first = follower.wait({shard: Offset(0)}, None)[shard]
-    follower.ask_ahead({shard: first[-1].offset})
+    follower.request_ahead({shard: first[-1].offset})
 
     assert [record.offset for record in first] == list(range(1, 11))
     assert offsets(follower, shard, 10) == list(range(11, 21))
 
 
-def test_what_was_asked_ahead_for_another_place_is_not_given(
+def test_records_requested_ahead_for_another_position_are_dropped(
     follower: Follower, shard: ShardName
 ) -> None:
-    follower.ask_ahead({shard: Offset(10)})
+    follower.request_ahead({shard: Offset(10)})
 
     assert offsets(follower, shard, 3) == list(range(4, 14))
     assert offsets(follower, shard, 10) == list(range(11, 21))
 
 
-def test_what_was_asked_ahead_twice_is_what_was_asked_last(
-    follower: Follower, shard: ShardName
-) -> None:
-    follower.ask_ahead({shard: Offset(0)})
-    follower.ask_ahead({shard: Offset(10)})
+def test_the_last_of_two_requests_ahead_counts(follower: Follower, shard: ShardName) -> None:
+    follower.request_ahead({shard: Offset(0)})
+    follower.request_ahead({shard: Offset(10)})
 
     assert offsets(follower, shard, 10) == list(range(11, 21))
 
 
-def test_a_connection_that_was_cut_after_asking_ahead_is_made_again(
+def test_a_connection_that_was_cut_after_a_request_ahead_is_replaced(
     follower: Follower, shard: ShardName, redis_client: redis.Redis
 ) -> None:
     assert offsets(follower, shard, 0) == list(range(1, 11))
-    follower.ask_ahead({shard: Offset(10)})
+    follower.request_ahead({shard: Offset(10)})
     for connected in redis_client.client_list():
         if connected["name"] == "follower":
             redis_client.client_kill_filter(_id=connected["id"])
@@ -107,10 +105,10 @@ def test_fields_in_another_order_and_more_of_them_are_read_and_a_foreign_entry_i
         follower.wait({shard: Offset(1000)}, None)
 
 
-def test_an_answer_that_came_too_late_is_not_taken_for_the_next(
+def test_a_late_reply_is_not_taken_for_the_next_one(
     client: redis.Redis, follower: Follower, shard: ShardName, things: Log
 ) -> None:
-    """Behind a Sentinel the client library leaves a connection open whose answer has not come in time."""
+    """Behind a Sentinel the client library keeps a connection open after a reply has timed out."""
 
     class Lasting(client.connection_pool.connection_class):  # type: ignore[name-defined,misc]  # the server's kind
         def read_response(self, *arguments: Any, **options: Any) -> Any:
@@ -124,13 +122,13 @@ def test_an_answer_that_came_too_late_is_not_taken_for_the_next(
     assert offsets(follower, shard, 0) == list(range(1, 11))
 
 
-def test_who_waits_for_several_shards_is_woken_when_all_of_them_have_something(
+def test_a_follower_of_several_shards_is_woken_once_when_all_of_them_have_records(
     follower: Follower, streamer: Streamer, connection: Connection, things: Log
 ) -> None:
-    """What the streamer publishes in a round is one delivery, not one for each shard."""
+    """The records that the streamer publishes in a round are one delivery, not one for each shard."""
     streamer.drain()
     if not wakes_once(streamer):
-        pytest.skip("a Redis before 7.2 answers whoever waits with the first of the streams")
+        pytest.skip("before Redis 7.2 a waiting client gets the first of the streams alone")
     stage_rows(connection, things, 10)
     streamer.drain()  # the script is loaded then
     assert streamer._publisher is not None

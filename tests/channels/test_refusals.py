@@ -1,4 +1,4 @@
-"""A Redis that answers, but takes no writes: nothing is taken for success, nothing is lost, it is tried again."""
+"""A Redis that answers but refuses writes: no refusal is taken for success, nothing is lost, and the write is retried."""
 
 import shutil
 import threading
@@ -13,9 +13,10 @@ from fixtures.flow import stage_rows
 from fixtures.servers import Programs
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
-from penstock.embedded import EmbeddedRedis, eventually
+from penstock.embedded import EmbeddedRedis
 from penstock.errors import AppendRefused, ServerUnavailable
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 
 def cannot_save(client: Any, directory: Path) -> None:
@@ -54,7 +55,7 @@ def own_streamer(flow: Pipeline, database_url: str, own_redis: EmbeddedRedis) ->
 
 
 @pytest.mark.parametrize("said", REFUSALS)
-def test_a_refusal_is_said_and_the_records_wait(
+def test_a_refusal_is_reported_and_the_records_wait(
     said: str,
     own_redis: EmbeddedRedis,
     things: Log,
@@ -82,10 +83,10 @@ def test_a_refusal_is_said_and_the_records_wait(
     assert streamer.drain() == 20
 
 
-def test_a_redis_without_transactions_is_told_shard_by_shard(
+def test_a_redis_without_transactions_gets_each_shard_separately(
     own_redis: EmbeddedRedis, things: Log, connection: Connection, own_streamer: Streamer
 ) -> None:
-    """By its access rules, or behind a proxy: nobody is woken once, and nothing is lost or doubled."""
+    """Forbidden by access rules or a proxy: a consumer is woken more than once, and no record is lost or doubled."""
     with redis.Redis.from_url(own_redis.url) as client:
         client.execute_command("ACL", "SETUSER", "default", "-multi")
         stage_rows(connection, things, 20)

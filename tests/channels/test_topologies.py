@@ -11,7 +11,7 @@ from fixtures.topologies import Cluster, Watched
 from fixtures.truth import TABLES, Load, await_everything, change, check_exact, declare_consumers
 from penstock import Log, Pipeline, inline
 from penstock.channels.server import connect_redis
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import AppendRefused, ServerUnavailable
 from penstock.streaming import Streamer
@@ -32,7 +32,7 @@ class Work:
     def __init__(self, flow: Pipeline, database_url: str, redis_url: str) -> None:
         self.streamer = Streamer(flow, database_url, redis_url, resend_chance=1.0)
         self.consumers = [
-            ConsumerWorker(flow, spec, database_url, redis_url, block_ms=50)
+            LogWorker(flow, spec, database_url, redis_url, block_ms=50)
             for spec in flow.consumers.values()
         ]
 
@@ -114,7 +114,7 @@ def test_a_node_of_a_cluster_that_dies_is_waited_for(
 def test_a_shard_that_moves_to_another_node_is_followed(
     work: Work, books: Connection, things: Log, cluster: Cluster
 ) -> None:
-    """Guarantee 19: whoever knocks at the old node is told, and asks the new one."""
+    """Guarantee 19: the old node redirects the client to the new one."""
     shard = things.shard_names[0]
     for _ in range(3):
         change(books, KEYS)
@@ -129,7 +129,7 @@ def test_a_shard_that_moves_to_another_node_is_followed(
 
 
 def persist(work: Work) -> None:
-    """What the loops do: a server that does not take it is asked again on a new connection."""
+    """As the loops do: tries again on a new connection if the server does not answer."""
     try:
         work.drain()
     except ServerUnavailable:
@@ -160,13 +160,13 @@ def test_a_failover_under_load_leaves_the_log_exact(
     database_url: str,
     watched: Watched,
 ) -> None:
-    """Guarantee 9: what the new primary lacks comes again from the journal; redis-py finds it by the Sentinel."""
+    """Guarantee 9: the publisher resends from the journal what the new primary lacks; redis-py finds it through the Sentinel."""
     with Load(database_url) as load:
         done = monotonic() + 8
 
         def hurt() -> None:
             load.go_on(1.5)
-            # What the primary still takes, the replica does not get.
+            # The replica no longer gets what the primary takes.
             with redis.Redis.from_url(watched.replica.url) as client:
                 client.replicaof("127.0.0.1", "1")
                 load.go_on(0.5)
@@ -203,7 +203,7 @@ def test_a_failover_under_load_leaves_the_log_exact(
 def test_a_replica_refuses_writes_and_records_wait(
     flow: Pipeline, books: Connection, database_url: str, watched: Watched, things: Log
 ) -> None:
-    """Guarantee 13: READONLY is no success, and no reason to give up."""
+    """Guarantee 13: READONLY is not taken for success, and the write is retried."""
     change(books, KEYS)
     streamer = Streamer(flow, database_url, watched.replica.url)
     with pytest.raises(AppendRefused, match="read only replica"):
@@ -218,7 +218,7 @@ def test_a_replica_refuses_writes_and_records_wait(
 
 
 def test_sentinels_that_are_away_are_reported_at_once(flow: Pipeline, database_url: str) -> None:
-    """Guarantee 15: our time limits hold for the Sentinels too, and their clients do not try again by themselves."""
+    """Guarantee 15: our time limits apply to Sentinels too, and their clients do not retry by themselves."""
     streamer = Streamer(
         flow, database_url, "redis+sentinel://127.0.0.1:1,127.0.0.1:2/0?service=log"
     )

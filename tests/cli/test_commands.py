@@ -11,9 +11,10 @@ import redis
 
 from fixtures.command_line import PENSTOCK, CommandLine, Started
 from penstock.channels.routing import log_keys
+from penstock.cli.app import COMMANDS
 from penstock.database.connections import Connection
-from penstock.embedded import eventually
 from penstock.records import Shard, ShardName
+from penstock.testing import eventually
 
 SHARDS = (ShardName("things", Shard(0)), ShardName("things", Shard(1)))
 
@@ -78,7 +79,7 @@ def test_the_log_is_json_lines_where_no_terminal_is(
     assert [json.loads(line)["event"] for line in lines] == ["streaming"]
 
 
-def test_run_moves_everything_until_it_is_told_to_stop(
+def test_run_moves_everything_until_it_is_asked_to_stop(
     penstock: CommandLine, started: Started, connection: Connection
 ) -> None:
     stage(connection, 10)
@@ -184,7 +185,7 @@ def test_tail_prints_records_with_their_payloads(
     assert penstock("tail", "nothing").returncode == 2
 
 
-def test_tail_follows_until_it_is_told_to_stop(
+def test_tail_follows_until_it_is_asked_to_stop(
     penstock: CommandLine, started: Started, connection: Connection
 ) -> None:
     stage(connection, 1)
@@ -234,7 +235,7 @@ def test_a_reader_of_our_output_may_leave(penstock: CommandLine, connection: Con
 # mending
 
 
-def test_dead_letters_are_listed_shown_tried_again_and_dropped(
+def test_dead_letters_are_listed_shown_retried_and_dropped(
     penstock: CommandLine, connection: Connection
 ) -> None:
     stage(connection, 2, '{"bad": true}')
@@ -251,12 +252,12 @@ def test_dead_letters_are_listed_shown_tried_again_and_dropped(
     assert penstock("dead-letters", "retry", "reader").returncode == 2
     plan = penstock("dead-letters", "drop", "reader", places[0])
     assert "would drop" in plan.stdout
-    assert "--yes" in plan.stderr
+    assert "--apply" in plan.stderr
     assert len(parsed(penstock("dead-letters", "list", "--json"))) == 2
     (penstock.directory / "shop.py").write_text(
         (penstock.directory / "shop.py").read_text().replace('raise ValueError("bad")', "pass")
     )
-    assert penstock("dead-letters", "drop", "reader", places[0], "--yes").returncode == 0
+    assert penstock("dead-letters", "drop", "reader", places[0], "--apply").returncode == 0
     again = penstock("dead-letters", "retry", "reader", "--all", "--json")
     assert [each["outcome"] for each in parsed(again)] == ["applied"]
     assert effects(connection) == 1
@@ -267,7 +268,7 @@ def test_a_consumer_is_retired_only_with_yes(penstock: CommandLine, connection: 
 
     plan = penstock("consumers", "retire", "reader")
     before = parsed(penstock("consumers", "list", "--json"))
-    penstock("consumers", "retire", "reader", "--yes")
+    penstock("consumers", "retire", "reader", "--apply")
 
     assert plan.returncode == 0
     assert [each["consumer"] for each in before] == ["reader"]
@@ -282,7 +283,7 @@ def test_a_checkpoint_is_reset_only_with_yes(penstock: CommandLine, connection: 
     plan = penstock("reset", "checkpoint", "reader", "--to", "earliest", "--json")
     assert sum(move["again"] for move in parsed(plan)) == 10
     assert "0 records applied" in penstock("consume", "reader", "--drain").stderr
-    done = penstock("reset", "checkpoint", "reader", "--to", "earliest", "--yes")
+    done = penstock("reset", "checkpoint", "reader", "--to", "earliest", "--apply")
     assert "checkpoint moved" in done.stderr  # the audit
     assert "10 records applied" in penstock("consume", "reader", "--drain").stderr
 
@@ -297,14 +298,14 @@ def test_a_changed_past_ends_the_streamer_with_5_until_a_new_epoch_is_opened(
     stopped = penstock("stream", "--drain")
     plan = penstock("reset", "epoch")
     still = penstock("stream")
-    done = penstock("reset", "epoch", "--yes", "--json")
+    done = penstock("reset", "epoch", "--apply", "--json")
     after = penstock("stream", "--drain")
 
     assert stopped.returncode == still.returncode == 5
     assert stopped.stderr.splitlines()[-2].startswith("error: things/0: the log goes to offset 5")
     assert stopped.stderr.splitlines()[-1] == "docs: errors#historydiverged"
     assert "to open: epoch 2" in plan.stdout
-    assert "--yes" in plan.stderr
+    assert "--apply" in plan.stderr
     assert parsed(done)["applied"] is True
     assert after.returncode == 0
     assert [redis_client.xlen(log_keys("penstock", shard).stream) for shard in SHARDS] == [5, 5]
@@ -340,7 +341,7 @@ def test_a_consumer_with_a_halted_shard_does_not_end_well(
         (("stream", "--app", "shop:gone"), "is missing"),
         (("stream", "--app", "nowhere:pipeline"), "No module named 'nowhere'"),
         (("stream", "--idle", "0"), "idle: Input should be greater than 0"),
-        (("reset", "checkpoint", "reader"), "what is to be reset?"),
+        (("reset", "checkpoint", "reader"), "reset to what?"),
         (("reset", "checkpoint", "reader", "--to", "soon"), "--to soon"),
         (("frobnicate",), "No such command"),
     ],
@@ -427,6 +428,12 @@ def test_the_version_is_shown() -> None:
     done = subprocess.run([PENSTOCK, "--version"], capture_output=True, text=True, check=True)
 
     assert done.stdout.startswith("penstock ")
+
+
+def test_help_lists_every_command_as_the_command_describes_itself() -> None:
+    for entry in COMMANDS:
+        command = entry.load()
+        assert (entry.name, " ".join(command.help.split())) == (entry.name, entry.help)
 
 
 def test_help_loads_nothing_heavy(bare: CommandLine) -> None:

@@ -38,7 +38,7 @@ def test_status_has_a_table_of_icks(indexing: CommandLine) -> None:
     assert row[:4] == ["index", "6", "0", "0"]
     assert by_shard.count("2.0 : 1") == 2
     for shard in channel["shards"]:
-        assert (shard["ick"]["dirty"], shard["ick"]["fold_ratio"]) == (3, 2.0)
+        assert (shard["ick"]["dirty"], shard["ick"]["coalescing_ratio"]) == (3, 2.0)
         assert (shard["published"], shard["entries"]) == (6, None)
 
 
@@ -71,7 +71,7 @@ def test_an_ick_has_no_records_to_follow(indexing: CommandLine, option: tuple[st
     assert "it keeps members, not records" in done.stderr
 
 
-def test_a_damaged_ick_is_mended_when_that_is_asked_for(
+def test_a_damaged_ick_is_repaired_on_request(
     indexing: CommandLine, redis_client: redis.Redis
 ) -> None:
     key = DirtyList(redis_client, "penstock:{index/1}:ick").keys.dirty
@@ -80,7 +80,7 @@ def test_a_damaged_ick_is_mended_when_that_is_asked_for(
     refused, damaged = indexing("stream", "--drain"), indexing("status")
     planned = indexing("reset", "ick", "index")
     still = redis_client.get(key)
-    done = json.loads(indexing("reset", "ick", "index", "--yes", "--json").stdout)
+    done = json.loads(indexing("reset", "ick", "index", "--apply", "--json").stdout)
     again = indexing("stream", "--drain")
 
     assert (refused.returncode, damaged.returncode, again.returncode) == (5, 0, 0)
@@ -89,4 +89,4 @@ def test_a_damaged_ick_is_mended_when_that_is_asked_for(
     assert still == b"somebody's"
     assert [each["key"] for each in done] == [key]
     assert redis_client.zcard(key) == 3
-    assert "It is whole" in indexing("reset", "ick", "index").stderr
+    assert "The Ick is not damaged" in indexing("reset", "ick", "index").stderr

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from fixtures.command_line import CommandLine
-from penstock.embedded import eventually
+from penstock.testing import eventually
 
 
 @pytest.fixture

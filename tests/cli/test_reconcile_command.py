@@ -51,23 +51,23 @@ def bank(penstock: CommandLine, connection: Connection, things: Log) -> CommandL
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(240)
-def test_differences_are_shown_mended_and_gone(bank: CommandLine, connection: Connection) -> None:
+def test_differences_are_shown_repaired_and_gone(bank: CommandLine, connection: Connection) -> None:
     """Guarantee 28."""
     assert bank("consume", "copies", "--drain").returncode == 0
     connection.execute("DELETE FROM public.copies WHERE number = 7")
     connection.execute("UPDATE public.copies SET number = -1 WHERE number = 8")
 
     found = bank("reconcile", "copies", "--report", "differences.csv")
-    mended = bank("reconcile", "--apply", "--json")
+    repaired = bank("reconcile", "--apply", "--json")
 
     assert found.returncode == 4, found.stderr
     assert "50 keys compared" in found.stdout
     assert "2 differ (1 missing, 1 different)" in found.stdout
     assert list((bank.directory / "differences.csv").glob("*.csv"))
-    assert mended.returncode == 0, mended.stderr
+    assert repaired.returncode == 0, repaired.stderr
     assert (
-        json.loads(mended.stdout)[0]["repaired"],
-        json.loads(mended.stdout)[0]["differences"],
+        json.loads(repaired.stdout)[0]["repaired"],
+        json.loads(repaired.stdout)[0]["differences"],
     ) == (
         2,
         {"missing": 1, "different": 1},
@@ -103,6 +103,6 @@ def test_a_new_consumer_begins_with_the_tables(
 
 
 def test_what_goes_together_is_said(bank: CommandLine) -> None:
-    assert "goes with --apply" in bank("reconcile", "--whole").stderr
+    assert "needs --apply" in bank("reconcile", "--whole").stderr
     assert "no reconciliation 'nothing'" in bank("reconcile", "nothing").stderr
     assert bank("consume", "copies", "--from", "history").returncode == 2

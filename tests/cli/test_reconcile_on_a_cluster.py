@@ -13,8 +13,8 @@ import pytest
 from cli.test_reconcile_command import bank  # noqa: F401  the same application
 from fixtures.command_line import CommandLine
 from penstock.database.connections import Connection
-from penstock.embedded import eventually
 from penstock.spark.java import find_java
+from penstock.testing import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(300)]
 
@@ -76,8 +76,8 @@ def test_the_same_run_on_two_workers(
     connection.execute("DELETE FROM public.copies WHERE number = 7")
     conf = ("--conf", "spark.executor.memory=512m", "--conf", "spark.executor.cores=1")
 
-    mended = bank("reconcile", "--apply", "--json", "--master", master, *conf)
+    repaired = bank("reconcile", "--apply", "--json", "--master", master, *conf)
 
-    assert mended.returncode == 0, mended.stderr
-    assert json.loads(mended.stdout)[0]["repaired"] == 1
+    assert repaired.returncode == 0, repaired.stderr
+    assert json.loads(repaired.stdout)[0]["repaired"] == 1
     assert len(list((tmp_path / "work").glob("app-*/*/stderr"))) >= 2

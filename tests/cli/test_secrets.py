@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.command_line import CommandLine
-from penstock.cli.logs import masked
+from penstock.cli.logs import mask
 from penstock.database.connections import Connection
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis
 
@@ -163,7 +163,7 @@ def test_a_statement_that_fails_in_a_handler_does_not_show_what_it_was_given(
 
 
 def test_a_password_is_masked_in_any_text() -> None:
-    assert masked(f"cannot connect to redis://user:{PASSWORD}@host/0") == (
+    assert mask(f"cannot connect to redis://user:{PASSWORD}@host/0") == (
         "cannot connect to redis://user:**********@host/0"
     )
 

@@ -6,14 +6,14 @@ import pytest
 
 from fixtures.command_line import CommandLine
 from penstock.errors import InvalidSetting
-from penstock.settings import described, load_settings
+from penstock.settings import describe_settings, load_settings
 
 FILE = '[tool.penstock]\napp = "from.file:pipeline"\nidle = 0.3\nconf = ["a=1", "b=2"]\n'
 
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for setting in described().values():
+    for setting in describe_settings().values():
         monkeypatch.delenv(setting.variable, raising=False)
 
 
@@ -93,7 +93,7 @@ def test_a_secret_shows_nowhere(tmp_path: Path) -> None:
 
 
 def test_every_setting_has_a_sentence() -> None:
-    assert [s.name for s in described().values() if not s.sentence.endswith(".")] == []
+    assert [s.name for s in describe_settings().values() if not s.sentence.endswith(".")] == []
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_command_that_is_not_installed_in_full_says_what_to_install(
     )
     penstock.environment["PYTHONPATH"] = str(penstock.directory)
     process = penstock.start(*command)
-    _, told = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=60)
 
-    assert process.returncode == 2, told
-    assert f"needs {package}: pip install 'penstock[{extra}]'" in told
+    assert process.returncode == 2, stderr
+    assert f"needs {package}: pip install 'penstock[{extra}]'" in stderr

@@ -36,16 +36,16 @@ def test_what_is_wrong_is_listed_and_ends_with_4(
 ) -> None:
     redis_client.xdel("penstock:{things/1}:log", "3-0")
     listed = streamed("verify", "--from", "2")
-    told = streamed("verify", "--json")
+    as_json = streamed("verify", "--json")
 
-    assert (listed.returncode, told.returncode) == (4, 4), listed.stderr
+    assert (listed.returncode, as_json.returncode) == (4, 4), listed.stderr
     [head, row, verdict] = listed.stdout.splitlines()
-    assert head.split() == ["fault", "where", "shard", "offset", "offsets", "what"]
+    assert head.split() == ["kind", "where", "shard", "offset", "offsets", "what"]
     assert row.split()[:5] == ["missing", "log", "things/1", "3", "1"]
     assert verdict.endswith(": 1 missing")
-    found = json.loads(told.stdout)
-    assert (found["clean"], found["faults"]) == (False, {"missing": 1})
-    assert (found["found"][0]["shard"], found["found"][0]["offset"]) == (1, 3)
+    found = json.loads(as_json.stdout)
+    assert (found["clean"], found["counts"]) == (False, {"missing": 1})
+    assert (found["findings"][0]["shard"], found["findings"][0]["offset"]) == (1, 3)
 
 
 def test_a_time_that_is_none_is_refused(streamed: CommandLine) -> None:

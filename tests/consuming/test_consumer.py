@@ -1,6 +1,6 @@
 """What a consumer promises: the effect of each record once, in order, with its checkpoint."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from time import sleep
 from typing import Any
 
@@ -13,16 +13,16 @@ from structlog.testing import capture_logs
 
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
-from penstock.consuming import Consumed, ConsumerWorker, TryAgain
+from penstock.consuming import Consumed, LogWorker, TryAgain
 from penstock.crashpoints import install_crashpoint
 from penstock.database.connections import Connection
-from penstock.embedded import eventually
-from penstock.errors import BrokenTransaction, HistoryDiverged
+from penstock.errors import HistoryDiverged
 from penstock.operating.reset import reset_checkpoint
 from penstock.records import Record, ShardName
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
-Declare = Callable[..., ConsumerWorker]
+Declare = Callable[..., LogWorker]
 
 
 class CrashError(Exception):
@@ -41,11 +41,11 @@ def declare(
     flow: Pipeline, things: Log, database_url: str, redis_url: str, effects: Connection
 ) -> Iterator[Declare]:
     """Declares a consumer that writes one effect a record, after ``check`` has looked at it."""
-    made: list[ConsumerWorker] = []
+    made: list[LogWorker] = []
 
     def declare_consumer(
         check: Callable[[Record], None] = lambda _: None, **options: Any
-    ) -> ConsumerWorker:
+    ) -> LogWorker:
         def apply(session: Session, record: Record) -> None:
             check(record)
             session.execute(
@@ -53,13 +53,13 @@ def declare(
                 {"id": record.id, "key": record.key},
             )
 
-        def apply_all(session: Session, records: list[Record]) -> None:
+        def apply_all(session: Session, records: Sequence[Record]) -> None:
             for record in records:
                 apply(session, record)
 
         handler = apply if options.get("each") else apply_all
         flow.consumer(reads=things, name="reader", **options)(handler)
-        worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+        worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
         made.append(worker)
         return worker
 
@@ -195,7 +195,7 @@ def test_two_processes_of_a_consumer_share_its_shards(
 ) -> None:
     """Guarantee 5: two on one shard are slow, never wrong."""
     worker = declare(batch=7)
-    twin = ConsumerWorker(flow, worker.consumer, database_url, redis_url)
+    twin = LogWorker(flow, worker.consumer, database_url, redis_url)
     stage_rows(connection, things, 200)
     streamer.drain()
     for _ in range(20):
@@ -230,7 +230,7 @@ def transactions(connection: Connection) -> int:
 def known(declare: Declare) -> Declare:
     """The same, with a worker that takes the handler for a fast one, on any machine."""
 
-    def declare_known(*arguments: Any, **options: Any) -> ConsumerWorker:
+    def declare_known(*arguments: Any, **options: Any) -> LogWorker:
         worker = declare(*arguments, **options)
         worker._record_s = 0.0
         return worker
@@ -519,33 +519,6 @@ def test_a_handler_that_asks_to_wait_is_tried_until_it_succeeds(
     worker.drain()
 
     assert (effect_ids(connection), dead_offsets(connection)) == ([1, 2, 3, 4], [])
-
-
-@pytest.mark.parametrize("ending", ["COMMIT", "ROLLBACK"])
-def test_a_handler_that_ends_the_transaction_is_found_out(
-    flow: Pipeline,
-    things: Log,
-    database_url: str,
-    redis_url: str,
-    streamer: Streamer,
-    connection: Connection,
-    ending: str,
-) -> None:
-    """Guarantee 5: the checkpoint moves in the transaction that took its lock, or not at all."""
-
-    @flow.consumer(reads=things)
-    def reader(session: Session, records: list[Record]) -> None:
-        session.execute(text(ending))
-
-    stage_rows(connection, things, 3)
-    streamer.drain()
-    worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
-
-    with pytest.raises(BrokenTransaction):
-        worker.drain()
-    worker.close()
-    moved = connection.execute('SELECT max("offset") FROM penstock.checkpoints').fetchone()
-    assert moved == (0,)
 
 
 def test_a_log_that_lost_records_is_filled_from_the_journal(

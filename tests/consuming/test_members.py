@@ -12,14 +12,13 @@ from sqlalchemy.orm import Session
 from fixtures.dirty import DOCUMENTS, check_copy, copy_documents, declare_index, mark_changed
 from fixtures.flow import retain_now
 from penstock import Ick, Log, Pipeline
-from penstock.channels.ick import DirtyList, Patience, Reservation, Reservations
+from penstock.channels.ick import DirtyList, HolderWatch, Reservation, Reservations
 from penstock.channels.routing import ick_shard_keys
-from penstock.consuming import ConsumerWorker
-from penstock.consuming.dirty import MemberWorker
+from penstock.consuming import IckWorker, LogWorker
 from penstock.database.connections import Connection
-from penstock.embedded import eventually
-from penstock.errors import BrokenTransaction, DeclarationError, HistoryDiverged
+from penstock.errors import DeclarationError, HistoryDiverged
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def documents(connection: Connection) -> Connection:
     return connection
 
 
-MakeWorker = Callable[..., MemberWorker]
+MakeWorker = Callable[..., IckWorker]
 
 
 @pytest.fixture
@@ -47,13 +46,13 @@ def make_worker(
     flow: Pipeline, index: Ick, database_url: str, redis_url: str
 ) -> Iterator[MakeWorker]:
     """A worker of the consumer, which is declared when the first is made."""
-    made: list[MemberWorker] = []
+    made: list[IckWorker] = []
 
-    def make(handler: Callable[..., Any] | None = None, **options: Any) -> MemberWorker:
+    def make(handler: Callable[..., Any] | None = None, **options: Any) -> IckWorker:
         if not flow.consumers:
             flow.consumer(reads=index, name="indexer", **options)(handler or copy_documents)
-        spec = flow.consumer_named("indexer")
-        made.append(MemberWorker(flow, spec, database_url, redis_url))
+        spec = flow.get_consumer("indexer")
+        made.append(IckWorker(flow, spec, database_url, redis_url))
         return made[-1]
 
     yield make
@@ -260,7 +259,7 @@ def test_retention_goes_on_under_load_that_never_lets_the_ick_be_empty(
         mark_changed(documents, [f"late {number} {n}" for n in range(10)])
         streamer.drain()
         assert waiting(redis_client)
-        worker._pass_at = 0.0
+        worker._progress_at = 0.0
         worker.round(block_ms=0) if number % 2 else None
         removed += retain(streamer)
 
@@ -298,7 +297,7 @@ def test_a_consumer_that_works_for_long_is_not_succeeded(
     def slow(session: Session, members: Sequence[str]) -> None:
         second = make_worker()
         second.open()
-        second._patience = dict.fromkeys(index.shard_names, Patience(0.0))
+        second._holder_watch = dict.fromkeys(index.shard_names, HolderWatch(0.0))
         answers.append(bool(second.round(block_ms=0).applied))
         copy_documents(session, members)
 
@@ -458,8 +457,11 @@ def test_a_handler_that_commits_by_itself_is_found_out(
     mark_changed(documents, ["a"])
     streamer.drain()
 
-    with pytest.raises(BrokenTransaction):
-        make_worker(commits).drain()
+    halted: dict[Any, str] = {}
+    make_worker(commits).drain(lambda consumed: halted.update(consumed.halted))
+
+    [reason] = halted.values()
+    assert "the handler committed the transaction" in reason
     assert set(waiting(redis_client)) == {b"a"}
 
 
@@ -470,14 +472,14 @@ def test_an_ick_has_one_consumer_and_a_log_is_no_ick(
 
     with pytest.raises(DeclarationError, match="indexer reads index already"):
         flow.consumer(reads=index, name="second")(copy_documents)
-    with pytest.raises(DeclarationError, match="dataframe and park_key"):
-        flow.consumer(reads=index, name="second", dataframe=True)(copy_documents)
+    with pytest.raises(DeclarationError, match="dataframe, park_key and payload"):
+        flow.consumer(reads=index, name="second", dataframe=True)(copy_documents)  # type: ignore[call-overload]
     with pytest.raises(DeclarationError, match="needs none"):
         flow.reconciliation(of="indexer", state="public.copies", key="key")(lambda tables: tables)
     with pytest.raises(DeclarationError, match="make_worker"):
-        ConsumerWorker(flow, flow.consumer_named("indexer"), database_url, redis_url)
-    with pytest.raises(DeclarationError, match="is no Ick"):
-        flow.mark_dirty(Pipeline, to=Log("things"), key="id")  # type: ignore[arg-type]
+        LogWorker(flow, flow.get_consumer("indexer"), database_url, redis_url)
+    with pytest.raises(DeclarationError, match="is not an Ick"):
+        flow.marks_dirty(Pipeline, to=Log("things"), key="id")  # type: ignore[arg-type]
 
 
 def test_a_worker_that_loses_its_connection_goes_on_with_what_it_holds(
@@ -497,7 +499,7 @@ def test_a_worker_that_loses_its_connection_goes_on_with_what_it_holds(
 
     worker.close()
     worker.open()
-    worker._patience = {}  # would be asked if it were busy
+    worker._holder_watch = {}  # would be asked if it were busy
 
     assert worker.drain() == 3
     eventually(lambda: not waiting(redis_client), "all is done")

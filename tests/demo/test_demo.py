@@ -18,13 +18,13 @@ from penstock.channels.server import connect_redis
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection, make_engine
 from penstock.demo.api import application
-from penstock.demo.drift import CHANGED, DELETED, INVENTED, UNTOLD
+from penstock.demo.audit import audit
+from penstock.demo.drift import CHANGED, DELETED, INVENTED, UNSTAGED
 from penstock.demo.rides import pipeline
 from penstock.demo.run import Demo
 from penstock.demo.simulator import Simulator
-from penstock.demo.verdict import account
-from penstock.embedded import eventually
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_declined_card_leaves_no_ride_and_no_record(
     assert staged(connection) == 0
 
 
-def test_every_change_is_told_and_losses_and_doubles_show(
+def test_every_change_is_staged_and_losses_and_doubles_show(
     api: TestClient, connection: Connection, database_url: str, redis_url: str
 ) -> None:
     ride = api.post("/rides", json={"distance": 100.0}).json()["id"]
@@ -81,16 +81,16 @@ def test_every_change_is_told_and_losses_and_doubles_show(
         worker.drain()
         worker.close()
     with connect_redis(redis_url) as client:
-        now = account(connection, client)
+        now = audit(connection, client)
         assert (now.equal, now.staged, now.canonical_cents) == (True, 4, 140)
 
         connection.execute(
             "DELETE FROM rocket_rides.effects WHERE record_id = 1 AND consumer = 'ride-copies'"
         )
-        assert (account(connection, client).lost, account(connection, client).equal) == (1, False)
+        assert (audit(connection, client).lost, audit(connection, client).equal) == (1, False)
 
         connection.execute("INSERT INTO rocket_rides.effects VALUES ('ride-totals', 1, 0, 1, 1)")
-        assert account(connection, client).doubled == 1
+        assert audit(connection, client).doubled == 1
 
 
 def test_a_ride_that_the_index_has_forgotten_shows(
@@ -102,19 +102,19 @@ def test_a_ride_that_the_index_has_forgotten_shows(
     streamer = Streamer(pipeline, database_url, redis_url)
     streamer.drain()
     streamer.close()
-    worker = make_worker(pipeline, pipeline.consumer_named("ride-index"), database_url, redis_url)
+    worker = make_worker(pipeline, pipeline.get_consumer("ride-index"), database_url, redis_url)
     worker.drain()
     worker.close()
 
     with connect_redis(redis_url) as client:
-        index = account(connection, client).index
-        assert (index.told, index.applied, index.position, index.different) == (3, 2, 3, 0)
+        index = audit(connection, client).index
+        assert (index.records, index.applied, index.position, index.different) == (3, 2, 3, 0)
         assert index.total_cents == 20
 
         connection.execute(
             f"UPDATE rocket_rides.rides SET status = 'lost' WHERE id = {kept}".encode()
         )
-        assert account(connection, client).index.different == 2
+        assert audit(connection, client).index.different == 2
 
 
 @pytest.mark.parametrize(
@@ -149,25 +149,28 @@ def test_the_demo_ends_equal(tmp_path: Path, engine: str, seconds: str, drift: s
         check=False,
         timeout=220,
     )
-    told = json.loads(done.stdout)
+    report = json.loads(done.stdout)
 
-    assert (done.returncode, told["equal"], told["lost"], told["doubled"]) == (0, True, 0, 0)
-    assert told["staged"] == told["published"] > 100
-    assert told["kills"] >= 1
-    assert told["crashes"] >= int(seconds) // 20  # a consumer lives nine seconds at the longest
-    assert told["out_of_order"] == 0
-    assert told["skipped"] > 0
-    assert {c["total"] for c in told["consumers"].values()} == {told["canonical_total"]}
-    index = told["index"]
-    assert (index["equal"], index["total"]) == (True, told["canonical_total"])
+    assert (done.returncode, report["equal"], report["lost"], report["doubled"]) == (0, True, 0, 0)
+    assert report["staged"] == report["published"] > 100
+    assert report["kills"] >= 1
+    assert report["crashes"] >= int(seconds) // 20  # a consumer lives nine seconds at the longest
+    assert report["out_of_order"] == 0
+    assert report["skipped"] > 0
+    assert {c["total"] for c in report["consumers"].values()} == {report["canonical_total"]}
+    index = report["index"]
+    assert (index["equal"], index["total"]) == (True, report["canonical_total"])
     if drift == "--no-reconcile":
-        assert (told["drift"], index["marked"]) == (None, told["staged"])
+        assert (report["drift"], index["marked"]) == (None, report["staged"])
     else:
-        planted = CHANGED + DELETED + INVENTED + UNTOLD + 1
-        assert told["drift"] == {"planted": planted, "found": planted, "mended": planted}
-        newcomer = told["newcomer"]
-        assert (newcomer["different"], newcomer["total"]) == (0, told["canonical_total"])
-        assert newcomer["applied"] < told["staged"]
+        seeded = CHANGED + DELETED + INVENTED + UNSTAGED + 1
+        assert report["drift"] == {"seeded": seeded, "found": seeded, "repaired": seeded}
+        late_consumer = report["late_consumer"]
+        assert (late_consumer["different"], late_consumer["total"]) == (
+            0,
+            report["canonical_total"],
+        )
+        assert late_consumer["applied"] < report["staged"]
 
 
 def test_clients_that_never_began_can_be_stopped() -> None:
@@ -195,7 +198,7 @@ def processes_of(mark: str) -> list[int]:
 def test_nothing_outlives_the_demo(
     tmp_path: Path, engine: str, signals: list[signal.Signals]
 ) -> None:
-    """Guarantee 27: killed in the middle, or told twice to stop."""
+    """Guarantee 27: killed in the middle, or asked twice to stop."""
     mark = uuid.uuid4().hex
     with (tmp_path / "output").open("wb") as output:
         demo = subprocess.Popen(

@@ -12,19 +12,19 @@ from typing import Any
 
 import psycopg
 import pytest
-import typer.main
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
-from penstock.cli.app import app
-from penstock.consuming import ConsumerWorker
-from penstock.embedded import eventually
+from penstock.cli.app import load_commands
+from penstock.consuming import LogWorker
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^(?:\$ )?(?:\.venv/bin/)?(penstock .*?)(?:  #.*)?$", re.MULTILINE)
+COMMANDS = load_commands()
 INLINE = re.compile(r"`(penstock [a-z][^`]*)`")
 
 
@@ -53,13 +53,13 @@ def unknown(command: str) -> str | None:
     words = shlex.split(
         command.split("|", maxsplit=1)[0].split(">", maxsplit=1)[0].replace("…", "")
     )[1:]
-    here: Any = typer.main.get_command(app)
-    while hasattr(here, "commands") and words and not words[0].startswith("-"):
+    found, options = COMMANDS, {"--help", "--version"}
+    while found and words and not words[0].startswith("-"):
         name = words.pop(0)
-        if name not in here.commands:
+        if name not in found:
             return name
-        here = here.commands[name]
-    options = {name for p in here.params for name in (*p.opts, *p.secondary_opts)} | {"--help"}
+        options |= {option for p in found[name].params for option in (*p.opts, *p.secondary_opts)}
+        found = getattr(found[name], "commands", {})
     return next((w for w in words if w.startswith("--") and w.split("=")[0] not in options), None)
 
 
@@ -93,9 +93,7 @@ def test_the_readmes_pipeline_runs(engine: Engine, database_url: str, redis_url:
     streamer = Streamer(pipeline, database_url, redis_url)
     streamer.drain()
     streamer.close()
-    worker = ConsumerWorker(
-        pipeline, pipeline.consumer_named("ride-totals"), database_url, redis_url
-    )
+    worker = LogWorker(pipeline, pipeline.get_consumer("ride-totals"), database_url, redis_url)
 
     assert worker.drain() == 10
     worker.close()

@@ -21,9 +21,9 @@ from penstock.channels.ick import inspect_shards
 from penstock.channels.log import extents
 from penstock.channels.routing import ick_shard_keys
 from penstock.database.connections import Connection, connect_postgres
-from penstock.embedded import eventually
 from penstock.journal import journal_tails
 from penstock.records import ShardName
+from penstock.testing import eventually
 
 SECONDS = 30.0
 DOCUMENTS_COUNT = 3000

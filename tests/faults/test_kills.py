@@ -14,7 +14,7 @@ from fixtures.plant import THINGS, Processes
 from fixtures.truth import TABLES, Load, await_everything
 from penstock import Log
 from penstock.database.connections import Connection, connect_postgres
-from penstock.embedded import eventually
+from penstock.testing import eventually
 
 KILLS = {"inline": 47, "spark": 3}
 

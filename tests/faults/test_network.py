@@ -1,24 +1,30 @@
 """What a network does to the streamer and to a consumer: replies get lost, connections are cut, or hang."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 
 import pytest
 import redis
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
+from fixtures.flow import stage_rows
 from fixtures.proxy import APPEND, COMMIT, Harm, Proxy, behind
 from fixtures.truth import TABLES, change, check_exact, declare_consumers
 from penstock import Log, Pipeline
 from penstock.channels import server
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database import connections
 from penstock.database.connections import Connection
-from penstock.embedded import eventually
 from penstock.errors import ServerUnavailable
+from penstock.records import Record
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
+INSERT = text("INSERT INTO public.effects VALUES (:id)")
 KEYS = [f"k{number}" for number in range(6)]
 
 
@@ -28,7 +34,7 @@ class Workers:
     def __init__(self, pipeline: Pipeline, database_url: str, redis_url: str) -> None:
         self.streamer = Streamer(pipeline, database_url, redis_url)
         self.consumers = [
-            ConsumerWorker(pipeline, spec, database_url, redis_url, block_ms=50)
+            LogWorker(pipeline, spec, database_url, redis_url, block_ms=50)
             for spec in pipeline.consumers.values()
         ]
 
@@ -153,6 +159,53 @@ def test_a_cut_at_any_request_to_redis_loses_and_doubles_nothing(
     assert requests > 8
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("harm", Harm)
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+def test_a_cut_at_any_request_to_postgres_ends_no_consumer(
+    flow: Pipeline,
+    things: Log,
+    connection: Connection,
+    streamer: Streamer,
+    database_url: str,
+    redis_url: str,
+    postgres_proxy: Proxy,
+    harm: Harm,
+    is_async: bool,  # noqa: FBT001
+) -> None:
+    """Guarantee 15: also while it connects, and while it registers."""
+    connection.execute("CREATE TABLE public.effects (record_id bigint)")
+
+    def plain(session: Session, records: Sequence[Record]) -> None:
+        session.execute(INSERT, [{"id": record.id} for record in records])
+
+    async def asynchronous(session: AsyncSession, records: Sequence[Record]) -> None:
+        await session.execute(INSERT, [{"id": record.id} for record in records])
+
+    flow.consumer(reads=things, name="reader")(asynchronous if is_async else plain)
+    url = behind(postgres_proxy, database_url)
+    requests = 0
+
+    def effects() -> list[int]:
+        rows = connection.execute("SELECT record_id FROM public.effects ORDER BY 1")
+        return [number for (number,) in rows]
+
+    while postgres_proxy.harmed == requests:
+        stage_rows(connection, things, 4, f"{requests} ")
+        streamer.drain()
+        worker = LogWorker(flow, flow.get_consumer("reader"), url, redis_url, block_ms=20)
+        postgres_proxy.harm(b"", harm, skip=requests)
+        wanted = 4 * (requests + 1)
+        end = monotonic() + 20
+        worker.run(lambda: len(effects()) >= wanted or monotonic() > end)  # noqa: B023  called in this turn
+        postgres_proxy.heal()
+        requests += 1
+        assert effects() == list(range(1, wanted + 1))
+
+    # Logging in, registering, the batches.
+    assert requests > 11
+
+
 @pytest.mark.parametrize("cut", ["postgres", "redis"])
 def test_loops_that_wait_for_work_survive_a_cut(
     workers: Workers,
@@ -205,8 +258,8 @@ def at_work(workers: Workers) -> Iterator[None]:
 @pytest.fixture
 def impatience(monkeypatch: pytest.MonkeyPatch) -> float:
     """All time limits are a second, so that tests need not wait for them."""
-    monkeypatch.setattr(connections._Impatient, "longest_silence_s", 1.0)
-    monkeypatch.setattr(connections._ImpatientWithHandlers, "longest_silence_s", 1.0)
+    monkeypatch.setattr(connections.WorkerConnection, "longest_silence_s", 1.0)
+    monkeypatch.setattr(connections.HandlerConnection, "longest_silence_s", 1.0)
     monkeypatch.setitem(connections._KEEPALIVE, "connect_timeout", 2)
     monkeypatch.setattr(server, "REPLY_TIMEOUT_S", 1.0)
     monkeypatch.setattr(server, "CONNECT_TIMEOUT_S", 1.0)

@@ -15,7 +15,7 @@ from fixtures.plant import THINGS as PLANTS_THINGS
 from fixtures.plant import Processes
 from fixtures.truth import TABLES, Load, await_everything, change
 from penstock.database.connections import Connection
-from penstock.embedded import eventually
+from penstock.testing import eventually
 
 pytestmark = pytest.mark.chaos
 

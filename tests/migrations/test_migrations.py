@@ -53,7 +53,7 @@ def test_up_then_down_then_up(fresh_url: str) -> None:
 
 def test_workers_of_this_release_ask_for_the_migration_that_they_need(fresh_url: str) -> None:
     """Guarantee 26."""
-    initialise(fresh_url, revision="penstock_0002")
+    initialise(fresh_url, revision="penstock_0003")
     with connect_postgres(fresh_url, application="test") as connection:
         with pytest.raises(SchemaMissing, match=r"journal_bounds.* penstock init"):
             journal_tails(connection)

@@ -8,7 +8,7 @@ from penstock import Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
 from penstock.errors import Unknown
-from penstock.operating.consumers import registered, retire
+from penstock.operating.consumers import list_consumers, retire
 
 
 @pytest.fixture(autouse=True)
@@ -17,11 +17,11 @@ def _reader(connection: Connection, flow: Pipeline, things: Log) -> None:
         """Does nothing."""
 
     flow.consumer(reads=things)(reader)
-    register_consumer(connection, flow.schema, flow.consumer_named("reader"))
+    register_consumer(connection, flow.schema, flow.get_consumer("reader"))
 
 
 def test_a_registered_consumer_is_listed(connection: Connection) -> None:
-    assert [(r.consumer, r.channel, r.shards, r.lag) for r in registered(connection)] == [
+    assert [(r.consumer, r.channel, r.shards, r.lag) for r in list_consumers(connection)] == [
         ("reader", "things", 2, 0)
     ]
 
@@ -29,14 +29,14 @@ def test_a_registered_consumer_is_listed(connection: Connection) -> None:
 def test_a_plan_to_retire_changes_nothing(connection: Connection) -> None:
     plan = retire(connection, "reader")
 
-    assert plan == registered(connection, "reader")
+    assert plan == list_consumers(connection, "reader")
     assert len(plan) == 1
 
 
 def test_a_retired_consumer_no_longer_holds_anything(connection: Connection) -> None:
     retire(connection, "reader", apply=True)
 
-    assert registered(connection) == []
+    assert list_consumers(connection) == []
     assert connection.execute("SELECT FROM penstock.checkpoints").fetchall() == []
 
 

@@ -1,6 +1,6 @@
 """Records that were set aside are tried again, once, in order, or given up."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -8,9 +8,8 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from penstock import Log, Pipeline
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.embedded import eventually
 from penstock.errors import BrokenTransaction, Unknown
 from penstock.operating.dead_letters import (
     DeadLetter,
@@ -24,12 +23,13 @@ from penstock.operating.dead_letters import (
 )
 from penstock.records import Record
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 
 class Desk:
     """A consumer that refuses what it is told to, and what was set aside."""
 
-    worker: ConsumerWorker
+    worker: LogWorker
 
     def __init__(self, flow: Pipeline, connection: Connection, url: str) -> None:
         self.flow, self.connection, self.url = flow, connection, url
@@ -63,7 +63,7 @@ def desk(
     desk = Desk(flow, connection, database_url)
 
     @flow.consumer(reads=things, name="reader", park_key=True, attempts=1)
-    def apply(session: Session, records: list[Record]) -> None:
+    def apply(session: Session, records: Sequence[Record]) -> None:
         for record in records:
             word = record.data["word"]
             session.execute(
@@ -74,9 +74,7 @@ def desk(
             if desk.ends_transaction:
                 session.connection().connection.driver_connection.commit()  # type: ignore[union-attr]  # psycopg's
 
-    worker = desk.worker = ConsumerWorker(
-        flow, flow.consumer_named("reader"), database_url, redis_url
-    )
+    worker = desk.worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
     for word in ("a1", "b1", "a2", "a3"):
         connection.execute(
             "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers) "

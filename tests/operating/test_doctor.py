@@ -1,6 +1,6 @@
 """The doctor finds what is wrong, and says what to type."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
 from penstock.channels.server import check_eviction, connect_redis
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres, EmbeddedServers
 from penstock.errors import UnsafeSetting
-from penstock.operating.doctor import Finding, examine, worst
+from penstock.operating.doctor import CheckResult, diagnose, worst
 from penstock.operating.doctor import flow as flow_checks
 from penstock.operating.doctor import server as server_checks
 from penstock.records import Record
@@ -34,25 +34,23 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServers]
 
 
 @pytest.fixture
-def reader(
-    flow: Pipeline, things: Log, database_url: str, redis_url: str
-) -> Iterator[ConsumerWorker]:
+def reader(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Iterator[LogWorker]:
     @flow.consumer(reads=things, attempts=1, on_poison="halt")
-    def reader(_session: Any, records: list[Record]) -> None:
+    def reader(_session: Any, records: Sequence[Record]) -> None:
         if any(record.key == "bad1" for record in records):
             raise ValueError("bad")
 
-    worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
     yield worker
     worker.close()
 
 
-def found(findings: list[Finding], check: str, grade: str) -> list[Finding]:
+def found(findings: list[CheckResult], check: str, grade: str) -> list[CheckResult]:
     """Those of one check, and of one grade."""
     return [finding for finding in findings if (finding.check, finding.grade) == (check, grade)]
 
 
-def only(findings: list[Finding], check: str, grade: str) -> Finding:
+def only(findings: list[CheckResult], check: str, grade: str) -> CheckResult:
     chosen = found(findings, check, grade)
     assert len(chosen) == 1, findings
     return chosen[0]
@@ -69,11 +67,11 @@ def test_all_is_well_where_all_is_well(flow: Pipeline, things: Log, sound: Embed
         streamer.drain()
         streamer.close()
 
-        findings = examine(connection, client, flow)
+        findings = diagnose(connection, client, flow)
 
     assert [finding for finding in findings if finding.grade != "ok"] == []
     assert worst(findings) == "ok"
-    assert {"postgres", "schema", "past", "keys", "journal", "eviction"} <= {
+    assert {"postgres", "schema", "lineage", "keys", "journal", "eviction"} <= {
         f.check for f in findings
     }
 
@@ -83,28 +81,28 @@ def test_every_finding_that_is_not_well_says_what_to_do(
 ) -> None:
     connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN id SET CACHE 20")
 
-    findings = examine(connection, redis_client, flow)
+    findings = diagnose(connection, redis_client, flow)
 
     assert worst(findings) == "error"
-    assert [f for f in findings if f.grade != "ok" and not f.mend] == []
+    assert [f for f in findings if f.grade != "ok" and not f.fix] == []
 
 
 def test_a_server_that_keeps_nothing_through_a_crash_is_an_error(
     connection: Connection, redis_client: redis.Redis
 ) -> None:
     """The server of the test run is one."""
-    assert "fsync" in only(examine(connection, redis_client), "durability", "error").found
+    assert "fsync" in only(diagnose(connection, redis_client), "durability", "error").message
 
 
 def test_postgres_away_is_all_that_is_said(redis_client: redis.Redis) -> None:
-    [finding] = examine(None, redis_client)
+    [finding] = diagnose(None, redis_client)
 
     assert (finding.check, finding.grade, finding.unreachable) == ("postgres", "error", True)
 
 
 def test_redis_away_is_said_once(connection: Connection) -> None:
     with connect_redis("redis://127.0.0.1:1/0") as away:
-        findings = examine(connection, away)
+        findings = diagnose(connection, away)
 
     assert len([finding for finding in findings if finding.unreachable]) == 1
 
@@ -112,10 +110,10 @@ def test_redis_away_is_said_once(connection: Connection) -> None:
 def test_missing_tables_are_made_by_init(
     postgres: EmbeddedPostgres, redis_client: redis.Redis
 ) -> None:
-    with connect_postgres(postgres.url_of("postgres"), application="test") as empty:
-        findings = examine(empty, redis_client)
+    with connect_postgres(postgres.database_url("postgres"), application="test") as empty:
+        findings = diagnose(empty, redis_client)
 
-    assert only(findings, "schema", "error").mend == "penstock init"
+    assert only(findings, "schema", "error").fix == "penstock init"
 
 
 def test_an_older_schema_is_brought_up_to_date_by_init(
@@ -123,7 +121,7 @@ def test_an_older_schema_is_brought_up_to_date_by_init(
 ) -> None:
     connection.execute("UPDATE penstock.alembic_version SET version_num = 'penstock_0000'")
 
-    assert only(examine(connection, redis_client), "schema", "error").mend == "penstock init"
+    assert only(diagnose(connection, redis_client), "schema", "error").fix == "penstock init"
 
 
 def test_a_long_transaction_is_named(
@@ -136,11 +134,11 @@ def test_a_long_transaction_is_named(
     with connect_postgres(database_url, application="report") as slow:
         slow.execute("BEGIN")
         slow.execute("SELECT 1")
-        finding = only(examine(connection, redis_client), "long transactions", "warning")
+        finding = only(diagnose(connection, redis_client), "long transactions", "warning")
         pid = slow.info.backend_pid
 
-    assert f"process {pid} (penstock report, idle in transaction)" in finding.found
-    assert finding.mend.endswith(f"SELECT pg_terminate_backend({pid})")
+    assert f"process {pid} (penstock report, idle in transaction)" in finding.message
+    assert finding.fix.endswith(f"SELECT pg_terminate_backend({pid})")
 
 
 def test_a_prepared_transaction_is_named(
@@ -155,11 +153,11 @@ def test_a_prepared_transaction_is_named(
         preparing.execute("SELECT pg_current_xact_id()")
         preparing.execute("PREPARE TRANSACTION 'forgotten'")
     try:
-        finding = only(examine(connection, redis_client), "prepared transactions", "warning")
+        finding = only(diagnose(connection, redis_client), "prepared transactions", "warning")
     finally:
         connection.execute("ROLLBACK PREPARED 'forgotten'")
 
-    assert "'forgotten'" in finding.found
+    assert "'forgotten'" in finding.message
 
 
 def test_a_record_that_the_sequencer_passed_over_is_found(
@@ -172,9 +170,9 @@ def test_a_record_that_the_sequencer_passed_over_is_found(
         "VALUES ('3', 'things', 0, 'k', 'a', 'o', '{}')"
     )
 
-    finding = only(examine(connection, redis_client), "missed records", "error")
+    finding = only(diagnose(connection, redis_client), "missed records", "error")
 
-    assert "1 committed records have no offset" in finding.found
+    assert "1 committed records have no offset" in finding.message
 
 
 def test_rows_deleted_by_hand_are_found(
@@ -191,10 +189,10 @@ def test_rows_deleted_by_hand_are_found(
         "DELETE FROM penstock.staged_records WHERE id = (SELECT max(id) FROM penstock.staged_records)"
     )
 
-    errors = found(examine(connection, redis_client), "journal", "error")
+    errors = found(diagnose(connection, redis_client), "journal", "error")
 
     assert [
-        word in error.found
+        word in error.message
         for word, error in zip(("things/0: 1 holes", "gone"), errors, strict=True)
     ]
 
@@ -204,7 +202,7 @@ def test_ids_drawn_in_advance_are_an_error(
 ) -> None:
     connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN id SET CACHE 20")
 
-    assert "SET CACHE 1" in only(examine(connection, redis_client), "identity", "error").found
+    assert "SET CACHE 1" in only(diagnose(connection, redis_client), "identity", "error").message
 
 
 def test_numbers_near_their_end_are_an_error(
@@ -215,7 +213,7 @@ def test_numbers_near_their_end_are_an_error(
         "SELECT setval(pg_get_serial_sequence('penstock.staged_records', 'id'), 5000000000000000)"
     )
 
-    assert "exact up to" in only(examine(connection, redis_client), "identity", "error").found
+    assert "exact up to" in only(diagnose(connection, redis_client), "identity", "error").message
 
 
 def test_another_number_of_shards_is_an_error(
@@ -223,9 +221,9 @@ def test_another_number_of_shards_is_an_error(
 ) -> None:
     streamer.drain()
 
-    findings = examine(connection, redis_client, Pipeline([Log("things", shards=3)]))
+    findings = diagnose(connection, redis_client, Pipeline([Log("things", shards=3)]))
 
-    assert "of 3 shards" in only(findings, "channels", "error").found
+    assert "of 3 shards" in only(findings, "channels", "error").message
 
 
 def test_a_consumer_that_nobody_declares_is_to_be_retired(
@@ -233,17 +231,17 @@ def test_a_consumer_that_nobody_declares_is_to_be_retired(
     redis_client: redis.Redis,
     flow: Pipeline,
     streamer: Streamer,
-    reader: ConsumerWorker,
+    reader: LogWorker,
 ) -> None:
     streamer.drain()
 
     finding = only(
-        examine(connection, redis_client, Pipeline([*flow.channels.values()])),
+        diagnose(connection, redis_client, Pipeline([*flow.channels.values()])),
         "consumers",
         "warning",
     )
 
-    assert finding.mend == "penstock consumers retire reader --yes"
+    assert finding.fix == "penstock consumers retire reader --apply"
 
 
 def test_a_halted_shard_and_its_way_on_are_shown(
@@ -252,16 +250,16 @@ def test_a_halted_shard_and_its_way_on_are_shown(
     flow: Pipeline,
     things: Log,
     streamer: Streamer,
-    reader: ConsumerWorker,
+    reader: LogWorker,
 ) -> None:
     stage_rows(connection, things, 1, "bad")
     streamer.drain()
     reader.drain()
 
-    finding = only(examine(connection, redis_client, flow), "consumers", "error")
+    finding = only(diagnose(connection, redis_client, flow), "consumers", "error")
 
-    assert "reader is halted in things/" in finding.found
-    assert "reset checkpoint reader --resume" in finding.mend
+    assert "reader is halted in things/" in finding.message
+    assert "reset checkpoint reader --resume" in finding.fix
 
 
 def test_records_that_nobody_streams_are_an_error(
@@ -274,7 +272,7 @@ def test_records_that_nobody_streams_are_an_error(
     monkeypatch.setattr(flow_checks, "STALLED_S", 0.0)
     stage_rows(connection, things, 3)
 
-    assert only(examine(connection, redis_client, flow), "streamer", "error").mend.startswith(
+    assert only(diagnose(connection, redis_client, flow), "streamer", "error").fix.startswith(
         "penstock stream"
     )
 
@@ -290,13 +288,13 @@ def test_rights_that_workers_need_are_looked_for(
         with connect_postgres(
             database_url.replace("postgres@", "onlooker@"), application="test"
         ) as looking:
-            finding = only(examine(looking, redis_client), "privileges", "warning")
+            finding = only(diagnose(looking, redis_client), "privileges", "warning")
     finally:
         connection.execute("DROP OWNED BY onlooker")
         connection.execute("DROP ROLE onlooker")
 
-    assert "INSERT on journal" in finding.found
-    assert "SELECT on journal" not in finding.found
+    assert "INSERT on journal" in finding.message
+    assert "SELECT on journal" not in finding.message
 
 
 def test_an_eviction_policy_that_takes_any_key_is_refused(
@@ -304,13 +302,13 @@ def test_an_eviction_policy_that_takes_any_key_is_refused(
 ) -> None:
     redis_client.config_set("maxmemory-policy", "allkeys-lru")
     try:
-        finding = only(examine(connection, redis_client), "eviction", "error")
+        finding = only(diagnose(connection, redis_client), "eviction", "error")
         with pytest.raises(UnsafeSetting, match="allkeys-lru"):
             check_eviction(redis_client)
     finally:
         redis_client.config_set("maxmemory-policy", "noeviction")
 
-    assert finding.mend == "CONFIG SET maxmemory-policy noeviction"
+    assert finding.fix == "CONFIG SET maxmemory-policy noeviction"
 
 
 def test_an_eviction_policy_for_mortal_keys_is_fine(redis_client: redis.Redis) -> None:
@@ -330,10 +328,10 @@ def test_a_key_with_a_time_to_live_and_a_foreign_entry_are_found(
     redis_client.expire(first, 1000)
     redis_client.xadd(second, {"what": "is this"})
 
-    errors = found(examine(connection, redis_client), "keys", "error")
+    errors = found(diagnose(connection, redis_client), "keys", "error")
 
-    assert f"PERSIST {first}" in [error.mend for error in errors]
-    assert any(second in error.mend for error in errors)
+    assert f"PERSIST {first}" in [error.fix for error in errors]
+    assert any(second in error.fix for error in errors)
 
 
 def test_someone_elses_key_in_place_of_a_shard_is_found(
@@ -342,7 +340,7 @@ def test_someone_elses_key_in_place_of_a_shard_is_found(
     streamer.drain()
     redis_client.set(log_keys("penstock", things.shard_names[0]).stream, "mine")
 
-    findings = examine(connection, redis_client)
+    findings = diagnose(connection, redis_client)
 
     assert found(findings, "keys", "error")
 
@@ -354,7 +352,7 @@ def test_a_log_ahead_of_the_journal_is_an_error(
     streamer.drain()
     connection.execute("DELETE FROM penstock.journal")
 
-    assert "reset epoch" in only(examine(connection, redis_client), "past", "error").found
+    assert "reset epoch" in only(diagnose(connection, redis_client), "lineage", "error").message
 
 
 def test_a_replica_is_an_error(connection: Connection, redis_url: str, tmp_path: Path) -> None:
@@ -364,9 +362,9 @@ def test_a_replica_is_an_error(connection: Connection, redis_url: str, tmp_path:
         EmbeddedRedis(tmp_path / "replica", settings={"replicaof": "127.0.0.1 1"}) as replica,
         connect_redis(replica.url) as client,
     ):
-        findings = examine(connection, client)
+        findings = diagnose(connection, client)
 
-    assert "replica" in only(findings, "redis", "error").found
+    assert "replica" in only(findings, "redis", "error").message
 
 
 def test_looking_changes_nothing(
@@ -389,7 +387,7 @@ def test_looking_changes_nothing(
         ]
 
     before = everything()
-    findings = examine(connection, redis_client, flow)
+    findings = diagnose(connection, redis_client, flow)
 
     assert everything() == before
-    assert "new epoch" in only(findings, "past", "warning").mend
+    assert "new epoch" in only(findings, "lineage", "warning").fix

@@ -12,7 +12,7 @@ from penstock.channels.ick import DirtyList, Reservation, Reservations, oldest
 from penstock.channels.routing import IckShardKeys, ick_shard_keys
 from penstock.database.connections import Connection
 from penstock.errors import Unknown
-from penstock.operating.doctor import Finding, examine
+from penstock.operating.doctor import CheckResult, diagnose
 from penstock.operating.doctor import ick as ick_checks
 from penstock.operating.reset import reset_ick
 from penstock.operating.status import IckStatus, status
@@ -51,7 +51,7 @@ def everything(client: redis.Redis) -> dict[bytes, Any]:
     return {key: client.dump(key) for key in keys}
 
 
-def of(findings: list[Finding], check: str) -> list[Finding]:
+def of(findings: list[CheckResult], check: str) -> list[CheckResult]:
     return [finding for finding in findings if finding.check == check]
 
 
@@ -74,7 +74,7 @@ def test_status_says_sizes_age_folds_and_who_holds_the_reservation(
     assert (second.held, second.reserved, second.holder, second.reservation) == (0, 2, None, 0)
     assert first.members + second.members == 20
     assert first.records + second.records == 100
-    assert (first.fold_ratio, second.fold_ratio) == (5.0, 5.0)
+    assert (first.coalescing_ratio, second.coalescing_ratio) == (5.0, 5.0)
     assert first.oldest_s is not None
     assert second.oldest_s is not None
     assert 0 <= first.oldest_s < 60
@@ -93,11 +93,16 @@ def test_an_ick_is_not_taken_for_a_log_of_one_entry(
     assert sum(shard.published or 0 for shard in shards) == 4
 
 
-def test_an_ick_that_was_never_told_anything_is_empty(
+def test_an_ick_that_was_never_marked_is_empty(
     connection: Connection, redis_client: redis.Redis, flow: Pipeline
 ) -> None:
     for ick in icks(connection, redis_client, flow):
-        assert (ick.members, ick.oldest_s, ick.fold_ratio, ick.holder) == (0, None, None, None)
+        assert (ick.members, ick.oldest_s, ick.coalescing_ratio, ick.holder) == (
+            0,
+            None,
+            None,
+            None,
+        )
 
 
 def test_an_infinite_score_is_no_age(
@@ -118,13 +123,13 @@ def test_looking_writes_nothing(
     before = everything(redis_client)
 
     status(documents, redis_client, flow)
-    examine(documents, redis_client, flow)
+    diagnose(documents, redis_client, flow)
     oldest(redis_client, "penstock", [ShardName("index", Shard(0))], 10)
 
     assert everything(redis_client) == before
 
 
-def test_a_damaged_ick_is_told_and_the_others_are_shown(
+def test_a_damaged_ick_is_reported_and_the_others_are_shown(
     documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
 ) -> None:
     mark_changed(documents, ["a", "b", "c", "d"])
@@ -143,27 +148,27 @@ def test_a_damaged_ick_is_told_and_the_others_are_shown(
 def test_the_doctor_finds_damage_and_what_it_says_to_do_brings_every_member_back(
     documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
 ) -> None:
-    """Guarantee 6: what was not done is told again."""
+    """Guarantee 6: what was not processed is marked again."""
     mark_changed(documents, [f"d{n}" for n in range(20)])
     streamer.drain()
     members = {each.member for each in oldest(redis_client, "penstock", flow.shard_names, 100)}
     keys = keys_of(0)
     redis_client.set(keys.ick.dirty, "somebody's")
 
-    [finding] = [f for f in of(examine(documents, redis_client, flow), "icks") if f.grade != "ok"]
+    [finding] = [f for f in of(diagnose(documents, redis_client, flow), "icks") if f.grade != "ok"]
     [planned] = reset_ick(documents, redis_client, "index", flow)
     before = everything(redis_client)
     [done] = reset_ick(documents, redis_client, "index", flow, apply=True)
     streamer._refresh_at = 0.0
     streamer.drain()
 
-    assert (finding.grade, finding.mend) == ("error", "penstock reset ick index --yes")
-    assert (planned.key, planned.found, planned.told_again) == (keys.ick.dirty, "string", True)
+    assert (finding.grade, finding.fix) == ("error", "penstock reset ick index --apply")
+    assert (planned.key, planned.found, planned.marked_again) == (keys.ick.dirty, "string", True)
     assert before[keys.ick.dirty.encode()] == redis_client.dump(str(done.moved_to))
     found = {each.member for each in oldest(redis_client, "penstock", flow.shard_names, 100)}
     assert len(members) == 20
     assert found == members
-    assert of(examine(documents, redis_client, flow), "icks")[0].grade == "ok"
+    assert of(diagnose(documents, redis_client, flow), "icks")[0].grade == "ok"
 
 
 def test_the_doctor_names_a_key_that_will_vanish(
@@ -171,14 +176,14 @@ def test_the_doctor_names_a_key_that_will_vanish(
 ) -> None:
     mark_changed(documents, ["a", "b", "c", "d"])
     streamer.drain()
-    for key in (keys_of(0).ick.dirty, keys_of(1).passage):
+    for key in (keys_of(0).ick.dirty, keys_of(1).progress):
         redis_client.expire(key, 1000)
 
-    findings = of(examine(documents, redis_client, flow), "keys")
+    findings = of(diagnose(documents, redis_client, flow), "keys")
 
-    assert {f.mend for f in findings if f.grade == "error"} == {
+    assert {f.fix for f in findings if f.grade == "error"} == {
         f"PERSIST {keys_of(0).ick.dirty}",
-        f"PERSIST {keys_of(1).passage}",
+        f"PERSIST {keys_of(1).progress}",
     }
 
 
@@ -193,18 +198,18 @@ def test_the_doctor_says_that_members_wait_that_nobody_does(
     mark_changed(documents, ["a", "b", "c", "d"])
     streamer.drain()
 
-    [idle] = of(examine(documents, redis_client, flow), "icks")
+    [idle] = of(diagnose(documents, redis_client, flow), "icks")
     holder = Reservations(redis_client, keys_of(0).name, holder="me", size=3)
     holder.reserve()
-    [held] = of(examine(documents, redis_client, flow), "icks")
+    [held] = of(diagnose(documents, redis_client, flow), "icks")
 
     assert (idle.grade, held.grade) == ("warning", "warning")
-    assert "4 members wait" in idle.found
-    assert "nobody holds a reservation" in idle.found
-    assert f"held by {holder.holder}" in held.found
+    assert "4 members wait" in idle.message
+    assert "nobody holds a reservation" in idle.message
+    assert f"held by {holder.holder}" in held.message
 
 
-def test_only_an_ick_is_mended_as_one(
+def test_only_an_ick_is_repaired_as_one(
     connection: Connection, redis_client: redis.Redis, things: Log
 ) -> None:
     with pytest.raises(Unknown, match="no Ick 'things'"):

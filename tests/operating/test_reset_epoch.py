@@ -1,7 +1,7 @@
 """After Postgres has lost what was published, an operator decides, and everything is exact again."""
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Thread
 
@@ -14,16 +14,17 @@ from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.log import extents, read
 from penstock.channels.routing import log_keys
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.initialise import initialise
-from penstock.embedded import EmbeddedPostgres, eventually
+from penstock.embedded import EmbeddedPostgres
 from penstock.embedded.postgres_binaries import account_for_postgres, postgres_binaries
 from penstock.errors import Fenced, HistoryDiverged, Refused
 from penstock.operating.reset import epoch as epoch_module
 from penstock.operating.reset import reset_epoch
 from penstock.records import BEGINNING, Record, ShardName
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 EFFECTS = "CREATE TABLE public.effects (record_id bigint, key text)"
 LINEAR = {"fsync": "off", "full_page_writes": "off", "max_prepared_transactions": "4"}
@@ -37,7 +38,7 @@ class Scene:
         self._flow, self._redis_url = flow, redis_url
 
         @flow.consumer(reads=things, name="reader")
-        def reader(session: Session, records: list[Record]) -> None:
+        def reader(session: Session, records: Sequence[Record]) -> None:
             for record in records:
                 session.execute(
                     text("INSERT INTO public.effects VALUES (:id, :key)"),
@@ -52,9 +53,7 @@ class Scene:
             streamer.close()
 
     def consume(self, url: str) -> None:
-        worker = ConsumerWorker(
-            self._flow, self._flow.consumer_named("reader"), url, self._redis_url
-        )
+        worker = LogWorker(self._flow, self._flow.get_consumer("reader"), url, self._redis_url)
         try:
             worker.drain()
         finally:
@@ -129,7 +128,7 @@ def test_a_database_put_back_to_an_older_copy_goes_on_in_a_new_epoch(
         done = reset_epoch(connection, scene.client, flow, apply=True)
         again = reset_epoch(connection, scene.client, flow, apply=True)
 
-    assert plan.following == 2
+    assert plan.new_epoch == 2
     assert sum((plan.unsequenced or {}).values()) == 40
     assert {each.shard for each in plan.deleted} == {"things/0", "things/1"}
     assert plan.rewound == ()
@@ -194,7 +193,7 @@ def test_a_database_loaded_into_another_cluster_goes_on_in_a_new_epoch(
         early.execute("COMMIT")
 
     assert plan.deleted == ()
-    assert plan.marked == 75
+    assert plan.foreign == 75
     scene.stream(moved)
     # The young cluster comes to the ids that the records had.
     with connect_postgres(moved, application="test") as connection:
@@ -299,20 +298,20 @@ def test_a_reset_that_did_not_come_to_its_end_is_seen_and_done_again(
     scene.stage(database_url, 20, "first")
     scene.stream(database_url)
     pretend_loss(scene, 2)
-    original = epoch_module._begin_anew
+    original = epoch_module._fence
 
     def crash(*arguments: object) -> None:
         original(*arguments)  # type: ignore[arg-type]  # passed on as they are
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(epoch_module, "_begin_anew", crash)
+    monkeypatch.setattr(epoch_module, "_fence", crash)
     with pytest.raises(KeyboardInterrupt):
         reset_epoch(connection, scene.client, flow, apply=True)
     monkeypatch.undo()
 
     with pytest.raises(HistoryDiverged, match="did not come to its end"):
         scene.stream(database_url)
-    assert reset_epoch(connection, scene.client, flow, apply=True).following == 4
+    assert reset_epoch(connection, scene.client, flow, apply=True).new_epoch == 4
     scene.stream(database_url)
     scene.consume(database_url)
     scene.assert_exact(database_url)

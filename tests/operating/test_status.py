@@ -1,6 +1,6 @@
 """What ``status`` says is what is so."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import redis
@@ -8,23 +8,21 @@ import redis
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.server import connect_redis
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
 from penstock.errors import SchemaMissing
-from penstock.operating.status import Status, dead_letters_of, status
+from penstock.operating.status import Status, count_dead_letters, status
 from penstock.streaming import Streamer
 
 
 @pytest.fixture
-def reader(
-    flow: Pipeline, things: Log, database_url: str, redis_url: str
-) -> Iterator[ConsumerWorker]:
+def reader(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Iterator[LogWorker]:
     @flow.consumer(reads=things, name="reader")
-    def reader(_session: object, records: list[object]) -> None:
+    def reader(_session: object, records: Sequence[object]) -> None:
         del records
 
-    worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
     yield worker
     worker.close()
 
@@ -44,7 +42,7 @@ def test_a_record_is_staged_then_sequenced_and_published_then_applied(
     flow: Pipeline,
     things: Log,
     streamer: Streamer,
-    reader: ConsumerWorker,
+    reader: LogWorker,
 ) -> None:
     stage_rows(connection, things, 10)
     before = status(connection, redis_client, flow)
@@ -61,7 +59,7 @@ def test_a_record_is_staged_then_sequenced_and_published_then_applied(
     assert max(s.lag_s for s in between.consumers[0].shards) > 0
     assert [(s.lag, s.lag_s) for s in after.consumers[0].shards] == [(0, 0.0), (0, 0.0)]
     assert sum(s.applied for s in after.consumers[0].shards) == 10
-    assert dead_letters_of(after) == 0
+    assert count_dead_letters(after) == 0
     assert after.consumers[0].declared is True
 
 
@@ -73,7 +71,7 @@ def test_the_age_of_a_lag_is_that_of_the_first_record_not_applied(
     streamer: Streamer,
 ) -> None:
     flow.consumer(reads=things, name="reader")(lambda _session, _records: None)
-    register_consumer(connection, flow.schema, flow.consumer_named("reader"))
+    register_consumer(connection, flow.schema, flow.get_consumer("reader"))
     stage_rows(connection, things, 20)
     connection.execute(
         "UPDATE penstock.staged_records SET created_at = created_at - interval '1 hour' WHERE id = "
@@ -112,22 +110,22 @@ def test_without_redis_the_rest_is_shown(
     assert [s.published for s in found.channels[0].shards] == [None, None]
 
 
-def test_the_last_run_of_each_reconciliation_is_told(
+def test_the_last_run_of_each_reconciliation_is_shown(
     connection: Connection, redis_client: redis.Redis
 ) -> None:
     connection.execute(
         """
         INSERT INTO penstock.reconciliations (name, consumer, intent, compared, missing, surplus, different, outcome, ended_at)
         VALUES ('copies', 'one', 'compare', 9, 1, 1, 1, 'differs', clock_timestamp()),
-               ('copies', 'one', 'mend', 9, 0, 2, 0, 'mended', clock_timestamp()),
+               ('copies', 'one', 'repair', 9, 0, 2, 0, 'repaired', clock_timestamp()),
                ('totals', 'two', 'compare', NULL, NULL, NULL, NULL, 'running', NULL)
         """
     )
 
-    told = status(connection, redis_client).reconciliations
+    shown = status(connection, redis_client).reconciliations
 
-    assert [(r.name, r.intent, r.differences, r.outcome) for r in told] == [
-        ("copies", "mend", 2, "mended"),
+    assert [(r.name, r.intent, r.differences, r.outcome) for r in shown] == [
+        ("copies", "repair", 2, "repaired"),
         ("totals", "compare", None, "running"),
     ]
 
@@ -135,7 +133,7 @@ def test_the_last_run_of_each_reconciliation_is_told(
 def test_a_database_without_tables_says_what_to_type(
     postgres: object, redis_client: redis.Redis
 ) -> None:
-    url = postgres.url_of("postgres")  # type: ignore[attr-defined]  # the fixture of the run
+    url = postgres.database_url("postgres")  # type: ignore[attr-defined]  # the fixture of the run
     with (
         connect_postgres(url, application="test") as empty,
         pytest.raises(SchemaMissing, match="penstock init"),

@@ -1,6 +1,6 @@
 """A cut is a snapshot and the offsets that equal it; a consumer pinned there holds what the tables say."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -11,11 +11,11 @@ from sqlalchemy.orm import Session
 
 from fixtures.flow import running, stage_rows
 from penstock import Log, Pipeline
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, Halted, ServerUnavailable, Unknown
 from penstock.reconciling import Barrier, Cut, cut, pinned
-from penstock.reconciling.cut import exported
+from penstock.reconciling.cut import export_snapshot
 from penstock.records import Record
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import tick
@@ -48,7 +48,7 @@ def accounts(connection: Connection) -> Connection:
 @pytest.fixture
 def totals(flow: Pipeline, things: Log) -> str:
     @flow.consumer(reads=things, batch=50)
-    def totals(session: Session, records: list[Record]) -> None:
+    def totals(session: Session, records: Sequence[Record]) -> None:
         for record in sorted(records, key=lambda record: int(record.key)):
             session.execute(
                 text(
@@ -94,9 +94,9 @@ def test_a_pinned_state_equals_the_tables_at_every_cut_under_load(
     redis_url: str,
 ) -> None:
     """Guarantee 28: no false alarm under load; a cut shows what its offsets say."""
-    spec = flow.consumer_named(totals)
+    spec = flow.get_consumer(totals)
     streamer, rival = (Streamer(flow, database_url, redis_url) for _ in range(2))
-    worker = ConsumerWorker(flow, spec, database_url, redis_url)
+    worker = LogWorker(flow, spec, database_url, redis_url)
     worker.open()
     sums: list[tuple[Any, ...]] = []
 
@@ -139,18 +139,18 @@ def test_a_cut_delays_no_producer_and_no_later_tick(
 def test_a_cut_that_is_suspended_holds_up_sequencers_for_a_while_only(
     connection: Connection, connect: Connect, things: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guarantee 3: as soon as it holds them, the server waits for it no longer than it was told."""
+    """Guarantee 3: as soon as it holds them, the server waits for it no longer than the limit."""
     stage_rows(connection, things, 10)
     connection.execute("SET lock_timeout = '5s'")
     sequenced: list[int] = []
 
     def asleep(holder: Connection) -> str:
         sequenced.append(tick(connection).sequenced)
-        return exported(holder)
+        return export_snapshot(holder)
 
     cutting = import_module("penstock.reconciling.cut")  # `cut` is the function
     monkeypatch.setattr(cutting, "SUSPENDED_S", 0.2)
-    monkeypatch.setattr(cutting, "exported", asleep)
+    monkeypatch.setattr(cutting, "export_snapshot", asleep)
 
     with pytest.raises(ServerUnavailable, match="idle-in-transaction"), cut(connect):
         pass
@@ -180,10 +180,10 @@ def test_an_open_transaction_is_in_no_cut_until_it_commits(
 
 
 @pytest.fixture
-def standing_worker(
+def paused_worker(
     flow: Pipeline, totals: str, accounts: Connection, database_url: str, redis_url: str
-) -> Iterator[ConsumerWorker]:
-    worker = ConsumerWorker(flow, flow.consumer_named(totals), database_url, redis_url)
+) -> Iterator[LogWorker]:
+    worker = LogWorker(flow, flow.get_consumer(totals), database_url, redis_url)
     worker.open()
     yield worker
     worker.close()
@@ -197,37 +197,37 @@ def change(connection: Connection, times: int) -> None:
 def test_a_consumer_stops_at_the_barrier_and_goes_on_when_it_is_lifted(
     flow: Pipeline,
     streamer: Streamer,
-    standing_worker: ConsumerWorker,
+    paused_worker: LogWorker,
     connection: Connection,
     connect: Connect,
 ) -> None:
-    barrier = Barrier(standing_worker.consumer)
+    barrier = Barrier(paused_worker.consumer)
     change(connection, 20)
     streamer.drain()
     with cut(connect, within=barrier.place) as at:
         change(connection, 20)
         streamer.drain()
         for _ in range(10):
-            standing_worker.round(block_ms=1)
+            paused_worker.round(block_ms=1)
         applied = connection.execute("SELECT sum(cents) FROM public.totals").fetchone()
         with pinned(connect, barrier, at):
             pass
 
     assert applied == (20,)
-    assert standing_worker.drain() == 20
+    assert paused_worker.drain() == 20
 
 
 def test_a_consumer_does_not_wait_for_a_run_that_has_died(
-    streamer: Streamer, standing_worker: ConsumerWorker, connection: Connection, connect: Connect
+    streamer: Streamer, paused_worker: LogWorker, connection: Connection, connect: Connect
 ) -> None:
-    barrier = Barrier(standing_worker.consumer)
+    barrier = Barrier(paused_worker.consumer)
     with cut(connect, within=barrier.place) as at:
         pass
     change(connection, 20)
     streamer.drain()
     connection.execute("UPDATE penstock.barriers SET expires_at = clock_timestamp()")
 
-    assert standing_worker.drain() == 20
+    assert paused_worker.drain() == 20
     with pytest.raises(BarrierMissed, match="went past the cut"), pinned(connect, barrier, at):
         pass
 
@@ -235,11 +235,11 @@ def test_a_consumer_does_not_wait_for_a_run_that_has_died(
 def test_a_consumer_that_does_not_run_is_named(
     flow: Pipeline,
     streamer: Streamer,
-    standing_worker: ConsumerWorker,
+    paused_worker: LogWorker,
     connection: Connection,
     connect: Connect,
 ) -> None:
-    barrier = Barrier(standing_worker.consumer)
+    barrier = Barrier(paused_worker.consumer)
     change(connection, 3)
 
     with (
@@ -259,7 +259,7 @@ def test_a_consumer_that_was_never_registered_or_has_halted_is_named(
     database_url: str,
     redis_url: str,
 ) -> None:
-    spec = flow.consumer_named(totals)
+    spec = flow.get_consumer(totals)
 
     def pin() -> Cut:
         barrier = Barrier(spec)
@@ -268,7 +268,7 @@ def test_a_consumer_that_was_never_registered_or_has_halted_is_named(
 
     with pytest.raises(Unknown, match="never run"):
         pin()
-    worker = ConsumerWorker(flow, spec, database_url, redis_url)
+    worker = LogWorker(flow, spec, database_url, redis_url)
     worker.open()
     worker.close()
     accounts.execute("UPDATE penstock.checkpoints SET halted = 'poison' WHERE shard = 1")

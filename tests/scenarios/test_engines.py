@@ -7,7 +7,7 @@ from fixtures.engines import Start, effects
 from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection
-from penstock.embedded import eventually
+from penstock.testing import eventually
 
 READY_S = 60.0
 

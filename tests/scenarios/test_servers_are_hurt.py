@@ -9,7 +9,7 @@ import pytest
 
 from fixtures.plant import Plant
 from fixtures.truth import Load
-from penstock.embedded import eventually
+from penstock.testing import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
@@ -29,7 +29,7 @@ def test_redis_put_back_to_an_older_directory_under_load(plant: Plant, tmp_path:
     """Guarantee 9: what the copy lacks comes again, at the same offsets; consumers that were farther skip it."""
     with Load(plant.url) as load:
         load.go_on(0.5)
-        plant.redis.snapshot(tmp_path / "older")
+        plant.redis.copy_to(tmp_path / "older")
         for _ in range(2):
             load.go_on(1.5)
             plant.redis.restore(tmp_path / "older")

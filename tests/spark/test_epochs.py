@@ -1,4 +1,4 @@
-"""Epochs: the tasks of one begin and end together."""
+"""Epochs: the tasks of an epoch begin and end together."""
 
 import threading
 
@@ -6,26 +6,26 @@ import pytest
 
 from fixtures.truth import TABLES
 from penstock.database.connections import Connection
-from penstock.embedded import eventually
 from penstock.spark.engine.assignment import Task
-from penstock.spark.engine.control_channel import Holder
+from penstock.spark.engine.control_channel import ControlServer
 from penstock.spark.engine.epochs import EpochsReader
+from penstock.testing import eventually
 
 TASKS = [Task(None, ()), Task("one", (0, 1))]
 
 
-def test_a_task_that_was_started_again_ends_with_the_epoch_and_not_its_own_time_later(
+def test_a_restarted_task_ends_with_its_epoch_and_not_a_full_epoch_later(
     connection: Connection, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else nobody streams meanwhile: the next epoch, which has the streamer, waits for the last task of this one."""
+    """Otherwise nothing is streamed meanwhile: the next epoch, which has the streamer, waits for the last task of this one."""
     connection.execute(TABLES)
     monkeypatch.setenv("PENSTOCK_DATABASE_URL", database_url)
     monkeypatch.setenv("PENSTOCK_REDIS_URL", redis_url)
-    holder = Holder("127.0.0.1", lambda _: None)
+    server = ControlServer("127.0.0.1", lambda _: None)
     options = {
         "app": "fixtures.crashing:PIPELINE",
         "tasks": "\n".join(task.to_json() for task in TASKS),
-        "leash": holder.address,
+        "control": server.address,
         "idle": "0.01",
         "prepare": "true",
         "resend": "0",
@@ -37,11 +37,11 @@ def test_a_task_that_was_started_again_ends_with_the_epoch_and_not_its_own_time_
     rows: list[object] = []
     late = threading.Thread(target=lambda: rows.extend(again.read(consumer)), daemon=True)
     late.start()
-    eventually(lambda: holder.held == 1, "the consumer runs")
+    eventually(lambda: server.connected == 1, "the consumer runs")
     rows.extend(first.read(streamer))
 
     late.join(20)
     ended = not late.is_alive()
-    holder.cut()
+    server.close()
     assert ended
     assert len(rows) == len(TASKS)

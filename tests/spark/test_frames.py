@@ -15,18 +15,18 @@ from sqlalchemy.orm import Session
 
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.consuming.checkpoints import Checkpoint
 from penstock.crashpoints import SPARK_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declarations import ConsumerSpec
-from penstock.embedded import eventually
 from penstock.errors import DeclarationError
 from penstock.operating.reset import reset_checkpoint
 from penstock.reconciling import Barrier, cut, pinned
 from penstock.records import Offset, Shard, ShardName
-from penstock.spark.engine.dataframes import _end, _Share, start_frames
+from penstock.spark.engine.dataframes import _end, _Share, start_dataframes
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 pytestmark = pytest.mark.spark
 Run = Callable[..., None]
@@ -57,7 +57,7 @@ def consumer(flow: Pipeline, things: Log, counts: Connection) -> ConsumerSpec:
                 {"key": key, "records": records},
             )
 
-    return flow.consumer_named("letters")
+    return flow.get_consumer("letters")
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def run(
     """Applies what there is.  Each run makes a new directory for Spark's checkpoints, as if the last had been deleted."""
 
     def apply() -> None:
-        query = start_frames(
+        query = start_dataframes(
             spark, flow, consumer, database_url, redis_url, str(tmp_path), available_now=True
         )
         query.awaitTermination()
@@ -233,4 +233,4 @@ def test_it_runs_on_spark_only(
     flow: Pipeline, consumer: ConsumerSpec, database_url: str, redis_url: str
 ) -> None:
     with pytest.raises(DeclarationError, match="--engine spark"):
-        ConsumerWorker(flow, consumer, database_url, redis_url)
+        LogWorker(flow, consumer, database_url, redis_url)

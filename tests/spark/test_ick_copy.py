@@ -1,4 +1,4 @@
-"""A copy that a Spark query rebuilds set-based from what is dirty ends equal to the table, whatever happens to the query."""
+"""A copy that a Spark query maintains from dirty members ends equal to its table, whatever happens to the query."""
 
 import os
 import random
@@ -21,8 +21,8 @@ from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from fixtures.dirty import DOCUMENTS, check_copy, mark_changed
 from penstock import Ick, Pipeline
 from penstock.database.connections import Connection, connect_postgres
-from penstock.embedded import eventually
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 pytestmark = pytest.mark.spark
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "spark.md"
@@ -51,7 +51,7 @@ def change(connection: Connection, streamer: Streamer, dice: random.Random) -> N
 
 
 def rebuild(spark: SparkSession, database_url: str, dirty: DataFrame) -> None:
-    """Reads the documents of the members as they are now, and writes them in the place of their copies."""
+    """Replaces the copies of the members with their documents as they are now."""
     keys = [row.member for row in dirty.select("member").collect()]
     documents = (
         spark.read.format("penstock.table")
@@ -96,7 +96,7 @@ def test_a_copy_follows_its_table_through_failing_batches_and_lost_checkpoints(
             .option("channel", "index")
             .option("databaseUrl", database_url)
             .option("redisUrl", redis_url)
-            .option("patienceSeconds", "1")
+            .option("takeoverAfterSeconds", "1")
             .option("maxMembersPerTrigger", "10")
             .load()
             .writeStream.foreachBatch(batch)
@@ -125,7 +125,7 @@ def test_the_pages_example_keeps_a_copy(
     redis_url: str,
     tmp_path: Path,
 ) -> None:
-    """Word for word, but for where its checkpoints and its servers are."""
+    """Word for word, except for the checkpoint directory and the servers."""
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     [rebuilds] = [block for block in blocks if "def rebuild" in block]
     [marks] = [block for block in blocks if "stale" in block]
@@ -167,7 +167,7 @@ if __name__ == "__main__":
     (
         spark.readStream.format("penstock.ick")
         .option("channel", "index")
-        .option("patienceSeconds", "1")
+        .option("takeoverAfterSeconds", "1")
         .load()
         .writeStream.foreachBatch(lambda dirty, _: rebuild(spark, os.environ["PENSTOCK_DATABASE_URL"], dirty))
         .option("checkpointLocation", "checkpoint")

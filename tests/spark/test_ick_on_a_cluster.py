@@ -1,4 +1,4 @@
-"""An Ick whose shards lie on three nodes of a Cluster: marked, looked at, read and done as on one server."""
+"""An Ick whose shards are on three nodes of a Cluster is marked, inspected, read and processed as on one server."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ from penstock.channels.ick import DirtyList, oldest
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import connect_redis
 from penstock.database.connections import Connection
-from penstock.operating.doctor import examine
+from penstock.operating.doctor import diagnose
 from penstock.operating.reset import reset_ick
 from penstock.operating.status import status
 from penstock.streaming import Streamer
@@ -51,10 +51,10 @@ def test_status_tail_doctor_and_reset_know_it(
     told: Connection, flow: Pipeline, client: Any
 ) -> None:
     shards = status(told, client, flow).channels[0].shards
-    well = [f for f in examine(told, client, flow) if f.check == "icks"]
+    well = [f for f in diagnose(told, client, flow) if f.check == "icks"]
     keys = ick_shard_keys("penstock", INDEX.shard_names[1])
     client.set(keys.ick.dirty, "somebody's")
-    [ill] = [f for f in examine(told, client, flow) if f.check == "icks"]
+    [ill] = [f for f in diagnose(told, client, flow) if f.check == "icks"]
     [mended] = reset_ick(told, client, "index", flow, apply=True)
 
     assert sum(shard.ick.dirty for shard in shards if shard.ick is not None) == 20

@@ -1,4 +1,4 @@
-"""``penstock.ick``: a micro-batch is a reservation; whatever Spark does with it, no member is forgotten."""
+"""``penstock.ick``: a micro-batch is a reservation; no member is forgotten, whatever Spark does with it."""
 
 import json
 import shutil
@@ -16,10 +16,10 @@ from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 
 from fixtures.redis_ick import RedisIck
 from penstock import Ick
-from penstock.channels.ick import Busy, DirtyList, Patience, Reservation, Reservations
+from penstock.channels.ick import Busy, DirtyList, HolderWatch, Reservation, Reservations
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import connect_redis
-from penstock.spark.sources.ick.turns import Turns
+from penstock.spark.sources.ick.reservation_sequence import ReservationSequence
 
 pytestmark = pytest.mark.spark
 INDEX = Ick("index", shards=2)
@@ -29,7 +29,7 @@ Batch = Callable[[DataFrame, int], None]
 @pytest.fixture
 def where(redis_url: str) -> dict[str, str]:
     """Options for an Ick of two shards."""
-    return {"channel": "index", "shards": "2", "redisUrl": redis_url, "patienceSeconds": "1"}
+    return {"channel": "index", "shards": "2", "redisUrl": redis_url, "takeoverAfterSeconds": "1"}
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def members(frame: DataFrame) -> list[str]:
 def run(
     spark: SparkSession, where: dict[str, str], checkpoint: Path, batch: Batch, **options: str
 ) -> list[Any]:
-    """Takes what there is, and ends; gives the progress of micro-batches that had members."""
+    """Runs a query over the members that wait now; returns the progress of micro-batches that had members."""
     query = (
         spark.readStream.format("penstock.ick")
         .options(**where)
@@ -106,7 +106,7 @@ def test_a_stream_takes_what_is_dirty_and_commits_it_when_its_batch_is_done(
     assert (by_member[b"\xff"].member, by_member[b"\xff"].timestamp) == (None, None)
 
 
-def test_a_micro_batch_has_no_more_members_than_were_asked_for_the_oldest_first(
+def test_a_micro_batch_is_limited_in_size_and_takes_the_oldest_members(
     spark: SparkSession, where: dict[str, str], icks: list[DirtyList], tmp_path: Path
 ) -> None:
     for number, name in enumerate(names(40)):
@@ -148,7 +148,7 @@ def test_a_member_that_becomes_dirty_while_its_batch_runs_comes_again(
 
 
 def fail_once(seen: list[list[str]], meanwhile: Callable[[], None] = lambda: None) -> Batch:
-    """Notes the members of each batch; the first one fails when they have been worked on."""
+    """Collects the members of each batch; the first batch fails after it has processed them."""
 
     def batch(frame: DataFrame, _: int) -> None:
         seen.append(members(frame))
@@ -162,7 +162,7 @@ def fail_once(seen: list[list[str]], meanwhile: Callable[[], None] = lambda: Non
 def test_a_batch_that_failed_is_run_again_with_the_same_members(
     spark: SparkSession, where: dict[str, str], icks: list[DirtyList], tmp_path: Path
 ) -> None:
-    """Guarantee 6: what has become dirty since waits until that is done."""
+    """Guarantee 6: members that became dirty meanwhile wait until the batch is done."""
     mark(icks, ["a", "b"], 1)
     seen: list[list[str]] = []
     batch = fail_once(seen, lambda: mark(icks, ["a", "c"], 2))
@@ -203,14 +203,14 @@ def test_a_query_without_its_checkpoint_directory_forgets_nothing(
 
 
 @pytest.mark.slow
-def test_a_replay_of_what_another_has_taken_over_commits_nothing_of_it(
+def test_a_replay_of_a_reservation_that_was_taken_over_commits_nothing(
     spark: SparkSession,
     where: dict[str, str],
     icks: list[DirtyList],
     redis_client: redis.Redis,
     tmp_path: Path,
 ) -> None:
-    """Guarantees 5 and 6: a driver that was given up comes back."""
+    """Guarantees 5 and 6: a driver that was taken for dead comes back."""
     mark(icks, ["a", "b", "c", "d"], 1)
     seen: list[list[str]] = []
     others = [Reservations(redis_client, ick.keys.version, holder="other") for ick in icks]
@@ -241,20 +241,20 @@ def test_a_replay_of_what_another_has_taken_over_commits_nothing_of_it(
     checker.set()
     thread.join()
 
-    # The replay had no members, and ended nothing.
+    # The replay had no members, and committed nothing.
     assert seen == [["a", "b", "c", "d"], []]
-    assert [other.held(each) for other, each in zip(others, theirs, strict=True)] == theirs
+    assert [other.read(each) for other, each in zip(others, theirs, strict=True)] == theirs
     assert waiting(icks) == {b"a", b"b", b"c", b"d"}
 
 
-def test_a_zombie_ends_nothing_of_its_successors(
+def test_a_zombie_commits_nothing_of_its_successors(
     spark: SparkSession,
     where: dict[str, str],
     icks: list[DirtyList],
     redis_client: redis.Redis,
     tmp_path: Path,
 ) -> None:
-    """Guarantee 6: the driver slept in its batch; another has done the members, and has them again."""
+    """Guarantee 6: the driver slept during its batch; another consumer has processed the members and holds them again."""
     mark(icks, ["a", "b", "c", "d"], 1)
     theirs: list[tuple[Reservations, Reservation]] = []
 
@@ -272,15 +272,15 @@ def test_a_zombie_ends_nothing_of_its_successors(
             assert isinstance(second, Reservation)
             theirs.append((other, second))
 
-    run(spark, where, tmp_path, batch, patienceSeconds="30", maxMembersPerTrigger="100")
+    run(spark, where, tmp_path, batch, takeoverAfterSeconds="30", maxMembersPerTrigger="100")
 
     for other, reservation in theirs:
-        assert other.held(reservation) == reservation
+        assert other.read(reservation) == reservation
     assert waiting(icks) == {b"a", b"b", b"c", b"d"}
 
 
 @pytest.mark.slow
-def test_a_long_batch_is_not_taken_for_dead(
+def test_the_reservation_of_a_long_batch_does_not_become_stale(
     spark: SparkSession,
     where: dict[str, str],
     icks: list[DirtyList],
@@ -289,19 +289,19 @@ def test_a_long_batch_is_not_taken_for_dead(
 ) -> None:
     mark(icks, ["a"], 1)
     key = icks[INDEX.shard_of("a")].keys.version
-    patience, overs = Patience(2.0), []
+    watch, stale = HolderWatch(2.0), []
 
     def batch(_frame: DataFrame, _: int) -> None:
         other = Reservations(redis_client, key, holder="other")
         for _ in range(40):
             busy = other.reserve()
             assert isinstance(busy, Busy)
-            overs.append(patience.is_over(busy))
+            stale.append(watch.is_stale(busy))
             threading.Event().wait(0.1)
 
     run(spark, where, tmp_path, batch)
 
-    assert overs == [False] * 40
+    assert stale == [False] * 40
     assert waiting(icks) == set()
 
 
@@ -330,34 +330,34 @@ def test_a_task_that_runs_again_reads_the_same(
     assert waiting(icks) == set()
 
 
-def turns(redis_url: str) -> Turns:
-    """Those of a driver."""
+def sequence(redis_url: str) -> ReservationSequence:
+    """The reservations of a new driver."""
     made = {int(s.shard): ick_shard_keys("penstock", s).name for s in INDEX.shard_names}
-    return Turns(connect_redis(redis_url), made, patience_s=3600)
+    return ReservationSequence(connect_redis(redis_url), made, takeover_after_s=3600)
 
 
-def test_a_driver_that_dies_before_spark_has_noted_its_reservation_gets_it_again(
+def test_a_driver_that_dies_before_spark_has_stored_the_offset_gets_the_reservation_again(
     redis_url: str, icks: list[DirtyList]
 ) -> None:
     sizes = {0: 10, 1: 10}
-    first = turns(redis_url)
+    first = sequence(redis_url)
     mark(icks, ["a", "b", "c", "d"], 1)
     start = first.after(first.beginning, sizes)
     mark(icks, ["a", "e", "f", "g"], 2)
-    noted_nowhere = first.after(start, sizes)
+    never_stored = first.after(start, sizes)
 
-    again = turns(redis_url).after(start, sizes)
+    again = sequence(redis_url).after(start, sizes)
 
-    assert again == noted_nowhere != start
+    assert again == never_stored != start
     assert waiting(icks) == {b"a", b"e", b"f", b"g"}
 
 
-def test_two_queries_without_checkpoints_are_never_given_one_reservation(
+def test_two_queries_without_checkpoints_never_share_a_reservation(
     redis_url: str, icks: list[DirtyList]
 ) -> None:
     sizes = {0: 10, 1: 10}
     mark(icks, ["a", "b", "c", "d"], 1)
-    one, two = turns(redis_url), turns(redis_url)
+    one, two = sequence(redis_url), sequence(redis_url)
 
     given = one.after(one.beginning, sizes)
 
@@ -369,7 +369,7 @@ def test_two_queries_without_checkpoints_are_never_given_one_reservation(
 def test_waiting_for_members_writes_nothing(
     redis_url: str, redis_client: redis.Redis, icks: list[DirtyList]
 ) -> None:
-    one = turns(redis_url)
+    one = sequence(redis_url)
     mark(icks, ["a", "b", "c", "d"], 1)
     start = one.after(one.beginning, {0: 9, 1: 9})
     one.after(start, {0: 9, 1: 9})
@@ -383,7 +383,7 @@ def test_waiting_for_members_writes_nothing(
     assert waiting(icks) == set()
 
 
-def test_a_batch_read_looks_and_reserves_nothing(
+def test_a_batch_read_reserves_nothing(
     spark: SparkSession, where: dict[str, str], icks: list[DirtyList]
 ) -> None:
     mark(icks, names(30), 1)
@@ -395,7 +395,7 @@ def test_a_batch_read_looks_and_reserves_nothing(
     assert [ick.stats().held.size for ick in icks] == [0, 0]  # type: ignore[union-attr]
 
 
-def test_an_ick_of_somebody_else_is_read_by_its_key(
+def test_an_ick_outside_a_pipeline_is_read_by_its_key(
     spark: SparkSession, redis_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     """A Ruby process marks."""
@@ -425,7 +425,7 @@ def test_an_ick_of_somebody_else_is_read_by_its_key(
         ({"channel": "A b"}, "a name has 1 to 63 characters"),
     ],
 )
-def test_options_that_cannot_be_are_refused(
+def test_invalid_options_are_refused(
     spark: SparkSession, options: dict[str, str], said: str
 ) -> None:
     with pytest.raises(Exception, match=said):
@@ -433,7 +433,7 @@ def test_options_that_cannot_be_are_refused(
 
 
 def test_offsets_are_json_that_spark_compares(redis_url: str, icks: list[DirtyList]) -> None:
-    one = turns(redis_url)
+    one = sequence(redis_url)
     mark(icks, ["a", "b", "c", "d"], 1)
 
     assert json.loads(json.dumps(one.after(one.beginning, {0: 9, 1: 9}))).keys() == {"0", "1"}
@@ -496,7 +496,7 @@ def test_a_time_is_a_score(
         ("'a' name", "no column 'member'"),
     ],
 )
-def test_rows_that_cannot_be_marks_are_refused_and_nothing_is_written(
+def test_rows_that_are_no_marks_are_refused_and_nothing_is_written(
     spark: SparkSession, where: dict[str, str], redis_client: redis.Redis, rows: str, said: str
 ) -> None:
     with pytest.raises(Exception, match=said):

@@ -1,4 +1,4 @@
-"""Reconcile: what a consumer holds against the canonical tables, exactly, and mended."""
+"""Reconcile: what a consumer holds against the canonical tables, exactly, and repaired."""
 
 import random
 import threading
@@ -14,11 +14,11 @@ from sqlalchemy.orm import Session
 
 from fixtures.flow import at_work
 from penstock import Log, Pipeline
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.crashpoints import RECONCILING_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, DeclarationError, PenstockError, Refused
-from penstock.reconciling import Kind, Reconciled, reconcile
+from penstock.reconciling import DifferenceKind, Reconciled, reconcile
 from penstock.records import Record
 from penstock.spark.reconcile import SparkComparer, Tables
 from penstock.streaming import Streamer
@@ -36,12 +36,12 @@ VALUES ('things', %(account)s %% 2, %(account)s::text, 'change', 'account', json
 
 
 class CrashError(Exception):
-    """Stands for the end of the process at a crash point."""
+    """Simulates the end of the process at a crash point."""
 
 
 @pytest.fixture
 def bank(flow: Pipeline, things: Log, connection: Connection) -> Connection:
-    """Accounts, and two consumers that keep them: one by account, one as a single sum."""
+    """Accounts, and two consumers that total them: one by account, one as a single sum."""
     connection.execute(
         "CREATE TABLE public.accounts AS SELECT i AS id, 0::bigint AS cents, 'name ' || i AS name FROM generate_series(1, 200) i"
     )
@@ -94,7 +94,7 @@ def run(spark: SparkSession, flow: Pipeline, bank: Connection, database_url: str
         comparer = SparkComparer(spark, database_url, None if report is None else str(report))
         return reconcile(
             lambda: connect_postgres(database_url, application=application),
-            flow.reconciliation_named(name),
+            flow.get_reconciliation(name),
             comparer,
             **options,
         )
@@ -107,7 +107,7 @@ Working = Callable[[], Any]
 
 @pytest.fixture
 def working(flow: Pipeline, bank: Connection, database_url: str, redis_url: str) -> Working:
-    """The streamer and both consumers, at work until the block ends."""
+    """Runs the streamer and both consumers until the block ends."""
 
     return partial(at_work, flow, database_url, redis_url)
 
@@ -122,13 +122,13 @@ def settle(flow: Pipeline, database_url: str, redis_url: str) -> None:
     streamer.drain()
     streamer.close()
     for spec in flow.consumers.values():
-        worker = ConsumerWorker(flow, spec, database_url, redis_url)
+        worker = LogWorker(flow, spec, database_url, redis_url)
         worker.drain()
         worker.close()
 
 
 def plant(connection: Connection) -> None:
-    """Thirty differences of all kinds but the doubled."""
+    """Thirty differences of all kinds except repeated rows."""
     connection.execute("DELETE FROM public.totals WHERE id <= 10")
     connection.execute(
         "UPDATE public.totals SET cents = cents + 1, note = 'kept' WHERE id BETWEEN 11 AND 15"
@@ -138,7 +138,7 @@ def plant(connection: Connection) -> None:
 
 
 @pytest.mark.chaos
-def test_what_was_planted_is_found_and_mended_and_nothing_else_under_load(
+def test_what_was_planted_is_found_and_repaired_and_nothing_else_under_load(
     run: Run, working: Any, bank: Connection, database_url: str
 ) -> None:
     """Guarantee 28: every difference, no false alarm, while records flow."""
@@ -153,14 +153,18 @@ def test_what_was_planted_is_found_and_mended_and_nothing_else_under_load(
         clean = run()
         plant(bank)
         found = run()
-        mended = run(intent="mend")
+        repaired = run(intent="repair")
         again = run()
         total = run("grand")
 
     assert (clean.comparison.equal, total.comparison.equal) == (True, True)  # type: ignore[union-attr]
     assert found.comparison is not None
-    assert found.comparison.counts == {Kind.MISSING: 10, Kind.DIFFERENT: 10, Kind.SURPLUS: 10}
-    assert mended.repaired == 30
+    assert found.comparison.counts == {
+        DifferenceKind.MISSING: 10,
+        DifferenceKind.DIFFERENT: 10,
+        DifferenceKind.SURPLUS: 10,
+    }
+    assert repaired.repaired == 30
     assert again.comparison is not None
     assert again.comparison.counts == {}
     assert again.comparison.compared == 200
@@ -171,11 +175,11 @@ def test_what_was_planted_is_found_and_mended_and_nothing_else_under_load(
     ).fetchall()
     assert audit == [("different", 10, 10, 10), ("missing", 10, 0, 10), ("surplus", 10, 10, 0)]
     outcomes = bank.execute("SELECT outcome FROM penstock.reconciliations ORDER BY id").fetchall()
-    assert [o for (o,) in outcomes] == ["equal", "differs", "mended", "equal", "equal"]
+    assert [o for (o,) in outcomes] == ["equal", "differs", "repaired", "equal", "equal"]
 
 
 @pytest.mark.slow
-def test_a_row_that_is_there_twice_is_one_again(
+def test_a_repeated_row_is_repaired(
     run: Run,
     working: Any,
     flow: Pipeline,
@@ -193,13 +197,13 @@ def test_a_row_that_is_there_twice_is_one_again(
 
     with working():
         found = run(report=tmp_path / "report")
-        run(intent="mend")
+        run(intent="repair")
         assert run().clean
-        assert run("grand", intent="mend").repaired == 1
+        assert run("grand", intent="repair").repaired == 1
         assert run("grand").clean
 
     assert found.comparison is not None
-    assert found.comparison.counts == {Kind.DOUBLED: 3}
+    assert found.comparison.counts == {DifferenceKind.DOUBLED: 3}
     report = spark.read.parquet(str(tmp_path / "report"))
     assert sorted(row.key for row in report.collect()) == ['{"id":1}', '{"id":2}', '{"id":3}']
     assert bank.execute("SELECT count(*) FROM public.totals").fetchone() == (200,)
@@ -210,7 +214,7 @@ def test_a_row_that_is_there_twice_is_one_again(
 def test_state_and_position_are_replaced_together_under_load(
     run: Run, working: Any, bank: Connection, database_url: str, intent: str
 ) -> None:
-    """Guarantee 28: what comes behind the cut is applied once, what lies before it never again."""
+    """Guarantee 28: records after the cut are applied once, those before it never again."""
 
     def produce(stopped: Callable[[], bool]) -> None:
         with connect_postgres(database_url, application="producer") as producing:
@@ -232,7 +236,7 @@ def test_state_and_position_are_replaced_together_under_load(
 def test_fifty_bootstraps_under_load_with_kills(
     run: Run, working: Any, bank: Connection, database_url: str
 ) -> None:
-    """Guarantee 28: whatever moment a run is killed at, the next one makes state and position agree."""
+    """Guarantee 28: whenever a run is killed, the next one makes state and position agree."""
     dice, killed = random.Random(28), 0
 
     def produce(stopped: Callable[[], bool]) -> None:
@@ -241,7 +245,7 @@ def test_fifty_bootstraps_under_load_with_kills(
                 change(producing, 20, cents=3, first=101)
 
     def kill() -> None:
-        """What Postgres sees of a SIGKILL: the connections are gone."""
+        """Closes the connections, which is what Postgres sees of a SIGKILL."""
         bank.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'penstock bootstrap'"
         )
@@ -284,7 +288,7 @@ def test_a_run_that_dies_at_any_point_is_harmless(
             install_crashpoint(None)
             raise CrashError(name)
 
-    intent = "mend" if point.startswith("repair") else "replace"
+    intent = "repair" if point.startswith("repair") else "replace"
     with working():
         install_crashpoint(crash)
         try:
@@ -305,7 +309,7 @@ def test_two_operators_at_once_are_harmless(
     plant(bank)
 
     with working():
-        threads = [threading.Thread(target=run, kwargs={"intent": "mend"}) for _ in range(2)]
+        threads = [threading.Thread(target=run, kwargs={"intent": "repair"}) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -315,10 +319,10 @@ def test_two_operators_at_once_are_harmless(
 
 
 @pytest.mark.chaos
-def test_records_that_were_set_aside_are_not_mended_twice(
+def test_records_that_were_dead_lettered_are_not_repaired_twice(
     run: Run, working: Any, flow: Pipeline, bank: Connection, database_url: str, redis_url: str
 ) -> None:
-    """Guarantee 28: a dead letter that is tried again later would count on top."""
+    """Guarantee 28: otherwise a dead letter that is retried later would count twice."""
     change(bank, 200)
     bank.execute(
         CHANGE.replace("jsonb_build_object(", "jsonb_build_object('poison', true, "),
@@ -328,8 +332,8 @@ def test_records_that_were_set_aside_are_not_mended_twice(
 
     with working():
         assert not run().clean
-        with pytest.raises(Refused, match="set 1 records aside"):
-            run(intent="mend")
+        with pytest.raises(Refused, match="dead-lettered 1 records"):
+            run(intent="repair")
         run(intent="replace")
         assert run().clean
     assert bank.execute("SELECT count(*) FROM penstock.dead_letters").fetchone() == (0,)
@@ -355,7 +359,7 @@ def test_what_cannot_be_compared_is_named(
     for name, words in (
         ("no-key", "no column 'id'"),
         ("null-key", "have NULL in their key"),
-        ("twice", "several times in the canonical rows"),
+        ("twice", "more than once in the canonical rows"),
         ("words", "tolerance is for numbers"),
     ):
         with pytest.raises(DeclarationError, match=words):
@@ -365,7 +369,7 @@ def test_what_cannot_be_compared_is_named(
         run(wait_s=0.2)
 
 
-def test_a_tolerance_is_said_and_nothing_else_is_tolerated(
+def test_only_the_declared_tolerance_applies(
     run: Run, flow: Pipeline, bank: Connection, database_url: str, redis_url: str
 ) -> None:
     change(bank, 200)

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from fixtures.flow import at_work
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection, connect_postgres
-from penstock.reconciling import Kind, Reconciled, reconcile
+from penstock.reconciling import DifferenceKind, Reconciled, reconcile
 from penstock.records import Record
 from penstock.spark.reconcile import SparkComparer, Tables
 
@@ -21,7 +21,7 @@ CHANGES = 50
 """Records of one producer's transaction."""
 
 RATE = 5_000
-"""Records a second that producers stage, if the machine lets them."""
+"""Records per second that producers stage, if the machine is fast enough."""
 
 # Ascending, as the consumer does it: two that change the same accounts must not wait for each other.
 CHANGE = """
@@ -48,7 +48,7 @@ PLANT = (
 
 @pytest.fixture
 def bank(flow: Pipeline, things: Log, connection: Connection) -> Connection:
-    """A million accounts, and a consumer's copy of what is in them."""
+    """A million accounts, and a consumer's copy of their balances."""
     for name in ("accounts", "totals"):
         connection.execute(
             f"CREATE TABLE public.{name} AS SELECT i AS id, 100::bigint AS cents FROM generate_series(1, %s::bigint) i".encode(),
@@ -86,7 +86,7 @@ def test_a_thousand_differences_in_a_million_keys_under_load(
     redis_url: str,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """Guarantee 28: every difference is found and mended, and nothing else, while records flow."""
+    """Guarantee 28: every difference is found and repaired, and nothing else, while records flow."""
     pause, staged = threading.Event(), 0
 
     def produce(stopped: Callable[[], bool]) -> None:
@@ -97,12 +97,12 @@ def test_a_thousand_differences_in_a_million_keys_under_load(
                 staged += producing.execute(CHANGE, {"keys": KEYS, "changes": CHANGES}).rowcount
                 pause.wait(max(0.0, began + staged / RATE - monotonic()))
 
-    def run(mend: bool = False) -> Reconciled:  # noqa: FBT001, FBT002  read where it is called
+    def run(repair: bool = False) -> Reconciled:  # noqa: FBT001, FBT002  read where it is called
         return reconcile(
             lambda: connect_postgres(database_url, application="reconcile"),
-            flow.reconciliation_named("totals"),
+            flow.get_reconciliation("totals"),
             SparkComparer(spark, database_url),
-            intent="mend" if mend else "compare",
+            intent="repair" if repair else "compare",
         )
 
     began = monotonic()
@@ -110,9 +110,9 @@ def test_a_thousand_differences_in_a_million_keys_under_load(
         clean = run()
         for statement in PLANT:
             bank.execute(statement, {"keys": KEYS})
-        found, mended, again = run(), run(mend=True), run()
+        found, repaired, again = run(), run(repair=True), run()
     seconds = monotonic() - began
-    for each in (clean, found, mended, again):
+    for each in (clean, found, repaired, again):
         record_property(
             f"run {each.run}",
             f"{each.seconds:.1f} s, paused {each.paused_s:.3f} s, held {each.held_s:.1f} s",
@@ -124,9 +124,9 @@ def test_a_thousand_differences_in_a_million_keys_under_load(
     assert found.comparison is not None
     counts = found.comparison.counts
     # A row that was deleted comes again with the next record of its key, and is wrong from then on.
-    assert counts[Kind.MISSING] + counts[Kind.DIFFERENT] == 700
-    assert counts[Kind.SURPLUS] == 300
+    assert counts[DifferenceKind.MISSING] + counts[DifferenceKind.DIFFERENT] == 700
+    assert counts[DifferenceKind.SURPLUS] == 300
     assert found.comparison.total == 1000
-    assert mended.repaired == 1000
+    assert repaired.repaired == 1000
     assert again.comparison is not None
     assert (again.comparison.counts, again.comparison.compared) == ({}, KEYS)

@@ -1,4 +1,4 @@
-"""Keys of every kind, and snapshots that get lost."""
+"""Reconciliation with keys of every kind, and with lost snapshots."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,11 +8,11 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy.orm import Session
 
 from penstock import Log, Pipeline
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import ServerUnavailable, SnapshotLost
-from penstock.reconciling import Comparison, Intent, Reconciled, Rows, reconcile
+from penstock.reconciling import Intent, Reconciled, Rows, StateComparison, reconcile
 from penstock.records import Record
 from penstock.spark.reconcile import SparkComparer, Tables
 
@@ -56,7 +56,7 @@ NAMES = [
 
 @pytest.fixture
 def state(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> ReconciliationSpec:
-    """A consumer that has begun, and the reconciliation of its state."""
+    """A consumer that has started, and the reconciliation of its state."""
 
     @flow.consumer(reads=things)
     def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
@@ -65,10 +65,10 @@ def state(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Rec
     def canonical(tables: Tables) -> DataFrame:
         return tables("public.canonical")
 
-    worker = ConsumerWorker(flow, flow.consumer_named("keeper"), database_url, redis_url)
+    worker = LogWorker(flow, flow.get_consumer("keeper"), database_url, redis_url)
     worker.drain()
     worker.close()
-    return flow.reconciliation_named("keeper")
+    return flow.get_reconciliation("keeper")
 
 
 @pytest.mark.slow
@@ -91,34 +91,34 @@ def test_composite_and_text_keys_of_any_collation(
             intent=intent,
         )
 
-    filled = run("mend")
+    filled = run("repair")
     connection.execute("UPDATE public.state SET cents = cents + 0.01 WHERE number = 2")
     connection.execute("UPDATE public.state SET name = name || 'x' WHERE number = 3")
-    mended = run("mend")
+    repaired = run("repair")
     [(apart,)] = connection.execute(
         "SELECT count(*) FROM (TABLE public.state EXCEPT TABLE public.canonical) d"
     )
 
     assert filled.repaired == 5 * len(NAMES)
-    assert mended.comparison is not None
-    assert set(mended.comparison.counts.values()) == {len(NAMES)}
-    assert (mended.repaired, run().clean, apart) == (3 * len(NAMES), True, 0)
+    assert repaired.comparison is not None
+    assert set(repaired.comparison.counts.values()) == {len(NAMES)}
+    assert (repaired.repaired, run().clean, apart) == (3 * len(NAMES), True, 0)
 
 
 class WithoutSnapshots(SparkComparer):
-    """All other connections are cut before it compares, as by a restart of Postgres."""
+    """Closes all other connections before it compares, as a restart of Postgres would."""
 
     def __init__(self, spark: SparkSession, database_url: str, connection: Connection) -> None:
         super().__init__(spark, database_url)
         self._connection = connection
 
-    def compare(self, *arguments: Any, **options: Any) -> Comparison:
+    def compare(self, *arguments: Any, **options: Any) -> StateComparison:
         """Too late."""
         self._cut()
         return super().compare(*arguments, **options)
 
     def rows(self, *arguments: Any, **options: Any) -> Rows:
-        """They are read when they are wanted, which is too late too."""
+        """Rows are read on demand, which is too late as well."""
         rows = super().rows(*arguments, **options)
         self._cut()
         return rows
@@ -130,7 +130,7 @@ class WithoutSnapshots(SparkComparer):
 
 
 @pytest.mark.parametrize("intent", ["compare", "bootstrap"])
-def test_a_snapshot_that_is_lost_is_told(
+def test_a_lost_snapshot_is_reported(
     spark: SparkSession,
     state: ReconciliationSpec,
     connection: Connection,

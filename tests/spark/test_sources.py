@@ -14,9 +14,9 @@ from fixtures.flow import LookAtLog, stage_rows
 from penstock import Log
 from penstock.database.connections import Connection
 from penstock.errors import ForeignLog, Gap
-from penstock.spark.sources.log import LogPlace
+from penstock.spark.sources.log import LogStore
 from penstock.spark.sources.options import Options
-from penstock.spark.sources.ranges import Task
+from penstock.spark.sources.ranges import RangesPartition
 from penstock.spark.sources.reading import BatchReader, StreamReader
 from penstock.streaming import Streamer
 
@@ -59,7 +59,7 @@ def test_a_batch_reads_every_record_with_all_its_fields(
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_batch_reads_between_two_places_in_as_many_tasks_as_were_asked_for(
+def test_a_batch_reads_between_two_positions_in_as_many_tasks_as_requested(
     spark: SparkSession, where: dict[str, str], source: str
 ) -> None:
     frame = (
@@ -80,7 +80,7 @@ def stream(spark: SparkSession, source: str, where: dict[str, str], **options: A
 
 
 def run_now(frame: DataFrame, checkpoint: Path) -> tuple[list[int], list[Any]]:
-    """Reads what there is; gives the ids, and the progress of the micro-batches."""
+    """Reads the records that are there; returns their ids and the progress of the micro-batches."""
     found: list[int] = []
     query = (
         frame.writeStream.foreachBatch(lambda batch, _: found.extend(ids(batch)))
@@ -93,7 +93,7 @@ def run_now(frame: DataFrame, checkpoint: Path) -> tuple[list[int], list[Any]]:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_stream_reads_all_there_is_in_batches_of_the_size_asked_for(
+def test_a_stream_reads_all_records_in_batches_of_the_requested_size(
     spark: SparkSession, where: dict[str, str], source: str, tmp_path: Path
 ) -> None:
     frame = stream(spark, source, where, startingOffsets="earliest", maxRecordsPerTrigger="30")
@@ -129,13 +129,13 @@ def test_a_stream_goes_on_from_its_checkpoint_and_repeats_nothing_in_the_log_wit
     logged: LookAtLog,
     tmp_path: Path,
 ) -> None:
-    """Guarantees 1 and 5: the log compares, whatever Spark believes to have written."""
+    """Guarantees 1 and 5: the log compares, whatever Spark believes it has written."""
     target = {**where, "namespace": "mirror"}
     copy_to(spark, where, target, tmp_path / "a")
     stage_rows(connection, things, 50, "more")
     streamer.drain()
     copy_to(spark, where, target, tmp_path / "a")
-    copy_to(spark, where, target, tmp_path / "deleted and begun anew")
+    copy_to(spark, where, target, tmp_path / "deleted and begun again")
 
     for shard in things.shard_names:
         ours = redis_client.xrange(f"penstock:{{{shard}}}:log")
@@ -144,7 +144,7 @@ def test_a_stream_goes_on_from_its_checkpoint_and_repeats_nothing_in_the_log_wit
         assert len(ours) > 50
 
 
-def test_an_emptied_log_is_written_again_out_of_postgres(
+def test_an_emptied_log_is_refilled_from_postgres(
     spark: SparkSession, where: dict[str, str], redis_client: redis.Redis, things: Log
 ) -> None:
     """Guarantee 9, by hand."""
@@ -158,10 +158,10 @@ def test_an_emptied_log_is_written_again_out_of_postgres(
 
 
 @pytest.mark.slow
-def test_what_does_not_follow_the_end_of_the_log_is_refused(
+def test_rows_that_do_not_follow_the_tail_of_the_log_are_refused(
     spark: SparkSession, where: dict[str, str], redis_client: redis.Redis, things: Log
 ) -> None:
-    """Nothing is begun in the middle: another task may hold what comes before."""
+    """A log never begins in the middle: another task may have the earlier rows."""
     staged = spark.read.format("penstock.staged").options(**where).load()
     target = {**where, "namespace": "mirror"}
 
@@ -186,7 +186,7 @@ def test_another_record_at_its_place_is_refused(spark: SparkSession, where: dict
         ).save()
 
 
-def test_records_that_are_gone_fail_the_query_or_are_left_out_if_it_was_told_so(
+def test_lost_records_fail_the_query_or_are_skipped_if_it_accepts_that(
     spark: SparkSession,
     where: dict[str, str],
     redis_client: redis.Redis,
@@ -217,7 +217,7 @@ def test_a_log_that_was_emptied_is_waited_for(
     things: Log,
     tmp_path: Path,
 ) -> None:
-    """Guarantee 9: it is filled again with the same offsets."""
+    """Guarantee 9: it is refilled with the same offsets."""
     frame = stream(spark, "penstock.log", where, startingOffsets="earliest")
     first, _ = run_now(frame, tmp_path)
     redis_client.flushall()
@@ -246,44 +246,44 @@ def test_the_lag_shows_in_the_progress(
     assert sum(tails.values()) - sum(read.values()) == 60
 
 
-def place(where: dict[str, str], **options: str) -> LogPlace:
-    return LogPlace(Options.of("penstock.log", where | options, streaming=False))
+def store(where: dict[str, str], **options: str) -> LogStore:
+    return LogStore(Options.parse("penstock.log", where | options, streaming=False))
 
 
-def test_entries_that_went_between_planning_and_reading_are_not_stepped_over(
+def test_entries_lost_between_planning_and_reading_are_not_skipped_silently(
     where: dict[str, str], redis_client: redis.Redis, things: Log
 ) -> None:
-    reader = BatchReader(place(where))
+    reader = BatchReader(store(where))
     [planned] = reader.partitions()
-    assert isinstance(planned, Task)
+    assert isinstance(planned, RangesPartition)
     shard = planned.ranges[0].shard
-    redis_client.xtrim(f"penstock:{{things/{shard}}}:log", minid="6-0", approximate=False)
+    redis_client.xtrim(f"penstock:{{{shard}}}:log", minid="6-0", approximate=False)
 
     with pytest.raises(Gap, match="5 records from offset 1"):
         list(reader.read(planned))
-    kept = list(BatchReader(place(where, failOnDataLoss="false")).read(planned))
+    kept = list(BatchReader(store(where, failOnDataLoss="false")).read(planned))
     assert kept[0].column("offset")[0].as_py() == 6
 
 
-def test_a_micro_batch_has_as_many_tasks_as_it_is_worth_or_as_were_asked_for(
+def test_a_micro_batch_has_few_tasks_for_few_records_or_as_many_as_requested(
     where: dict[str, str],
 ) -> None:
     def sizes(reader: StreamReader) -> list[int]:
         tasks = reader.partitions({"0": 0, "1": 0}, reader.reportLatestOffset())
         return [sum(batch.num_rows for batch in reader.read(task)) for task in tasks]
 
-    assert sizes(StreamReader(place(where))) == [100]
-    asked_for = sizes(StreamReader(place(where, minPartitions="4")))
+    assert sizes(StreamReader(store(where))) == [100]
+    asked_for = sizes(StreamReader(store(where, minPartitions="4")))
     assert sum(asked_for) == 100
     assert len(asked_for) >= 4
 
 
-def test_a_stranger_in_the_stream_is_named(
+def test_a_foreign_entry_in_the_stream_is_named(
     where: dict[str, str], redis_client: redis.Redis
 ) -> None:
     """Guarantee 30."""
     redis_client.xadd("penstock:{things/0}:log", {"who": "me"}, id="1000-0")
-    reader = BatchReader(place(where))
+    reader = BatchReader(store(where))
 
     with pytest.raises(ForeignLog, match="1000-0"):
         [list(reader.read(planned)) for planned in reader.partitions()]

@@ -32,7 +32,7 @@ def table(spark: SparkSession, database_url: str, **options: str) -> DataFrame:
     )
 
 
-def test_every_row_and_type_comes_once(
+def test_every_row_comes_once_with_its_types(
     spark: SparkSession, connection: Connection, database_url: str
 ) -> None:
     connection.execute(ALL_TYPES)
@@ -80,7 +80,7 @@ def test_columns_and_rows_are_chosen_in_postgres(
 
 
 @pytest.mark.slow
-def test_tasks_read_one_past(
+def test_all_tasks_read_the_given_snapshot(
     spark: SparkSession, connection: Connection, database_url: str
 ) -> None:
     connection.execute(

@@ -1,4 +1,4 @@
-"""Verify: every kind of fault that was planted is found and named; nothing is found while all is well."""
+"""Verify finds and names every kind of seeded fault, and finds nothing in a sound system."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -10,13 +10,13 @@ import redis
 from fixtures.flow import stage_rows
 from fixtures.verifying import Verify, only
 from penstock import Log, Pipeline
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import InvalidSetting
 from penstock.records import Offset, Record, Shard, ShardName
 from penstock.spark.reconcile import verify as engine
 from penstock.streaming import Streamer, tick
-from penstock.verifying import Fault, Stretch, bounds
+from penstock.verifying import FindingKind, VerificationRange, bounds
 
 pytestmark = pytest.mark.spark
 Entries = list[tuple[bytes, dict[Any, Any]]]
@@ -25,7 +25,7 @@ STREAM = "penstock:{things/0}:log"
 
 @pytest.fixture
 def things(request: pytest.FixtureRequest) -> Log:
-    """A channel that keeps everything, or as long as the test says."""
+    """A channel that keeps records for an hour, or as long as the test says."""
     return Log("things", shards=2, keep=getattr(request, "param", timedelta(hours=1)))
 
 
@@ -43,7 +43,7 @@ def consumed(
     def reader(session: object, records: Sequence[Record]) -> None: ...
 
     streaming = Streamer(flow, database_url, redis_url)
-    worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
     for number in range(10):
         stage_rows(connection, things, 20)
         streaming.drain()
@@ -55,7 +55,7 @@ def consumed(
 
 
 def rewrite(client: redis.Redis, change: Callable[[Entries], Entries]) -> None:
-    """The stream of shard 0 again, with other entries."""
+    """Rewrites the stream of shard 0 with other entries."""
     entries: Any = client.xrange(STREAM)
     client.delete(STREAM)
     for entry_id, fields in change(entries):
@@ -72,14 +72,14 @@ def number_at(connection: Connection, offset: int, shard: int = 0) -> int:
     return int(record)
 
 
-def test_where_all_is_well_nothing_is_found(consumed: Connection, verified: Verify) -> None:
+def test_a_sound_system_has_no_findings(consumed: Connection, verified: Verify) -> None:
     done = verified()
 
     assert (done.clean, done.records, done.shards) == (True, 200, 2)
-    assert (done.found, done.unpublished, done.overtaken) == ([], 0, 0)
+    assert (done.findings, done.unpublished, done.overtaken) == ([], 0, 0)
 
 
-def test_pieces_and_reads_of_any_size_see_the_same(
+def test_the_size_of_tasks_changes_nothing(
     consumed: Connection, verified: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "OFFSETS_A_TASK", 7)
@@ -96,37 +96,45 @@ def test_large_payloads_are_read_a_few_at_a_time(
         "SELECT 'things', 0, 'k', 'a', 'o', to_jsonb(string_agg(md5(n::text), '')) FROM generate_series(1, 32768) n"
     )
     streamer.drain()
-    reader = engine.StretchReader((), database_url, redis_url, "penstock", "penstock")
+    reader = engine.VerificationReader((), database_url, redis_url, "penstock", "penstock")
 
-    assert reader._most(Stretch(ShardName("things", Shard(0)), 0, 1, 1)) == 15
-    assert reader._most(Stretch(ShardName("things", Shard(1)), 0, 1, 1)) == engine.OFFSETS_A_READ
+    assert reader._offsets_a_read(VerificationRange(ShardName("things", Shard(0)), 0, 1, 1)) == 15
+    assert (
+        reader._offsets_a_read(VerificationRange(ShardName("things", Shard(1)), 0, 1, 1))
+        == engine.OFFSETS_A_READ
+    )
 
 
-def test_an_entry_that_was_deleted_is_missing(
+def test_deleted_entries_are_missing(
     consumed: Connection, verified: Verify, redis_client: redis.Redis
 ) -> None:
     redis_client.xdel(STREAM, "41-0", "42-0", "43-0")
     found = only(verified())
 
-    assert (found.fault, found.where, found.offset, found.count) == (Fault.MISSING, "log", 41, 3)
+    assert (found.kind, found.where, found.offset, found.count) == (
+        FindingKind.MISSING,
+        "log",
+        41,
+        3,
+    )
 
 
 @pytest.mark.parametrize("end", [0, -1])
-def test_so_is_one_at_an_end(
+def test_a_deleted_entry_at_an_end_is_missing(
     consumed: Connection, verified: Verify, redis_client: redis.Redis, end: int
 ) -> None:
     entries: Any = redis_client.xrange(STREAM)
     redis_client.xdel(STREAM, entries[end][0])
     found = only(verified())
 
-    assert (found.fault, f"{found.offset}-0".encode()) == (Fault.MISSING, entries[end][0])
+    assert (found.kind, f"{found.offset}-0".encode()) == (FindingKind.MISSING, entries[end][0])
 
 
 @pytest.mark.parametrize(
     ("field", "name"),
     [(b"data", "data"), (b"key", "key"), (b"headers", "headers"), (b"ts", "time of staging")],
 )
-def test_an_entry_that_was_changed_is_named_with_its_field(
+def test_a_changed_entry_is_named_with_its_field(
     consumed: Connection, verified: Verify, redis_client: redis.Redis, field: bytes, name: str
 ) -> None:
     rewrite(
@@ -137,12 +145,12 @@ def test_an_entry_that_was_changed_is_named_with_its_field(
     )
     found = only(verified())
 
-    assert (found.fault, found.where, found.offset) == (Fault.CHANGED, "log", 50)
+    assert (found.kind, found.where, found.offset) == (FindingKind.CHANGED, "log", 50)
     assert found.record == number_at(consumed, 50)
     assert found.text.startswith(name)
 
 
-def test_an_entry_that_was_doubled_behind_the_end_is_named_with_its_place(
+def test_an_entry_repeated_beyond_the_end_is_named_with_its_position(
     consumed: Connection, verified: Verify, redis_client: redis.Redis
 ) -> None:
     entries: Any = redis_client.xrange(STREAM)
@@ -150,13 +158,13 @@ def test_an_entry_that_was_doubled_behind_the_end_is_named_with_its_place(
     redis_client.xadd(STREAM, fields, id=f"{len(entries) + 1}-0")
     found = only(verified())
 
-    assert (found.fault, found.offset) == (Fault.DOUBLED, len(entries) + 1)
+    assert (found.kind, found.offset) == (FindingKind.DOUBLED, len(entries) + 1)
     assert found.record == number_at(consumed, 60)
     assert "belongs to things/0 offset 60 and is there too" in found.text
 
 
 @pytest.mark.parametrize("entry_id", [b"60-1", b"61-0"])
-def test_an_entry_that_was_doubled_in_the_middle_is_named_with_its_place(
+def test_an_entry_repeated_in_the_middle_is_named_with_its_position(
     consumed: Connection, verified: Verify, redis_client: redis.Redis, entry_id: bytes
 ) -> None:
     def doubled(entries: Entries) -> Entries:
@@ -169,7 +177,7 @@ def test_an_entry_that_was_doubled_in_the_middle_is_named_with_its_place(
     rewrite(redis_client, doubled)
     found = only(verified())
 
-    assert (found.fault, found.record) == (Fault.DOUBLED, number_at(consumed, 60))
+    assert (found.kind, found.record) == (FindingKind.DOUBLED, number_at(consumed, 60))
     assert f"entry {entry_id.decode()}" in found.text
     assert "belongs to things/0 offset 60 and is there too" in found.text
 
@@ -187,33 +195,33 @@ def test_entries_of_a_key_that_were_swapped_are_inverted(
     rewrite(redis_client, swapped)
     done = verified()
 
-    assert done.counts == {Fault.INVERTED: 2}
-    first, second = done.found
+    assert done.counts == {FindingKind.INVERTED: 2}
+    first, second = done.findings
     assert f"belongs to things/0 offset {second.offset};" in first.text
     assert f"belongs to things/0 offset {first.offset};" in second.text
 
 
-def test_an_entry_that_was_doubled_is_known_when_its_place_lies_before_the_beginning(
+def test_a_repeated_entry_is_recognized_when_its_position_is_before_the_start(
     consumed: Connection, verified: Verify, redis_client: redis.Redis
 ) -> None:
     entries: Any = redis_client.xrange(STREAM)
     redis_client.xadd(STREAM, entries[2][1], id=f"{len(entries) + 1}-0")
     found = only(verified(start=Offset(50)))
 
-    assert found.fault == Fault.DOUBLED
+    assert found.kind == FindingKind.DOUBLED
     assert "belongs to things/0 offset 3 and is there too" in found.text
 
 
-def test_a_strangers_entry_is_surplus(
+def test_a_foreign_entry_is_surplus(
     consumed: Connection, verified: Verify, redis_client: redis.Redis
 ) -> None:
     redis_client.xadd(STREAM, {"hello": "world"})
     found = only(verified())
 
-    assert (found.fault, found.record) == (Fault.SURPLUS, None)
+    assert (found.kind, found.record) == (FindingKind.SURPLUS, None)
 
 
-def test_a_staged_row_that_was_changed_is_named(consumed: Connection, verified: Verify) -> None:
+def test_a_changed_staged_row_is_named(consumed: Connection, verified: Verify) -> None:
     record = number_at(consumed, 12)
     consumed.execute(
         "UPDATE penstock.staged_records SET data = '{\"number\": 0}', action = 'x' WHERE id = %s",
@@ -221,19 +229,19 @@ def test_a_staged_row_that_was_changed_is_named(consumed: Connection, verified: 
     )
     found = only(verified())
 
-    assert (found.fault, found.offset, found.record) == (Fault.CHANGED, 12, record)
+    assert (found.kind, found.offset, found.record) == (FindingKind.CHANGED, 12, record)
     assert found.text.startswith("action and data of record")
 
 
-def test_a_staged_row_that_moved_or_went_is_named(consumed: Connection, verified: Verify) -> None:
+def test_a_moved_or_deleted_staged_row_is_named(consumed: Connection, verified: Verify) -> None:
     moved, gone = number_at(consumed, 12), number_at(consumed, 13)
     consumed.execute("UPDATE penstock.staged_records SET shard = 1 WHERE id = %s", (moved,))
     consumed.execute("DELETE FROM penstock.staged_records WHERE id = %s", (gone,))
     done = verified()
 
-    assert [(f.fault, f.where, f.record) for f in done.found] == [
-        (Fault.CHANGED, "staged", moved),
-        (Fault.MISSING, "staged", gone),
+    assert [(f.kind, f.where, f.record) for f in done.findings] == [
+        (FindingKind.CHANGED, "staged", moved),
+        (FindingKind.MISSING, "staged", gone),
     ]
 
 
@@ -246,8 +254,8 @@ def test_a_hole_in_the_journal_is_named_with_the_records_it_left(
     ).fetchall()
     done = verified()
 
-    assert done.counts == {Fault.MISSING: len(records), Fault.OVERLOOKED: len(records)}
-    overlooked, hole = done.found
+    assert done.counts == {FindingKind.MISSING: len(records), FindingKind.OVERLOOKED: len(records)}
+    overlooked, hole = done.findings
     assert (hole.where, hole.offset, hole.count) == ("journal", first, last - first + 1)
     assert (overlooked.where, overlooked.record) == ("staged", min(records))
 
@@ -261,8 +269,8 @@ def test_a_record_that_the_journal_has_twice_is_doubled(
     )
     done = verified()
 
-    assert done.counts[Fault.DOUBLED] == 1
-    doubled = next(each for each in done.found if each.fault is Fault.DOUBLED)
+    assert done.counts[FindingKind.DOUBLED] == 1
+    doubled = next(each for each in done.findings if each.kind is FindingKind.DOUBLED)
     assert (doubled.where, doubled.record) == ("journal", number_at(consumed, 1))
 
 
@@ -273,7 +281,7 @@ def test_a_record_that_two_shards_have_is_doubled(consumed: Connection, verified
     )
     done = verified()
 
-    [doubled] = [each for each in done.found if each.fault is Fault.DOUBLED]
+    [doubled] = [each for each in done.findings if each.kind is FindingKind.DOUBLED]
     assert (doubled.shard, doubled.offset, doubled.record) == (1, 1, number_at(consumed, 1))
     assert "at things/0 offset 1 too" in doubled.text
 
@@ -284,7 +292,7 @@ def test_an_order_that_no_tick_can_have_is_inverted(consumed: Connection, verifi
     )
     done = verified()
 
-    assert {(f.where, f.offset) for f in done.found if f.fault is Fault.INVERTED} == {
+    assert {(f.where, f.offset) for f in done.findings if f.kind is FindingKind.INVERTED} == {
         ("journal", 2),
         ("log", 1),
         ("log", 2),
@@ -298,7 +306,7 @@ def test_a_record_that_no_tick_took_is_overlooked(consumed: Connection, verified
     )
     found = only(verified())
 
-    assert (found.fault, found.where) == (Fault.OVERLOOKED, "staged")
+    assert (found.kind, found.where) == (FindingKind.OVERLOOKED, "staged")
 
 
 def test_a_checkpoint_ahead_of_the_journal_or_of_the_log_is_named(
@@ -307,7 +315,7 @@ def test_a_checkpoint_ahead_of_the_journal_or_of_the_log_is_named(
     redis_client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(bounds, "CATCH_UP_TIMEOUT_S", 0.2)
     [(end,)] = consumed.execute(
         "SELECT max(last_offset) FROM penstock.journal WHERE shard = 0"
     ).fetchall()
@@ -320,13 +328,13 @@ def test_a_checkpoint_ahead_of_the_journal_or_of_the_log_is_named(
     redis_client.delete(STREAM)
     lost = only(verified())
 
-    assert (ahead.fault, ahead.where, ahead.count) == (Fault.AHEAD, "consumer reader", 4)
+    assert (ahead.kind, ahead.where, ahead.count) == (FindingKind.AHEAD, "consumer reader", 4)
     assert f"the journal ends at {end}" in ahead.text
-    assert (lost.fault, lost.offset, lost.count) == (Fault.AHEAD, 1, before)
+    assert (lost.kind, lost.offset, lost.count) == (FindingKind.AHEAD, 1, before)
     assert "Redis has lost records" in lost.text
 
 
-def test_records_that_went_before_a_consumer_passed_them_are_missing(
+def test_records_removed_before_a_consumer_passed_them_are_missing(
     consumed: Connection, verified: Verify
 ) -> None:
     consumed.execute('UPDATE penstock.checkpoints SET "offset" = 5 WHERE shard = 0')
@@ -334,10 +342,10 @@ def test_records_that_went_before_a_consumer_passed_them_are_missing(
     consumed.execute("DELETE FROM penstock.journal WHERE shard = 0 AND last_offset < 40")
     found = only(verified())
 
-    assert (found.fault, found.where, found.offset) == (Fault.MISSING, "consumer reader", 6)
+    assert (found.kind, found.where, found.offset) == (FindingKind.MISSING, "consumer reader", 6)
 
 
-def test_what_is_not_published_yet_is_no_fault(
+def test_unpublished_records_are_no_finding(
     consumed: Connection, verified: Verify, things: Log, flow: Pipeline, database_url: str
 ) -> None:
     stage_rows(consumed, things, 10)
@@ -348,7 +356,7 @@ def test_what_is_not_published_yet_is_no_fault(
     assert (done.clean, done.records, done.unpublished) == (True, 210, 10)
 
 
-def test_transactions_without_a_common_lock_may_overtake_and_it_is_told(
+def test_transactions_without_a_common_lock_may_overtake_and_are_counted(
     consumed: Connection,
     verified: Verify,
     things: Log,
@@ -369,7 +377,7 @@ def test_transactions_without_a_common_lock_may_overtake_and_it_is_told(
     assert (done.clean, done.overtaken) == (True, 3)
 
 
-def test_it_can_begin_later(
+def test_a_verification_can_start_later(
     consumed: Connection, verified: Verify, redis_client: redis.Redis
 ) -> None:
     redis_client.xdel(STREAM, "41-0")

@@ -1,4 +1,4 @@
-"""Verify beside Icks, and while everything moves: nothing is found that is not wrong."""
+"""Verify with Icks, on a Cluster, and under load: it reports no false finding."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +18,11 @@ from penstock.channels.ick import DirtyList
 from penstock.channels.server import connect_redis
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.embedded import eventually
 from penstock.records import Record
 from penstock.spark.reconcile.verify import SparkExaminer
 from penstock.streaming import Streamer, streamer, tick
-from penstock.verifying import Fault, bounds, verify
+from penstock.testing import eventually
+from penstock.verifying import FindingKind, bounds, verify
 
 pytestmark = pytest.mark.spark
 
@@ -35,7 +35,7 @@ def things() -> Log:
 
 @pytest.fixture
 def index(request: pytest.FixtureRequest) -> Ick:
-    """A list of what is dirty, that keeps everything, or as long as the test says."""
+    """An Ick that keeps staged rows, or only as long as the test says."""
     return Ick("index", shards=2, keep=getattr(request, "param", timedelta(hours=1)))
 
 
@@ -56,10 +56,10 @@ def documents(connection: Connection) -> Connection:
 def marked(
     documents: Connection, flow: Pipeline, streamer: Streamer, database_url: str, redis_url: str
 ) -> Connection:
-    """A hundred members marked; sixty of them once more after the consumer has done them all."""
+    """A hundred members marked; sixty of them marked again after the consumer has processed all."""
     mark_changed(documents, [f"d{n}" for n in range(100)])
     streamer.drain()
-    worker = make_worker(flow, flow.consumer_named("indexer"), database_url, redis_url)
+    worker = make_worker(flow, flow.get_consumer("indexer"), database_url, redis_url)
     worker.drain()
     worker.close()
     mark_changed(documents, [f"d{n}" for n in range(60)])
@@ -72,7 +72,7 @@ def test_an_ick_has_no_entries_and_everything_before_it_is_compared(
 ) -> None:
     done = verified()
 
-    assert (done.found, done.records, done.unpublished) == ([], 160, 0)
+    assert (done.findings, done.records, done.unpublished) == ([], 160, 0)
 
 
 def test_marks_that_are_lost_or_overlooked_before_an_ick_are_found(
@@ -86,10 +86,10 @@ def test_marks_that_are_lost_or_overlooked_before_an_ick_are_found(
         "VALUES ('3', 'index', 0, 'd1', 'dirty', 'member', '{}')"
     )
 
-    assert verified().counts == {Fault.MISSING: 1, Fault.OVERLOOKED: 1}
+    assert verified().counts == {FindingKind.MISSING: 1, FindingKind.OVERLOOKED: 1}
 
 
-def test_what_an_ick_has_not_been_told_is_not_published(
+def test_members_that_are_not_marked_yet_count_as_unpublished(
     marked: Connection, verified: Verify
 ) -> None:
     mark_changed(marked, ["d1", "d2"])
@@ -99,22 +99,22 @@ def test_what_an_ick_has_not_been_told_is_not_published(
     assert (done.clean, done.records, done.unpublished) == (True, 162, 2)
 
 
-def test_an_ick_that_was_deleted_and_is_not_filled_again_is_named(
+def test_a_deleted_ick_that_is_not_refilled_is_named(
     marked: Connection,
     verified: Verify,
     redis_client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(bounds, "CATCH_UP_TIMEOUT_S", 0.2)
     [(passed,)] = marked.execute(
         'SELECT "offset" FROM penstock.checkpoints WHERE shard = 0'
     ).fetchall()
     DirtyList(redis_client, "penstock:{index/0}:ick").delete()
     done = verified()
-    [found] = done.found
+    [found] = done.findings
 
-    assert (found.fault, found.where, found.count) == (Fault.AHEAD, "consumer indexer", passed)
-    assert "the Ick was told up to 0" in found.text
+    assert (found.kind, found.where, found.count) == (FindingKind.AHEAD, "consumer indexer", passed)
+    assert "the Ick was marked up to 0" in found.text
 
 
 @pytest.mark.slow
@@ -139,8 +139,8 @@ def test_a_log_on_the_nodes_of_a_cluster_is_read_and_compared(
         client.xdel("penstock:{things/0}:log", "3-0")
         wrong = verify(documents, client, examiner)
 
-    assert (well.found, well.records) == ([], 42)
-    assert (only(wrong).fault, only(wrong).offset) == (Fault.MISSING, 3)
+    assert (well.findings, well.records) == ([], 42)
+    assert (only(wrong).kind, only(wrong).offset) == (FindingKind.MISSING, 3)
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def at_work(
     redis_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[[], int]]:
-    """Producers, streamer, three consumers, and a retention that never rests; gives how much it has removed."""
+    """Runs producers, a streamer, three consumers and continuous retention; returns how many records it removed."""
     monkeypatch.setattr(streamer, "RETAIN_EVERY_S", 0.0)
     for name in ("one", "two"):
 
@@ -225,7 +225,7 @@ def at_work(
     "runs", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.chaos)]
 )
 @pytest.mark.timeout(300)
-def test_no_alarm_is_false_while_everything_moves(
+def test_there_is_no_false_alarm_under_load(
     verified: Verify, at_work: Callable[[], int], runs: int
 ) -> None:
     """Guarantees 12 and 28: producers, streamer, consumers, retention and trimming at work."""
@@ -234,7 +234,7 @@ def test_no_alarm_is_false_while_everything_moves(
     for _ in range(runs):
         before = at_work()
         done = verified()
-        assert done.found == []
+        assert done.findings == []
         compared += done.records
         eventually(lambda: at_work() > before, "retention is at work")  # noqa: B023  used at once
     assert compared > 0

@@ -1,17 +1,18 @@
-"""SQLAlchemy's async sessions stage like the others: the hooks live on the session inside."""
+"""SQLAlchemy's async sessions stage like sync ones: the hooks are on the session inside."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fixtures.application import Base, Ride, StagedRecords
-from penstock import Log, Pipeline, stage_async
-from penstock.errors import BypassedStaging, InvalidRecord
+from penstock import Ick, Log, Pipeline, mark_dirty, stage, stage_async, stage_many
+from penstock.errors import BypassedStaging, InvalidRecord, NotAttached
 
 orm: Any = pytest.importorskip(
     "sqlalchemy.ext.asyncio", reason="SQLAlchemy's asyncio needs greenlet", exc_type=ImportError
@@ -109,7 +110,7 @@ def test_async_sessions_stage(
     assert len(staged()) == 6
 
 
-def test_another_async_sessionmaker_is_not_touched(
+def test_another_async_sessionmaker_is_not_affected(
     pipeline: Pipeline, database_url: str, staged: StagedRecords
 ) -> None:
     async def run() -> None:
@@ -125,7 +126,7 @@ def test_another_async_sessionmaker_is_not_touched(
 
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("attach", [scoped, instance])
-def test_records_are_staged_by_hand(
+def test_records_are_staged_explicitly(
     attach: Attach,
     driver: str,
     pipeline: Pipeline,
@@ -137,12 +138,79 @@ def test_records_are_staged_by_hand(
         async with connected(database_url, driver) as engine:
             make = attach(engine, pipeline)
             session = make if attach is scoped else make()
-            await stage_async(session, rides, key=1, action="told", object="ride", data={"a": "ü"})
+            await stage_async(
+                session, rides, key=1, action="imported", object="ride", data={"a": "ü"}
+            )
             with pytest.raises(InvalidRecord):
-                await stage_async(session, rides, key="", action="told", object="ride", data=1)
+                await stage_async(session, rides, key="", action="imported", object="ride", data=1)
             await session.commit()
             await session.close()
 
     asyncio.run(run())
 
     assert [(record.key, record.data) for record in staged()] == [("1", {"a": "ü"})]
+
+
+def test_an_async_handler_stages_without_rules(
+    rides: Log, database_url: str, application: Engine, staged: StagedRecords
+) -> None:
+    """Each function of the sync API, from ``async def``, in one transaction with the handler's own statements."""
+    index = Ick("index")
+    plain = Pipeline([rides, index])
+
+    async def handler(session: Any, records: list[Any]) -> None:
+        session.add(Ride())
+        await stage_async(session, rides, key=1, action="imported", object="ride", data=1)
+        assert await session.run_sync(stage_many, rides, records) == 2
+        assert await session.run_sync(mark_dirty, index, [7]) == 1
+        await session.run_sync(stage, rides, key=4, action="imported", object="ride", data=4)
+
+    async def run() -> None:
+        async with connected(database_url) as engine:
+            sessions = maker(engine, plain)
+            records = [
+                {"key": n, "action": "imported", "object": "ride", "data": n} for n in (2, 3)
+            ]
+            async with sessions.begin() as session:
+                await handler(session, records)
+            async with sessions() as session:
+                await handler(session, records)
+                await session.rollback()
+
+    asyncio.run(run())
+
+    assert [record.key for record in staged()] == ["1", "2", "3", "7", "4"]
+
+
+@pytest.mark.parametrize(
+    ("call", "advice"),
+    [
+        (
+            lambda session, log, _: stage(session, log, key=1, action="a", object="b", data=None),
+            "await stage_async(session, channel, …)",
+        ),
+        (
+            lambda session, log, _: stage_many(session, log, []),
+            "await session.run_sync(stage_many, channel, records)",
+        ),
+        (
+            lambda session, _, ick: mark_dirty(session, ick, [1]),
+            "await session.run_sync(mark_dirty, channel, members)",
+        ),
+    ],
+    ids=["stage", "stage_many", "mark_dirty"],
+)
+def test_an_async_session_in_a_sync_call_is_refused_with_the_call_to_type(
+    call: Callable[[Any, Log, Ick], object], advice: str, rides: Log
+) -> None:
+    with pytest.raises(
+        NotAttached, match=f"takes a Session, not AsyncSession.*{re.escape(advice)}"
+    ):
+        call(orm.AsyncSession(), rides, Ick("index"))
+
+
+def test_a_session_in_the_async_call_is_refused_with_the_call_to_type(rides: Log) -> None:
+    for session in (Session(), scoped_session(sessionmaker())):
+        call = stage_async(session, rides, key=1, action="a", object="b", data=None)  # type: ignore[arg-type]
+        with pytest.raises(NotAttached, match=r"takes an AsyncSession, not Session.*: stage\("):
+            asyncio.run(call)

@@ -1,4 +1,4 @@
-"""What the application tells in its own words."""
+"""Records that the application stages itself."""
 
 from datetime import date
 from typing import Any
@@ -18,49 +18,55 @@ from penstock.staging import Staging, stage_many
 Sessions = sessionmaker[Session]
 
 
-def tell(session: Any, channel: Log, **changes: Any) -> None:
+def stage_one(session: Any, channel: Log, **changes: Any) -> None:
     stage(
         session,
         channel,
-        **{"key": "k", "action": "told", "object": "ride", "data": None, **changes},
+        **{"key": "k", "action": "imported", "object": "ride", "data": None, **changes},
     )
 
 
 def test_a_record_is_a_row_of_the_transaction(
     sessions: Sessions, rides: Log, staged: StagedRecords
 ) -> None:
-    """Guarantee 8: in the database at once, gone with the savepoint."""
+    """Guarantee 8: inserted at once, removed by a rollback to the savepoint."""
     with sessions.begin() as session:
-        tell(session, rides, key=7, data={"on": date(2026, 11, 20)}, headers={"trace": "ü"})
+        stage_one(session, rides, key=7, data={"on": date(2026, 11, 20)}, headers={"trace": "ü"})
         with session.begin_nested() as savepoint:
-            tell(session, rides)
+            stage_one(session, rides)
             savepoint.rollback()
         assert session.scalar(text("SELECT count(*) FROM penstock.staged_records")) == 1
 
     assert staged() == [
         Staged(
-            "rides", rides.shard_of("7"), "7", "told", "ride", {"on": "2026-11-20"}, {"trace": "ü"}
+            "rides",
+            rides.shard_of("7"),
+            "7",
+            "imported",
+            "ride",
+            {"on": "2026-11-20"},
+            {"trace": "ü"},
         )
     ]
 
 
-def test_the_session_is_flushed_before(
+def test_the_session_is_flushed_first(
     sessions: Sessions, rides: Log, pipeline: Pipeline, staged: StagedRecords
 ) -> None:
-    """Guarantee 2: the lock of the row is taken before the record's id."""
+    """Guarantee 2: the row's lock is taken before the record's id is drawn."""
     pipeline.stages(Ride, to=rides, key="id", data=["id"])
     with sessions.begin() as session:
         session.add(Ride(id=1))
-        tell(session, rides, key=1)
+        stage_one(session, rides, key=1)
 
-    assert [record.action for record in staged()] == ["insert", "told"]
+    assert [record.action for record in staged()] == ["insert", "imported"]
 
 
-def test_many_records_are_one_insert_in_their_order(
+def test_many_records_are_one_insert_in_order(
     sessions: Sessions, rides: Log, statements: list[str], staged: StagedRecords
 ) -> None:
     records: list[Staging] = [
-        {"key": UUID(int=number), "action": "told", "object": "ride", "data": [number]}
+        {"key": UUID(int=number), "action": "imported", "object": "ride", "data": [number]}
         for number in range(500)
     ]
     with sessions.begin() as session:
@@ -75,8 +81,8 @@ def test_many_records_are_one_insert_in_their_order(
 def test_a_fault_names_the_record_and_writes_nothing(
     sessions: Sessions, rides: Log, staged: StagedRecords
 ) -> None:
-    """Guarantee 22: the path of the field."""
-    good: Staging = {"key": 1, "action": "told", "object": "ride", "data": 1}
+    """Guarantee 22: the error has the field's path."""
+    good: Staging = {"key": 1, "action": "imported", "object": "ride", "data": 1}
     reason = r"^records\[1\]\.data\.lines\[0\]: is of type bytes"
     with sessions.begin() as session, pytest.raises(InvalidRecord, match=reason):
         stage_many(session, rides, [good, {**good, "data": {"lines": [b"x"]}}])
@@ -104,12 +110,12 @@ def test_a_fault_names_the_record_and_writes_nothing(
         ("data", "x" * 2_000_000),
     ],
 )
-def test_a_field_that_cannot_be_is_refused(
+def test_an_invalid_field_is_refused(
     field: str, value: object, sessions: Sessions, rides: Log
 ) -> None:
     """Guarantees 22 and 23."""
     with sessions() as session, pytest.raises(InvalidRecord) as refused:
-        tell(session, rides, **{field: value})
+        stage_one(session, rides, **{field: value})
 
     assert refused.value.field.split(".")[0] == field
 
@@ -136,97 +142,97 @@ def test_a_key_is_free_text(
 ) -> None:
     """Guarantees 23 and 31: values are bound, never written into SQL."""
     with sessions.begin() as session:
-        tell(session, rides, key=key, action=key[:255], object=key[:255], data={key: key})
+        stage_one(session, rides, key=key, action=key[:255], object=key[:255], data={key: key})
 
     assert [(r.key, r.action, r.data, r.shard) for r in staged()] == [
         (key, key[:255], {key: key}, rides.shard_of(key))
     ]
 
 
-def test_what_is_not_attached_is_told_what_to_do(
+def test_an_error_for_what_is_not_attached_names_the_call_to_make(
     application: Engine, rides: Log, pipeline: Pipeline
 ) -> None:
     with Session(application) as session:
         with pytest.raises(NotAttached, match=r"pipeline\.attach"):
-            tell(session, rides)
+            stage_one(session, rides)
         pipeline.attach(session)
-        with pytest.raises(NotAttached, match=r"pipeline\.add"):
-            tell(session, Log("others"))
+        with pytest.raises(NotAttached, match=r"pipeline\.add_channel"):
+            stage_one(session, Log("others"))
         with pytest.raises(InvalidRecord, match=r"^channel: is of type str"):
-            tell(session, "rides")  # type: ignore[arg-type]  # on purpose
+            stage_one(session, "rides")  # type: ignore[arg-type]  # on purpose
     with pytest.raises(NotAttached, match="stage_async"):
-        tell(object(), rides)
+        stage_one(object(), rides)
 
 
-def test_a_scoped_session_is_a_session(
+def test_a_scoped_session_is_accepted(
     sessions: Sessions, rides: Log, staged: StagedRecords
 ) -> None:
     scoped = scoped_session(sessions)
-    tell(scoped, rides)
+    stage_one(scoped, rides)
     scoped.commit()
     scoped.remove()
 
     assert len(staged()) == 1
 
 
-def test_the_applications_own_json_has_no_part_in_it(
+def test_the_applications_json_serializer_is_not_used(
     database_url: str, pipeline: Pipeline, rides: Log, staged: StagedRecords
 ) -> None:
     engine = create_engine(engine_url(database_url), json_serializer=lambda _: '"spoilt"')
     with Session(engine) as session, session.begin():
         pipeline.attach(session)
-        tell(session, rides, data={"a": 2**53 + 1})
+        stage_one(session, rides, data={"a": 2**53 + 1})
     engine.dispose()
 
     assert staged()[0].data == {"a": 9007199254740993}
 
 
 def test_an_error_shows_no_payload(application: Engine, sessions: Sessions, rides: Log) -> None:
-    """Guarantee 33: neither in its text nor in what it was raised from."""
+    """Guarantee 33: neither in its text nor in its context."""
     with application.begin() as connection:
         connection.execute(text("ALTER TABLE penstock.staged_records ADD CHECK (key <> 'k')"))
     with sessions() as session, pytest.raises(StagingError) as refused:
-        tell(session, rides, data={"password": "canary"})
+        stage_one(session, rides, data={"password": "canary"})
 
     assert "23514" in str(refused.value)
     assert refused.value.__context__ is None
     assert "canary" not in repr(refused.value)
 
 
-def test_a_missing_table_names_the_mend(application: Engine, rides: Log) -> None:
+def test_a_missing_table_names_the_command_to_run(application: Engine, rides: Log) -> None:
     pipeline = Pipeline([rides], schema="elsewhere")
     with Session(application) as session:
         pipeline.attach(session)
         with pytest.raises(StagingError, match="penstock init"):
-            tell(session, rides)
+            stage_one(session, rides)
 
 
-def test_an_error_that_can_be_tried_again_stays_what_it_is(
+def test_an_error_that_can_be_retried_is_not_wrapped(
     application: Engine, sessions: Sessions, rides: Log
 ) -> None:
-    """Guarantees 17 and 33: the application's own retry sees it, without the payload."""
+    """Guarantees 17 and 33: the application's own retry recognises it; it shows no payload."""
     with sessions() as session, application.connect() as other:
         other.execute(text("LOCK TABLE penstock.staged_records IN ACCESS EXCLUSIVE MODE"))
         session.execute(text("SET LOCAL lock_timeout = '10ms'"))
         with pytest.raises(OperationalError) as failed:
-            tell(session, rides, data={"password": "canary"})
+            stage_one(session, rides, data={"password": "canary"})
 
     assert getattr(failed.value.orig, "sqlstate", None) == "55P03"
     assert "canary" not in str(failed.value)
 
 
 @pytest.mark.parametrize("place", ["engine", "options"])
-def test_a_connection_without_transactions_is_refused(
+def test_a_connection_in_autocommit_is_refused(
     place: str, database_url: str, pipeline: Pipeline, rides: Log, staged: StagedRecords
 ) -> None:
-    """Guarantee 8: change and record are one transaction, or neither."""
+    """Guarantee 8: a change and its record are committed in one transaction."""
     level: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}
     engine = create_engine(engine_url(database_url), **(level if place == "engine" else {}))
     bind = engine.execution_options(**level) if place == "options" else engine
     with Session(bind) as session:
         pipeline.attach(session)
         with pytest.raises(StagingError, match="AUTOCOMMIT"):
-            tell(session, rides)
+            stage_one(session, rides)
     engine.dispose()
 
     assert staged() == []

@@ -1,4 +1,4 @@
-"""Changes of objects become records: in the same transaction, once, in order, with the right content."""
+"""Changes to objects become records: in the same transaction, once, in order, with the right content."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -29,7 +29,7 @@ def ruled(pipeline: Pipeline, rides: Log) -> Pipeline:
     return pipeline
 
 
-def told(records: Sequence[Staged]) -> list[tuple[str, str]]:
+def changes_of(records: Sequence[Staged]) -> list[tuple[str, str]]:
     return [(record.action, record.key) for record in records]
 
 
@@ -55,10 +55,10 @@ def test_a_commit_stages_each_change_with_its_row(
     ]
 
 
-def test_a_rollback_leaves_nothing(
+def test_a_rollback_leaves_no_record(
     ruled: Pipeline, sessions: Sessions, staged: StagedRecords
 ) -> None:
-    """Guarantee 8: nothing is kept outside of the transaction."""
+    """Guarantee 8: nothing is kept outside the transaction."""
     with sessions() as session:
         session.add(Ride(id=1))
         session.flush()
@@ -68,10 +68,10 @@ def test_a_rollback_leaves_nothing(
     assert staged() == []
 
 
-def test_a_savepoint_takes_its_records_with_it(
+def test_a_rollback_to_a_savepoint_removes_its_records(
     ruled: Pipeline, sessions: Sessions, staged: StagedRecords
 ) -> None:
-    """Guarantee 8: a savepoint that is rolled back."""
+    """Guarantee 8: records staged after the savepoint go with it."""
     with sessions.begin() as session:
         session.add(Ride(id=1))
         with session.begin_nested() as savepoint:
@@ -81,7 +81,7 @@ def test_a_savepoint_takes_its_records_with_it(
         with session.begin_nested():
             session.add(Ride(id=3))
 
-    assert told(staged()) == [("insert", "1"), ("insert", "3")]
+    assert changes_of(staged()) == [("insert", "1"), ("insert", "3")]
 
 
 def test_a_hundred_objects_are_one_insert(
@@ -105,10 +105,10 @@ def test_a_hundred_objects_are_one_insert(
     assert len(staged()) == 200
 
 
-def test_records_stand_in_the_order_of_the_row_locks(
+def test_records_are_in_the_order_of_the_row_locks(
     ruled: Pipeline, sessions: Sessions, statements: list[str]
 ) -> None:
-    """Guarantee 2: within a key, ids follow the locks, since the record is inserted after the flush's own writes."""
+    """Guarantee 2: ids of one key follow the locks, since records are inserted after the flush's own writes."""
     with sessions.begin() as session:
         session.add(Rider(id=1, name="a", rides=[Ride(id=1), Ride(id=2)]))
     with sessions.begin() as session:
@@ -123,7 +123,7 @@ def test_records_stand_in_the_order_of_the_row_locks(
     ) + [True]
 
 
-def test_what_did_not_change_is_not_told(
+def test_an_unchanged_object_is_not_staged(
     ruled: Pipeline, sessions: Sessions, staged: StagedRecords
 ) -> None:
     with sessions.begin() as session:
@@ -135,7 +135,7 @@ def test_what_did_not_change_is_not_told(
         other.status = "new"
         mutable.extra["a"] = 2
 
-    assert told(staged()[3:]) == [("update", "3")]
+    assert changes_of(staged()[3:]) == [("update", "3")]
 
 
 def test_a_relationship_alone_is_not_an_update(
@@ -148,7 +148,7 @@ def test_a_relationship_alone_is_not_an_update(
         rider = session.get_one(Rider, 1)
         rider.rides.append(Ride(id=1))
 
-    assert told(staged()) == [("insert", "1")]
+    assert changes_of(staged()) == [("insert", "1")]
 
 
 def test_a_foreign_key_that_follows_a_relationship_is_an_update(
@@ -160,7 +160,7 @@ def test_a_foreign_key_that_follows_a_relationship_is_an_update(
         rider = session.get_one(Rider, 1)
         rider.rides.append(session.get_one(Ride, 1))
 
-    assert told(staged()) == [("insert", "1"), ("update", "1")]
+    assert changes_of(staged()) == [("insert", "1"), ("update", "1")]
 
 
 def test_a_column_set_to_an_sql_expression_is_an_update_with_its_result(
@@ -176,7 +176,7 @@ def test_a_column_set_to_an_sql_expression_is_an_update_with_its_result(
 
 
 @pytest.mark.parametrize("expires", [True, False])
-def test_what_the_object_lacks_is_loaded_in_one_select(
+def test_attributes_that_objects_lack_are_loaded_in_one_select(
     *,
     expires: bool,
     pipeline: Pipeline,
@@ -216,10 +216,10 @@ def test_what_the_object_lacks_is_loaded_in_one_select(
     assert staged()[23].data["extra"] == {"n": 3, "again": True}
 
 
-def test_what_the_hooks_load_still_notices_changes(
+def test_a_mutable_value_loaded_by_the_hooks_notices_changes(
     pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
 ) -> None:
-    """A mutable value that the hooks, and not the ORM, have put into the object."""
+    """The hooks, not the ORM, set it on the object."""
     pipeline.stages(Ride, to=rides, on=["update"], key="id", data=["extra"])
     with sessions.begin() as session:
         session.add(Ride(id=1, extra={"a": 1}))
@@ -232,7 +232,7 @@ def test_what_the_hooks_load_still_notices_changes(
     assert [record.data["extra"] for record in staged()] == [{"a": 1}, {"a": 1, "b": 2}]
 
 
-def test_what_the_server_made_is_in_the_record(
+def test_values_set_by_the_server_are_in_the_record(
     pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
 ) -> None:
     pipeline.stages(Ride, to=rides, key="id", data=lambda ride: [ride.id, ride.stops])
@@ -245,10 +245,10 @@ def test_what_the_server_made_is_in_the_record(
     assert [(record.key, record.data) for record in staged()] == [(str(number), [number, 1])]
 
 
-def test_a_delete_tells_what_the_row_was(
+def test_a_delete_stages_the_values_of_the_row(
     pipeline: Pipeline, rides: Log, sessions: Sessions, statements: list[str], staged: StagedRecords
 ) -> None:
-    """Values that were set and never written are not in it; what was not loaded is."""
+    """The record lacks values that were set but never written, and has those that were not loaded."""
     pipeline.stages(Ride, to=rides, on=["delete"], key="id", data=["status", "fare", "notes"])
     with sessions.begin() as session:
         objects = [Ride(id=number, fare=Decimal(number), notes="n") for number in range(5)]
@@ -267,10 +267,10 @@ def test_a_delete_tells_what_the_row_was(
     assert len([s for s in statements if s.startswith("SELECT") and " IN " in s]) == 1
 
 
-def test_a_row_that_another_transaction_deleted_is_not_told_again(
+def test_a_row_that_another_transaction_deleted_is_not_staged_again(
     ruled: Pipeline, sessions: Sessions, staged: StagedRecords
 ) -> None:
-    """Guarantee 8: a record tells of a change that happened; SQLAlchemy only warns here."""
+    """Guarantee 8: each record is of a change that happened; SQLAlchemy only warns here."""
     with sessions() as late, sessions() as early:
         early.add(Ride(id=1))
         early.commit()
@@ -281,10 +281,10 @@ def test_a_row_that_another_transaction_deleted_is_not_told_again(
         with pytest.raises(StaleDataError, match="found 0"):
             late.commit()
 
-    assert told(staged()) == [("insert", "1"), ("delete", "1")]
+    assert changes_of(staged()) == [("insert", "1"), ("delete", "1")]
 
 
-def test_cascades_and_orphans_are_told(
+def test_cascades_and_orphans_are_staged(
     ruled: Pipeline, sessions: Sessions, staged: StagedRecords
 ) -> None:
     with sessions.begin() as session:
@@ -295,14 +295,14 @@ def test_cascades_and_orphans_are_told(
         session.flush()
         session.delete(rider)
 
-    assert told(staged()[2:]) == [("delete", "1"), ("delete", "2")]
+    assert changes_of(staged()[2:]) == [("delete", "1"), ("delete", "2")]
     assert staged()[2].data == {"id": 1, "status": "new", "fare": "0.00"}
 
 
 def test_a_replaced_object_is_a_delete_and_an_insert(
     ruled: Pipeline, sessions: Sessions, staged: StagedRecords
 ) -> None:
-    """The unit of work makes one UPDATE of it."""
+    """The unit of work writes one UPDATE."""
     with sessions.begin() as session:
         session.add(Ride(id=1, status="old"))
     with sessions.begin() as session:
@@ -315,7 +315,7 @@ def test_a_replaced_object_is_a_delete_and_an_insert(
     ]
 
 
-def test_merge_and_autoflush_are_seen(
+def test_merge_and_autoflush_are_staged(
     ruled: Pipeline, sessions: Sessions, staged: StagedRecords
 ) -> None:
     with sessions.begin() as session:
@@ -325,10 +325,10 @@ def test_merge_and_autoflush_are_seen(
         assert session.scalar(select(func.count()).select_from(Ride)) == 1
         session.merge(Ride(id=1, status="done"))
 
-    assert told(staged()) == [("insert", "1"), ("update", "1")]
+    assert changes_of(staged()) == [("insert", "1"), ("update", "1")]
 
 
-def test_changes_made_while_committing_are_seen(
+def test_changes_made_during_commit_are_staged(
     ruled: Pipeline, sessions: Sessions, staged: StagedRecords
 ) -> None:
     def seal(session: Session) -> None:
@@ -344,7 +344,7 @@ def test_changes_made_while_committing_are_seen(
     assert [record.data["status"] for record in staged()] == ["new", "sealed"]
 
 
-def test_a_flush_that_fails_tells_nothing_and_the_next_one_only_its_own(
+def test_a_failed_flush_stages_nothing_and_the_next_one_only_its_own_changes(
     ruled: Pipeline, sessions: Sessions, staged: StagedRecords
 ) -> None:
     with sessions() as session:
@@ -355,7 +355,7 @@ def test_a_flush_that_fails_tells_nothing_and_the_next_one_only_its_own(
         session.add(Ride(id=3))
         session.commit()
 
-    assert told(staged()) == [("insert", "3")]
+    assert changes_of(staged()) == [("insert", "3")]
 
 
 def test_a_savepoint_rolled_back_just_before_a_flush_changes_nothing(
@@ -370,10 +370,10 @@ def test_a_savepoint_rolled_back_just_before_a_flush_changes_nothing(
         session.add(Ride(id=1))
         session.commit()
 
-    assert told(staged()) == [("insert", "1")]
+    assert changes_of(staged()) == [("insert", "1")]
 
 
-def test_a_record_that_cannot_be_staged_fails_the_flush_whole(
+def test_a_record_that_cannot_be_staged_fails_the_whole_flush(
     pipeline: Pipeline, rides: Log, sessions: Sessions, application: Engine, staged: StagedRecords
 ) -> None:
     """Guarantee 22: a change and its record, or neither."""
@@ -389,7 +389,7 @@ def test_a_record_that_cannot_be_staged_fails_the_flush_whole(
     assert staged() == []
 
 
-def test_rules_fire_in_the_order_of_their_declaration_also_late_ones(
+def test_rules_apply_in_the_order_of_their_declaration_also_late_ones(
     ruled: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
 ) -> None:
     with sessions.begin() as session:
@@ -415,11 +415,11 @@ def test_rules_fire_in_the_order_of_their_declaration_also_late_ones(
     assert staged()[2].data is None
 
 
-def test_two_pipelines_each_stage_their_own(
+def test_two_pipelines_stage_their_own_records(
     ruled: Pipeline, sessions: Sessions, staged: StagedRecords
 ) -> None:
     other = Pipeline([Log("others")])
-    other.stages(Ride, to=other.channel("others"), key="id", data=["id"])
+    other.stages(Ride, to=other.get_channel("others"), key="id", data=["id"])
     other.attach(sessions)
     with sessions.begin() as session:
         session.add(Ride(id=1))
@@ -427,10 +427,10 @@ def test_two_pipelines_each_stage_their_own(
     assert [record.channel for record in staged()] == ["rides", "others"]
 
 
-def test_the_right_to_insert_is_enough(
+def test_the_insert_privilege_is_enough(
     ruled: Pipeline, sessions: Sessions, application: Engine, staged: StagedRecords
 ) -> None:
-    """Guarantee 32: a producer reads nothing of Penstock's."""
+    """Guarantee 32: a producer reads none of Penstock's tables."""
     with application.begin() as connection:
         for grant in (
             "CREATE ROLE producer",
@@ -463,7 +463,7 @@ def test_two_phase_commit_carries_the_record(
         assert staged() == []
         session.commit()
 
-    assert told(staged()) == [("insert", "1")]
+    assert changes_of(staged()) == [("insert", "1")]
 
 
 class Node(Base):
@@ -476,10 +476,10 @@ class Node(Base):
     )
 
 
-def test_a_foreign_key_written_afterwards_is_told(
+def test_a_foreign_key_written_afterwards_is_staged(
     pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
 ) -> None:
-    """``post_update``: a second UPDATE, of an object that had not changed when the first was due."""
+    """``post_update`` writes a second UPDATE, of an object without changes at the time of the first."""
     pipeline.stages(Node, to=rides, key="id", data=["parent_id"])
     with sessions.begin() as session:
         one, two = Node(id=1), Node(id=2)
@@ -514,7 +514,7 @@ class Owner(Person):
     __mapper_args__: dict[str, Any] = {"polymorphic_identity": "owner"}  # noqa: RUF012
 
 
-def test_subclasses_are_told_with_their_own_columns(
+def test_subclasses_are_staged_with_their_own_columns(
     pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
 ) -> None:
     pipeline.stages(Person, to=rides, key="id", object="person")

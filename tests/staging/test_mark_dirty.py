@@ -15,7 +15,7 @@ Sessions = sessionmaker[Session]
 @pytest.fixture
 def index(pipeline: Pipeline) -> Ick:
     ick = Ick("ride-index", shards=4)
-    pipeline.add(ick)
+    pipeline.add_channel(ick)
     return ick
 
 
@@ -23,11 +23,11 @@ def members(records: StagedRecords) -> list[tuple[str, str]]:
     return [(record.action, record.key) for record in records()]
 
 
-def test_each_change_names_the_member_and_carries_no_payload(
+def test_each_change_marks_the_member_without_a_payload(
     pipeline: Pipeline, index: Ick, sessions: Sessions, staged: StagedRecords
 ) -> None:
     """Guarantee 6: a change and its mark, or neither."""
-    pipeline.mark_dirty(Ride, to=index, key="id")
+    pipeline.marks_dirty(Ride, to=index, key="id")
     with sessions.begin() as session:
         ride = Ride(id=7)
         session.add(ride)
@@ -47,13 +47,13 @@ def test_each_change_names_the_member_and_carries_no_payload(
 
 
 @pytest.mark.parametrize("object_is", ["loaded", "expired"])
-def test_a_row_that_moves_makes_both_members_dirty(
+def test_a_change_of_the_member_marks_the_old_and_the_new_one(
     pipeline: Pipeline, index: Ick, sessions: Sessions, staged: StagedRecords, object_is: str
 ) -> None:
-    """Guarantee 6: the rider who loses the ride is dirty too, also if the object had not loaded who it was."""
+    """Guarantee 6: the rider who loses the ride is marked too, even if the object had not loaded the column."""
     with sessions.begin() as session:
         session.add_all([Rider(id=1, name="a"), Rider(id=2, name="b"), Ride(id=7, rider_id=1)])
-    pipeline.mark_dirty(Ride, to=index, key="rider_id", on="update")
+    pipeline.marks_dirty(Ride, to=index, key="rider_id", on="update")
 
     with sessions.begin() as session:
         ride = session.get_one(Ride, 7)
@@ -64,10 +64,10 @@ def test_a_row_that_moves_makes_both_members_dirty(
     assert members(staged) == [("update", "1"), ("update", "2")]
 
 
-def test_none_is_no_member(
+def test_none_marks_nothing(
     pipeline: Pipeline, index: Ick, sessions: Sessions, staged: StagedRecords
 ) -> None:
-    pipeline.mark_dirty(Ride, to=index, key="rider_id")
+    pipeline.marks_dirty(Ride, to=index, key="rider_id")
     with sessions.begin() as session:
         ride = Ride(id=7)
         session.add_all([Rider(id=1, name="a"), ride])
@@ -82,7 +82,7 @@ def test_none_is_no_member(
 def test_a_trigger_marks_as_the_hooks_do(
     pipeline: Pipeline, index: Ick, application: Engine, staged: StagedRecords
 ) -> None:
-    rule = pipeline.mark_dirty(Ride, to=index, key="rider_id", capture="trigger")
+    rule = pipeline.marks_dirty(Ride, to=index, key="rider_id", capture="trigger")
     with application.begin() as connection:
         for statement in trigger_sql(rule, "penstock"):
             connection.execute(text(statement.replace(":", "\\:")))
@@ -105,7 +105,7 @@ def test_a_trigger_marks_as_the_hooks_do(
     assert {(r.shard, r.key) for r in staged()} == {(index.shard_of(k), k) for k in ("1", "2")}
 
 
-def test_members_are_marked_by_hand(
+def test_members_are_marked_explicitly(
     pipeline: Pipeline, index: Ick, sessions: Sessions, staged: StagedRecords
 ) -> None:
     with sessions.begin() as session:
@@ -117,17 +117,17 @@ def test_members_are_marked_by_hand(
     ]
 
 
-def test_what_does_not_go_together_is_refused(
+def test_a_channel_of_the_wrong_kind_is_refused(
     pipeline: Pipeline, index: Ick, rides: Log, sessions: Sessions
 ) -> None:
-    with pytest.raises(DeclarationError, match="mark_dirty"):
+    with pytest.raises(DeclarationError, match="marks_dirty"):
         pipeline.stages(Ride, to=index, key="id")
-    with pytest.raises(DeclarationError, match="no Ick"):
-        pipeline.mark_dirty(Ride, to=rides, key="id")  # type: ignore[arg-type]
+    with pytest.raises(DeclarationError, match="is not an Ick"):
+        pipeline.marks_dirty(Ride, to=rides, key="id")  # type: ignore[arg-type]
     with sessions() as session:
         with pytest.raises(InvalidRecord, match="mark_dirty"):
             stage(session, index, key=1, action="a", object="b", data=None)
-        with pytest.raises(InvalidRecord, match="takes the Ick"):
+        with pytest.raises(InvalidRecord, match=r"mark_dirty\(\) takes an Ick"):
             mark_dirty(session, rides, [1])  # type: ignore[arg-type]
         with pytest.raises(InvalidRecord, match=r"members\[1\]"):
             mark_dirty(session, index, [1, None])

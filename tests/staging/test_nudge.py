@@ -1,4 +1,4 @@
-"""A wake-up after the commit: best effort, and never in the way."""
+"""A wake-up after the commit: best effort, and a failure never reaches the application."""
 
 import logging
 from collections.abc import Iterator
@@ -38,12 +38,12 @@ def heard(listener: psycopg.Connection) -> list[str]:
     return [note.channel for note in listener.notifies(timeout=0.05)]
 
 
-def test_a_commit_that_staged_something_nudges_once(
+def test_a_commit_that_staged_records_nudges_once(
     nudging: sessionmaker[Session], rides: Log, listener: psycopg.Connection
 ) -> None:
     with nudging() as session:
         session.add(Ride(id=1))
-        stage(session, rides, key=1, action="told", object="ride", data=None)
+        stage(session, rides, key=1, action="imported", object="ride", data=None)
         with session.begin_nested():
             session.add(Ride(id=2))
         assert heard(listener) == []
@@ -52,7 +52,7 @@ def test_a_commit_that_staged_something_nudges_once(
     assert heard(listener) == ["penstock_nudge"]
 
 
-def test_a_commit_that_staged_nothing_is_silent(
+def test_a_commit_that_staged_nothing_does_not_nudge(
     nudging: sessionmaker[Session], listener: psycopg.Connection
 ) -> None:
     with nudging() as session:
@@ -64,7 +64,7 @@ def test_a_commit_that_staged_nothing_is_silent(
     assert heard(listener) == []
 
 
-def test_an_application_that_did_not_ask_is_left_alone(
+def test_an_application_that_did_not_ask_sends_no_nudge(
     sessions: sessionmaker[Session], listener: psycopg.Connection, statements: list[str]
 ) -> None:
     with sessions.begin() as session:
@@ -74,7 +74,7 @@ def test_an_application_that_did_not_ask_is_left_alone(
     assert not any("pg_notify" in statement for statement in statements)
 
 
-def test_a_commit_inside_of_a_foreign_transaction_is_none(
+def test_a_commit_inside_an_outer_transaction_does_not_nudge(
     application: Engine,
     pipeline: Pipeline,
     listener: psycopg.Connection,

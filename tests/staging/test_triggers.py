@@ -1,4 +1,4 @@
-"""Triggers see every writer, and tell what the hooks would have told."""
+"""Triggers capture every writer, and stage the same records as the hooks."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class Loud(types.TypeDecorator[str]):
 
 
 class Sample(Base):
-    """A column of every type that both ways can write."""
+    """A column of every type that both triggers and hooks can encode."""
 
     __tablename__ = 'sam\'ple\\s "x"'
 
@@ -121,14 +121,14 @@ def captured(pipeline: Pipeline, rides: Log, application: Engine) -> StagingRule
     return rule
 
 
-def test_every_writer_is_seen_once(
+def test_every_writer_is_captured_once(
     captured: StagingRule,
     sessions: Sessions,
     application: Engine,
     staged: StagedRecords,
     rides: Log,
 ) -> None:
-    """Guarantee 7: Core, bulk, COPY and cascades; the hooks and the guard leave the class alone."""
+    """Guarantee 7: Core, bulk, COPY and cascades; the hooks and the guard ignore the class."""
     with application.begin() as connection:
         connection.execute(text("INSERT INTO sequenced (id, \"group\") VALUES (1, 'a'), (2, 'ü')"))
         connection.execute(
@@ -163,7 +163,7 @@ def test_every_writer_is_seen_once(
 def test_the_order_within_a_statement_is_kept(
     captured: StagingRule, application: Engine, staged: StagedRecords
 ) -> None:
-    """Guarantee 2: inserts and updates of one upsert, as they came."""
+    """Guarantee 2: inserts and updates of one upsert, in the order in which Postgres made them."""
     with application.begin() as connection:
         connection.execute(text("INSERT INTO sequenced (id, \"group\") VALUES (2, 'k')"))
         connection.execute(
@@ -180,7 +180,7 @@ def test_the_order_within_a_statement_is_kept(
     ]
 
 
-def test_a_row_that_stays_the_same_is_not_told(
+def test_an_unchanged_row_is_not_staged(
     captured: StagingRule, application: Engine, staged: StagedRecords
 ) -> None:
     with application.begin() as connection:
@@ -191,7 +191,7 @@ def test_a_row_that_stays_the_same_is_not_told(
 
 
 @pytest.mark.parametrize("group", [None, "", "k" * 1025])
-def test_a_key_that_cannot_be_fails_the_statement(
+def test_an_invalid_key_fails_the_statement(
     group: str | None, captured: StagingRule, application: Engine
 ) -> None:
     """Guarantee 23."""
@@ -203,15 +203,15 @@ def test_a_key_that_cannot_be_fails_the_statement(
 
 
 def test_truncate_is_refused(captured: StagingRule, application: Engine) -> None:
-    """Guarantee 7: it has no rows to tell of."""
+    """Guarantee 7: it has no rows to stage."""
     with application.connect() as connection, pytest.raises(IntegrityError, match="use DELETE"):
         connection.execute(text("TRUNCATE sequenced"))
 
 
-def test_a_writer_needs_no_right_on_penstocks_tables(
+def test_a_writer_needs_no_privilege_on_penstocks_tables(
     captured: StagingRule, application: Engine, staged: StagedRecords
 ) -> None:
-    """Guarantee 32: and gets none; what it puts into its search path changes nothing."""
+    """Guarantee 32: it gets none, and its search path has no effect on the trigger."""
     with application.begin() as connection:
         connection.execute(text("CREATE ROLE writer"))
         connection.execute(text("GRANT ALL ON sequenced TO writer"))
@@ -239,10 +239,10 @@ def test_a_writer_needs_no_right_on_penstocks_tables(
     assert [record.action for record in staged()] == ["insert"]
 
 
-def test_a_trigger_tells_what_the_hooks_tell(
+def test_a_trigger_stages_the_same_records_as_the_hooks(
     rides: Log, application: Engine, staged: StagedRecords
 ) -> None:
-    """The same objects, once by each way; only what was loaded from the database can be compared."""
+    """The same objects, captured both ways; only values loaded from the database can be compared."""
     by_hooks, by_trigger = Pipeline([rides]), Pipeline([rides])
     by_hooks.stages(Sample, to=rides, key="note", object="sample")
     rule = by_trigger.stages(Sample, to=rides, key="note", object="sample", capture="trigger")
@@ -259,14 +259,14 @@ def test_a_trigger_tells_what_the_hooks_tell(
             session.delete(sample)
         session.commit()
 
-    told = staged()
-    assert len(told) == 4
-    for trigger, hook in zip(told[:2], told[2:], strict=True):
+    records = staged()
+    assert len(records) == 4
+    for trigger, hook in zip(records[:2], records[2:], strict=True):
         assert trigger.data == hook.data
         assert (trigger.key, trigger.shard, trigger.object) == (hook.key, hook.shard, hook.object)
-    assert told[0].data["moment"] == "2026-01-01T22:04:05.000600+00:00"
-    assert told[0].data["exact"] == "-12345.600"
-    assert told[0].data["span"] == "P-1DT3H4M0.5S"
+    assert records[0].data["moment"] == "2026-01-01T22:04:05.000600+00:00"
+    assert records[0].data["exact"] == "-12345.600"
+    assert records[0].data["span"] == "P-1DT3H4M0.5S"
 
 
 def trigger_name(rule: StagingRule) -> str:
@@ -300,7 +300,7 @@ def test_a_condition_in_sql(
     assert [(record.key, record.data) for record in staged()] == [("2", {})]
 
 
-def test_partitions_are_followed(rides: Log, application: Engine, staged: StagedRecords) -> None:
+def test_partitions_are_captured(rides: Log, application: Engine, staged: StagedRecords) -> None:
     pipeline = Pipeline([rides])
     rule = pipeline.stages(Sequenced, to=rides, key="id", data=["group"], capture="trigger")
     with application.begin() as connection:
@@ -362,7 +362,7 @@ def test_the_migration_goes_up_and_down(
 
 
 def test_the_migration_can_be_printed(captured: StagingRule, pipeline: Pipeline) -> None:
-    """``alembic upgrade --sql``: neither colons nor percent signs are changed."""
+    """``alembic upgrade --sql`` changes neither colons nor percent signs."""
     migration: dict[str, Any] = {}
     exec(trigger_migration(pipeline, revision="abc"), migration)
     printed = StringIO()
@@ -376,7 +376,9 @@ def test_the_migration_can_be_printed(captured: StagingRule, pipeline: Pipeline)
         assert statement in printed.getvalue()
 
 
-def test_dropping_takes_everything_away(captured: StagingRule, application: Engine) -> None:
+def test_dropping_removes_the_triggers_and_the_function(
+    captured: StagingRule, application: Engine
+) -> None:
     with application.begin() as connection:
         apply(connection, drop_trigger_sql(captured, "penstock"))
         connection.execute(text("TRUNCATE sequenced"))
@@ -418,12 +420,12 @@ class Parrot(Base):
         (Cat, "id", ["id"], "inherit"),
         (Animal, "id", ["id"], "inherit"),
         (Parrot, "id", None, "shout is of type Loud"),
-        (Parrot, "id", ["name"], "name is no column"),
+        (Parrot, "id", ["name"], "name is not a column"),
         (Parrot, "weight", ["id"], "its key is of type"),
         (Sequenced, "id", None, "secret is of type"),
     ],
 )
-def test_what_a_trigger_cannot_follow_is_said(
+def test_a_rule_that_a_trigger_cannot_capture_is_refused(
     cls: type[Any], key: str, data: list[str] | None, reason: str, rides: Log
 ) -> None:
     rule = Pipeline([rides]).stages(cls, to=rides, key=key, data=data, capture="trigger")
@@ -431,7 +433,7 @@ def test_what_a_trigger_cannot_follow_is_said(
         trigger_sql(rule, "penstock")
 
 
-def test_a_migration_without_triggers_or_with_twins_is_refused(rides: Log) -> None:
+def test_a_migration_without_triggers_or_with_duplicates_is_refused(rides: Log) -> None:
     pipeline = Pipeline([rides])
     with pytest.raises(DeclarationError, match="nothing to migrate"):
         trigger_migration(pipeline, revision="abc")

@@ -80,7 +80,8 @@ def test_a_fragment_is_the_beginning_of_several_scripts(name: str) -> None:
     body = (LUA / f"{name}.lua").read_text()
 
     assert (
-        sum(bool(re.search(rf"^-- begins: .*\b{name}\b", text, re.MULTILINE)) for text in texts) > 1
+        sum(bool(re.search(rf"^-- includes: .*\b{name}\b", text, re.MULTILINE)) for text in texts)
+        > 1
     )
     assert not re.search(r"\S.*--", body)  # its comments are lines of their own
     assert not re.search(r"(KEYS|ARGV)\[\d|pcall", body)

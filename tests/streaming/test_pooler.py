@@ -1,6 +1,6 @@
 """A pooler in transaction mode between us and Postgres: a real one, which changes the session with every transaction."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from sqlalchemy import text
@@ -8,12 +8,12 @@ from sqlalchemy.orm import Session
 
 from fixtures.flow import running, stage_rows
 from penstock import Log, Pipeline
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.embedded import eventually
 from penstock.records import Record
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import Sequencer
+from penstock.testing import eventually
 
 
 @pytest.fixture
@@ -31,13 +31,13 @@ def test_records_go_through_two_streamers_and_a_consumer_behind_a_pooler(
     connection.execute("CREATE TABLE public.seen (id bigint PRIMARY KEY)")
 
     @flow.consumer(reads=things)
-    def reader(session: Session, records: list[Record]) -> None:
+    def reader(session: Session, records: Sequence[Record]) -> None:
         rows = [{"id": record.id} for record in records]
         session.execute(text("INSERT INTO public.seen VALUES (:id)"), rows)
 
     streamers = [Streamer(flow, pooler_url, redis_url, prepare=False) for _ in range(2)]
-    spec = flow.consumer_named("reader")
-    worker = ConsumerWorker(flow, spec, pooler_url, redis_url, prepare=False)
+    spec = flow.get_consumer("reader")
+    worker = LogWorker(flow, spec, pooler_url, redis_url, prepare=False)
 
     def seen() -> int:
         return len(connection.execute("SELECT id FROM public.seen").fetchall())

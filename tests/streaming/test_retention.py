@@ -1,6 +1,6 @@
 """What retention promises: nothing goes before every consumer has passed it and `keep` is over."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from time import monotonic
@@ -10,7 +10,7 @@ import redis
 
 from fixtures.flow import LookAtLog, retain_now, stage_rows
 from penstock import Log, Pipeline
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
 from penstock.records import Record
@@ -25,13 +25,11 @@ def things() -> Log:
 
 
 @pytest.fixture
-def worker(
-    flow: Pipeline, things: Log, database_url: str, redis_url: str
-) -> Iterator[ConsumerWorker]:
+def worker(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Iterator[LogWorker]:
     @flow.consumer(reads=things)
-    def reader(session: object, records: list[Record]) -> None: ...
+    def reader(session: object, records: Sequence[Record]) -> None: ...
 
-    made = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    made = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
     yield made
     made.close()
 
@@ -42,7 +40,7 @@ def staged_count(connection: Connection) -> int:
 
 
 def test_nothing_is_forgotten_that_a_consumer_has_not_passed(
-    worker: ConsumerWorker,
+    worker: LogWorker,
     streamer: Streamer,
     connection: Connection,
     things: Log,
@@ -59,7 +57,7 @@ def test_nothing_is_forgotten_that_a_consumer_has_not_passed(
 
 
 def test_what_everyone_has_passed_goes_from_postgres_and_redis(
-    worker: ConsumerWorker,
+    worker: LogWorker,
     streamer: Streamer,
     connection: Connection,
     things: Log,
@@ -148,7 +146,7 @@ def test_retention_rests_when_every_shard_has_had_its_turn_however_slow_it_is(
 
 
 def test_offsets_go_on_after_everything_was_forgotten(
-    worker: ConsumerWorker, streamer: Streamer, connection: Connection, things: Log
+    worker: LogWorker, streamer: Streamer, connection: Connection, things: Log
 ) -> None:
     stage_rows(connection, things, 40)
     streamer.drain()
@@ -177,7 +175,7 @@ def test_keep_holds_what_everyone_has_passed(
 
 
 def test_a_record_that_the_journal_does_not_name_is_not_deleted(
-    worker: ConsumerWorker, streamer: Streamer, connection: Connection, things: Log
+    worker: LogWorker, streamer: Streamer, connection: Connection, things: Log
 ) -> None:
     """Rows go by the journal's ids, never by range: what was missed stays behind to be found."""
     for number in range(3):
@@ -195,7 +193,7 @@ def test_a_record_that_the_journal_does_not_name_is_not_deleted(
 
 
 def test_a_flushed_redis_without_the_forgotten_records_begins_where_the_journal_begins(
-    worker: ConsumerWorker,
+    worker: LogWorker,
     streamer: Streamer,
     connection: Connection,
     things: Log,

@@ -8,7 +8,6 @@ from psycopg.errors import RaiseException
 from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection, connect_postgres
-from penstock.embedded import eventually
 from penstock.errors import UnsafeSetting
 from penstock.streaming.sequencer import (
     JOURNAL_CHUNK,
@@ -18,6 +17,7 @@ from penstock.streaming.sequencer import (
     tick,
 )
 from penstock.streaming.unpublished import BATCH_BYTES
+from penstock.testing import eventually
 
 JOURNAL = "SELECT shard, first_offset, last_offset, record_ids FROM penstock.journal ORDER BY shard, first_offset"
 

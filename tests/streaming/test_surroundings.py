@@ -1,6 +1,6 @@
 """A streamer and a consumer among standbys, poolers, wrong clocks, one hot key, and a large backlog."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from fixtures.flow import LookAtLog, retain_now, stage_rows
 from penstock import Log, Pipeline
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres
@@ -84,13 +84,11 @@ def test_no_state_of_a_session_is_leaned_on(
     applied: list[int] = []
 
     @flow.consumer(reads=things)
-    def reader(_session: Session, records: list[Record]) -> None:
+    def reader(_session: Session, records: Sequence[Record]) -> None:
         applied.extend(record.id for record in records)
 
     streamer = Streamer(flow, database_url, redis_url, prepare=False)
-    worker = ConsumerWorker(
-        flow, flow.consumer_named("reader"), database_url, redis_url, prepare=False
-    )
+    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url, prepare=False)
     for number in range(10):
         stage_rows(connection, things, 20, f"{number} ")
         streamer.round()
@@ -122,7 +120,7 @@ def test_clocks_that_lie_change_neither_order_nor_number(
     applied: list[Record] = []
 
     @flow.consumer(reads=things)
-    def reader(_session: Session, records: list[Record]) -> None:
+    def reader(_session: Session, records: Sequence[Record]) -> None:
         applied.extend(records)
 
     for year in (2090, 1990, 2024, 1970):
@@ -135,7 +133,7 @@ def test_clocks_that_lie_change_neither_order_nor_number(
     retain_now(streamer)
     streamer.drain()
     in_log = [record.id for record in logged(things)[things.shard_names[0]]]
-    worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
     worker.drain()
     worker.close()
 
@@ -177,13 +175,13 @@ def test_a_consumer_that_is_far_behind_reads_a_batch_at_a_time(
     sizes: list[int] = []
 
     @flow.consumer(reads=things, batch=100)
-    def reader(session: Session, records: list[Record]) -> None:
+    def reader(session: Session, records: Sequence[Record]) -> None:
         sizes.append(len(records))
         session.execute(text("SELECT 1"))
 
     stage_rows(connection, things, 5000)
     streamer.drain()
-    worker = ConsumerWorker(flow, flow.consumer_named("reader"), database_url, redis_url)
+    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
     first = worker.round(block_ms=0)
 
     assert first.applied == 200

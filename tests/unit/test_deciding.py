@@ -1,12 +1,49 @@
 """The decisions that need no server."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.channels.log import Batch
-from penstock.consuming.checkpoints import compare
-from penstock.consuming.failures import divide, pause_s
+from penstock.consuming.delivery import (
+    LONGEST_PAUSE_S,
+    MAX_CONFLICTS,
+    MAX_WAITS_ALONE,
+    NO_TROUBLE,
+    AskedToWait,
+    Broken,
+    Conflict,
+    DeadLetter,
+    Decision,
+    Failed,
+    Halt,
+    Outcome,
+    Policy,
+    Retry,
+    Split,
+    Trouble,
+    Unavailable,
+    compare,
+    cut,
+    decide,
+    of_part,
+    pause_s,
+)
 from penstock.records import Epoch, Offset, Record, RecordId, Shard, ShardName
+
+POLICIES = st.builds(Policy, st.integers(1, 9), st.sampled_from(["dead_letter", "halt"]))
+TROUBLES = st.builds(
+    Trouble, *(st.integers(0, n) for n in (9, MAX_CONFLICTS + 2, 10_000, 10_000)), st.just(0)
+)
+OUTCOMES: st.SearchStrategy[Outcome] = st.one_of(
+    st.just(Conflict()),
+    st.builds(Unavailable, st.booleans()),
+    st.builds(AskedToWait, st.none() | st.floats(-1, 1e6)),
+    st.builds(Failed, st.none(), st.booleans()),
+    st.just(Broken()),
+)
 
 
 def record(offset: int) -> Record:
@@ -28,21 +65,127 @@ def test_only_what_follows_the_checkpoint_without_a_hole_is_fresh(
     assert checkpoint + 1 + len(fresh) not in offsets
 
 
-@given(st.integers(2, 100), st.one_of(st.none(), st.integers(0, 99)))
-def test_a_divided_batch_keeps_every_record_in_order(size: int, culprit: int | None) -> None:
+@given(POLICIES, st.integers(2, 100), st.none() | st.integers(0, 99))
+def test_a_split_batch_keeps_every_record_in_order(
+    policy: Policy, size: int, culprit: int | None
+) -> None:
     records = [record(offset) for offset in range(1, size + 1)]
     at = None if culprit is None or culprit >= size else culprit
-    parts = divide(records, at)
+    decision = decide(policy, size, NO_TROUBLE, Failed(at, for_certain=True))
 
+    assert isinstance(decision, Split)
+    parts = cut(records, decision.sizes)
     assert [r for part in parts for r in part] == records
     assert all(0 < len(part) < size for part in parts)
     assert at is None or [records[at]] in parts
 
 
+@given(POLICIES, st.integers(1, 1000), TROUBLES, OUTCOMES)
+def test_only_a_single_item_is_dead_lettered_and_only_if_the_consumer_says_so(
+    policy: Policy, size: int, trouble: Trouble, outcome: Outcome
+) -> None:
+    """Guarantee 21."""
+    decision = decide(policy, size, trouble, outcome)
+
+    if isinstance(decision, DeadLetter):
+        assert (size, policy.on_poison) == (1, "dead_letter")
+        assert not isinstance(outcome, AskedToWait | Broken)
+    if isinstance(outcome, Broken):
+        assert isinstance(decision, Halt)
+    if isinstance(outcome, AskedToWait):
+        assert isinstance(decision, Retry)
+
+
+@given(POLICIES, st.integers(1, 1000), TROUBLES, OUTCOMES)
+def test_pauses_are_bounded_however_often_it_went_wrong(
+    policy: Policy, size: int, trouble: Trouble, outcome: Outcome
+) -> None:
+    """Also after hours: pauses neither overflow nor grow without a bound."""
+    decision = decide(policy, size, trouble, outcome)
+
+    if isinstance(decision, Retry):
+        named = outcome.after_s if isinstance(outcome, AskedToWait) else None
+        assert 0 <= decision.after_s <= max(LONGEST_PAUSE_S, named or 0)
+
+
+@given(POLICIES, st.integers(0, 10_000))
+def test_a_refusal_by_a_server_is_no_fault_of_a_record_while_no_other_passes(
+    policy: Policy, waits: int
+) -> None:
+    """Guarantee 13: a lock that is held for hours dead-letters nothing."""
+    trouble = Trouble(waits=waits, items=1)
+
+    assert isinstance(decide(policy, 1, trouble, Unavailable(others_pass=False)), Retry)
+
+
+def test_a_record_that_is_refused_alone_while_others_pass_is_at_fault() -> None:
+    waited = Trouble(waits=MAX_WAITS_ALONE - 2, items=1)
+    first = decide(Policy(), 1, waited, Unavailable(others_pass=True))
+
+    assert isinstance(first, Retry)
+    assert decide(Policy(), 1, first.trouble, Unavailable(others_pass=True)) == DeadLetter(1)
+
+
+def follow(
+    policy: Policy, size: int, poison: set[int], outcome: Outcome
+) -> tuple[list[int], list[int], int]:
+    """Follows the decisions over a batch in which some items always fail: what passes, what does not, and attempts."""
+    parts: list[tuple[Sequence[int], Trouble]] = [(range(size), NO_TROUBLE)]
+    applied: list[int] = []
+    dead: list[int] = []
+    attempts = 0
+    while parts:
+        part, trouble = parts.pop(0)
+        attempts += 1
+        if not poison & set(part):
+            applied.extend(part)
+            continue
+        decision: Decision = decide(policy, len(part), trouble, outcome)
+        match decision:
+            case Retry(_, known):
+                parts.insert(0, (part, known))
+            case Split(sizes, known):
+                pieces = cut(part, sizes)
+                parts[:0] = [(piece, of_part(known, len(piece))) for piece in pieces]
+            case DeadLetter() | Halt():
+                dead.extend(part)
+    return applied, dead, attempts
+
+
+@given(
+    st.integers(1, 64),
+    st.sets(st.integers(0, 63), max_size=4),
+    st.integers(1, 4),
+    st.sampled_from([Failed(), Conflict(), Unavailable(others_pass=True)]),
+)
+def test_the_poison_is_isolated_and_all_others_are_applied(
+    size: int, poison: set[int], attempts: int, outcome: Outcome
+) -> None:
+    """Guarantee 21: whatever the reason is, it ends, and takes nothing healthy along."""
+    poison = {each for each in poison if each < size}
+    applied, dead, tried = follow(Policy(attempts), size, poison, outcome)
+
+    assert applied == [each for each in range(size) if each not in poison]
+    assert dead == sorted(poison)
+    assert tried < 2 * size + (len(poison) + 1) * (MAX_CONFLICTS + MAX_WAITS_ALONE + 40)
+
+
+def test_a_batch_of_several_shards_has_its_attempts_and_a_part_has_one() -> None:
+    once = decide(Policy(3), 8, NO_TROUBLE, Failed())
+    assert isinstance(once, Retry)
+    twice = decide(Policy(3), 8, once.trouble, Failed())
+    assert isinstance(twice, Retry)
+    split = decide(Policy(3), 8, twice.trouble, Failed())
+    assert isinstance(split, Split)
+
+    assert of_part(split.trouble, 4) == replace(split.trouble, items=4, failures=2)
+    assert of_part(split.trouble, 1).failures == 0
+
+
 def test_pauses_grow_to_a_bound() -> None:
-    pauses = [pause_s(attempt) for attempt in range(1, 20)]
+    pauses = [pause_s(attempt) for attempt in range(1, 5000)]
     assert pauses == sorted(pauses)
-    assert pauses[-1] == 5.0
+    assert pauses[-1] == LONGEST_PAUSE_S
 
 
 def test_a_batch_knows_its_extent() -> None:

@@ -1,17 +1,19 @@
 """Declarations that cannot work are refused when they are declared."""
 
 import hashlib
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from penstock import Log, Pipeline
+from penstock import Ick, Log, Pipeline
 from penstock.declarations import ConsumerSpec, StagingRule, checked_changes
 from penstock.errors import DeclarationError, InvalidName
+from penstock.records import Record
 
 
 class Base(DeclarativeBase):
@@ -114,7 +116,8 @@ def test_one_change_may_stand_alone() -> None:
     ("wrong", "reason"),
     [
         ({"type": NotMapped}, "not mapped"),
-        ({"to": Log("others")}, "pipeline.add"),
+        ({"to": Log("others")}, "pipeline.add_channel"),
+        ({"to": Log("rides", shards=8)}, "does not belong to this pipeline"),
         ({"on": []}, "it takes any of insert, update, delete"),
         ({"on": ["upsert"]}, "it takes any of"),
         ({"key": "number"}, "no attribute 'number'"),
@@ -142,11 +145,24 @@ def test_a_rule_is_a_value() -> None:
     assert hash(rule)
 
 
+def handle(session: Session, records: Sequence[Record]) -> None: ...
+
+
 def test_names_are_unique_in_a_pipeline() -> None:
     pipeline = Pipeline([RIDES])
-    pipeline.add(RIDES)
+    assert pipeline.add_channel(Log("rides")) == RIDES
     with pytest.raises(DeclarationError, match="declared twice"):
-        pipeline.add(Log("rides"))
-    pipeline.consumer(reads=RIDES)(test_names_are_unique_in_a_pipeline)
+        pipeline.add_channel(Log("rides", shards=8))
+    pipeline.consumer(reads=RIDES)(handle)
     with pytest.raises(DeclarationError, match="declared twice"):
-        pipeline.consumer(reads=RIDES)(test_names_are_unique_in_a_pipeline)
+        pipeline.consumer(reads=RIDES)(handle)
+
+
+def test_channels_are_compared_by_value() -> None:
+    """A channel that is built again, for instance in another module, is the same channel."""
+    pipeline = Pipeline([RIDES, Ick("index")])
+    pipeline.stages(Ride, to=Log("rides"), key="id")
+    pipeline.marks_dirty(Ride, to=Ick("index"), key="id")
+    pipeline.consumer(reads=Ick("index"), name="first")(print)
+    with pytest.raises(DeclarationError, match="first reads index already"):
+        pipeline.consumer(reads=Ick("index"), name="second")(print)

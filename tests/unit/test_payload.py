@@ -1,4 +1,4 @@
-"""What may stand in a record, and that nothing else gets through."""
+"""Which values a record may hold, and that all others are refused."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidRecord
-from penstock.staging.payload import MAX_DEPTH, headers_text, json_text, key_text, word
+from penstock.staging.payload import MAX_DEPTH, headers_text, json_text, key_text, label_text
 
 ENOUGH = 10_000_000
 
@@ -80,7 +80,7 @@ def nested(depth: int) -> Any:
         (OrderedDict(b=1, a=2), '{"b":1,"a":2}'),
     ],
 )
-def test_what_json_has_no_word_for_is_written_as_documented(value: object, text: str) -> None:
+def test_values_are_encoded_as_documented(value: object, text: str) -> None:
     assert json_text(value, "data", ENOUGH) == text
 
 
@@ -122,7 +122,7 @@ CYCLE.append({"again": CYCLE})
         (datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))), "data", "years 1 to 9999"),
     ],
 )
-def test_what_postgres_or_a_reader_would_choke_on_is_refused(
+def test_a_value_that_postgres_or_a_reader_cannot_handle_is_refused(
     value: object, field: str, reason: str
 ) -> None:
     """Guarantee 22: a typed error with the path of the field."""
@@ -134,7 +134,7 @@ def test_what_postgres_or_a_reader_would_choke_on_is_refused(
     assert refused.value.__context__ is None
 
 
-def test_the_limits_are_where_they_are_said_to_be() -> None:
+def test_the_limits_are_exact() -> None:
     assert json_text(nested(MAX_DEPTH), "data", ENOUGH)
     assert json_text(Decimal("1E+131071"), "data", ENOUGH)
     assert json_text("ü" * 3, "data", 8)
@@ -142,13 +142,13 @@ def test_the_limits_are_where_they_are_said_to_be() -> None:
         json_text("ü" * 3, "data", 7)
 
 
-def test_very_deep_nesting_is_an_error_and_no_crash() -> None:
+def test_very_deep_nesting_is_an_error_not_a_crash() -> None:
     with pytest.raises(InvalidRecord, match="deeper than 100"):
         json_text(nested(500_000), "data", ENOUGH)
 
 
 def test_an_error_shows_no_value() -> None:
-    """Guarantee 33: field and type only."""
+    """Guarantee 33: it names the field and the type only."""
     for value in (
         {"a": ["canary\x00"]},
         {"a": {"canary"}},
@@ -171,17 +171,17 @@ def test_an_error_shows_no_value() -> None:
         (Size.BIG, "3"),
     ],
 )
-def test_a_key_is_text_a_number_or_a_uuid(value: object, text: str) -> None:
+def test_a_key_is_a_str_an_int_or_a_uuid(value: object, text: str) -> None:
     assert key_text(value) == text
     assert type(key_text(value)) is str
 
 
-def test_words_and_headers() -> None:
-    assert word("told", "action") == "told"
+def test_labels_and_headers() -> None:
+    assert label_text("imported", "action") == "imported"
     assert headers_text(None) is None
     assert headers_text({}) == "{}"
     with pytest.raises(InvalidRecord, match=r"^action: has 256"):
-        word("w" * 256, "action")
+        label_text("w" * 256, "action")
 
 
 SCALARS = (
@@ -209,7 +209,7 @@ VALUES = st.recursive(
 
 
 def is_acceptable(value: object) -> bool:
-    """The rule once more, in the plainest words."""
+    """The same rule, written as simply as possible."""
     if isinstance(value, dict):
         return all(
             isinstance(k, str) and is_acceptable(k) and is_acceptable(v) for k, v in value.items()
@@ -229,8 +229,8 @@ def is_acceptable(value: object) -> bool:
 @given(VALUES)
 @example({"a": r"\u0000"})
 @example([r"\\u0000", "\x00"])
-def test_the_fast_way_and_the_careful_way_agree(value: Any) -> None:
-    """Guarantee 22: exactly what the rule says passes, and it is JSON that Postgres takes."""
+def test_the_fast_encoder_and_the_check_agree(value: Any) -> None:
+    """Guarantee 22: exactly the acceptable values pass, as JSON that Postgres accepts."""
     if is_acceptable(value):
         text = json_text(value, "data", ENOUGH)
         json.loads(text, parse_constant=pytest.fail)

@@ -1,4 +1,4 @@
-"""Which offsets a batch reads, and what may be asked for."""
+"""Which offsets a batch reads, and which options are valid."""
 
 from itertools import pairwise
 from typing import Any
@@ -8,20 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidName, InvalidSetting
-from penstock.records import Offset
+from penstock.records import Offset, OffsetRange, Shard, ShardName
 from penstock.spark.sources.options import Options
 from penstock.spark.sources.ranges import (
     RECORDS_A_TASK,
-    Held,
-    Range,
-    Task,
-    begins,
-    divided,
-    ends,
-    limited,
+    RangesPartition,
+    divide,
+    end_positions,
+    limit_end,
+    plan_tasks,
     ranges_between,
-    tasks,
+    start_positions,
 )
+
+
+def offsets(shard: int, first: int, last: int) -> OffsetRange:
+    return OffsetRange(ShardName("c", Shard(shard)), Offset(first), Offset(last))
+
 
 POSITIONS = st.dictionaries(st.integers(0, 7), st.integers(0, 1000), min_size=1)
 
@@ -32,13 +35,13 @@ def test_a_limited_batch_takes_as_much_as_it_may(
 ) -> None:
     tails = {shard: data.draw(st.integers(0, 1200)) for shard in start}
 
-    end = limited(start, tails, most)
+    end = limit_end(start, tails, most)
 
     taken = {shard: end[shard] - at for shard, at in start.items()}
     waiting = {shard: max(0, tails[shard] - at) for shard, at in start.items()}
     assert sum(taken.values()) == min(most, sum(waiting.values()))
     assert all(0 <= taken[shard] <= waiting[shard] for shard in start)
-    # Nobody gets more than another who still has some waiting.
+    # No shard gets more than another that still has records waiting, but for the remainder.
     hungry = [taken[shard] for shard in start if taken[shard] < waiting[shard]]
     assert not hungry or max(taken.values()) <= min(hungry) + len(start)
 
@@ -46,26 +49,26 @@ def test_a_limited_batch_takes_as_much_as_it_may(
 @given(POSITIONS, st.integers(1, 20), st.data())
 def test_divided_ranges_are_the_same_records(start: dict[int, int], least: int, data: Any) -> None:
     end = {shard: at + data.draw(st.integers(0, 300)) for shard, at in start.items()}
-    whole = ranges_between(start, end)
+    whole = ranges_between("c", start, end)
 
-    pieces = divided(whole, least)
+    pieces = divide(whole, least)
 
-    def offsets(ranges: list[Range]) -> list[tuple[int, int]]:
-        return [(r.shard, offset) for r in ranges for offset in range(r.after + 1, r.until + 1)]
+    def each_offset(ranges: list[OffsetRange]) -> list[tuple[ShardName, int]]:
+        return [(r.shard, offset) for r in ranges for offset in range(r.first, r.last + 1)]
 
-    assert offsets(pieces) == offsets(whole)
-    assert len(pieces) >= min(least, len(offsets(whole)))
+    assert each_offset(pieces) == each_offset(whole)
+    assert len(pieces) >= min(least, len(each_offset(whole)))
 
 
 @given(POSITIONS, st.data())
-def test_what_is_little_shares_a_task(start: dict[int, int], data: Any) -> None:
+def test_short_ranges_share_a_task(start: dict[int, int], data: Any) -> None:
     end = {shard: at + data.draw(st.integers(0, 300)) for shard, at in start.items()}
-    whole = ranges_between(start, end)
+    whole = ranges_between("c", start, end)
 
-    shared = tasks(whole, None)
+    shared = plan_tasks(whole, None)
 
     assert [each for task in shared for each in task.ranges] == whole
-    sizes = [sum(each.records for each in task.ranges) for task in shared]
+    sizes = [sum(len(each) for each in task.ranges) for task in shared]
     assert all(
         len(task.ranges) == 1 or size <= RECORDS_A_TASK
         for task, size in zip(shared, sizes, strict=True)
@@ -73,26 +76,26 @@ def test_what_is_little_shares_a_task(start: dict[int, int], data: Any) -> None:
     assert all(one + other > RECORDS_A_TASK for one, other in pairwise(sizes))
 
 
-def test_what_is_asked_for_is_not_shared() -> None:
-    """``minPartitions`` decides, even if it asks for one a shard."""
-    ranges = [Range(shard, 0, 1) for shard in range(4)]
+def test_with_min_partitions_no_task_is_shared() -> None:
+    """``minPartitions`` decides, even if it is 1."""
+    ranges = [offsets(shard, 1, 1) for shard in range(4)]
 
-    assert tasks(ranges, 4) == [Task((each,)) for each in ranges]
-    assert tasks(ranges, 1) == [Task((each,)) for each in ranges]
-    assert tasks(ranges, None) == [Task(tuple(ranges))]
+    assert plan_tasks(ranges, 4) == [RangesPartition((each,)) for each in ranges]
+    assert plan_tasks(ranges, 1) == [RangesPartition((each,)) for each in ranges]
+    assert plan_tasks(ranges, None) == [RangesPartition(tuple(ranges))]
 
 
-def test_places_are_words_or_offsets_for_each_shard() -> None:
-    held = {0: Held(5, 20), 1: Held(1, 0)}
+def test_positions_are_words_or_offsets_for_each_shard() -> None:
+    available = {0: offsets(0, 5, 20), 1: offsets(1, 1, 0)}
 
-    assert begins("earliest", held, "s") == {0: 4, 1: 0}
-    assert begins({0: Offset(7)}, held, "s") == {0: 6, 1: 0}
-    assert ends("latest", held, "s") == {0: 20, 1: 0}
-    assert ends({0: Offset(8)}, held, "s") == {0: 7, 1: 0}
-    with pytest.raises(InvalidSetting, match="shard 4 is not of the channel; it has 0 to 1"):
-        begins({4: Offset(7)}, held, "s")
+    assert start_positions("earliest", available, "s") == {0: 4, 1: 0}
+    assert start_positions({0: Offset(7)}, available, "s") == {0: 6, 1: 0}
+    assert end_positions("latest", available, "s") == {0: 20, 1: 0}
+    assert end_positions({0: Offset(8)}, available, "s") == {0: 7, 1: 0}
+    with pytest.raises(InvalidSetting, match="the channel has no shard 4; it has shards 0 to 1"):
+        start_positions({4: Offset(7)}, available, "s")
     with pytest.raises(InvalidSetting, match="the newest offset there is 20"):
-        ends({0: Offset(30)}, held, "s")
+        end_positions({0: Offset(30)}, available, "s")
 
 
 @pytest.mark.parametrize(
@@ -110,15 +113,15 @@ def test_places_are_words_or_offsets_for_each_shard() -> None:
         ({"channel": "c", "beginsAt": "latest"}, "beginsAt"),
     ],
 )
-def test_an_option_that_cannot_be_is_refused(given_options: dict[str, str], text: str) -> None:
+def test_an_invalid_option_is_refused(given_options: dict[str, str], text: str) -> None:
     with pytest.raises(InvalidSetting, match=text):
-        Options.of("penstock.log", given_options, streaming=False)
+        Options.parse("penstock.log", given_options, streaming=False)
 
 
 def test_a_stream_has_no_end_and_names_keep_their_rule() -> None:
     with pytest.raises(InvalidSetting, match="a stream has no end"):
-        Options.of("penstock.log", {"channel": "c", "endingOffsets": "latest"}, streaming=True)
+        Options.parse("penstock.log", {"channel": "c", "endingOffsets": "latest"}, streaming=True)
     with pytest.raises(InvalidName):
-        Options.of("penstock.log", {"channel": "c'; DROP"}, streaming=True)
-    assert Options.of("penstock.log", {"channel": "c"}, streaming=True).starting == "latest"
-    assert Options.of("penstock.log", {"channel": "c"}, streaming=False).starting == "earliest"
+        Options.parse("penstock.log", {"channel": "c'; DROP"}, streaming=True)
+    assert Options.parse("penstock.log", {"channel": "c"}, streaming=True).starting == "latest"
+    assert Options.parse("penstock.log", {"channel": "c"}, streaming=False).starting == "earliest"

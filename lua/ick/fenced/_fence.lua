@@ -1,7 +1,8 @@
--- A part of the fenced scripts: who holds the reservation?  Follows ick/_whole.
+-- Shared by the fenced scripts: the current reservation.  Include it after ick/_intact.
 -- keys: fence, held
--- The fence is a hash: `number` of the last reservation, which only goes up; `request` and `holder` of the one that
--- stands, empty when none does; `pulse`, counted up by its signs of life; `committed` by the exchange that began it.
+-- The fence is a hash: `number` of the last reservation, which only goes up; `request` and `holder` of the current one,
+-- empty if there is none; `pulse`, its number of heartbeats; `committed`, the number of members that the exchange which
+-- began it committed.
 
 for _, expectation in ipairs({{fence, "hash"}, {held, "zset"}}) do
   local found = redis.call("TYPE", expectation[1]).ok
@@ -10,32 +11,32 @@ for _, expectation in ipairs({{fence, "hash"}, {held, "zset"}}) do
   end
 end
 local fields = redis.call("HMGET", fence, "number", "request", "holder", "pulse", "committed")
-local standing = {
+local current = {
   number = tonumber(fields[1] or "0"),
   request = fields[2] or "",
   holder = fields[3] or "",
-  pulse = tonumber(fields[4] or "0"),
+  heartbeats = tonumber(fields[4] or "0"),
   committed = tonumber(fields[5] or "0"),
 }
-if not (standing.number and standing.pulse and standing.committed) then
+if not (current.number and current.heartbeats and current.committed) then
   return damaged(fence, "numbers", "something else")
 end
 
--- A number may come again on a server that was put back to an older state; a request's id does not.
-local function stands(number_, request_)
-  return request_ ~= "" and standing.request == request_ and standing.number == number_
+-- A number can be used twice if the server was restored to an older state; a request's id cannot.
+local function is_current(number_, request_)
+  return request_ ~= "" and current.request == request_ and current.number == number_
 end
 
--- Members are done, and no longer held: all of them, or those in ARGV from `first` on.
-local function commit(whole, first)
-  if whole then
+-- Removes members that are done from the held set: all of them, or those in ARGV from `first` on.
+local function commit(all_members, first)
+  if all_members then
     local members = redis.call("ZCARD", held)
     redis.call("DEL", held)
     return members
   end
-  return sliced(ARGV, first, function(...) return redis.call("ZREM", held, ...) end)
+  return in_slices(ARGV, first, function(...) return redis.call("ZREM", held, ...) end)
 end
 
 local function describe(word)
-  return {word, standing.number, standing.request, standing.holder, standing.pulse}
+  return {word, current.number, current.request, current.holder, current.heartbeats}
 end

@@ -1,13 +1,13 @@
--- Members of a reservation are done: they leave the held set, if the reservation still stands.
--- begins: ick/_whole, ick/fenced/_fence
+-- Commit members of a reservation: they leave the held set, if the reservation is still the current one.
+-- includes: ick/_intact, ick/fenced/_fence
 -- keys: version, dirty, reserved, fence, held
 -- args: number:int, request, done...
--- returns: {"committed", members} | {"superseded", number, request, holder, pulse}
+-- returns: {"committed", members} | {"superseded", number, request, holder, heartbeats}
 --
--- A member that became dirty since is in the dirty set, and stays there.  Safe to repeat: nothing is ever added to
--- what a reservation holds.  With nothing done it is a sign of life.  Cost: O(done × log held).
+-- A member that became dirty since then is in the dirty set and stays there.  Safe to repeat: nothing is ever added to
+-- what a reservation holds.  With no `done` the call is only a heartbeat.  Cost: O(done × log held).
 
-if not stands(number, request) then
+if not is_current(number, request) then
   return describe("superseded")
 end
 local members = commit(false, done)

@@ -1,42 +1,42 @@
--- Commit what is done of a reservation and begin the next, which holds what was left and the oldest dirty members.
--- begins: ick/_whole, ick/fenced/_fence
+-- Commit members of a reservation and begin the next one, which holds the remaining members and the oldest dirty ones.
+-- includes: ick/_intact, ick/fenced/_fence
 -- keys: version, dirty, reserved, fence, held
--- args: request, holder, follows:int, number:int, former, floor:int, size:int, adopt:int, all:int, done...
--- returns: {"held", number, request, committed, member, score, …} | {"superseded" or "busy", number, request, holder, pulse}
+-- args: request, holder, follows:int, replaced_number:int, replaced_request, floor:int, size:int, adopt:int, all:int, done...
+-- returns: {"held", number, request, committed, member, score, …} | {"superseded" or "busy", number, request, holder, heartbeats}
 --
--- With follows = 1 the reservation (number, former) is exchanged for the next.  With 0 a new one begins: where none
--- stands, where our own does, or in place of (number, former), which somebody has seen standing still; what it held is
--- dirty again.  Sent again with the same `request` it gives the same reservation and writes nothing.
--- Why nothing is forgotten: under one number the held set only shrinks, and a member that is held is never merged with
--- its newer dirtiness, which waits in the dirty set.
--- `adopt` takes from the reserved set too, where a plain reserve puts members.  Cost: O((size + done) × log members).
+-- With follows = 1 the reservation (replaced_number, replaced_request) is exchanged for the next one.  With 0 a new one
+-- begins if there is none, if the current one is this holder's own, or if it is the stale (replaced_number,
+-- replaced_request); its members become dirty again.  A repeated `request` returns the same reservation and writes nothing.
+-- Why no member is forgotten: under one number the held set only shrinks, and a held member is never merged with its newer
+-- mark, which stays in the dirty set.
+-- adopt = 1 also takes from the reserved set, where a plain reserve puts members.  Cost: O((size + done) × log members).
 
 local function answer(committed)
-  local reply = {"held", standing.number, standing.request, committed}
+  local reply = {"held", current.number, current.request, committed}
   for _, value in ipairs(redis.call("ZRANGE", held, 0, -1, "WITHSCORES")) do
     reply[#reply + 1] = value
   end
   return reply
 end
 
-if standing.request == request then
-  return answer(standing.committed)
+if current.request == request then
+  return answer(current.committed)
 end
-local replaces = stands(number, former)
+local replaces = is_current(replaced_number, replaced_request)
 if follows == 1 and not replaces then
   return describe("superseded")
-elseif follows == 0 and not replaces and standing.request ~= "" and standing.holder ~= holder then
+elseif follows == 0 and not replaces and current.request ~= "" and current.holder ~= holder then
   return describe("busy")
 end
 
 local committed = 0
 if follows == 0 then
-  fold(held, dirty, redis.call("ZCARD", held))
+  move_lowest(held, dirty, redis.call("ZCARD", held))
 else
   committed = commit(all == 1, done)
 end
 
--- Nothing to give and nothing given back: the reservation stays, and a consumer that waits writes nothing.
+-- Nothing was committed and nothing is available: the reservation stays, so that a waiting consumer writes nothing.
 local sources = adopt == 1 and redis.call("EXISTS", dirty, reserved) or redis.call("EXISTS", dirty)
 if follows == 1 and committed == 0 and sources == 0 and redis.call("EXISTS", held) == 0 then
   return answer(0)
@@ -45,12 +45,12 @@ if not format then
   redis.call("SET", version, FORMAT)
 end
 
--- A smaller size than before: the newest go back, so that what is held is what the answer says.
+-- The size has shrunk: the newest members go back, so that the held set is what the reply lists.
 local left = redis.call("ZCARD", held)
 if left > size then
-  local surplus = turned(redis.call("ZRANGE", held, size, -1, "WITHSCORES"))
+  local surplus = swap_pairs(redis.call("ZRANGE", held, size, -1, "WITHSCORES"))
   redis.call("ZREMRANGEBYRANK", held, size, -1)
-  sliced(surplus, 1, function(...) return redis.call("ZADD", dirty, "LT", ...) end)
+  in_slices(surplus, 1, function(...) return redis.call("ZADD", dirty, "LT", ...) end)
   left = size
 end
 
@@ -61,7 +61,7 @@ if left > 0 then
   end
 end
 
--- The `size` lowest of both sets hold enough that is not held: no more than `left` of them are.
+-- The `size` lowest of each set are enough: at most `left` of them are held already.
 local function lowest(key, wanted)
   return wanted and redis.call("ZRANGE", key, 0, size - 1, "WITHSCORES") or {}
 end
@@ -81,15 +81,15 @@ while #members < size - left and (fresh[i] or plain[j]) do
     marks[#marks + 1] = member
   end
 end
--- Removed before added, as in fold.
-sliced(members, 1, function(...) return redis.call("ZREM", dirty, ...) end)
+-- Removed before added, as in move_lowest.
+in_slices(members, 1, function(...) return redis.call("ZREM", dirty, ...) end)
 if #plain > 0 then
-  sliced(members, 1, function(...) return redis.call("ZREM", reserved, ...) end)
+  in_slices(members, 1, function(...) return redis.call("ZREM", reserved, ...) end)
 end
-sliced(marks, 1, function(...) return redis.call("ZADD", held, ...) end)
+in_slices(marks, 1, function(...) return redis.call("ZADD", held, ...) end)
 
-standing.number = math.max(standing.number, floor) + 1
-standing.request = request
-redis.call("HSET", fence, "number", string.format("%.0f", standing.number), "request", request,
+current.number = math.max(current.number, floor) + 1
+current.request = request
+redis.call("HSET", fence, "number", string.format("%.0f", current.number), "request", request,
   "holder", holder, "pulse", "0", "committed", string.format("%.0f", committed))
 return answer(committed)

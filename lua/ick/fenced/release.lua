@@ -1,12 +1,12 @@
--- A reservation ends: what is done leaves, the rest is dirty again, and anyone may reserve.
--- begins: ick/_whole, ick/fenced/_fence
+-- End a reservation: members that are done leave, the rest become dirty again, and any consumer may reserve.
+-- includes: ick/_intact, ick/fenced/_fence
 -- keys: version, dirty, reserved, fence, held
 -- args: number:int, request, all:int, done...
--- returns: {"released", committed, returned} | {"superseded", number, request, holder, pulse}
+-- returns: {"released", committed, returned} | {"superseded", number, request, holder, heartbeats}
 --
--- Called twice it finds the reservation ended: superseded, with an empty request.  Cost: O(held × log members).
+-- A second call returns "superseded" with an empty request.  Cost: O(held × log members).
 
-if not stands(number, request) then
+if not is_current(number, request) then
   return describe("superseded")
 end
 local committed = commit(all == 1, done)
@@ -14,6 +14,6 @@ local returned = redis.call("ZCARD", held)
 if not format and returned > 0 then
   redis.call("SET", version, FORMAT)
 end
-fold(held, dirty, returned)
+move_lowest(held, dirty, returned)
 redis.call("HSET", fence, "request", "", "holder", "", "pulse", "0")
 return {"released", committed, returned}

@@ -46,7 +46,7 @@ AROUND_A_NOTE = 55
 
 NOTE = "x" * (200 - AROUND_A_NOTE)
 
-Handler = Callable[..., object]
+Handler = Callable[..., None]
 """Of a consumer: given a session and a record, or records."""
 
 

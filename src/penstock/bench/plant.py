@@ -17,10 +17,11 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.database.initialise import initialise
 from penstock.database.registry import register_channel, register_consumer
 from penstock.database.statements import DEFAULT_SCHEMA
-from penstock.embedded import EmbeddedServers, eventually
+from penstock.embedded import EmbeddedServers
 from penstock.pipeline import Pipeline
 from penstock.records import ShardName
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 ROWS_A_TRANSACTION = 1000
 ACCOUNTS = 1000
@@ -213,7 +214,7 @@ class Plant:
         url = self.published(backlog)
         with self.postgres(url) as connection:
             for name in (BULK, EACH):
-                register_consumer(connection, DEFAULT_SCHEMA, backlog.pipeline.consumer_named(name))
+                register_consumer(connection, DEFAULT_SCHEMA, backlog.pipeline.get_consumer(name))
         return url
 
     def empty_redis(self) -> None:

@@ -1,6 +1,6 @@
-"""Where records go.
+"""Channels: the destinations of records in Redis.
 
-A channel is a library of its own and a destination of the pipeline.  ``log`` keeps records in order in Redis streams.
-Names of keys come from ``routing``, scripts from ``scripts``, the connection and the meaning of its errors from
-``server``.  All keys of a shard share a hash tag; no key carries a time to live.
+Each kind of channel can be used without a pipeline too.  ``log`` keeps records in order in Redis streams; ``ick`` keeps a
+set of dirty members.  ``routing`` names the keys, ``scripts`` calls the Lua scripts, ``server`` connects and translates
+errors.  All keys of a shard share a hash tag; no key has a time to live.
 """

@@ -1,4 +1,4 @@
-"""Names of the keys in Redis.  Every key of one shard shares a hash tag, so that a script may touch them all."""
+"""Names of the keys in Redis.  All keys of a shard share a hash tag, so that one script may use them all."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class LogKeys:
 
     Attributes:
         stream: The entries: ``<offset>-0``.
-        epoch: The newest epoch that has written here.
+        epoch: The newest epoch that has written to the shard.
     """
 
     stream: str
@@ -28,13 +28,13 @@ def log_keys(namespace: str, name: ShardName) -> LogKeys:
 
 @dataclass(frozen=True, slots=True)
 class IckKeys:
-    """The keys of an Ick: three that Redis::Ick knows, and two of our own that it passes over.
+    """The keys of an Ick: three that Redis::Ick uses, and two of our own that it ignores.
 
     Attributes:
         version: The Ick's own key: the text ``ick.v1``.
-        dirty: Members that are dirty (the original's producer set).
+        dirty: Dirty members (the producer set of Redis::Ick).
         reserved: Members that a plain reserve has given out (its consumer set).
-        fence: Which fenced reservation stands.
+        fence: Identity of the current fenced reservation.
         held: The members of that reservation.
     """
 
@@ -46,7 +46,7 @@ class IckKeys:
 
     @property
     def is_one_slot(self) -> bool:
-        """Whether a Redis Cluster keeps them together."""
+        """Whether a Redis Cluster keeps all of them in one slot."""
         keys = (self.version, self.dirty, self.reserved, self.fence, self.held)
         return len({key_slot(key.encode()) for key in keys}) == 1
 
@@ -55,8 +55,8 @@ def ick_keys(key: str, namespace: str = "") -> IckKeys:
     """The keys of the Ick ``key``: ``key``, ``key/ick/{key}/pset`` …, as Redis::Ick names them.
 
     Args:
-        key: Name of the Ick.  Braces in it can put its keys into several slots: see ``IckKeys.is_one_slot``.
-        namespace: Put before each key with a colon, as Ruby's Redis::Namespace does; nothing when empty.
+        key: Name of the Ick.  Braces in it can spread its keys over several slots: see ``IckKeys.is_one_slot``.
+        namespace: Prefix of each key, followed by a colon, as with Ruby's Redis::Namespace; none if empty.
     """
     prefix = f"{namespace}:" if namespace else ""
     root = f"{prefix}{key}/ick/{{{key}}}/"
@@ -70,14 +70,14 @@ class IckShardKeys:
     Attributes:
         name: The Ick's name, for ``DirtyList``, for ``Reservations``, and for Redis::Ick in Ruby.
         ick: Its own keys.
-        log: Where the position stands: a stream of one entry, in the place that a log's stream would have.
-        passage: What was told and what of it is done: counts, and the mark of ``passed.lua``.
+        log: The position, a stream of one entry, at the key that a log's stream would have.
+        progress: Counts, and how far marks have been processed: see ``progress.lua``.  The key itself ends in ``:passage``.
     """
 
     name: str
     ick: IckKeys
     log: LogKeys
-    passage: str
+    progress: str
 
 
 def ick_shard_keys(namespace: str, name: ShardName) -> IckShardKeys:

@@ -1,8 +1,8 @@
-"""Scripts of ``lua/``, called by their hash.
+"""Loads the scripts in ``lua/`` and calls them by their hash.
 
-A script's header names its keys and arguments; the loader declares them as locals in place of the first line, so that
-line numbers stay those of the file.  ``begins:`` names fragments (files whose names begin with ``_``) that go into that
-line too: what several scripts look at first.
+A script's header names its keys and arguments.  The loader replaces the first line with local variables for them, so that
+line numbers stay those of the file.  ``includes:`` names fragments (files whose names begin with ``_``) that several
+scripts share; they go into that line too.
 """
 
 import hashlib
@@ -25,12 +25,12 @@ _MULTI, _EXEC = pack_command(("MULTI",)), pack_command(("EXEC",))
 
 _KEYS = re.compile(r"^-- keys: (?P<names>.+)$", re.MULTILINE)
 _ARGS = re.compile(r"^-- args: (?P<names>.+)$", re.MULTILINE)
-_BEGINS = re.compile(r"^-- begins: (?P<names>.+)$", re.MULTILINE)
+_INCLUDES = re.compile(r"^-- includes: (?P<names>.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a script: its keys and its arguments."""
+    """Keys and arguments of one script call."""
 
     keys: Sequence[str]
     arguments: Sequence[Argument]
@@ -38,20 +38,20 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script: its text as Redis gets it, and its hash."""
+    """A script: its text as sent to Redis, and its hash."""
 
     name: str
     text: str
     sha: str
 
     def call_each(self, client: Any, calls: Sequence[Call]) -> list[Any]:
-        """Calls the script several times in one round trip, and gives back the replies in order.
+        """Calls the script several times in one round trip and returns the replies in order.
 
-        A server that has lost its scripts is given this one again.  Replies that are errors are returned, not raised:
-        each call stands alone.  Texts in replies are bytes, whatever the client decodes.
+        The script is loaded again if the server has lost it.  Each call is independent: an error reply is returned, not
+        raised.  Text in replies is bytes, even if the client decodes.
 
         Raises:
-            redis.RedisError: The connection failed; any of the calls may have been carried out.
+            redis.RedisError: The connection failed; any of the calls may have been executed.
         """
         replies = self._send(client, calls)
         lost = [
@@ -66,11 +66,12 @@ class Script:
         return replies
 
     def call_together(self, client: Any, calls: Sequence[Call]) -> list[Any]:
-        """As ``call_each``, but whoever waits for several of the keys is woken once, when all calls have been carried out.
+        """As ``call_each``, but in one transaction: a client that waits for several of the keys is woken once, after all calls.
 
-        A Redis before 7.2 answers those who wait with the first key all the same.  On a Cluster, where the keys lie on
-        several servers, it is ``call_each``; and where the server does not do it, as it lacks the script, has no memory, or
-        knows no transactions, ``call_each`` follows, and has each call's own answer.  So calls must be safe to repeat.
+        Before Redis 7.2 a waiting client still gets the first key only.  On a Cluster, where the keys are on several
+        servers, this is ``call_each``.  If the transaction fails, because the server lacks the script, is out of memory or
+        does not support transactions, ``call_each`` follows and returns each call's own reply.  Calls must therefore be
+        safe to repeat.
 
         Raises:
             redis.RedisError: As ``call_each``.
@@ -83,8 +84,8 @@ class Script:
             message = b"".join((_MULTI, *map(self.packed, calls), _EXEC))
             connection.send_packed_command([message], check_health=False)
             for _ in (_MULTI, *calls):
-                _answer(connection)  # queued, or the transaction fails
-            replies = _answer(connection)
+                _read_reply(connection)  # queued, or the transaction fails
+            replies = _read_reply(connection)
         except BaseException:
             connection.disconnect()
             raise
@@ -97,16 +98,16 @@ class Script:
         return list(replies)
 
     def packed(self, call: Call) -> bytes:
-        """The call as it goes to the server."""
+        """The call as bytes, ready to send."""
         arguments = ("EVALSHA", self.sha, len(call.keys), *call.keys, *call.arguments)
-        # The client's own packing looks at every argument: this takes a third of its time.
-        packed: bytes = pack_command(arguments)  # type: ignore[arg-type]  # it takes any number
+        # A third of the time of the client's own packing, which checks every argument.
+        packed: bytes = pack_command(arguments)  # type: ignore[arg-type]  # typed for a tuple of bytes only
         return packed
 
     def _send(self, client: Any, calls: Sequence[Call]) -> list[Any]:
         pipeline = client.pipeline(transaction=False)
         for call in calls:
-            # Not `evalsha`: a Cluster's pipeline refuses that method, though it finds the node by the keys.
+            # Not `evalsha`, which a Cluster's pipeline refuses although it can find the node by the keys.
             pipeline.execute_command(
                 "EVALSHA",
                 self.sha,
@@ -120,10 +121,10 @@ class Script:
 
 
 class CallsAhead:
-    """Calls of a script that are under way: one is sent before the replies to earlier ones have been read.
+    """Pipelined script calls: a call is sent before the replies to earlier ones have been read.
 
-    It has a connection of the client to itself, until it is closed; an error breaks it.  The replies come in the order of
-    the calls.  A Cluster has no one connection: there a call is sent when its reply is wanted.
+    It takes one of the client's connections until it is closed; an error makes that connection unusable.  Replies come in
+    the order of the calls.  On a Cluster, which has no single connection, a call is sent when its reply is requested.
     """
 
     def __init__(self, client: Any, called: Script) -> None:
@@ -137,7 +138,7 @@ class CallsAhead:
         """Sends a call.
 
         Raises:
-            redis.RedisError: The connection failed; any of the calls under way may have been carried out.
+            redis.RedisError: The connection failed; any of the calls sent may have been executed.
         """
         self._calls.append(call)
         if self._pool is None:
@@ -147,10 +148,10 @@ class CallsAhead:
         self._connection.send_packed_command([self._script.packed(call)], check_health=False)
 
     def reply(self) -> Any:
-        """The reply to the oldest call; errors of the server are returned, and lost scripts mended, as ``call_each`` does.
+        """The reply to the oldest call; as in ``call_each``, error replies are returned and a lost script is loaded again.
 
         Raises:
-            redis.RedisError: The connection failed; any of the calls under way may have been carried out.
+            redis.RedisError: The connection failed; any of the calls sent may have been executed.
         """
         if not self._replies:
             self._receive()
@@ -161,21 +162,21 @@ class CallsAhead:
         if self._pool is None:
             self._replies.extend(self._script.call_each(self._client, [self._calls[0]]))
             return
-        self._replies.append(_answer(self._connection))
+        self._replies.append(_read_reply(self._connection))
         if isinstance(self._replies[0], redis.exceptions.NoScriptError):
-            # All replies before the script is loaded, so that no call is carried out before its turn.
-            self._replies.extend(_answer(self._connection) for _ in range(1, len(self._calls)))
+            # Reads all replies before it loads the script, so that no call is executed out of order.
+            self._replies.extend(_read_reply(self._connection) for _ in range(1, len(self._calls)))
             calls = [
-                (place, call)
-                for place, (call, reply) in enumerate(zip(self._calls, self._replies, strict=True))
+                (index, call)
+                for index, (call, reply) in enumerate(zip(self._calls, self._replies, strict=True))
                 if isinstance(reply, redis.exceptions.NoScriptError)
             ]
             answers = self._script.call_each(self._client, [call for _, call in calls])
-            for (place, _), answer in zip(calls, answers, strict=True):
-                self._replies[place] = answer
+            for (index, _), answer in zip(calls, answers, strict=True):
+                self._replies[index] = answer
 
     def close(self) -> None:
-        """Gives the connection back; breaks it first if replies are still to come."""
+        """Releases the connection; disconnects it first if replies are outstanding."""
         connection, self._connection = self._connection, None
         if connection is not None and self._pool is not None:
             if len(self._replies) < len(self._calls):
@@ -183,8 +184,8 @@ class CallsAhead:
             self._pool.release(connection)
 
 
-def _answer(connection: Any) -> Any:
-    """The next answer; errors of the server are returned."""
+def _read_reply(connection: Any) -> Any:
+    """The next reply; an error reply is returned, not raised."""
     try:
         return connection.read_response(disable_decoding=True)
     except redis.ResponseError as error:
@@ -196,12 +197,12 @@ def script(name: str) -> Script:
     """The script ``lua/<name>.lua``.
 
     Raises:
-        FileNotFoundError: There is none, or the installation lacks ``lua/``.
+        FileNotFoundError: There is no such script, or the installation lacks ``lua/``.
         ValueError: Its header does not name its keys and arguments.
     """
     text = _read(name)
-    begins = _BEGINS.search(text)
-    fragments = begins["names"].split(", ") if begins else []
+    includes = _INCLUDES.search(text)
+    fragments = includes["names"].split(", ") if includes else []
     first_line = " ".join([_declarations(name, text), *map(_in_one_line, fragments)])
     _, _, rest = text.partition("\n")
     whole = f"{first_line}\n{rest}"
@@ -213,19 +214,19 @@ def _read(name: str) -> str:
 
 
 def _in_one_line(name: str) -> str:
-    """A fragment without its comments, which are lines of their own."""
+    """A fragment on one line, without its comments, which have lines of their own."""
     lines = (line.strip() for line in _read(name).splitlines())
     return " ".join(line for line in lines if line and not line.startswith("--"))
 
 
 def _declarations(name: str, text: str) -> str:
-    """The line of locals: ``local stream = KEYS[1]; local epoch = tonumber(ARGV[1]); …``."""
+    """The line of local variables: ``local stream = KEYS[1]; local epoch = tonumber(ARGV[1]); …``."""
     keys, args = _KEYS.search(text), _ARGS.search(text)
     if keys is None or args is None:
         raise ValueError(f"lua/{name}.lua: the header has no 'keys:' or no 'args:' line")
     locals_ = [f"local {key} = KEYS[{i}]" for i, key in enumerate(keys["names"].split(", "), 1)]
     for i, argument in enumerate(args["names"].split(", "), 1):
-        if argument.endswith("..."):  # the rest: its name is the index of its first
+        if argument.endswith("..."):  # the remaining arguments: the name is the index of the first
             locals_.append(f"local {argument[:-3]} = {i}")
         elif argument.endswith(":int"):
             locals_.append(f"local {argument[:-4]} = tonumber(ARGV[{i}])")

@@ -1,6 +1,6 @@
-"""The connection to Redis or Valkey, and what its errors mean.
+"""Connections to Redis or Valkey, and the translation of their errors.
 
-The client library's own retries are off: whether a write may be sent again is not its to decide.
+The client library's own retries are off, because only the caller knows whether a write may be repeated.
 """
 
 from collections.abc import Iterator
@@ -23,10 +23,10 @@ from penstock.errors import (
 
 CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 15.0
-"""Longest wait for a reply: longer than any blocking read of ours, so that a half-open connection is found out."""
+"""Longest wait for a reply, in seconds: longer than any blocking read, so that it detects a half-open connection."""
 
 RedisClient = Any
-"""``redis.Redis`` or ``redis.RedisCluster``: their methods are alike, their types are not."""
+"""``redis.Redis`` or ``redis.RedisCluster``: the same methods, but no common type."""
 
 _REFUSALS = (
     "OOM",
@@ -44,7 +44,7 @@ _REFUSALS = (
 def connect_redis(url: str) -> RedisClient:
     """A client for ``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://`` or ``redis+sentinel://…?service=name``.
 
-    It connects at the first command.
+    It connects on the first command.
 
     Raises:
         ServerUnavailable: The URL cannot be understood.
@@ -74,7 +74,7 @@ def _sentinel(url: str, options: dict[str, Any]) -> RedisClient:
     service = parse_qs(parts.query).get("service", ["mymaster"])[0]
     hosts = parts.netloc.rpartition("@")[2].split(",")
     sentinels = [(host, int(port or 26379)) for host, _, port in (h.partition(":") for h in hosts)]
-    watchers: Any = Sentinel(  # type: ignore[no-untyped-call]  # the library's
+    watchers: Any = Sentinel(  # type: ignore[no-untyped-call]  # untyped in redis-py
         sentinels, sentinel_kwargs=options, **options
     )
     return watchers.master_for(
@@ -84,34 +84,48 @@ def _sentinel(url: str, options: dict[str, Any]) -> RedisClient:
 
 @contextmanager
 def redis_errors(what: str) -> Iterator[None]:
-    """Turns the client library's errors into ours.
+    """Translates the client library's errors into ours.
 
     Args:
-        what: What was being done, for the error's text: ``appending to rides/2``.
+        what: The activity, for the error text: ``appending to rides/2``.
 
     Raises:
         ServerUnavailable: No connection, or no reply in time.
-        AppendRefused: The server answers, but does not take writes now.
+        AppendRefused: The server answers, but refuses writes for now.
         ForeignLog: The key holds another type.
     """
     try:
         yield
     except redis.RedisError as error:
-        raise translated(error, what) from error
+        raise translate_error(error, what) from error
 
 
-def translated(error: redis.RedisError, what: str) -> PenstockError:
-    """Our error for one of the client library's; texts of replies carry no payload."""
+def translate_error(error: redis.RedisError, what: str) -> PenstockError:
+    """Our error for one of the client library's; error replies contain no payload."""
     text = str(error)
-    word = text.split(" ", 1)[0].rstrip(":")
-    if isinstance(error, (redis.ConnectionError, redis.TimeoutError)) and word not in _REFUSALS:
+    if (
+        isinstance(error, (redis.ConnectionError, redis.TimeoutError))
+        and _word(error) not in _REFUSALS
+    ):
         return ServerUnavailable(f"{what}: Redis does not answer ({type(error).__name__})")
     if "WRONGTYPE" in text:
         return ForeignLog(
-            f"{what}: the key holds another type than a stream; something else uses Penstock's names in this Redis. "
+            f"{what}: the key holds another type, not a stream; something else uses Penstock's names in this Redis. "
             "Move it away, or give the pipeline another namespace"
         )
     return AppendRefused(f"{what}: Redis refuses: {text[:200]}")
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """Whether an error of the client library says that Redis cannot do it now, and will: away, loading, full, read-only."""
+    if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+        return True
+    return isinstance(error, redis.RedisError) and _word(error) in _REFUSALS
+
+
+def _word(error: redis.RedisError) -> str:
+    """The first word of a reply, which says what kind of error it is."""
+    return str(error).split(" ", 1)[0].rstrip(":")
 
 
 def info_text(client: RedisClient, section: str) -> dict[str, Any]:
@@ -121,19 +135,19 @@ def info_text(client: RedisClient, section: str) -> dict[str, Any]:
 
 
 def check_eviction(client: RedisClient) -> None:
-    """Makes sure that Redis does not throw records away when its memory is full.
+    """Checks that Redis does not evict our keys when its memory is full.
 
-    ``volatile-*`` is fine: it touches keys with a time to live only, and ours have none.
+    ``volatile-*`` is fine: it evicts only keys with a time to live, and ours have none.
 
     Raises:
         UnsafeSetting: ``maxmemory-policy`` is one of ``allkeys-*``.
         ServerUnavailable: Redis does not answer.
-        AppendRefused: Redis refuses to say.
+        AppendRefused: Redis refuses ``INFO``.
     """
-    with redis_errors("looking at Redis' memory"):
+    with redis_errors("reading Redis' memory settings"):
         policy = str(info_text(client, "memory").get("maxmemory_policy", ""))
     if policy.startswith("allkeys-"):
         raise UnsafeSetting(
             f"Redis' maxmemory-policy is {policy}: when its memory is full it deletes any key, the log among them. "
-            "CONFIG SET maxmemory-policy noeviction, or give the log a Redis of its own"
+            "CONFIG SET maxmemory-policy noeviction, or give the log its own Redis"
         )

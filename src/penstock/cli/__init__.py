@@ -1,14 +1,15 @@
-"""The command line: ``penstock VERB``.
+"""The command line: ``penstock COMMAND``.
 
-    running    init, run, stream, consume        what does the work
-    looking    status, tail, doctor              what people ask; each with ``--json``
-    mending    dead-letters, consumers, reset    what an operator decides; a plan first, ``--yes`` carries it out
+    Run      demo, init, run, stream, consume
+    Inspect  status, tail, doctor, verify               each with ``--json``
+    Repair   reconcile, dead-letters, consumers, reset  a plan first; ``--apply`` carries it out
 
-Data goes to stdout, talk to stderr; progress is shown on a terminal only.  Exit codes:
+Data goes to stdout, messages to stderr; progress is shown on a terminal only.  Exit codes:
 
-    0  ok                        3  Postgres or Redis cannot be reached
-    1  failed                    4  differences or a loss found
-    2  used or set up wrongly    5  refused for safety
+    0  ok                              3  Postgres or Redis cannot be reached
+    1  failed                          4  differences or a loss found
+    2  wrong usage or configuration    5  refused for safety
 
-``verbs`` is what all verbs share: options made from the settings, errors as one line with a page, the log.
+``command`` is what all commands share: options made from the settings, error handling, the application's pipeline.
+``app`` lists the commands and imports only the one that is run.
 """

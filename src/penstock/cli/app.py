@@ -1,68 +1,131 @@
-"""The command ``penstock``: which verbs there are, and in which order they are shown.
+"""The program ``penstock``: its commands, in the order in which ``--help`` shows them.
 
-Modules that take long to import are imported by the verbs that need them.
+The module of a command is imported only when that command is run or asked for its help, so that ``penstock --help`` is
+fast.  A test compares the sentences below with those of the commands.
 """
 
+from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from penstock.cli.commands.bench import bench
-from penstock.cli.commands.consume import consume
-from penstock.cli.commands.consumers import consumers
-from penstock.cli.commands.dead_letters import dead_letters
-from penstock.cli.commands.demo import demo
-from penstock.cli.commands.doctor import doctor
-from penstock.cli.commands.init import init
-from penstock.cli.commands.reconcile import reconcile
-from penstock.cli.commands.reset import reset
-from penstock.cli.commands.run import run
-from penstock.cli.commands.status import status
-from penstock.cli.commands.stream import stream
-from penstock.cli.commands.tail import tail
-from penstock.cli.commands.verify import verify
+RUN, INSPECT, REPAIR, MEASURE = "Run", "Inspect", "Repair", "Measure"
 
-RUN, LOOK, MEND, MEASURE = "Run it", "Look at it", "Mend it", "Measure it"
+
+@dataclass(frozen=True, slots=True)
+class CommandEntry:
+    """A command before its module is imported.
+
+    Attributes:
+        name: On the command line.
+        panel: The heading that ``--help`` shows it under.
+        help: Its first line of help.
+    """
+
+    name: str
+    panel: str
+    help: str
+
+    def load(self) -> Any:
+        """Imports its module and builds the command."""
+        attribute = self.name.replace("-", "_")
+        target = getattr(import_module(f"penstock.cli.commands.{attribute}"), attribute)
+        if isinstance(target, typer.Typer):
+            return typer.main.get_group(target)
+        single = typer.Typer(add_completion=False)
+        single.command(self.name)(target)
+        return typer.main.get_command(single)
+
+
+COMMANDS = (
+    CommandEntry(
+        "demo",
+        RUN,
+        "Run the pipeline under crashes, repeated sends and a kill; exits with 4 if anything is lost or doubled.",
+    ),
+    CommandEntry("init", RUN, "Create or upgrade Penstock's tables."),
+    CommandEntry("run", RUN, "Run the whole pipeline: the streamer and all consumers."),
+    CommandEntry(
+        "stream", RUN, "Sequence and publish staged records; several of these may run at once."
+    ),
+    CommandEntry(
+        "consume", RUN, "Apply records with one consumer; several processes share its shards."
+    ),
+    CommandEntry(
+        "status", INSPECT, "Show how far records are staged, sequenced, published and applied."
+    ),
+    CommandEntry(
+        "tail",
+        INSPECT,
+        "Print the records of a channel, with their payloads; for an Ick, the members that have waited longest.",
+    ),
+    CommandEntry(
+        "doctor",
+        INSPECT,
+        "Check for anything that endangers records; exits with 1 on an error, with 3 if a server does not answer.",
+    ),
+    CommandEntry(
+        "verify",
+        INSPECT,
+        "Prove that nothing is missing, doubled, changed or out of order, while everything runs; exits with 4 if something is.",
+    ),
+    CommandEntry(
+        "reconcile",
+        REPAIR,
+        "Compare what consumers hold with the canonical tables, exactly, while they run; exits with 4 if anything differs.",
+    ),
+    CommandEntry("dead-letters", REPAIR, "Inspect, retry or drop dead letters."),
+    CommandEntry(
+        "consumers", REPAIR, "List or retire registered consumers: retention waits for them."
+    ),
+    CommandEntry("reset", REPAIR, "Move a checkpoint, open a new epoch, or repair an Ick."),
+    CommandEntry(
+        "bench",
+        MEASURE,
+        "Measure Penstock beside its limits and its peers, on servers of its own: medians, and ratios.",
+    ),
+)
+
+
+class _LazyCommand(TyperCommand):
+    """Stands for a command in ``penstock --help``; parsing its arguments imports the real one."""
+
+    def __init__(self, entry: CommandEntry) -> None:
+        super().__init__(entry.name, help=entry.help, rich_help_panel=entry.panel)
+        self._entry = entry
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """The context of the real command: invoking it invokes that command."""
+        return self._entry.load().make_context(*arguments, **options)
+
+
+class LazyGroup(TyperGroup):
+    """Lists all commands without importing them."""
+
+    def __init__(self, **attributes: Any) -> None:
+        """Adds an entry for each of ``COMMANDS``."""
+        super().__init__(**attributes)
+        for entry in COMMANDS:
+            self.add_command(_LazyCommand(entry))
+
 
 app = typer.Typer(
     name="penstock",
+    cls=LazyGroup,
     help="Records staged with the change, streamed to Redis, applied exactly once.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-app.command("demo", rich_help_panel=RUN)(demo)
-app.command("init", rich_help_panel=RUN)(init)
-app.command("run", rich_help_panel=RUN)(run)
-app.command("stream", rich_help_panel=RUN)(stream)
-app.command("consume", rich_help_panel=RUN)(consume)
-app.command("status", rich_help_panel=LOOK)(status)
-app.command("tail", rich_help_panel=LOOK)(tail)
-app.command("doctor", rich_help_panel=LOOK)(doctor)
-app.command("verify", rich_help_panel=LOOK)(verify)
-app.command("reconcile", rich_help_panel=MEND)(reconcile)
-app.add_typer(
-    dead_letters,
-    name="dead-letters",
-    help="Records that consumers have set aside.",
-    rich_help_panel=MEND,
-)
-app.add_typer(
-    consumers,
-    name="consumers",
-    help="Registered consumers: retention waits for them.",
-    rich_help_panel=MEND,
-)
-app.add_typer(
-    reset,
-    name="reset",
-    help="Move a checkpoint, or open a new epoch: a plan first.",
-    rich_help_panel=MEND,
-)
 
-app.command("bench", rich_help_panel=MEASURE)(bench)
+
+def load_commands() -> dict[str, Any]:
+    """All commands by name, imported: for the reference page, and for tests."""
+    return {entry.name: entry.load() for entry in COMMANDS}
 
 
 def _show_version(wanted: bool) -> None:
@@ -85,5 +148,5 @@ def _penstock(
 
 
 def main() -> None:
-    """Runs the command of the command line; ends the process."""
+    """Runs the command given on the command line, and exits."""
     app()

@@ -1,56 +1,53 @@
-"""The two connections of commands that look or mend, opened together and closed together."""
+"""The connections of commands that inspect or repair, opened and closed together."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
+from penstock.channels.server import RedisClient, connect_redis
+from penstock.cli.command import find_pipeline
 from penstock.cli.servers import Servers, servers
-from penstock.cli.verbs import pipeline_if_named
+from penstock.database.connections import Connection, connect_postgres
+from penstock.pipeline import Pipeline
 from penstock.settings import Settings
 
-if TYPE_CHECKING:
-    from penstock.database.connections import Connection
-    from penstock.pipeline import Pipeline
-
 SCHEMA = NAMESPACE = "penstock"
-"""What a pipeline is called in both servers, unless it says otherwise."""
+"""Schema and namespace of a pipeline, unless it declares others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
+class Connections:
     """What such a command works with.
 
     Attributes:
         connection: To Postgres, in autocommit mode.
         client: Of Redis.
-        pipeline: None if ``--app`` names none.
-        schema: The pipeline's, or the usual one.
-        namespace: The pipeline's, or the usual one.
-        servers: Their URLs.
+        pipeline: None without ``--app``.
+        schema: The pipeline's, or the default.
+        namespace: The pipeline's, or the default.
+        urls: The URLs of both servers.
     """
 
-    connection: "Connection"
-    client: Any
-    pipeline: "Pipeline | None"
+    connection: Connection
+    client: RedisClient
+    pipeline: Pipeline | None
     schema: str
     namespace: str
-    servers: Servers
+    urls: Servers
 
 
 @contextmanager
-def connected(settings: Settings, application: str, *, start: bool = False) -> Iterator[Connected]:
-    """Connects to both.
+def open_connections(
+    settings: Settings, application: str, *, start: bool = False
+) -> Iterator[Connections]:
+    """Connects to Postgres and Redis.
 
     Raises:
         DeclarationError: ``--app`` names no pipeline.
         InvalidSetting: One of the two URLs is missing.
-        ServerUnavailable: Postgres does not answer; Redis is not asked yet.
+        ServerUnavailable: Postgres does not answer.  Redis is not contacted yet.
     """
-    from penstock.channels.server import connect_redis  # noqa: PLC0415  not for `--help`
-    from penstock.database.connections import connect_postgres  # noqa: PLC0415  the same
-
-    pipeline = pipeline_if_named(settings)
+    pipeline = find_pipeline(settings)
     schema = SCHEMA if pipeline is None else pipeline.schema
     namespace = NAMESPACE if pipeline is None else pipeline.namespace
     with (
@@ -60,4 +57,4 @@ def connected(settings: Settings, application: str, *, start: bool = False) -> I
         ) as connection,
         connect_redis(urls.redis_url) as client,
     ):
-        yield Connected(connection, client, pipeline, schema, namespace, urls)
+        yield Connections(connection, client, pipeline, schema, namespace, urls)

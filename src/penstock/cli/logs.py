@@ -1,6 +1,6 @@
-"""The log, set up in one place: for people on a terminal, JSON lines otherwise; always on stderr.
+"""The log of a command: console format on a terminal, JSON lines otherwise; always on stderr.
 
-What libraries log by the standard library goes the same way.  Passwords are taken out of every line, whoever wrote it.
+Libraries that use the standard library's logging write to the same place.  Passwords are masked in every line.
 """
 
 import logging
@@ -10,22 +10,24 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import structlog
+
 from penstock.settings import Secret, Settings
 
 MASK = "**********"
 _USERINFO = re.compile(r"(?<=://)(?P<user>[^:/@\s]*):(?P<password>[^@/\s]+)@")
 
-_hidden: set[str] = set()
+_passwords: set[str] = set()
 
 
-def hide(secrets: Iterable[Secret | None]) -> None:
-    """Has the passwords in these URLs masked, wherever they would show."""
+def register_secrets(secrets: Iterable[Secret | None]) -> None:
+    """Masks the passwords of these URLs from now on."""
     for secret in secrets:
         if secret is not None:
-            _hidden.update(_passwords(secret.value))
+            _passwords.update(_extract_passwords(secret.value))
 
 
-def _passwords(url: str) -> set[str]:
+def _extract_passwords(url: str) -> set[str]:
     try:
         parts = urlsplit(url)
         written = (parts.password or "", *parse_qs(parts.query).get("password", []))
@@ -34,29 +36,27 @@ def _passwords(url: str) -> set[str]:
     return {text for password in written for text in (password, unquote(password)) if text}
 
 
-def masked(text: str) -> str:
-    """The text without passwords."""
-    for password in sorted(_hidden, key=len, reverse=True):
+def mask(text: str) -> str:
+    """Replaces the passwords in a text."""
+    for password in sorted(_passwords, key=len, reverse=True):
         text = text.replace(password, MASK)
     return _USERINFO.sub(rf"\g<user>:{MASK}@", text)
 
 
-class _Masking(logging.Formatter):
-    """What another formatter writes, without passwords."""
+class _MaskingFormatter(logging.Formatter):
+    """Masks passwords in the output of another formatter."""
 
     def __init__(self, inner: logging.Formatter) -> None:
         super().__init__()
         self._inner = inner
 
     def format(self, record: logging.LogRecord) -> str:
-        return masked(self._inner.format(record))
+        return mask(self._inner.format(record))
 
 
 def configure_log(settings: Settings) -> None:
     """Sets up structlog and the standard library's logging for a command."""
-    import structlog  # noqa: PLC0415  `--help` needs no log
-
-    hide([settings.database_url, settings.redis_url])
+    register_secrets([settings.database_url, settings.redis_url])
     console = settings.log_format == "console" or (
         settings.log_format == "auto" and sys.stderr.isatty()
     )
@@ -67,7 +67,7 @@ def configure_log(settings: Settings) -> None:
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console),
     ]
-    # Frames without their locals: these would hold payloads.
+    # Tracebacks without local variables, which hold payloads.
     ending: list[Any] = (
         [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if console
@@ -89,7 +89,7 @@ def configure_log(settings: Settings) -> None:
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *ending],
     )
     stderr = logging.StreamHandler(sys.stderr)
-    stderr.setFormatter(_Masking(formatter))
+    stderr.setFormatter(_MaskingFormatter(formatter))
     root = logging.getLogger()
     root.handlers = [stderr]
     root.setLevel(logging.WARNING)

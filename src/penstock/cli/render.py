@@ -8,29 +8,33 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from penstock.cli.logs import masked
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli.logs import mask
 from penstock.errors import PenstockError
 
 WIDE = 200
-"""Columns of a table that goes into a file or a pipe: nothing is cut there."""
+"""Width of a table written to a file or a pipe, in characters, so that no cell is cut."""
 
 
 def say(text: str) -> None:
-    """Talk, on stderr."""
-    print(masked(text), file=sys.stderr, flush=True)
+    """Prints a message on stderr."""
+    print(mask(text), file=sys.stderr, flush=True)
 
 
 def show(text: str) -> None:
-    """Data, on stdout."""
+    """Prints data on stdout."""
     print(text, flush=True)
 
 
 def show_json(value: Any) -> None:
-    """Data as one line of JSON: dataclasses as objects, times as ISO 8601, durations in seconds."""
-    show(json.dumps(value, default=_plain, ensure_ascii=False))
+    """Prints data as one line of JSON: dataclasses as objects, times as ISO 8601, durations in seconds."""
+    show(json.dumps(value, default=_to_json, ensure_ascii=False))
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
     if isinstance(value, datetime):
@@ -43,29 +47,25 @@ def _plain(value: Any) -> Any:
 def show_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = ""
 ) -> None:
-    """Data as a table; columns whose name begins with ``#`` stand to the right."""
+    """Prints data as a table; columns whose name begins with ``#`` are right-aligned."""
     show(table_text(columns, rows, title=title))
 
 
 def table_text(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> str:
-    """A table as text; wide if it does not go to a terminal."""
-    from rich.console import Console  # noqa: PLC0415  not for `--help`
-    from rich.table import Table  # noqa: PLC0415  the same
-    from rich.text import Text  # noqa: PLC0415  the same
-
+    """A table as text; ``WIDE`` if stdout is not a terminal."""
     table = Table(
         title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold"
     )
     for number, column in enumerate(columns):
         counts = column.startswith("#")
+        # On a narrow terminal, only columns of text are wrapped.
         table.add_column(
             column.lstrip("#"),
             justify="right" if counts else "left",
-            no_wrap=counts
-            or number == 0,  # where there is little room, other words are broken first
+            no_wrap=counts or number == 0,
         )
     for row in rows:
-        # Text, not markup: names and reasons may hold brackets.
+        # Text, not markup: names and reasons may contain brackets.
         table.add_row(*(Text(_cell(value)) for value in row))
     console = Console() if sys.stdout.isatty() else Console(width=WIDE, no_color=True)
     with console.capture() as captured:
@@ -96,29 +96,29 @@ def seconds(value: float) -> str:
 
 
 def show_error(error: BaseException, *, debug: bool) -> int:
-    """Prints an error on stderr, and gives the exit code that it asks for.
+    """Prints an error on stderr; returns its exit code.
 
-    An error of ours is a sentence and a page.  Of any other its class is all that is shown, because its text may hold
-    a payload; with ``debug`` the lines of code where it came from.
+    A ``PenstockError`` is shown as a sentence and a page.  Of any other error only the class is shown, because its text
+    may contain a payload; with ``debug`` the traceback, too.
     """
     if isinstance(error, PenstockError):
         say(f"error: {error}\ndocs: {error.page}")
     else:
         say(
             f"error: {type(error).__name__}, which Penstock did not expect. "
-            + ("" if debug else "Where it came from: --log-level debug")
+            + ("" if debug else "For the traceback: --log-level debug")
             + "\ndocs: errors#penstockerror"
         )
     if debug:
-        say("".join(_frames(error)).rstrip())
+        say("".join(_format_frames(error)).rstrip())
     return error.exit_code if isinstance(error, PenstockError) else 1
 
 
-def _frames(error: BaseException) -> Iterable[str]:
-    """Where an error came from, and its causes: lines of code, without values."""
+def _format_frames(error: BaseException) -> Iterable[str]:
+    """The tracebacks of an error and its causes: lines of code, without values."""
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None:
-        yield from _frames(cause)
+        yield from _format_frames(cause)
         yield f"which led to {type(error).__name__}:\n"
     else:
         yield f"{type(error).__name__}:\n"

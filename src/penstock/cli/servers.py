@@ -1,7 +1,7 @@
-"""Which Postgres and Redis a command works with: those of the URLs, or a pair of our own.
+"""The Postgres and Redis of a command: those of the URLs, or an embedded pair.
 
-Without URLs the pair in ``data_directory`` is used.  The first command that needs it runs it, and ends it when it ends
-itself; the others find its URLs there, in files that only its owner can read.
+Without URLs, the embedded servers in ``data_directory`` are used.  The first command that needs them starts them and
+stops them when it ends; others find their URLs there, in files that only the owner can read.
 """
 
 from collections.abc import Iterator
@@ -9,8 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.cli.logs import hide
+from penstock.channels.server import connect_redis, redis_errors
+from penstock.cli.logs import register_secrets
 from penstock.cli.render import say
+from penstock.database.connections import connect_postgres
+from penstock.database.initialise import initialise
 from penstock.errors import InvalidSetting, ServerUnavailable
 from penstock.settings import Secret, Settings
 
@@ -22,7 +25,7 @@ class Servers:
     Attributes:
         database_url: Of Postgres.
         redis_url: Of Redis.
-        owned: They are ours, and end with this command.
+        owned: They are embedded and stop with this command.
     """
 
     database_url: str
@@ -36,12 +39,12 @@ def servers(settings: Settings, *, schema: str, start: bool = True) -> Iterator[
 
     Args:
         settings: With both URLs, or none.
-        schema: Made in a Postgres of our own.
-        start: False for commands that only look: they do not make a Postgres to find it empty.
+        schema: Created in an embedded Postgres.
+        start: False for commands that only read: they do not create an empty Postgres.
 
     Raises:
         InvalidSetting: One of the two URLs is missing.
-        ServerUnavailable: There are no URLs, and the servers of our own cannot be run.
+        ServerUnavailable: There are no URLs, and the embedded servers cannot run.
     """
     if settings.database_url is not None and settings.redis_url is not None:
         yield Servers(settings.database_url.value, settings.redis_url.value)
@@ -49,7 +52,7 @@ def servers(settings: Settings, *, schema: str, start: bool = True) -> Iterator[
     if settings.database_url is not None or settings.redis_url is not None:
         missing = "redis-url" if settings.redis_url is None else "database-url"
         raise InvalidSetting(
-            f"--{missing} is missing: give both URLs, or none to work with servers in {settings.data_directory}"
+            f"--{missing} is missing: give both URLs, or neither to use embedded servers in {settings.data_directory}"
         )
     running = running_servers(settings.data_directory)
     if running is not None:
@@ -57,32 +60,30 @@ def servers(settings: Settings, *, schema: str, start: bool = True) -> Iterator[
         return
     if not start and not (settings.data_directory / "postgres").is_dir():
         raise ServerUnavailable(
-            f"no --database-url and --redis-url were given, and {settings.data_directory} holds no servers of our own. "
-            "Give them, or start something first: penstock run, penstock demo"
+            f"no --database-url and --redis-url were given, and {settings.data_directory} holds no embedded servers. "
+            "Give them, or start embedded servers first: penstock run, penstock demo"
         )
-    with _own(settings.data_directory, schema) as own:
-        yield own
+    with _start_embedded(settings.data_directory, schema) as embedded:
+        yield embedded
 
 
 @contextmanager
-def _own(directory: Path, schema: str) -> Iterator[Servers]:
-    # Embedded servers come from optional wheels: only who uses them needs these.
-    from penstock.database.initialise import initialise  # noqa: PLC0415
-    from penstock.embedded import EmbeddedServers  # noqa: PLC0415
+def _start_embedded(directory: Path, schema: str) -> Iterator[Servers]:
+    from penstock.embedded import EmbeddedServers  # noqa: PLC0415  an optional extra
 
     embedded = EmbeddedServers(directory)
     try:
         embedded.start()
     except ServerUnavailable:
-        # Another command may have been starting them at this moment.
+        # Another command may have started them in the meantime.
         running = running_servers(directory)
         if running is None:
             raise
         yield running
         return
     try:
-        hide([Secret(embedded.database_url), Secret(embedded.redis_url)])
-        say(f"Postgres and Valkey of our own run in {directory}; they end with this command.")
+        register_secrets([Secret(embedded.database_url), Secret(embedded.redis_url)])
+        say(f"Started an embedded Postgres and Valkey in {directory}; they stop with this command.")
         initialise(embedded.database_url, schema)
         yield Servers(embedded.database_url, embedded.redis_url, owned=True)
     finally:
@@ -91,15 +92,15 @@ def _own(directory: Path, schema: str) -> Iterator[Servers]:
 
 def running_servers(directory: Path) -> Servers | None:
     """The servers that another process runs in ``directory``; None if they do not answer."""
-    database_url, redis_url = _noted(directory / "postgres"), _noted(directory / "redis")
+    database_url, redis_url = _read_url(directory / "postgres"), _read_url(directory / "redis")
     if database_url is None or redis_url is None or not _answer(database_url, redis_url):
         return None
-    hide([Secret(database_url), Secret(redis_url)])
+    register_secrets([Secret(database_url), Secret(redis_url)])
     return Servers(database_url, redis_url)
 
 
-def _noted(directory: Path) -> str | None:
-    """The URL that the owner of a server has written down."""
+def _read_url(directory: Path) -> str | None:
+    """The URL that the process running a server has written to its directory."""
     try:
         return (directory / "url").read_text(encoding="utf-8").strip() or None
     except OSError:
@@ -107,9 +108,6 @@ def _noted(directory: Path) -> str | None:
 
 
 def _answer(database_url: str, redis_url: str) -> bool:
-    from penstock.channels.server import connect_redis, redis_errors  # noqa: PLC0415  not for `--help`
-    from penstock.database.connections import connect_postgres  # noqa: PLC0415  the same
-
     try:
         connect_postgres(database_url, application="looking for servers").close()
         with connect_redis(redis_url) as client, redis_errors("looking for servers"):

@@ -1,11 +1,11 @@
-"""A Spark session for as long as a command needs one."""
+"""A Spark session for the duration of a command."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from penstock.cli.verbs import from_extra
+from penstock.cli.command import parse_conf, require_extra
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -15,19 +15,19 @@ TASK_ATTEMPTS = 4
 
 
 @contextmanager
-def spark_of(settings: Settings, what: str) -> Iterator["SparkSession"]:
-    """Starts Spark as the settings want it, and stops it again.
+def start_spark(settings: Settings, what: str) -> Iterator["SparkSession"]:
+    """Starts Spark as configured, and stops it at the end.
 
     Args:
-        settings: Give ``master`` and ``conf``; without a master Spark runs in this machine, on all cores.
-        what: What needs it, for the error's text: ``reconciling``.
+        settings: Give ``master`` and ``conf``; without a master Spark runs on this machine, on all cores.
+        what: What needs it, for the error text: ``reconciling``.
 
     Raises:
         InvalidSetting: Spark is not installed.
-        JavaMissing: No Java runtime.
+        JavaMissing: There is no Java runtime.
     """
-    with from_extra("spark", what):
-        from penstock.spark.session import (  # noqa: PLC0415  not for `--help`
+    with require_extra("spark", what):
+        from penstock.spark.session import (  # noqa: PLC0415  an optional extra
             available_cores,
             spark_session,
         )
@@ -36,9 +36,9 @@ def spark_of(settings: Settings, what: str) -> Iterator["SparkSession"]:
         cores,
         master=settings.master or f"local[{cores},{TASK_ATTEMPTS}]",
         conf={
-            # Spark's own bar: how many tasks of the stage are done
+            # Spark's own progress bar, on a terminal only.
             "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
-            **dict(pair.partition("=")[::2] for pair in settings.conf),
+            **parse_conf(settings),
         },
     )
     try:

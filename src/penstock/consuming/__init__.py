@@ -1,20 +1,27 @@
 """Effects and checkpoint in one Postgres transaction.
 
-A consumer's checkpoint is one row a shard.  A batch is applied like this, in one transaction:
+A consumer's checkpoint is one row a shard.  A batch is applied in one transaction:
 
     lock the checkpoint's row  →  compare  →  handler(session, records)  →  advance  →  commit
 
-Compare: an offset at or below the checkpoint was applied before and is skipped; the next one is applied; anything else
-is a gap, which is filled from the journal, or stops the shard with an error.  So delivery may be repeated, by anyone,
-and the effect happens once.
+An offset at or below the checkpoint was applied before and is skipped; the next one is applied; anything else is a gap,
+which is filled from the journal, or stops the shard with an error.  Delivery may be repeated, by anyone, and the effect
+happens once.
 
-Little of several shards goes into one such transaction, where nothing stands in its way; what fails there is applied
-shard by shard.
+    worker        the loop; log_worker, ick_worker: where items come from
+    deliverer     attempts at the items of one shard
+    log_source    what of a delivery is due, and what is written with it; ick_source: the same for members of an Ick
+    transaction   locks, calls the handler, advances, commits
+    handler       calls it, plain or async
+    delivery      pure: what is due, and what happens after a failure
+    failures      what an exception means
 """
 
-from penstock.consuming.loop import Consumed, Worker
-from penstock.consuming.worker import ConsumerWorker
+from penstock.consuming.delivered import Consumed
+from penstock.consuming.ick_worker import IckWorker
+from penstock.consuming.log_worker import LogWorker
+from penstock.consuming.worker import Worker
 from penstock.consuming.workers import make_worker
 from penstock.errors import TryAgain
 
-__all__ = ["Consumed", "ConsumerWorker", "TryAgain", "Worker", "make_worker"]
+__all__ = ["Consumed", "IckWorker", "LogWorker", "TryAgain", "Worker", "make_worker"]

@@ -1,13 +1,13 @@
 """A gap, where the log continues past the checkpoint, is filled from the journal, or the shard halts."""
 
-from penstock.database.connections import Connection
+from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.errors import Gap
 from penstock.records import Offset, Record, RecordId, ShardName
 
 
 def backfill(
-    connection: Connection, schema: str, shard: ShardName, after: Offset, before: Offset, count: int
+    executor: Executor, schema: str, shard: ShardName, after: Offset, before: Offset, count: int
 ) -> list[Record]:
     """Up to ``count`` records between two offsets, both excluded, from the journal and the staged records.
 
@@ -16,11 +16,11 @@ def backfill(
     """
     sql = statements("penstock.consuming", schema)
     where = {"channel": shard.channel, "shard": shard.shard}
-    rows = connection.execute(
+    rows = executor.execute(
         sql["backfill"], {**where, "after": after, "before": before, "records": count}
     ).fetchall()
     if not rows or rows[0][0] != after + 1:
-        [(begins,)] = connection.execute(sql["journal_begins"], where).fetchall()
+        [(begins,)] = executor.execute(sql["journal_begins"], where).fetchall()
         raise Gap(
             f"{shard}: the checkpoint stands at offset {after}, the log goes on at {before}, and the journal begins at "
             f"{begins}: {before - after - 1} records between were removed before this consumer had passed them. "

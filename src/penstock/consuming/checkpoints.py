@@ -1,16 +1,13 @@
-"""The checkpoint: the only place that knows the rule of exactly-once effect.
+"""Checkpoints: one row a shard and consumer, locked, compared and advanced in the handler's own transaction."""
 
-Every function runs on the connection of the handler's own transaction.
-"""
-
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from penstock.database.connections import Connection
+from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec
 from penstock.errors import BrokenTransaction, SchemaMissing
-from penstock.records import Offset, Record, Shard, ShardName
+from penstock.records import Offset, Shard, ShardName
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +37,24 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """Where a locked checkpoint goes, and how many records became what on the way: see ``Delivered``."""
+class Advance:
+    """How a locked checkpoint moves.
+
+    Attributes:
+        locked: The checkpoint.
+        to: Its new offset.
+        applied: Records whose effects are in this transaction.
+        skipped: Records that had been applied before.
+        dead: Records that are dead-lettered in this transaction.
+        failed: Those of them that failed themselves, and were not parked behind another.
+    """
 
     locked: Checkpoint
     to: Offset
     applied: int = 0
     skipped: int = 0
     dead: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What of a delivery is to be applied.
-
-    Attributes:
-        fresh: The records right after the checkpoint, without a hole.
-        skipped: How many were at or below the checkpoint.
-        gap: The delivery continues beyond what follows the checkpoint, or beyond a barrier.
-    """
-
-    fresh: Sequence[Record]
-    skipped: int
-    gap: bool
+    failed: int = 0
 
 
 class Checkpoints:
@@ -76,7 +68,7 @@ class Checkpoints:
         """The values that name a shard's row."""
         return {"consumer": self._consumer.name, "channel": shard.channel, "shard": shard.shard}
 
-    def all(self, connection: Connection) -> dict[ShardName, Offset]:
+    def all(self, connection: Executor) -> dict[ShardName, Offset]:
         """Where the consumer stands in each shard that is not halted.
 
         Raises:
@@ -97,67 +89,63 @@ class Checkpoints:
         }
 
     def lock(
-        self, connection: Connection, shards: Collection[ShardName]
+        self, connection: Executor, shards: Collection[ShardName], *, wait: bool = False
     ) -> dict[ShardName, Checkpoint]:
-        """Locks the shards' rows; those that another process holds are left out."""
+        """Locks the shards' rows; those that another process holds are left out, or waited for."""
         channel = self._consumer.channel.name
-        rows = connection.execute(
-            self._sql["take_checkpoints"],
-            {
-                "consumer": self._consumer.name,
-                "channel": channel,
-                "shards": [shard.shard for shard in shards],
-            },
-        ).fetchall()
+        which = {
+            "consumer": self._consumer.name,
+            "channel": channel,
+            "shards": [shard.shard for shard in shards],
+        }
+        if wait:
+            connection.execute(self._sql["wait_for_checkpoints"], which)
+        rows = connection.execute(self._sql["take_checkpoints"], which).fetchall()
         locked = [Checkpoint(ShardName(channel, Shard(shard)), *rest) for shard, *rest in rows]
         return {checkpoint.shard: checkpoint for checkpoint in locked}
 
-    def advance(self, connection: Connection, *moves: Move) -> None:
+    def advance(self, connection: Executor, *advances: Advance) -> None:
         """Moves checkpoints that were locked together.
 
         Raises:
             BrokenTransaction: The transaction of the locks has ended: the handler committed or rolled back.
         """
-        if not moves:
+        if not advances:
             return
         moved = connection.execute(
             self._sql["advance_checkpoints"],
             {
                 "consumer": self._consumer.name,
                 "channel": self._consumer.channel.name,
-                "shards": [move.locked.shard.shard for move in moves],
-                "expected": [move.locked.offset for move in moves],
-                "offsets": [move.to for move in moves],
-                "applied": [move.applied for move in moves],
-                "skipped": [move.skipped for move in moves],
-                "dead": [move.dead for move in moves],
-                "transaction": moves[0].locked.transaction,
+                "shards": [each.locked.shard.shard for each in advances],
+                "expected": [each.locked.offset for each in advances],
+                "offsets": [each.to for each in advances],
+                "applied": [each.applied for each in advances],
+                "skipped": [each.skipped for each in advances],
+                "dead": [each.dead for each in advances],
+                "failed": [each.failed for each in advances],
+                "transaction": advances[0].locked.transaction,
             },
         ).rowcount
-        if moved != len(moves):
-            shards = ", ".join(str(move.locked.shard) for move in moves)
+        if moved != len(advances):
+            shards = ", ".join(str(each.locked.shard) for each in advances)
             raise BrokenTransaction(
                 f"consumer {self._consumer.name}, {shards}: the transaction that carries the checkpoint is gone. A handler must "
                 "not commit or roll back its session: return to commit, raise to roll back"
             )
 
-    def halt(self, connection: Connection, shard: ShardName, reason: str) -> None:
-        """Stops a shard, for ``penstock status`` to show and ``penstock dead-letters`` or ``reset`` to mend."""
+    def halt(self, connection: Executor, shard: ShardName, reason: str) -> None:
+        """Stops a shard, until ``penstock reset checkpoint --resume``; ``penstock status`` shows the reason."""
         connection.execute(self._sql["halt"], {**self.key(shard), "reason": reason})
 
+    def note_waiting(self, connection: Executor, shard: ShardName, reason: str) -> None:
+        """Notes for ``penstock status`` what a shard waits for; the next advance removes the note."""
+        connection.execute(self._sql["note_waiting"], {**self.key(shard), "reason": reason})
 
-def compare(
-    checkpoint: Offset, records: Sequence[Record], barrier: Offset | None = None
-) -> Comparison:
-    """Which of the delivered records, in order of their offsets, come right after the checkpoint and before a barrier."""
-    first = next(
-        (i for i, record in enumerate(records) if record.offset > checkpoint), len(records)
-    )
-    end, expected = first, checkpoint + 1
-    while (
-        end < len(records)
-        and records[end].offset == expected
-        and (barrier is None or expected <= barrier)
-    ):
-        end, expected = end + 1, expected + 1
-    return Comparison(records[first:end], first, end < len(records))
+    def dead_in_a_row(self, connection: Executor) -> int:
+        """Dead letters of all shards since each of them last applied something."""
+        row = connection.execute(
+            self._sql["dead_in_a_row"],
+            {"consumer": self._consumer.name, "channel": self._consumer.channel.name},
+        ).fetchone()
+        return row[0] if row else 0

@@ -1,108 +1,148 @@
-"""What becomes of a batch that fails.
+"""What an exception in a handler's transaction means, and how it is put into words that hold no payload."""
 
-It is tried again, with growing pauses; then the record that is at fault is found, by halving the batch, or at once if the
-handler takes one record a call; alone it is tried again; then it is set aside with its reason, in the transaction that
-moves the checkpoint past it, or the shard halts.
-"""
-
-from collections.abc import Sequence
+import asyncio
+import re
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from itertools import chain
+from pathlib import Path
 
-from penstock.database.connections import Connection
-from penstock.database.statements import statements
-from penstock.declarations import ConsumerSpec
-from penstock.records import Record, ShardName
+from penstock.channels.server import is_unavailable
+from penstock.consuming.delivery import (
+    AskedToWait,
+    Broken,
+    Conflict,
+    Failed,
+    Outcome,
+    Unavailable,
+)
+from penstock.database.errors import READ_ONLY, ErrorKind, classify, driver_error, sqlstate
+from penstock.errors import BrokenTransaction, ServerUnavailable, TryAgain
 
-T = TypeVar("T")
-
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 5.0
-REASON_LENGTH = 500
+MAX_REASON_CHARACTERS = 500
+MAX_FRAMES = 12
+_OURS = re.compile(r"penstock[\\/]consuming[\\/]")
 
 
 @dataclass
-class HandlerFailed(Exception):
-    """A handler raised.
+class NotApplied(Exception):
+    """A transaction was rolled back, or was cut at its COMMIT.
 
     Attributes:
-        error: What it raised.
-        culprit: Index of the record at fault, if the handler takes one a call.
+        outcome: What it means for the items.
+        error: What was raised.
+        at_commit: The handler had returned, and COMMIT failed.
     """
 
-    error: Exception
-    culprit: int | None = None
+    outcome: Outcome
+    error: BaseException
+    at_commit: bool = False
+
+    @property
+    def reason(self) -> str:
+        """Why, for a dead letter: the class of the error and the first line of its text."""
+        return reason(self.error, "at COMMIT: " if self.at_commit else "")
 
 
-def pause_s(attempt: int) -> float:
-    """How long to wait after the given attempt (1, 2, 3 …), in seconds."""
-    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt - 1)))
+class Culprit(Exception):
+    """Says which of several items failed; raised from what it failed with.
+
+    Attributes:
+        index: Of the item.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
 
 
-def divide(records: Sequence[T], culprit: int | None) -> list[Sequence[T]]:
-    """The parts to try one by one after a batch has failed as a whole: halves, or all around the record at fault."""
-    if culprit is None:
-        middle = len(records) // 2
-        parts = [records[:middle], records[middle:]]
-    else:
-        parts = [records[:culprit], records[culprit : culprit + 1], records[culprit + 1 :]]
-    return [part for part in parts if part]
+class WrongHandler(BrokenTransaction):
+    """The handler did not do its work, and will not: it returned a coroutine or a generator that nobody runs."""
 
 
-def reason_of(error: BaseException) -> str:
-    """Why a record was set aside: the class of the error and the first line of its text."""
-    first = (str(error).splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}"[:REASON_LENGTH].replace("\x00", "\\x00")
+class CommittedByHandler(BrokenTransaction):
+    """The handler committed its effects without the checkpoint: another attempt would double them."""
 
 
-def set_aside(  # noqa: PLR0913  the parts of a dead letter
-    connection: Connection,
-    schema: str,
-    consumer: ConsumerSpec,
-    shard: ShardName,
-    records: Sequence[Record],
-    *,
-    reason: str,
-    attempts: int,
-    parked: bool,
-) -> None:
-    """Writes dead letters, in the transaction that moves the checkpoint past them."""
-    connection.execute(
-        statements("penstock.consuming", schema)["set_aside"],
-        {
-            "consumer": consumer.name,
-            "channel": shard.channel,
-            "shard": shard.shard,
-            "reason": reason,
-            "attempts": attempts,
-            "parked": parked,
-            "offsets": [record.offset for record in records],
-            "ids": [record.id for record in records],
-            "keys": [record.key for record in records],
-            "actions": [record.action for record in records],
-            "objects": [record.object for record in records],
-            "data": [record.data_json for record in records],
-            "headers": [record.headers_json for record in records],
-            "staged": [record.staged_us for record in records],
-        },
-    )
+class InvalidPayload(ValueError):
+    """A payload does not fit the consumer's model; the text names the fields, and no values."""
 
 
-def parked_keys(
-    connection: Connection,
-    schema: str,
-    consumer: ConsumerSpec,
-    shard: ShardName,
-    records: Sequence[Record],
-) -> set[str]:
-    """Keys among ``records`` that have a record set aside."""
-    rows = connection.execute(
-        statements("penstock.consuming", schema)["parked_keys"],
-        {
-            "consumer": consumer.name,
-            "channel": shard.channel,
-            "shard": shard.shard,
-            "keys": list({record.key for record in records}),
-        },
-    ).fetchall()
-    return {key for (key,) in rows}
+def outcome_of(error: BaseException, culprit: int | None = None) -> Outcome:
+    """What an exception means for the items, raised by the handler, its flush, the advance or COMMIT.
+
+    Args:
+        error: What was raised.
+        culprit: Index of the item at fault, if it is known.
+    """
+    match error:
+        case TryAgain():
+            return AskedToWait(error.after)
+        case WrongHandler() | CommittedByHandler():
+            return Broken()
+        case InvalidPayload():
+            return Failed(culprit, for_certain=True)
+        case _:
+            return _by_kind(error, culprit)
+
+
+def _by_kind(error: BaseException, culprit: int | None) -> Outcome:
+    kind = classify(error)
+    if kind is ErrorKind.CONFLICT:
+        return Conflict()
+    # Read-only the transaction was made by the handler: the checkpoint's row could be locked before.
+    if _is_refused(error) or (kind is ErrorKind.UNAVAILABLE and sqlstate(error) != READ_ONLY):
+        return Unavailable()
+    return Failed(culprit)
+
+
+def _is_refused(error: BaseException) -> bool:
+    """By a server that is not the transaction's own."""
+    return isinstance(error, ServerUnavailable) or is_unavailable(error)
+
+
+def reason(error: BaseException, phase: str = "") -> str:
+    """Why something failed: the class of the error and the first line of its text, as far as Postgres can store it."""
+    cause = driver_error(error)
+    first = (_text(cause).splitlines() or [""])[0]
+    said = f"{phase}{type(cause).__name__}: {first}"[:MAX_REASON_CHARACTERS]
+    return said.replace("\x00", "\\x00").encode(errors="backslashreplace").decode()
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failed:  # noqa: BLE001  an error that cannot say what it is must not hide where it was
+        return f"its text could not be made: {type(failed).__name__}"
+
+
+def frames(error: BaseException) -> list[str]:
+    """Where an error was raised, the handler's caller first: ``shop/events.py:41 in ride_totals``; no values."""
+    links = list(_chain(error))
+    walked = chain.from_iterable(traceback.walk_tb(link.__traceback__) for link in reversed(links))
+    found = [
+        f"{_short(frame.f_code.co_filename)}:{line} in {frame.f_code.co_name}"
+        for frame, line in walked
+        if not _OURS.search(frame.f_code.co_filename)
+    ]
+    return found[-MAX_FRAMES:]
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was raised from."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def _short(path: str) -> str:
+    """The last two parts of a path: enough to find it, and nothing about the machine."""
+    return "/".join(Path(path).parts[-2:])
+
+
+def is_exit(error: BaseException) -> bool:
+    """Whether the handler wanted the process to end; a cancelled task is a failure like any other."""
+    return not isinstance(error, Exception | asyncio.CancelledError)

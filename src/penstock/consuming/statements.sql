@@ -4,10 +4,19 @@ FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s AND channel = %(channel)s
 ORDER BY shard;
 
+-- :name wait_for_checkpoints
+-- Waits for what another process works on; take_checkpoints then finds the rows locked by this transaction.
+SELECT
+FROM {schema}.checkpoints
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = ANY (%(shards)s::integer[])
+ORDER BY shard
+FOR UPDATE;
+
 -- :name take_checkpoints
--- The lock is the mutual exclusion: whoever holds a row works on the shard, others pass by.  The transaction's id shows
--- later that effects and checkpoint are in one transaction; the clock is the one that staged the records.  A barrier holds
--- up what lies behind it: what we have in hand was sequenced before any barrier that this statement does not see yet.
+-- The row lock is the mutual exclusion: the process that holds it works on the shard, others skip it.  The transaction's id
+-- proves later that effects and checkpoint are in one transaction; the clock is the one that staged the records.  A barrier
+-- stops the consumer at its offset: records that are at hand were sequenced before any barrier that this statement does not
+-- see yet.
 SELECT shard, "offset", halted,
        pg_current_xact_id()::text,
        (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
@@ -24,26 +33,36 @@ FOR UPDATE OF c SKIP LOCKED;
 
 -- :name advance_checkpoints
 -- Nothing moves if the handler has ended the transaction that the locks were taken in.
--- Each array has an element for each shard: to join them as rows takes Postgres twice as long.
+-- Each array has an element a shard: joining them as rows takes Postgres twice as long.
 UPDATE {schema}.checkpoints
 SET "offset" = (%(offsets)s::bigint[])[array_position(%(shards)s::integer[], shard)],
     applied = applied + (%(applied)s::bigint[])[array_position(%(shards)s::integer[], shard)],
     skipped = skipped + (%(skipped)s::bigint[])[array_position(%(shards)s::integer[], shard)],
     dead = dead + (%(dead)s::bigint[])[array_position(%(shards)s::integer[], shard)],
+    dead_in_a_row = CASE
+        WHEN (%(applied)s::bigint[])[array_position(%(shards)s::integer[], shard)] > 0 THEN 0
+        ELSE dead_in_a_row
+    END + (%(failed)s::bigint[])[array_position(%(shards)s::integer[], shard)],
+    waiting = NULL,
     updated_at = clock_timestamp()
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = ANY (%(shards)s::integer[])
   AND "offset" = (%(expected)s::bigint[])[array_position(%(shards)s::integer[], shard)]
   AND pg_current_xact_id() = %(transaction)s::xid8;
 
+-- :name dead_in_a_row
+SELECT sum(dead_in_a_row)::bigint
+FROM {schema}.checkpoints
+WHERE consumer = %(consumer)s AND channel = %(channel)s;
+
 -- :name halt
 UPDATE {schema}.checkpoints
-SET halted = %(reason)s, updated_at = clock_timestamp()
+SET halted = %(reason)s, waiting = NULL, updated_at = clock_timestamp()
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s;
 
--- :name resume
+-- :name note_waiting
 UPDATE {schema}.checkpoints
-SET halted = NULL, updated_at = clock_timestamp()
-WHERE consumer = %(consumer)s AND channel = %(channel)s AND halted IS NOT NULL;
+SET waiting = %(reason)s, updated_at = clock_timestamp()
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s;
 
 -- :name backfill
 -- What the log has lost and the journal still names.
@@ -73,13 +92,15 @@ FROM {schema}.journal
 WHERE channel = %(channel)s AND shard = %(shard)s;
 
 -- :name parked_keys
--- Keys that have a record set aside: later records of theirs wait behind it.
+-- Keys that have a dead letter: later records of theirs wait behind it.  The index is on the key's hash, since a key may be
+-- longer than an entry of an index.
 SELECT DISTINCT key
 FROM {schema}.dead_letters
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
-  AND key = ANY (%(keys)s);
+  AND hashtextextended(key, 0) = ANY (SELECT hashtextextended(k, 0) FROM unnest(%(keys)s::text[]) AS k)
+  AND key = ANY (%(keys)s::text[]);
 
--- :name set_aside
+-- :name dead_letter_records
 INSERT INTO {schema}.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, headers,
                                    staged_at, reason, attempts, parked)
 SELECT %(consumer)s, %(channel)s, %(shard)s, r."offset", r.id, r.key, r.action, r.object, r.data::jsonb,
@@ -88,13 +109,14 @@ FROM unnest(%(offsets)s::bigint[], %(ids)s::bigint[], %(keys)s::text[], %(action
             %(data)s::text[], %(headers)s::text[], %(staged)s::bigint[])
     AS r ("offset", id, key, action, object, data, headers, staged_us);
 
--- :name set_member_aside
+-- :name dead_letter_member
 -- A member has no offset: its dead letter is numbered, in the transaction that holds the checkpoint.  One that fails
 -- again keeps its letter.
 WITH known AS (
     UPDATE {schema}.dead_letters
     SET reason = %(reason)s, attempts = attempts + %(attempts)s, failed_at = clock_timestamp()
-    WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND key = %(key)s
+    WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
+      AND hashtextextended(key, 0) = hashtextextended(%(key)s, 0) AND key = %(key)s
     RETURNING key
 )
 INSERT INTO {schema}.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, staged_at,
@@ -109,4 +131,5 @@ HAVING NOT EXISTS (SELECT FROM known);
 -- Members that are done now have no dead letter any more.
 DELETE FROM {schema}.dead_letters
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
-  AND key = ANY (%(keys)s);
+  AND hashtextextended(key, 0) = ANY (SELECT hashtextextended(k, 0) FROM unnest(%(keys)s::text[]) AS k)
+  AND key = ANY (%(keys)s::text[]);

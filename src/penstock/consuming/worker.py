@@ -1,219 +1,247 @@
-"""The consumer's worker: waits for records, delivers them, in a loop.
+"""The loop of a consumer's worker: rounds until it is stopped, through servers that are away.
 
-Several processes of one consumer share its shards by the locks on the checkpoints: a shard that another process is
-working on is left alone for a while.  Whoever reads what is applied already skips it.
+What a round is, the subclasses know: a delivery of records from a log, or of members from an Ick.
 """
 
-import math
-import random
-from collections.abc import Callable, Mapping, Sequence
-from time import monotonic
-from typing import Unpack
+import gc
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from time import monotonic, sleep
+from typing import Any, Generic, Self, TypedDict, Unpack
 
 import structlog
+from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
 
-from penstock.channels.log import Follower, extents
-from penstock.consuming.applying import RecordApplier
-from penstock.consuming.backfill import backfill
-from penstock.consuming.checkpoints import Checkpoints
-from penstock.consuming.delivering import Delivered
-from penstock.consuming.loop import Choices, Consumed, Worker
-from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection, postgres_errors
-from penstock.declarations import ConsumerSpec, Ick
-from penstock.errors import DeclarationError
+from penstock.channels.server import RedisClient, connect_redis, redis_errors
+from penstock.consuming.delivered import Consumed, Delivered
+from penstock.consuming.deliverer import Deliverer, Source
+from penstock.consuming.transaction import HandlerTransaction
+from penstock.database.connections import Connection, Database, connect_postgres, url_of_database
+from penstock.database.errors import CONFLICTS, describe, postgres_errors
+from penstock.database.registry import register_consumer
+from penstock.declarations import ConsumerSpec
+from penstock.errors import ServerUnavailable
+from penstock.journal import check_tails
 from penstock.pipeline import Pipeline
-from penstock.records import Offset, Record, ShardName
+from penstock.records import ShardName
 
 log = structlog.get_logger("penstock.consumer")
 
-SHARED_PAUSE_S = 1.0
-"""How long a shard is left alone that another process is working on."""
+Item = TypeVar("Item", default=Any)
 
-HELD_PAUSE_S = 0.02
-"""How often a shard that stands at a barrier is looked at again."""
+LONGEST_BACKOFF_S = 10.0
 
-TOGETHER_S = 0.02
-"""Longest transaction that takes several shards together, in seconds, as far as the last records tell."""
+BLOCK_MS = 500
+"""Longest wait for work, in milliseconds: a stop is noticed within it."""
 
-LOOK_AGAIN_S = 2.0
-"""How often an idle worker looks whether an operator has moved its checkpoints."""
+HALTED_PAUSE_S = 5.0
+"""How often a halted shard is looked at again: an operator may have let it go on."""
 
 
-class ConsumerWorker(Worker):
-    """Runs one consumer of a log over some or all of its shards, in one thread."""
+class WorkerOptions(TypedDict, total=False):
+    """What can be chosen of a worker.
+
+    Attributes:
+        shards: Numbers of the shards to work on; None takes all.
+        prepare: False behind a pooler that cannot keep prepared statements.
+        block_ms: Longest wait for work, in milliseconds: a stop is noticed within it.
+        reread_chance: How often, 0 to 1, a round that delivered is delivered again: to show that it is harmless.
+    """
+
+    shards: Collection[int] | None
+    prepare: bool
+    block_ms: int
+    reread_chance: float
+
+
+class Worker(ABC, Generic[Item]):
+    """Runs one consumer over some or all of its shards, in one thread.
+
+        with make_worker(pipeline, consumer, engine, redis_url) as worker:
+            worker.drain()
+
+    Attributes:
+        consumer: Which consumer.
+    """
+
+    consumer: ConsumerSpec
 
     def __init__(
         self,
         pipeline: Pipeline,
         consumer: ConsumerSpec,
-        database_url: str,
+        database: Database,
         redis_url: str,
-        **chosen: Unpack[Choices],
+        **options: Unpack[WorkerOptions],
     ) -> None:
         """Sets up; ``open`` connects.
 
-        Raises:
-            DeclarationError: The consumer is set-based, and needs the Spark engine, or it reads an Ick.
+        Args:
+            pipeline: The consumer's pipeline.
+            consumer: Which consumer.
+            database: Where its effects and checkpoints are: a URL, or an engine whose URL is taken.
+            redis_url: Where its channel is.
+            **options: See ``WorkerOptions``.
         """
-        if isinstance(consumer.channel, Ick):
-            raise DeclarationError(
-                f"consumer {consumer.name} reads an Ick, and this worker reads logs; make_worker(…) makes the right one"
-            )
-        if consumer.dataframe:
-            raise DeclarationError(
-                f"consumer {consumer.name} is set-based (dataframe=True) and runs on Spark: penstock run --engine spark"
-            )
-        super().__init__(pipeline, consumer, database_url, redis_url, **chosen)
-        self._applier: RecordApplier | None = None
-        self._follower: Follower | None = None
-        self._positions: dict[ShardName, Offset] = {}
-        self._held: set[ShardName] = set()
-        self._look_again_at = 0.0
-        self._record_s = math.inf  # of a handler that is not known yet
+        self.consumer = consumer
+        self._pipeline = pipeline
+        self._database_url, self._redis_url = url_of_database(database), redis_url
+        self._prepare = options.get("prepare", True)
+        self._block_ms = options.get("block_ms", BLOCK_MS)
+        self._reread_chance = options.get("reread_chance", 0.0)
+        shards = options.get("shards")
+        self._shards = [
+            s for s in consumer.channel.shard_names if shards is None or s.shard in shards
+        ]
+        self._stop: Callable[[], bool] = lambda: False
+        self._transaction: HandlerTransaction | None = None
+        self._client: RedisClient = None
+        self._rest_until: dict[ShardName, float] = {}
+        self._retrying: set[ShardName] = set()
+        self._deliverer: Deliverer[Item] | None = None
 
-    def _registered(self, connection: Connection) -> None:
-        """Reads where the consumer stands."""
-        crashpoint("consumer.after_register")
-        standing = Checkpoints(self.consumer, self._pipeline.schema).all(connection)
-        self._positions = {shard: standing.get(shard, Offset(0)) for shard in self._shards}
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def open(self) -> None:
-        """As ``Worker.open``, and reads the consumer's checkpoints."""
-        super().open()
-        assert self._engine is not None
-        self._applier = RecordApplier(self._pipeline, self.consumer, self._engine)
-        self._follower = Follower(self._client, self._pipeline.namespace, count=self.consumer.batch)
-        self._held, self._look_again_at = set(), 0.0
+        """Connects, and registers the consumer if it is new.
+
+        Raises:
+            ServerUnavailable: A server does not answer.
+            SchemaMissing: The tables are not there.
+            DeclarationError: The pipeline does not fit what is registered.
+            HistoryDiverged: Redis has records that Postgres does not know.
+        """
+        schema, namespace = self._pipeline.schema, self._pipeline.namespace
+        with connect_postgres(
+            self._database_url, application=f"consumer {self.consumer.name}", prepare=self._prepare
+        ) as connection:
+            register_consumer(connection, schema, self.consumer)
+            self._registered(connection)
+            self._client = connect_redis(self._redis_url)
+            check_tails(connection, self._client, schema, namespace, self._shards)
+        self._transaction = HandlerTransaction(
+            self._pipeline, self.consumer, self._database_url, prepare=self._prepare
+        )
+        if self._deliverer is None:
+            self._deliverer = Deliverer(self.consumer, schema, self._source())
+        self._rest_until = {}
+        _spare_what_is_loaded()
+
+    def _registered(self, connection: Connection) -> None:
+        """The consumer is registered now: what else is to be asked of Postgres at the start."""
+
+    @abstractmethod
+    def _source(self) -> Source[Item]:
+        """Where items come from."""
 
     def close(self) -> None:
-        """As ``Worker.close``."""
-        if self._follower is not None:
-            self._follower.close()
-        if self._applier is not None:
-            self._applier.close()
-        super().close()
-        self._applier = self._follower = None
+        """Closes the connections; what is under way is rolled back, and comes again."""
+        if self._transaction is not None:
+            self._transaction.close()
+        if self._client is not None:
+            self._client.close()
+        self._transaction = self._client = None
 
-    def round(self, block_ms: int | None = None) -> Consumed:
-        """Waits for records, ``block_ms`` at the longest, and delivers what came: up to a batch of each shard.
-
-        Raises:
-            ServerUnavailable: Postgres or Redis does not answer.
-            ForeignLog: The log holds what is not ours.
-            Gap: The log is empty, and the journal does not reach back to a checkpoint.
-            BrokenTransaction: The handler ends its transaction.
-        """
-        if self._applier is None:
+    def _opened(self) -> tuple[HandlerTransaction, Deliverer[Item]]:
+        """What a round works with."""
+        if self._transaction is None:
             self.open()
-        assert self._applier is not None
-        assert self._follower is not None
-        block_ms = self._block_ms if block_ms is None else block_ms
-        consumed = Consumed()
-        now = monotonic()
-        awake = {s: at for s, at in self._positions.items() if self._rest_until.get(s, 0.0) <= now}
-        if not awake:
-            self._pause(min(block_ms / 1000, max(0.001, min(self._rest_until.values()) - now)))
-            return consumed
-        resting = [until - now for until in self._rest_until.values() if until > now]
-        longest = min([block_ms, *(max(1, int(left * 1000)) for left in resting)])
-        found = self._follower.wait(awake, longest if longest > 0 else None)
-        crashpoint("consumer.after_read")
-        if any(len(records) >= self.consumer.batch for records in found.values()):
-            # There is more, most likely: Redis looks it up while this is applied.
-            last = {shard: records[-1].offset for shard, records in found.items()}
-            self._follower.ask_ahead({**awake, **last})
-        self._deliver(found, consumed)
-        if self._reread_chance and found and random.random() < self._reread_chance:  # noqa: S311  not for secrets
-            self.rewind(consumed.applied)
-        if not found and monotonic() >= self._look_again_at:
-            self._deliver(self._look_again(), consumed)
-        return consumed
+        assert self._transaction is not None
+        assert self._deliverer is not None
+        return self._transaction, self._deliverer
 
-    def _deliver(self, found: Mapping[ShardName, Sequence[Record]], consumed: Consumed) -> None:
-        """Delivers to shards together, as far as that goes, and to the others one after another."""
-        assert self._applier is not None
-        began, done_before = monotonic(), consumed.applied + consumed.dead
+    @abstractmethod
+    def round(self, block_ms: int | None = None) -> Consumed:
+        """Waits for work, ``block_ms`` at the longest, and does what came."""
 
-        def note(shard: ShardName, delivered: Delivered) -> None:
-            self._note(shard, delivered)
-            consumed.add(shard, delivered)
-
-        together = self._applier.deliver_together(found) if self._is_little(found) else {}
-        for shard, delivered in together.items():
-            note(shard, delivered)
-        for shard in [shard for shard in found if shard not in together]:
-            note(shard, self._applier.deliver(shard, found[shard], self._pause))
-            if self._stop():
-                break
-        if done := consumed.applied + consumed.dead - done_before:
-            self._record_s = (monotonic() - began) / done
-
-    def _is_little(self, found: Mapping[ShardName, Sequence[Record]]) -> bool:
-        """Whether it goes into one transaction that is over soon: others of the consumer wait for the shards meanwhile."""
-        records = sum(len(records) for records in found.values())
-        return (
-            len(found) > 1
-            and records <= self.consumer.batch
-            and records * self._record_s < TOGETHER_S
-        )
-
-    def _look_again(self) -> dict[ShardName, list[Record]]:
-        """Takes over checkpoints that were moved while nothing arrived: by an operator, or by another process.
-
-        Gives what the journal has and the log has lost, if the log ends beyond a checkpoint and nothing came of it.
-        """
-        assert self._applier is not None
-        schema, missed = self._pipeline.schema, {}
-        with postgres_errors("reading checkpoints"), self._applier.reading() as connection:
-            standing = Checkpoints(self.consumer, schema).all(connection)
-            self._positions.update((s, at) for s, at in standing.items() if s in self._positions)
-            held = extents(self._client, self._pipeline.namespace, list(self._positions))
-            for shard, extent in held.items():
-                at = self._positions[shard]
-                if shard in standing and extent.tail > at and not extent.entries:
-                    missed[shard] = backfill(
-                        connection, schema, shard, at, Offset(extent.tail + 1), self.consumer.batch
-                    )
-        self._look_again_at = monotonic() + LOOK_AGAIN_S
-        return missed
-
-    def _note(self, shard: ShardName, delivered: Delivered) -> None:
-        """Where to read on, and when."""
-        self._held.discard(shard)
-        if delivered.position is not None:
-            self._positions[shard] = delivered.position
-        if delivered.halted is not None:
-            self._rest_halted(shard)
-        elif delivered.position is None:
-            self._rest_until[shard] = monotonic() + SHARED_PAUSE_S
-        elif delivered.held:
-            self._held.add(shard)
-            self._rest_until[shard] = monotonic() + HELD_PAUSE_S
-
-    def rewind(self, records: int) -> None:
-        """Reads again from so many records before the checkpoints, as after a restart of someone who knew less.
-
-        Checkpoints stay where they are: what is read twice is skipped.
-        """
-        self._positions = {s: Offset(max(0, at - records)) for s, at in self._positions.items()}
-
+    @abstractmethod
     def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
-        """Rounds until the log has nothing more; gives the number of records applied.
+        """Rounds until there is nothing more; gives the number of records or members applied."""
+
+    def run(
+        self,
+        stop: Callable[[], bool],
+        report: Callable[[Consumed], None] = lambda _: None,
+    ) -> None:
+        """Rounds until ``stop()`` is true; a server that cannot do it now is asked again, with growing pauses.
 
         Raises:
-            As ``round``.
+            ForeignLog: The log holds what is not ours.
+            SchemaMissing: The tables are not there.
+            HandlerExited: The handler wants the process to end.
         """
-        applied = 0
-        while True:
-            self._look_again_at = (
-                0.0  # the end is where the journal says, not where the log goes silent
+        self._stop = stop
+        backoff = 0.0
+        try:
+            while not stop():
+                try:
+                    with postgres_errors("consuming"), redis_errors("consuming"):
+                        consumed = self.round()
+                except (ServerUnavailable, *CONFLICTS) as error:
+                    self._close_quietly()
+                    backoff = min(LONGEST_BACKOFF_S, max(0.1, backoff * 2))
+                    self._warn_waiting(error, backoff)
+                    self._pause(backoff)
+                else:
+                    backoff = 0.0
+                    report(consumed)
+        finally:
+            self._close_quietly()
+
+    def _close_quietly(self) -> None:
+        """Closes connections that may be broken."""
+        try:
+            self.close()
+        except Exception as error:  # noqa: BLE001  what it was to end has ended
+            log.debug("closing failed", consumer=self.consumer.name, error=type(error).__name__)
+            self._transaction = self._client = None
+
+    def _warn_waiting(self, error: Exception, seconds: float) -> None:
+        log.warning("waiting", consumer=self.consumer.name, reason=describe(error), seconds=seconds)
+
+    def _note(self, shard: ShardName, delivered: Delivered, busy_pause_s: float) -> None:
+        """When to deliver to the shard again.
+
+        Args:
+            shard: Which.
+            delivered: What was done.
+            busy_pause_s: How long to leave a shard alone that another process works on.
+        """
+        self._retrying.discard(shard)
+        if delivered.halted is not None:
+            # Not the reason: it may hold what the handler said of a payload.
+            log.error(
+                "shard halted, see penstock status", consumer=self.consumer.name, shard=str(shard)
             )
-            consumed = self.round(block_ms=0)
-            applied += consumed.applied
-            report(consumed)
-            if consumed.positions:
-                continue
-            if not self._held:
-                return applied
-            self._pause(HELD_PAUSE_S)
+            self._rest(shard, HALTED_PAUSE_S)
+        elif delivered.retry_after_s is not None:
+            self._retrying.add(shard)
+            self._rest(shard, delivered.retry_after_s)
+        elif delivered.position is None:
+            self._rest(shard, busy_pause_s)
+
+    def _rest(self, shard: ShardName, seconds: float) -> None:
+        self._rest_until[shard] = monotonic() + seconds
+
+    def _pause(self, seconds: float) -> bool:
+        """Waits; true if the worker is to stop."""
+        end = monotonic() + seconds
+        while not self._stop() and (left := end - monotonic()) > 0:
+            sleep(min(left, 0.05))
+        return self._stop()
+
+
+def _spare_what_is_loaded() -> None:
+    """Takes what the process has loaded out of the search for cycles, once.
+
+    Records come by the thousand, and so many new objects make Python look through all it has several times a second:
+    a fifth of a consumer's time, and pauses of 50 ms.  What comes later is looked through as ever.
+    """
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()

@@ -1,10 +1,11 @@
 """Which worker a consumer needs: one for the records of a log, another for the members of an Ick."""
 
-from typing import Unpack
+from typing import Any, Unpack
 
-from penstock.consuming.dirty import MemberWorker
-from penstock.consuming.loop import Choices, Worker
-from penstock.consuming.worker import ConsumerWorker
+from penstock.consuming.ick_worker import IckWorker
+from penstock.consuming.log_worker import LogWorker
+from penstock.consuming.worker import Worker, WorkerOptions
+from penstock.database.connections import Database
 from penstock.declarations import ConsumerSpec, Ick
 from penstock.pipeline import Pipeline
 
@@ -12,14 +13,14 @@ from penstock.pipeline import Pipeline
 def make_worker(
     pipeline: Pipeline,
     consumer: ConsumerSpec,
-    database_url: str,
+    database: Database,
     redis_url: str,
-    **chosen: Unpack[Choices],
-) -> Worker:
+    **options: Unpack[WorkerOptions],
+) -> Worker[Any]:
     """The worker for a consumer; see ``Worker`` for the arguments.
 
     Raises:
         DeclarationError: The consumer is set-based, and needs the Spark engine.
     """
-    kind = MemberWorker if isinstance(consumer.channel, Ick) else ConsumerWorker
-    return kind(pipeline, consumer, database_url, redis_url, **chosen)
+    kind = IckWorker if isinstance(consumer.channel, Ick) else LogWorker
+    return kind(pipeline, consumer, database, redis_url, **options)

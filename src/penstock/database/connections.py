@@ -3,22 +3,20 @@
 No session state is relied on, so a pooler in transaction mode may stand between (``prepare=False`` then).
 """
 
-from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Generator
+from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from typing import Any, TypeVar
 
 import psycopg
-from sqlalchemy import Engine, NullPool, create_engine, event
+from psycopg.pq.abc import PGconn
+from sqlalchemy import URL, Engine, NullPool, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from penstock.errors import PenstockError, SchemaMissing, ServerUnavailable
+from penstock.database.errors import postgres_errors
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-
-AGAIN = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
-"""The transaction lost against another one, and nothing of it happened."""
 
 CONNECT_TIMEOUT_S = 5
 _KEEPALIVE: dict[str, Any] = {
@@ -40,17 +38,14 @@ _Result = TypeVar("_Result")
 _Waiting = Generator[Any, Any, _Result]
 
 
-class _Impatient(psycopg.Connection[tuple[Any, ...]]):
-    """A connection that breaks after too long a silence, as if the server had gone.
+class _BoundedSilence:
+    """Breaks a connection after too long a silence, as if the server had gone.
 
     What was being done may have happened: the error is that of a connection that was cut.
     """
 
     longest_silence_s = REPLY_TIMEOUT_S
-
-    def wait(self, gen: "_Waiting[_Result]", *args: Any, **options: Any) -> _Result:
-        """Every exchange with the server goes through here."""
-        return super().wait(self._limited(gen), *args, **options)
+    pgconn: PGconn
 
     def _limited(self, gen: "_Waiting[_Result]") -> "_Waiting[_Result]":
         silent_since = monotonic()
@@ -61,15 +56,35 @@ class _Impatient(psycopg.Connection[tuple[Any, ...]]):
                 if ready:
                     silent_since = monotonic()
                 elif monotonic() - silent_since > self.longest_silence_s:
-                    self.close()
+                    self.pgconn.finish()
                     raise psycopg.OperationalError(f"silent for {self.longest_silence_s:.0f} s")
                 wanted = gen.send(ready)
         except StopIteration as ended:
             return ended.value  # type: ignore[no-any-return]  # a generator's return goes by any type
 
 
-class _ImpatientWithHandlers(_Impatient):
+class WorkerConnection(_BoundedSilence, psycopg.Connection[tuple[Any, ...]]):
+    """For statements of ours."""
+
+    def wait(self, gen: "_Waiting[_Result]", *args: Any, **options: Any) -> _Result:
+        """Every exchange with the server goes through here."""
+        return super().wait(self._limited(gen), *args, **options)
+
+
+class HandlerConnection(WorkerConnection):
+    """For statements of handlers."""
+
     longest_silence_s = HANDLER_TIMEOUT_S
+
+
+class AsyncHandlerConnection(_BoundedSilence, psycopg.AsyncConnection[tuple[Any, ...]]):
+    """For statements of handlers that are ``async def``."""
+
+    longest_silence_s = HANDLER_TIMEOUT_S
+
+    async def wait(self, gen: "_Waiting[_Result]", *args: Any, **options: Any) -> _Result:
+        """Every exchange with the server goes through here."""
+        return await super().wait(self._limited(gen), *args, **options)
 
 
 def connect_postgres(url: str, *, application: str, prepare: bool = True) -> Connection:
@@ -84,7 +99,7 @@ def connect_postgres(url: str, *, application: str, prepare: bool = True) -> Con
         ServerUnavailable: No connection.
     """
     with postgres_errors("connecting to Postgres"):
-        connection = _Impatient.connect(
+        connection = WorkerConnection.connect(
             plain_url(url),
             autocommit=True,
             application_name=f"penstock {application}",
@@ -108,92 +123,56 @@ def make_engine(url: str, *, application: str, prepare: bool = True, pooled: boo
     Raises:
         sqlalchemy.exc.ArgumentError: The URL cannot be understood.
     """
-    engine = create_engine(
-        make_url(url).set(drivername="postgresql+psycopg"),
-        hide_parameters=True,
-        poolclass=None if pooled else NullPool,
-        connect_args={
-            "application_name": f"penstock {application}",
-            "prepare_threshold": 3 if prepare else None,
-            **_KEEPALIVE,
-        },
-    )
+    engine = create_engine(_driver_url(url), **_engine_options(application, prepare, pooled))
     event.listen(
         engine,
         "do_connect",
-        lambda _dialect, _record, args, options: _ImpatientWithHandlers.connect(*args, **options),
+        lambda _dialect, _record, args, options: HandlerConnection.connect(*args, **options),
     )
     return engine
 
 
-@contextmanager
-def postgres_errors(what: str) -> Iterator[None]:
-    """Turns psycopg's errors that are not about a statement into ours.
+def make_async_engine(
+    url: str, *, application: str, prepare: bool = True, pooled: bool = True
+) -> AsyncEngine:
+    """The same for handlers that are ``async def``.
 
     Raises:
-        ServerUnavailable: The connection failed or broke; what was being done may have happened.
-        SchemaMissing: A table of ours is not there.
+        sqlalchemy.exc.ArgumentError: The URL cannot be understood.
     """
-    try:
-        yield
-    except (
-        psycopg.OperationalError,
-        psycopg.InterfaceError,
-        psycopg.errors.IdleInTransactionSessionTimeout,  # no OperationalError, though the connection is gone
-    ) as error:
-        if isinstance(error, AGAIN):
-            raise
-        raise ServerUnavailable(
-            f"{what}: Postgres does not answer: {_first_line(error)}"
-        ) from error
-    except (
-        psycopg.errors.UndefinedTable,
-        psycopg.errors.InvalidSchemaName,
-        psycopg.errors.UndefinedColumn,
-        psycopg.errors.UndefinedFunction,
-    ) as error:
-        raise SchemaMissing(
-            f"{what}: {_first_line(error)}. Create or upgrade Penstock's tables: penstock init"
-        ) from error
+    options = _engine_options(application, prepare, pooled)
+    options["connect_args"]["async_creator_fn"] = AsyncHandlerConnection.connect
+    return create_async_engine(_driver_url(url), **options)
 
 
-@contextmanager
-def driver_errors() -> Iterator[None]:
-    """Gives ``postgres_errors`` the driver's error of a connection that broke under SQLAlchemy."""
-    try:
-        yield
-    except DBAPIError as error:
-        if isinstance(error.orig, psycopg.OperationalError) and not serialization_failure(error):
-            raise error.orig from error
-        raise
+def _driver_url(url: str) -> URL:
+    return make_url(url).set(drivername="postgresql+psycopg")
 
 
-def serialization_failure(error: BaseException) -> bool:
-    """Whether the transaction as a whole is to be tried again."""
-    return isinstance(error.orig if isinstance(error, DBAPIError) else error, AGAIN)
+def _engine_options(application: str, prepare: bool, pooled: bool) -> dict[str, Any]:  # noqa: FBT001  private
+    return {
+        "hide_parameters": True,
+        "poolclass": None if pooled else NullPool,
+        "connect_args": {
+            "application_name": f"penstock {application}",
+            "prepare_threshold": 3 if prepare else None,
+            **_KEEPALIVE,
+        },
+    }
 
 
-def is_servers_fault(error: BaseException) -> bool:
-    """Whether the error says that Postgres is away, or that the transaction is to be tried again."""
-    if isinstance(error, DBAPIError) and error.connection_invalidated:
-        return True
-    return serialization_failure(error)
+Database = str | Engine
+"""A database: by its URL, or by an engine, whose URL is taken."""
 
 
-def describe(error: BaseException) -> str:
-    """An error for logs and tables: its class, and its text where that is ours and holds no payload."""
-    return (
-        f"{type(error).__name__}: {error}"
-        if isinstance(error, PenstockError)
-        else type(error).__name__
-    )
+def url_of_database(database: Database) -> str:
+    """The URL of a database, with its password."""
+    if isinstance(database, str):
+        return database
+    return database.url.render_as_string(hide_password=False)
 
 
 def plain_url(url: str) -> str:
     """The URL without a driver's name in its scheme."""
     scheme, separator, rest = url.partition("://")
     return f"{scheme.partition('+')[0]}{separator}{rest}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -10,7 +10,8 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
-from penstock.database.connections import driver_errors, make_engine, postgres_errors
+from penstock.database.connections import make_engine
+from penstock.database.errors import postgres_errors
 from penstock.database.resources import directory
 from penstock.database.statements import DEFAULT_SCHEMA
 from penstock.declarations import checked_schema
@@ -34,7 +35,6 @@ def initialise(
     try:
         with (
             postgres_errors("creating Penstock's tables"),
-            driver_errors(),
             engine.begin() as connection,
         ):
             connection.execute(_LOCK)

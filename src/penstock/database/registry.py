@@ -8,7 +8,8 @@ from datetime import timedelta
 
 from psycopg.rows import class_row
 
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import Channel, ConsumerSpec
 from penstock.errors import DeclarationError

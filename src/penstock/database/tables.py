@@ -131,7 +131,9 @@ def _declare_consuming(tables: MetaData) -> None:
         Column("skipped", BigInteger, nullable=False, server_default=text("0")),
         Column("dead", BigInteger, nullable=False, server_default=text("0")),
         Column("halted", Text),
+        Column("waiting", Text),
         Column("updated_at", _WHEN, nullable=False, server_default=_NOW),
+        Column("dead_in_a_row", BigInteger, nullable=False, server_default=text("0")),
     )
     Table(
         "dead_letters",
@@ -151,7 +153,7 @@ def _declare_consuming(tables: MetaData) -> None:
         Column("attempts", Integer, nullable=False),
         Column("parked", Boolean, nullable=False, server_default=text("false")),
         Column("failed_at", _WHEN, nullable=False, server_default=_NOW),
-        Index("dead_letters_key", "consumer", "channel", "shard", "key"),
+        Index("dead_letters_key", "consumer", "channel", "shard", text("hashtextextended(key, 0)")),
     )
 
 

@@ -1,9 +1,12 @@
-"""Rocket Rides: the pipeline under fire, and an account of it at the end.
+"""Rocket Rides: the pipeline under faults, and an audit at the end.
 
-An HTTP API changes rides in SERIALIZABLE transactions; clients call it over real HTTP; records flow to two consumers that
-keep totals, and what is dirty to a third that keeps an index; batches are sent twice, consumers crash between apply and commit, a process is killed.  At the end the
-canonical totals are compared with every consumer's, to the cent, and every record with its effects.
+An HTTP API changes rides in SERIALIZABLE transactions, and clients call it over real HTTP.  Two consumers of a log
+maintain a total and a copy; a consumer of an Ick maintains an index.  Batches are sent twice, consumers crash between
+effect and checkpoint, and a process is killed.  At the end the audit compares every consumer's total with the canonical
+one, to the cent, and every record with its effects.
 
-``rides`` is the application, ``api`` and ``simulator`` its two ends, ``mischief`` what goes wrong, ``verdict`` the
-account, ``run`` all of it together.
+    rides      the application         faults     the crashes
+    api        its HTTP side           drift      rows changed behind Penstock's back, and their repair
+    simulator  the clients             audit      what was committed against what took effect
+    processes  supervises commands     run        everything together
 """

@@ -1,4 +1,4 @@
-"""The HTTP API: each request is one SERIALIZABLE transaction, tried again when it loses against another."""
+"""The HTTP API: each request is one SERIALIZABLE transaction, retried after a serialization failure."""
 
 import json
 import os
@@ -8,7 +8,6 @@ from typing import Any
 import tenacity
 import uvicorn
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -16,37 +15,35 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from penstock.database.connections import make_engine, serialization_failure
+from penstock.database.connections import make_engine
+from penstock.database.errors import ErrorKind, classify
 from penstock.demo.rides import Ride, pipeline
 
 CENTS_A_METRE = 2
 
 
 class RefusedError(Exception):
-    """The request is answered with an error; its transaction is rolled back, and its records with it."""
+    """The request fails with an HTTP status; its transaction and its records are rolled back."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
 
 
-def _lost_a_race(error: BaseException) -> bool:
-    return isinstance(error, DBAPIError) and serialization_failure(error)
+def _is_serialization_failure(error: BaseException) -> bool:
+    return classify(error) is ErrorKind.CONFLICT
 
 
 class Api:
-    """The requests over one database.
-
-    Args:
-        engine: On a database that has the demo's tables.
-    """
+    """The request handlers on one database."""
 
     def __init__(self, engine: Engine) -> None:
+        """Sets up sessions on a database that has the demo's tables."""
         self._sessions = sessionmaker(engine.execution_options(isolation_level="SERIALIZABLE"))
         pipeline.attach(self._sessions)
 
     async def create(self, request: Request) -> Response:
-        """POST /rides: books one."""
+        """POST /rides: books a ride."""
         distance = _distance(await request.body())
         if isinstance(distance, Response):
             return distance
@@ -62,7 +59,7 @@ class Api:
         return await self._answer(request, work)
 
     async def correct(self, request: Request) -> Response:
-        """PATCH /rides/ID: another distance."""
+        """PATCH /rides/ID: corrects the distance."""
         distance = _distance(await request.body())
         if isinstance(distance, Response):
             return distance
@@ -74,7 +71,7 @@ class Api:
         return await self._answer(request, work)
 
     async def cancel(self, request: Request) -> Response:
-        """DELETE /rides/ID."""
+        """DELETE /rides/ID: cancels the ride."""
 
         def work(session: Session) -> Response:
             ride = _ride(session, request)
@@ -85,12 +82,12 @@ class Api:
         return await self._answer(request, work)
 
     async def _answer(self, request: Request, work: Callable[[Session], Response]) -> Response:
-        return await run_in_threadpool(self._retried, work, fail="x-decline" in request.headers)
+        return await run_in_threadpool(self._retry, work, fail="x-decline" in request.headers)
 
-    def _retried(self, work: Callable[[Session], Response], *, fail: bool) -> Response:
-        """One transaction, tried again while it loses against others; the answer says how often."""
+    def _retry(self, work: Callable[[Session], Response], *, fail: bool) -> Response:
+        """Runs one transaction, up to 20 times; the response carries the number of attempts."""
         attempts = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_lost_a_race),
+            retry=tenacity.retry_if_exception(_is_serialization_failure),
             stop=tenacity.stop_after_attempt(20),
             wait=tenacity.wait_random(0, 0.02),
             reraise=True,
@@ -106,13 +103,13 @@ class Api:
         with self._sessions.begin() as session:
             answer = work(session)
             if fail:
-                session.flush()  # the record is staged, and goes with the rollback
+                session.flush()  # stages the record, which the rollback removes
                 raise RefusedError(402, "Your card was declined.")
         return answer
 
 
 def application(engine: Engine) -> Starlette:
-    """The API over a database that has the demo's tables."""
+    """The API on a database that has the demo's tables."""
     api = Api(engine)
     return Starlette(
         routes=[
@@ -131,7 +128,7 @@ def _ride(session: Session, request: Request) -> Ride:
 
 
 def _distance(body: bytes) -> float | Response:
-    """The distance of a request, or the answer to one that has none."""
+    """The distance of a request, or the response if it has none."""
     try:
         given: Any = json.loads(body or b"{}").get("distance")
     except (ValueError, AttributeError):
@@ -150,7 +147,7 @@ def _distance(body: bytes) -> float | Response:
 
 
 def main() -> None:
-    """Serves on the port of ``PORT``, for the demo's own process."""
+    """Serves on the port given by ``PORT``; the demo runs this in a process of its own."""
     uvicorn.run(
         application(make_engine(os.environ["PENSTOCK_DATABASE_URL"], application="rides")),
         host="127.0.0.1",

@@ -1,4 +1,4 @@
-"""Processes of the demo: they end with it, and those that crash are started again."""
+"""The processes of the demo: they end with it, and are restarted when they crash."""
 
 import contextlib
 import os
@@ -12,20 +12,20 @@ from typing import IO
 
 import psutil  # type: ignore[import-untyped]  # it ships no types
 
-from penstock.demo.mischief import CRASHED
+from penstock.demo.faults import CRASHED
 
-_DIES_WITH = (0, 1, CRASHED, -signal.SIGKILL, -signal.SIGTERM)
-"""Exit codes of what is started again: it crashed, was killed, or lost a worker too often."""
+_RESTARTED = (0, 1, CRASHED, -signal.SIGKILL, -signal.SIGTERM)
+"""Exit codes after which a command is restarted: it crashed, was killed, or lost a worker too often."""
 
-LAST_WORDS = 5
-"""Lines that are told of a process that cannot run."""
+LAST_LINES = 5
+"""Number of lines of stderr that are shown if a process cannot run."""
 
 
-class Supervised:
-    """A command of Penstock that is started again, at once, when it crashes or is killed.
+class SupervisedProcess:
+    """A Penstock command that is restarted when it crashes or is killed.
 
     Attributes:
-        failure: Why it cannot run; None as long as it can.
+        failure: Why it cannot run; None while it can.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -37,75 +37,75 @@ class Supervised:
 
     @property
     def pid(self) -> int | None:
-        """Number of the process, if it runs."""
+        """Process id; None if it does not run."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
 
     def start(self) -> None:
-        """Begins."""
+        """Starts the command."""
         self._thread.start()
 
-    def end(self, patience_s: float) -> None:
-        """Ends it: with SIGKILL after ``patience_s`` seconds."""
+    def end(self, timeout_s: float) -> None:
+        """Stops it: with SIGTERM, and with SIGKILL after ``timeout_s`` seconds."""
         self._ended.set()
-        end(self._process, patience_s)
+        end(self._process, timeout_s)
 
     def _supervise(self) -> None:
         while not self._ended.is_set():
-            # Not to the terminal, which is the demo's: its last words are kept for the case that it cannot run.
-            with tempfile.TemporaryFile() as words:
-                self._process = leashed(["penstock", *self._command], self._environment, words)
+            # The terminal shows the demo's own table; stderr is kept for the case that the command cannot run.
+            with tempfile.TemporaryFile() as stderr:
+                self._process = start_child(["penstock", *self._command], self._environment, stderr)
                 code = self._process.wait()
-                if code not in _DIES_WITH:
-                    self.failure = f"penstock {self._command[0]} ended with exit code {code}\n{last_words(words)}"
+                if code not in _RESTARTED:
+                    self.failure = f"penstock {self._command[0]} ended with exit code {code}\n{last_lines(stderr)}"
                     return
             self._ended.wait(0.1)
 
 
-def leashed(
+def start_child(
     command: Sequence[str],
     environment: Mapping[str, str],
-    words: IO[bytes] | None = None,
-    answer: IO[bytes] | None = None,
+    stderr: IO[bytes] | None = None,
+    stdout: IO[bytes] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Runs a module in a process that ends with this one, whatever ends this one.
+    """Runs a module in a process that ends with this one, however this one ends.
 
     Args:
         command: The module and its arguments.
-        environment: Of the process.
-        words: Where its standard error goes.
-        answer: Where its standard output goes.
+        environment: The environment of the process.
+        stderr: The file for its standard error.
+        stdout: The file for its standard output.
     """
     return subprocess.Popen(  # noqa: S603  our own
-        [sys.executable, "-m", "penstock.demo.leashed", *command],
+        [sys.executable, "-m", "penstock.demo.child_process", *command],
         env=environment,
         stdin=subprocess.PIPE,
-        stdout=answer,
-        stderr=words,
+        stdout=stdout,
+        stderr=stderr,
         start_new_session=True,
     )
 
 
-def last_words(words: IO[bytes]) -> str:
-    """The end of what a process wrote."""
-    words.seek(0)
-    return "\n".join(words.read().decode(errors="replace").strip().splitlines()[-LAST_WORDS:])
+def last_lines(output: IO[bytes]) -> str:
+    """The last ``LAST_LINES`` lines that a process wrote."""
+    output.seek(0)
+    return "\n".join(output.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:])
 
 
-def end(process: subprocess.Popen[bytes] | None, patience_s: float) -> None:
-    """SIGTERM, and SIGKILL for what does not end in time: with all that it has started."""
+def end(process: subprocess.Popen[bytes] | None, timeout_s: float) -> None:
+    """Sends SIGTERM, and after ``timeout_s`` seconds SIGKILL to the whole process group."""
     if process is None or process.poll() is not None:
         return
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(patience_s)
+        process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
 def busy_workers(pid: int) -> list[int]:
-    """The Python workers of a Spark application that a long task runs in; none if it has ended."""
+    """Process ids of a Spark application's Python workers that run a long task; none if it has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         children = psutil.Process(pid).children(recursive=True)
         return [child.pid for child in children if _is_busy_worker(child)]

@@ -1,4 +1,4 @@
-"""The application: rides, told to a log that two consumers read, and marked in an Ick that a third one clears."""
+"""The application: rides, staged to a log that two consumers read, and marked in an Ick that a third consumer reads."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -9,7 +9,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from penstock import Ick, Log, Pipeline, Record
-from penstock.demo import mischief
+from penstock.demo import faults
 
 SCHEMA = "rocket_rides"
 rides = Log("rides", shards=4, keep=timedelta(days=1))
@@ -18,16 +18,16 @@ pipeline = Pipeline([rides, ride_index], schema="rocket_rides_log", namespace="r
 
 
 class Base(DeclarativeBase):
-    """The application's tables are in a schema of their own."""
+    """The base of the application's tables, in a schema of their own."""
 
     metadata = MetaData(schema=SCHEMA)
 
 
 class Ride(Base):
-    """A ride and what it costs.
+    """A ride and its price.
 
     Attributes:
-        delta_cents: What this change does to the total; set by whoever changes the ride.
+        delta_cents: The effect of this change on the total; set with every change of the ride.
     """
 
     __tablename__ = "rides"
@@ -38,7 +38,7 @@ class Ride(Base):
     delta_cents: ClassVar[int] = 0
 
     def charge(self, cents: int) -> None:
-        """Sets the amount."""
+        """Sets the price."""
         self.delta_cents = cents - (self.amount_cents or 0)  # type: ignore[misc]  # an instance's own
         self.amount_cents = cents
 
@@ -53,23 +53,23 @@ def _data(ride: Ride) -> dict[str, Any]:
 
 
 pipeline.stages(Ride, to=rides, key="id", data=_data)
-pipeline.mark_dirty(Ride, to=ride_index, key="id")
+pipeline.marks_dirty(Ride, to=ride_index, key="id")
 
 CONSUMER_TABLES = """
 CREATE TABLE rocket_rides.totals (consumer text PRIMARY KEY, total_cents bigint NOT NULL);
 INSERT INTO rocket_rides.totals VALUES ('ride-totals', 0);
 CREATE TABLE rocket_rides.copies (ride_id bigint PRIMARY KEY, amount_cents bigint NOT NULL);
-CREATE TABLE rocket_rides.newcomers (ride_id bigint PRIMARY KEY, amount_cents bigint NOT NULL);
+CREATE TABLE rocket_rides.late_copies (ride_id bigint PRIMARY KEY, amount_cents bigint NOT NULL);
 CREATE TABLE rocket_rides.ride_index (ride_id bigint PRIMARY KEY, amount_cents bigint NOT NULL, words tsvector NOT NULL);
 CREATE VIEW rocket_rides.indexable AS
 SELECT id AS ride_id, amount_cents,
        to_tsvector('simple', concat_ws(' ', 'ride', id, status, amount_cents / 100, 'dollars')) AS words
 FROM rocket_rides.rides;
--- No key: a record that takes effect twice shows.
+-- No primary key: a record that takes effect twice has two rows.
 CREATE TABLE rocket_rides.effects (consumer text NOT NULL, record_id bigint NOT NULL, shard int NOT NULL,
                                    "offset" bigint NOT NULL, latency_us bigint NOT NULL,
                                    number bigint GENERATED ALWAYS AS IDENTITY);
-CREATE TABLE rocket_rides.mischief (kind text NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
+CREATE TABLE rocket_rides.faults (kind text NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
 """
 
 _NOTE_EFFECTS = text(
@@ -124,7 +124,7 @@ def _note_effects(session: Session, consumer: str, records: Sequence[Record]) ->
 
 
 def keep_copies(session: Session, table: str, records: Sequence[Record]) -> None:
-    """Brings a copy of the table to where the records say that it is."""
+    """Updates a copy of the table with the newest record of each ride."""
     newest = {
         r.data["id"]: r.data["amount_cents"] if r.action != "delete" else None for r in records
     }
@@ -138,7 +138,7 @@ def keep_copies(session: Session, table: str, records: Sequence[Record]) -> None
 
 @pipeline.consumer(reads=rides)
 def ride_totals(session: Session, records: Sequence[Record]) -> None:
-    """One running total: whatever is lost, doubled or invented shows in it."""
+    """A running total: shows any record that is lost, doubled or invented."""
     _note_effects(session, "ride-totals", records)
     session.execute(
         text(
@@ -150,14 +150,14 @@ def ride_totals(session: Session, records: Sequence[Record]) -> None:
 
 @pipeline.consumer(reads=rides)
 def ride_copies(session: Session, records: Sequence[Record]) -> None:
-    """A copy of the table: whatever comes out of order shows in it."""
+    """A copy of the table: shows any record that is out of order."""
     _note_effects(session, "ride-copies", records)
     keep_copies(session, "copies", records)
 
 
 @pipeline.consumer(reads=ride_index, name="ride-index")
 def index_rides(session: Session, members: Sequence[str]) -> None:
-    """A search index: whatever is forgotten shows in it.  It is told which rides are dirty, and reads them."""
+    """A search index: shows any mark that is lost.  It receives the ids of dirty rides and reads their rows."""
     session.execute(_INDEX, {"ids": [int(member) for member in members]})
 
 
@@ -165,14 +165,14 @@ def index_rides(session: Session, members: Sequence[str]) -> None:
     of=ride_totals, state="rocket_rides.totals", key="consumer", columns=["total_cents"]
 )
 def canonical_total(_: object) -> str:
-    """What the total should be."""
+    """The correct total."""
     return "SELECT 'ride-totals' AS consumer, coalesce(sum(amount_cents), 0)::bigint AS total_cents FROM rocket_rides.rides"
 
 
 @pipeline.reconciliation(of=ride_copies, state="rocket_rides.copies", key="ride_id")
 def canonical_copies(_: object) -> str:
-    """What the copy should hold."""
+    """The correct copy."""
     return CANONICAL_COPIES
 
 
-mischief.begin()
+faults.install()

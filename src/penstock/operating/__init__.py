@@ -1,1 +1,1 @@
-"""What people ask of a pipeline: make its tables, how far it is, whether its servers are safe, what was set aside."""
+"""What operators ask of a pipeline: status, doctor, dead letters, consumers, resets."""

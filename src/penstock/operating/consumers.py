@@ -1,11 +1,12 @@
-"""Consumers that are registered: retention waits for each of them, until it is retired."""
+"""Registered consumers: retention waits for each of them until it is retired."""
 
 from dataclasses import dataclass
 from datetime import datetime
 
 import structlog
 
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import Unknown
 
@@ -13,17 +14,17 @@ log = structlog.get_logger("penstock.operator")
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
-    """A consumer as Postgres knows it.
+class RegisteredConsumer:
+    """A consumer and its progress on one channel.
 
     Attributes:
         consumer: Its name.
-        channel: What it reads.
+        channel: The channel it reads.
         shards: Number of its checkpoints.
-        passed: Records it has passed, over all shards.
-        lag: Sequenced records that it has not passed.
+        passed: Records before its checkpoints, over all shards.
+        lag: Sequenced records beyond its checkpoints.
         moved_at: When one of its checkpoints last moved.
-        dead_letters: Records of it that are set aside.
+        dead_letters: Number of its dead letters.
     """
 
     consumer: str
@@ -35,9 +36,9 @@ class Registered:
     dead_letters: int
 
 
-def registered(
+def list_consumers(
     connection: Connection, consumer: str | None = None, *, schema: str = DEFAULT_SCHEMA
-) -> list[Registered]:
+) -> list[RegisteredConsumer]:
     """The registered consumers, or those of one name.
 
     Raises:
@@ -47,15 +48,15 @@ def registered(
     sql = statements("penstock.operating", schema)
     with postgres_errors("reading the consumers"):
         rows = connection.execute(sql["registered_consumers"], {"consumer": consumer}).fetchall()
-    return [Registered(*row) for row in rows]
+    return [RegisteredConsumer(*row) for row in rows]
 
 
 def retire(
     connection: Connection, consumer: str, *, apply: bool = False, schema: str = DEFAULT_SCHEMA
-) -> list[Registered]:
-    """Plans to forget a consumer: its checkpoints and dead letters; with ``apply``, does it.
+) -> list[RegisteredConsumer]:
+    """Plans the removal of a consumer's checkpoints and dead letters; with ``apply``, carries it out.
 
-    Retention no longer waits for it then.  If it starts again it is a new consumer, and begins at its ``start``.
+    Retention then no longer waits for it.  Started again, it is a new consumer and begins at its ``start``.
 
     Raises:
         Unknown: No consumer of that name is registered.
@@ -64,12 +65,9 @@ def retire(
     """
     sql = statements("penstock.operating", schema)
     with postgres_errors(f"retiring {consumer}"), connection.transaction():
-        found = registered(connection, consumer, schema=schema)
+        found = list_consumers(connection, consumer, schema=schema)
         if not found:
-            names = ", ".join(
-                sorted({each.consumer for each in registered(connection, schema=schema)})
-            )
-            raise Unknown(f"no consumer {consumer!r} is registered; there are: {names or 'none'}")
+            raise unknown_consumer(connection, consumer, schema)
         for each in found if apply else ():
             connection.execute(
                 statements("penstock.database", schema)["lock_channel"], {"channel": each.channel}
@@ -89,3 +87,11 @@ def retire(
                 dead_letters=each.dead_letters,
             )
     return found
+
+
+def unknown_consumer(connection: Connection, consumer: str, schema: str) -> Unknown:
+    """The error for a name that is not registered; it lists the names that are."""
+    names = sorted({each.consumer for each in list_consumers(connection, schema=schema)})
+    return Unknown(
+        f"no consumer {consumer!r} is registered; there are: {', '.join(names) or 'none'}"
+    )

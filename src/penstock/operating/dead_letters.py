@@ -1,36 +1,38 @@
-"""Records that were set aside: looked at, tried again, or given up.
+"""Dead letters: shown, retried, or dropped.
 
-Trying again is like a first delivery: the handler's effects and the removal of the dead letter are one transaction.  It
-holds the checkpoint's row meanwhile, as the worker does, so that no later record of the key is parked at that moment.
-Records of one key are tried in the order of the log; after one that fails, the others of its key stay.
+A retry is like a first delivery: the handler's effects and the removal of the dead letter are one transaction.  It holds
+the checkpoint's row meanwhile, as the worker does, so that no later record of the key is parked at that moment.  Records
+of one key are retried in the order of the log; after one that fails, the others of its key stay.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from time import sleep
 from typing import Literal
 
 import structlog
-from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session, sessionmaker
 
-from penstock.consuming.delivering import driver_connection
-from penstock.consuming.failures import reason_of
-from penstock.database.connections import (
-    AGAIN,
-    Connection,
-    driver_errors,
-    is_servers_fault,
-    make_engine,
-    postgres_errors,
-    serialization_failure,
+from penstock.consuming.checkpoints import Advance
+from penstock.consuming.delivery import (
+    NO_TROUBLE,
+    Broken,
+    Conflict,
+    Policy,
+    Retry,
+    Unavailable,
+    decide,
 )
+from penstock.consuming.failures import NotApplied
+from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Planner
+from penstock.database.connections import Connection, Database, url_of_database
+from penstock.database.errors import postgres_errors
+from penstock.database.executor import Executor
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import ConsumerSpec, Ick
-from penstock.errors import BrokenTransaction, Unknown
+from penstock.errors import ServerUnavailable, Unknown
 from penstock.pipeline import Pipeline
-from penstock.records import Offset, Record, RecordId, Shard
+from penstock.records import Offset, Record, RecordId, Shard, ShardName
 
 log = structlog.get_logger("penstock.operator")
 
@@ -155,50 +157,42 @@ def record_of(
 
 
 def retry(
-    pipeline: Pipeline, letters: Sequence[DeadLetter], database_url: str, *, prepare: bool = True
+    pipeline: Pipeline, letters: Sequence[DeadLetter], database: Database, *, prepare: bool = True
 ) -> list[Retried]:
-    """Tries dead letters again, in the order of the log, each in a transaction of its own.
+    """Retries dead letters in the order of the log, each in a transaction of its own.
 
     Args:
         pipeline: Declares their consumers.
-        letters: Which to try.
-        database_url: Where effects and checkpoints are.
+        letters: Which to retry.
+        database: Where effects and checkpoints are.
         prepare: False behind a pooler that cannot keep prepared statements.
 
     Raises:
         DeclarationError: The pipeline does not declare a consumer.
-        BrokenTransaction: A handler ends its transaction.
-        ServerUnavailable: Postgres does not answer; the letter under way may have been applied.
+        BrokenTransaction: A handler committed its effects, or returned without having run.
+        ServerUnavailable: Postgres cannot do it now; the letter under way may have been applied.
     """
-    consumers = {letter.consumer: pipeline.consumer_named(letter.consumer) for letter in letters}
-    engine = make_engine(database_url, application="dead letters", prepare=prepare)
-    sessions = sessionmaker(class_=Session, join_transaction_mode="rollback_only")
-    if pipeline.rules:
-        pipeline.attach(sessions)
-    failed: set[tuple[str, str, int, str]] = set()
-    done = []
-    try:
-        for letter in sorted(
-            letters, key=lambda each: (each.consumer, each.channel, each.shard, each.offset)
-        ):
-            key = (letter.consumer, letter.channel, letter.shard, letter.key)
-            if key in failed:
-                done.append(Retried(letter, "kept", "an earlier record of its key has failed"))
-                continue
-            retried = _Trial(
-                engine, sessions, pipeline.schema, consumers[letter.consumer], letter
-            ).run()
-            if retried.outcome == "failed":
-                failed.add(key)
-            done.append(retried)
-            log.info(
-                "dead letter tried again",
-                consumer=letter.consumer,
-                place=letter.place,
-                outcome=retried.outcome,
-            )
-    finally:
-        engine.dispose()
+    consumers = {letter.consumer: pipeline.get_consumer(letter.consumer) for letter in letters}
+    done: list[Retried] = []
+    for name, consumer in consumers.items():
+        transaction = HandlerTransaction(
+            pipeline, consumer, url_of_database(database), prepare=prepare
+        )
+        trial = _Trial(transaction, consumer, pipeline.schema)
+        try:
+            for letter in sorted(
+                (each for each in letters if each.consumer == name),
+                key=lambda each: (each.channel, each.shard, each.offset),
+            ):
+                done.append(trial.run(letter))
+                log.info(
+                    "dead letter retried",
+                    consumer=name,
+                    place=letter.place,
+                    outcome=done[-1].outcome,
+                )
+        finally:
+            transaction.close()
     return done
 
 
@@ -215,9 +209,7 @@ def drop(
     for letter in letters:
         with postgres_errors("dropping a dead letter"), connection.transaction():
             connection.execute(sql["lock_shard"], _key(letter))
-            removed = connection.execute(
-                sql["remove_dead_letter"], {**_key(letter), "transaction": None}
-            ).rowcount
+            removed = connection.execute(sql["remove_dead_letter"], _key(letter)).rowcount
         dropped += removed
         if removed:
             log.warning(
@@ -229,87 +221,86 @@ def drop(
     return dropped
 
 
-@dataclass(frozen=True, slots=True)
 class _Trial:
-    """One dead letter, tried once."""
+    """Retries the dead letters of one consumer, one after the other."""
 
-    engine: Engine
-    sessions: sessionmaker[Session]
-    schema: str
-    consumer: ConsumerSpec
-    letter: DeadLetter
+    def __init__(
+        self, transaction: HandlerTransaction, consumer: ConsumerSpec, schema: str
+    ) -> None:
+        self._transaction, self._consumer = transaction, consumer
+        self._sql = statements("penstock.operating", schema)
+        self._failed: set[tuple[str, int, str]] = set()
 
-    def run(self) -> Retried:
+    def run(self, letter: DeadLetter) -> Retried:
+        """Applies a letter, or notes why it failed again."""
+        key = (letter.channel, letter.shard, letter.key)
+        if key in self._failed:
+            return Retried(letter, "kept", "an earlier record of its key has failed")
+        trouble = NO_TROUBLE
         while True:
             try:
-                with postgres_errors(f"trying {self.letter.place} again"), driver_errors():
-                    return self._apply()
-            except (DBAPIError, *AGAIN) as error:
-                if not serialization_failure(error):
-                    raise
-            except _Failed as failed:
-                reason = reason_of(failed.error)
-                self._note(reason)
-                return Retried(self.letter, "failed", reason)
+                return self._transaction.apply([_shard(letter)], self._plan(letter), wait=True)
+            except NotApplied as failed:
+                _raise_if_not_the_letters(letter, failed)
+                decision = decide(Policy(attempts=1), 1, trouble, failed.outcome)
+                if not (isinstance(failed.outcome, Conflict) and isinstance(decision, Retry)):
+                    self._failed.add(key)
+                    self._note(letter, failed.reason)
+                    return Retried(letter, "failed", failed.reason)
+                trouble = decision.trouble
+                sleep(decision.after_s)
 
-    def _apply(self) -> Retried:
+    def _plan(self, letter: DeadLetter) -> Planner[Retried]:
         """Effect and removal in one transaction."""
-        sql, key = statements("penstock.operating", self.schema), _key(self.letter)
-        engine = self.engine.execution_options(isolation_level=self.consumer.isolation)
-        with engine.connect() as opened, opened.begin():
-            connection = driver_connection(opened)
-            connection.execute(sql["lock_shard"], key)
-            row = connection.execute(sql["lock_dead_letter"], key).fetchone()
-            if row is None:
-                return Retried(self.letter, "gone")
-            if self.consumer.park_key:
-                [(earlier,)] = connection.execute(
-                    sql["earlier_of_key"], {**key, "key": self.letter.key}
-                )
-                if earlier is not None:
-                    return Retried(
-                        self.letter,
-                        "kept",
-                        f"offset {earlier} of its key is set aside, and comes first",
-                    )
-            with self.sessions(bind=opened) as session:
-                self._handle(session, _record(self.letter, row))
-            removed = connection.execute(
-                sql["remove_dead_letter"], {**key, "transaction": row[7]}
-            ).rowcount
-            if removed != 1:
-                raise BrokenTransaction(
-                    f"consumer {self.consumer.name}, {self.letter.place}: the transaction that carries the dead letter is gone. "
-                    "A handler must not commit or roll back its session: return to commit, raise to roll back"
-                )
-            connection.execute(sql["count_revived"], key)
-        return Retried(self.letter, "applied")
 
-    def _handle(self, session: Session, record: Record) -> None:
-        try:
-            item = record.key if isinstance(self.consumer.channel, Ick) else record
-            self.consumer.handler(session, item if self.consumer.each else [item])
-            session.flush()
-        except BrokenTransaction:
-            raise
-        except Exception as error:
-            if is_servers_fault(error):
-                raise
-            raise _Failed(error) from error
-
-    def _note(self, reason: str) -> None:
-        with postgres_errors("noting a failure"), self.engine.begin() as opened:
-            driver_connection(opened).execute(
-                statements("penstock.operating", self.schema)["failed_again"],
-                {**_key(self.letter), "reason": reason},
+        def planner(executor: Executor, locked: Locked) -> Plan[Retried]:
+            row = executor.execute(self._sql["lock_dead_letter"], _key(letter)).fetchone()
+            checkpoint = locked.get(_shard(letter))
+            if row is None or checkpoint is None:
+                return Plan(Retried(letter, "gone"))
+            if (earlier := self._earlier(executor, letter)) is not None:
+                why = f"offset {earlier} of its key is dead-lettered, and comes first"
+                return Plan(Retried(letter, "kept", why))
+            record = _record(letter, row)
+            return Plan(
+                Retried(letter, "applied"),
+                [record.key if isinstance(self._consumer.channel, Ick) else record],
+                [Advance(checkpoint, checkpoint.offset, applied=1, dead=-1)],
+                settle=lambda settling: self._remove(settling, letter),
             )
 
+        return planner
 
-@dataclass
-class _Failed(Exception):
-    """The handler raised; passed between functions, never shown."""
+    def _earlier(self, executor: Executor, letter: DeadLetter) -> int | None:
+        """The offset of an earlier dead letter of the key, if the consumer parks keys."""
+        if not self._consumer.park_key:
+            return None
+        row = executor.execute(
+            self._sql["earlier_of_key"], {**_key(letter), "key": letter.key}
+        ).fetchone()
+        return None if row is None else row[0]
 
-    error: Exception
+    def _remove(self, executor: Executor, letter: DeadLetter) -> None:
+        executor.execute(self._sql["remove_dead_letter"], _key(letter))
+
+    def _note(self, letter: DeadLetter, reason: str) -> None:
+        def planner(executor: Executor, _: Locked) -> Plan[None]:
+            executor.execute(self._sql["failed_again"], {**_key(letter), "reason": reason})
+            return Plan(None)
+
+        self._transaction.apply([_shard(letter)], planner, wait=True)
+
+
+def _raise_if_not_the_letters(letter: DeadLetter, failed: NotApplied) -> None:
+    """Raises what another letter would meet as well."""
+    if isinstance(failed.outcome, Broken):
+        raise failed.error
+    if isinstance(failed.outcome, Unavailable):
+        raise ServerUnavailable(f"retrying {letter.place}: {failed.reason}") from failed.error
+
+
+def _shard(letter: DeadLetter) -> ShardName:
+    return ShardName(letter.channel, Shard(letter.shard))
 
 
 def _key(letter: DeadLetter) -> dict[str, str | int]:

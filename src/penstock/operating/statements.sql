@@ -1,8 +1,8 @@
 -- :name has_schema
 SELECT to_regclass(%(table)s) IS NOT NULL;
 
--- :name standing
--- Where the sequencer stands, and the transaction that has been open longest: its records, if it has any, wait for it.
+-- :name sequencer_state
+-- The last tick, and the transaction that has been open longest: its own records wait for it.
 SELECT t.tick, t.epoch,
        extract(epoch FROM clock_timestamp() - t.at)::float8,
        pg_snapshot_xmax(t.snapshot)::text AS next,
@@ -22,7 +22,7 @@ ORDER BY t.tick DESC
 LIMIT 1;
 
 -- :name waiting
--- Committed, and not yet sequenced: few while a streamer runs, so counted; no more than `most` when none does.
+-- Committed and not yet sequenced: few while a streamer runs; at most `most` are counted when none does.
 SELECT channel, shard, count(*), extract(epoch FROM clock_timestamp() - min(created_at))::float8
 FROM (
     (SELECT channel, shard, created_at
@@ -38,14 +38,15 @@ FROM (
 GROUP BY channel, shard;
 
 -- :name progress
--- Each checkpoint with the shard's end and the age of the record that comes next; a probe of the journal's index each.
+-- Each checkpoint, its lag and the age of the next record; one probe of the journal's index each.
 SELECT c.consumer, c.channel, c.shard, c."offset",
        greatest(journal.last_offset - c."offset", 0) AS lag,
        coalesce(extract(epoch FROM clock_timestamp() - waiting.created_at), 0)::float8 AS lag_s,
-       c.applied, c.skipped, c.dead, c.halted, c.updated_at,
+       c.applied, c.skipped, c.dead,
        (SELECT count(*)
         FROM {schema}.dead_letters d
-        WHERE d.consumer = c.consumer AND d.channel = c.channel AND d.shard = c.shard) AS set_aside
+        WHERE d.consumer = c.consumer AND d.channel = c.channel AND d.shard = c.shard) AS dead_letters,
+       c.halted, c.updated_at
 FROM {schema}.checkpoints c
 CROSS JOIN LATERAL {schema}.journal_bounds(c.channel, c.shard) AS journal
 LEFT JOIN LATERAL (
@@ -78,7 +79,7 @@ DELETE FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s AND channel = %(channel)s;
 
 -- :name checkpoint_bounds
--- A consumer's checkpoints and how far they can be moved: from before the journal's first record to its last.
+-- A consumer's checkpoints and how far they can move: from before the journal's first record to its last.
 SELECT c.channel, c.shard, c."offset", c.halted,
        journal.first_offset - 1,
        journal.last_offset,
@@ -92,7 +93,7 @@ WHERE c.consumer = %(consumer)s
 ORDER BY c.channel, c.shard;
 
 -- :name lock_checkpoints
--- A worker holds its row for a batch; this waits for it.
+-- A worker locks its row for a batch; this waits for it.
 SELECT shard
 FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s
@@ -100,7 +101,7 @@ ORDER BY channel, shard
 FOR UPDATE;
 
 -- :name move_checkpoint
--- What comes again is set aside again, if it fails again.
+-- Dead letters beyond the new checkpoint are deleted: their records are delivered again.
 WITH letters AS (
     DELETE FROM {schema}.dead_letters
     WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" > %(offset)s
@@ -108,6 +109,7 @@ WITH letters AS (
 UPDATE {schema}.checkpoints
 SET "offset" = %(offset)s,
     halted = CASE WHEN %(resume)s THEN NULL ELSE halted END,
+    dead_in_a_row = CASE WHEN %(resume)s THEN 0 ELSE dead_in_a_row END,
     updated_at = clock_timestamp()
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s;
 
@@ -126,10 +128,9 @@ WHERE consumer = %(consumer)s
 ORDER BY channel, shard, "offset";
 
 -- :name lock_dead_letter
--- With its payload.  The transaction's id shows later that the effect and the removal are in one transaction.
+-- With its payload.
 SELECT record_id, key, action, object, data::text, coalesce(headers::text, ''),
-       (extract(epoch FROM staged_at) * 1000000)::bigint,
-       pg_current_xact_id()::text
+       (extract(epoch FROM staged_at) * 1000000)::bigint
 FROM {schema}.dead_letters
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s
 FOR UPDATE;
@@ -151,18 +152,13 @@ FOR UPDATE;
 -- :name earlier_of_key
 SELECT min("offset")
 FROM {schema}.dead_letters
-WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND key = %(key)s
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
+  AND hashtextextended(key, 0) = hashtextextended(%(key)s, 0) AND key = %(key)s
   AND "offset" < %(offset)s;
 
 -- :name remove_dead_letter
 DELETE FROM {schema}.dead_letters
-WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s
-  AND (%(transaction)s::text IS NULL OR pg_current_xact_id() = %(transaction)s::xid8);
-
--- :name count_revived
-UPDATE {schema}.checkpoints
-SET applied = applied + 1, dead = dead - 1
-WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s;
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s;
 
 -- :name failed_again
 UPDATE {schema}.dead_letters
@@ -170,8 +166,8 @@ SET reason = %(reason)s, attempts = attempts + 1, failed_at = clock_timestamp()
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s;
 
 -- :name lock_pipeline
--- In the order in which the others take theirs: sequencer, retention, staging, consumers.  Once it is held there is no
--- transaction that has staged something and is not finished, and none begins to.
+-- In the order in which sequencer, retention, staging and consumers take their locks.  Once it is held, no transaction
+-- that has staged a record is unfinished, and none can stage one.
 LOCK TABLE {schema}.ticks, {schema}.journal, {schema}.staged_records, {schema}.checkpoints IN SHARE ROW EXCLUSIVE MODE;
 
 -- :name current_snapshot
@@ -181,19 +177,19 @@ SELECT pg_current_snapshot()::text;
 SELECT max(epoch)
 FROM {schema}.epochs;
 
--- :name of_other_transactions
--- Records whose transaction ids this cluster has yet to give out: they are of another one.
+-- :name count_foreign
+-- Records whose transaction ids this cluster has not yet assigned: they come from another cluster.
 SELECT count(*)
 FROM {schema}.staged_records
 WHERE xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot);
 
--- :name mark_as_past
--- 2 is the id that Postgres keeps for what is frozen: it lies before every snapshot, so no tick finds these again.
+-- :name freeze_foreign
+-- 2 is Postgres' id for frozen rows: it lies before every snapshot, so no tick finds these records again.
 UPDATE {schema}.staged_records
 SET xid = '2'
 WHERE xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot);
 
--- :name unnamed
+-- :name unsequenced
 -- Records that no journal row names.
 WITH named AS MATERIALIZED (
     SELECT unnest(record_ids) AS id
@@ -205,8 +201,8 @@ WHERE NOT EXISTS (SELECT FROM named WHERE named.id = r.id)
 GROUP BY channel, shard
 ORDER BY channel, shard;
 
--- :name sequence_unnamed
--- The same records, at the ends of their shards, in the order of their ids.
+-- :name sequence_remaining
+-- Gives the same records offsets at the ends of their shards, in the order of their ids.
 WITH named AS MATERIALIZED (
     SELECT unnest(record_ids) AS id
     FROM {schema}.journal
@@ -227,20 +223,20 @@ FROM numbered
 LEFT JOIN tails USING (channel, shard)
 GROUP BY channel, shard, tail, (place - 1) / %(chunk)s;
 
--- :name gone
--- Records that the journal names and that are not there.
+-- :name count_missing
+-- Records that the journal names and that do not exist.
 SELECT count(*)
 FROM (SELECT unnest(record_ids) AS id FROM {schema}.journal) named
 WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = named.id);
 
 -- :name store_snapshot
--- The next tick takes what this snapshot does not show.
+-- The next tick takes the records that this snapshot does not show.
 INSERT INTO {schema}.ticks (tick, snapshot, epoch)
 SELECT coalesce(max(tick), 0) + 1, %(snapshot)s::pg_snapshot, %(epoch)s
 FROM {schema}.ticks;
 
 -- :name checkpoints_beyond
--- Consumers that have passed records which the journal does not know.
+-- Checkpoints beyond the end of the journal.
 SELECT c.consumer, c.channel, c.shard, c."offset", journal.last_offset,
        (SELECT count(*)
         FROM {schema}.dead_letters d
@@ -251,14 +247,14 @@ CROSS JOIN LATERAL {schema}.journal_bounds(c.channel, c.shard) AS journal
 WHERE c."offset" > journal.last_offset
 ORDER BY c.consumer, c.channel, c.shard;
 
--- :name checkpoints_in_epoch
+-- :name set_checkpoint_epochs
 UPDATE {schema}.checkpoints
 SET epoch = %(epoch)s;
 
 -- :name skip_ids
--- Numbers that the lost records had are not given out again.
+-- The ids of the lost records are not given out again.
 SELECT setval(%(table)s, %(least)s)
 WHERE %(least)s > coalesce(pg_sequence_last_value(%(table)s::regclass), 0);
 
--- :name sequence_of
+-- :name id_sequence
 SELECT pg_get_serial_sequence(%(table)s, 'id');

@@ -1,9 +1,9 @@
-"""A consumer stops at a cut's offsets for a moment, its state is pinned by a snapshot, and it goes on.
+"""Pauses a consumer at the offsets of a cut while a snapshot pins its state.
 
 The barrier is written in the transaction of the cut's tick, so no consumer can have passed it when it appears.  A consumer
-obeys it in the transaction that would move its checkpoint.  The barrier has a time limit, by Postgres' clock: it is there
-so that nobody waits for a run that has died, and decides nothing.  A run that was too slow finds the checkpoint behind
-its barrier, and begins again with another cut.
+obeys it in the transaction that would move its checkpoint.  The barrier expires, by Postgres' clock, so that a consumer
+does not wait for a run that has died; correctness does not depend on it.  A run that was too slow finds the checkpoint
+past its barrier and starts again with another cut.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,27 +14,28 @@ from uuid import uuid4
 
 from psycopg import IsolationLevel
 
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import ConsumerSpec
 from penstock.errors import BarrierMissed, Halted, Unknown
-from penstock.reconciling.cut import Connect, Cut, exported
+from penstock.reconciling.cut import Connect, Cut, export_snapshot
 from penstock.records import Offset, Shard, ShardName
 
 EXPIRES_S = 15.0
-"""How long a consumer stands at the barrier of a run that has died, in seconds."""
+"""How long a consumer waits at the barrier of a run that has died, in seconds."""
 
-_LOOK_EVERY_S = 0.01
+_POLL_S = 0.01
 
 
 @dataclass(frozen=True)
 class Barrier:
-    """Where a consumer is to stop: give ``place`` to ``cut``, then wait in ``pinned``.
+    """Where a consumer is to pause: pass ``place`` to ``cut``, then wait in ``pinned``.
 
     Attributes:
-        consumer: Whose barrier.
+        consumer: The consumer.
         schema: The Penstock schema.
-        run: Tells it from the barriers of other runs.
+        run: Distinguishes it from the barriers of other runs.
     """
 
     consumer: ConsumerSpec
@@ -56,12 +57,12 @@ class Barrier:
             },
         )
 
-    def keep(self, connection: Connection) -> None:
-        """Lets it stand for another ``EXPIRES_S`` seconds."""
-        connection.execute(self._sql["keep_barrier"], {"run": self.run, "seconds": EXPIRES_S})
+    def extend(self, connection: Connection) -> None:
+        """Postpones its expiry to ``EXPIRES_S`` seconds from now."""
+        connection.execute(self._sql["extend_barrier"], {"run": self.run, "seconds": EXPIRES_S})
 
     def lift(self, connection: Connection) -> None:
-        """Takes it away: the consumer goes on."""
+        """Removes it: the consumer continues."""
         connection.execute(self._sql["lift_barrier"], {"run": self.run})
 
     @property
@@ -74,8 +75,8 @@ class Pinned:
     """A consumer's state, exactly as the records up to a cut have made it.
 
     Attributes:
-        snapshot: Name of the snapshot that shows it; good for as long as it is pinned.
-        paused_s: How long the consumer stood still for it, in seconds, by the shard that stood longest.
+        snapshot: Name of the snapshot that shows it; valid while the state is pinned.
+        paused_s: How long the consumer was paused for it, in seconds, in the shard that was paused longest.
     """
 
     snapshot: str
@@ -86,105 +87,107 @@ class Pinned:
 def pinned(
     connect: Connect, barrier: Barrier, at: Cut, *, timeout_s: float = 60.0
 ) -> Iterator[Pinned]:
-    """Waits until the consumer stands at the cut, pins its state, lets it go on.
+    """Waits until the consumer has reached the cut, pins its state, and lets it continue.
 
     Args:
         connect: Opens a connection to the primary.
-        barrier: The one that was placed with the cut.
+        barrier: The barrier that was placed with the cut.
         at: The cut.
         timeout_s: How long to wait for the consumer, in seconds.
 
     Raises:
         BarrierMissed: The consumer went past the cut, or did not reach it in time.
-        Halted: A shard of the consumer stands still.
+        Halted: A shard of the consumer is halted.
         Unknown: The consumer is not registered.
         ServerUnavailable: Postgres does not answer.
     """
     with postgres_errors("pinning a consumer's state"), connect() as watcher, connect() as holder:
         try:
-            arrived = reach(watcher, barrier, at, timeout_s=timeout_s)
+            arrived = wait_until_reached(watcher, barrier, at, timeout_s=timeout_s)
             holder.isolation_level, holder.read_only = IsolationLevel.REPEATABLE_READ, True
             with holder.transaction():
-                snapshot = exported(holder)
-                _check(standing(holder, barrier), barrier, at)
+                snapshot = export_snapshot(holder)
+                _check_still_there(read_checkpoints(holder, barrier), barrier, at)
                 barrier.lift(watcher)
                 yield Pinned(snapshot, monotonic() - arrived)
         finally:
             barrier.lift(watcher)
 
 
-def reach(watcher: Connection, barrier: Barrier, at: Cut, *, timeout_s: float) -> float:
-    """Waits until every shard of the consumer stands at the cut; gives the monotonic time when the first one did.
+def wait_until_reached(
+    watcher: Connection, barrier: Barrier, at: Cut, *, timeout_s: float
+) -> float:
+    """Waits until every shard of the consumer has reached the cut; returns the monotonic time when the first one had.
 
     Raises:
         As ``pinned``.
     """
     deadline = monotonic() + timeout_s
-    keep_at = monotonic() + EXPIRES_S / 3
+    extend_at = monotonic() + EXPIRES_S / 3
     first: float | None = None
     while True:
         now = monotonic()
-        found = standing(watcher, barrier)
-        behind = _check_passed(found, barrier, at)
-        if first is None and len(behind) < len(found):
+        checkpoints = read_checkpoints(watcher, barrier)
+        behind = _count_behind(checkpoints, barrier, at)
+        if first is None and len(behind) < len(checkpoints):
             first = now
         if not behind:
             return first if first is not None else now
         if now > deadline:
             raise BarrierMissed(
                 f"consumer {barrier.consumer.name} did not reach the cut within {timeout_s:g} s: {sum(behind.values()):,} records before "
-                f"it in {', '.join(map(str, sorted(behind)))}. Is it running? Start it by: penstock consume {barrier.consumer.name}"
+                f"it in {', '.join(map(str, sorted(behind)))}. Is it running? Start it with: penstock consume {barrier.consumer.name}"
             )
-        if now > keep_at:
-            barrier.keep(watcher)
-            keep_at = now + EXPIRES_S / 3
-        sleep(_LOOK_EVERY_S)
+        if now > extend_at:
+            barrier.extend(watcher)
+            extend_at = now + EXPIRES_S / 3
+        sleep(_POLL_S)
 
 
-def standing(connection: Connection, barrier: Barrier) -> dict[ShardName, Offset]:
+def read_checkpoints(connection: Connection, barrier: Barrier) -> dict[ShardName, Offset]:
     """The checkpoints of the barrier's consumer.
 
     Raises:
-        Halted: A shard stands still, and will not come to the barrier.
+        Halted: A shard is halted, and will not reach the barrier.
         Unknown: The consumer is not registered.
     """
     consumer = barrier.consumer
     rows = connection.execute(
-        statements("penstock.reconciling", barrier.schema)["standing"],
+        statements("penstock.reconciling", barrier.schema)["checkpoints"],
         {"consumer": consumer.name, "channel": consumer.channel.name},
     ).fetchall()
     if not rows:
         raise Unknown(
-            f"consumer {consumer.name} is not registered: it has never run. Start it by: penstock consume {consumer.name}"
+            f"consumer {consumer.name} is not registered: it has never run. Start it with: penstock consume {consumer.name}"
         )
     halted = [f"{consumer.channel.name}/{shard}" for shard, _, reason in rows if reason is not None]
     if halted:
         raise Halted(
-            f"consumer {consumer.name} has halted in {', '.join(halted)}, see penstock status; mend it first: "
-            f"penstock reset checkpoint {consumer.name} --resume"
+            f"consumer {consumer.name} is halted in {', '.join(halted)}; penstock status shows why. Fix the cause, then: "
+            f"penstock reset checkpoint {consumer.name} --resume --apply"
         )
     return {ShardName(consumer.channel.name, Shard(shard)): offset for shard, offset, _ in rows}
 
 
-def _check_passed(
-    found: Mapping[ShardName, Offset], barrier: Barrier, at: Cut
+def _count_behind(
+    checkpoints: Mapping[ShardName, Offset], barrier: Barrier, at: Cut
 ) -> dict[ShardName, int]:
-    """How many records each shard is behind the cut; those that stand there are left out."""
-    beyond = [str(shard) for shard, offset in found.items() if offset > at.offset_of(shard)]
+    """How many records each shard is behind the cut; shards that have reached it are left out."""
+    beyond = [str(shard) for shard, offset in checkpoints.items() if offset > at.get_offset(shard)]
     if beyond:
         raise BarrierMissed(
             f"consumer {barrier.consumer.name} went past the cut in {', '.join(beyond)}: this run was held up for longer than "
             f"{EXPIRES_S:g} s, or a worker of an older release is running. Try again"
         )
     return {
-        shard: at.offset_of(shard) - offset
-        for shard, offset in found.items()
-        if offset < at.offset_of(shard)
+        shard: at.get_offset(shard) - offset
+        for shard, offset in checkpoints.items()
+        if offset < at.get_offset(shard)
     }
 
 
-def _check(found: Mapping[ShardName, Offset], barrier: Barrier, at: Cut) -> None:
-    if _check_passed(found, barrier, at):
+def _check_still_there(checkpoints: Mapping[ShardName, Offset], barrier: Barrier, at: Cut) -> None:
+    if _count_behind(checkpoints, barrier, at):
         raise BarrierMissed(
             f"a checkpoint of consumer {barrier.consumer.name} was moved back while its state was pinned. Try again"
         )

@@ -1,19 +1,19 @@
-"""What a comparison finds: keys, the kinds of their differences, and how many there are of each."""
+"""The result of comparing a consumer's state: the differing keys, how they differ, and how many there are of each kind."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 DIFFERENCES_KEPT = 100_000
-"""Most differences that are held in memory and repaired one by one; beyond it the whole state is replaced."""
+"""Most differences that are held in memory and repaired one by one; beyond that, replace the whole state."""
 
 
-class Kind(StrEnum):
+class DifferenceKind(StrEnum):
     """How a key differs.
 
     Attributes:
-        MISSING: The canonical rows have it, the state has not.
-        SURPLUS: The state has it, the canonical rows have not.
+        MISSING: The canonical rows have it, the state does not.
+        SURPLUS: The state has it, the canonical rows do not.
         DIFFERENT: Both have it, with other values.
         DOUBLED: The state has several rows of it.
     """
@@ -36,24 +36,24 @@ class Difference:
     """
 
     key: str
-    kind: Kind
+    kind: DifferenceKind
     expected: str | None
     found: str | None
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What was compared, and what was found.
+class StateComparison:
+    """A state compared with its canonical rows.
 
     Attributes:
-        compared: Number of keys, of either side.
-        counts: Number of differing keys by kind; kinds that were not found are left out.
-        differences: The first ``DIFFERENCES_KEPT`` of them, in the order of their keys' text.
+        compared: Number of keys on either side.
+        counts: Number of differing keys by kind; kinds without any are left out.
+        differences: The first ``DIFFERENCES_KEPT`` of them, ordered by the text of their keys.
         columns: The columns that were compared.
     """
 
     compared: int
-    counts: Mapping[Kind, int]
+    counts: Mapping[DifferenceKind, int]
     differences: Sequence[Difference]
     columns: tuple[str, ...]
 

@@ -1,7 +1,7 @@
 """A Postgres snapshot, and the offsets that equal it exactly.
 
-Two transactions see one snapshot.  The first exports it, and stays open for whoever reads the tables; the second ticks
-in it, and commits.  What the tick sequenced, and what was sequenced before, is then what the snapshot shows.
+Two transactions share one snapshot.  The first exports it and stays open for the readers of the tables; the second ticks
+in it and commits.  The snapshot then shows exactly what that tick and the earlier ones sequenced.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from psycopg import IsolationLevel
 
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.journal import journal_tails
 from penstock.records import Epoch, Offset, ShardName
@@ -20,19 +21,19 @@ Connect = Callable[[], Connection]
 """Opens a connection in autocommit mode, to the primary itself: a snapshot cannot be exported through a pooler."""
 
 LOCK_TIMEOUT_S = 10
-"""How long the cut waits for a tick that is under way, in seconds."""
+"""How long the cut waits for a tick in progress, in seconds."""
 
 SUSPENDED_S = 10
-"""How long sequencers wait for a cut that is suspended, in seconds: then the server ends its transaction."""
+"""How long a suspended cut can block sequencers, in seconds; then the server ends its transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A snapshot, and the offsets up to which it shows every record's change, and of no record behind.
+    """A snapshot that shows the change of every record up to its offsets, and of none beyond.
 
     Attributes:
-        snapshot: Its name, for ``SET TRANSACTION SNAPSHOT``; good for as long as the cut is open.
-        tick: Number of the tick that it is.
+        snapshot: Its name, for ``SET TRANSACTION SNAPSHOT``; valid while the cut is open.
+        tick: Number of the tick that made it.
         epoch: The epoch of its offsets.
         offsets: The newest offset of every shard that has a record.
     """
@@ -42,13 +43,13 @@ class Cut:
     epoch: Epoch
     offsets: Mapping[ShardName, Offset]
 
-    def offset_of(self, shard: ShardName) -> Offset:
-        """Where the cut lies in a shard; 0 in one that has no record yet."""
+    def get_offset(self, shard: ShardName) -> Offset:
+        """The offset of the cut in a shard; 0 in a shard without records."""
         return self.offsets.get(shard, Offset(0))
 
 
 WithinTick = Callable[[Connection, Mapping[ShardName, Offset]], object]
-"""Does something in the transaction of the tick, which knows the offsets of the cut and has not committed them."""
+"""Runs in the transaction of the tick, before the offsets of the cut are committed."""
 
 
 @contextmanager
@@ -59,12 +60,12 @@ def cut(
 ) -> Iterator[Cut]:
     """Makes a cut; its snapshot can be imported until the block ends.
 
-    Producers are not held up; sequencers are, for the few milliseconds of one tick.
+    Producers do not wait; sequencers wait for the few milliseconds of one tick.
 
     Raises:
-        ServerUnavailable: Postgres does not answer, or a tick under way takes longer than ``LOCK_TIMEOUT_S``.
+        ServerUnavailable: Postgres does not answer, or a tick in progress takes longer than ``LOCK_TIMEOUT_S``.
         SchemaMissing: The tables are not there.
-        UnsafeSetting: The place where sequencing stopped is lost.
+        UnsafeSetting: The snapshot of the last tick is lost.
     """
     with connect() as holder, connect() as ticker:
         holder.isolation_level = ticker.isolation_level = IsolationLevel.REPEATABLE_READ
@@ -76,7 +77,7 @@ def cut(
                     f"SET LOCAL idle_in_transaction_session_timeout = '{SUSPENDED_S}s'".encode()
                 )
                 ticker.execute(statements("penstock.reconciling", schema)["hold_sequencers"])
-                snapshot = exported(holder)
+                snapshot = export_snapshot(holder)
                 ticker.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode())
                 done = tick_within(ticker, schema)
                 offsets = journal_tails(ticker, schema)
@@ -85,8 +86,8 @@ def cut(
             yield Cut(snapshot, done.number, done.epoch, offsets)
 
 
-def exported(connection: Connection) -> str:
-    """The name of the snapshot of the connection's transaction, which must stay open while it is used."""
+def export_snapshot(connection: Connection) -> str:
+    """Exports the snapshot of the connection's transaction and returns its name; valid while the transaction is open."""
     connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
     [(snapshot,)] = connection.execute("SELECT pg_export_snapshot()")
     return str(snapshot)

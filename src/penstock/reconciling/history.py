@@ -1,4 +1,4 @@
-"""What the last runs found: the metrics of a nightly reconciliation."""
+"""The last run of each reconciliation, for ``penstock status``."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,17 +12,18 @@ class LastRun:
     """The last run of a reconciliation.
 
     Attributes:
-        name: Of the reconciliation.
-        consumer: Whose state it was about.
-        intent: ``compare``, ``mend``, ``replace`` or ``bootstrap``.
-        outcome: ``equal``, ``differs``, ``mended``, ``replaced``, the name of an error, or ``running``: so too for one that was killed.
+        name: Name of the reconciliation.
+        consumer: The consumer whose state it compares.
+        intent: ``compare``, ``repair``, ``replace`` or ``bootstrap``.
+        outcome: ``equal``, ``differs``, ``repaired``, ``replaced``, the name of an error, or ``running``, which a killed run
+            keeps.
         begun_at: When it began.
         ago_s: How long ago that was, in seconds.
         seconds: How long it took; None if it has not ended.
-        compared: Keys that were compared; None if it did not compare.
-        differences: Keys that differed; None if it did not compare.
-        repaired: Rows that were mended, or put in the place of all.
-        paused_s: How long the consumer stood still to be looked at, in seconds.
+        compared: Number of keys compared; None if it compared nothing.
+        differences: Number of keys that differed; None if it compared nothing.
+        repaired: Number of rows repaired, or of rows in the new state.
+        paused_s: How long the consumer was paused for the comparison, in seconds.
     """
 
     name: str
@@ -39,7 +40,7 @@ class LastRun:
 
 
 def last_runs(connection: Connection, schema: str = DEFAULT_SCHEMA) -> tuple[LastRun, ...]:
-    """The last run of each reconciliation, by name.
+    """The last run of each reconciliation, ordered by name.
 
     Raises:
         psycopg.Error: Postgres does not answer.

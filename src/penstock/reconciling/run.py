@@ -1,6 +1,6 @@
-"""A reconciliation from beginning to end: compare at a cut, and, if asked, mend.
+"""A whole reconciliation: compare at a cut and, if asked, repair.
 
-Who compares is an engine's business (``Comparer``); where, and what may be touched, is decided here.
+An engine does the comparing (``Comparer``); this module decides at which cut, and what may be changed.
 """
 
 import threading
@@ -8,33 +8,38 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import structlog
 from psycopg import IsolationLevel
 
-from penstock.database.connections import postgres_errors
+from penstock.database.errors import postgres_errors
 from penstock.database.registry import register_consumer
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import ConsumerSpec, ReconciliationSpec
 from penstock.errors import PenstockError, Refused
-from penstock.reconciling.barrier import EXPIRES_S, Barrier, Pinned, pinned, reach
-from penstock.reconciling.comparison import DIFFERENCES_KEPT, Comparison, Difference, Kind
-from penstock.reconciling.cut import Connect, Cut, cut, exported
-from penstock.reconciling.repair import Rows, mend, replace
+from penstock.reconciling.barrier import EXPIRES_S, Barrier, pinned, wait_until_reached
+from penstock.reconciling.comparison import (
+    DIFFERENCES_KEPT,
+    Difference,
+    DifferenceKind,
+    StateComparison,
+)
+from penstock.reconciling.cut import Connect, Cut, cut, export_snapshot
+from penstock.reconciling.repair import Rows, repair_rows, replace_state
 
 log = structlog.get_logger("penstock.reconcile")
 
-Intent = Literal["compare", "mend", "replace", "bootstrap"]
+Intent = Literal["compare", "repair", "replace", "bootstrap"]
 WAIT_S = 60.0
-"""How long a run waits for the consumer to come to the cut, in seconds."""
+"""How long a run waits for the consumer to reach the cut, in seconds."""
 
-MENDED_AT_ONCE = 5_000
-"""Most keys that are mended while the consumer stands still once: it goes on between two portions."""
+REPAIR_BATCH = 5_000
+"""Most keys repaired during one pause of the consumer."""
 
 
 class Comparer(Protocol):
-    """What an engine does for a reconciliation."""
+    """What an engine provides for a reconciliation."""
 
     def compare(
         self,
@@ -42,8 +47,8 @@ class Comparer(Protocol):
         canonical: str,
         state: str,
         among: Sequence[Difference] | None = None,
-    ) -> Comparison:
-        """Compares the canonical rows in one snapshot with the state in another; ``among``: the keys of these alone."""
+    ) -> StateComparison:
+        """Compares the canonical rows in one snapshot with the state in another; only the keys of ``among``, if given."""
 
     def rows(self, spec: ReconciliationSpec, canonical: str) -> Rows:
         """The canonical rows in a snapshot."""
@@ -55,15 +60,15 @@ class Reconciled:
 
     Attributes:
         run: Its number.
-        name: Of the reconciliation.
-        consumer: Whose state.
-        intent: What it was asked for.
-        tick: The cut that was compared at.
+        name: Name of the reconciliation.
+        consumer: The consumer whose state it compares.
+        intent: What was asked for.
+        tick: The tick of the cut.
         comparison: What was found; None if nothing was compared (``replace``, ``bootstrap``).
-        repaired: Keys that were mended, or rows that the new state has.
-        paused_s: How long the consumer stood still to be compared, in seconds.
-        held_s: How long it stood still to be mended, at most, in seconds.
-        seconds: How long the run took.
+        repaired: Number of keys repaired, or of rows in the new state.
+        paused_s: How long the consumer was paused for the comparison, in seconds.
+        held_s: Longest pause of the consumer for a repair, in seconds.
+        seconds: Duration of the run, in seconds.
     """
 
     run: int
@@ -71,7 +76,7 @@ class Reconciled:
     consumer: str
     intent: Intent
     tick: int
-    comparison: Comparison | None
+    comparison: StateComparison | None
     repaired: int
     paused_s: float
     held_s: float
@@ -79,7 +84,7 @@ class Reconciled:
 
     @property
     def clean(self) -> bool:
-        """Nothing differs, or what differed was mended."""
+        """Nothing differs, or the differences were repaired."""
         return self.comparison is None or self.comparison.equal or bool(self.repaired)
 
 
@@ -93,56 +98,61 @@ def reconcile(  # noqa: PLR0913  a run has this many parts; most have defaults
     wait_s: float = WAIT_S,
     others: Sequence[ReconciliationSpec] = (),
 ) -> Reconciled:
-    """Compares, mends or replaces a consumer's state.
+    """Compares, repairs or replaces a consumer's state.
 
     Args:
         connect: Opens a connection to the primary itself, in autocommit mode.
-        spec: What is compared.
-        comparer: The engine that does it.
-        intent: ``compare`` changes nothing; ``mend`` puts the differing rows right; ``replace`` puts canonical rows and the
-            cut's position in the place of all; ``bootstrap`` is the same for a consumer that may be new.
+        spec: The reconciliation.
+        comparer: The engine that compares.
+        intent: ``compare`` changes nothing; ``repair`` corrects the differing rows; ``replace`` replaces the whole state by
+            the canonical rows, and the position by the cut; ``bootstrap`` does the same for a consumer that may be new.
         schema: The Penstock schema.
-        wait_s: How long to wait for the consumer to come to the cut, in seconds.
-        others: For ``replace`` and ``bootstrap``: the other tables that the consumer keeps.  A position is that of all.
+        wait_s: How long to wait for the consumer to reach the cut, in seconds.
+        others: For ``replace`` and ``bootstrap``: the other tables of the consumer, which share its position.
 
     Raises:
-        BarrierMissed: The consumer does not come to the cut.
-        Halted: A shard of the consumer stands still.
-        Refused: There is too much to mend, or something that only an operator can decide.
+        BarrierMissed: The consumer does not reach the cut.
+        Halted: A shard of the consumer is halted.
+        Refused: There are too many differences to repair, or an operator has to decide.
         SnapshotLost: Postgres was restarted while it was read.
         ServerUnavailable: Postgres does not answer.
     """
     began = monotonic()
-    work = _Run(connect, spec, comparer, schema, wait_s, others)
-    run = work.begin(intent)
+    reconciliation = _Run(connect, spec, comparer, schema, wait_s, others)
+    run = reconciliation.begin(intent)
     try:
-        done = work.replaced() if intent in {"replace", "bootstrap"} else work.compared(run, intent)
+        if intent in {"replace", "bootstrap"}:
+            result = reconciliation.replace()
+        else:
+            result = reconciliation.compare(run, intent)
     except BaseException as error:
-        work.end(run, None, type(error).__name__)
+        reconciliation.end(run, None, type(error).__name__)
         raise
-    work.end(run, done, _outcome(intent, done))
+    reconciliation.end(run, result, _outcome(intent, result))
     return Reconciled(
         run,
         spec.name,
         spec.consumer.name,
         intent,
-        done.tick,
-        done.comparison,
-        done.repaired,
-        done.paused_s,
-        done.held_s,
+        result.tick,
+        result.comparison,
+        result.repaired,
+        result.paused_s,
+        result.held_s,
         monotonic() - began,
     )
 
 
-def _outcome(intent: Intent, done: "_Done") -> str:
+def _outcome(intent: Intent, result: "_RunResult") -> str:
     if intent in {"replace", "bootstrap"}:
         return "replaced"
-    return "equal" if not done.found else "mended" if done.repaired else "differs"
+    return "equal" if not result.differs else "repaired" if result.repaired else "differs"
 
 
-def never_applied(connect: Connect, consumer: ConsumerSpec, schema: str = DEFAULT_SCHEMA) -> bool:
-    """Whether a consumer has not yet applied, skipped or set aside a single record.
+def has_never_applied(
+    connect: Connect, consumer: ConsumerSpec, schema: str = DEFAULT_SCHEMA
+) -> bool:
+    """Whether a consumer has not yet applied, skipped or dead-lettered any record.
 
     Raises:
         ServerUnavailable: Postgres does not answer.
@@ -155,16 +165,40 @@ def never_applied(connect: Connect, consumer: ConsumerSpec, schema: str = DEFAUL
 
 
 @dataclass
-class _Done:
+class _RunResult:
     tick: int
-    comparison: Comparison | None = None
+    comparison: StateComparison | None = None
     repaired: int = 0
     paused_s: float = 0.0
     held_s: float = 0.0
 
     @property
-    def found(self) -> bool:
+    def differs(self) -> bool:
         return self.comparison is not None and not self.comparison.equal
+
+    def as_columns(self) -> dict[str, Any]:
+        """The columns of its row in ``reconciliations``."""
+        columns = {**_NO_RESULT, "tick": self.tick, "repaired": self.repaired}
+        columns["paused_s"] = self.paused_s
+        if self.comparison is not None:
+            counts = self.comparison.counts
+            different = counts.get(DifferenceKind.DIFFERENT, 0)
+            columns["compared"] = self.comparison.compared
+            columns["missing"] = counts.get(DifferenceKind.MISSING, 0)
+            columns["surplus"] = counts.get(DifferenceKind.SURPLUS, 0)
+            columns["different"] = different + counts.get(DifferenceKind.DOUBLED, 0)
+        return columns
+
+
+_NO_RESULT: dict[str, Any] = {
+    "tick": None,
+    "compared": None,
+    "missing": None,
+    "surplus": None,
+    "different": None,
+    "repaired": 0,
+    "paused_s": None,
+}
 
 
 @dataclass
@@ -177,109 +211,98 @@ class _Run:
     others: Sequence[ReconciliationSpec]
 
     def begin(self, intent: Intent) -> int:
-        with postgres_errors("beginning a reconciliation"), self.connect() as books:
+        with postgres_errors("beginning a reconciliation"), self.connect() as connection:
             if intent == "bootstrap":
-                register_consumer(books, self.schema, self.spec.consumer)
-            [(run,)] = books.execute(
+                register_consumer(connection, self.schema, self.spec.consumer)
+            [(run,)] = connection.execute(
                 statements("penstock.reconciling", self.schema)["begin_run"],
                 {"name": self.spec.name, "consumer": self.spec.consumer.name, "intent": intent},
             ).fetchall()
         return int(run)
 
-    def end(self, run: int, done: _Done | None, outcome: str) -> None:
-        counts = done.comparison.counts if done is not None and done.comparison else {}
-        compared = done.comparison if done is not None else None
+    def end(self, run: int, result: _RunResult | None, outcome: str) -> None:
+        columns = _NO_RESULT if result is None else result.as_columns()
         try:
-            with postgres_errors("ending a reconciliation"), self.connect() as books:
-                books.execute(
+            with postgres_errors("ending a reconciliation"), self.connect() as connection:
+                connection.execute(
                     statements("penstock.reconciling", self.schema)["end_run"],
-                    {
-                        "run": run,
-                        "tick": done.tick if done else None,
-                        "compared": compared.compared if compared else None,
-                        "missing": counts.get(Kind.MISSING, 0) if compared else None,
-                        "surplus": counts.get(Kind.SURPLUS, 0) if compared else None,
-                        "different": counts.get(Kind.DIFFERENT, 0) + counts.get(Kind.DOUBLED, 0)
-                        if compared
-                        else None,
-                        "repaired": done.repaired if done else 0,
-                        "paused_s": done.paused_s if done else None,
-                        "outcome": outcome,
-                    },
+                    {**columns, "run": run, "outcome": outcome},
                 )
         except PenstockError as error:
-            # What the run found or raised matters more than its line in the books.
-            log.warning("the run could not be written down", run=run, error=type(error).__name__)
+            # What the run found or raised matters more than its row in the history.
+            log.warning("run result not recorded", run=run, error=type(error).__name__)
 
-    def compared(self, run: int, intent: Intent) -> _Done:
+    def compare(self, run: int, intent: Intent) -> _RunResult:
         barrier = Barrier(self.spec.consumer, self.schema)
         with (
             cut(self.connect, self.schema, barrier.place) as at,
             pinned(self.connect, barrier, at, timeout_s=self.wait_s) as state,
         ):
             comparison = self.comparer.compare(self.spec, at.snapshot, state.snapshot)
-            if intent == "mend" and not comparison.equal:
-                # A rehearsal: what the engine has to plan, compile and start, it has when the consumer stands for it.
-                portion = comparison.differences[:MENDED_AT_ONCE]
-                self.comparer.compare(self.spec, at.snapshot, state.snapshot, portion)
-        done = _Done(at.tick, comparison, paused_s=state.paused_s)
-        if done.found and intent == "mend":
-            self._mend(run, comparison, done)
-        return done
+            if intent == "repair" and not comparison.equal:
+                # Warms the engine up, so that it plans and compiles nothing while the consumer is paused for the repair.
+                batch = comparison.differences[:REPAIR_BATCH]
+                self.comparer.compare(self.spec, at.snapshot, state.snapshot, batch)
+        result = _RunResult(at.tick, comparison, paused_s=state.paused_s)
+        if result.differs and intent == "repair":
+            self._repair(run, comparison, result)
+        return result
 
-    def _mend(self, run: int, comparison: Comparison, done: _Done) -> None:
+    def _repair(self, run: int, comparison: StateComparison, result: _RunResult) -> None:
         if comparison.total > DIFFERENCES_KEPT:
             raise Refused(
-                f"{comparison.total:,} keys of {self.spec.state} differ; rows are mended one by one up to {DIFFERENCES_KEPT:,}. "
+                f"{comparison.total:,} keys of {self.spec.state} differ; rows are repaired one by one up to {DIFFERENCES_KEPT:,}. "
                 "Replace the whole state: --whole"
             )
-        for first in range(0, comparison.total, MENDED_AT_ONCE):
-            self._mend_portion(run, comparison.differences[first : first + MENDED_AT_ONCE], done)
+        for first in range(0, comparison.total, REPAIR_BATCH):
+            self._repair_batch(run, comparison.differences[first : first + REPAIR_BATCH], result)
 
-    def _mend_portion(self, run: int, found: Sequence[Difference], done: _Done) -> None:
-        """Compares some keys once more, while the consumer stands, and mends those that still differ."""
+    def _repair_batch(
+        self, run: int, differences: Sequence[Difference], result: _RunResult
+    ) -> None:
+        """Compares some keys again while the consumer is paused, and repairs those that still differ."""
         barrier = Barrier(self.spec.consumer, self.schema)
         with (
             cut(self.connect, self.schema, barrier.place) as at,
-            self._held(barrier, at) as state,
+            self._held(barrier, at) as (snapshot, since),
             self.connect() as connection,
         ):
-            now = self.comparer.compare(self.spec, at.snapshot, state.snapshot, found)
-            done.repaired += mend(
+            now = self.comparer.compare(self.spec, at.snapshot, snapshot, differences)
+            result.repaired += repair_rows(
                 connection, self.spec, at, now.differences, now.columns, run, self.schema
             )
-            done.held_s = max(done.held_s, monotonic() - state.paused_s)
+            result.held_s = max(result.held_s, monotonic() - since)
 
     @contextmanager
-    def _held(self, barrier: Barrier, at: Cut) -> Iterator[Pinned]:
-        """The consumer stands at the cut until the block ends; ``paused_s`` is the monotonic time since when."""
+    def _held(self, barrier: Barrier, at: Cut) -> Iterator[tuple[str, float]]:
+        """Pauses the consumer at the cut until the block ends; yields a snapshot of its state, and the monotonic start."""
         ended = threading.Event()
 
-        def keep() -> None:
-            with self.connect() as keeper:
+        def extend() -> None:
+            with self.connect() as extender:
                 while not ended.wait(EXPIRES_S / 3):
-                    barrier.keep(keeper)
+                    barrier.extend(extender)
 
-        keeping = threading.Thread(target=keep, name="barrier", daemon=True)
+        extending = threading.Thread(target=extend, name="barrier", daemon=True)
         with (
             postgres_errors("holding a consumer"),
             self.connect() as watcher,
             self.connect() as holder,
         ):
             try:
-                since = reach(watcher, barrier, at, timeout_s=self.wait_s)
-                keeping.start()
+                since = wait_until_reached(watcher, barrier, at, timeout_s=self.wait_s)
+                extending.start()
                 holder.isolation_level, holder.read_only = IsolationLevel.REPEATABLE_READ, True
                 with holder.transaction():
-                    yield Pinned(exported(holder), since)
+                    yield export_snapshot(holder), since
             finally:
                 ended.set()
                 barrier.lift(watcher)
 
-    def replaced(self) -> _Done:
+    def replace(self) -> _RunResult:
         with cut(self.connect, self.schema) as at, self.connect() as connection:
             tables = [
                 (spec, self.comparer.rows(spec, at.snapshot)) for spec in (self.spec, *self.others)
             ]
-            replaced = replace(connection, at, tables, self.schema)
-        return _Done(at.tick, repaired=replaced.after)
+            replaced = replace_state(connection, at, tables, self.schema)
+        return _RunResult(at.tick, repaired=replaced.after)

@@ -1,32 +1,32 @@
 -- :name hold_sequencers
--- Others that tick wait here for our tick to commit, and make the next one.  Taken before the snapshot, so that no tick
--- can slip in between, however busy they are.  Producers do not touch this table.
+-- Other sequencers wait for our tick to commit, then make the next one.  Taken before the snapshot, so that no other
+-- tick comes between the two, whatever the load.  Producers do not touch this table.
 LOCK TABLE {schema}.ticks IN SHARE ROW EXCLUSIVE MODE;
 
 -- :name place_barrier
--- In the transaction of the cut's tick: what lies behind the barrier was given no offset before it stands.
+-- In the transaction of the cut's tick: no record beyond the barrier has an offset before the barrier exists.
 INSERT INTO {schema}.barriers (consumer, channel, shard, "offset", run, expires_at)
 SELECT %(consumer)s, %(channel)s, b.shard, b."offset", %(run)s, clock_timestamp() + make_interval(secs => %(seconds)s)
 FROM unnest(%(shards)s::int[], %(offsets)s::bigint[]) AS b (shard, "offset");
 
--- :name keep_barrier
+-- :name extend_barrier
 UPDATE {schema}.barriers
 SET expires_at = clock_timestamp() + make_interval(secs => %(seconds)s)
 WHERE run = %(run)s;
 
 -- :name lift_barrier
--- And those of runs that have died.
+-- Also removes barriers that expired an hour ago: their runs have died.
 DELETE FROM {schema}.barriers
 WHERE run = %(run)s OR expires_at < clock_timestamp() - interval '1 hour';
 
--- :name standing
+-- :name checkpoints
 SELECT shard, "offset", halted
 FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s AND channel = %(channel)s
 ORDER BY shard;
 
 -- :name lock_checkpoints
--- In one order, whoever takes them.
+-- Everybody locks checkpoints in this order, which excludes deadlocks.
 SELECT shard, "offset"
 FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s AND channel = %(channel)s
@@ -41,8 +41,8 @@ FROM {schema}.channels c,
 WHERE c.channel = %(channel)s;
 
 -- :name put_checkpoints
--- State and position are replaced together; a shard that had halted goes on.  Records between the old place and the new
--- are in the state without having been applied.
+-- State and position are replaced together; a halted shard resumes.  Records between the old and the new position are in
+-- the state without having been applied, and count as skipped.
 UPDATE {schema}.checkpoints c
 SET "offset" = p."offset", skipped = skipped + greatest(0, p."offset" - c."offset"), epoch = %(epoch)s, halted = NULL, updated_at = clock_timestamp()
 FROM unnest(%(shards)s::int[], %(offsets)s::bigint[]) AS p (shard, "offset")
@@ -91,7 +91,7 @@ JOIN unnest(%(shards)s::int[], %(offsets)s::bigint[]) AS p (shard, "offset") ON 
 WHERE l.consumer = %(consumer)s AND l.channel = %(channel)s AND l."offset" <= p."offset";
 
 -- :name drop_dead_letters
--- The canonical rows hold what these records tell of: tried again, they would count twice.
+-- The canonical rows contain the changes of these records: retried, they would be applied twice.
 DELETE FROM {schema}.dead_letters l
 USING unnest(%(shards)s::int[], %(offsets)s::bigint[]) AS p (shard, "offset")
 WHERE p.shard = l.shard AND l.consumer = %(consumer)s AND l.channel = %(channel)s AND l."offset" <= p."offset";

@@ -2,10 +2,10 @@
 
     engine      the streamer and the consumers as tasks of one Spark application
     sources     ``penstock.log``, ``penstock.staged``, ``penstock.ick`` and ``penstock.table``
-    reconcile   what a consumer holds against the canonical tables, and the log against the journal
+    reconcile   compares a consumer's state with the canonical tables, and the log with the journal
 
-``register(spark)`` adds the data sources to a session of your own.  The core does not import this package.  Nothing here decides what is correct: locks, comparisons and offsets are those of
-the core.
+``register(spark)`` adds the data sources to a session of your own.  The core does not import this package, and nothing here
+decides what is correct: locks, comparisons and offsets are the core's.
 """
 
 from penstock.spark.sources import register

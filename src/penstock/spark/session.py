@@ -1,6 +1,6 @@
-"""The Spark session: settings that make small, long-lived Python tasks quick, and keep Spark to itself.
+"""The Spark session, with settings that make small, long-lived Python tasks fast and keep Spark quiet.
 
-Every setting here was measured; the figures are in ``docs/explanation/engines.md``.
+Each setting was measured; ``docs/explanation/engines.md`` lists the delays that they remove.
 """
 
 import os
@@ -16,11 +16,11 @@ from penstock.spark.sources import register
 _LOG4J2 = Path(__file__).with_name("log4j2.properties").as_uri()
 
 SETTINGS = {
-    # Without native Hadoop the default checkpoint writer starts more processes (`chmod`) for each file.
+    # Without native Hadoop the default checkpoint writer starts processes (`chmod`) for each file.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
-    # TCP between the JVM and Python waits 45 ms a task for a delayed acknowledgement.
+    # Over TCP, the JVM and Python lose 45 ms a task to a delayed acknowledgement.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.task.killTimeout": "200ms",
     "spark.sql.session.timeZone": "UTC",
@@ -29,7 +29,7 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "1g",
-    # Java's own log begins before Spark has read its settings.
+    # Java starts to log before Spark has read its settings.
     "spark.driver.extraJavaOptions": (
         f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile={_LOG4J2}"
     ),
@@ -37,24 +37,24 @@ SETTINGS = {
 }
 
 TASK_ATTEMPTS = 10_000
-"""A task that dies is started again: what it had not committed, its successor does."""
+"""Attempts of a task before Spark fails the job.  A restarted task continues from the last commit of the previous one."""
 
 
 def spark_session(
     slots: int, *, master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session with Penstock's settings and data sources, or the one that is there.
+    """A session with Penstock's settings and data sources; the existing one if there is one.
 
     Args:
-        slots: Tasks that run at once, where ``master`` does not say it.
-        master: Spark's master; None runs inside this process's machine.
-        conf: Further settings, stronger than ours.
+        slots: Number of tasks that run at once; used only without ``master``.
+        master: Spark's master; None runs Spark on this machine.
+        conf: Further settings; they override ours.
 
     Raises:
         JavaMissing: No Java runtime.
     """
     os.environ["JAVA_HOME"] = str(find_java())
-    # Otherwise workers take whatever `python3` is first on the PATH.
+    # Otherwise workers take the first `python3` on the PATH.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -80,13 +80,13 @@ def spark_session(
 
 
 def available_cores() -> int:
-    """Cores that this process may use: where it is bound to some, as in a container, the machine has more."""
-    bound = getattr(os, "sched_getaffinity", None)  # Linux has it
+    """Number of cores that this process may use; in a container these can be fewer than the machine has."""
+    bound = getattr(os, "sched_getaffinity", None)  # Linux only
     return len(bound(0)) if bound else os.cpu_count() or 1
 
 
 def _write_no_checksums(spark: SparkSession) -> None:
-    """To local files: a query's progress is two files a micro-batch, and a checksum beside each takes as long as the file."""
+    """Turns off checksums of local files: a query writes two files a micro-batch, and a checksum takes as long as its file."""
     context = spark.sparkContext
     jvm, java_context = context._jvm, context._jsc  # noqa: SLF001  Spark has no setting for it
     assert jvm is not None
@@ -95,4 +95,4 @@ def _write_no_checksums(spark: SparkSession) -> None:
 
 
 _SHARED = ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL", "PYTHONPATH")
-"""What executors on other machines need of this process's environment."""
+"""Environment variables of this process that executors on other machines need."""

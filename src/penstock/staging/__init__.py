@@ -1,23 +1,24 @@
-"""In the application's transaction: a change and its record, or neither.
+"""Staging, in the application's transaction: a change and its record are committed together, or neither is.
 
     session.flush() ──▶ the flush's own writes ──▶ one INSERT into staged_records ──▶ … ──▶ session.commit()
                         (row locks are taken)      (ids are drawn, after the locks)
 
-The part is a guest of the application's session.  It uses the session's own connection and SQLAlchemy Core; it opens
-no connection, commits nothing, starts no thread, and needs no right but to INSERT.  What follows from that:
+This package works inside the application's session.  It uses the session's own connection and SQLAlchemy Core.  It
+opens no connection, commits nothing, starts no thread, and needs only the INSERT privilege.  As a result:
 
-* A rollback, also of a savepoint, takes the records with it.  Nothing is kept in memory until commit.
-* Two records of one key stand in the order in which their transactions took the lock of the key's row.
-* A record that cannot be staged fails the flush: the change and its record, or neither.
+* A rollback, also to a savepoint, removes the records.  Nothing is kept in memory until commit.
+* Records of one key are ordered as their transactions took the lock on the key's row.
+* A record that cannot be staged fails the flush.
 
-Three ways in, and a guard beside them:
+Three ways to stage, and a guard:
 
-    hooks      changes of mapped objects, by rule             ``Pipeline.stages``, ``Pipeline.attach``
-    explicit   whatever the application wants to tell         ``stage``, ``stage_many``, ``stage_async``, ``mark_dirty``
-    triggers   writers outside of the ORM                     ``trigger_sql``, ``trigger_migration``
-    guard      a bulk or Core statement that would go round the rules is refused before it writes anything
+    hooks      changes of mapped objects, by rule            ``Pipeline.stages``, ``Pipeline.attach``
+    explicit   records that the application writes itself    ``stage``, ``stage_many``, ``stage_async``, ``mark_dirty``
+    triggers   writers outside the ORM                       ``trigger_sql``, ``trigger_migration``
+    guard      refuses a bulk or Core statement that would bypass the rules, before it writes anything
 
-``payload`` says what may stand in a record and how it is written; ``nudge`` wakes the streamer after a commit.
+``payload`` defines which values a record may hold and how they are encoded.  ``nudge`` wakes the streamer after a
+commit.
 """
 
 from penstock.staging.explicit import Staging, mark_dirty, stage, stage_async, stage_many

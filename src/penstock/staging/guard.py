@@ -1,12 +1,12 @@
-"""The guard: a statement that changes a ruled class without telling is refused before it reaches the server.
+"""The guard: refuses a statement that changes a class with rules and bypasses them, before it is sent to the server.
 
-The hooks see objects.  They do not see ``session.execute(update(Ride))``, ``bulk_insert_mappings``, nor what goes over
-the session's own connection.  The guard looks at every statement on the connection of an attached session, once it is
-compiled and before it is sent.  What the unit of work writes itself passes; INSERT, UPDATE and DELETE on a table of a
-ruled class do not, wherever they come from; statements in text are searched for the obvious.
+The hooks see objects.  They do not see ``session.execute(update(Ride))``, ``bulk_insert_mappings``, or statements on
+the session's own connection.  The guard checks each statement on the connection of an attached session after it is
+compiled and before it is sent.  The unit of work's own statements pass.  Any other INSERT, UPDATE or DELETE on a table
+of a class with rules is refused, wherever it comes from.  Statements given as text are searched for such writes.
 
-What it cannot see: a function or a trigger of the database that writes, the driver's own cursor, a connection that no
-attached session uses.  Triggers of ours (``triggers.py``) see them all.
+Not covered: writes by a function or trigger of the database, by the driver's own cursor, or on a connection that no
+attached session uses.  Capture by trigger (``triggers.py``) sees all of them.
 """
 
 import re
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Delete, Engine, Insert, Update, event
@@ -25,20 +25,20 @@ from sqlalchemy.sql.selectable import TextualSelect
 
 from penstock.declarations import Change, StagingRule
 from penstock.errors import BypassedStaging
-from penstock.staging.rules import attachments
+from penstock.staging.rules import find_attachments
 
 OPTION = "penstock"
 STAGED = "staged"
-"""``execution_options(penstock="staged")``: the application has itself staged what the statement changes."""
+"""``execution_options(penstock="staged")``: the application has staged the statement's changes itself."""
 
 
 @dataclass
 class _Watched:
-    """A connection with attached sessions.
+    """A connection that attached sessions use.
 
     Attributes:
-        sessions: Those whose transaction it carries, and what tells whether their unit of work writes.
-        passed: Statements that were looked at in this transaction, and pass again: a handler sends one for each record.
+        sessions: The sessions in a transaction on it, each with the test whether its unit of work is writing.
+        passed: Statements checked in this transaction, which pass again unchecked: a handler sends one for each record.
     """
 
     sessions: WeakKeyDictionary[Session, Callable[[Session], bool]] = field(
@@ -51,11 +51,11 @@ _watched: WeakKeyDictionary[Connection, _Watched] = WeakKeyDictionary()
 _engines: WeakSet[Engine] = WeakSet()
 _lock = Lock()
 
-LONGEST_REMEMBERED = 2000
-"""Characters of a text that is not searched again when it comes again: longer ones carry values, and do not."""
+MAX_CACHED_CHARACTERS = 2000
+"""Longest statement, in characters, whose check is cached: longer ones contain values and do not come again."""
 
-MOST_REMEMBERED = 256
-"""Statements that are remembered of a transaction."""
+MAX_PASSED_STATEMENTS = 256
+"""Most statements remembered as passed in one transaction."""
 
 _NAME = r'(?:"(?:[^"]|"")+"|\w+)'
 _WRITES = re.compile(
@@ -65,7 +65,7 @@ _WRITES = re.compile(
     re.IGNORECASE,
 )
 _CHANGES: dict[str, tuple[Change, ...]] = {
-    "insert": ("insert", "update"),  # it may say ON CONFLICT DO UPDATE
+    "insert": ("insert", "update"),  # it may have ON CONFLICT DO UPDATE
     "update": ("update",),
     "delete": ("delete",),
     "merge": ("insert", "update", "delete"),
@@ -73,37 +73,60 @@ _CHANGES: dict[str, tuple[Change, ...]] = {
     "copy": ("insert",),
 }
 
-_WATCHED = "penstock.watched"
-"""Where ``Session.info`` keeps the connections of its transaction."""
+_CONNECTIONS = "penstock.connections"
+"""Key in ``Session.info``: the connections of the session's transaction."""
 
-Write = tuple[str, tuple[Change, ...], str | None, str]
-"""A statement's verb, the changes it makes, and the schema (None: not said) and name of its table."""
+
+class _Write(NamedTuple):
+    """A write that a statement makes.
+
+    Attributes:
+        verb: For the error: ``INSERT``, ``UPDATE (text)``.
+        changes: The kinds of change it may make.
+        schema: Schema of the table; None if the statement does not name one.
+        table: Name of the table.
+    """
+
+    verb: str
+    changes: tuple[Change, ...]
+    schema: str | None
+    table: str
 
 
 def watch(session: Session, connection: Connection, is_writing: Callable[[Session], bool]) -> None:
-    """Looks at the connection's statements until ``leave``.
+    """Checks the connection's statements until ``unwatch``, if rules apply to the session.
 
     Args:
-        session: An attached session, whose transaction the connection now carries.
-        connection: The connection.
-        is_writing: Whether the session's unit of work writes right now, with the hooks looking on.
+        session: An attached session.
+        connection: The connection that now carries its transaction.
+        is_writing: Returns whether the session's unit of work is writing, with the hooks called.
     """
     watched = _watched.setdefault(connection, _Watched())
     watched.sessions[session] = is_writing
     watched.passed.clear()
-    session.info.setdefault(_WATCHED, []).append(connection)
-    engine = connection.engine
-    if engine not in _engines:
-        with _lock:
-            if engine not in _engines:
-                event.listen(engine, "before_cursor_execute", _look)
-                event.listen(engine, "after_cursor_execute", _look_back)
-                _engines.add(engine)
+    session.info.setdefault(_CONNECTIONS, []).append(connection)
+    if any(_find_rules(session)):
+        listen(session)
 
 
-def leave(session: Session) -> None:
-    """The session's transaction is over: what happens on its connections is no longer its business."""
-    for connection in session.info.pop(_WATCHED, ()):
+def listen(session: Session) -> None:
+    """Registers the guard on the engines of the session's transaction, once for each engine.
+
+    Sessions to which no rules apply skip this: SQLAlchemy's statement events alone cost about 4 µs a statement.
+    """
+    for connection in session.info.get(_CONNECTIONS, ()):
+        engine = connection.engine
+        if engine not in _engines:
+            with _lock:
+                if engine not in _engines:
+                    event.listen(engine, "before_cursor_execute", _check_statement)
+                    event.listen(engine, "after_cursor_execute", _check_deleted_rows)
+                    _engines.add(engine)
+
+
+def unwatch(session: Session) -> None:
+    """Ends the checks for a session whose transaction is over."""
+    for connection in session.info.pop(_CONNECTIONS, ()):
         watched = _watched.get(connection)
         if watched is not None:
             watched.sessions.pop(session, None)
@@ -112,32 +135,32 @@ def leave(session: Session) -> None:
                 _watched.pop(connection, None)
 
 
-def _look(
+def _check_statement(
     connection: Connection,
     _cursor: object,
     statement: str,
     _parameters: object,
     context: DefaultExecutionContext | None,
-    _executemany: bool,  # noqa: FBT001  the same
+    _executemany: bool,  # noqa: FBT001  SQLAlchemy's event has it
 ) -> None:
-    """``before_cursor_execute``: nothing has been sent yet.  A SELECT leaves at the first question."""
+    """``before_cursor_execute``: nothing has been sent yet."""
     watched = _watched.get(connection)
     if watched is None or context is None or statement in watched.passed:
         return
-    writes = list(_writes(context, statement))
+    writes = list(_find_writes(context, statement))
     if not writes or context.execution_options.get(OPTION) == STAGED:
         return
-    # The unit of work's statements are compiled into the cache of their mapper; nobody else uses that.
+    # Only the unit of work compiles its statements into the cache of a mapper.
     is_units = "compiled_cache" in context.execution_options
     for session, is_writing in list(watched.sessions.items()):
         if not (is_units and is_writing(session)):
             _refuse_bypass(session, writes)
-    is_short = len(statement) <= LONGEST_REMEMBERED
-    if is_short and not is_units and len(watched.passed) < MOST_REMEMBERED:
+    is_short = len(statement) <= MAX_CACHED_CHARACTERS
+    if is_short and not is_units and len(watched.passed) < MAX_PASSED_STATEMENTS:
         watched.passed.add(statement)
 
 
-def _look_back(
+def _check_deleted_rows(
     connection: Connection,
     cursor: Any,
     _statement: str,
@@ -145,9 +168,10 @@ def _look_back(
     context: DefaultExecutionContext | None,
     executemany: bool,  # noqa: FBT001  SQLAlchemy's event has it
 ) -> None:
-    """``after_cursor_execute``: a DELETE by the unit of work that found no row tells of nothing.
+    """``after_cursor_execute``: refuses a DELETE by the unit of work that found fewer rows than objects.
 
-    SQLAlchemy raises for an UPDATE and only warns for a DELETE; the record would tell of it a second time.
+    Another transaction has deleted the missing rows and staged that; a second record would be wrong.  SQLAlchemy itself
+    raises for an UPDATE that misses rows, and only warns for a DELETE.
     """
     if context is None or not context.isdelete or (watched := _watched.get(connection)) is None:
         return
@@ -155,45 +179,45 @@ def _look_back(
     if not 0 <= cursor.rowcount < expected or "compiled_cache" not in context.execution_options:
         return
     for session, is_writing in list(watched.sessions.items()):
-        if is_writing(session) and _is_told(session, context):
+        if is_writing(session) and _stages_deletes(session, context):
             raise StaleDataError(
-                f"DELETE on table {_table(context).name} expected {expected} row(s) and found {cursor.rowcount}: "
-                "another transaction has deleted them, and has told of it"
+                f"DELETE on table {_get_table(context).name} expected {expected} row(s) and found {cursor.rowcount}: "
+                "another transaction has deleted the missing ones and staged their records"
             )
 
 
-def _is_told(session: Session, context: DefaultExecutionContext) -> bool:
-    """Whether deletes from the statement's table are staged, and not all of them left to the database's cascades."""
-    table = _table(context)
+def _stages_deletes(session: Session, context: DefaultExecutionContext) -> bool:
+    """Returns whether deletes from the statement's table are staged and the mapper expects to find every row."""
+    table = _get_table(context)
     return any(
         table in mapper.tables and mapper.confirm_deleted_rows
-        for rule in _rules(session)
+        for rule in _find_rules(session)
         if "delete" in rule.on
         for mapper in class_mapper(rule.type).self_and_descendants
     )
 
 
-def _table(context: DefaultExecutionContext) -> Any:
+def _get_table(context: DefaultExecutionContext) -> Any:
     statement: Any = context.invoked_statement
     return statement.table
 
 
-def _writes(context: DefaultExecutionContext, statement: str) -> Iterator[Write]:
-    """What the statement writes to, also inside of a CTE."""
+def _find_writes(context: DefaultExecutionContext, statement: str) -> Iterator[_Write]:
+    """Finds the statement's writes, also those inside a CTE."""
     compiled: Any = context.compiled
     if compiled is None or context.isddl:
         if compiled is None:
-            yield from _writes_of_text(statement)
+            yield from _parse_text(statement)
         return
     if context.isinsert or context.isupdate or context.isdelete:
-        yield from _writes_of(context.invoked_statement)
+        yield from _parse_expression(context.invoked_statement)
     for cte in compiled.ctes or ():
-        yield from _writes_of(cte.element)
+        yield from _parse_expression(cte.element)
     if compiled.isplaintext or isinstance(context.invoked_statement, TextualSelect):
-        yield from _writes_of_text(statement)
+        yield from _parse_text(statement)
 
 
-def _writes_of(statement: Any) -> Iterator[Write]:
+def _parse_expression(statement: Any) -> Iterator[_Write]:
     changes: tuple[Change, ...]
     if isinstance(statement, Insert):
         is_upsert = statement._post_values_clause is not None  # noqa: SLF001  ON CONFLICT has no public name
@@ -207,68 +231,69 @@ def _writes_of(statement: Any) -> Iterator[Write]:
     table: Any = statement.table
     while hasattr(table, "element"):  # an alias
         table = table.element
-    yield verb, changes, table.schema, table.name
+    yield _Write(verb, changes, table.schema, table.name)
 
 
-def _writes_of_text(statement: str) -> Iterable[Write]:
-    short = len(statement) <= LONGEST_REMEMBERED
-    return _writes_remembered(statement) if short else _writes_in(statement)
+def _parse_text(statement: str) -> Iterable[_Write]:
+    is_short = len(statement) <= MAX_CACHED_CHARACTERS
+    return _search_cached(statement) if is_short else _search(statement)
 
 
 @lru_cache(256)
-def _writes_remembered(statement: str) -> tuple[Write, ...]:
-    return tuple(_writes_in(statement))
+def _search_cached(statement: str) -> tuple[_Write, ...]:
+    return tuple(_search(statement))
 
 
-def _writes_in(statement: str) -> Iterator[Write]:
+def _search(statement: str) -> Iterator[_Write]:
     for found in _WRITES.finditer(statement):
         verb = found["verb"].split()[0].upper()
         if verb == "COPY" and not re.search(r"\bfrom\b", statement[found.end() :], re.IGNORECASE):
             continue  # COPY … TO reads
         schema = found["schema"]
-        yield (
+        yield _Write(
             f"{verb} (text)",
             _CHANGES[verb.lower()],
-            _plain(schema) if schema else None,
-            _plain(found["table"]),
+            _unquote(schema) if schema else None,
+            _unquote(found["table"]),
         )
 
 
-def _plain(name: str) -> str:
+def _unquote(name: str) -> str:
     return name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
 
 
-def _refuse_bypass(session: Session, writes: Iterable[Write]) -> None:
-    """Raises for a write that a rule of the session's pipelines should have told of."""
-    for rule in _rules(session):
-        tables = _tables(rule)
-        for verb, changes, schema, name in writes:
-            for table in tables:
-                if (
-                    table[1] == name
-                    and (schema is None or table[0] in (schema, None))
-                    and not rule.on.isdisjoint(changes)
-                ):
-                    cls = rule.type.__name__
-                    raise BypassedStaging(
-                        f"{verb} on table {name} changes {cls} without staging it for channel "
-                        f"{rule.channel.name}; nothing was sent to Postgres.\n"
-                        f"Change objects of {cls} in the session instead; or stage() what changes yourself and give "
-                        f'the statement execution_options({OPTION}="{STAGED}"); or declare the rule with '
-                        'capture="trigger", which sees every writer'
-                    )
+def _refuse_bypass(session: Session, writes: Iterable[_Write]) -> None:
+    """Raises for a write that bypasses a rule of the session's pipelines."""
+    for rule in _find_rules(session):
+        tables = _find_tables(rule)
+        for write in writes:
+            if not rule.on.isdisjoint(write.changes) and _is_among(write, tables):
+                cls = rule.type.__name__
+                raise BypassedStaging(
+                    f"{write.verb} on table {write.table} changes {cls} without staging it for channel "
+                    f"{rule.channel.name}; nothing was sent to Postgres.\n"
+                    f"Change objects of {cls} in the session instead; or stage() the changes yourself and give "
+                    f'the statement execution_options({OPTION}="{STAGED}"); or declare the rule with '
+                    'capture="trigger", which sees every writer'
+                )
 
 
-def _rules(session: Session) -> Iterator[StagingRule]:
-    """What the unit of work tells of."""
-    for attachment in attachments(session):
-        for rule in attachment.pipeline.rules:
-            if rule.capture == "orm":
-                yield rule
+def _is_among(write: _Write, tables: Iterable[tuple[str | None, str]]) -> bool:
+    """Returns whether a write may be to one of the tables: a schema that either side leaves open matches any."""
+    return any(
+        name == write.table and (write.schema is None or schema in (write.schema, None))
+        for schema, name in tables
+    )
 
 
-def _tables(rule: StagingRule) -> set[tuple[str | None, str]]:
-    """The tables that hold objects of the rule's class and its subclasses: looked up now, since subclasses come late."""
+def _find_rules(session: Session) -> Iterator[StagingRule]:
+    """Returns the rules that the session's hooks follow."""
+    for attachment in find_attachments(session):
+        yield from attachment.orm_rules
+
+
+def _find_tables(rule: StagingRule) -> set[tuple[str | None, str]]:
+    """Returns the tables of the rule's class and its subclasses as of now: subclasses may be defined late."""
     return {
         (getattr(table, "schema", None), getattr(table, "name", ""))
         for mapper in class_mapper(rule.type).self_and_descendants

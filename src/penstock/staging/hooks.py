@@ -1,13 +1,13 @@
-"""The session's hooks: what a flush changes of ruled classes becomes rows, in one INSERT after the flush's own writes.
+"""The session's hooks: what a flush changes of classes with rules becomes rows, inserted after the flush's own writes.
 
-    before_flush      a list for this flush; objects to be deleted are loaded while their rows are there
+    before_flush      starts a list for this flush; loads objects to be deleted while their rows exist
     before_insert     ┐
-    before_update     ├ an object of a ruled class, in the order in which the unit of work writes
+    before_update     ├ note each object of a class with rules, in the order in which the unit of work writes
     before_delete     ┘
-    after_flush       what the rules read and the objects lack is loaded, one SELECT a class; then the INSERT
+    after_flush       loads what the rules read and the objects lack, one SELECT a class; then one INSERT of all rows
 
-The mapper's events tell what the unit of work writes, and by which connection: orphans, cascades and sharded sessions
-included.  They fire for every session; one without a list, because no pipeline is attached, costs a look at a dict.
+The mapper events tell what the unit of work writes and on which connection, and include orphans, cascades and sharded
+sessions.  They fire for every session; one without a list, because no rules apply to it, costs a dict look-up.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -29,22 +29,24 @@ from sqlalchemy.orm.attributes import get_history, set_committed_value
 from penstock.declarations import Change
 from penstock.staging import guard
 from penstock.staging import nudge as nudging
-from penstock.staging.rows import Row, insert
+from penstock.staging.rows import Row, insert_rows
 from penstock.staging.rules import (
     Attachment,
     Declarations,
     Plan,
     Target,
     add_attachment,
-    attachments,
+    find_attachments,
     null_names,
-    resolved,
+    resolve_target,
 )
 
 State = InstanceState[Any]
+Written = tuple[State, Change, Connection]
+"""An object that the flush has written, how, and on which connection."""
 
 _FLUSH = "penstock.flush"
-"""Where ``Session.info`` keeps the list of the flush that is going on."""
+"""Key in ``Session.info``: the ``Flush`` in progress."""
 
 _OBJECTS_A_SELECT = 5000
 """Postgres' protocol counts parameters in 16 bits, and a key may have several columns."""
@@ -52,54 +54,57 @@ _OBJECTS_A_SELECT = 5000
 
 @dataclass(eq=False, slots=True)
 class Flush:
-    """What one flush changes of ruled classes.
+    """What one flush changes of classes with rules.
 
     Attributes:
         context: The unit of work.
-        attachments: The pipelines of the session.
-        changes: Objects in the order in which they are written, what happens to them, and on which connection.
-        modified: Those of the updated objects of which a column has changed for certain.
-        former: Members that updated objects were before, of rules that mark members dirty.
-        doomed: Objects to be deleted, with values that their rows had and the object in memory no longer has.
+        attachments: The session's pipelines that have rules.
+        changes: Objects in the order in which they are written, with the kind of change and the connection.
+        modified: Updated objects known to have a changed column.
+        old_members: For rules that mark members dirty: the members that updated objects had before.
+        deleted: Objects to be deleted, with the stored values of attributes that were changed and never written.
     """
 
     context: UOWTransaction
     attachments: list[Attachment]
     changes: dict[State, tuple[Change, Connection]] = field(default_factory=dict)
     modified: set[State] = field(default_factory=set)
-    former: dict[State, list[tuple[Plan, object]]] = field(default_factory=dict)
-    doomed: dict[State, dict[str, object]] = field(default_factory=dict)
+    old_members: dict[State, list[tuple[Plan, object]]] = field(default_factory=dict)
+    deleted: dict[State, dict[str, object]] = field(default_factory=dict)
 
     def reads(self, mapper: Mapper[Any], change: Change | None = None) -> set[str]:
-        """The column attributes that rules read of an object of the mapper; empty if no rule is for it."""
+        """Returns the column attributes that rules read of the mapper's objects; empty if no rule applies."""
         return {
             name
             for attachment in self.attachments
-            for plan in attachment.plans(mapper)
+            for plan in attachment.get_plans(mapper)
             if change is None or change in plan.rule.on
             for name in plan.reads
         }
 
 
 def attach(pipeline: Declarations, target: object, *, nudge: bool = False) -> None:
-    """Stages the ruled changes of sessions.  Rules that are declared later count too; attaching twice is attaching once.
+    """Attaches a pipeline to sessions: their changes are staged by its rules, and they can call ``stage``.
+
+    A pipeline needs no rules to be attached.  Rules declared later apply too.  Attaching twice has no further effect.
 
     Args:
-        pipeline: Where rules and channels are declared.
-        target: A ``Session`` or a class of it, ``sessionmaker``, ``scoped_session``, or one of their async twins.
-        nudge: Wake the streamer after a commit that staged something: less latency, for a little work after commits.
+        pipeline: Declares the rules and channels.
+        target: A ``Session``, a subclass of it, a ``sessionmaker``, a ``scoped_session``, or an async equivalent.
+        nudge: Wake the streamer after each commit that staged records: lower latency, at the cost of a short extra
+            transaction.
 
     Raises:
-        DeclarationError: ``target`` is none of these.
+        DeclarationError: ``target`` is of another type.
     """
-    listening = resolved(target)
-    if add_attachment(listening, pipeline, nudge=nudge):
-        _listen(listening)
-        if isinstance(listening, Session) and listening.in_transaction():
-            guard.watch(listening, listening.connection(), _is_writing)
+    resolved = resolve_target(target)
+    if add_attachment(resolved, pipeline, nudge=nudge):
+        _listen_to_session(resolved)
+        if isinstance(resolved, Session) and resolved.in_transaction():
+            guard.watch(resolved, resolved.connection(), _is_writing)
 
 
-def _listen(target: Target) -> None:
+def _listen_to_session(target: Target) -> None:
     for name, function in (
         ("before_flush", _before_flush),
         ("after_flush", _after_flush),
@@ -110,7 +115,7 @@ def _listen(target: Target) -> None:
         event.listen(target, name, function)
 
 
-def _watch(cls: type[Any]) -> None:
+def _listen_to_mapper(cls: type[Any]) -> None:
     for name, function in (
         ("before_insert", _before_insert),
         ("before_update", _before_update),
@@ -126,75 +131,82 @@ def _after_begin(session: Session, _: SessionTransaction, connection: Connection
 
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
     if transaction.parent is None:
-        session.info.pop(_FLUSH, None)  # of a flush that failed
-        guard.leave(session)
-        nudging.forget(session)
+        session.info.pop(_FLUSH, None)  # left by a flush that failed
+        guard.unwatch(session)
+        nudging.discard(session)
 
 
 def _is_writing(session: Session) -> bool:
-    """Whether the unit of work writes right now, with the hooks looking on; ``bulk_*`` methods do without them."""
+    """Returns whether the unit of work is writing, with these hooks called; ``bulk_*`` methods do not call them."""
     flush: Flush | None = session.info.get(_FLUSH)
-    # A flush that failed has left its list behind, with a transaction that is over, or none.
+    # A failed flush leaves its list behind, with a transaction that is over, or with none.
     transaction = getattr(flush.context, "transaction", None) if flush is not None else None
     return transaction is not None and bool(transaction.is_active)
 
 
 def _before_flush(session: Session, context: UOWTransaction, _: object) -> None:
-    found = attachments(session)
+    found = [attachment for attachment in find_attachments(session) if attachment.orm_rules]
+    if not found:
+        return
     for attachment in found:
-        for rule in attachment.new_rules():
-            if rule.capture == "orm":
-                _watch(rule.type)
+        for rule in attachment.take_new_rules():
+            _listen_to_mapper(rule.type)
+    guard.listen(session)  # the first rule may be younger than the transaction
     flush = session.info[_FLUSH] = Flush(context, found)
-    doomed: dict[Mapper[Any], list[State]] = {}
+    deleted: dict[Mapper[Any], list[State]] = {}
     for target in session.deleted:
         state: State = inspect(target)
-        doomed.setdefault(state.mapper, []).append(state)
-    for mapper, states in doomed.items():
-        # A sharded session tells the connection only when it deletes.
+        deleted.setdefault(state.mapper, []).append(state)
+    for mapper, states in deleted.items():
+        # A sharded session knows the connection only when it deletes.
         if session.connection_callable is None and flush.reads(mapper):
-            _remember(flush, session.connection(bind_arguments={"mapper": mapper}), states)
+            _load_before_delete(
+                flush, session.connection(bind_arguments={"mapper": mapper}), states
+            )
 
 
 def _before_insert(_: Mapper[Any], connection: Connection, state: State) -> None:
-    flush = _flush_of(state)
+    flush = _get_flush(state)
     if flush is not None:
         flush.changes.setdefault(state, ("insert", connection))
 
 
 def _before_update(_: Mapper[Any], connection: Connection, state: State) -> None:
-    flush = _flush_of(state)
+    flush = _get_flush(state)
     if flush is not None:
         flush.changes.setdefault(state, ("update", connection))
-        # Asked now and again at the end: a column that was set to an SQL expression has forgotten it by then.
+        # Checked here and after the flush: by then, a column set to an SQL expression has lost its history.
         if _is_modified(state):
             flush.modified.add(state)
-        _remember_members(flush, connection, state)
+        _note_old_members(flush, connection, state)
 
 
-def _remember_members(flush: Flush, connection: Connection, state: State) -> None:
-    """The members that the object was, where a column that gives them changes: before the row is written."""
+def _note_old_members(flush: Flush, connection: Connection, state: State) -> None:
+    """Notes, before the row is written, the members it had, where a column that holds the member changes."""
     for attachment in flush.attachments:
-        for plan in attachment.plans(state.mapper):
-            name = plan.moving(state.mapper)
+        for plan in attachment.get_plans(state.mapper):
+            name = plan.member_column(state.mapper)
             if name is None or name not in state.committed_state:
                 continue
             old = get_history(state.obj(), name, PassiveFlag.PASSIVE_NO_INITIALIZE).deleted
-            if not old:  # it was set without having been loaded
-                old = [row[name] for _, row in _loaded(connection, state.mapper, [state], [name])]
+            if not old:  # set without having been loaded
+                old = [
+                    values[name]
+                    for _, values in _load_rows(connection, state.mapper, [state], [name])
+                ]
             if old and old[0] != state.dict.get(name):
-                flush.former.setdefault(state, []).append((plan, old[0]))
+                flush.old_members.setdefault(state, []).append((plan, old[0]))
 
 
 def _before_delete(_: Mapper[Any], connection: Connection, state: State) -> None:
-    flush = _flush_of(state)
+    flush = _get_flush(state)
     if flush is not None:
         flush.changes.setdefault(state, ("delete", connection))
-        if state not in flush.doomed and flush.reads(state.mapper):
-            _remember(flush, connection, [state])
+        if state not in flush.deleted and flush.reads(state.mapper):
+            _load_before_delete(flush, connection, [state])
 
 
-def _flush_of(state: State) -> Flush | None:
+def _get_flush(state: State) -> Flush | None:
     session = state.session
     return session.info.get(_FLUSH) if session is not None else None
 
@@ -202,36 +214,48 @@ def _flush_of(state: State) -> Flush | None:
 def _after_flush(session: Session, context: UOWTransaction) -> None:
     flush: Flush | None = session.info.pop(_FLUSH, None)
     if flush is None or flush.context is not context:
-        return  # a second listener of the same session: the first has done it
+        return  # the session has this listener twice, and the first call has done the work
     _add_replaced(flush, session)
-    told = [
+    written = [
         (state, change, connection)
         for state, (change, connection) in flush.changes.items()
         if change != "update" or state in flush.modified or _is_modified(state)
     ]
-    _complete(flush, told)
+    _load_missing(flush, written)
     for attachment in flush.attachments:
-        rows: dict[Connection, list[Row]] = {}
-        for state, change, connection in told:
-            for plan in attachment.plans(state.mapper):
-                if change in plan.rule.on:
-                    former = (
-                        plan.member(change, key)
-                        for other, key in flush.former.get(state, ())
-                        if other is plan
-                    )
-                    row = plan.row(change, state.obj(), flush.doomed.get(state, {}))
-                    found = [each for each in (*former, row) if each is not None]
-                    if found:
-                        rows.setdefault(connection, []).extend(found)
-        for connection, together in rows.items():
-            insert(connection, attachment.pipeline.schema, together)
+        for connection, rows in _make_rows(flush, attachment, written).items():
+            insert_rows(connection, attachment.pipeline.schema, rows)
             if attachment.nudge:
-                nudging.remember(session, connection, attachment.pipeline.schema)
+                nudging.note_staged(session, connection, attachment.pipeline.schema)
+
+
+def _make_rows(
+    flush: Flush, attachment: Attachment, written: Iterable[Written]
+) -> dict[Connection, list[Row]]:
+    """Makes the rows of one pipeline, in the order in which the objects were written."""
+    rows: dict[Connection, list[Row]] = {}
+    for state, change, connection in written:
+        for plan in attachment.get_plans(state.mapper):
+            if change not in plan.rule.on:
+                continue
+            old_marks = (
+                plan.make_mark(change, member)
+                for other, member in flush.old_members.get(state, ())
+                if other is plan
+            )
+            row = plan.make_row(change, state.obj(), flush.deleted.get(state, {}))
+            made = [each for each in (*old_marks, row) if each is not None]
+            if made:
+                rows.setdefault(connection, []).extend(made)
+    return rows
 
 
 def _add_replaced(flush: Flush, session: Session) -> None:
-    """An object deleted and another of its identity added is one UPDATE, and two changes: told in this order."""
+    """Adds the deletes that the unit of work has merged into an UPDATE.
+
+    It does so when an object is deleted and another one with the same identity is added.  They are staged as a delete
+    and an insert, in this order.
+    """
     replaced: dict[object, State] = {}
     for target in session.deleted:
         state: State = inspect(target)
@@ -251,7 +275,7 @@ def _add_replaced(flush: Flush, session: Session) -> None:
 
 
 def _is_modified(state: State) -> bool:
-    """Whether a column of the object has another value than the row: what the unit of work asks before an UPDATE."""
+    """Returns whether a column differs from the row: the test that the unit of work makes before an UPDATE."""
     columns = state.mapper.column_attrs
     target = state.obj()
     for name in list(state.committed_state):
@@ -262,11 +286,11 @@ def _is_modified(state: State) -> bool:
     return False
 
 
-def _complete(flush: Flush, told: Iterable[tuple[State, Change, Connection]]) -> None:
-    """Loads what rules will read and objects lack: expired, deferred, or made by the server; one SELECT a class."""
+def _load_missing(flush: Flush, written: Iterable[Written]) -> None:
+    """Loads attributes that rules read and objects lack: expired, deferred, or set by the server; one SELECT a class."""
     incomplete: dict[tuple[Mapper[Any], Connection], tuple[list[State], set[str]]] = {}
     reads: dict[tuple[Mapper[Any], Change], tuple[set[str], frozenset[str]]] = {}
-    for state, change, connection in told:
+    for state, change, connection in written:
         if change == "delete":
             continue
         kind = (state.mapper, change)
@@ -285,18 +309,18 @@ def _complete(flush: Flush, told: Iterable[tuple[State, Change, Connection]]) ->
             states.append(state)
             names |= lacking
     for (mapper, connection), (states, names) in incomplete.items():
-        for state, values in _loaded(connection, mapper, states, names):
-            _fill(flush, state, values)
+        for state, values in _load_rows(connection, mapper, states, names):
+            _set_loaded(flush, state, values)
 
 
-def _remember(flush: Flush, connection: Connection, states: Sequence[State]) -> None:
-    """Before the rows go: loads what objects to be deleted lack, and what was overwritten in memory and never written."""
+def _load_before_delete(flush: Flush, connection: Connection, states: Sequence[State]) -> None:
+    """Loads, while the rows exist, what objects to be deleted lack, or hold with a change that was never written."""
     mapper = states[0].mapper
     reads = flush.reads(mapper, "delete")
     incomplete: list[State] = []
     names: set[str] = set()
     for state in states:
-        known = flush.doomed[state] = {
+        known = flush.deleted[state] = {
             name: value for name, value in state.committed_state.items() if name in reads
         }
         unknown = {name for name, value in known.items() if value is LoaderCallableStatus.NO_VALUE}
@@ -304,21 +328,21 @@ def _remember(flush: Flush, connection: Connection, states: Sequence[State]) -> 
         if unknown:
             incomplete.append(state)
             names |= unknown
-    for state, values in _loaded(connection, mapper, incomplete, names):
-        known = flush.doomed[state]
+    for state, values in _load_rows(connection, mapper, incomplete, names):
+        known = flush.deleted[state]
         known.update({name: values[name] for name in known if name in values})
-        _fill(flush, state, values)
+        _set_loaded(flush, state, values)
 
 
-def _loaded(
+def _load_rows(
     connection: Connection, mapper: Mapper[Any], states: Sequence[State], names: Collection[str]
 ) -> Iterable[tuple[State, dict[str, object]]]:
-    """The named columns of the objects' rows, by Core: the session's identity map is in the middle of a flush."""
+    """Loads the named columns of the objects' rows, with Core: the session's identity map is in the middle of a flush."""
     columns = [mapper.column_attrs[name].columns[0] for name in names]
     identity = mapper.primary_key
     for start in range(0, len(states), _OBJECTS_A_SELECT):
         by_identity = {
-            _identity(state): state for state in states[start : start + _OBJECTS_A_SELECT]
+            _get_identity(state): state for state in states[start : start + _OBJECTS_A_SELECT]
         }
         which = (
             identity[0].in_([key for (key,) in by_identity])
@@ -328,14 +352,13 @@ def _loaded(
         query = select(*identity, *columns).select_from(mapper.persist_selectable).where(which)
         for row in connection.execute(query):
             state = by_identity.get(tuple(row[: len(identity)]))
-            if (
-                state is not None
-            ):  # else the object holds its key in another type, and loads by itself
+            # None: the object holds its key in another type, and loads the values when they are read.
+            if state is not None:
                 yield state, dict(zip(names, row[len(identity) :], strict=True))
 
 
-def _identity(state: State) -> tuple[Any, ...]:
-    """The primary key as it stands in the database now: that of a deleted object, or the new one after the flush."""
+def _get_identity(state: State) -> tuple[Any, ...]:
+    """Returns the primary key in the database: that of a deleted object, or the new one after the flush."""
     mapper = state.mapper
     names = [mapper.get_property_by_column(column).key for column in mapper.primary_key]
     old = state.key[1] if state.key is not None else ()
@@ -345,13 +368,13 @@ def _identity(state: State) -> tuple[Any, ...]:
     )
 
 
-def _fill(flush: Flush, state: State, values: dict[str, object]) -> None:
-    """Puts loaded values into the object, as the unit of work does with what the server made."""
+def _set_loaded(flush: Flush, state: State, values: dict[str, object]) -> None:
+    """Sets loaded values on the object, as the unit of work does with values that the server has set."""
     target = state.obj()
     lacking = [
         name for name in values if name not in state.dict and name not in state.committed_state
     ]
     for name in lacking:
         set_committed_value(target, name, values[name])
-    if lacking:  # mutable types turn what was loaded into what notices changes
+    if lacking:  # types such as MutableDict wrap the loaded value, to notice later changes
         state.manager.dispatch.refresh_flush(state, flush.context, lacking)

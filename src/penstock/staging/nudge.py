@@ -1,11 +1,11 @@
-"""A nudge: after a commit that staged something, the streamer is woken, so that it need not wait for its next look.
+"""The nudge: wakes the streamer after a commit that staged records, so that it need not wait for its next poll.
 
-It is a hint.  Nothing depends on its arrival: the streamer looks by itself, and finds the record anyway.
+It is a hint.  Nothing depends on it: the streamer polls and finds the records without it.
 
-NOTIFY in the application's transaction would make every commit of the database wait for a global lock, held while the
-application's commit is written out.  So it comes after the commit, in a transaction of its own that has nothing to
-write out (``synchronous_commit = off`` for it alone), on the session's connection, which is still at hand: the pool is
-not asked for another, which it might not have.
+NOTIFY inside the application's transaction takes a lock that is global to the Postgres server and held while the commit
+is written out: the application's commits would queue behind each other.  The nudge is therefore sent after the commit,
+in a transaction of its own that writes nothing (``synchronous_commit = off`` for that transaction only).  It uses the
+session's connection, which is still checked out: the pool may have no other to give.
 """
 
 import logging
@@ -16,33 +16,33 @@ from sqlalchemy.orm import Session
 
 log = logging.getLogger(__name__)
 
-_TOLD = "penstock.told"
-"""Where ``Session.info`` keeps which connections have staged something for which schema."""
+_STAGED = "penstock.staged"
+"""Key in ``Session.info``: pairs of a connection that has staged records and the schema they are in."""
 
 _NUDGE = text("SELECT set_config('synchronous_commit', 'off', true), pg_notify(:channel, '')")
 
 
 def channel_name(schema: str) -> str:
-    """What the streamer of a schema listens to."""
+    """Returns the NOTIFY channel that a schema's streamer listens on."""
     return f"{schema}_nudge"
 
 
-def remember(session: Session, connection: Connection, schema: str) -> None:
-    """Notes that the connection's transaction has staged something."""
-    session.info.setdefault(_TOLD, set()).add((connection, schema))
+def note_staged(session: Session, connection: Connection, schema: str) -> None:
+    """Notes that the connection's transaction has staged records."""
+    session.info.setdefault(_STAGED, set()).add((connection, schema))
 
 
-def forget(session: Session) -> None:
-    """The session's transaction is over."""
-    session.info.pop(_TOLD, None)
+def discard(session: Session) -> None:
+    """Drops the notes of a transaction that is over."""
+    session.info.pop(_STAGED, None)
 
 
 def after_commit(session: Session) -> None:
-    """Wakes the streamers of what the committed transaction has staged; never fails."""
+    """Wakes the streamers of the schemas in which the committed transaction has staged records; never fails."""
     if session.in_nested_transaction():
         return
-    for connection, schema in session.info.pop(_TOLD, ()):
-        # Still in a transaction: the session's commit was only part of someone else's, and nothing is committed yet.
+    for connection, schema in session.info.pop(_STAGED, ()):
+        # A connection still in a transaction belongs to an outer one, which has not been committed yet.
         if not connection.closed and not connection.in_transaction():
             _send(connection, schema)
 
@@ -52,5 +52,5 @@ def _send(connection: Connection, schema: str) -> None:
         with connection.begin():
             connection.execute(_NUDGE, {"channel": channel_name(schema)})
     except SQLAlchemyError as error:
-        # The commit has succeeded and must be seen to; the streamer finds the record at its next look.
+        # The application's commit has succeeded and must not appear to fail; the streamer's next poll finds the record.
         log.debug("nudge of %s not sent: %s", schema, type(error).__name__)

@@ -1,18 +1,19 @@
-"""The input check: what may stand in a record, and how it is written as JSON.
+"""The input check: which values a record may hold, and how they are encoded as JSON.
 
-A record that Postgres, Redis or a consumer would choke on is refused where it is made, with the path of the field; what
-passes comes back equal.  What JSON has no word for is written as text:
+A value that Postgres, Redis or a consumer could not handle is refused where the record is made, with the path of the
+field; an accepted value reads back equal.  Types that JSON lacks are encoded as text:
 
     Decimal             "12.50"                                 never in scientific notation
     UUID                "0190163d-8694-739b-aea5-966c26f8ad91"
-    datetime            "2026-11-20T09:30:00.000000+00:00"      an aware one in UTC, a naive one without an offset
+    datetime            "2026-11-20T09:30:00.000000+00:00"      aware: in UTC; naive: without an offset
     date, time          "2026-11-20", "09:30:00.000000"
     timedelta           "P1DT2H30M"                             ISO 8601, as Postgres' ``intervalstyle = iso_8601``
     Enum                its value
     tuple               a list
 
-Triggers write the same (``triggers.py``).  Numbers are Postgres' ``numeric``: an int is exact, a float comes back equal
-as a float, though one of 1e16 and more comes back as an int.  An error names field and type, never a value.
+Triggers use the same encoding (``triggers.py``).  Numbers become Postgres' ``numeric``: an int is exact; a float reads
+back as an equal float, except that one of 1e16 or more reads back as an int.  An error names the field and the type,
+never the value.
 """
 
 import json
@@ -28,14 +29,14 @@ from uuid import UUID
 from penstock.errors import InvalidRecord
 
 MAX_DEPTH = 100
-"""Deepest nesting of a payload: lists and objects inside each other."""
+"""Deepest nesting of lists and objects in a payload."""
 
 MAX_KEY_CHARACTERS = 1024
-MAX_WORD_CHARACTERS = 255
+MAX_LABEL_CHARACTERS = 255
 MAX_HEADERS_BYTES = 64 * 1024
 
 MAX_INT_DIGITS = 4300
-"""Longest int: what Python's own JSON reader takes by default."""
+"""Longest int, in digits: the default limit of Python's JSON reader."""
 
 _INT_LIMIT = 10**MAX_INT_DIGITS
 _NUMERIC_DIGITS = 131_072
@@ -44,31 +45,31 @@ _SHOWN_CHARACTERS = 40
 _SCALARS = frozenset(
     {str, int, float, bool, type(None), Decimal, UUID, datetime, date, time, timedelta}
 )
-_MENDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+_HINTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     ((bytes, bytearray, memoryview), "encode it as text, for instance base64"),
     ((set, frozenset), "give a sorted list"),
 )
 
 
 class _NotJsonError(Exception):
-    """The fast way has met something that the careful one must look at."""
+    """The encoder met a value that it cannot encode; ``_check`` finds out which."""
 
 
 def json_text(value: object, field: str, max_bytes: int) -> str:
-    """The value as compact JSON that Postgres takes as ``jsonb``.
+    """Encodes a value as compact JSON that Postgres accepts as ``jsonb``.
 
     Args:
-        value: Anything that JSON can say, and the types of the table above.
-        field: How errors call it: ``data``.
+        value: Any JSON value, and the types in the table above.
+        field: Its name in errors, such as ``data``.
         max_bytes: Largest JSON text, in bytes of UTF-8.
 
     Raises:
-        InvalidRecord: A part of it is not acceptable; the error names its path.
+        InvalidRecord: A part of it is invalid; the error names its path.
     """
-    text = _fast(value)
+    text = _encode_fast(value)
     if text is None:
-        _inspect(value, field, [])
-        text = _written(value, field)
+        _check(value, field, [])
+        text = _encode_checked(value, field)
     size = len(text.encode())
     if size > max_bytes:
         raise InvalidRecord(
@@ -80,39 +81,39 @@ def json_text(value: object, field: str, max_bytes: int) -> str:
 
 
 def key_text(value: object, field: str = "key") -> str:
-    """The key of a record as text.
+    """Returns the key of a record as text.
 
     Raises:
-        InvalidRecord: Not a str, int or UUID; empty; too long; or not text that Postgres can hold.
+        InvalidRecord: The key is not a str, int or UUID, is empty or too long, or is text that Postgres cannot store.
     """
     if isinstance(value, UUID):
         return str(value)
     if isinstance(value, int) and not isinstance(value, bool):
-        return int.__repr__(_bounded(value, field))
+        return int.__repr__(_check_int(value, field))
     if isinstance(value, str):
-        return _bounded_text(value, field, MAX_KEY_CHARACTERS)
+        return _check_length(value, field, MAX_KEY_CHARACTERS)
     raise InvalidRecord(
         field,
         f"is of type {type(value).__name__}; a key is a str, an int or a UUID, and never None",
     )
 
 
-def word(value: object, field: str) -> str:
-    """An action or the name of an object: text of 1 to 255 characters.
+def label_text(value: object, field: str) -> str:
+    """Checks an action or an object's name: text of 1 to 255 characters.
 
     Raises:
-        InvalidRecord: It is not.
+        InvalidRecord: It is anything else, or text that Postgres cannot store.
     """
     if not isinstance(value, str):
         raise InvalidRecord(field, f"is of type {type(value).__name__}; it takes a str")
-    return _bounded_text(value, field, MAX_WORD_CHARACTERS)
+    return _check_length(value, field, MAX_LABEL_CHARACTERS)
 
 
 def headers_text(headers: object, field: str = "headers") -> str | None:
-    """The headers as JSON; None if there are none.
+    """Encodes the headers as JSON; None stays None.
 
     Raises:
-        InvalidRecord: Not a dict, or a part of it is not acceptable.
+        InvalidRecord: The headers are not a dict, or a part of them is invalid.
     """
     if headers is None:
         return None
@@ -121,8 +122,8 @@ def headers_text(headers: object, field: str = "headers") -> str | None:
     return json_text(headers, field, MAX_HEADERS_BYTES)
 
 
-def _fast(value: object) -> str | None:
-    """The JSON text of a value that is plainly right; None when a closer look is needed."""
+def _encode_fast(value: object) -> str | None:
+    """Encodes a value without looking for the path of a fault; None if ``_check`` has to look at it."""
     if not (type(value) in _SCALARS or _is_plain(value, MAX_DEPTH)):
         return None
     try:
@@ -130,12 +131,12 @@ def _fast(value: object) -> str | None:
         text.encode()  # fails on a lone surrogate
     except (_NotJsonError, ValueError, OverflowError, RecursionError):
         return None
-    # A false alarm where the payload holds the six characters themselves: the closer look then finds nothing.
+    # It may be a false alarm: the payload may contain these six characters themselves, which _check accepts.
     return None if "\\u0000" in text else text
 
 
 def _is_plain(value: object, depth: int) -> bool:
-    """Whether every key is text and the nesting is within ``depth``, which a cycle is not."""
+    """Returns whether every key is text and the nesting at most ``depth``, which rules out cycles."""
     if isinstance(value, dict):
         for key in value:
             if type(key) is not str and not isinstance(key, str):
@@ -153,8 +154,8 @@ def _is_plain(value: object, depth: int) -> bool:
     return True
 
 
-def _as_json(value: object) -> object:
-    """What stands in JSON for a value of another type."""
+def _convert(value: object) -> object:
+    """Converts a value of a type that JSON lacks."""
     encoder = _ENCODERS.get(type(value)) or next(
         (encoder for kind, encoder in _ENCODERS.items() if isinstance(value, kind)), None
     )
@@ -166,14 +167,14 @@ def _as_json(value: object) -> object:
 _encode = json.JSONEncoder(
     ensure_ascii=False,
     allow_nan=False,
-    check_circular=False,  # the depth was looked at
+    check_circular=False,  # the depth has been checked
     separators=(",", ":"),
-    default=_as_json,
+    default=_convert,
 ).encode
 
 
-def _written(value: object, field: str) -> str:
-    """The text of a value in which ``_inspect`` found no fault."""
+def _encode_checked(value: object, field: str) -> str:
+    """Encodes a value in which ``_check`` found no fault."""
     failure = ""
     try:
         return _encode(value)
@@ -182,7 +183,7 @@ def _written(value: object, field: str) -> str:
     raise InvalidRecord(field, f"cannot be written as JSON ({failure}); give plain dicts and lists")
 
 
-def _decimal(value: Decimal) -> str:
+def _encode_decimal(value: Decimal) -> str:
     if not value.is_finite():
         raise _NotJsonError
     exponent = value.as_tuple().exponent
@@ -195,18 +196,18 @@ def _decimal(value: Decimal) -> str:
     return format(value, "f")
 
 
-def _datetime(value: datetime) -> str:
+def _encode_datetime(value: datetime) -> str:
     if value.utcoffset() is not None:
         value = value.astimezone(UTC)
     return value.isoformat(timespec="microseconds")
 
 
-def _time(value: time) -> str:
+def _encode_time(value: time) -> str:
     return value.isoformat(timespec="microseconds")
 
 
-def _duration(value: timedelta) -> str:
-    """ISO 8601, in the words of Postgres' ``intervalstyle = iso_8601``: each part has its own sign."""
+def _encode_duration(value: timedelta) -> str:
+    """Encodes as ISO 8601, as Postgres does with ``intervalstyle = iso_8601``: each part has its own sign."""
     minutes, seconds = divmod(value.seconds, 60)
     hours, minutes = divmod(minutes, 60)
     fraction = f".{value.microseconds:06d}".rstrip("0") if value.microseconds else ""
@@ -225,43 +226,43 @@ def _duration(value: timedelta) -> str:
     return f"P{day}T{clock}" if clock else f"P{day}"
 
 
-def _enum(value: Enum) -> object:
+def _encode_enum(value: Enum) -> object:
     return value.value
 
 
 _ENCODERS: dict[type, Callable[[Any], object]] = {
-    Decimal: _decimal,
+    Decimal: _encode_decimal,
     UUID: str,
-    datetime: _datetime,  # before date, which it is a kind of
+    datetime: _encode_datetime,  # before date: it is a subclass
     date: date.isoformat,
-    time: _time,
-    timedelta: _duration,
-    Enum: _enum,
+    time: _encode_time,
+    timedelta: _encode_duration,
+    Enum: _encode_enum,
 }
 
 
-def _inspect(value: object, path: str, above: list[int]) -> None:
-    """Finds the first fault and raises it with its path; the slow way.
+def _check(value: object, path: str, parents: list[int]) -> None:
+    """Raises for the first fault, with its path.
 
     Args:
         value: A part of the payload.
-        path: Where it stands.
-        above: Identities of the dicts and lists that it stands in.
+        path: Its path.
+        parents: Identities of the dicts and lists that contain it.
     """
     if isinstance(value, Enum):
-        _inspect(value.value, path, above)
+        _check(value.value, path, parents)
     elif isinstance(value, (dict, list, tuple)):
-        _inspect_members(value, path, above)
+        _check_members(value, path, parents)
     else:
-        _inspect_scalar(value, path)
+        _check_scalar(value, path)
 
 
-def _inspect_members(value: Any, path: str, above: list[int]) -> None:
-    if id(value) in above:
+def _check_members(value: Any, path: str, parents: list[int]) -> None:
+    if id(value) in parents:
         raise InvalidRecord(path, "contains itself; a payload is a tree")
-    if len(above) == MAX_DEPTH:
+    if len(parents) == MAX_DEPTH:
         raise InvalidRecord(path, f"is nested deeper than {MAX_DEPTH} levels; flatten the payload")
-    above.append(id(value))
+    parents.append(id(value))
     if isinstance(value, dict):
         for key, member in value.items():
             if not isinstance(key, str):
@@ -269,50 +270,51 @@ def _inspect_members(value: Any, path: str, above: list[int]) -> None:
                     path,
                     f"has a key of type {type(key).__name__}; keys are str: convert it with str()",
                 )
-            inner = _member_path(path, key)
-            _inspect_text(key, f"{inner} (the name itself)")
-            _inspect(member, inner, above)
+            inner = _make_path(path, key)
+            _check_text(key, f"{inner} (the name itself)")
+            _check(member, inner, parents)
     else:
         for number, member in enumerate(value):
-            _inspect(member, f"{path}[{number}]", above)
-    above.pop()
+            _check(member, f"{path}[{number}]", parents)
+    parents.pop()
 
 
-def _inspect_scalar(value: object, path: str) -> None:
+def _check_scalar(value: object, path: str) -> None:
     if value is None or isinstance(value, (bool, UUID, datetime, date, time, timedelta)):
-        _inspect_moment(value, path)
+        _check_datetime(value, path)
     elif isinstance(value, str):
-        _inspect_text(value, path)
+        _check_text(value, path)
     elif isinstance(value, int):
-        _bounded(value, path)
+        _check_int(value, path)
     elif isinstance(value, float):
         if not isfinite(value):
             raise InvalidRecord(
-                path, "is NaN or infinite, which JSON cannot say: give None, or a word of your own"
+                path,
+                "is NaN or infinite, which JSON does not have: give None, or a word of your own",
             )
     elif isinstance(value, Decimal):
-        _inspect_decimal(value, path)
+        _check_decimal(value, path)
     else:
-        raise InvalidRecord(path, f"is of type {type(value).__name__}: {_mend(value)}")
+        raise InvalidRecord(path, f"is of type {type(value).__name__}: {_make_hint(value)}")
 
 
-def _inspect_moment(value: object, path: str) -> None:
+def _check_datetime(value: object, path: str) -> None:
     if not isinstance(value, datetime):
         return
     try:
-        _datetime(value)
+        _encode_datetime(value)
     except OverflowError:
         pass
     else:
         return
-    raise InvalidRecord(path, "is a datetime whose moment in UTC lies outside the years 1 to 9999")
+    raise InvalidRecord(path, "is a datetime that in UTC lies outside the years 1 to 9999")
 
 
-def _inspect_decimal(value: Decimal, path: str) -> None:
+def _check_decimal(value: Decimal, path: str) -> None:
     if not value.is_finite():
         raise InvalidRecord(path, "is a Decimal NaN or infinity: give None, or a word of your own")
     try:
-        _decimal(value)
+        _encode_decimal(value)
     except _NotJsonError:
         pass
     else:
@@ -323,20 +325,20 @@ def _inspect_decimal(value: Decimal, path: str) -> None:
     )
 
 
-def _mend(value: object) -> str:
+def _make_hint(value: object) -> str:
     if is_dataclass(value) and not isinstance(value, type):
         return "give dataclasses.asdict(…) of it"
     if hasattr(value, "model_dump"):
         return "give its model_dump(mode='json')"
     if hasattr(type(value), "__table__") or hasattr(type(value), "__mapper__"):
         return "give the attributes that consumers need, not the mapped object"
-    for kinds, mend in _MENDS:
+    for kinds, hint in _HINTS:
         if isinstance(value, kinds):
-            return mend
-    return "give what JSON can say: dict, list, str, int, float, bool, None"
+            return hint
+    return "give a JSON type: dict, list, str, int, float, bool, None"
 
 
-def _bounded(value: int, path: str) -> int:
+def _check_int(value: int, path: str) -> int:
     if not -_INT_LIMIT < value < _INT_LIMIT:
         raise InvalidRecord(
             path,
@@ -345,25 +347,27 @@ def _bounded(value: int, path: str) -> int:
     return value
 
 
-def _bounded_text(value: str, field: str, limit: int) -> str:
+def _check_length(value: str, field: str, limit: int) -> str:
     if not 1 <= len(value) <= limit:
         raise InvalidRecord(field, f"has {len(value)} characters; it takes 1 to {limit}")
-    _inspect_text(value, field)
+    _check_text(value, field)
     return str.__str__(value)
 
 
-def _inspect_text(value: str, path: str) -> None:
+def _check_text(value: str, path: str) -> None:
     if "\x00" in value:
-        raise InvalidRecord(path, "contains a NUL character, which Postgres cannot hold: remove it")
+        raise InvalidRecord(
+            path, "contains a NUL character, which Postgres cannot store: remove it"
+        )
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise InvalidRecord(
             path,
-            "contains half of a surrogate pair, which is no text: decode it with errors='replace'",
+            "contains half of a surrogate pair, which is not valid text: decode it with errors='replace'",
         )
 
 
-def _member_path(path: str, key: str) -> str:
-    """The path of a member: ``data.price``; in brackets where the name is no word."""
+def _make_path(path: str, key: str) -> str:
+    """Returns the path of a member: ``data.price``; in brackets if the name is not an identifier."""
     if key.isascii() and key.isidentifier() and len(key) <= _SHOWN_CHARACTERS:
         return f"{path}.{key}"
     shown = key[:_SHOWN_CHARACTERS] + ("…" if len(key) > _SHOWN_CHARACTERS else "")

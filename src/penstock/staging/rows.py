@@ -1,8 +1,8 @@
-"""Rows of ``staged_records``: checked one by one, inserted all in one statement.
+"""Rows of ``staged_records``: checked one by one, inserted in one statement.
 
-The statement has one parameter, a JSON text of all rows, so it is the same for one row and for a thousand: compiled
-once, prepared once.  The payload's text is made by our own check and goes in as it is; the application's own
-``json_serializer`` has no part in it.  It needs the right to INSERT and no other: nothing is read back.
+The statement has one parameter, a JSON text of all rows.  It is the same for one row and for a thousand, so it is
+compiled once and prepared once.  The payload is encoded by ``payload`` and inserted unchanged; the application's
+``json_serializer`` is not used.  Nothing is read back, so the INSERT privilege is enough.
 """
 
 import json
@@ -15,40 +15,40 @@ from sqlalchemy.exc import DBAPIError
 
 from penstock.declarations import Channel
 from penstock.errors import StagingError
-from penstock.staging.payload import headers_text, json_text, key_text, word
+from penstock.staging.payload import headers_text, json_text, key_text, label_text
 
 Row = str
 """A row as JSON: channel, shard, key, action, object, data, headers."""
 
 MAX_STATEMENT_CHARACTERS = 16 * 1024 * 1024
-"""More than this becomes a second statement: what the server has to hold in memory stays bounded."""
+"""Longer inserts are split into several statements, to bound the server's memory."""
 
-_quoted = json.JSONEncoder(ensure_ascii=False).encode
+_quote = json.JSONEncoder(ensure_ascii=False).encode
 
-_WORDS_KEPT = 1000
-_words: dict[str, str] = {}
-"""Words that were checked, as JSON: an application has few, and each record has three."""
+_MAX_CACHED_LABELS = 1000
+_labels: dict[str, str] = {}
+"""Checked labels as JSON: an application has few, and each record has three."""
 
 _TRANSACTION_CLASSES = ("08", "25", "40", "53", "55", "57")
-"""Classes of SQLSTATE that are about the transaction or the server, and that applications know how to meet."""
+"""SQLSTATE classes of transaction and server errors, which applications already handle."""
 
-_MENDS = {
+_HINTS = {
     "42P01": "create Penstock's tables: penstock init",
     "3F000": "create Penstock's tables: penstock init",
-    "42501": "the role needs USAGE on the schema and INSERT on staged_records",
+    "42501": "grant the role USAGE on the schema and INSERT on staged_records",
 }
 
 
-def row(  # noqa: PLR0913, PLR0917  a row has this many columns
+def make_row(  # noqa: PLR0913, PLR0917  a row has this many columns
     channel: Channel,
     key: object,
     action: object,
-    object: object,  # noqa: A002  the word of the record
+    object: object,  # noqa: A002  the name of the record's field
     data: Any,
     headers: object = None,
     field: str = "",
 ) -> Row:
-    """A checked row.
+    """Checks the fields of a record and returns them as a row.
 
     Args:
         channel: Where the record goes.
@@ -57,18 +57,18 @@ def row(  # noqa: PLR0913, PLR0917  a row has this many columns
         object: What it happened to.
         data: The payload.
         headers: A dict, or None.
-        field: What stands before the names of fields in errors, such as ``records[3].``.
+        field: Prefix of field names in errors, such as ``records[3].``.
 
     Raises:
-        InvalidRecord: A field is not acceptable.
+        InvalidRecord: A field is invalid.
     """
     checked_key = key_text(key, f"{field}key")
     checked = [
-        _word(channel.name, "channel"),
+        _make_label(channel.name, "channel"),
         str(channel.shard_of(checked_key)),
-        _quoted(checked_key),
-        _word(action, f"{field}action"),
-        _word(object, f"{field}object"),
+        _quote(checked_key),
+        _make_label(action, f"{field}action"),
+        _make_label(object, f"{field}object"),
         json_text(data, f"{field}data", channel.max_bytes),
     ]
     if headers is not None:
@@ -76,54 +76,54 @@ def row(  # noqa: PLR0913, PLR0917  a row has this many columns
     return f"[{','.join(checked)}]"
 
 
-def _word(value: object, field: str) -> str:
-    known = _words.get(value) if type(value) is str else None
+def _make_label(value: object, field: str) -> str:
+    known = _labels.get(value) if type(value) is str else None
     if known is None:
-        checked = word(value, field)
-        known = _quoted(checked)
-        if len(_words) < _WORDS_KEPT:
-            _words[checked] = known
+        checked = label_text(value, field)
+        known = _quote(checked)
+        if len(_labels) < _MAX_CACHED_LABELS:
+            _labels[checked] = known
     return known
 
 
-def insert(connection: Connection, schema: str, rows: Sequence[Row]) -> None:
-    """Inserts the rows, in their order, in one statement (a further one for every 16 MB).
+def insert_rows(connection: Connection, schema: str, rows: Sequence[Row]) -> None:
+    """Inserts the rows in order, in one statement for each 16 million characters.
 
     Raises:
-        StagingError: Postgres refuses them, or the connection has no transactions; the text holds no payload.
-        sqlalchemy.exc.DBAPIError: The transaction or the connection has failed, in a way that can be tried again.
+        StagingError: Postgres refused the rows, or the connection is in AUTOCOMMIT; the text holds no payload.
+        sqlalchemy.exc.DBAPIError: The transaction or the connection failed; the application may retry.
     """
     if _is_autocommit(connection):
         raise StagingError(
-            "the connection is in AUTOCOMMIT: the change and its record would be two transactions, and one of them can "
-            "be lost; use a connection or an engine with another isolation level"
+            "the connection is in AUTOCOMMIT: the change and its record would be committed separately, and one of them "
+            "could be lost; use a connection or an engine with another isolation level"
         )
-    for chunk in _chunks(rows):
-        failure = _failure(connection, _statement(schema), f"[{','.join(chunk)}]")
+    for chunk in _split(rows):
+        failure = _try_insert(connection, _make_statement(schema), f"[{','.join(chunk)}]")
         if failure is not None:
-            # Raised here, outside of ``except``, so that the error with the parameters is not its context.
+            # Raised here, outside ``except``, so that the error with the parameters is not its context.
             raise failure
 
 
-def _failure(connection: Connection, statement: TextClause, rows: str) -> Exception | None:
-    """Runs the statement, and gives the error that the application should see."""
+def _try_insert(connection: Connection, statement: TextClause, rows: str) -> Exception | None:
+    """Executes the statement; returns the error to raise, if any."""
     try:
         connection.execute(statement, {"rows": rows})
     except DBAPIError as error:
-        state = _sqlstate(error)
+        state = _get_sqlstate(error)
         if error.connection_invalidated or not state or state.startswith(_TRANSACTION_CLASSES):
             error.hide_parameters = True
             return error
-        mend = _MENDS.get(state, "see the server's log")
+        hint = _HINTS.get(state, "see the server's log")
         return StagingError(
-            f"Postgres refused the staged records ({type(error.orig).__name__}, SQLSTATE {state}): {mend}"
+            f"Postgres refused the staged records ({type(error.orig).__name__}, SQLSTATE {state}): {hint}"
         )
     return None
 
 
 @cache
-def _statement(schema: str) -> TextClause:
-    """The INSERT.  ``jsonb`` keeps numbers exactly and ``WITH ORDINALITY`` the order, so ids are drawn in it."""
+def _make_statement(schema: str) -> TextClause:
+    """Makes the INSERT.  ``jsonb`` keeps numbers exact; ``WITH ORDINALITY`` draws the ids in the rows' order."""
     return text(
         f"""
         INSERT INTO "{schema}".staged_records (channel, shard, key, action, object, data, headers)
@@ -134,7 +134,7 @@ def _statement(schema: str) -> TextClause:
     )
 
 
-def _chunks(rows: Sequence[Row]) -> Iterator[Iterable[Row]]:
+def _split(rows: Sequence[Row]) -> Iterator[Iterable[Row]]:
     start = size = 0
     for number, each in enumerate(rows):
         if size and size + len(each) > MAX_STATEMENT_CHARACTERS:
@@ -146,13 +146,13 @@ def _chunks(rows: Sequence[Row]) -> Iterator[Iterable[Row]]:
 
 def _is_autocommit(connection: Connection) -> bool:
     level = connection.get_execution_options().get("isolation_level")
-    if level is None:  # what create_engine(isolation_level=…) says
+    if level is None:  # set by create_engine(isolation_level=…)
         level = getattr(connection.dialect, "_on_connect_isolation_level", None)
     return level == "AUTOCOMMIT"
 
 
-def _sqlstate(error: DBAPIError) -> str:
-    """What psycopg and asyncpg call ``sqlstate``, and psycopg2 ``pgcode``."""
+def _get_sqlstate(error: DBAPIError) -> str:
+    """Psycopg and asyncpg call it ``sqlstate``, psycopg2 ``pgcode``."""
     for name in ("sqlstate", "pgcode"):
         state = getattr(error.orig, name, None)
         if isinstance(state, str):

@@ -1,11 +1,11 @@
-"""Which rules hold for a session, what they mean for a mapped class, and the rows that a change becomes.
+"""Which rules apply to a session, what they mean for a mapped class, and the row that a change becomes.
 
-A rule is declared for a class and holds for its mapped subclasses.  ``Plan`` is one rule seen from one mapper: which
-attributes it reads (so that they can be loaded together), and how an object becomes a row.
+A rule is declared for a class and applies to its mapped subclasses.  A ``Plan`` is one rule applied to one mapper: the
+attributes it reads, so that they can be loaded together, and how an object becomes a row.
 
-A pipeline is attached to a class of sessions, or to one session.  ``sessionmaker`` and its relatives make sessions of a
-class of their own; attaching to one means attaching to that class.  A pipeline counts once for a session, by however
-many ways it got there.
+A pipeline is attached to a class of sessions or to one session.  ``sessionmaker`` and its relatives create sessions of
+a class of their own; attaching to one of them attaches to that class.  A session counts each pipeline once, however
+many times it was attached.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,18 +18,18 @@ from sqlalchemy.orm import Mapper, Session, class_mapper, sessionmaker
 
 from penstock.declarations import Change, Channel, Ick, StagingRule
 from penstock.errors import DeclarationError
-from penstock.staging.rows import Row, row
+from penstock.staging.rows import Row, make_row
 
-Known = Mapping[str, object]
-"""Values that the database had, where the object in memory has others."""
+StoredValues = Mapping[str, object]
+"""Values of the database row, for attributes whose value in memory differs or is gone."""
 
 
 Target = type[Session] | Session
-"""What SQLAlchemy's session events listen to."""
+"""What SQLAlchemy's session events are registered on."""
 
 
 class Declarations(Protocol):
-    """What staging needs to know of a pipeline."""
+    """The part of a pipeline that staging uses."""
 
     @property
     def rules(self) -> Sequence[StagingRule]:
@@ -41,75 +41,73 @@ class Declarations(Protocol):
 
     @property
     def schema(self) -> str:
-        """The Penstock schema, which has passed the rule for names."""
+        """The Penstock schema, already validated."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A rule, as it holds for one mapper.
+    """A rule applied to one mapper.
 
     Attributes:
         rule: The rule.
-        called: What the records call the object.
-        names: Attributes that make the payload; None if a function does.
+        object_name: The object's name in the records.
+        names: Attributes that make up the payload; None if a function builds it.
         reads: Column attributes that the rule may read.
     """
 
     rule: StagingRule
-    called: str
+    object_name: str
     names: tuple[str, ...] | None
     reads: frozenset[str]
 
-    def row(self, change: Change, target: object, known: Known) -> Row | None:
-        """The row that tells of the change; None if the rule's condition is false.
+    def make_row(self, change: Change, target: object, stored: StoredValues) -> Row | None:
+        """Returns the row for a change; None if the rule's condition is false.
 
         Raises:
-            InvalidRecord: The key or the payload is not acceptable.
+            InvalidRecord: The key or the payload is invalid.
         """
         rule = self.rule
         if isinstance(rule.channel, Ick):
-            return self.member(change, self._key(target, known))
+            return self.make_mark(change, self._read_key(target, stored))
         if callable(rule.when) and not rule.when(target):
             return None
         data: Any
         if self.names is not None:
-            data = {
-                name: known[name] if name in known else getattr(target, name) for name in self.names
-            }
+            data = {name: _read(target, name, stored) for name in self.names}
         else:
-            data = _called(rule.data, target)
-        return row(rule.channel, self._key(target, known), change, self.called, data)
+            data = _call(rule.data, target)
+        return make_row(
+            rule.channel, self._read_key(target, stored), change, self.object_name, data
+        )
 
-    def member(self, change: Change, key: object) -> Row | None:
-        """The row that makes a member of the rule's Ick dirty; None if there is no member.
+    def make_mark(self, change: Change, member: object) -> Row | None:
+        """Returns the row that marks a member of the rule's Ick dirty; None if the member is None.
 
         Raises:
-            InvalidRecord: The member is not acceptable.
+            InvalidRecord: The member is invalid.
         """
-        return None if key is None else row(self.rule.channel, key, change, self.called, {})
+        if member is None:
+            return None
+        return make_row(self.rule.channel, member, change, self.object_name, {})
 
-    def moving(self, mapper: Mapper[Any]) -> str | None:
-        """The column attribute whose change turns a member of the rule's Ick into another; None if none can."""
+    def member_column(self, mapper: Mapper[Any]) -> str | None:
+        """Returns the column attribute that the key names, if the rule marks members of an Ick; otherwise None."""
         key = self.rule.key
         is_column = isinstance(key, str) and key in mapper.column_attrs
         return str(key) if is_column and isinstance(self.rule.channel, Ick) else None
 
-    def _key(self, target: object, known: Known) -> object:
+    def _read_key(self, target: object, stored: StoredValues) -> object:
         key = self.rule.key
-        return _called(key, target) if callable(key) else _value(target, key, known)
+        return _call(key, target) if callable(key) else _read(target, key, stored)
 
 
-def plans(rules: Iterable[StagingRule], mapper: Mapper[Any]) -> tuple[Plan, ...]:
-    """The rules that the session's hooks follow for a mapper, in the order of their declaration."""
-    return tuple(
-        _plan(rule, mapper)
-        for rule in rules
-        if rule.capture == "orm" and issubclass(mapper.class_, rule.type)
-    )
+def make_plans(rules: Iterable[StagingRule], mapper: Mapper[Any]) -> tuple[Plan, ...]:
+    """Applies to a mapper those rules that are for its class, in the order of their declaration."""
+    return tuple(_make_plan(rule, mapper) for rule in rules if issubclass(mapper.class_, rule.type))
 
 
 def column_names(mapper: Mapper[Any], *, deferred: bool = True) -> tuple[str, ...]:
-    """The attributes that stand for a column of a table, in the mapper's order; computed ones left out."""
+    """Returns the attributes that map a column of a table, in the mapper's order; computed ones are left out."""
     return tuple(
         attribute.key
         for attribute in mapper.column_attrs
@@ -118,7 +116,7 @@ def column_names(mapper: Mapper[Any], *, deferred: bool = True) -> tuple[str, ..
 
 
 def null_names(mapper: Mapper[Any]) -> frozenset[str]:
-    """The attributes that are NULL in a new row unless they were set: nothing else gives them a value."""
+    """Returns the attributes that are NULL in a new row unless set: they have no default of any kind."""
     return frozenset(
         attribute.key
         for attribute in mapper.column_attrs
@@ -130,26 +128,27 @@ def null_names(mapper: Mapper[Any]) -> frozenset[str]:
 
 
 def check_rule(rule: StagingRule) -> None:
-    """Looks for what can be found at the declaration, before any object changes.
+    """Finds the mistakes in a rule that show when it is declared, before any object changes.
 
     Raises:
-        DeclarationError: The class is not mapped, or it has no attribute of a name that the rule gives.
+        DeclarationError: The class is not mapped, or it lacks an attribute that the rule names.
     """
-    who = f"staging rule of {rule.type.__name__}"
-    if not hasattr(
-        rule.type, "__mapper__"
-    ):  # inspect() would configure mappers whose partners are still to come
-        raise DeclarationError(f"{who}: the class is not mapped; map it before it is declared")
+    where = f"staging rule of {rule.type.__name__}"
+    # inspect() would configure the mappers now, while classes they refer to may still be undefined.
+    if not hasattr(rule.type, "__mapper__"):
+        raise DeclarationError(
+            f"{where}: the class is not mapped; map it before declaring the rule"
+        )
     names = [] if rule.data is None or callable(rule.data) else list(rule.data)
     if not callable(rule.key):
         names.append(rule.key)
     for name in names:
         if not hasattr(rule.type, name):
-            raise DeclarationError(f"{who}: {rule.type.__name__} has no attribute {name!r}")
+            raise DeclarationError(f"{where}: {rule.type.__name__} has no attribute {name!r}")
 
 
 def object_name(rule: StagingRule) -> str:
-    """What the records of a rule call their object."""
+    """Returns the name that a rule's records give their object."""
     if rule.object is not None:
         return rule.object
     table = class_mapper(rule.type).local_table
@@ -157,7 +156,7 @@ def object_name(rule: StagingRule) -> str:
 
 
 class Attachment:
-    """A pipeline and what it means for the mappers seen so far.
+    """A pipeline as attached to sessions, with the plans made so far.
 
     Attributes:
         pipeline: The pipeline.
@@ -170,20 +169,25 @@ class Attachment:
         self._rules: Sequence[StagingRule] = ()
         self._plans: WeakKeyDictionary[Mapper[Any], tuple[Plan, ...]] = WeakKeyDictionary()
 
-    def new_rules(self) -> Sequence[StagingRule]:
-        """The rules that were declared since the last time."""
-        rules = tuple(self.pipeline.rules)
+    @property
+    def orm_rules(self) -> tuple[StagingRule, ...]:
+        """The rules declared so far that the session's hooks follow."""
+        return tuple(rule for rule in self.pipeline.rules if rule.capture == "orm")
+
+    def take_new_rules(self) -> Sequence[StagingRule]:
+        """Returns the rules for the hooks that were declared since the last call."""
+        rules = self.orm_rules
         known, self._rules = self._rules, rules
         if len(rules) == len(known):
             return ()
         self._plans = WeakKeyDictionary()
         return rules[len(known) :]
 
-    def plans(self, mapper: Mapper[Any]) -> tuple[Plan, ...]:
-        """The rules as they hold for a mapper."""
+    def get_plans(self, mapper: Mapper[Any]) -> tuple[Plan, ...]:
+        """Returns the plans for a mapper, from the rules taken so far."""
         found = self._plans.get(mapper)
         if found is None:
-            found = self._plans[mapper] = plans(self._rules, mapper)
+            found = self._plans[mapper] = make_plans(self._rules, mapper)
         return found
 
 
@@ -191,7 +195,7 @@ _attached: WeakKeyDictionary[Target, list[Attachment]] = WeakKeyDictionary()
 
 
 def add_attachment(target: Target, pipeline: Declarations, *, nudge: bool) -> bool:
-    """Remembers that sessions of ``target`` belong to the pipeline; says whether the target is new to us."""
+    """Records that sessions of ``target`` use the pipeline; returns whether this is the target's first pipeline."""
     is_new = target not in _attached
     known = _attached.setdefault(target, [])
     for attachment in known:
@@ -202,8 +206,8 @@ def add_attachment(target: Target, pipeline: Declarations, *, nudge: bool) -> bo
     return is_new
 
 
-def attachments(session: Session) -> list[Attachment]:
-    """The pipelines of a session, each once; what was said nearest to it holds."""
+def find_attachments(session: Session) -> list[Attachment]:
+    """Returns the pipelines of a session, each once; the session's own attachment wins over that of a class."""
     found: list[Attachment] = []
     targets: tuple[Any, ...] = (session, *type(session).__mro__)
     for target in targets:
@@ -213,44 +217,46 @@ def attachments(session: Session) -> list[Attachment]:
     return found
 
 
-def resolved(target: Any) -> Target:
-    """The class, or the session, that stands behind what an application calls its session.
+def resolve_target(target: Any) -> Target:
+    """Returns the session class, or the session, behind what an application attaches to.
 
-    The async twins are known by what they have, since importing them needs greenlet.
+    Async types are recognised by their attributes, since importing them needs greenlet.
 
     Raises:
-        DeclarationError: It is nothing that makes sessions.
+        DeclarationError: ``target`` is not a session and creates none.
     """
     if isinstance(target, Session) or (isinstance(target, type) and issubclass(target, Session)):
         return target
     if isinstance(target, sessionmaker):
         return target.class_
     if hasattr(target, "session_factory"):  # scoped_session, async_scoped_session
-        return resolved(target.session_factory)
+        return resolve_target(target.session_factory)
     if isinstance(target, type) and hasattr(target, "sync_session_class"):  # AsyncSession
-        own = _own_class(target.sync_session_class)
+        own = _make_own_class(target.sync_session_class)
         target.sync_session_class = own
         return own
     if hasattr(target, "sync_session"):  # an AsyncSession
-        return resolved(target.sync_session)
+        return resolve_target(target.sync_session)
     if hasattr(target, "class_") and hasattr(
         target.class_, "sync_session_class"
     ):  # async_sessionmaker
-        own = _own_class(target.kw.get("sync_session_class") or target.class_.sync_session_class)
+        own = _make_own_class(
+            target.kw.get("sync_session_class") or target.class_.sync_session_class
+        )
         target.configure(sync_session_class=own)
         return own
     raise DeclarationError(
         f"a pipeline cannot be attached to {type(target).__name__}; it takes a Session, a sessionmaker, a "
-        "scoped_session with a sessionmaker, or their async twins"
+        "scoped_session with a sessionmaker, or one of their async equivalents"
     )
 
 
-def _own_class(inside: type[Session]) -> type[Session]:
-    """The class of the sessions inside of async ones; not ``Session`` itself, which everyone shares."""
-    return type("Session", (Session,), {}) if inside is Session else inside
+def _make_own_class(sync_class: type[Session]) -> type[Session]:
+    """Returns a class for the sessions inside async ones: a subclass instead of ``Session``, which is shared by all."""
+    return type("Session", (Session,), {}) if sync_class is Session else sync_class
 
 
-def _plan(rule: StagingRule, mapper: Mapper[Any]) -> Plan:
+def _make_plan(rule: StagingRule, mapper: Mapper[Any]) -> Plan:
     columns = column_names(mapper)
     if callable(rule.data):
         names = None
@@ -261,15 +267,15 @@ def _plan(rule: StagingRule, mapper: Mapper[Any]) -> Plan:
     named = {*(names or ()), *(() if callable(rule.key) else (rule.key,))}
     reads = named & set(columns)
     if len(reads) < len(named) or callable(rule.data) or callable(rule.key) or callable(rule.when):
-        # A function or a property reads what it likes; deferred columns it has to load by itself.
+        # A function or a property may read any attribute; deferred columns are left for it to load.
         reads |= set(column_names(mapper, deferred=False))
     return Plan(rule, object_name(rule), names, frozenset(reads))
 
 
-def _value(target: object, name: str, known: Known) -> object:
-    return known[name] if name in known else getattr(target, name)
+def _read(target: object, name: str, stored: StoredValues) -> object:
+    return stored[name] if name in stored else getattr(target, name)
 
 
-def _called(function: object, target: object) -> Any:
-    call: Callable[[object], Any] = function  # type: ignore[assignment]  # the caller has looked
+def _call(function: object, target: object) -> Any:
+    call: Callable[[object], Any] = function  # type: ignore[assignment]  # the caller has checked
     return call(target)

@@ -22,7 +22,7 @@ from itertools import chain
 from time import monotonic
 from typing import TypeVar, assert_never
 
-from penstock.channels.ick import Fold, fold, passages, tell_each
+from penstock.channels.ick import MarkBatch, coalesce, mark_shards, update_progress
 from penstock.channels.isolation import ask_each, isolated
 from penstock.channels.log import (
     FIELDS,
@@ -132,7 +132,7 @@ class Publisher:
             check_tails(self._connection, self._client, self._schema, self._namespace, [shard])
             log_epochs(self._client, self._namespace, [shard])
             if shard.channel in self._icks:
-                passages(self._client, self._namespace, [shard])
+                update_progress(self._client, self._namespace, [shard])
             self.unusable.remove(shard)
 
     @property
@@ -208,12 +208,12 @@ class Publisher:
 
     def _mark(
         self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
-    ) -> Generator[tuple[Fold, Reply], None, None]:
+    ) -> Generator[tuple[MarkBatch, Reply], None, None]:
         """Marks in Icks, one call after the other."""
         target = self._target_of(icks=True)
         with closing(self._batches(target, tails, prefetched, may_begin=may_begin)) as batches:
             for marks in map(_coalesce, batches):
-                [reply] = tell_each(self._client, self._namespace, [marks])
+                [reply] = mark_shards(self._client, self._namespace, [marks])
                 yield marks, reply
 
     def _batches(
@@ -255,7 +255,7 @@ class Publisher:
             if (shard.channel in self._icks) == icks and shard not in self.unusable
         }
 
-    def _record_reply(self, done: Published, batch: Batch | Fold, reply: Reply) -> Published:
+    def _record_reply(self, done: Published, batch: Batch | MarkBatch, reply: Reply) -> Published:
         match reply:
             case Appended(tail, added):
                 self.tails[batch.shard] = tail
@@ -281,7 +281,7 @@ def _count_missing(target: Mapping[ShardName, Offset], tails: Mapping[ShardName,
     return sum(max(0, tail - tails.get(shard, BEGINNING)) for shard, tail in target.items())
 
 
-def _coalesce(batch: Batch) -> Fold:
+def _coalesce(batch: Batch) -> MarkBatch:
     """The marks of a batch's records."""
     name, values = batch.shard, batch.arguments
     records = [
@@ -293,7 +293,7 @@ def _coalesce(batch: Batch) -> Fold:
         )
         for number in range(batch.count)
     ]
-    return fold(records, batch.epoch, begins=batch.begins)
+    return coalesce(records, batch.epoch, begins=batch.begins)
 
 
 def _groups(batches: Iterator[Batch]) -> Iterator[list[Batch]]:
@@ -319,7 +319,7 @@ def _read_ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
             yield item
 
 
-def _refusal(batch: Batch | Fold, reply: FencedOff | Foreign) -> HistoryDiverged | Fenced:
+def _refusal(batch: Batch | MarkBatch, reply: FencedOff | Foreign) -> HistoryDiverged | Fenced:
     if isinstance(reply, FencedOff):
         return Fenced(
             f"{batch.shard}: the log is in epoch {reply.epoch}, this streamer in {batch.epoch}, which Postgres has left. "

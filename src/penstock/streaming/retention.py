@@ -14,12 +14,13 @@ from functools import partial
 from math import inf
 from time import monotonic
 
-from penstock.channels.ick import passages
+from penstock.channels.ick import update_progress
 from penstock.channels.isolation import OnUnusable, ask_each, isolated
 from penstock.channels.log import evict
 from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import Channel, Ick
 from penstock.records import BEGINNING, Offset, ShardName
@@ -95,8 +96,8 @@ def retain(  # noqa: PLR0913  two servers, and what is known of the channel
     records, evicted = 0, 0
     left = deque(channel.shard_names if shards is None else shards)
     if isinstance(channel, Ick):
-        progress = ask_each(partial(passages, client, namespace), left, on_unusable)
-        tails = {shard: each.passed for shard, each in progress.items()}
+        progress = ask_each(partial(update_progress, client, namespace), left, on_unusable)
+        tails = {shard: each.done_up_to for shard, each in progress.items()}
         left = deque(progress)
     while left:
         shard = left.popleft()

@@ -23,7 +23,8 @@ import psycopg
 
 from penstock.channels.log import Batch
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import UnsafeSetting
 from penstock.records import Epoch, Offset, Shard, ShardName

@@ -15,7 +15,8 @@ import structlog
 
 from penstock.channels.server import RedisClient, check_eviction, connect_redis
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection, connect_postgres, describe, postgres_errors
+from penstock.database.connections import Connection, connect_postgres
+from penstock.database.errors import describe, postgres_errors
 from penstock.database.registry import register_channel, register_consumer
 from penstock.errors import ServerUnavailable
 from penstock.journal import check_lineage

@@ -12,7 +12,8 @@ from typing import Any
 import psycopg
 
 from penstock.channels.log import Batch
-from penstock.database.connections import Connection, pipelined, postgres_errors
+from penstock.database.connections import Connection, pipelined
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import HistoryDiverged
 from penstock.records import BEGINNING, Epoch, Offset, ShardName

@@ -5,7 +5,7 @@ from time import monotonic
 import structlog
 
 from penstock.channels.isolation import ShardError
-from penstock.database.connections import describe
+from penstock.database.errors import describe
 from penstock.records import ShardName
 
 log = structlog.get_logger("penstock.streamer")

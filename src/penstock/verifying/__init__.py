@@ -1,31 +1,31 @@
-"""Is everything where it should be?  Staged records, journal, log and checkpoints, against one another, while they move.
+"""Verifies that nothing is lost, duplicated or changed: staged records, journal, log and checkpoints, while they move.
 
-Nothing is stopped and no snapshot is held for long.  What makes it exact is the order of looking.  A record is in the
-journal before it is in the log, and in the log before a checkpoint passes it; retention takes it out of Postgres before it
-takes it out of the log.  So checkpoints are read first, then the log's ends, then the journal's; and of every stretch first
-what the log holds, then what Postgres says.  What Postgres then still names, and the log should have had by its end, was
-there a moment ago, or is lost.
+Nothing is stopped, and no snapshot is held for long.  The reading order makes the result exact.  A record is in the
+journal before it is in the log, and in the log before a checkpoint passes it; retention removes it from Postgres before
+it removes it from the log.  Checkpoints are therefore read first, then the ends of the log, then the ends of the journal;
+within each range, the log is read before Postgres.  A record that Postgres still names, and that lies before the end of
+the log, must be in the log or is lost.
 
-    findings   what can be wrong, and how it is told
-    bounds     where each shard is looked at, from and up to where; what its ends say by themselves
-    comparing  one stretch of a shard, entry by entry: arithmetic, nothing else
-    run        all of it in order; an engine reads the stretches
+    findings   the kinds of finding, and how unexpected entries are classified
+    bounds     the range to verify in each shard, and what the ends of log and journal show by themselves
+    comparing  compares one range of a shard entry by entry, without a server
+    run        the whole verification; an engine reads the ranges
 """
 
 from penstock.verifying.bounds import Start
-from penstock.verifying.comparing import Remembered, Stretch, compare
-from penstock.verifying.findings import Fault, Found, Stray
-from penstock.verifying.run import Examined, Examiner, Verified, verify
+from penstock.verifying.comparing import ExpectedRecord, VerificationRange, compare
+from penstock.verifying.findings import Finding, FindingKind, UnexpectedEntry
+from penstock.verifying.run import Examination, Examiner, Verified, verify
 
 __all__ = [
-    "Examined",
+    "Examination",
     "Examiner",
-    "Fault",
-    "Found",
-    "Remembered",
+    "ExpectedRecord",
+    "Finding",
+    "FindingKind",
     "Start",
-    "Stray",
-    "Stretch",
+    "UnexpectedEntry",
+    "VerificationRange",
     "Verified",
     "compare",
     "verify",

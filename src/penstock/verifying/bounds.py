@@ -1,7 +1,7 @@
-"""From where and up to where each shard is looked at, and what its ends say by themselves.
+"""The range to verify in each shard, and what the ends of log and journal show by themselves.
 
-The order is what makes it sound: checkpoints, then the log's ends, then the journal's.  Each was behind the next one when
-it was read, and the next one has only grown since.
+The reading order makes it exact: checkpoints, then the ends of the log, then the ends of the journal.  When each was read
+it was behind the next one, and the next one has only grown since.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -14,53 +14,54 @@ import psycopg
 from penstock.channels.log import last_offsets
 from penstock.channels.routing import ick_shard_keys, log_keys
 from penstock.channels.server import RedisClient, redis_errors
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
 from penstock.errors import InvalidSetting
 from penstock.journal import journal_tails
 from penstock.records import BEGINNING, Offset, Shard, ShardName
-from penstock.verifying.comparing import Stretch
-from penstock.verifying.findings import Fault, Found, Stray
+from penstock.verifying.comparing import VerificationRange
+from penstock.verifying.findings import Finding, FindingKind, UnexpectedEntry
 
 Start = Offset | str | None
-"""Where to begin: an offset of every shard, a time that Postgres can read, or where the journal begins."""
+"""Where to begin: an offset in every shard, a time that Postgres can parse, or the beginning of the journal."""
 
-PATIENCE_S = 10.0
-"""How long a log may be behind a checkpoint before it is told, in seconds: a consumer that began with the tables stands
-where the journal ends, and the publisher may still be on its way there, or be filling an Ick that somebody deleted."""
+CATCH_UP_TIMEOUT_S = 10.0
+"""How long a log may be behind a checkpoint before that is a finding, in seconds.  A consumer that began with the tables
+stands at the end of the journal, and the publisher may not have reached it yet, or may be refilling a deleted Ick."""
 
 BEYOND = 1000
-"""Most entries beyond the journal's end that are looked at."""
+"""Most entries beyond the end of the journal that are read."""
 
-_LOOK_EVERY_S = 0.05
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is to be looked at, and what is wrong already.
+    """What to verify, and what is wrong already.
 
     Attributes:
-        stretches: For each shard the whole of what is to be looked at.
-        unpublished: How many records the journal has and the log has not yet.
-        found: What the ends say.
-        strays: Entries beyond the journal's end.
+        ranges: The whole range to verify, for each shard.
+        unpublished: Number of records that the journal has and the log does not have yet.
+        findings: What the ends show.
+        unexpected: Entries beyond the end of the journal.
     """
 
-    stretches: Sequence[Stretch]
+    ranges: Sequence[VerificationRange]
     unpublished: int
-    found: list[Found] = field(default_factory=list)
-    strays: list[Stray] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    unexpected: list[UnexpectedEntry] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class _Books:
+class _PostgresState:
     icks: set[ShardName]
     begins: dict[ShardName, int]
     checkpoints: dict[tuple[str, ShardName], int]
 
 
-def look(
+def read_bounds(
     connection: Connection,
     client: RedisClient,
     shards: Sequence[ShardName],
@@ -68,136 +69,146 @@ def look(
     schema: str,
     namespace: str,
 ) -> Bounds:
-    """Reads the ends of everything, in order.
+    """Reads checkpoints, ends of the log and ends of the journal, in this order.
 
     Raises:
-        InvalidSetting: Postgres cannot read the time to start from.
+        InvalidSetting: Postgres cannot parse the start time.
         ServerUnavailable: Postgres or Redis does not answer.
         ForeignLog: The key of a shard holds another type.
     """
-    first = _starts(connection, shards, start, schema)
-    books = _books(connection, shards, schema)
-    ends = _log_ends(client, shards, books, namespace)
+    first = _read_starts(connection, shards, start, schema)
+    state = _read_postgres(connection, shards, schema)
+    ends = _read_log_ends(client, shards, state, namespace)
     journal = journal_tails(connection, schema)
-    stretches, unpublished = [], 0
-    found = list(_checkpoints(books, ends, journal))
-    strays: list[Stray] = []
+    findings = list(_check_checkpoints(state, ends, journal))
+    ranges, unexpected = [], []
     for shard in shards:
         end = journal.get(shard, BEGINNING)
-        unpublished += max(0, end - ends[shard])
         if ends[shard] > end:
-            beyond = list(_beyond(client, shard, end, ends[shard], namespace))
-            strays += beyond
-            if not beyond:
-                text = f"the log has given offsets up to {ends[shard]}, the journal ends at {end}"
-                found.append(Found(Fault.SURPLUS, "log", shard.channel, shard.shard, end + 1, 1, None, text))  # fmt: skip
-        after = max(books.begins[shard], first.get(shard, end + 1)) - 1
+            beyond = list(_read_beyond(client, shard, end, ends[shard], namespace))
+            unexpected += beyond
+            findings += [] if beyond else [_log_ahead(shard, ends[shard], end)]
+        after = max(state.begins[shard], first.get(shard, end + 1)) - 1
         if after < end:
-            # An Ick holds members, and has no entries to compare.
-            published = BEGINNING if shard in books.icks else min(ends[shard], end)
-            stretches.append(Stretch(shard, after, end, published))
-    return Bounds(stretches, unpublished, found, strays)
+            # An Ick holds members and has no entries to compare.
+            published = BEGINNING if shard in state.icks else min(ends[shard], end)
+            ranges.append(VerificationRange(shard, after, end, published))
+    unpublished = sum(max(0, journal.get(shard, BEGINNING) - ends[shard]) for shard in shards)
+    return Bounds(ranges, unpublished, findings, unexpected)
 
 
-def _named(shards: Sequence[ShardName]) -> dict[str, Any]:
+def _log_ahead(shard: ShardName, log_end: int, journal_end: int) -> Finding:
+    text = f"the log has given offsets up to {log_end}, the journal ends at {journal_end}"
+    return Finding(
+        FindingKind.SURPLUS, "log", shard.channel, shard.shard, journal_end + 1, 1, None, text
+    )
+
+
+def _shard_parameters(shards: Sequence[ShardName]) -> dict[str, Any]:
     return {"channels": [s.channel for s in shards], "shards": [s.shard for s in shards]}
 
 
-def _starts(
+def _read_starts(
     connection: Connection, shards: Sequence[ShardName], start: Start, schema: str
 ) -> dict[ShardName, int]:
-    """The first offset to look at; shards where there is none are left out."""
+    """The first offset to verify; a shard without one is left out."""
     if not isinstance(start, str):
         return dict.fromkeys(shards, start or 1)
     try:
         with postgres_errors("reading the journal"):
             rows = connection.execute(
                 statements("penstock.verifying", schema)["first_since"],
-                {**_named(shards), "since": start},
+                {**_shard_parameters(shards), "since": start},
             ).fetchall()
     except psycopg.DataError as error:
         raise InvalidSetting(
-            f"--from is {start!r}; it takes an offset, or a time that Postgres reads, such as 2026-03-01, "
+            f"--from is {start!r}; it takes an offset, or a time that Postgres can parse, such as 2026-03-01, "
             "'2026-03-01 02:00+00' or yesterday"
         ) from error
     return {ShardName(channel, Shard(shard)): first for channel, shard, first in rows}
 
 
-def _books(connection: Connection, shards: Sequence[ShardName], schema: str) -> _Books:
+def _read_postgres(
+    connection: Connection, shards: Sequence[ShardName], schema: str
+) -> _PostgresState:
     channels = registered_channels(connection, schema)
     icks = {s for s in shards if s.channel in channels and channels[s.channel].kind == "ick"}
-    books = _Books(icks, {}, {})
+    state = _PostgresState(icks, {}, {})
     with postgres_errors("reading checkpoints"):
         rows = connection.execute(
-            statements("penstock.verifying", schema)["books"], _named(shards)
+            statements("penstock.verifying", schema)["checkpoints_and_beginnings"],
+            _shard_parameters(shards),
         ).fetchall()
     for channel, number, begins, consumer, offset in rows:
         shard = ShardName(channel, Shard(number))
-        books.begins[shard] = begins
+        state.begins[shard] = begins
         if consumer is not None:
-            books.checkpoints[consumer, shard] = offset
-    return books
+            state.checkpoints[consumer, shard] = offset
+    return state
 
 
-def _log_ends(
-    client: RedisClient, shards: Sequence[ShardName], books: _Books, namespace: str
+def _read_log_ends(
+    client: RedisClient, shards: Sequence[ShardName], state: _PostgresState, namespace: str
 ) -> dict[ShardName, Offset]:
-    """Where the log ends; waits a little for it to reach the checkpoints."""
-    deadline = monotonic() + PATIENCE_S
+    """The ends of the log; waits up to ``CATCH_UP_TIMEOUT_S`` for it to reach the checkpoints."""
+    deadline = monotonic() + CATCH_UP_TIMEOUT_S
     while True:
         ends = last_offsets(client, namespace, shards)
-        for shard in _lost(client, books.icks, namespace):
-            ends[shard] = BEGINNING  # where its position stood means nothing without it
-        behind = any(at > ends[shard] for (_, shard), at in books.checkpoints.items())
+        for shard in _missing_icks(client, state.icks, namespace):
+            ends[shard] = BEGINNING  # without the Ick, its position means nothing
+        behind = any(at > ends[shard] for (_, shard), at in state.checkpoints.items())
         if not behind or monotonic() > deadline:
             return ends
-        sleep(_LOOK_EVERY_S)
+        sleep(_POLL_S)
 
 
-def _lost(client: RedisClient, icks: Collection[ShardName], namespace: str) -> Iterator[ShardName]:
-    """Icks that are not there."""
+def _missing_icks(
+    client: RedisClient, icks: Collection[ShardName], namespace: str
+) -> Iterator[ShardName]:
+    """The Icks that do not exist in Redis."""
     pipeline = client.pipeline(transaction=False)
     for shard in icks:
         pipeline.exists(ick_shard_keys(namespace, shard).ick.version)
     with redis_errors("looking at Icks"):
         replies = pipeline.execute()
-    return (shard for shard, is_there in zip(icks, replies, strict=True) if not is_there)
+    return (shard for shard, exists in zip(icks, replies, strict=True) if not exists)
 
 
-def _checkpoints(
-    books: _Books, ends: dict[ShardName, Offset], journal: dict[ShardName, Offset]
-) -> Iterator[Found]:
-    for (consumer, shard), at in books.checkpoints.items():
-        end, begins = journal.get(shard, BEGINNING), books.begins[shard]
+def _check_checkpoints(
+    state: _PostgresState, ends: dict[ShardName, Offset], journal: dict[ShardName, Offset]
+) -> Iterator[Finding]:
+    """Compares each checkpoint with the ends of journal and log, and with the beginning of the journal."""
+    for (consumer, shard), at in state.checkpoints.items():
+        end, begins = journal.get(shard, BEGINNING), state.begins[shard]
         if at > end:
-            fault, text = Fault.AHEAD, f"its checkpoint is {at}, the journal ends at {end}"
+            kind, text = FindingKind.AHEAD, f"its checkpoint is {at}, the journal ends at {end}"
             first, count = end + 1, at - end
         elif at > ends[shard]:
-            fault = Fault.AHEAD
-            ending = "Ick was told up to" if shard in books.icks else "log ends at"
+            kind = FindingKind.AHEAD
+            ending = "Ick was marked up to" if shard in state.icks else "log ends at"
             text = f"its checkpoint is {at}, the {ending} {ends[shard]}: Redis has lost records, or no streamer fills it"
             first, count = ends[shard] + 1, at - ends[shard]
         elif at + 1 < begins:
-            fault = Fault.MISSING
-            text = f"its checkpoint is {at}, the journal begins at {begins}: what is between was removed before it was passed"
+            kind = FindingKind.MISSING
+            text = f"its checkpoint is {at}, the journal begins at {begins}: the records between were removed before it passed them"
             first, count = at + 1, begins - at - 1
         else:
             continue
         where = f"consumer {consumer}"
-        yield Found(fault, where, shard.channel, shard.shard, first, count, None, text)
+        yield Finding(kind, where, shard.channel, shard.shard, first, count, None, text)
 
 
-def _beyond(
+def _read_beyond(
     client: RedisClient, shard: ShardName, end: Offset, last: Offset, namespace: str
-) -> Iterator[Stray]:
-    """The first entries of the log that lie beyond the journal's end."""
+) -> Iterator[UnexpectedEntry]:
+    """The first ``BEYOND`` entries of the log beyond the end of the journal."""
     with redis_errors(f"reading {shard}"):
         entries = client.xrange(
             log_keys(namespace, shard).stream, f"{end + 1}-0", f"{last}", BEYOND
         )
     for entry_id, fields in entries:
         record = fields.get(b"id", b"")
-        yield Stray(
+        yield UnexpectedEntry(
             shard.channel,
             shard.shard,
             int(entry_id.partition(b"-")[0]),

@@ -1,6 +1,6 @@
-"""One stretch of a shard: what Postgres names there, against what the log holds.  Entry by entry, and without a server.
+"""Compares one range of a shard, entry by entry: what Postgres names there against what the log holds.
 
-An engine comes here with stretches that are not plainly equal.
+Needs no server.  An engine calls this only for ranges that a bulk comparison did not find equal.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,22 +9,22 @@ from itertools import pairwise
 
 from penstock.channels.log import NAMES
 from penstock.records import ShardName
-from penstock.verifying.findings import Fault, Found, Stray
+from penstock.verifying.findings import Finding, FindingKind, UnexpectedEntry
 
 Entry = tuple[bytes, Sequence[bytes]]
-"""As it is on the wire: its id, and names and values in turn."""
+"""An entry as it is on the wire: its id, then names and values alternating."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Some offsets of a shard, one after the other.
+class VerificationRange:
+    """Consecutive offsets of a shard, to be verified.
 
     Attributes:
         shard: The shard.
         after: The offset before the first.
-        until: The last.
-        published: Up to where the log ended before anything else was read; what lies beyond may be on its way, and is
-            not looked for.
+        until: The last offset.
+        published: The end of the log, read before anything else.  Records beyond it may still be on their way and are
+            not expected in the log.
     """
 
     shard: ShardName
@@ -34,15 +34,15 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
-    """What Postgres has at an offset.
+class ExpectedRecord:
+    """What the log should hold at an offset, according to Postgres.
 
     Attributes:
         offset: The offset.
-        record: Number of the record that the journal names.
-        entry: First offset of the journal's row that names it.
-        values: What the log should hold, field by field; None if the staged record is gone.
-        at_home: The staged record names the same channel and shard as the journal.
+        record: Id of the record that the journal names.
+        entry: First offset of the journal row that names it.
+        values: The expected fields of the log entry; None if the staged record is gone.
+        at_home: Whether the staged record names the same channel and shard as the journal.
     """
 
     offset: int
@@ -53,113 +53,133 @@ class Remembered:
 
 
 def compare(
-    stretch: Stretch, remembered: Sequence[Remembered], entries: Sequence[Entry], begins: int
-) -> Iterator[Found | Stray]:
-    """What is wrong in a stretch.
+    verified: VerificationRange,
+    expected: Sequence[ExpectedRecord],
+    entries: Sequence[Entry],
+    begins: int,
+) -> Iterator[Finding | UnexpectedEntry]:
+    """Yields everything that is wrong in a range.
 
     Args:
-        stretch: Which.
-        remembered: What Postgres named, in the order of offsets, read after ``entries``.
+        verified: The range.
+        expected: What Postgres named, in offset order, read after ``entries``.
         entries: What the log held, in its order.
-        begins: Where the journal began after that: what is older has been removed by retention.
+        begins: First offset of the journal, read last: retention has removed everything before it.
     """
-    tell = _Teller(stretch)
-    by_offset: dict[int, Remembered] = {}
-    for each in remembered:
+    finding = _FindingFactory(verified.shard)
+    by_offset: dict[int, ExpectedRecord] = {}
+    for each in expected:
         if each.offset in by_offset:
-            yield tell(Fault.DOUBLED, "journal", each.offset, each.record, "two rows of the journal hold this offset")  # fmt: skip
+            text = "two rows of the journal hold this offset"
+            yield finding(FindingKind.DOUBLED, "journal", each.offset, each.record, text)
         by_offset.setdefault(each.offset, each)
-    uncovered = (
-        n for n in range(max(stretch.after + 1, begins), stretch.until + 1) if n not in by_offset
-    )
-    for first, count in _runs(uncovered):
-        yield tell(Fault.MISSING, "journal", first, None, "no row of the journal holds these offsets", count)  # fmt: skip
-    yield from _within_postgres(tell, remembered)
-    yield from _log(tell, by_offset, entries)
+    offsets = range(max(verified.after + 1, begins), verified.until + 1)
+    for first, count in _runs(n for n in offsets if n not in by_offset):
+        text = "no row of the journal holds these offsets"
+        yield finding(FindingKind.MISSING, "journal", first, None, text, count)
+    yield from _compare_staged(finding, expected)
+    yield from _compare_order(finding, expected)
+    yield from _compare_entries(finding, by_offset, entries)
+    yield from _missing_entries(finding, by_offset, entries, verified.published)
 
 
 @dataclass(frozen=True, slots=True)
-class _Teller:
-    stretch: Stretch
+class _FindingFactory:
+    """Makes findings in one shard."""
+
+    shard: ShardName
 
     def __call__(
-        self, fault: Fault, where: str, offset: int, record: int | None, text: str, count: int = 1
-    ) -> Found:
-        shard = self.stretch.shard
-        return Found(fault, where, shard.channel, shard.shard, offset, count, record, text)
+        self,
+        kind: FindingKind,
+        where: str,
+        offset: int,
+        record: int | None,
+        text: str,
+        count: int = 1,
+    ) -> Finding:
+        shard = self.shard
+        return Finding(kind, where, shard.channel, shard.shard, offset, count, record, text)
 
 
-def _within_postgres(tell: _Teller, remembered: Sequence[Remembered]) -> Iterator[Found]:
-    """Journal and staged records."""
-    for each in remembered:
+def _compare_staged(
+    finding: _FindingFactory, expected: Sequence[ExpectedRecord]
+) -> Iterator[Finding]:
+    """Compares the journal with the staged records."""
+    for each in expected:
+        record = each.record
         if each.values is None:
-            yield tell(
-                Fault.MISSING,
-                "staged",
-                each.offset,
-                each.record,
-                f"the journal names record {each.record}, which is not there: it cannot be sent again",
-            )
+            text = f"the journal names record {record}, which is not there: it cannot be sent again"
+            yield finding(FindingKind.MISSING, "staged", each.offset, record, text)
         elif not each.at_home:
-            yield tell(
-                Fault.CHANGED,
-                "staged",
-                each.offset,
-                each.record,
-                f"record {each.record} names another channel or shard than the journal",
-            )
-    for before, each in pairwise(remembered):
+            text = f"record {record} names another channel or shard than the journal"
+            yield finding(FindingKind.CHANGED, "staged", each.offset, record, text)
+
+
+def _compare_order(
+    finding: _FindingFactory, expected: Sequence[ExpectedRecord]
+) -> Iterator[Finding]:
+    """Within a tick, the journal lists records in the order of their ids."""
+    for before, each in pairwise(expected):
         if before.entry == each.entry and before.record > each.record:
-            yield tell(
-                Fault.INVERTED,
-                "journal",
-                each.offset,
-                each.record,
-                f"record {each.record} comes after record {before.record} of the same tick",
-            )
+            text = f"record {each.record} comes after record {before.record} of the same tick"
+            yield finding(FindingKind.INVERTED, "journal", each.offset, each.record, text)
 
 
-def _log(
-    tell: _Teller, remembered: Mapping[int, Remembered], entries: Sequence[Entry]
-) -> Iterator[Found | Stray]:
-    seen: set[int] = set()
+def _compare_entries(
+    finding: _FindingFactory, expected: Mapping[int, ExpectedRecord], entries: Sequence[Entry]
+) -> Iterator[Finding | UnexpectedEntry]:
     for entry_id, fields in entries:
-        offset, sequence = (int(part) for part in entry_id.split(b"-"))
-        belongs = remembered.get(offset)
+        offset, sequence = _parse_id(entry_id)
+        belongs = expected.get(offset)
         if belongs is None and sequence == 0:
-            continue  # retention took it from Postgres, and will from the log; or the hole is told of already
-        values = _values(fields)
-        if sequence == 0:
-            seen.add(offset)
+            continue  # retention removed it from Postgres first, or the hole is reported already
+        values = _parse_values(fields)
         if sequence or belongs is None or values is None or _number(values[0]) != belongs.record:
-            expected = belongs.record if belongs is not None and sequence == 0 else None
             record = _number(dict(zip(fields[::2], fields[1::2], strict=False)).get(b"id", b""))
-            shard = tell.stretch.shard
-            yield Stray(shard.channel, shard.shard, offset, entry_id.decode(), record, expected)
-        elif belongs.values is not None and values != tuple(belongs.values):
-            names = [
-                _SHOWN[name]
-                for name, ours, theirs in zip(NAMES, values, belongs.values, strict=True)
-                if ours != theirs
-            ]
-            yield tell(
-                Fault.CHANGED,
-                "log",
-                offset,
-                belongs.record,
-                f"{' and '.join(names)} of record {belongs.record}: the log has another than the staged record",
+            wanted = belongs.record if belongs is not None and sequence == 0 else None
+            shard = finding.shard
+            yield UnexpectedEntry(
+                shard.channel, shard.shard, offset, entry_id.decode(), record, wanted
             )
-    lacking = (n for n in remembered if n <= tell.stretch.published and n not in seen)
-    for first, count in _runs(sorted(lacking)):
-        record = remembered[first].record if count == 1 else None
-        yield tell(Fault.MISSING, "log", first, record, "the log has no entry there", count)
+        elif belongs.values is not None and values != tuple(belongs.values):
+            names = " and ".join(_differing(values, belongs.values))
+            text = f"{names} of record {belongs.record}: the log has another than the staged record"
+            yield finding(FindingKind.CHANGED, "log", offset, belongs.record, text)
+
+
+def _missing_entries(
+    finding: _FindingFactory,
+    expected: Mapping[int, ExpectedRecord],
+    entries: Sequence[Entry],
+    published: int,
+) -> Iterator[Finding]:
+    ids = (_parse_id(entry_id) for entry_id, _ in entries)
+    present = {offset for offset, sequence in ids if sequence == 0}
+    missing = sorted(n for n in expected if n <= published and n not in present)
+    for first, count in _runs(missing):
+        record = expected[first].record if count == 1 else None
+        text = "the log has no entry there"
+        yield finding(FindingKind.MISSING, "log", first, record, text, count)
 
 
 _SHOWN = {name: name.decode() for name in NAMES} | {b"ts": "time of staging"}
 
 
-def _values(fields: Sequence[bytes]) -> tuple[bytes, ...] | None:
-    """The values of an entry; None if it is not one of ours."""
+def _differing(values: Sequence[bytes], expected: Sequence[bytes]) -> Iterator[str]:
+    """Names of the fields that differ, as shown to people."""
+    for name, found, wanted in zip(NAMES, values, expected, strict=True):
+        if found != wanted:
+            yield _SHOWN[name]
+
+
+def _parse_id(entry_id: bytes) -> tuple[int, int]:
+    milliseconds, sequence = entry_id.split(b"-")
+    return int(milliseconds), int(sequence)
+
+
+def _parse_values(fields: Sequence[bytes]) -> tuple[bytes, ...] | None:
+    """The values of an entry; None if its field names are not Penstock's."""
     return tuple(fields[1::2]) if list(fields[::2]) == NAMES else None
 
 
@@ -168,7 +188,7 @@ def _number(text: bytes) -> int | None:
 
 
 def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Ascending numbers as runs: the first of each, and how many there are."""
+    """Groups ascending numbers into runs: the first number of each, and its length."""
     first = count = 0
     for number in numbers:
         if count and number == first + count:

@@ -1,4 +1,4 @@
-"""What can be wrong, and how it is told."""
+"""The kinds of finding, and how unexpected entries are classified."""
 
 import sys
 from bisect import bisect_right
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Fault(StrEnum):
+class FindingKind(StrEnum):
     """What is wrong.
 
     Attributes:
-        MISSING: It should be there, and is not: entries of the log, offsets of the journal, staged records.
+        MISSING: An entry of the log, an offset of the journal or a staged record is not there and should be.
         SURPLUS: An entry of the log that the journal does not know.
         CHANGED: The same record with other content.
-        DOUBLED: A record that stands at two places.
-        INVERTED: A record that stands at another's place, or after one that it should come before.
+        DOUBLED: A record that stands at two offsets.
+        INVERTED: A record that stands at another's offset, or after one that it should precede.
         OVERLOOKED: A record that was committed before the last tick and has no offset.
-        AHEAD: A checkpoint beyond what there is.
+        AHEAD: A checkpoint beyond the end of the journal or of the log.
     """
 
     MISSING = "missing"
@@ -30,21 +30,21 @@ class Fault(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A fault, and where it is.
+class Finding:
+    """Something that is wrong, and where.
 
     Attributes:
-        fault: Its kind.
+        kind: What is wrong.
         where: ``log``, ``journal``, ``staged``, or ``consumer …``.
         channel: Name of the channel.
         shard: Number of the shard.
-        offset: The first offset that it concerns.
-        count: How many offsets it concerns, one after the other.
-        record: Number of the record; None if it has none, or there are several.
+        offset: The first offset concerned.
+        count: Number of consecutive offsets concerned.
+        record: Id of the record; None if there is none, or several.
         text: What was found and what was expected, without payloads.
     """
 
-    fault: Fault
+    kind: FindingKind
     where: str
     channel: str
     shard: int
@@ -55,16 +55,16 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Stray:
-    """An entry of the log that is not the record which belongs there; what it is instead needs all of the journal.
+class UnexpectedEntry:
+    """A log entry that is not the record expected at its offset.  Classifying it takes the whole journal.
 
     Attributes:
         channel: Name of the channel.
         shard: Number of the shard.
         offset: The first half of its id.
         entry: Its id in the stream.
-        record: The record that it says it is; None if it says none.
-        expected: The record that belongs to the offset; None if there is none, or the entry is beside it.
+        record: Id of the record it claims to be; None if it has none.
+        expected: The record expected at the offset; None if there is none, or the id's second half is not 0.
     """
 
     channel: str
@@ -75,63 +75,80 @@ class Stray:
     expected: int | None
 
 
-Place = tuple[str, int, int]
+JournalPlace = tuple[str, int, int]
 """Channel, shard, offset."""
 
 
-def settled(
-    strays: Iterable[Stray], places: Mapping[int, list[Place]], found: Iterable[Found]
-) -> Iterator[Found]:
-    """What strays are, now that it is known where their records belong.
+def classify(
+    unexpected: Iterable[UnexpectedEntry],
+    places: Mapping[int, list[JournalPlace]],
+    findings: Iterable[Finding],
+) -> Iterator[Finding]:
+    """Turns unexpected entries into findings, now that the places of their records are known.
 
     Args:
-        strays: The strays.
+        unexpected: The entries.
         places: For each of their records, where the journal has it.
-        found: What else is wrong: a record that stands elsewhere, and is missing in its place, was moved and not doubled.
+        findings: The other findings: a record that stands elsewhere and is missing from its place was moved, not
+            doubled.
     """
-    strays = list(strays)
-    vacant = [(s.channel, s.shard, s.offset, 1) for s in strays if s.expected is not None]
-    vacant += [
-        (gone.channel, gone.shard, gone.offset, gone.count)
-        for gone in found
-        if gone.where == "log" and gone.fault is Fault.MISSING
-    ]
-    vacant.sort()
-    for stray in strays:
-        own = places.get(stray.record, []) if stray.record is not None else []
-        if not own:
-            fault, belongs = Fault.SURPLUS, "which the journal does not know"
-        else:
-            channel, shard, offset = own[0]
-            fault = Fault.INVERTED if _is_vacant(own[0], vacant) else Fault.DOUBLED
-            belongs = f"which belongs to {channel}/{shard} offset {offset}" + (
-                "" if fault is Fault.INVERTED else " and is there too"
-            )
-        what = "no record" if stray.record is None else f"record {stray.record}"
-        instead = "" if stray.expected is None else f"; record {stray.expected} belongs there"
-        yield Found(
-            fault,
+    unexpected = list(unexpected)
+    vacant = _vacant_runs(unexpected, findings)
+    for entry in unexpected:
+        own = places.get(entry.record, []) if entry.record is not None else []
+        kind, belongs = _classify_one(own, vacant)
+        what = "no record" if entry.record is None else f"record {entry.record}"
+        instead = "" if entry.expected is None else f"; record {entry.expected} belongs there"
+        yield Finding(
+            kind,
             "log",
-            stray.channel,
-            stray.shard,
-            stray.offset,
+            entry.channel,
+            entry.shard,
+            entry.offset,
             1,
-            stray.record,
-            f"entry {stray.entry} holds {what}, {belongs}{instead}",
+            entry.record,
+            f"entry {entry.entry} holds {what}, {belongs}{instead}",
         )
 
 
-def doubled(records: Iterable[int], places: Mapping[int, list[Place]]) -> Iterator[Found]:
-    """Records that the journal has at several places: at all but the first of them."""
+def find_duplicates(
+    records: Iterable[int], places: Mapping[int, list[JournalPlace]]
+) -> Iterator[Finding]:
+    """A finding for each place of a record in the journal but the first."""
     for record in records:
         first, *others = places.get(record, [("", 0, 0)])
         text = "the journal has record {} at {}/{} offset {} too".format(record, *first)
         for channel, shard, offset in others:
-            yield Found(Fault.DOUBLED, "journal", channel, shard, offset, 1, record, text)
+            yield Finding(FindingKind.DOUBLED, "journal", channel, shard, offset, 1, record, text)
 
 
-def _is_vacant(place: Place, vacant: list[tuple[str, int, int, int]]) -> bool:
-    """Whether a place is in one of the runs: channel, shard, first offset, number of offsets."""
+_Run = tuple[str, int, int, int]
+"""Channel, shard, first offset, number of offsets."""
+
+
+def _vacant_runs(unexpected: Iterable[UnexpectedEntry], findings: Iterable[Finding]) -> list[_Run]:
+    """The offsets of the log that do not hold the record expected there, in order."""
+    runs = [(e.channel, e.shard, e.offset, 1) for e in unexpected if e.expected is not None]
+    runs += [
+        (missing.channel, missing.shard, missing.offset, missing.count)
+        for missing in findings
+        if missing.where == "log" and missing.kind is FindingKind.MISSING
+    ]
+    return sorted(runs)
+
+
+def _classify_one(own: list[JournalPlace], vacant: list[_Run]) -> tuple[FindingKind, str]:
+    """The kind of an entry whose record the journal has at ``own``, and where the record belongs."""
+    if not own:
+        return FindingKind.SURPLUS, "which the journal does not know"
+    channel, shard, offset = own[0]
+    belongs = f"which belongs to {channel}/{shard} offset {offset}"
+    if _is_vacant(own[0], vacant):
+        return FindingKind.INVERTED, belongs
+    return FindingKind.DOUBLED, f"{belongs} and is there too"
+
+
+def _is_vacant(place: JournalPlace, vacant: list[_Run]) -> bool:
     index = bisect_right(vacant, (*place, sys.maxsize)) - 1
     channel, shard, first, count = vacant[index] if index >= 0 else ("", 0, 0, 0)
     return (channel, shard) == place[:2] and place[2] < first + count

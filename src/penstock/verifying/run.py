@@ -1,4 +1,4 @@
-"""A verification from beginning to end.  Who reads and compares is an engine's business (``Examiner``)."""
+"""The whole verification.  An engine (``Examiner``) reads and compares the ranges."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,66 +7,75 @@ from time import monotonic
 from typing import Protocol
 
 from penstock.channels.server import RedisClient
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.journal import known_shards, missed_records
 from penstock.records import ShardName
-from penstock.verifying.bounds import Start, look
-from penstock.verifying.comparing import Stretch
-from penstock.verifying.findings import Fault, Found, Place, Stray, doubled, settled
+from penstock.verifying.bounds import Bounds, Start, read_bounds
+from penstock.verifying.comparing import VerificationRange
+from penstock.verifying.findings import (
+    Finding,
+    FindingKind,
+    JournalPlace,
+    UnexpectedEntry,
+    classify,
+    find_duplicates,
+)
 
-FOUND_KEPT = 10_000
-"""Most findings that are held in memory; beyond it they are counted."""
+FINDINGS_KEPT = 10_000
+"""Most findings held in memory; the rest are only counted."""
 
 
 @dataclass(frozen=True)
-class Examined:
-    """What an engine found in the stretches.
+class Examination:
+    """What an engine found in the ranges.
 
     Attributes:
-        records: How many records were compared.
-        overtaken: How many come after a younger record of their key: of transactions that shared no lock.
-        counts: How many offsets are concerned, by kind; strays left out.
-        found: The first ``FOUND_KEPT`` of them; records of ``twice`` left out.
-        strays: Entries that are not what belongs there, ``FOUND_KEPT`` at most.
-        twice: Records that the journal has at several places, ``FOUND_KEPT`` at most.
+        records: Number of records compared.
+        overtaken: Records that come after a younger record of their key: their transactions shared no lock.
+        counts: Number of offsets concerned, by kind, without unexpected entries.
+        findings: The first ``FINDINGS_KEPT`` findings, without the records in ``twice``.
+        unexpected: Entries that are not the record expected there, at most ``FINDINGS_KEPT``.
+        twice: Records that the journal has at several places, at most ``FINDINGS_KEPT``.
     """
 
     records: int
     overtaken: int
-    counts: Mapping[Fault, int]
-    found: Sequence[Found]
-    strays: Sequence[Stray]
+    counts: Mapping[FindingKind, int]
+    findings: Sequence[Finding]
+    unexpected: Sequence[UnexpectedEntry]
     twice: Sequence[int]
 
 
 class Examiner(Protocol):
-    """What an engine does for a verification."""
+    """What an engine provides for a verification."""
 
-    def examine(self, stretches: Sequence[Stretch]) -> Examined:
-        """Compares every offset of the stretches."""
+    def examine(self, ranges: Sequence[VerificationRange], /) -> Examination:
+        """Compares every offset of the ranges."""
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What was looked at, and what was found.
+    """What was verified, and what was found.
 
     Attributes:
-        records: How many records were compared.
-        shards: In how many shards.
-        unpublished: How many had an offset and were not in the log yet; no fault.
-        overtaken: How many come after a younger record of their key, which transactions without a common lock may; no fault.
-        counts: How many records or offsets are concerned, by kind.
-        found: The first ``FOUND_KEPT`` of them, in the order of their places.
-        seconds: How long it took.
+        records: Number of records compared.
+        shards: Number of shards.
+        unpublished: Records that had an offset and were not in the log yet; not a finding.
+        overtaken: Records that come after a younger record of their key, as transactions without a common lock may; not
+            a finding.
+        counts: Number of records or offsets concerned, by kind.
+        findings: The first ``FINDINGS_KEPT`` findings, ordered by shard and offset.
+        seconds: Duration, in seconds.
     """
 
     records: int
     shards: int
     unpublished: int
     overtaken: int
-    counts: Mapping[Fault, int]
-    found: Sequence[Found]
+    counts: Mapping[FindingKind, int]
+    findings: Sequence[Finding]
     seconds: float
 
     @property
@@ -75,7 +84,7 @@ class Verified:
         return not self.counts
 
 
-def verify(  # noqa: PLR0913  two servers, an engine, and what may be left out
+def verify(  # noqa: PLR0913  two servers, an engine and four options
     connection: Connection,
     client: RedisClient,
     examiner: Examiner,
@@ -89,63 +98,74 @@ def verify(  # noqa: PLR0913  two servers, an engine, and what may be left out
 
     Args:
         connection: To the primary, in autocommit mode.
-        client: Of the Redis that holds the log.
+        client: The Redis that holds the log.
         examiner: The engine that reads and compares.
-        start: Where to begin; checkpoints, ends and overlooked records are looked at in any case.
+        start: Where to begin.  Checkpoints, ends and overlooked records are checked in any case.
         schema: The Penstock schema.
         namespace: First part of the keys in Redis.
-        declared: Shards to look at although Postgres may not know them.
+        declared: Shards to verify even if Postgres does not know them.
 
     Raises:
-        InvalidSetting: Postgres cannot read the time to start from.
+        InvalidSetting: Postgres cannot parse the start time.
         ServerUnavailable: Postgres or Redis does not answer.
         ForeignLog: The key of a shard holds another type.
         SchemaMissing: The tables are not there.
     """
     began = monotonic()
     shards = known_shards(connection, schema, declared)
-    bounds = look(connection, client, shards, start, schema, namespace)
-    examined = examiner.examine(bounds.stretches)
-    overlooked = _overlooked(connection, schema)
-    strays = [*bounds.strays, *examined.strays]
-    asked = {*examined.twice, *(each.record for each in strays if each.record is not None)}
-    places = _places(connection, schema, asked)
-    besides = [*bounds.found, *settled(strays, places, examined.found), *overlooked]
-    counts = Counter(examined.counts)
-    for each in besides:
-        counts[each.fault] += each.count
-    found = sorted(
-        [*besides, *examined.found, *doubled(examined.twice, places)],
-        key=lambda each: (each.channel, each.shard, each.offset, each.fault, each.where),
-    )
+    bounds = read_bounds(connection, client, shards, start, schema, namespace)
+    examined = examiner.examine(bounds.ranges)
+    counts, findings = _collect(connection, schema, bounds, examined)
     return Verified(
         examined.records,
         len(shards),
         bounds.unpublished,
         examined.overtaken,
-        {fault: counts[fault] for fault in Fault if counts[fault]},
-        found[:FOUND_KEPT],
+        {kind: counts[kind] for kind in FindingKind if counts[kind]},
+        findings[:FINDINGS_KEPT],
         monotonic() - began,
     )
 
 
-def _places(connection: Connection, schema: str, records: set[int]) -> dict[int, list[Place]]:
-    """Where the journal has some records."""
-    found: dict[int, list[Place]] = {}
+def _collect(
+    connection: Connection, schema: str, bounds: Bounds, examined: Examination
+) -> tuple[Counter[FindingKind], list[Finding]]:
+    """All findings, ordered by shard and offset, and how many there are of each kind."""
+    missed = _find_overlooked(connection, schema)
+    unexpected = [*bounds.unexpected, *examined.unexpected]
+    records = {*examined.twice, *(e.record for e in unexpected if e.record is not None)}
+    places = _read_places(connection, schema, records)
+    classified = classify(unexpected, places, examined.findings)
+    uncounted = [*bounds.findings, *classified, *missed]
+    counts = Counter(examined.counts)
+    for each in uncounted:
+        counts[each.kind] += each.count
+    findings = sorted(
+        [*uncounted, *examined.findings, *find_duplicates(examined.twice, places)],
+        key=lambda each: (each.channel, each.shard, each.offset, each.kind, each.where),
+    )
+    return counts, findings
+
+
+def _read_places(
+    connection: Connection, schema: str, records: set[int]
+) -> dict[int, list[JournalPlace]]:
+    """Where the journal has these records."""
+    places: dict[int, list[JournalPlace]] = {}
     if records:
         with postgres_errors("reading the journal"):
             rows = connection.execute(
                 statements("penstock.verifying", schema)["places"], {"records": list(records)}
             ).fetchall()
-        for record, *place in rows:
-            found.setdefault(record, []).append((place[0], place[1], place[2]))
-    return found
+        for record, channel, shard, offset in rows:
+            places.setdefault(record, []).append((channel, shard, offset))
+    return places
 
 
-def _overlooked(connection: Connection, schema: str) -> list[Found]:
+def _find_overlooked(connection: Connection, schema: str) -> list[Finding]:
     return [
-        Found(
-            Fault.OVERLOOKED,
+        Finding(
+            FindingKind.OVERLOOKED,
             "staged",
             each.shard.channel,
             each.shard.shard,

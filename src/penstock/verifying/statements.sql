@@ -1,5 +1,5 @@
--- :name books
--- Where the journal begins, and where consumers stand, in one snapshot: nobody is behind where it begins.
+-- :name checkpoints_and_beginnings
+-- The first offset of the journal and the consumers' checkpoints, in one snapshot: no checkpoint lies before the journal.
 SELECT s.channel, s.shard, journal.first_offset, c.consumer, c."offset"
 FROM unnest(%(channels)s::text[], %(shards)s::int[]) AS s (channel, shard)
 CROSS JOIN LATERAL {schema}.journal_bounds(s.channel, s.shard) AS journal
@@ -14,13 +14,13 @@ WHERE j.created_at >= %(since)s::timestamptz
 GROUP BY s.channel, s.shard;
 
 -- :name begins
--- Where the journal of a shard begins now; null if it has no row.
+-- The first offset of a shard's journal; null if it has no row.
 SELECT min(first_offset)
 FROM {schema}.journal
 WHERE channel = %(channel)s AND shard = %(shard)s;
 
 -- :name heaviest
--- The largest payload and headers among the records at the offsets after one and up to another, in bytes as they are stored.
+-- The largest payload plus headers among the records in a range of offsets, in bytes as stored.
 SELECT max(coalesce(pg_column_size(r.data), 0) + coalesce(pg_column_size(r.headers), 0))
 FROM {schema}.journal e,
      LATERAL unnest(e.record_ids) AS n (id),
@@ -33,9 +33,9 @@ WHERE e.channel = %(channel)s AND e.shard = %(shard)s
       WHERE channel = %(channel)s AND shard = %(shard)s AND first_offset <= %(after)s + 1
   ), 0);
 
--- :name remembered
--- What the log should hold at the offsets after one and up to another, each value as the publisher sends it.  One
--- statement sees one snapshot: retention removes journal and records together, so either both are there or neither.
+-- :name expected_records
+-- What the log should hold in a range of offsets, each value as the publisher sends it.  One statement sees one
+-- snapshot, and retention removes journal and records together: both are there, or neither is.
 SELECT e.first_offset + n.position - 1 AS "offset",
        n.id AS named,
        e.first_offset AS entry,
@@ -49,7 +49,7 @@ SELECT e.first_offset + n.position - 1 AS "offset",
        coalesce(r.headers::text, '') AS headers,
        (extract(epoch FROM r.created_at) * 1000000)::bigint::text AS ts
 FROM (
-         -- the entry that holds the first offset, and those behind it
+         -- the row that holds the first offset, and the rows after it
          SELECT *
          FROM {schema}.journal
          WHERE channel = %(channel)s AND shard = %(shard)s
@@ -67,7 +67,7 @@ WHERE e.first_offset + n.position - 1 > %(after)s
 ORDER BY 1, 2;
 
 -- :name places
--- Where the journal has some records: all of it is read, but no more than numbers.
+-- Where the journal has some records.  Reads the whole journal, but only numbers.
 SELECT n.id, j.channel, j.shard, j.first_offset + n.position - 1
 FROM {schema}.journal j,
      LATERAL unnest(j.record_ids) WITH ORDINALITY AS n (id, position)

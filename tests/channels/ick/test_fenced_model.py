@@ -1,9 +1,9 @@
-"""No member is ever forgotten: reservations under random steps, with everything that can go wrong between them.
+"""No member is ever forgotten: reservations under random steps and faults.
 
-The model is what an Ick is for.  A member has a version, which goes up when it becomes dirty.  A worker reads the
-version when a reservation brings it the member, and not again while the member is left over in its hands: the least
-careful worker that is still right.  When it is done it writes what it read to the copy, and commits.  At any moment a
-member whose copy is old must be in the Ick.
+In the model, a member has a version, which goes up when it becomes dirty.  A worker reads the version when a reservation
+returns the member, and not again while the member is left over: the least careful worker that is still correct.  When it is
+done, it writes the version it read to the copy and commits.  At any moment, a member whose copy is outdated must be in the
+Ick.
 """
 
 from collections import Counter
@@ -18,12 +18,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from fixtures.redis_ick import RedisIck
 from penstock.channels.ick import (
-    EVERYTHING,
+    ALL_MEMBERS,
     Busy,
+    CurrentReservation,
     DirtyList,
     Reservation,
     Reservations,
-    Standing,
 )
 
 KEY = "ride-index"
@@ -34,7 +34,7 @@ WHO = st.integers(0, 1)
 
 @dataclass
 class Worker:
-    """A fenced consumer: what it holds, and what it has read."""
+    """A fenced consumer: its reservation, and the versions it has read."""
 
     reservations: Reservations
     current: Reservation | None = None
@@ -85,19 +85,19 @@ class Fenced(RuleBasedStateMachine):
         assert isinstance(answer, Reservation)
         self._begin(worker, answer, carried=set())
 
-    @rule(who=WHO, done=SOME | st.just(EVERYTHING), loses_reply=st.booleans())
+    @rule(who=WHO, done=SOME | st.just(ALL_MEMBERS), loses_reply=st.booleans())
     def exchange(self, who: int, done: Any, *, loses_reply: bool) -> None:
         worker = self.workers[who]
         if worker.current is None:
             return
         members = worker.current.members
-        done = done if done is EVERYTHING else done & set(members)
-        self._write(worker.reads, members if done is EVERYTHING else done)
+        done = done if done is ALL_MEMBERS else done & set(members)
+        self._write(worker.reads, members if done is ALL_MEMBERS else done)
         answer = worker.reservations.exchange(worker.current, done)
         if loses_reply:
             return
         if isinstance(answer, Reservation):
-            finished = members if done is EVERYTHING else done
+            finished = members if done is ALL_MEMBERS else done
             self._begin(worker, answer, carried=set(members) - set(finished))
         else:
             worker.current = None
@@ -129,7 +129,7 @@ class Fenced(RuleBasedStateMachine):
         way=st.sampled_from(["commit", "exchange", "exchange all", "release"]),
     )
     def a_zombie_wakes(self, which: int, done: set[bytes], way: str) -> None:
-        """Or a duplicate arrives: somebody's past reservation is used once more, and nobody hears the reply."""
+        """A past reservation is used once more, by a zombie or a duplicate, and the reply is lost."""
         if not self.past:
             return
         reservations, reservation, reads = self.past[which % len(self.past)]
@@ -141,9 +141,9 @@ class Fenced(RuleBasedStateMachine):
         elif way == "release":
             reservations.release(reservation, done)
         else:
-            reservations.exchange(reservation, EVERYTHING if way == "exchange all" else done)
+            reservations.exchange(reservation, ALL_MEMBERS if way == "exchange all" else done)
         if current is not None:
-            current.current = None  # it was no zombie: its own worker has sent this, and died
+            current.current = None  # not a zombie: its own worker sent this, and died
 
     @invariant()
     def what_is_not_in_the_copy_is_in_the_ick(self) -> None:
@@ -159,11 +159,13 @@ class Fenced(RuleBasedStateMachine):
     def the_holder_knows_what_is_held(self) -> None:
         for worker in self.workers:
             if worker.current is not None:
-                now = worker.reservations.held(worker.current)
-                assert isinstance(now, Standing) or set(now.marks) <= set(worker.current.marks)
+                now = worker.reservations.read(worker.current)
+                assert isinstance(now, CurrentReservation) or set(now.marks) <= set(
+                    worker.current.marks
+                )
 
     def teardown(self) -> None:
-        """Whatever has happened: one consumer alone brings the copy to its end."""
+        """In the end, a single consumer completes the copy."""
         last = Worker(Reservations(self.client, KEY, size=3))
         answer: object = last.reservations.reserve()
         if isinstance(answer, Busy):
@@ -190,7 +192,7 @@ class Fenced(RuleBasedStateMachine):
 
 
 class WithMonitor(Fenced):
-    """And somebody who reserves with plain operations, and never commits."""
+    """With a monitor that reserves by plain operations and never commits."""
 
     @rule(size=st.integers(0, 4), backwash=st.booleans())
     def a_monitor_reserves(self, size: int, *, backwash: bool) -> None:
@@ -198,7 +200,7 @@ class WithMonitor(Fenced):
 
 
 class WithPlainConsumer(Fenced):
-    """And one consumer with plain operations, which commits its whole batch before it takes the next."""
+    """With a consumer that uses plain operations and commits its whole batch before it reserves the next."""
 
     def __init__(self) -> None:
         super().__init__()

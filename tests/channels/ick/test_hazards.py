@@ -1,6 +1,6 @@
-"""What plain operations forget, and fenced reservations do not.
+"""Members that plain operations forget and fenced reservations do not.
 
-Each hazard is told twice: with the operations of Redis::Ick it happens, with a reservation it does not.
+Each hazard has a pair of tests: it happens with the operations of Redis::Ick, and does not with a reservation.
 """
 
 import pytest
@@ -116,7 +116,7 @@ def test_fenced_a_monitor_that_reserves_does_no_harm(
     assert ruby.reserve(5, backwash=backwash) == [(b"a", 2.0), (b"b", 3.0)]
     next_ = reserved(fenced.exchange(mine, ["a"]))
 
-    # And what the monitor has set aside, and will never commit, comes out.
+    # Members that the monitor has reserved, and will never commit, are reserved again.
     assert next_.marks == ((b"a", 2.0), (b"b", 3.0))
 
 
@@ -174,12 +174,12 @@ def test_fenced_a_zombie_finds_that_it_was_superseded(
         fenced.commit(zombies, ["a"]),
         fenced.exchange(zombies),
         fenced.release(zombies, ["a"]),
-        fenced.held(zombies),
+        fenced.read(zombies),
     ):
         assert isinstance(late, Superseded)
         assert late.holder == other.holder
     assert everything(ick) == {b"a"}
-    assert other.held(again) == again
+    assert other.read(again) == again
 
 
 def test_plain_a_commit_that_is_sent_twice_forgets(ick: DirtyList) -> None:
@@ -211,7 +211,9 @@ def test_a_plain_consumer_that_commits_whole_batches_may_work_beside_a_fenced_on
 ) -> None:
     ick.add({"a": 1, "b": 2, "c": 3})
     theirs = ruby.reserve(1)
-    mine = reserved(fenced.reserve())  # adopts what the plain one holds: it is worked on twice
+    mine = reserved(
+        fenced.reserve()
+    )  # adopts what the plain consumer has reserved: it is processed twice
     assert theirs == [(b"a", 1.0)]
     assert mine.members == [b"a", b"b"]
 
@@ -250,11 +252,11 @@ def test_plain_operations_do_not_see_what_is_held(
 def test_two_plain_consumers_forget_beside_a_fenced_one_as_they_do_alone(
     ick: DirtyList, ruby: RedisIck, fenced: Reservations
 ) -> None:
-    """Why the page says: one plain consumer at the most."""
+    """The reason why the page allows only one plain consumer."""
     ick.add({"a": 1})
-    ruby.reserve(5)  # one works on it
+    ruby.reserve(5)  # one consumer processes it
     ick.add({"a": 2})
-    ruby.reserve(5)  # another folds what is new into that
+    ruby.reserve(5)  # another merges the newer mark into that
     ruby.commit(["a"])
 
     assert reserved(fenced.reserve()).members == []
@@ -288,7 +290,7 @@ def test_fenced_an_exchange_that_is_sent_twice_gives_the_same_reservation(
 def test_plain_and_fenced_a_commit_says_how_many_it_found(
     ick: DirtyList, fenced: Reservations
 ) -> None:
-    """The original's exchange keeps it to itself."""
+    """The exchange of Redis::Ick does not return it."""
     ick.add({"a": 1, "b": 2, "c": 3})
     ick.reserve(1)
 

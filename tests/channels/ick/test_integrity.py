@@ -1,4 +1,4 @@
-"""An Ick that is not whole is refused by every operation, with words that help, and can be repaired."""
+"""Every operation refuses a damaged Ick with a helpful error, and ``repair`` repairs it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -75,7 +75,7 @@ DAMAGES = {
 def damaged(
     request: pytest.FixtureRequest, ick: DirtyList, redis_client: redis.Redis
 ) -> tuple[str, dict[bytes, float]]:
-    """An Ick with a dirty and a reserved member, damaged: what is said about it, and what is left."""
+    """A damaged Ick with a dirty and a reserved member: the error text, and the members that are left."""
     ick.add({"r": 1, "d": 4})
     ick.reserve(1)
     damage, text, left = DAMAGES[request.param]
@@ -103,7 +103,7 @@ OPERATIONS: dict[str, Callable[[DirtyList], object]] = {
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_operation_refuses_names_key_found_and_mend_and_writes_nothing(
+def test_every_operation_names_the_key_what_was_found_and_the_repair_and_writes_nothing(
     damaged: tuple[str, dict[bytes, float]],
     operation: str,
     ick: DirtyList,
@@ -119,12 +119,12 @@ def test_every_operation_refuses_names_key_found_and_mend_and_writes_nothing(
     assert dump(redis_client) == before
 
 
-def test_in_a_pipeline_the_error_says_the_same_and_the_others_have_their_results(
+def test_in_a_pipeline_the_error_is_the_same_and_other_calls_have_their_results(
     damaged: tuple[str, dict[bytes, float]], redis_client: redis.Redis
 ) -> None:
     pipeline = redis_client.pipeline()
     QueuedDirtyList(pipeline, KEY).stats()
-    QueuedDirtyList(pipeline, "whole").add({"a": 1})
+    QueuedDirtyList(pipeline, "intact").add({"a": 1})
 
     error, added = pipeline.execute(raise_on_error=False)
     assert isinstance(error, redis.ResponseError)
@@ -133,7 +133,7 @@ def test_in_a_pipeline_the_error_says_the_same_and_the_others_have_their_results
     assert added.new == 1
 
 
-def test_repair_makes_it_whole_and_every_member_that_was_there_is_there(
+def test_repair_keeps_every_member_that_was_there(
     damaged: tuple[str, dict[bytes, float]], ick: DirtyList, redis_client: redis.Redis
 ) -> None:
     before = dump(redis_client)
@@ -147,7 +147,7 @@ def test_repair_makes_it_whole_and_every_member_that_was_there_is_there(
     assert len(done) == 1
     assert dict(ick.reserve(9, backwash=True)) == damaged[1]
     assert repair(redis_client, KEY) == []
-    # What did not belong is somewhere else, as it was.
+    # Foreign content was moved unchanged.
     for damage in done:
         if damage.moved_to is not None:
             assert redis_client.dump(damage.moved_to) == before[damage.key.encode()]
@@ -167,9 +167,7 @@ def test_several_damages_are_repaired_at_once(ick: DirtyList, redis_client: redi
     assert isinstance(Reservations(redis_client, KEY).reserve(), Reservation)
 
 
-def test_an_ick_that_is_whole_or_not_there_needs_no_repair(
-    ick: DirtyList, redis_client: redis.Redis
-) -> None:
+def test_an_intact_or_absent_ick_needs_no_repair(ick: DirtyList, redis_client: redis.Redis) -> None:
     assert repair(redis_client, KEY) == []
     assert redis_client.dbsize() == 0
     ick.add({"a": 1, "b": 2})

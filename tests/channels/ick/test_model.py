@@ -1,4 +1,4 @@
-"""Thousands of steps of the six operations, by us and by Redis::Ick on the same keys, against a plain model."""
+"""Thousands of random steps of the six operations, by us and by Redis::Ick on the same keys, against a plain model."""
 
 from typing import Any
 
@@ -25,14 +25,14 @@ def ordered(members: Set) -> list[tuple[bytes, float]]:
 
 
 def lower(members: Set, member: bytes, score: float) -> tuple[int, int]:
-    """The rule of all folding: the lower score stays.  Gives how many are new, how many have changed."""
+    """Keeps the lower score; returns how many members are new, and how many changed."""
     old = members.get(member)
     if old is None or score < old:
         members[member] = score
     return int(old is None), int(old is not None and score < old)
 
 
-def fold(source: Set, target: Set, most: int) -> None:
+def move_lowest(source: Set, target: Set, most: int) -> None:
     for member, score in ordered(source):
         if len(target) >= most:
             return
@@ -41,7 +41,7 @@ def fold(source: Set, target: Set, most: int) -> None:
 
 
 class Model(RuleBasedStateMachine):
-    """The Ick in Redis, and the same in two dictionaries."""
+    """The Ick in Redis, and a model of it in two dictionaries."""
 
     client: redis.Redis
 
@@ -129,8 +129,8 @@ class Model(RuleBasedStateMachine):
     ) -> tuple[int, list[tuple[bytes, float]]]:
         committed = sum(self.reserved.pop(member, None) is not None for member in done)
         if backwash:
-            fold(self.reserved, self.dirty, len(self.dirty) + len(self.reserved) + 1)
-        fold(self.dirty, self.reserved, size)
+            move_lowest(self.reserved, self.dirty, len(self.dirty) + len(self.reserved) + 1)
+        move_lowest(self.dirty, self.reserved, size)
         self.exists = True
         return committed, ordered(self.reserved)[:size]
 

@@ -47,7 +47,7 @@ def test_on_an_ick_that_is_not_there_every_operation_has_nothing_to_do(ick: Dirt
     assert ick.exchange(0, []) == Exchanged(0, [])
 
 
-def test_add_reserve_and_exchange_make_the_ick_and_looking_does_not(
+def test_add_reserve_and_exchange_create_the_ick_and_stats_does_not(
     ick: DirtyList, redis_client: redis.Redis
 ) -> None:
     for operation in (lambda: ick.add({}), lambda: ick.reserve(5), lambda: ick.commit(["a"])):
@@ -92,7 +92,7 @@ def test_the_lowest_score_stays_however_often_a_member_is_added(ick: DirtyList) 
     assert ick.reserve(9) == [(b"a", 10.0)]
 
 
-def test_adding_looks_at_the_dirty_set_alone(ick: DirtyList) -> None:
+def test_adding_checks_the_dirty_set_alone(ick: DirtyList) -> None:
     ick.add({"a": 5})
     ick.reserve(1)
 
@@ -177,7 +177,7 @@ def test_a_member_in_both_sets_leaves_the_dirty_one_and_makes_no_room_needed(
     assert sizes(ick) == (0, 3, 3)
 
 
-def test_folding_keeps_the_lower_score_of_the_two_sets(ick: DirtyList) -> None:
+def test_a_member_in_both_sets_keeps_the_lower_score(ick: DirtyList) -> None:
     ick.add({"a": 3})
     ick.reserve(1)
     ick.add({"a": 8})
@@ -236,7 +236,7 @@ def test_delete_counts_the_keys_that_there_were(ick: DirtyList, *, unlink: bool)
     assert ick.stats() is None
 
 
-def test_stats_tell_sizes_and_scores_of_each_set(ick: DirtyList) -> None:
+def test_stats_returns_sizes_and_scores_of_each_set(ick: DirtyList) -> None:
     ick.add({"a": 5, "b": 4.4, "c": 6.6})
     waiting = ick.stats()
     ick.reserve(2)
@@ -340,7 +340,7 @@ def test_nan_and_infinities_are_refused_before_anything_is_written(
         [("a", 1, 2)],
     ],
 )
-def test_what_is_no_mark_is_refused_before_anything_is_written(
+def test_an_invalid_mark_is_refused_before_anything_is_written(
     ick: DirtyList, redis_client: redis.Redis, marks: Any
 ) -> None:
     with pytest.raises(InvalidIckCall, match="ride-index: "):
@@ -424,7 +424,7 @@ def test_marks_for_many_icks_go_in_one_round_trip(redis_client: redis.Redis) -> 
     assert add_each(redis_client, []) == []
 
 
-def test_a_server_that_lost_its_scripts_is_given_them_again(
+def test_a_script_that_the_server_has_lost_is_loaded_again(
     ick: DirtyList, redis_client: redis.Redis
 ) -> None:
     """Guarantee 19."""
@@ -438,7 +438,7 @@ def test_a_server_that_lost_its_scripts_is_given_them_again(
 
 @pytest.fixture
 def no_memory(redis_client: redis.Redis) -> Iterator[Callable[[], object]]:
-    """Makes the server's memory full, until the test has ended."""
+    """Fills the server's memory until the end of the test."""
     yield lambda: redis_client.config_set("maxmemory", "1")
     redis_client.config_set("maxmemory", "0")
 
@@ -454,10 +454,10 @@ def test_a_server_without_memory_takes_no_marks_and_nothing_is_half_written(
     assert redis_client.dbsize() == 0
 
 
-def test_a_server_without_memory_goes_on_giving_out_what_is_dirty(
+def test_a_server_without_memory_still_reserves(
     ick: DirtyList, no_memory: Callable[[], object]
 ) -> None:
-    """Guarantee 13: or nobody could ever empty it."""
+    """Guarantee 13: otherwise no consumer could ever empty it."""
     ick.add({"a": 1, "b": 2, "c": 3})
     no_memory()
 
@@ -467,7 +467,7 @@ def test_a_server_without_memory_goes_on_giving_out_what_is_dirty(
     assert ick.commit(["b", "c"]) == 2
 
 
-def test_a_server_that_is_away_is_named_so() -> None:
+def test_an_unreachable_server_raises_server_unavailable() -> None:
     client = redis.Redis(unix_socket_path="nowhere.sock")
 
     with pytest.raises(ServerUnavailable):

@@ -1,4 +1,4 @@
-"""Every operation can be put into a pipeline of the application's, and gives its result there."""
+"""Every operation can be queued in an application's Redis pipeline, which returns its result."""
 
 from typing import Any
 
@@ -88,7 +88,7 @@ def test_a_call_in_a_pipeline_is_one_script_however_large(redis_client: redis.Re
     assert len(reserved) == committed == 9_000
 
 
-def test_what_cannot_be_stored_is_refused_when_it_is_queued(redis_client: redis.Redis) -> None:
+def test_an_invalid_call_is_refused_when_it_is_queued(redis_client: redis.Redis) -> None:
     pipeline = redis_client.pipeline()
     ick = QueuedDirtyList(pipeline, "ride-index")
 

@@ -1,4 +1,4 @@
-"""Reservations: the lowest first, sent again without harm, handed over without loss."""
+"""Reservations: lowest scores first, safe to repeat, taken over without loss."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ import redis
 
 from fixtures.proxy import Harm, Proxy, behind
 from penstock.channels.ick import (
-    EVERYTHING,
+    ALL_MEMBERS,
     Busy,
     Committed,
     DirtyList,
-    Patience,
+    HolderWatch,
     Released,
     Reservation,
     Reservations,
@@ -69,7 +69,7 @@ def test_scores_and_members_come_back_as_they_were(ick: DirtyList, consumer: Res
     assert reserved(consumer.reserve()).marks == marks
 
 
-def test_what_was_not_done_stays_held_and_counts_for_the_size(
+def test_members_that_are_not_done_stay_held_and_count_towards_the_size(
     ick: DirtyList, consumer: Reservations
 ) -> None:
     ick.add({f"m{i}": i for i in range(9)})
@@ -88,11 +88,11 @@ def test_a_commit_goes_on_with_the_rest(ick: DirtyList, consumer: Reservations) 
     mine = reserved(consumer.reserve())
 
     assert consumer.commit(mine, ["b"]) == Committed(1)
-    assert reserved(consumer.held(mine)).members == [b"a", b"c"]
-    assert reserved(consumer.exchange(mine, EVERYTHING)).committed == 2
+    assert reserved(consumer.read(mine)).members == [b"a", b"c"]
+    assert reserved(consumer.exchange(mine, ALL_MEMBERS)).committed == 2
 
 
-def test_a_commit_takes_away_only_what_is_held(ick: DirtyList, consumer: Reservations) -> None:
+def test_a_commit_removes_only_held_members(ick: DirtyList, consumer: Reservations) -> None:
     ick.add({"a": 1, "b": 2, "c": 3, "d": 4})
     mine = reserved(consumer.reserve())
 
@@ -113,19 +113,19 @@ def test_release_makes_the_rest_dirty_at_its_old_score(
     assert reserved(rival.reserve()).marks == ((b"b", 2.0), (b"c", 3.0))
 
 
-def test_a_release_that_is_sent_twice_says_that_nothing_stands(
+def test_a_repeated_release_finds_no_current_reservation(
     ick: DirtyList, consumer: Reservations
 ) -> None:
     ick.add({"a": 1})
     mine = reserved(consumer.reserve())
 
-    assert consumer.release(mine, EVERYTHING) == Released(1, 0)
-    again = consumer.release(mine, EVERYTHING)
+    assert consumer.release(mine, ALL_MEMBERS) == Released(1, 0)
+    again = consumer.release(mine, ALL_MEMBERS)
     assert isinstance(again, Superseded)
     assert (again.number, again.request) == (mine.number, "")
 
 
-def test_a_smaller_consumer_gives_back_what_it_does_not_want(
+def test_a_smaller_size_returns_the_surplus_members(
     ick: DirtyList, consumer: Reservations, redis_client: redis.Redis
 ) -> None:
     ick.add({f"m{i}": i for i in range(5)})
@@ -170,7 +170,7 @@ def test_after_a_lost_request_or_reply_the_same_call_gives_the_same_reservation(
                 call()
             return call()
 
-        # So that no request is lost to the loading of a script.
+        # Loads the script first, so that the proxy harms the call itself.
         Reservations(ick._client, "other").reserve()
         first = reserved(lossy(consumer.reserve))
         assert (first.number, first.members) == (1, [b"a", b"b"])
@@ -184,10 +184,10 @@ def test_after_a_lost_request_or_reply_the_same_call_gives_the_same_reservation(
     assert ick.reserve(9) == [(b"a", 5.0)]
 
 
-def test_to_repeat_an_exchange_with_other_members_done_is_to_be_superseded(
+def test_repeating_an_exchange_with_other_members_done_is_superseded(
     ick: DirtyList, consumer: Reservations
 ) -> None:
-    """Its answer would take a member that came anew for one that was left over."""
+    """Otherwise a newly reserved member could be taken for one that was left over."""
     ick.add({"a": 1, "b": 2})
     mine = reserved(consumer.reserve())
     ick.add({"a": 3})
@@ -206,7 +206,7 @@ def test_a_takeover_gets_everything_and_only_from_the_one_that_was_seen(
     assert isinstance(seen, Busy)
     consumer.exchange(first, ["a"])
 
-    # The holder was alive after all: what was seen does not stand.
+    # The holder was alive after all: the reservation that was seen is no longer current.
     assert isinstance(rival.reserve(in_place_of=seen), Busy)
 
     seen = rival.reserve()
@@ -233,7 +233,7 @@ def test_takeover_merges_what_was_held_with_what_is_dirty(
 def test_numbers_go_up_past_what_the_destination_has_seen(
     ick: DirtyList, consumer: Reservations
 ) -> None:
-    """Redis may have been emptied, or put back; the destination remembers."""
+    """Redis may have been emptied or restored; the destination remembers the number."""
     first = reserved(consumer.reserve(above=41))
     assert first.number == 42
     ick.add({"a": 1})
@@ -244,7 +244,7 @@ def test_numbers_go_up_past_what_the_destination_has_seen(
 def test_a_number_that_comes_again_does_not_bring_a_zombie_back(
     ick: DirtyList, consumer: Reservations, rival: Reservations
 ) -> None:
-    """A replica that lagged, or an Ick that was deleted, counts from below."""
+    """After a failover to a lagging replica, or a deletion, numbers start lower."""
     ick.add({"a": 1})
     zombies = reserved(consumer.reserve())
     ick.delete()
@@ -254,32 +254,32 @@ def test_a_number_that_comes_again_does_not_bring_a_zombie_back(
     assert theirs.number == zombies.number
     assert isinstance(consumer.commit(zombies, ["a"]), Superseded)
     assert isinstance(consumer.exchange(zombies), Superseded)
-    assert reserved(rival.held(theirs)).members == [b"a"]
+    assert reserved(rival.read(theirs)).members == [b"a"]
 
 
-def test_patience_ends_when_nothing_has_moved_for_long_enough(
+def test_a_holder_is_stale_when_it_has_sent_no_heartbeat_for_long_enough(
     ick: DirtyList, consumer: Reservations, rival: Reservations
 ) -> None:
-    """Guarantee 20: only the watcher's own clock, and only for differences."""
+    """Guarantee 20: only the watcher's own clock is read, and only for durations."""
     now = 0.0
-    patience = Patience(10, clock=lambda: now)
+    watch = HolderWatch(10, clock=lambda: now)
     ick.add({"a": 1})
     mine = reserved(consumer.reserve())
 
-    def look() -> bool:
+    def is_stale() -> bool:
         busy = rival.reserve()
         assert isinstance(busy, Busy)
-        return patience.is_over(busy)
+        return watch.is_stale(busy)
 
-    assert not look()
+    assert not is_stale()
     now = 9.9
-    assert not look()
-    consumer.commit(mine, [])  # a sign of life
-    assert not look()
+    assert not is_stale()
+    consumer.commit(mine, [])  # a heartbeat
+    assert not is_stale()
     now = 19.75
-    assert not look()
+    assert not is_stale()
     now = 20.0
-    assert look()
+    assert is_stale()
 
 
 def test_stats_name_the_holder_and_count_what_is_held(
@@ -335,7 +335,7 @@ def test_a_reservation_has_a_size_from_one_on(redis_client: redis.Redis, size: A
 def test_no_member_starves_however_often_it_becomes_dirty_again(
     ick: DirtyList, consumer: Reservations, rounds: int
 ) -> None:
-    """Its score is the first since it was taken last: it comes within queue / batch reservations."""
+    """It keeps its first score since it was last reserved, so it comes within queue / batch reservations."""
     queue = 30
     ick.add({f"m{i:02d}": i for i in range(queue)})
     victim, clock = b"m29", float(queue)

@@ -1,4 +1,4 @@
-"""The keys of an Ick share a slot wherever its name has no braces; elsewhere a Cluster is told before it is too late."""
+"""The keys of an Ick share a slot if its name has no braces; otherwise a Cluster client refuses the name."""
 
 import re
 from collections.abc import Iterator
@@ -11,8 +11,9 @@ from redis.crc import key_slot
 from fixtures.servers import Programs
 from penstock.channels.ick import DirtyList, QueuedDirtyList, Reservation, Reservations, repair
 from penstock.channels.routing import ick_keys
-from penstock.embedded import EmbeddedRedis, eventually
+from penstock.embedded import EmbeddedRedis
 from penstock.errors import InvalidIckCall
+from penstock.testing import eventually
 
 PLAIN = [
     "a",
@@ -79,7 +80,7 @@ def test_nor_is_a_plain_name_with_a_tagged_prefix(key: str, prefix: str) -> None
 
 
 @pytest.mark.parametrize("key", TAGGED)
-def test_the_check_knows_what_a_cluster_does_with_braces(key: str) -> None:
+def test_the_check_agrees_with_a_cluster_about_braces(key: str) -> None:
     assert ick_keys(key).is_one_slot == (key in ON_A_CLUSTER)
 
 
@@ -107,7 +108,7 @@ def test_on_one_server_every_name_works(redis_client: redis.Redis, key: str) -> 
 def cluster(
     tmp_path_factory: pytest.TempPathFactory, programs: Programs
 ) -> Iterator[redis.RedisCluster]:
-    """A Cluster of one node that has all slots: it refuses what is not in one slot, as a large one does."""
+    """A Cluster of one node with all slots: like a large one, it refuses calls across slots."""
     server = EmbeddedRedis(
         tmp_path_factory.mktemp("cluster"),
         settings={"cluster-enabled": "yes", "appendonly": "no"},
@@ -165,7 +166,9 @@ def test_a_pipeline_of_a_cluster_gives_results(cluster: Any) -> None:
 
 
 @pytest.mark.parametrize("key", sorted(set(TAGGED) - ON_A_CLUSTER))
-def test_a_cluster_refuses_a_name_that_would_be_torn_apart(cluster: Any, key: str) -> None:
+def test_a_name_whose_keys_would_be_in_several_slots_is_refused_on_a_cluster(
+    cluster: Any, key: str
+) -> None:
     with pytest.raises(InvalidIckCall, match="would not be in one slot"):
         DirtyList(cluster, key)
     with pytest.raises(InvalidIckCall, match="would not be in one slot"):

@@ -12,7 +12,7 @@ from penstock.bench.measuring import Case, NotMeasured, Sample
 from penstock.bench.peers import peers_of
 from penstock.bench.plant import Backlog, Plant, Scale
 from penstock.channels.log import read
-from penstock.consuming import ConsumerWorker
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, make_engine
 from penstock.records import BEGINNING, Record
 
@@ -51,8 +51,8 @@ def consumed(plant: Plant, backlog: Backlog, name: str) -> Sample:
         NotMeasured: It applied another number of records.
     """
     database_url = plant.registered(backlog)
-    consumer = backlog.pipeline.consumer_named(name)
-    worker = ConsumerWorker(backlog.pipeline, consumer, database_url, plant.redis_url)
+    consumer = backlog.pipeline.get_consumer(name)
+    worker = LogWorker(backlog.pipeline, consumer, database_url, plant.redis_url)
     try:
         worker.open()
         began = perf_counter()

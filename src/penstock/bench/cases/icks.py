@@ -15,7 +15,7 @@ from penstock.channels.ick import DirtyList, Reservation, Reservations
 from penstock.channels.ick.operations import SLICE
 from penstock.channels.ick.reservations import DEFAULT_SIZE
 from penstock.channels.server import RedisClient
-from penstock.embedded import eventually
+from penstock.testing import eventually
 
 MEMBERS_A_RECORD = 10
 """Members are smaller than records: ten times as many make a million at full scale."""

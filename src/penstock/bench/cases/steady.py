@@ -6,7 +6,7 @@ from penstock.bench.cases.consuming import applied
 from penstock.bench.measuring import Case, NotMeasured, Sample
 from penstock.bench.plant import NOTHING, Plant, Scale
 from penstock.bench.producing import produce_freely
-from penstock.embedded import eventually
+from penstock.testing import eventually
 
 APP = "penstock.bench.application:keeping_nothing"
 PRODUCERS = 2

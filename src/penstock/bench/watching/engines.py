@@ -17,9 +17,9 @@ from penstock.bench.measuring import NotMeasured
 from penstock.bench.watching.arrivals import FILE, LATE_S, Arrivals, noted
 from penstock.bench.watching.processes import READY_S, process
 from penstock.database.connections import connect_postgres
-from penstock.embedded import eventually
 from penstock.errors import JavaMissing
 from penstock.loading import load_pipeline
+from penstock.testing import eventually
 
 Engine = Literal["inline", "spark"]
 

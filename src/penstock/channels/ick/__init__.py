@@ -1,60 +1,67 @@
-"""The Ick: a list of what is dirty.
+"""The Ick: a set of members that are dirty, in Redis.
 
-Producers say "document 17 is dirty, since now"; however often they say it, it is listed once, at its first time.
-Consumers take the oldest, bring their copy up to date, and say which are done.
+Producers mark a member dirty; it is listed once, however often it is marked, at the time of its first mark.  Consumers take
+the oldest members, bring their copy up to date, and commit the members that are done.
 
-``DirtyList`` has the six operations of Redis::Ick, on its keys.  ``Reservations`` is for consumers that must not forget
-a member which becomes dirty while they work on it.  ``repair`` makes a damaged Ick whole.  ``tell_each`` and
-``passages`` are a pipeline's: members of records, in the order of their offsets.  ``inspect_shards`` and ``oldest`` are for people who look.
+``DirtyList`` has the six operations of Redis::Ick, on its keys.  ``Reservations`` is for consumers that must not forget a
+member that becomes dirty while they work on it.  ``repair`` repairs a damaged Ick.  ``mark_shards`` and ``update_progress``
+serve a pipeline, whose records mark members in the order of their offsets.  ``inspect_shards`` and ``oldest`` show what an
+Ick holds.
 """
 
 from penstock.channels.ick.dirty_list import DirtyList, QueuedDirtyList, add_each
-from penstock.channels.ick.looking import Look, Waiting, inspect_shards, oldest
+from penstock.channels.ick.inspection import ShardState, Waiting, inspect_shards, oldest
+from penstock.channels.ick.marking import (
+    MarkBatch,
+    MarkProgress,
+    coalesce,
+    mark_shards,
+    update_progress,
+)
 from penstock.channels.ick.marks import Member, Score
 from penstock.channels.ick.operations import Added, Exchanged, IckStats, Mark, Span
 from penstock.channels.ick.repair import Damage, repair
 from penstock.channels.ick.reservations import (
-    EVERYTHING,
+    ALL_MEMBERS,
     Busy,
     Committed,
-    Patience,
+    CurrentReservation,
+    HolderWatch,
     Released,
     Reservation,
     Reservations,
-    Standing,
     Superseded,
 )
-from penstock.channels.ick.telling import Fold, Passage, fold, passages, tell_each
 
 __all__ = [
-    "EVERYTHING",
+    "ALL_MEMBERS",
     "Added",
     "Busy",
     "Committed",
+    "CurrentReservation",
     "Damage",
     "DirtyList",
     "Exchanged",
-    "Fold",
+    "HolderWatch",
     "IckStats",
-    "Look",
     "Mark",
+    "MarkBatch",
+    "MarkProgress",
     "Member",
-    "Passage",
-    "Patience",
     "QueuedDirtyList",
     "Released",
     "Reservation",
     "Reservations",
     "Score",
+    "ShardState",
     "Span",
-    "Standing",
     "Superseded",
     "Waiting",
     "add_each",
-    "fold",
+    "coalesce",
     "inspect_shards",
+    "mark_shards",
     "oldest",
-    "passages",
     "repair",
-    "tell_each",
+    "update_progress",
 ]

@@ -1,8 +1,8 @@
-"""The six operations of an Ick, for a client and for a pipeline of the application's.
+"""The six operations of an Ick, on a client or in an application's Redis pipeline.
 
-The semantics are those of Redis::Ick, on the same keys: a Ruby process and ours may work on one Ick at once.  What the
-plain operations cannot promise (a member that becomes dirty while it is being worked on can be forgotten) is said in
-``docs/explanation/icks.md``; ``reservations`` is for consumers that need the promise.
+Keys and semantics are those of Redis::Ick, so a Ruby process and a Python one may use one Ick at the same time.  The plain
+operations can forget a member that becomes dirty while it is being processed: see ``docs/explanation/icks.md``.
+``reservations`` is for consumers that must not forget it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,32 +12,39 @@ import redis
 from redis.client import NEVER_DECODE
 
 from penstock.channels.ick import operations
-from penstock.channels.ick.marks import Marks, Member
-from penstock.channels.ick.operations import Added, Exchanged, IckStats, Mark, Operation
+from penstock.channels.ick.marks import Marks, Member, encode_marks, encode_members
+from penstock.channels.ick.operations import (
+    Added,
+    Exchanged,
+    IckStats,
+    Mark,
+    Operation,
+    parse_damage,
+)
 from penstock.channels.routing import IckKeys, ick_keys
 from penstock.channels.scripts import Call, script
-from penstock.channels.server import RedisClient, redis_errors, translated
+from penstock.channels.server import RedisClient, redis_errors, translate_error
 from penstock.errors import InvalidIckCall
 
 T = TypeVar("T")
 
 SLICES_AT_ONCE = 32
-"""Most calls that are under way at once: what a call of millions of marks keeps in memory at either end."""
+"""Most script calls in one round trip: it bounds the memory that a call of millions of marks needs on either side."""
 
 
 class DirtyList:
-    """An Ick: members that are dirty, each since its score; lowest first.
+    """An Ick: dirty members, each with the score at which it became dirty, lowest first.
 
-    A call of more than ``operations.SLICE`` marks or members is several script calls, each of them atomic: a script
-    call blocks Redis while it runs.  Every call may be repeated when its reply was lost.
+    A call with more than ``operations.SLICE`` marks or members becomes several script calls, each of them atomic, because
+    Redis is blocked while a script runs.  Every call may be repeated if its reply was lost.
 
     Args:
-        client: From ``connect_redis``, or any client of redis-py that does not repeat writes by itself.
+        client: From ``connect_redis``, or any redis-py client that does not retry writes by itself.
         key: Name of the Ick.
-        namespace: What Ruby's Redis::Namespace would put before its keys; nothing when empty.
+        namespace: The prefix that Ruby's Redis::Namespace would put before its keys; none if empty.
 
     Raises:
-        InvalidIckCall: The key is not text, or the Ick's keys would not share a slot of the Cluster.
+        InvalidIckCall: The key is not text, or the Ick's keys would not share a Cluster slot.
     """
 
     def __init__(self, client: RedisClient, key: str, *, namespace: str = "") -> None:
@@ -45,57 +52,57 @@ class DirtyList:
         self.keys = checked_keys(client, key, namespace)
 
     def add(self, marks: Marks) -> Added:
-        """Mark members dirty: each keeps the lowest score that it was given.
+        """Marks members dirty; each keeps the lowest score it was given.
 
         Args:
-            marks: A mapping of members to scores, or pairs of them, which are taken in their order.
+            marks: A mapping of members to scores, or pairs of them, which are applied in order.
 
         Raises:
             InvalidIckCall: A score is not a finite number, or a member is neither bytes nor text; nothing was written.
-            DamagedIck: The Ick is not whole.
+            DamagedIck: The Ick is damaged.
             ServerUnavailable: Redis does not answer; any of the marks may have been added.
             AppendRefused: Redis does not take writes.
         """
         return add_each(self._client, [(self.keys, marks)])[0]
 
     def reserve(self, size: int = 0, *, backwash: bool = False) -> list[Mark]:
-        """The ``size`` lowest members, which are set aside until they are committed.
+        """Reserves the ``size`` lowest members and returns them; they stay reserved until they are committed.
 
-        Those reserved before come again, up to ``size``; the reserved set is filled up from the dirty one.
+        Members reserved earlier are returned again, up to ``size``; the reserved set is filled up from the dirty set.
 
         Args:
-            size: Most members to give; with 0 nothing is reserved.
-            backwash: First put all that is reserved back among the dirty ones.
+            size: Most members to return; with 0 nothing is reserved.
+            backwash: First move all reserved members back to the dirty set.
 
         Raises:
-            InvalidIckCall: The size is no whole number from 0 on.
-            DamagedIck: The Ick is not whole.
-            ServerUnavailable: Redis does not answer; members may have been reserved, and come again.
+            InvalidIckCall: The size is not a whole number from 0 on.
+            DamagedIck: The Ick is damaged.
+            ServerUnavailable: Redis does not answer; members may have been reserved, and the next call returns them.
             AppendRefused: Redis does not take writes.
         """
         return self.exchange(size, (), backwash=backwash).marks
 
     def commit(self, members: Iterable[Member]) -> int:
-        """Members are done: they leave the reserved set.  Gives the number of those that were in it.
+        """Removes members that are done from the reserved set; returns how many were in it.
 
         Raises:
             InvalidIckCall: A member is neither bytes nor text; nothing was committed.
-            DamagedIck: The Ick is not whole.
+            DamagedIck: The Ick is damaged.
             ServerUnavailable: Redis does not answer; any of the members may have been committed.
             AppendRefused: Redis does not take writes.
         """
         return self.exchange(0, members).committed
 
     def exchange(self, size: int, done: Iterable[Member], *, backwash: bool = False) -> Exchanged:
-        """Commit ``done``, then reserve ``size``: one round trip.
+        """Commits ``done``, then reserves ``size``, in one round trip.
 
         Raises:
-            InvalidIckCall: The size is no whole number from 0 on, or a member is neither bytes nor text.
-            DamagedIck: The Ick is not whole.
+            InvalidIckCall: The size is not a whole number from 0 on, or a member is neither bytes nor text.
+            DamagedIck: The Ick is damaged.
             ServerUnavailable: Redis does not answer; the exchange may have happened.
             AppendRefused: Redis does not take writes.
         """
-        members = operations.members_of(self.keys, done)
+        members = encode_members(self.keys.version, done)
         *before, last = operations.slices(members)
         each = [operations.exchange(self.keys, 0, part, backwash=False) for part in before]
         each.append(operations.exchange(self.keys, size, last, backwash=backwash))
@@ -103,24 +110,24 @@ class DirtyList:
         return Exchanged(sum(result.committed for result in results), results[-1].marks)
 
     def stats(self) -> IckStats | None:
-        """Sizes and scores, to the bit; None where there is no Ick.
+        """Sizes and exact scores; None if there is no Ick.
 
         Raises:
-            DamagedIck: The Ick is not whole.
+            DamagedIck: The Ick is damaged.
             ServerUnavailable: Redis does not answer.
         """
         return run_each(
-            self._client, [operations.stats(self.keys)], f"looking at {self.keys.version}"
+            self._client, [operations.stats(self.keys)], f"inspecting {self.keys.version}"
         )[0]
 
     def delete(self, *, unlink: bool = False) -> int:
-        """Delete the Ick and all its members; gives how many of the three keys of Redis::Ick there were.
+        """Deletes the Ick and all its members; returns how many of the three keys of Redis::Ick existed.
 
         Args:
-            unlink: Free the memory in a thread of the server's.
+            unlink: Free the memory in a background thread of the server.
 
         Raises:
-            DamagedIck: The Ick is not whole.
+            DamagedIck: The Ick is damaged.
             ServerUnavailable: Redis does not answer; it may have been deleted.
             AppendRefused: Redis does not take writes.
         """
@@ -129,18 +136,18 @@ class DirtyList:
 
 
 class QueuedDirtyList:
-    """The same operations, put into a pipeline of the application's; ``pipeline.execute()`` gives their results.
+    """The same operations, queued in an application's Redis pipeline; ``pipeline.execute()`` returns their results.
 
-    Each is one script call however large, and travels with its text: a pipeline cannot load a script that the server
-    has lost.  An Ick that is not whole shows as ``redis.ResponseError``; its text begins with ``DAMAGED``.
+    Each is a single script call of any size and carries the script's text, because a pipeline cannot reload a script that
+    the server has lost.  A damaged Ick raises ``redis.ResponseError``, whose text begins with ``DAMAGED``.
 
     Args:
         pipeline: From ``client.pipeline()``, with or without a transaction.
         key: Name of the Ick.
-        namespace: What Ruby's Redis::Namespace would put before its keys.
+        namespace: The prefix that Ruby's Redis::Namespace would put before its keys.
 
     Raises:
-        InvalidIckCall: The key is not text, or the Ick's keys would not share a slot of the Cluster.
+        InvalidIckCall: The key is not text, or the Ick's keys would not share a Cluster slot.
     """
 
     def __init__(self, pipeline: Any, key: str, *, namespace: str = "") -> None:
@@ -153,13 +160,13 @@ class QueuedDirtyList:
         Raises:
             InvalidIckCall: A score is not a finite number, or a member is neither bytes nor text.
         """
-        self._queue(operations.add(self.keys, operations.marks_of(self.keys, marks)))
+        self._queue(operations.add(self.keys, encode_marks(self.keys.version, marks)))
 
     def reserve(self, size: int = 0, *, backwash: bool = False) -> None:
         """As ``DirtyList.reserve``; its result is a list of marks.
 
         Raises:
-            InvalidIckCall: The size is no whole number from 0 on.
+            InvalidIckCall: The size is not a whole number from 0 on.
         """
         operation = operations.exchange(self.keys, size, (), backwash=backwash)
         self._queue(
@@ -172,7 +179,7 @@ class QueuedDirtyList:
         Raises:
             InvalidIckCall: A member is neither bytes nor text.
         """
-        done = operations.members_of(self.keys, members)
+        done = encode_members(self.keys.version, members)
         operation = operations.exchange(self.keys, 0, done, backwash=False)
         self._queue(
             Operation(
@@ -184,9 +191,9 @@ class QueuedDirtyList:
         """As ``DirtyList.exchange``; its result is an ``Exchanged``.
 
         Raises:
-            InvalidIckCall: The size is no whole number from 0 on, or a member is neither bytes nor text.
+            InvalidIckCall: The size is not a whole number from 0 on, or a member is neither bytes nor text.
         """
-        members = operations.members_of(self.keys, done)
+        members = encode_members(self.keys.version, done)
         self._queue(operations.exchange(self.keys, size, members, backwash=backwash))
 
     def stats(self) -> None:
@@ -198,7 +205,7 @@ class QueuedDirtyList:
         self._queue(operations.delete(self.keys, unlink=unlink))
 
     def _queue(self, operation: Operation[Any]) -> None:
-        _have_results_read(self._pipeline)
+        _install_parser(self._pipeline)
         call = operation.call
         self._pipeline.execute_command(
             "EVAL",
@@ -214,12 +221,12 @@ _READ = "penstock_read"
 _CALLBACKS = ("response_callbacks", "cluster_response_callbacks")
 
 
-def _have_results_read(pipeline: Any) -> None:
-    """Has this pipeline's replies to our calls, and nobody else's, made into results."""
+def _install_parser(pipeline: Any) -> None:
+    """Makes this pipeline parse the replies to our calls, and no others."""
     for name in _CALLBACKS:
         shared = getattr(pipeline, name, None)
         if shared is not None and shared.get("EVAL") is not _result:
-            # Pipelines share the table with their client, which is not ours to change.
+            # A pipeline shares the table with its client, which must not change.
             own = type(shared)(shared)
             own["EVAL"] = _result
             setattr(pipeline, name, own)
@@ -231,10 +238,10 @@ def _result(reply: Any, **options: Any) -> Any:
 
 
 def checked_keys(client: Any, key: str, namespace: str) -> IckKeys:
-    """The keys of an Ick, if they can be used on this server.
+    """The keys of an Ick, checked for this server.
 
     Raises:
-        InvalidIckCall: The key is not text, or a Cluster would not keep the keys together.
+        InvalidIckCall: The key is not text, or a Cluster would not keep the keys in one slot.
     """
     if not all(isinstance(name, str) for name in (key, namespace)):
         raise InvalidIckCall(f"the key {key!r} of an Ick is not text")
@@ -248,11 +255,11 @@ def checked_keys(client: Any, key: str, namespace: str) -> IckKeys:
 
 
 def add_each(client: RedisClient, icks: Iterable[tuple[IckKeys, Marks]]) -> list[Added]:
-    """Marks for each of several Icks in one round trip; safe to repeat.
+    """Adds marks to several Icks in one round trip; safe to repeat.
 
     Raises:
         InvalidIckCall: A score is not a finite number, or a member is neither bytes nor text; nothing was written.
-        DamagedIck: An Ick is not whole; the others have their marks.
+        DamagedIck: An Ick is damaged; the others have received their marks.
         ServerUnavailable: Redis does not answer; any of the marks may have been added.
         AppendRefused: Redis does not take writes.
     """
@@ -261,7 +268,7 @@ def add_each(client: RedisClient, icks: Iterable[tuple[IckKeys, Marks]]) -> list
     names: list[str] = []
     for owner, (keys, marks) in enumerate(icks):
         names.append(keys.version)
-        for part in operations.slices(operations.marks_of(keys, marks), 2):
+        for part in operations.slices(encode_marks(keys.version, marks), 2):
             owners.append(owner)
             each.append(operations.add(keys, part))
     sums = [Added(0, 0)] * len(names)
@@ -273,13 +280,13 @@ def add_each(client: RedisClient, icks: Iterable[tuple[IckKeys, Marks]]) -> list
 
 
 def run_each(client: RedisClient, each: Sequence[Operation[T]], what: str) -> list[T]:
-    """Carries operations of one script out, in order, and gives their results.
+    """Runs operations of one script in order and returns their results.
 
-    All of them are sent, a bounded number at once, before the first that failed is raised.
+    They are sent ``SLICES_AT_ONCE`` at a time.  The first error is raised after its round trip.
 
     Raises:
-        DamagedIck: An Ick is not whole.
-        ServerUnavailable: Redis does not answer; any of them may have happened.
+        DamagedIck: An Ick is damaged.
+        ServerUnavailable: Redis does not answer; any of the operations may have been executed.
         AppendRefused: Redis does not take writes.
     """
     results: list[T] = []
@@ -290,6 +297,6 @@ def run_each(client: RedisClient, each: Sequence[Operation[T]], what: str) -> li
             replies = script(part[0].script).call_each(client, calls)
         for reply in replies:
             if isinstance(reply, redis.RedisError):
-                raise operations.damage(reply) or translated(reply, what) from reply
+                raise parse_damage(reply) or translate_error(reply, what) from reply
         results += [operation.read(reply) for operation, reply in zip(part, replies, strict=True)]
     return results

@@ -1,7 +1,7 @@
-"""What an Ick takes: members that are bytes, scores that are finite numbers.  Checked here, before anything is sent.
+"""Checks and encodes members and scores, before anything is sent.
 
-A mark is a member with its score.  The score says since when the member is dirty, by whatever clock or counter the
-producers share; the lowest one stays.
+A mark is a member with its score.  The score says when the member became dirty, by any clock or counter that the producers
+share; a member keeps its lowest score.
 """
 
 import math
@@ -14,10 +14,10 @@ from penstock.channels.scripts import Argument
 from penstock.errors import InvalidIckCall
 
 Member = bytes | str
-"""Any bytes; a text stands for its UTF-8.  Replies give bytes."""
+"""Any bytes, or text, which is stored as UTF-8.  Replies contain bytes."""
 
 Score = float | Decimal | Real
-"""A finite number.  It is stored as a double: integers beyond 2**53 go to the nearest one."""
+"""A finite number.  It is stored as a double: integers beyond 2**53 are rounded to the nearest double."""
 
 Marks = (
     Mapping[bytes, Score]
@@ -25,11 +25,11 @@ Marks = (
     | Mapping[Member, Score]
     | Iterable[tuple[Member, Score]]
 )
-"""Members with their scores: a mapping, or pairs that are taken in their order."""
+"""Members with their scores: a mapping, or pairs, which are applied in order."""
 
 
-def marks_as_arguments(key: str, marks: Marks) -> list[Argument]:
-    """Score and member of each mark, flat, in their order.
+def encode_marks(key: str, marks: Marks) -> list[Argument]:
+    """Score and member of each mark, flat and in order.
 
     Raises:
         InvalidIckCall: A score is not a finite number, or a member is neither bytes nor text.
@@ -43,19 +43,19 @@ def marks_as_arguments(key: str, marks: Marks) -> list[Argument]:
                 "Give a mapping, or pairs of a member and its score"
             )
         member, score = pair
-        arguments += (score_as_text(key, member, score), member_as_bytes(key, member))
+        arguments += (format_score(key, member, score), encode_member(key, member))
     return arguments
 
 
-def score_as_text(key: str, member: object, score: object) -> str:
-    """The shortest text that is this score, to the bit.
+def format_score(key: str, member: object, score: object) -> str:
+    """The shortest text that reads back as exactly this score.
 
     Raises:
-        InvalidIckCall: It is no number, not finite, or beyond the largest double.
+        InvalidIckCall: It is not a number, not finite, or larger than the largest double.
     """
     if isinstance(score, bool) or not isinstance(score, (Real, Decimal)):
         raise InvalidIckCall(
-            f"{key}: member {_shown(member)} has the score {_shown(score)}, which is no number. "
+            f"{key}: member {_shown(member)} has the score {_shown(score)}, which is not a number. "
             "Give an int, a float or a Decimal"
         )
     try:
@@ -65,30 +65,30 @@ def score_as_text(key: str, member: object, score: object) -> str:
     if not math.isfinite(number):
         raise InvalidIckCall(
             f"{key}: member {_shown(member)} has the score {_shown(score)}. "
-            "A score is a finite number: it says since when the member is dirty"
+            "A score is a finite number: it says when the member became dirty"
         )
-    # Plus zero: servers do not agree on keeping the sign of a negative zero, which sorts as zero anyway.
+    # Plus zero, because servers differ on whether they keep the sign of a negative zero.  It sorts as zero either way.
     return repr(number + 0.0)
 
 
-def members_as_arguments(key: str, members: Iterable[Member]) -> list[Argument]:
+def encode_members(key: str, members: Iterable[Member]) -> list[Argument]:
     """The members as bytes.
 
     Raises:
-        InvalidIckCall: One is neither bytes nor text, or all of it is a single text.
+        InvalidIckCall: One is neither bytes nor text, or ``members`` itself is bytes or text.
     """
     if isinstance(members, (bytes, str)):
         raise InvalidIckCall(
             f"{key}: found {_shown(members)} where several members belong. Put it into a list"
         )
-    return [member_as_bytes(key, member) for member in members]
+    return [encode_member(key, member) for member in members]
 
 
-def member_as_bytes(key: str, member: object) -> bytes:
+def encode_member(key: str, member: object) -> bytes:
     """The member as it is stored.
 
     Raises:
-        InvalidIckCall: It is neither bytes nor text that UTF-8 can say.
+        InvalidIckCall: It is neither bytes nor text that UTF-8 can encode.
     """
     if isinstance(member, bytes):
         return member
@@ -98,16 +98,16 @@ def member_as_bytes(key: str, member: object) -> bytes:
     except UnicodeEncodeError:
         pass
     raise InvalidIckCall(
-        f"{key}: the member {_shown(member)} is not bytes and not text that UTF-8 can say. "
+        f"{key}: the member {_shown(member)} is neither bytes nor text that UTF-8 can encode. "
         "Encode it: a member is any bytes"
     )
 
 
-def size_as_argument(key: str, size: object, least: int) -> int:
-    """The size of a batch.
+def check_size(key: str, size: object, least: int) -> int:
+    """The size of a batch, checked.
 
     Raises:
-        InvalidIckCall: It is no whole number, or less than ``least``.
+        InvalidIckCall: It is not a whole number, or less than ``least``.
     """
     if isinstance(size, bool) or not isinstance(size, int) or size < least:
         raise InvalidIckCall(
@@ -118,4 +118,4 @@ def size_as_argument(key: str, size: object, least: int) -> int:
 
 def _shown(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"  # noqa: PLR2004  a line's worth
+    return text if len(text) <= 60 else f"{text[:57]}…"  # noqa: PLR2004  as much as fits a line

@@ -1,31 +1,25 @@
-"""The calls of an Ick and the meaning of their replies, apart from the sending: pure.
+"""Script calls of an Ick and the parsing of their replies, without any input or output.
 
-An ``Operation`` is a script, its keys and arguments, and the function that reads its reply.  ``DirtyList`` sends one at
-once, a pipeline of the application's sends many together.
+An ``Operation`` is a script, its keys and arguments, and the function that parses its reply.  ``DirtyList`` sends
+operations itself; an application's Redis pipeline sends several together.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from penstock.channels.ick.marks import (
-    Marks,
-    Member,
-    marks_as_arguments,
-    members_as_arguments,
-    size_as_argument,
-)
+from penstock.channels.ick.marks import check_size
 from penstock.channels.routing import IckKeys
 from penstock.channels.scripts import Argument, Call
 from penstock.errors import DamagedIck
 
 SLICE = 1_000
-"""Most marks or members that one script call carries: Redis serves nobody else while a script runs."""
+"""Most marks or members in one script call: Redis serves no other client while a script runs."""
 
 T = TypeVar("T")
 Mark = tuple[bytes, float]
-"""A member and the score that it has."""
+"""A member and its score."""
 
 _DAMAGED = re.compile(r"DAMAGED (?P<found>.*); ", re.DOTALL)
 
@@ -37,7 +31,7 @@ class Operation(Generic[T]):
     Attributes:
         script: Name of the script.
         call: Keys and arguments.
-        read: Makes the result from the reply.
+        read: Parses the reply.
     """
 
     script: str
@@ -47,7 +41,7 @@ class Operation(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """Of the marks of a call, ``new`` members were not dirty before, and ``lowered`` times a score went down."""
+    """``new`` members were not dirty before; ``lowered`` is how many times a score went down."""
 
     new: int
     lowered: int
@@ -55,7 +49,7 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """``committed`` members were reserved and are done; ``marks`` are reserved now, lowest score first."""
+    """``committed`` members left the reserved set; ``marks`` are reserved now, lowest score first."""
 
     committed: int
     marks: list[Mark]
@@ -63,7 +57,7 @@ class Exchanged:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """How many members a set has, and their lowest and highest score; None where there is no member."""
+    """The size of a set, and its lowest and highest score; None if it is empty."""
 
     size: int
     lowest: float | None
@@ -77,11 +71,11 @@ class IckStats:
     Attributes:
         keys: Its keys.
         format: ``ick.v1``.
-        dirty: Members that wait (``pset`` of Redis::Ick).
+        dirty: Members that wait for a consumer (``pset`` of Redis::Ick).
         reserved: Members that a plain reserve has given out (``cset`` of Redis::Ick).
         held: Members of the fenced reservation; Redis::Ick does not count them.
-        number: Number of the last fenced reservation; 0 if there never was one.
-        holder: Who holds it; empty if nobody does.
+        number: Number of the last fenced reservation; 0 if there has been none.
+        holder: Holder of the current one; empty if there is none.
     """
 
     keys: IckKeys
@@ -94,7 +88,7 @@ class IckStats:
 
     @property
     def total(self) -> Span:
-        """All three together; a member that is in two counts twice."""
+        """All three sets together; a member that is in two of them counts twice."""
         spans = (self.dirty, self.reserved, self.held)
         lowest = [span.lowest for span in spans if span.lowest is not None]
         highest = [span.highest for span in spans if span.highest is not None]
@@ -103,90 +97,74 @@ class IckStats:
         )
 
 
-def three(keys: IckKeys) -> tuple[str, ...]:
-    """The keys that Redis::Ick has too."""
+def plain_keys(keys: IckKeys) -> tuple[str, ...]:
+    """The keys of the plain operations, which Redis::Ick uses too."""
     return (keys.version, keys.dirty, keys.reserved)
 
 
-def five(keys: IckKeys) -> tuple[str, ...]:
+def all_keys(keys: IckKeys) -> tuple[str, ...]:
     """All keys of an Ick."""
-    return (*three(keys), keys.fence, keys.held)
+    return (*plain_keys(keys), keys.fence, keys.held)
 
 
-def slices(arguments: Sequence[Argument], width: int = 1) -> Iterable[Sequence[Argument]]:
-    """The arguments, ``SLICE`` marks or members at a time; one empty slice if there are none."""
+def slices(arguments: Sequence[Argument], width: int = 1) -> list[Sequence[Argument]]:
+    """The arguments in slices of ``SLICE`` marks or members; one empty slice if there are none."""
     step = SLICE * width
     return [arguments[at : at + step] for at in range(0, max(len(arguments), 1), step)]
 
 
 def add(keys: IckKeys, arguments: Sequence[Argument]) -> Operation[Added]:
-    """Marks, as ``marks_as_arguments`` makes them, in one call."""
-    return Operation("ick/add", Call(three(keys), arguments), _read_added)
-
-
-def marks_of(keys: IckKeys, marks: Marks) -> list[Argument]:
-    """The arguments of marks, checked.
-
-    Raises:
-        InvalidIckCall: A score is not a finite number, or a member is neither bytes nor text.
-    """
-    return marks_as_arguments(keys.version, marks)
+    """Adds marks, encoded by ``encode_marks``, in one call."""
+    return Operation("ick/add", Call(plain_keys(keys), arguments), _read_added)
 
 
 def exchange(
     keys: IckKeys, size: int, done: Sequence[Argument], *, backwash: bool
 ) -> Operation[Exchanged]:
-    """Commit ``done``, as ``members_of`` makes them, and reserve ``size``, in one call.
+    """Commits ``done``, encoded by ``encode_members``, and reserves ``size``, in one call.
 
     Raises:
-        InvalidIckCall: The size is no whole number from 0 on.
+        InvalidIckCall: The size is not a whole number from 0 on.
     """
-    head = (size_as_argument(keys.version, size, 0), int(backwash))
-    return Operation("ick/exchange", Call(three(keys), (*head, *done)), _read_exchanged)
-
-
-def members_of(keys: IckKeys, members: Iterable[Member]) -> list[Argument]:
-    """The arguments of members, checked.
-
-    Raises:
-        InvalidIckCall: A member is neither bytes nor text.
-    """
-    return members_as_arguments(keys.version, members)
+    head = (check_size(keys.version, size, 0), int(backwash))
+    return Operation("ick/exchange", Call(plain_keys(keys), (*head, *done)), _read_exchanged)
 
 
 def stats(keys: IckKeys) -> Operation[IckStats | None]:
-    """Sizes and scores."""
-    return Operation("ick/stats", Call(five(keys), ()), lambda reply: _read_stats(reply, keys))
+    """Reads sizes and scores."""
+    return Operation("ick/stats", Call(all_keys(keys), ()), lambda reply: _read_stats(reply, keys))
 
 
 def delete(keys: IckKeys, *, unlink: bool) -> Operation[int]:
-    """Delete all keys."""
-    return Operation("ick/delete", Call(five(keys), (int(unlink),)), lambda reply: int(reply[1]))
+    """Deletes all keys."""
+    return Operation(
+        "ick/delete", Call(all_keys(keys), (int(unlink),)), lambda reply: int(reply[1])
+    )
 
 
-def damage(error: Exception) -> DamagedIck | None:
-    """Our error, if a script has refused an Ick that is not whole."""
+def parse_damage(error: Exception) -> DamagedIck | None:
+    """The ``DamagedIck`` for the error of a script; None if it is another error."""
     found = _DAMAGED.search(str(error))
     if found is None:
         return None
     return DamagedIck(
         f"{found['found']}; nothing was written. "
-        "penstock.channels.ick.repair makes the Ick whole, and moves what does not belong aside"
+        "penstock.channels.ick.repair repairs the Ick, and moves foreign content aside"
     )
 
 
 def read_marks(flat: Sequence[Any]) -> list[Mark]:
-    """Pairs from ``member, score, …``."""
+    """Marks from the flat list ``member, score, …``."""
     return [(as_bytes(flat[i]), float(flat[i + 1])) for i in range(0, len(flat), 2)]
 
 
 def as_bytes(value: bytes | str) -> bytes:
-    """A member; a client that decodes may have made text of it in a transaction."""
+    """A member as bytes; a client that decodes replies may have returned text."""
     return value if isinstance(value, bytes) else value.encode()
 
 
 def as_text(value: bytes | str) -> str:
-    """A text of ours."""
+    """A value of ours as text."""
     return value if isinstance(value, str) else value.decode()
 
 

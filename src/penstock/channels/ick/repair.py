@@ -1,6 +1,6 @@
-"""A damaged Ick is made whole, and no member is forgotten on the way.
+"""Repairs a damaged Ick without losing a member.
 
-Nothing is deleted: what does not belong is renamed to a key of its own beside the Ick, where somebody can look at it.
+Nothing is deleted: a key with foreign content is renamed to a new key beside the Ick, for later inspection.
 """
 
 import secrets
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.channels.ick.dirty_list import checked_keys, run_each
-from penstock.channels.ick.operations import Operation, as_text, five
+from penstock.channels.ick.operations import Operation, all_keys, as_text
 from penstock.channels.routing import IckKeys
 from penstock.channels.scripts import Call
 from penstock.channels.server import RedisClient
@@ -17,13 +17,13 @@ from penstock.errors import DamagedIck
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that is wrong with an Ick.
+    """One defect of an Ick.
 
     Attributes:
-        key: The key in which it was found.
-        found: A type, the beginning of a text, or ``no version beside … members``.
-        moved_to: Where the key's content is now, or would be; None if nothing has to move.
-        may_have_lost: Members may have been in the key before something else was written there.
+        key: The damaged key.
+        found: The type or the beginning of the text that was found, or ``no version beside … members``.
+        moved_to: The key that the content was, or would be, moved to; None if nothing has to move.
+        may_have_lost: The key may have held members before something else was written there.
     """
 
     key: str
@@ -35,37 +35,37 @@ class Damage:
 def repair(
     client: RedisClient, key: str, *, namespace: str = "", dry_run: bool = False
 ) -> list[Damage]:
-    """Makes an Ick whole; gives what was wrong with it, nothing if nothing was.
+    """Repairs an Ick; returns its defects, an empty list if there were none.
 
     Args:
         client: From ``connect_redis``.
         key: Name of the Ick.
-        namespace: What Ruby's Redis::Namespace would put before its keys.
-        dry_run: Only look.
+        namespace: The prefix that Ruby's Redis::Namespace would put before its keys.
+        dry_run: Only report the defects.
 
     Raises:
-        InvalidIckCall: The key is not text, or the Ick's keys would not share a slot of the Cluster.
+        InvalidIckCall: The key is not text, or the Ick's keys would not share a Cluster slot.
         DamagedIck: The Ick has a later format than this release knows; nothing was written.
-        ServerUnavailable: Redis does not answer; the repair may have happened, and can be repeated.
+        ServerUnavailable: Redis does not answer; the repair may have been done, and can be repeated.
         AppendRefused: Redis does not take writes.
     """
     keys = checked_keys(client, key, namespace)
     suffix = f"/displaced-{secrets.token_hex(4)}"
-    # In the slot of the others: their hash tag is in the name, but for the version's, whose name it is.
+    # In the same slot: these names contain the hash tag.  The version's key does not, so its new name is built from the root.
     root = keys.dirty.removesuffix("pset")
-    places = {
+    displaced = {
         "version": f"{root}version{suffix}",
         "dirty": f"{keys.dirty}{suffix}",
         "reserved": f"{keys.reserved}{suffix}",
         "fence": f"{keys.fence}{suffix}",
         "held": f"{keys.held}{suffix}",
     }
-    call = Call((*five(keys), *places.values()), (int(not dry_run),))
-    operation = Operation("ick/repair", call, lambda reply: _read(reply, keys, places))
+    call = Call((*all_keys(keys), *displaced.values()), (int(not dry_run),))
+    operation = Operation("ick/repair", call, lambda reply: _read(reply, keys, displaced))
     return run_each(client, [operation], f"repairing {keys.version}")[0]
 
 
-def _read(reply: Any, keys: IckKeys, places: dict[str, str]) -> list[Damage]:
+def _read(reply: Any, keys: IckKeys, displaced: dict[str, str]) -> list[Damage]:
     word, *found = (as_text(part) for part in reply)
     if word == "newer":
         raise DamagedIck(
@@ -80,5 +80,5 @@ def _read(reply: Any, keys: IckKeys, places: dict[str, str]) -> list[Damage]:
             )
         else:
             lossy = what in {"dirty", "reserved", "held"}
-            damages.append(Damage(getattr(keys, what), text, places[what], may_have_lost=lossy))
+            damages.append(Damage(getattr(keys, what), text, displaced[what], may_have_lost=lossy))
     return damages

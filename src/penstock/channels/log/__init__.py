@@ -1,8 +1,8 @@
 """The log channel: records in order, at offsets that never change.
 
-``append_together`` is replay: it may be repeated, by anyone; ``append_ahead`` does the same for batch after batch, without
-waiting for each reply.
-``read`` gives records after an offset, a ``Follower`` waits for them; ``evict`` removes what every consumer has passed.
+``append_together`` appends batches and may be repeated, by any publisher; ``append_ahead`` appends batch after batch without
+waiting for each reply.  ``read`` returns the records after an offset, a ``Follower`` waits for them, and ``evict`` removes
+entries that every consumer has passed.
 """
 
 from penstock.channels.log.appending import (

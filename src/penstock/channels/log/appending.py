@@ -1,4 +1,4 @@
-"""Appending to the log: compare, then append; it may be repeated, by anyone."""
+"""Appending to the log: compare, then append.  Any publisher may repeat it."""
 
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
@@ -11,27 +11,27 @@ import redis
 from penstock.channels.isolation import UNUSABLE, ShardError
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Argument, Call, CallsAhead, script
-from penstock.channels.server import RedisClient, redis_errors, translated
+from penstock.channels.server import RedisClient, redis_errors, translate_error
 from penstock.errors import ForeignLog
 from penstock.records import Epoch, Offset, ShardName
 
 FIELDS = 7
-"""Arguments of a record in ``append.lua``: id, key, action, object, data, headers, ts."""
+"""Number of arguments of a record in ``append.lua``: id, key, action, object, data, headers, ts."""
 
 AHEAD = 1
-"""Batches that Redis has while the next one is sent."""
+"""Number of batches without a reply while the next one is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records that follow each other, ready to be appended.
+    """Consecutive records of a shard, ready to be appended.
 
     Attributes:
         shard: Where they belong.
         epoch: The epoch of the publisher.
-        first: Offset of the first.
-        begins: Nothing before ``first`` exists any more: a log that has less may begin here.
-        arguments: ``FIELDS`` values a record, flat.
+        first: Offset of the first record.
+        begins: No record before ``first`` exists any more: a log that ends before it may begin here.
+        arguments: ``FIELDS`` values for each record, flat.
     """
 
     shard: ShardName
@@ -75,7 +75,7 @@ class FencedOff:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """The entry at ``offset`` carries ``id``, which is not the record that belongs there: nothing was added."""
+    """The entry at ``offset`` has the record id ``id``, which is not the one that belongs there: nothing was added."""
 
     offset: Offset
     id: str
@@ -96,7 +96,7 @@ def append_together(
 ) -> list[tuple[Batch, Reply]]:
     """Appends to several shards in one round trip; safe to repeat.
 
-    A consumer that waits for several of them is woken once, and finds them all.
+    A consumer that waits for several of these shards is woken once and finds all batches.
 
     Raises:
         ServerUnavailable: Redis does not answer; any of the batches may have been appended.
@@ -106,38 +106,38 @@ def append_together(
     with redis_errors(f"appending to {', '.join(str(batch.shard) for batch in batches)}"):
         replies = script("log/append").call_together(client, calls)
     answered = zip(batches, replies, strict=True)
-    return [(batch, parse_reply(reply, _doing(batch))) for batch, reply in answered]
+    return [(batch, parse_reply(reply, _activity(batch))) for batch, reply in answered]
 
 
 def append_ahead(
     client: RedisClient, namespace: str, batches: Iterable[Batch]
 ) -> Generator[tuple[Batch, Reply], None, None]:
-    """Appends one batch after the other, each sent before the reply to the last one has been read; safe to repeat.
+    """Appends one batch after the other, each sent before the reply to the previous one is read; safe to repeat.
 
-    Redis is at work while the next batch is made ready.  Each call compares for itself, so what comes of one decides
-    nothing for the next: a batch behind one that was refused is refused too.  Whoever does not take all replies closes it.
+    Redis appends one batch while the next is being prepared.  Each call compares the tail itself, so a batch that follows
+    a refused one is refused too.  A caller that does not take all replies closes the generator.
 
     Raises:
         ServerUnavailable: Redis does not answer; any of the batches may have been appended.
         AppendRefused: Redis does not take writes.
     """
-    under_way: deque[Batch] = deque()
+    sent: deque[Batch] = deque()
     with closing(CallsAhead(client, script("log/append"))) as calls:
 
-        def taken() -> tuple[Batch, Reply]:
-            batch = under_way.popleft()
-            with redis_errors(_doing(batch)):
+        def receive() -> tuple[Batch, Reply]:
+            batch = sent.popleft()
+            with redis_errors(_activity(batch)):
                 answer = calls.reply()
-            return batch, parse_reply(answer, _doing(batch))
+            return batch, parse_reply(answer, _activity(batch))
 
         for batch in batches:
-            with redis_errors(_doing(batch)):
+            with redis_errors(_activity(batch)):
                 calls.send(_call(namespace, batch))
-            under_way.append(batch)
-            if len(under_way) > AHEAD:
-                yield taken()
-        while under_way:
-            yield taken()
+            sent.append(batch)
+            if len(sent) > AHEAD:
+                yield receive()
+        while sent:
+            yield receive()
 
 
 def _call(namespace: str, batch: Batch) -> Call:
@@ -146,19 +146,19 @@ def _call(namespace: str, batch: Batch) -> Call:
     return Call((keys.stream, keys.epoch), [*head, *batch.arguments])
 
 
-def _doing(batch: Batch) -> str:
+def _activity(batch: Batch) -> str:
     return f"appending to {batch.shard}"
 
 
 def parse_reply(answer: Any, what: str) -> Reply:
-    """What a script answered that compares and appends, or marks.
+    """The result of a script that compares and appends or marks.
 
     Raises:
         ServerUnavailable: It could not run.
         AppendRefused: Redis does not take writes.
     """
     if isinstance(answer, redis.RedisError):
-        error = translated(answer, what)
+        error = translate_error(answer, what)
         if isinstance(error, UNUSABLE):
             return Unusable(error)
         raise error from answer
@@ -172,4 +172,4 @@ def parse_reply(answer: Any, what: str) -> Reply:
         case [b"foreign", int(offset), bytes(record_id)]:
             return Foreign(Offset(offset), record_id.decode())
         case _:
-            return Unusable(ForeignLog(f"{what}: the script answered something unknown"))
+            return Unusable(ForeignLog(f"{what}: the script returned an unknown reply"))

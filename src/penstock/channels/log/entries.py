@@ -1,4 +1,4 @@
-"""Entries of a log's stream, as the server tells them, become records."""
+"""Parses the entries of a log's stream into records."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -7,13 +7,13 @@ from penstock.errors import ForeignLog
 from penstock.records import Offset, Record, ShardName
 
 Fields = Mapping[bytes, bytes] | Sequence[bytes]
-"""An entry's fields by name, or as they come from the server: a name, its value, the next name."""
+"""An entry's fields: by name, or as the server sends them, names and values alternating."""
 
 NAMES = [b"id", b"key", b"action", b"object", b"data", b"headers", b"ts"]
 """The fields of an entry, in the order in which ``append.lua`` writes them."""
 
 
-def offset_of(entry_id: bytes, shard: ShardName) -> Offset:
+def parse_offset(entry_id: bytes, shard: ShardName) -> Offset:
     """The offset in an entry's id.
 
     Raises:
@@ -25,8 +25,8 @@ def offset_of(entry_id: bytes, shard: ShardName) -> Offset:
     return Offset(int(offset))
 
 
-def records_of(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> list[Record]:
-    """The records in entries of a shard: ids and fields.
+def parse_entries(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> list[Record]:
+    """The records in entries of a shard; an entry is its id and its fields.
 
     Raises:
         ForeignLog: One of them was not written by Penstock.
@@ -43,7 +43,7 @@ def records_of(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> lis
         of: dict[str, Any] = {
             "channel": channel,
             "shard": number,
-            "offset": offset_of(entry_id, shard),
+            "offset": parse_offset(entry_id, shard),
             "id": int(record_id),
             "key": key.decode(),
             "action": action.decode(),
@@ -57,7 +57,7 @@ def records_of(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> lis
 
 
 def _values(shard: ShardName, entry_id: bytes, fields: Fields) -> list[bytes]:
-    """The values in the order of ``NAMES``, in whatever order they were written, and whatever else is there."""
+    """The values in the order of ``NAMES``; the fields may have any order, and others are ignored."""
     by_name = (
         fields if isinstance(fields, Mapping) else dict(zip(fields[::2], fields[1::2], strict=True))
     )

@@ -1,8 +1,8 @@
 """The log: one Redis stream a shard, entry ids ``<offset>-0``.
 
-Offsets are logical: 1, 2, 3 … with no hole, never given twice, kept when older entries are evicted; a reader may do
-arithmetic with them.  What a reader asks for and the log no longer has is visible as a distance, never skipped over in
-silence (``Record.offset`` of the first record read).
+Offsets are logical: 1, 2, 3 … without a hole.  An offset is never assigned twice and does not change when older entries
+are evicted, so a reader may do arithmetic with it.  Evicted records are never skipped silently: the first record read
+then has a higher ``Record.offset`` than the one requested.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,9 @@ from typing import Any
 
 import redis
 
-from penstock.channels.log.entries import offset_of, records_of
+from penstock.channels.log.entries import parse_entries, parse_offset
 from penstock.channels.routing import log_keys
-from penstock.channels.server import RedisClient, redis_errors, translated
+from penstock.channels.server import RedisClient, redis_errors, translate_error
 from penstock.records import BEGINNING, Offset, Record, ShardName
 
 
@@ -23,7 +23,7 @@ class Extent:
 
     Attributes:
         first: Offset of the oldest entry; one past the tail if there is none.
-        tail: The last offset ever given; 0 if there is none.
+        tail: The last offset ever assigned; 0 if there is none.
         entries: Number of entries.
     """
 
@@ -39,7 +39,7 @@ def extents(
 
     Raises:
         ServerUnavailable: Redis does not answer.
-        ForeignLog: A key holds another type, or entries that are not ours.
+        ForeignLog: A key holds another type, or entries that Penstock did not write.
     """
     return {
         shard: Extent(Offset(1), BEGINNING, 0) if found is None else _extent(found, shard)
@@ -50,7 +50,7 @@ def extents(
 def last_offsets(
     client: RedisClient, namespace: str, shards: Sequence[ShardName]
 ) -> dict[ShardName, Offset]:
-    """The last offset ever given in each shard, whoever gave it; entries beside the offsets do not disturb.
+    """The last offset ever assigned in each shard, even by another writer or to an entry that is not a record.
 
     Raises:
         ServerUnavailable: Redis does not answer.
@@ -67,41 +67,41 @@ def last_offsets(
 def _streams(
     client: RedisClient, namespace: str, shards: Sequence[ShardName]
 ) -> Iterator[tuple[ShardName, Any]]:
-    """What Redis says of each shard's stream; None of one that is not there."""
+    """``XINFO STREAM`` of each shard; None for a stream that does not exist."""
     pipeline = client.pipeline(transaction=False)
     for shard in shards:
         pipeline.xinfo_stream(log_keys(namespace, shard).stream)
-    with redis_errors("looking at the log"):
+    with redis_errors("inspecting the log"):
         replies = pipeline.execute(raise_on_error=False)
     for shard, reply in zip(shards, replies, strict=True):
         if isinstance(reply, redis.ResponseError) and "no such key" in str(reply):
             yield shard, None
         elif isinstance(reply, redis.RedisError):
-            raise translated(reply, f"looking at {shard}") from reply
+            raise translate_error(reply, f"inspecting {shard}") from reply
         else:
             yield shard, reply
 
 
 def _extent(found: Any, shard: ShardName) -> Extent:
-    tail = offset_of(found["last-generated-id"], shard)
+    tail = parse_offset(found["last-generated-id"], shard)
     oldest = found["first-entry"]
     return Extent(
-        offset_of(oldest[0], shard) if oldest else Offset(tail + 1), tail, found["length"]
+        parse_offset(oldest[0], shard) if oldest else Offset(tail + 1), tail, found["length"]
     )
 
 
 def read(
     client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int
 ) -> list[Record]:
-    """Up to ``count`` records after ``after``; the first may be farther on if the log no longer has what is between.
+    """Up to ``count`` records after ``after``; the first may have a higher offset if earlier records were evicted.
 
     Raises:
         ServerUnavailable: Redis does not answer.
-        ForeignLog: The stream holds entries that are not ours.
+        ForeignLog: The stream holds entries that Penstock did not write.
     """
     with redis_errors(f"reading {shard}"):
         entries = client.xrange(log_keys(namespace, shard).stream, f"{after + 1}-0", "+", count)
-    return records_of(shard, entries)
+    return parse_entries(shard, entries)
 
 
 def read_newest(client: RedisClient, namespace: str, shard: ShardName, count: int) -> list[Record]:
@@ -109,15 +109,15 @@ def read_newest(client: RedisClient, namespace: str, shard: ShardName, count: in
 
     Raises:
         ServerUnavailable: Redis does not answer.
-        ForeignLog: The stream holds entries that are not ours.
+        ForeignLog: The stream holds entries that Penstock did not write.
     """
     with redis_errors(f"reading {shard}"):
         entries = client.xrevrange(log_keys(namespace, shard).stream, "+", "-", count)
-    return records_of(shard, reversed(entries))
+    return parse_entries(shard, reversed(entries))
 
 
 def evict(client: RedisClient, namespace: str, shard: ShardName, before: Offset) -> int:
-    """Removes the entries before ``before``; offsets of the others stay as they are. Gives their number.
+    """Removes the entries before ``before`` and returns how many; the others keep their offsets.
 
     Raises:
         ServerUnavailable: Redis does not answer.

@@ -1,1 +1,1 @@
-"""Verbs that do the work: init, run, stream, consume."""
+"""The commands, one module each."""

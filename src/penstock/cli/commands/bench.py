@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.command import Json, command, require_extra
 from penstock.cli.logs import configure_log
 from penstock.cli.render import say, show, show_json, table_text
 from penstock.cli.signals import INTERRUPTED
-from penstock.cli.verbs import Json, from_extra, verb
 from penstock.errors import InvalidSetting, Unknown
 from penstock.settings import Settings
 
@@ -22,7 +22,7 @@ LEFT_OUT = "left out by --quick"
 ON_REQUEST = "measured if --only names it"
 
 
-@verb()
+@command()
 def bench(
     settings: Settings,
     *,
@@ -127,7 +127,7 @@ def _check_plot(cases: "list[Case]") -> None:
     """
     from penstock.bench.plot import has_picture  # noqa: PLC0415  not for `--help`
 
-    with from_extra("bench", "--plot"):
+    with require_extra("bench", "--plot"):
         import matplotlib  # noqa: F401, ICN001, PLC0415  whether it is there
     if not any(has_picture(case.name) for case in cases):
         raise InvalidSetting(

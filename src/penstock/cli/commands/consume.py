@@ -4,22 +4,29 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.commands.progress import Progress
-from penstock.cli.connections import connected
+from penstock.channels.server import connect_redis
+from penstock.cli.command import command, require_pipeline
+from penstock.cli.commands.reconcile import make_connect, open_comparer
+from penstock.cli.connections import open_connections
+from penstock.cli.progress import ProgressLine
 from penstock.cli.render import say
 from penstock.cli.servers import Servers, servers
 from penstock.cli.signals import Stop
-from penstock.cli.verbs import pipeline_of, verb
+from penstock.consuming import Consumed, make_worker
+from penstock.database.connections import connect_postgres
 from penstock.errors import Halted, InvalidSetting
+from penstock.operating.status import status
+from penstock.pipeline import Pipeline
+from penstock.reconciling import has_never_applied, reconcile
 from penstock.settings import Settings
 
 
-@verb("master", "conf")
+@command("master", "conf")
 def consume(
     settings: Settings,
     name: Annotated[str, typer.Argument(help="Name of the consumer.")],
     drain: Annotated[
-        bool, typer.Option("--drain", help="End when the log has nothing more.")
+        bool, typer.Option("--drain", help="Exit when the log has no more records.")
     ] = False,
     shards: Annotated[str | None, typer.Option(metavar="0,1", help="Only these shards.")] = None,
     begin: Annotated[
@@ -27,22 +34,20 @@ def consume(
         typer.Option(
             "--from",
             metavar="tables",
-            help="Begin a new consumer with what the canonical tables hold now, instead of with old records.",
+            help="Begin a new consumer with the current canonical rows instead of old records.",
         ),
     ] = None,
 ) -> None:
     """Apply records with one consumer; several processes share its shards."""
-    from penstock.consuming import Consumed, make_worker  # noqa: PLC0415  not for `--help`
-
     stop = Stop()
-    pipeline = pipeline_of(settings)
-    consumer = pipeline.consumer_named(name)
-    chosen = None if shards is None else _numbers(shards, consumer.channel.shards)
+    pipeline = require_pipeline(settings)
+    consumer = pipeline.get_consumer(name)
+    chosen = None if shards is None else _parse_shards(shards, consumer.channel.shards)
     if begin not in {None, "tables"}:
         raise InvalidSetting(f"--from {begin}: it takes 'tables'")
-    with servers(settings, schema=pipeline.schema) as urls, Progress("applied") as progress:
+    with servers(settings, schema=pipeline.schema) as urls, ProgressLine("applied") as progress:
         if begin is not None:
-            _bootstrap(settings, name)
+            _bootstrap(settings, pipeline, name)
         worker = make_worker(
             pipeline,
             consumer,
@@ -62,50 +67,41 @@ def consume(
                 worker.drain(report)
             finally:
                 worker.close()
-            _look_for_halted(settings, urls, name)
+            _raise_if_halted(settings, pipeline, urls, name)
         else:
             worker.run(stop, report)
     say(f"{progress.count:,} records applied")
 
 
-def _bootstrap(settings: Settings, name: str) -> None:
-    """Canonical rows, and the position that they belong to, for a consumer that has applied nothing yet."""
-    from penstock.cli.commands.reconcile import comparing, connect_of  # noqa: PLC0415  not for `--help`
-    from penstock.reconciling import never_applied, reconcile  # noqa: PLC0415  the same
-
-    pipeline = pipeline_of(settings)
-    spec, *others = pipeline.state_of(name)
-    with connected(settings, "bootstrap") as both:
-        connect = connect_of(both)
-        if not never_applied(connect, spec.consumer, pipeline.schema):
-            say(f"{name} has begun already; it goes on from its checkpoints")
+def _bootstrap(settings: Settings, pipeline: Pipeline, name: str) -> None:
+    """Starts a consumer that has applied nothing yet from the canonical rows and their position."""
+    spec, *others = pipeline.find_reconciliations(name)
+    with open_connections(settings, "bootstrap") as servers:
+        connect = make_connect(servers)
+        if not has_never_applied(connect, spec.consumer, pipeline.schema):
+            say(f"{name} has begun already; it continues from its checkpoints")
             return
-        with comparing(settings, both) as comparer:
+        with open_comparer(settings, servers) as comparer:
             done = reconcile(
                 connect, spec, comparer, intent="bootstrap", schema=pipeline.schema, others=others
             )
     say(f"{name} begins with {done.repaired:,} rows from the tables, at tick {done.tick}")
 
 
-def _numbers(text: str, shards: int) -> list[int]:
+def _parse_shards(text: str, shards: int) -> list[int]:
     try:
         numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
         numbers = [-1]
     if not numbers or numbers[0] < 0 or numbers[-1] >= shards:
         raise InvalidSetting(
-            f"--shards {text}: give numbers from 0 to {shards - 1}, with commas between them"
+            f"--shards {text}: give numbers from 0 to {shards - 1}, comma-separated"
         )
     return numbers
 
 
-def _look_for_halted(settings: Settings, urls: Servers, name: str) -> None:
-    """Everything was applied but for the shards that stand still: that is not a success."""
-    from penstock.channels.server import connect_redis  # noqa: PLC0415  not for `--help`
-    from penstock.database.connections import connect_postgres  # noqa: PLC0415  the same
-    from penstock.operating.status import status  # noqa: PLC0415  the same
-
-    pipeline = pipeline_of(settings)
+def _raise_if_halted(settings: Settings, pipeline: Pipeline, urls: Servers, name: str) -> None:
+    """A drain that leaves halted shards behind is not a success."""
     with (
         connect_postgres(
             urls.database_url, application=f"consumer {name}", prepare=settings.prepare
@@ -113,10 +109,10 @@ def _look_for_halted(settings: Settings, urls: Servers, name: str) -> None:
         connect_redis(urls.redis_url) as client,
     ):
         found = status(connection, client, pipeline)
-    standing = [str(shard) for consumer, shard, _ in found.halted if consumer == name]
-    if standing:
-        # The reason may hold what the handler said about a payload: it is data, and stands in the status.
+    halted = [str(shard) for consumer, shard, _ in found.halted if consumer == name]
+    if halted:
+        # Without the reason: it may quote a payload, which belongs on stdout, in the status.
         raise Halted(
-            f"{name} is halted in {', '.join(standing)}; penstock status says why. Mend its cause, then: "
-            f"penstock reset checkpoint {name} --resume --yes"
+            f"{name} is halted in {', '.join(halted)}; penstock status shows why. Fix the cause, then: "
+            f"penstock reset checkpoint {name} --resume --apply"
         )

@@ -1,25 +1,26 @@
-"""``penstock consumers``: who is registered, and so holds records back from retention."""
+"""``penstock consumers``: the registered consumers, for which retention keeps records."""
 
 from typing import Annotated
 
 import typer
 
-from penstock.cli.connections import connected
+from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command
+from penstock.cli.connections import open_connections
 from penstock.cli.render import say, show, show_json, show_table
-from penstock.cli.verbs import Json, Yes, verb
+from penstock.operating.consumers import list_consumers, retire
 from penstock.settings import Settings
 
-consumers = typer.Typer(no_args_is_help=True)
+consumers = typer.Typer(
+    no_args_is_help=True, help="List or retire registered consumers: retention waits for them."
+)
 
 
 @consumers.command("list")
-@verb()
+@command()
 def list_(settings: Settings, json: Json = False) -> None:
     """List the registered consumers."""
-    from penstock.operating.consumers import registered  # noqa: PLC0415  not for `--help`
-
-    with connected(settings, "consumers") as servers:
-        found = registered(servers.connection, schema=servers.schema)
+    with open_connections(settings, "consumers") as servers:
+        found = list_consumers(servers.connection, schema=servers.schema)
     if json:
         show_json(found)
         return
@@ -41,26 +42,24 @@ def list_(settings: Settings, json: Json = False) -> None:
 
 
 @consumers.command("retire")
-@verb()
-def retire(
+@command()
+def retire_(
     settings: Settings,
     name: Annotated[str, typer.Argument(help="Name of the consumer.")],
-    yes: Yes = False,
+    apply: Apply = False,
 ) -> None:
-    """Forget a consumer: its checkpoints and dead letters. Retention no longer waits for it."""
-    from penstock.operating.consumers import retire as forget  # noqa: PLC0415  not for `--help`
-
-    with connected(settings, "consumers") as servers:
-        found = forget(servers.connection, name, apply=yes, schema=servers.schema)
+    """Remove a consumer's checkpoints and dead letters. Retention no longer waits for it."""
+    with open_connections(settings, "consumers") as servers:
+        found = retire(servers.connection, name, apply=apply, schema=servers.schema)
         declared = servers.pipeline is not None and name in servers.pipeline.consumers
     for each in found:
         show(
-            f"{'retired' if yes else 'would retire'} {name}: {each.shards} checkpoints on {each.channel}, "
+            f"{'retired' if apply else 'would retire'} {name}: {each.shards} checkpoints on {each.channel}, "
             f"{each.lag:,} records not passed, {each.dead_letters:,} dead letters removed"
         )
     if declared:
         say(
-            f"The pipeline still declares {name}: it is registered again, as new, when it or the streamer starts."
+            f"The pipeline still declares {name}: when it or the streamer starts, it is registered again as a new consumer."
         )
-    if not yes:
-        say("Nothing was changed. To carry it out: --yes")
+    if not apply:
+        say(NOTHING_CHANGED)

@@ -1,43 +1,40 @@
-"""``penstock dead-letters``: records that consumers have set aside."""
+"""``penstock dead-letters``: inspects, retries or drops dead letters."""
 
 import json as jsonlib
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from penstock.cli.connections import Connected, connected
+from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, require_pipeline
+from penstock.cli.connections import Connections, open_connections
 from penstock.cli.render import say, show, show_json, show_table
-from penstock.cli.verbs import Json, Yes, pipeline_of, verb
-from penstock.errors import InvalidSetting
+from penstock.errors import InvalidSetting, Unknown
+from penstock.operating import dead_letters as letters
+from penstock.operating.dead_letters import DeadLetter
 from penstock.settings import Settings
 
-if TYPE_CHECKING:
-    from penstock.operating.dead_letters import DeadLetter
+dead_letters = typer.Typer(no_args_is_help=True, help="Inspect, retry or drop dead letters.")
 
-dead_letters = typer.Typer(no_args_is_help=True)
-
-Consumer = Annotated[str, typer.Argument(help="Name of the consumer.")]
-Place = Annotated[str, typer.Argument(help="Where the record stands: rides/2/4118, or 2/4118.")]
-Places = Annotated[
-    list[str] | None, typer.Argument(help="Where the records stand: rides/2/4118, or 2/4118.")
+ConsumerArgument = Annotated[str, typer.Argument(help="Name of the consumer.")]
+PlaceArgument = Annotated[str, typer.Argument(help="Place of the record: rides/2/4118, or 2/4118.")]
+PlacesArgument = Annotated[
+    list[str] | None, typer.Argument(help="Places of the records: rides/2/4118, or 2/4118.")
 ]
 
 
 @dead_letters.command("list")
-@verb()
+@command()
 def list_(
     settings: Settings,
     consumer: Annotated[
         str | None, typer.Argument(help="Name of the consumer; by default all.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most letters.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of letters.")] = 50,
     json: Json = False,
 ) -> None:
-    """List the newest, without their payloads."""
-    from penstock.operating.dead_letters import newest  # noqa: PLC0415  not for `--help`
-
-    with connected(settings, "dead letters") as servers:
-        found = newest(servers.connection, consumer, limit=limit, schema=servers.schema)
+    """List the newest dead letters, without their payloads."""
+    with open_connections(settings, "dead letters") as servers:
+        found = letters.newest(servers.connection, consumer, limit=limit, schema=servers.schema)
     if json:
         show_json(found)
         return
@@ -74,15 +71,15 @@ def list_(
 
 
 @dead_letters.command("show")
-@verb()
-def show_(settings: Settings, consumer: Consumer, place: Place, json: Json = False) -> None:
-    """Show one, with its payload."""
-    from penstock.errors import Unknown  # noqa: PLC0415  not for `--help`
-    from penstock.operating.dead_letters import at, of_consumer, record_of  # noqa: PLC0415  the same
-
-    with connected(settings, "dead letters") as servers:
-        letter = at(of_consumer(servers.connection, consumer, schema=servers.schema), place)
-        record = record_of(servers.connection, letter, schema=servers.schema)
+@command()
+def show_(
+    settings: Settings, consumer: ConsumerArgument, place: PlaceArgument, json: Json = False
+) -> None:
+    """Show one dead letter, with its payload."""
+    with open_connections(settings, "dead letters") as servers:
+        found = letters.of_consumer(servers.connection, consumer, schema=servers.schema)
+        letter = letters.at(found, place)
+        record = letters.record_of(servers.connection, letter, schema=servers.schema)
     if record is None:
         raise Unknown(f"the dead letter at {place} is gone")
     if json:
@@ -99,29 +96,27 @@ def show_(settings: Settings, consumer: Consumer, place: Place, json: Json = Fal
 
 
 @dead_letters.command("retry")
-@verb()
+@command()
 def retry(
     settings: Settings,
-    consumer: Consumer,
-    place: Places = None,
-    all_: Annotated[bool, typer.Option("--all", help="All of the consumer's.")] = False,
+    consumer: ConsumerArgument,
+    place: PlacesArgument = None,
+    all_: Annotated[bool, typer.Option("--all", help="All of the consumer.")] = False,
     parked: Annotated[
         bool,
         typer.Option(
             "--parked",
-            help="With a place: also those that are parked behind it. Alone: all that are parked.",
+            help="With a place: also the records parked behind it. Alone: all parked records.",
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Try some again, in the order of the log; ends with 1 if one fails again."""
-    from penstock.operating.dead_letters import retry as try_again  # noqa: PLC0415  not for `--help`
-
-    pipeline = pipeline_of(settings)
-    pipeline.consumer_named(consumer)
-    with connected(settings, "dead letters") as servers:
-        letters = _chosen(servers, consumer, place or [], all_=all_, parked=parked)
-        done = try_again(pipeline, letters, servers.servers.database_url, prepare=settings.prepare)
+    """Retry dead letters, in the order of the log; exits with 1 if one fails again."""
+    pipeline = require_pipeline(settings)
+    pipeline.get_consumer(consumer)
+    with open_connections(settings, "dead letters") as servers:
+        chosen = _choose(servers, consumer, place or [], all_=all_, parked=parked)
+        done = letters.retry(pipeline, chosen, servers.urls.database_url, prepare=settings.prepare)
     if json:
         show_json(done)
     else:
@@ -134,52 +129,45 @@ def retry(
 
 
 @dead_letters.command("drop")
-@verb()
+@command()
 def drop(
     settings: Settings,
-    consumer: Consumer,
-    place: Places = None,
-    all_: Annotated[bool, typer.Option("--all", help="All of the consumer's.")] = False,
-    yes: Yes = False,
+    consumer: ConsumerArgument,
+    place: PlacesArgument = None,
+    all_: Annotated[bool, typer.Option("--all", help="All of the consumer.")] = False,
+    apply: Apply = False,
 ) -> None:
-    """Give some up for ever: their records will have had no effect."""
-    from penstock.operating.dead_letters import drop as give_up  # noqa: PLC0415  not for `--help`
-
-    with connected(settings, "dead letters") as servers:
-        letters = _chosen(servers, consumer, place or [], all_=all_, parked=False)
-        for letter in letters:
+    """Drop dead letters: their records will never take effect."""
+    with open_connections(settings, "dead letters") as servers:
+        chosen = _choose(servers, consumer, place or [], all_=all_, parked=False)
+        for letter in chosen:
             show(
-                f"{'dropped' if yes else 'would drop'} {letter.place}  {letter.action} {letter.object} {letter.key}"
+                f"{'dropped' if apply else 'would drop'} {letter.place}  {letter.action} {letter.object} {letter.key}"
             )
-        if yes:
-            give_up(servers.connection, letters, schema=servers.schema)
-    if not yes and letters:
-        say("Nothing was changed. To carry it out: --yes")
+        if apply:
+            letters.drop(servers.connection, chosen, schema=servers.schema)
+    if not apply and chosen:
+        say(NOTHING_CHANGED)
 
 
-def _chosen(
-    servers: Connected, consumer: str, places: list[str], *, all_: bool, parked: bool
-) -> "list[DeadLetter]":
-    from penstock.operating.dead_letters import at, of_consumer  # noqa: PLC0415  not for `--help`
-
-    letters = of_consumer(servers.connection, consumer, schema=servers.schema)
+def _choose(
+    servers: Connections, consumer: str, places: list[str], *, all_: bool, parked: bool
+) -> list[DeadLetter]:
+    """The letters at some places, with ``parked`` also those parked behind them; or all parked ones; or all."""
+    found = letters.of_consumer(servers.connection, consumer, schema=servers.schema)
     if all_:
-        return letters
+        return found
     if not places and not parked:
         raise InvalidSetting("which? Give a place such as rides/2/4118, or --all")
-    named = [at(letters, place) for place in places]
-    keys = {(letter.channel, letter.shard, letter.key): letter.offset for letter in named}
+    named = [letters.at(found, place) for place in places]
+    offsets = {(each.channel, each.shard, each.key): each.offset for each in named}
+
+    def is_behind(letter: DeadLetter) -> bool:
+        key = (letter.channel, letter.shard, letter.key)
+        return not named or offsets.get(key, letter.offset) < letter.offset
+
     return [
         letter
-        for letter in letters
-        if letter in named
-        or (
-            parked
-            and letter.parked
-            and (
-                not named
-                or keys.get((letter.channel, letter.shard, letter.key), letter.offset)
-                < letter.offset
-            )
-        )
+        for letter in found
+        if letter in named or (parked and letter.parked and is_behind(letter))
     ]

@@ -2,56 +2,64 @@
 
 import typer
 
+from penstock.channels.server import connect_redis
+from penstock.cli.command import Json, command, find_pipeline
 from penstock.cli.connections import NAMESPACE, SCHEMA
 from penstock.cli.render import show, show_json
-from penstock.cli.servers import servers
-from penstock.cli.verbs import Json, pipeline_if_named, verb
+from penstock.cli.servers import Servers, servers
+from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import ServerUnavailable
+from penstock.operating.doctor import CheckResult, diagnose, worst
 from penstock.settings import Settings
 
-SIGNS = {"ok": "ok     ", "warning": "warning", "error": "error  "}
+LABELS = {"ok": "ok     ", "warning": "warning", "error": "error  "}
 
 
-@verb()
+@command()
 def doctor(settings: Settings, json: Json = False) -> None:
-    """Look for what endangers records; ends with 1 if there is an error, with 3 if a server does not answer."""
-    from penstock.channels.server import connect_redis  # noqa: PLC0415  not for `--help`
-    from penstock.database.connections import connect_postgres  # noqa: PLC0415  the same
-    from penstock.operating.doctor import examine, worst  # noqa: PLC0415  the same
+    """Check for anything that endangers records; exits with 1 on an error, with 3 if a server does not answer."""
+    results = _diagnose(settings)
+    if json:
+        show_json(results)
+    else:
+        for result in results:
+            _show(result)
+    if any(result.unreachable for result in results):
+        raise typer.Exit(ServerUnavailable.exit_code)
+    if worst(results) == "error":
+        raise typer.Exit(1)
 
-    pipeline = pipeline_if_named(settings)
+
+def _diagnose(settings: Settings) -> list[CheckResult]:
+    pipeline = find_pipeline(settings)
     schema = SCHEMA if pipeline is None else pipeline.schema
-    namespace = NAMESPACE if pipeline is None else pipeline.namespace
     with (
         servers(settings, schema=schema, start=False) as urls,
         connect_redis(urls.redis_url) as client,
     ):
+        connection = _connect(settings, urls)
         try:
-            connection = connect_postgres(
-                urls.database_url, application="doctor", prepare=settings.prepare
-            )
-        except ServerUnavailable:
-            connection = None
-        try:
-            findings = examine(
+            return diagnose(
                 connection,
                 client,
                 pipeline,
                 schema=schema,
-                namespace=namespace,
+                namespace=NAMESPACE if pipeline is None else pipeline.namespace,
                 prepare=settings.prepare,
             )
         finally:
             if connection is not None:
                 connection.close()
-    if json:
-        show_json(findings)
-    else:
-        for finding in findings:
-            show(f"{SIGNS[finding.grade]}  {finding.check}: {finding.found}")
-            if finding.mend and finding.grade != "ok":
-                show(f"         → {finding.mend}")
-    if any(finding.unreachable for finding in findings):
-        raise typer.Exit(ServerUnavailable.exit_code)
-    if worst(findings) == "error":
-        raise typer.Exit(1)
+
+
+def _connect(settings: Settings, urls: Servers) -> Connection | None:
+    try:
+        return connect_postgres(urls.database_url, application="doctor", prepare=settings.prepare)
+    except ServerUnavailable:
+        return None
+
+
+def _show(result: CheckResult) -> None:
+    show(f"{LABELS[result.grade]}  {result.check}: {result.message}")
+    if result.fix and result.grade != "ok":
+        show(f"         → {result.fix}")

@@ -1,17 +1,18 @@
-"""``penstock init``: makes or upgrades the tables, or prints the SQL for it."""
+"""``penstock init``: creates or upgrades the tables, or prints the SQL for it."""
 
 from typing import Annotated
 
 import typer
 
+from penstock.cli.command import command, find_pipeline
 from penstock.cli.connections import SCHEMA
 from penstock.cli.render import say, show
 from penstock.cli.servers import servers
-from penstock.cli.verbs import pipeline_if_named, verb
+from penstock.database.initialise import initialise, migration_sql, shipped_revision
 from penstock.settings import Settings
 
 
-@verb()
+@command()
 def init(
     settings: Settings,
     sql: Annotated[bool, typer.Option("--sql", help="Print the SQL; change nothing.")] = False,
@@ -20,15 +21,9 @@ def init(
         typer.Option(help=f"The schema of the tables; by default the pipeline's, or {SCHEMA}."),
     ] = None,
 ) -> None:
-    """Make or upgrade Penstock's tables."""
-    from penstock.database.initialise import (  # noqa: PLC0415  not for `--help`
-        initialise,
-        migration_sql,
-        shipped_revision,
-    )
-
+    """Create or upgrade Penstock's tables."""
     if schema is None:
-        pipeline = pipeline_if_named(settings)
+        pipeline = find_pipeline(settings)
         schema = SCHEMA if pipeline is None else pipeline.schema
     if sql:
         show(migration_sql(schema))

@@ -1,4 +1,4 @@
-"""``penstock reconcile``: what consumers hold against the canonical tables."""
+"""``penstock reconcile``: compares what consumers hold with the canonical tables."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -6,39 +6,45 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.connections import Connected, connected
+from penstock.cli.command import Json, command, require_pipeline
+from penstock.cli.connections import Connections, open_connections
 from penstock.cli.render import say, show, show_json, show_table
-from penstock.cli.spark import spark_of
-from penstock.cli.verbs import Json, pipeline_of, verb
+from penstock.cli.spark import start_spark
+from penstock.database.connections import connect_postgres
+from penstock.declarations import ReconciliationSpec
 from penstock.errors import InvalidSetting
+from penstock.journal import examine_lineage
+from penstock.pipeline import Pipeline
+from penstock.reconciling import Connect, Intent, Reconciled, StateComparison
+from penstock.reconciling import reconcile as run
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
-    from penstock.declarations import ReconciliationSpec
-    from penstock.pipeline import Pipeline
-    from penstock.reconciling import Connect, Reconciled
     from penstock.spark.reconcile import SparkComparer
 
 DIFFERENCES = 4
-"""Exit code: something differs, and was not mended."""
+"""Exit code: something differs and was not repaired."""
 
 SHOWN = 20
-"""Most differing keys that are shown; ``--report`` and ``--json`` have more."""
+"""Most differing keys shown as a table."""
+
+SHOWN_AS_JSON = 1000
+"""Most differing keys shown with ``--json``; ``--report`` writes all."""
 
 
-@verb("master", "conf")
+@command("master", "conf")
 def reconcile(  # noqa: PLR0917  options
     settings: Settings,
     names: Annotated[
-        list[str] | None, typer.Argument(help="Names of reconciliations; all of them by default.")
+        list[str] | None, typer.Argument(help="Names of reconciliations; all by default.")
     ] = None,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Put right what differs; without it, nothing changes.")
+        bool, typer.Option("--apply", help="Repair what differs; without it, nothing changes.")
     ] = False,
     whole: Annotated[
         bool,
         typer.Option(
-            "--whole", help="With --apply: replace all that the consumer keeps, and its position."
+            "--whole", help="With --apply: replace the consumer's whole state, and its position."
         ),
     ] = False,
     report: Annotated[
@@ -50,38 +56,36 @@ def reconcile(  # noqa: PLR0917  options
     wait: Annotated[
         float,
         typer.Option(
-            min=0, metavar="S", help="How long to wait for a consumer to come to the cut."
+            min=0, metavar="S", help="How long to wait for a consumer to reach the cut, in seconds."
         ),
     ] = 60.0,
     json: Json = False,
 ) -> None:
-    """Compare what consumers hold with the canonical tables, exactly, while they run; ends with 4 if anything differs."""
-    from penstock.journal import examine_lineage  # noqa: PLC0415  not for `--help`
-    from penstock.reconciling import reconcile as run  # noqa: PLC0415  the same
-
+    """Compare what consumers hold with the canonical tables, exactly, while they run; exits with 4 if anything differs."""
     if whole and not apply:
-        raise InvalidSetting("--whole replaces a state: it goes with --apply")
-    pipeline = pipeline_of(settings)
-    specs = [pipeline.reconciliation_named(n) for n in names or sorted(pipeline.reconciliations)]
+        raise InvalidSetting("--whole replaces a state: it needs --apply")
+    pipeline = require_pipeline(settings)
+    specs = [pipeline.get_reconciliation(n) for n in names or sorted(pipeline.reconciliations)]
     if not specs:
         raise InvalidSetting(
             "the pipeline declares no reconciliation: see pipeline.reconciliation(of=…, state=…, key=…)"
         )
-    parts = _whole(pipeline, specs) if whole else [[spec] for spec in specs]
+    groups = _group_by_consumer(pipeline, specs) if whole else [[spec] for spec in specs]
+    intent: Intent = "replace" if whole else "repair" if apply else "compare"
     done: list[Reconciled] = []
     with (
-        connected(settings, "reconcile") as servers,
-        comparing(settings, servers, report) as comparer,
+        open_connections(settings, "reconcile") as servers,
+        open_comparer(settings, servers, report) as comparer,
     ):
         examine_lineage(
             servers.connection, servers.client, schema=servers.schema, namespace=servers.namespace
         )
-        for spec, *others in parts:
+        for spec, *others in groups:
             found = run(
-                connect_of(servers),
+                make_connect(servers),
                 spec,
                 comparer,
-                intent="replace" if whole else "mend" if apply else "compare",
+                intent=intent,
                 schema=servers.schema,
                 wait_s=wait,
                 others=others,
@@ -90,68 +94,70 @@ def reconcile(  # noqa: PLR0917  options
             if not json:
                 _show(found)
     if json:
-        show_json([_object(found) for found in done])
+        show_json([_to_json(found) for found in done])
     if not all(found.clean for found in done):
         raise typer.Exit(DIFFERENCES)
 
 
-def _whole(
-    pipeline: "Pipeline", specs: Sequence["ReconciliationSpec"]
-) -> list[list["ReconciliationSpec"]]:
-    """For each consumer of some reconciliations all the tables that it keeps: they have one position."""
+def _group_by_consumer(
+    pipeline: Pipeline, specs: Sequence[ReconciliationSpec]
+) -> list[list[ReconciliationSpec]]:
+    """All tables of each consumer together: they share its position."""
     consumers = dict.fromkeys(spec.consumer.name for spec in specs)
-    return [pipeline.state_of(consumer, specs) for consumer in consumers]
+    return [pipeline.find_reconciliations(consumer, specs) for consumer in consumers]
 
 
 @contextmanager
-def comparing(
-    settings: Settings, servers: Connected, report: str | None = None
+def open_comparer(
+    settings: Settings, servers: Connections, report: str | None = None
 ) -> Iterator["SparkComparer"]:
-    """A Spark session that compares, as long as it is needed.
+    """A comparer on a Spark session of its own.
 
     Raises:
         InvalidSetting: Spark is not installed.
-        JavaMissing: No Java runtime.
+        JavaMissing: There is no Java runtime.
     """
-    with spark_of(settings, "reconciling") as spark:
-        from penstock.spark.reconcile import SparkComparer  # noqa: PLC0415  not for `--help`
+    with start_spark(settings, "reconciling") as spark:
+        from penstock.spark.reconcile import SparkComparer  # noqa: PLC0415  an optional extra
 
-        yield SparkComparer(spark, servers.servers.database_url, report)
+        yield SparkComparer(spark, servers.urls.database_url, report)
 
 
-def connect_of(servers: Connected) -> "Connect":
-    """Opens connections to the command's Postgres."""
-    from penstock.database.connections import connect_postgres  # noqa: PLC0415  not for `--help`
-
+def make_connect(servers: Connections) -> Connect:
+    """A function that opens connections to the command's Postgres."""
     return lambda: connect_postgres(
-        servers.servers.database_url, application="reconcile", prepare=False
+        servers.urls.database_url, application="reconcile", prepare=False
     )
 
 
-def _show(found: "Reconciled") -> None:
+def _show(found: Reconciled) -> None:
     comparison = found.comparison
     if comparison is None:
         say(
-            f"{found.name}: {found.repaired:,} rows, in the place of all that {found.consumer} held"
+            f"{found.name}: replaced the whole state of {found.consumer} by {found.repaired:,} rows"
         )
         return
+    _show_differences(comparison)
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in comparison.counts.items())
+    verdict = "equal" if comparison.equal else f"{comparison.total:,} differ ({kinds})"
+    repaired = f", {found.repaired:,} repaired" if found.repaired else ""
+    show(
+        f"{found.name}: {comparison.compared:,} keys compared at tick {found.tick}, {verdict}{repaired}; "
+        f"{found.consumer} was paused for {max(found.paused_s, found.held_s) * 1000:.0f} ms"
+    )
+
+
+def _show_differences(comparison: StateComparison) -> None:
     if comparison.differences:
         show_table(
             ("kind", "key", "expected", "found"),
             [(d.kind, d.key, d.expected, d.found) for d in comparison.differences[:SHOWN]],
         )
-        if comparison.total > SHOWN:
-            show(f"… and {comparison.total - SHOWN:,} more")
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in comparison.counts.items())
-    verdict = "equal" if comparison.equal else f"{comparison.total:,} differ ({kinds})"
-    mended = f", {found.repaired:,} mended" if found.repaired else ""
-    show(
-        f"{found.name}: {comparison.compared:,} keys compared at tick {found.tick}, {verdict}{mended}; "
-        f"{found.consumer} stood still for {max(found.paused_s, found.held_s) * 1000:.0f} ms"
-    )
+    if comparison.differences and comparison.total > SHOWN:
+        show(f"… and {comparison.total - SHOWN:,} more")
 
 
-def _object(found: "Reconciled") -> dict[str, Any]:
+def _to_json(found: Reconciled) -> dict[str, Any]:
     comparison = found.comparison
     return {
         "run": found.run,
@@ -164,7 +170,7 @@ def _object(found: "Reconciled") -> dict[str, Any]:
         "differences": {str(k): n for k, n in comparison.counts.items()} if comparison else {},
         "keys": [
             {"key": d.key, "kind": str(d.kind), "expected": d.expected, "found": d.found}
-            for d in (comparison.differences[:1000] if comparison else ())
+            for d in (comparison.differences[:SHOWN_AS_JSON] if comparison else ())
         ],
         "repaired": found.repaired,
         "clean": found.clean,

@@ -1,23 +1,32 @@
-"""``penstock reset``: a checkpoint by hand, a new epoch, an Ick that is whole again."""
+"""``penstock reset``: moves a checkpoint, opens a new epoch, or repairs an Ick."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import Annotated
 
 import typer
 
-from penstock.cli.connections import connected
+from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command
+from penstock.cli.connections import open_connections
 from penstock.cli.render import say, show, show_json, show_table
-from penstock.cli.verbs import Json, Yes, verb
 from penstock.errors import InvalidSetting
+from penstock.operating.reset import (
+    CheckpointMove,
+    CheckpointTarget,
+    EpochPlan,
+    reset_checkpoint,
+    reset_epoch,
+    reset_ick,
+)
+from penstock.records import Offset
 from penstock.settings import Settings
 
-if TYPE_CHECKING:
-    from penstock.operating.reset import EpochPlan, Target
-
-reset = typer.Typer(no_args_is_help=True)
+reset = typer.Typer(
+    no_args_is_help=True, help="Move a checkpoint, open a new epoch, or repair an Ick."
+)
 
 
 @reset.command("checkpoint")
-@verb()
+@command()
 def checkpoint(  # noqa: PLR0917  options
     settings: Settings,
     consumer: Annotated[str, typer.Argument(help="Name of the consumer.")],
@@ -29,66 +38,38 @@ def checkpoint(  # noqa: PLR0917  options
         ),
     ] = None,
     shard: Annotated[int | None, typer.Option(min=0, help="Only this shard.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Let halted shards go on.")] = False,
-    yes: Yes = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume halted shards.")] = False,
+    apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Move a consumer's checkpoint, or let its halted shards go on."""
-    from penstock.operating.reset import reset_checkpoint  # noqa: PLC0415  not for `--help`
-
+    """Move a consumer's checkpoint, or resume its halted shards."""
     if to is None and not resume:
         raise InvalidSetting(
-            "what is to be reset? Give --to OFFSET, --to earliest, --to latest, or --resume"
+            "reset to what? Give --to OFFSET, --to earliest, --to latest, or --resume"
         )
-    with connected(settings, "reset") as servers:
+    with open_connections(settings, "reset") as servers:
         moves = reset_checkpoint(
             servers.connection,
             consumer,
-            _target(to),
+            _parse_target(to),
             shard=shard,
             resume=resume,
-            apply=yes,
+            apply=apply,
             schema=servers.schema,
         )
     if json:
         show_json(moves)
     else:
-        show_table(
-            (
-                "consumer",
-                "shard",
-                "#from",
-                "#to",
-                "#applied again",
-                "#passed over",
-                "#dead letters removed",
-                "resumes",
-            ),
-            (
-                (
-                    m.consumer,
-                    f"{m.channel}/{m.shard}",
-                    m.before,
-                    m.after,
-                    m.again,
-                    m.passed_over,
-                    m.dead_letters,
-                    m.resumes,
-                )
-                for m in moves
-            ),
-        )
+        _show_moves(moves)
     if any(move.again for move in moves):
-        say("Records that are applied again take effect again: exactly once is yours to see to.")
+        say("Records that are applied again take effect again, unless the handler prevents it.")
     if not moves:
         say("There is nothing to do.")
-    elif not yes:
-        say("Nothing was changed. To carry it out: --yes")
+    elif not apply:
+        say(NOTHING_CHANGED)
 
 
-def _target(to: str | None) -> "Target":
-    from penstock.records import Offset  # noqa: PLC0415  not for `--help`
-
+def _parse_target(to: str | None) -> CheckpointTarget:
     match to:
         case None | "earliest" | "latest":
             return to
@@ -99,88 +80,107 @@ def _target(to: str | None) -> "Target":
     return Offset(int(to))
 
 
-@reset.command("epoch")
-@verb()
-def epoch(settings: Settings, yes: Yes = False, json: Json = False) -> None:
-    """Decide after HistoryDiverged that Postgres is right: open a new epoch, and have the log replayed."""
-    from penstock.operating.reset import reset_epoch  # noqa: PLC0415  not for `--help`
+def _show_moves(moves: tuple[CheckpointMove, ...]) -> None:
+    columns = (
+        "consumer",
+        "shard",
+        "#from",
+        "#to",
+        "#applied again",
+        "#passed over",
+        "#dead letters removed",
+        "resumes",
+    )
+    rows = (
+        (
+            m.consumer,
+            f"{m.channel}/{m.shard}",
+            m.before,
+            m.after,
+            m.again,
+            m.passed_over,
+            m.dead_letters,
+            m.resumes,
+        )
+        for m in moves
+    )
+    show_table(columns, rows)
 
-    with connected(settings, "reset") as servers:
+
+@reset.command("epoch")
+@command()
+def epoch(settings: Settings, apply: Apply = False, json: Json = False) -> None:
+    """After HistoryDiverged, decide that Postgres is right: open a new epoch and replay the log."""
+    with open_connections(settings, "reset") as servers:
         plan = reset_epoch(
             servers.connection,
             servers.client,
             servers.pipeline,
-            apply=yes,
+            apply=apply,
             schema=servers.schema,
             namespace=servers.namespace,
         )
     if json:
         show_json(plan)
     else:
-        show(_text(plan))
-    if plan.reason is not None and not yes:
-        say("Nothing was changed. Stop streamers and consumers, then carry it out: --yes")
+        show("\n".join(_format_plan(plan)))
+    if plan.reason is not None and not apply:
+        say("Nothing was changed. Stop streamers and consumers, then carry it out: --apply")
 
 
 @reset.command("ick")
-@verb()
+@command()
 def ick(
     settings: Settings,
     channel: Annotated[str, typer.Argument(help="Name of the Ick.")],
-    yes: Yes = False,
+    apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Make a damaged Ick whole: what does not belong is moved aside, what may have been lost is told again."""
-    from penstock.operating.reset import reset_ick  # noqa: PLC0415  not for `--help`
-
-    with connected(settings, "reset") as servers:
-        mended = reset_ick(
+    """Repair a damaged Ick: move foreign content aside, and mark again the members that may be lost."""
+    with open_connections(settings, "reset") as servers:
+        repairs = reset_ick(
             servers.connection,
             servers.client,
             channel,
             servers.pipeline,
-            apply=yes,
+            apply=apply,
             schema=servers.schema,
             namespace=servers.namespace,
         )
     if json:
-        show_json(mended)
+        show_json(repairs)
     else:
         show_table(
-            ("shard", "key", "found", "moved to", "told again"),
-            ((str(m.shard), m.key, m.found, m.moved_to, m.told_again) for m in mended),
+            ("shard", "key", "found", "moved to", "marked again"),
+            ((str(r.shard), r.key, r.found, r.moved_to, r.marked_again) for r in repairs),
         )
-    if not mended:
-        say("It is whole: there is nothing to do.")
-    elif not yes:
-        say("Nothing was changed. To carry it out: --yes")
+    if not repairs:
+        say("The Ick is not damaged: there is nothing to do.")
+    elif not apply:
+        say(NOTHING_CHANGED)
 
 
-def _text(plan: "EpochPlan") -> str:
+def _format_plan(plan: EpochPlan) -> Iterator[str]:
     if plan.reason is None:
-        return f"The past is as it is remembered, in epoch {plan.epoch}: there is nothing to do."
+        yield f"History has not diverged in epoch {plan.epoch}: there is nothing to do."
+        return
     unsequenced = plan.unsequenced or {}
-    lines = [
-        f"because: {plan.reason}",
-        f"{'opened' if plan.applied else 'to open'}: epoch {plan.following}, after {plan.epoch}",
-        f"records with transaction ids of another cluster: {plan.marked:,}",
-        f"records without an offset, which get theirs at the end of their shards: {sum(unsequenced.values()):,}"
-        + "".join(f"\n    {shard}: {count:,}" for shard, count in unsequenced.items()),
-        f"checkpoints beyond the journal, which go back to its end: {len(plan.rewound)}"
-        + "".join(
-            f"\n    {each.consumer} {each.shard}: {each.offset} → {each.journal}. It has applied records that Postgres has lost: "
+    yield f"because: {plan.reason}"
+    yield f"{'opened' if plan.applied else 'to open'}: epoch {plan.new_epoch}, after {plan.epoch}"
+    yield f"records with transaction ids of another cluster: {plan.foreign:,}"
+    yield f"records without an offset, which get one at the end of their shard: {sum(unsequenced.values()):,}"
+    yield from (f"    {shard}: {count:,}" for shard, count in unsequenced.items())
+    yield f"checkpoints beyond the journal, which go back to its end: {len(plan.rewound)}"
+    for each in plan.rewound:
+        yield (
+            f"    {each.consumer} {each.shard}: {each.offset} → {each.journal}. It has applied records that Postgres has lost: "
             "compare its tables"
-            for each in plan.rewound
-        ),
-        f"streams that are deleted in Redis, and replayed from the journal: {len(plan.deleted)}"
-        + "".join(
-            f"\n    {each.shard}: the log ends at {each.log}, the journal at {each.journal} ({each.why})"
-            for each in plan.deleted
-        ),
-    ]
-    if plan.gone:
-        lines.append(
-            f"warning: {plan.gone:,} records that the journal names are gone from Postgres, and cannot be replayed: "
+        )
+    yield f"streams that are deleted in Redis and replayed from the journal: {len(plan.deleted)}"
+    for stream in plan.deleted:
+        yield f"    {stream.shard}: the log ends at {stream.log}, the journal at {stream.journal} ({stream.why})"
+    if plan.missing:
+        yield (
+            f"warning: {plan.missing:,} records that the journal names are missing from Postgres and cannot be replayed: "
             "see penstock doctor"
         )
-    return "\n".join(lines)

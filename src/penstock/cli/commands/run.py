@@ -1,68 +1,63 @@
-"""``penstock run``: streamer and consumers together, turned by an engine."""
+"""``penstock run``: the streamer and all consumers, on an engine."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from penstock.cli.commands.progress import Progress
+from penstock import inline
+from penstock.cli.command import command, parse_conf, require_extra, require_pipeline
+from penstock.cli.progress import ProgressLine
 from penstock.cli.render import say
 from penstock.cli.servers import Servers, servers
 from penstock.cli.signals import Stop
-from penstock.cli.verbs import from_extra, pipeline_of, verb
+from penstock.pipeline import Pipeline
 from penstock.settings import Settings
-
-if TYPE_CHECKING:
-    from penstock.pipeline import Pipeline
+from penstock.streaming import RoundResult
 
 
-@verb("engine", "master", "conf", "epoch_seconds", "idle", "resend_chance")
+@command("engine", "master", "conf", "epoch_seconds", "idle", "resend_chance")
 def run(
     settings: Settings,
     consumer: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Run only this consumer; may be repeated."),
     ] = None,
-    streamer: Annotated[bool, typer.Option(help="Whether this process streams too.")] = True,
+    streamer: Annotated[bool, typer.Option(help="Whether this process streams, too.")] = True,
 ) -> None:
     """Run the whole pipeline: the streamer and all consumers."""
     stop = Stop()
-    pipeline = pipeline_of(settings)
+    pipeline = require_pipeline(settings)
     names = consumer or list(pipeline.consumers)
     for name in names:
-        pipeline.consumer_named(name)
+        pipeline.get_consumer(name)
     with (
         servers(settings, schema=pipeline.schema) as urls,
-        Progress("published and applied") as progress,
+        ProgressLine("published and applied") as progress,
     ):
-        if settings.engine == "inline":
-            _inline(settings, pipeline, urls, Work(names, streamer, stop, progress))
-        else:
-            _spark(settings, pipeline, urls, Work(names, streamer, stop, progress))
+        start = _run_inline if settings.engine == "inline" else _run_on_spark
+        start(settings, pipeline, urls, _Work(names, streamer, stop, progress))
     say("stopped")
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What the engine is to do.
+class _Work:
+    """What the engine runs.
 
     Attributes:
-        consumers: Names.
-        streamer: Whether it streams too.
-        stop: Asked between rounds.
-        progress: Told what was done.
+        consumers: Their names.
+        streamer: Whether it streams, too.
+        stop: Called between rounds.
+        progress: Counts what was done.
     """
 
     consumers: list[str]
     streamer: bool
     stop: Stop
-    progress: Progress
+    progress: ProgressLine
 
 
-def _inline(settings: Settings, pipeline: "Pipeline", urls: Servers, work: Work) -> None:
-    from penstock import inline  # noqa: PLC0415  not for `--help`
-    from penstock.streaming import RoundResult  # noqa: PLC0415  the same
-
+def _run_inline(settings: Settings, pipeline: Pipeline, urls: Servers, work: _Work) -> None:
     inline.run(
         pipeline,
         urls.database_url,
@@ -79,17 +74,17 @@ def _inline(settings: Settings, pipeline: "Pipeline", urls: Servers, work: Work)
     )
 
 
-def _spark(settings: Settings, pipeline: "Pipeline", urls: Servers, work: Work) -> None:
-    with from_extra("spark", "the engine spark", ", or take --engine inline"):
-        from penstock.spark.engine import application  # noqa: PLC0415  not for `--help`
-    assert settings.app is not None  # the pipeline was found by it
+def _run_on_spark(settings: Settings, pipeline: Pipeline, urls: Servers, work: _Work) -> None:
+    with require_extra("spark", "the engine spark", ", or take --engine inline"):
+        from penstock.spark.engine import application  # noqa: PLC0415  an optional extra
+    assert settings.app is not None  # the pipeline was loaded from it
     application.run(
         settings.app,
         pipeline,
         urls.database_url,
         urls.redis_url,
         master=settings.master,
-        conf=dict(pair.partition("=")[::2] for pair in settings.conf),
+        conf=parse_conf(settings),
         consumers=work.consumers,
         streamer=work.streamer,
         stop=work.stop,

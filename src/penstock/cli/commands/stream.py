@@ -1,30 +1,29 @@
-"""``penstock stream``: sequences and publishes what applications stage."""
+"""``penstock stream``: sequences and publishes staged records."""
 
 from typing import Annotated
 
 import typer
 
-from penstock.cli.commands.progress import Progress
+from penstock.cli.command import command, require_pipeline
+from penstock.cli.progress import ProgressLine
 from penstock.cli.render import say
 from penstock.cli.servers import servers
 from penstock.cli.signals import Stop
-from penstock.cli.verbs import pipeline_of, verb
 from penstock.settings import Settings
+from penstock.streaming import RoundResult, Streamer
 
 
-@verb("idle", "resend_chance")
+@command("idle", "resend_chance")
 def stream(
     settings: Settings,
     drain: Annotated[
-        bool, typer.Option("--drain", help="End when everything staged is published.")
+        bool, typer.Option("--drain", help="Exit when every staged record is published.")
     ] = False,
 ) -> None:
-    """Sequence and publish what is staged; any number of these may run."""
-    from penstock.streaming import RoundResult, Streamer  # noqa: PLC0415  not for `--help`
-
+    """Sequence and publish staged records; several of these may run at once."""
     stop = Stop()
-    pipeline = pipeline_of(settings)
-    with servers(settings, schema=pipeline.schema) as urls, Progress("published") as progress:
+    pipeline = require_pipeline(settings)
+    with servers(settings, schema=pipeline.schema) as urls, ProgressLine("published") as progress:
         streamer = Streamer(
             pipeline,
             urls.database_url,

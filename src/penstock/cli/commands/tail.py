@@ -1,31 +1,35 @@
-"""``penstock tail``: the records of a channel, as they stand in the log.  Payloads are data, and go to stdout.
+"""``penstock tail``: the records of a channel, as they are in the log.  Payloads are data and go to stdout.
 
-An Ick keeps no records: of it the members are printed that wait longest.
+An Ick keeps no records: for an Ick, the members that have waited longest are printed.
 """
 
 import json as jsonlib
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from penstock.cli.connections import Connected, connected
+from penstock.channels.ick import Waiting, oldest
+from penstock.channels.log import Follower, extents, read, read_newest
+from penstock.cli.command import Json, command
+from penstock.cli.connections import Connections, open_connections
 from penstock.cli.render import show
 from penstock.cli.signals import Stop
-from penstock.cli.verbs import Json, verb
-from penstock.errors import InvalidSetting
+from penstock.database.registry import registered_channels
+from penstock.errors import InvalidSetting, Unknown
+from penstock.journal import known_shards
+from penstock.records import Offset, Record, ShardName
 from penstock.settings import Settings
-
-if TYPE_CHECKING:
-    from penstock.channels.ick import Waiting
-    from penstock.records import Offset, Record, ShardName
 
 BATCH = 1000
 BLOCK_MS = 500
 
+Positions = dict[ShardName, Offset]
 
-@verb()
+
+@command()
 def tail(  # noqa: PLR0917  options
     settings: Settings,
     channel: Annotated[str, typer.Argument(help="Name of the channel.")],
@@ -35,44 +39,40 @@ def tail(  # noqa: PLR0917  options
         typer.Option("--from", min=1, metavar="OFFSET", help="Begin at this offset of each shard."),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Wait for more, until a signal comes.")
+        bool, typer.Option("--follow", help="Wait for new records until interrupted.")
     ] = False,
     count: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Most records; by default the newest 10, or with --from all. Of an Ick, most members.",
+            help="Maximum number of records, or of an Ick's members; by default the newest 10, or all with --from.",
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Print the records of a channel, with their payloads; of an Ick, the members that have waited longest."""
+    """Print the records of a channel, with their payloads; for an Ick, the members that have waited longest."""
     stop = Stop()
-    with connected(settings, "tail") as servers:
-        shards = _shards(servers, channel, shard)
+    with open_connections(settings, "tail") as servers:
+        shards = _find_shards(servers, channel, shard)
         if _is_ick(servers, channel):
             if start is not None or follow:
                 raise InvalidSetting(
-                    f"{channel} is an Ick: it keeps members, not records, so that there is nothing to begin at "
-                    "or to follow. See penstock status --watch"
+                    f"{channel} is an Ick: it keeps members, not records, so --from and --follow do not apply. "
+                    "See penstock status --watch"
                 )
             _print_members(servers, shards, 10 if count is None else count, json=json)
             return
-        printed, positions = _printed(servers, shards, start, count, json=json)
+        if start is None:
+            _, positions = _print_newest(servers, shards, 10 if count is None else count, json=json)
+            left = None
+        else:
+            printed, positions = _print_from(servers, shards, start, count, json=json)
+            left = None if count is None else count - printed
         if follow:
-            _follow(
-                servers,
-                positions,
-                stop,
-                None if count is None or start is None else count - printed,
-                json=json,
-            )
+            _follow(servers, positions, stop, left, json=json)
 
 
-def _shards(servers: Connected, channel: str, shard: int | None) -> "list[ShardName]":
-    from penstock.errors import Unknown  # noqa: PLC0415  not for `--help`
-    from penstock.journal import known_shards  # noqa: PLC0415  not for `--help`
-
+def _find_shards(servers: Connections, channel: str, shard: int | None) -> list[ShardName]:
     known = known_shards(
         servers.connection,
         servers.schema,
@@ -89,27 +89,23 @@ def _shards(servers: Connected, channel: str, shard: int | None) -> "list[ShardN
     return found
 
 
-def _is_ick(servers: Connected, channel: str) -> bool:
-    """By what is registered, and else by what is declared."""
-    from penstock.database.registry import registered_channels  # noqa: PLC0415  not for `--help`
-
+def _is_ick(servers: Connections, channel: str) -> bool:
+    """The channel's kind as registered, otherwise as declared."""
     registered = registered_channels(servers.connection, servers.schema).get(channel)
     declared = servers.pipeline.channels.get(channel) if servers.pipeline is not None else None
     known = registered or declared
     return known is not None and known.kind == "ick"
 
 
-def _print_members(servers: Connected, shards: "list[ShardName]", most: int, *, json: bool) -> None:
-    from penstock.channels.ick import oldest  # noqa: PLC0415  not for `--help`
-
+def _print_members(servers: Connections, shards: list[ShardName], most: int, *, json: bool) -> None:
     for waiting in oldest(servers.client, servers.namespace, shards, most):
-        show(_member_line(waiting, json=json))
+        show(_format_member(waiting, json=json))
 
 
-def _member_line(waiting: "Waiting", *, json: bool) -> str:
-    # Members are any bytes.
+def _format_member(waiting: Waiting, *, json: bool) -> str:
+    # Members are arbitrary bytes.
     member = waiting.member.decode(errors="backslashreplace")
-    since = _moment(waiting.score)
+    since = _to_time(waiting.score)
     if json:
         known = {
             "channel": waiting.shard.channel,
@@ -124,88 +120,89 @@ def _member_line(waiting: "Waiting", *, json: bool) -> str:
     return f"{waiting.shard}  {shown}  {waiting.state} {member}"
 
 
-def _moment(score: float) -> datetime | None:
-    """The time that a score says; None if it says none: producers of others may count something else."""
+def _to_time(score: float) -> datetime | None:
+    """The time of a score; None if it is none: other producers may use other scores."""
     try:
         return datetime.fromtimestamp(score, UTC)
     except (ValueError, OverflowError, OSError):
         return None
 
 
-def _printed(
-    servers: Connected,
-    shards: "list[ShardName]",
-    start: int | None,
-    count: int | None,
-    *,
-    json: bool,
-) -> "tuple[int, dict[ShardName, Offset]]":
-    """Prints what is there; gives how many, and where each shard ends."""
-    from penstock.channels.log import extents, read, read_newest  # noqa: PLC0415  not for `--help`
-    from penstock.records import Offset  # noqa: PLC0415  the same
+def _read_tails(servers: Connections, shards: list[ShardName]) -> Positions:
+    found = extents(servers.client, servers.namespace, shards)
+    return {shard: extent.tail for shard, extent in found.items()}
 
-    client, namespace = servers.client, servers.namespace
-    ends = {shard: extent.tail for shard, extent in extents(client, namespace, shards).items()}
-    if start is None:
-        wanted = 10 if count is None else count
-        newest = [
-            record
-            for shard in shards
-            for record in (read_newest(client, namespace, shard, wanted) if wanted else [])
-        ]
-        chosen = (
-            sorted(newest, key=lambda record: (record.staged_us, record.id))[-wanted:]
-            if wanted
-            else []
+
+def _print_newest(
+    servers: Connections, shards: list[ShardName], count: int, *, json: bool
+) -> tuple[int, Positions]:
+    """Prints the newest records of all shards together; returns how many, and the end of each shard."""
+    ends = _read_tails(servers, shards)
+    newest = [
+        record
+        for shard in shards
+        for record in (
+            read_newest(servers.client, servers.namespace, shard, count) if count else []
         )
-        for record in chosen:
-            show(_line(record, json=json))
-        for record in newest:
-            ends[shard_of(record)] = max(ends[shard_of(record)], record.offset)
-        return len(chosen), ends
+    ]
+    by_age = sorted(newest, key=lambda record: (record.staged_us, record.id))
+    chosen = by_age[-count:] if count else []
+    for record in chosen:
+        show(_format_record(record, json=json))
+    for record in newest:
+        shard = _shard_name(record)
+        ends[shard] = max(ends[shard], record.offset)
+    return len(chosen), ends
+
+
+def _print_from(
+    servers: Connections, shards: list[ShardName], start: int, count: int | None, *, json: bool
+) -> tuple[int, Positions]:
+    """Prints each shard from an offset; returns how many records, and the end of each shard."""
+    ends = _read_tails(servers, shards)
     printed = 0
     for shard in shards:
         after = Offset(start - 1)
-        while after < ends[shard] and (count is None or printed < count):
-            most = BATCH if count is None else min(BATCH, count - printed)
-            records = read(client, namespace, shard, after, most)
-            for record in records:
-                show(_line(record, json=json))
-            if not records:
-                break
-            printed, after = printed + len(records), records[-1].offset
+        left = None if count is None else count - printed
+        for record in _read_range(servers, shard, after, ends[shard], left):
+            show(_format_record(record, json=json))
+            printed, after = printed + 1, record.offset
         ends[shard] = after if count is not None and printed >= count else max(after, ends[shard])
     return printed, ends
 
 
-def shard_of(record: "Record") -> "ShardName":
-    """The shard that a record stands in."""
-    from penstock.records import ShardName  # noqa: PLC0415  not for `--help`
+def _read_range(
+    servers: Connections, shard: ShardName, after: Offset, end: Offset, most: int | None
+) -> Iterator[Record]:
+    """The records of a shard after one offset and up to another, at most ``most``."""
+    while after < end and (most is None or most > 0):
+        wanted = BATCH if most is None else min(BATCH, most)
+        records = read(servers.client, servers.namespace, shard, after, wanted)
+        yield from records
+        if not records:
+            return
+        after = records[-1].offset
+        most = None if most is None else most - len(records)
 
+
+def _shard_name(record: Record) -> ShardName:
     return ShardName(record.channel, record.shard)
 
 
 def _follow(
-    servers: Connected,
-    positions: "dict[ShardName, Offset]",
-    stop: Stop,
-    left: int | None,
-    *,
-    json: bool,
+    servers: Connections, positions: Positions, stop: Stop, left: int | None, *, json: bool
 ) -> None:
-    from penstock.channels.log import Follower  # noqa: PLC0415  not for `--help`
-
     follower = Follower(servers.client, servers.namespace, count=BATCH)
     while not stop() and (left is None or left > 0):
         found = follower.wait(positions, BLOCK_MS)
         for shard, records in found.items():
             for record in records if left is None else records[:left]:
-                show(_line(record, json=json))
+                show(_format_record(record, json=json))
             positions[shard] = records[-1].offset
             left = None if left is None else left - len(records)
 
 
-def _line(record: "Record", *, json: bool) -> str:
+def _format_record(record: Record, *, json: bool) -> str:
     if not json:
         return (
             f"{record.channel}/{record.shard}/{record.offset}  {record.staged_at:%Y-%m-%d %H:%M:%S}  "
@@ -221,6 +218,6 @@ def _line(record: "Record", *, json: bool) -> str:
         "object": record.object,
         "staged_at": record.staged_at.isoformat(),
     }
-    # The payload goes through as it is: parsed and written again, large numbers would not be the same.
+    # The payload is passed through: parsed and serialised again, large numbers would change.
     payload = f'"data": {record.data_json}, "headers": {record.headers_json or "null"}'
     return f"{jsonlib.dumps(known, ensure_ascii=False)[:-1]}, {payload}}}"

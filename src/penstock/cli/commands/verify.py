@@ -1,28 +1,29 @@
-"""``penstock verify``: staged records, journal, log and checkpoints against one another."""
+"""``penstock verify``: compares staged records, journal, log and checkpoints."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.connections import connected
+from penstock.cli.command import Json, command
+from penstock.cli.connections import open_connections
 from penstock.cli.render import seconds, show, show_json, show_table
-from penstock.cli.spark import spark_of
-from penstock.cli.verbs import Json, verb
+from penstock.cli.spark import start_spark
+from penstock.records import Offset
 from penstock.settings import Settings
+from penstock.verifying import Start, Verified
+from penstock.verifying import verify as run
 
-if TYPE_CHECKING:
-    from penstock.verifying import Start, Verified
-
-FAULTS = 4
+FINDINGS = 4
 """Exit code: something is lost, doubled, or in the wrong place."""
 
 SHOWN = 50
-"""Most findings that are shown; ``--json`` has a thousand."""
+"""Most findings shown as a table."""
 
-TOLD = 1000
+SHOWN_AS_JSON = 1000
+"""Most findings shown with ``--json``."""
 
 
-@verb("master", "conf")
+@command("master", "conf")
 def verify(
     settings: Settings,
     start: Annotated[
@@ -30,60 +31,59 @@ def verify(
         typer.Option(
             "--from",
             metavar="OFFSET|TIME",
-            help="Begin at this offset of each shard, or at what was sequenced since a time; by default where the journal begins.",
+            help="Begin at this offset of each shard, or with the records sequenced since this time; by default at the beginning of the journal.",
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Prove that nothing is missing, doubled, changed or out of order, while everything runs; ends with 4 if something is."""
-    from penstock.verifying import verify as run  # noqa: PLC0415  not for `--help`
+    """Prove that nothing is missing, doubled, changed or out of order, while everything runs; exits with 4 if something is."""
+    with (
+        open_connections(settings, "verify") as servers,
+        start_spark(settings, "verifying") as spark,
+    ):
+        from penstock.spark.reconcile.verify import SparkExaminer  # noqa: PLC0415  an optional extra
 
-    with connected(settings, "verify") as servers, spark_of(settings, "verifying") as spark:
-        from penstock.spark.reconcile.verify import SparkExaminer  # noqa: PLC0415  not for `--help`
-
-        urls, schema, namespace = servers.servers, servers.schema, servers.namespace
+        urls, schema, namespace = servers.urls, servers.schema, servers.namespace
         done = run(
             servers.connection,
             servers.client,
             SparkExaminer(spark, urls.database_url, urls.redis_url, schema, namespace),
-            start=_start(start),
+            start=_parse_start(start),
             schema=schema,
             namespace=namespace,
             declared=servers.pipeline.shard_names if servers.pipeline else (),
         )
     if json:
-        show_json(_object(done))
+        show_json(_to_json(done))
     else:
         _show(done)
     if not done.clean:
-        raise typer.Exit(FAULTS)
+        raise typer.Exit(FINDINGS)
 
 
-def _start(text: str | None) -> "Start":
-    from penstock.records import Offset  # noqa: PLC0415  not for `--help`
-
+def _parse_start(text: str | None) -> Start:
     return Offset(int(text)) if text is not None and text.isascii() and text.isdigit() else text
 
 
-def _show(done: "Verified") -> None:
-    if done.found:
+def _show(done: Verified) -> None:
+    if done.findings:
         show_table(
-            ("fault", "where", "shard", "#offset", "#offsets", "what"),
+            ("kind", "where", "shard", "#offset", "#offsets", "what"),
             [
                 (
-                    each.fault,
+                    each.kind,
                     each.where,
                     f"{each.channel}/{each.shard}",
                     each.offset or None,
                     each.count,
                     each.text,
                 )
-                for each in done.found[:SHOWN]
+                for each in done.findings[:SHOWN]
             ],
         )
-        if len(done.found) > SHOWN:
-            show(f"… and {len(done.found) - SHOWN:,} more")
-    kinds = ", ".join(f"{count:,} {fault}" for fault, count in done.counts.items())
+        if len(done.findings) > SHOWN:
+            show(f"… and {len(done.findings) - SHOWN:,} more")
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in done.counts.items())
     notes = [f"{done.unpublished:,} not published yet"] if done.unpublished else []
     if done.overtaken:
         notes.append(f"{done.overtaken:,} after a younger record of their key")
@@ -94,14 +94,14 @@ def _show(done: "Verified") -> None:
     )
 
 
-def _object(done: "Verified") -> dict[str, Any]:
+def _to_json(done: Verified) -> dict[str, Any]:
     return {
         "clean": done.clean,
         "records": done.records,
         "shards": done.shards,
         "unpublished": done.unpublished,
         "overtaken": done.overtaken,
-        "faults": {str(fault): count for fault, count in done.counts.items()},
-        "found": done.found[:TOLD],
+        "counts": {str(kind): count for kind, count in done.counts.items()},
+        "findings": done.findings[:SHOWN_AS_JSON],
         "seconds": done.seconds,
     }

@@ -1,10 +1,10 @@
-"""Is everything safe?  A list of checks, each of them a small function that looks and changes nothing.
+"""Checks that servers, tables and records are safe.  Each check is a small function that reads and changes nothing.
 
-A finding says what was found and, if that is not well, what to type.  ``error``: records can be lost, or do not move.
-``warning``: worth knowing, healed by itself, or about to become an error.
+A result says what was found and, unless all is well, what to type.  ``error``: records can be lost, or do not move.
+``warning``: worth knowing, recovers by itself, or is about to become an error.
 """
 
-from penstock.operating.doctor.examination import examine, worst
-from penstock.operating.doctor.finding import Examined, Finding, Grade
+from penstock.operating.doctor.check import CheckContext, CheckResult, Grade
+from penstock.operating.doctor.diagnosis import diagnose, worst
 
-__all__ = ["Examined", "Finding", "Grade", "examine", "worst"]
+__all__ = ["CheckContext", "CheckResult", "Grade", "diagnose", "worst"]

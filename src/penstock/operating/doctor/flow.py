@@ -1,4 +1,4 @@
-"""Penstock's tables: are they whole, and do records move?"""
+"""Checks Penstock's tables: that they are complete and consistent, and that records move."""
 
 from collections.abc import Iterator
 
@@ -6,19 +6,24 @@ from penstock.database.initialise import shipped_revision
 from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
 from penstock.journal import missed_records
-from penstock.operating.doctor.finding import Check, Examined, Finding, age
+from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
 from penstock.operating.status import Status
 from penstock.streaming.sequencer import check_identity_cache
 
 SAMPLE = 1000
-"""Journal rows at either end whose records are looked for."""
+"""Number of journal rows at either end whose records are checked."""
 
-RECORDS_LOOKED_AT = 100_000
+RECENT_RECORDS = 100_000
+"""Number of newest staged records whose channels are checked."""
+
 LARGEST_OFFSET = 2**53
-"""Beyond it numbers in Lua are not exact."""
+"""Lua's numbers are exact up to here."""
 
 SLOW_S = 60.0
+"""Lag of a consumer that is a warning, in seconds."""
+
 STALLED_S = 15.0
+"""Age of the oldest unsequenced record that is an error, in seconds."""
 
 NEEDED = {
     "staged_records": "SELECT DELETE",
@@ -29,246 +34,229 @@ NEEDED = {
     "checkpoints": "SELECT INSERT UPDATE DELETE",
     "dead_letters": "SELECT INSERT UPDATE DELETE",
 }
-"""What the workers' roles need, by table."""
+"""The privileges that the workers' roles need, by table."""
 
 
-def schema(examined: Examined) -> Iterator[Finding]:
-    """Are the tables those of this release?"""
-    table = f'"{examined.schema}".alembic_version'
-    operating = statements("penstock.operating", examined.schema)
-    [(there,)] = examined.connection.execute(operating["has_schema"], {"table": table}).fetchall()
-    init = "penstock init" + (
-        "" if examined.schema == "penstock" else f" --schema {examined.schema}"
-    )
-    if not there:
-        yield Finding(
-            "schema", "error", f"schema {examined.schema} has no tables of Penstock", init
-        )
+def schema(context: CheckContext) -> Iterator[CheckResult]:
+    """The tables are those of this release."""
+    table = f'"{context.schema}".alembic_version'
+    operating = statements("penstock.operating", context.schema)
+    [(exists,)] = context.connection.execute(operating["has_schema"], {"table": table}).fetchall()
+    init = "penstock init" + ("" if context.schema == "penstock" else f" --schema {context.schema}")
+    if not exists:
+        yield CheckResult.error("schema", f"schema {context.schema} has no Penstock tables", init)
         return
-    rows = examined.connection.execute(
-        statements(__package__, examined.schema)["revision"]
+    rows = context.connection.execute(
+        statements(__package__, context.schema)["revision"]
     ).fetchall()
     found, shipped = (rows[0][0] if rows else "none"), shipped_revision()
     if found == shipped:
-        yield Finding("schema", "ok", f"schema {examined.schema} is at revision {found}")
+        yield CheckResult.ok("schema", f"schema {context.schema} is at revision {found}")
     else:
-        yield Finding(
+        yield CheckResult.error(
             "schema",
-            "error",
-            f"schema {examined.schema} is at revision {found}; this release has {shipped}",
+            f"schema {context.schema} is at revision {found}; this release has {shipped}",
             init,
         )
 
 
-def privileges(examined: Examined) -> Iterator[Finding]:
-    """May this role do what the workers do?"""
+def privileges(context: CheckContext) -> Iterator[CheckResult]:
+    """This role has the privileges that workers need."""
     pairs = [(table, right) for table, rights in NEEDED.items() for right in rights.split()]
-    rows = examined.connection.execute(
-        statements(__package__, examined.schema)["privileges"],
+    rows = context.connection.execute(
+        statements(__package__, context.schema)["privileges"],
         {
-            "schema": examined.schema,
+            "schema": context.schema,
             "tables": [table for table, _ in pairs],
             "privileges": [right for _, right in pairs],
         },
     ).fetchall()
     if rows:
         lacking = ", ".join(f"{right} on {table}" for table, right in rows)
-        yield Finding(
+        yield CheckResult.warning(
             "privileges",
-            "warning",
             f"this role lacks {lacking}",
-            f"GRANT {lacking} in schema {examined.schema} to the workers' role",
+            f"GRANT {lacking} in schema {context.schema} to the workers' role",
         )
     else:
-        yield Finding("privileges", "ok", "this role may do all that workers do")
+        yield CheckResult.ok("privileges", "this role has all privileges that workers need")
 
 
-def identity(examined: Examined) -> Iterator[Finding]:
-    """Are numbers drawn one at a time, and is their end far?"""
-    check_identity_cache(examined.connection, examined.schema)
-    [(highest, offset)] = examined.connection.execute(
-        statements(__package__, examined.schema)["highest_id"],
-        {"table": f'"{examined.schema}".staged_records'},
+def identity(context: CheckContext) -> Iterator[CheckResult]:
+    """Record ids are drawn one at a time, and ids and offsets are far from their limit."""
+    check_identity_cache(context.connection, context.schema)
+    [(highest, offset)] = context.connection.execute(
+        statements(__package__, context.schema)["highest_id"],
+        {"table": f'"{context.schema}".staged_records'},
     ).fetchall()
     if max(highest, offset) > LARGEST_OFFSET // 2:
-        yield Finding(
+        yield CheckResult.error(
             "identity",
-            "error",
             f"record {highest:,}, offset {offset:,}: numbers are exact up to {LARGEST_OFFSET:,}",
-            "move to new channels before that",
+            "move to new channels before they reach it",
         )
     else:
-        yield Finding(
-            "identity", "ok", f"numbers are drawn one at a time; the last was {highest:,}"
+        yield CheckResult.ok(
+            "identity", f"record ids are drawn one at a time; the last was {highest:,}"
         )
 
 
-def missed(examined: Examined) -> Iterator[Finding]:
-    """Has the sequencer passed over a record?"""
-    found = missed_records(examined.connection, examined.schema)
+def missed(context: CheckContext) -> Iterator[CheckResult]:
+    """The sequencer has passed over no record."""
+    found = missed_records(context.connection, context.schema)
     if found:
         count, first = sum(each.count for each in found), min(each.first for each in found)
-        yield Finding(
+        yield CheckResult.error(
             "missed records",
-            "error",
-            f"{count:,} committed records have no offset and will get none (the first is {first}): something was restored in "
-            "part, or changed by hand",
+            f"{count:,} committed records have no offset and will get none (the first is {first}): the database was partly "
+            "restored, or changed by hand",
             "penstock reset epoch",
         )
     else:
-        yield Finding("missed records", "ok", "every record that was seen has its offset")
+        yield CheckResult.ok("missed records", "every record before the last tick has its offset")
 
 
-def journal(examined: Examined) -> Iterator[Finding]:
-    """Is the journal without holes, and are its records there?"""
-    sql = statements(__package__, examined.schema)
-    holes = examined.connection.execute(sql["holes"]).fetchall()
+def journal(context: CheckContext) -> Iterator[CheckResult]:
+    """The journal has no holes, and the records that it names exist."""
+    sql = statements(__package__, context.schema)
+    holes = context.connection.execute(sql["holes"]).fetchall()
     for channel, shard, count, first in holes:
-        yield Finding(
+        yield CheckResult.error(
             "journal",
-            "error",
             f"{channel}/{shard}: {count} holes, the first before offset {first}: rows were deleted by hand",
             "consumers before it halt with a Gap; see docs: errors#gap",
         )
-    [(gone, first)] = examined.connection.execute(sql["gone"], {"entries": SAMPLE}).fetchall()
-    if gone:
-        yield Finding(
+    [(missing, first)] = context.connection.execute(
+        sql["missing_records"], {"entries": SAMPLE}
+    ).fetchall()
+    if missing:
+        yield CheckResult.error(
             "journal",
-            "error",
-            f"it names {gone} records that are gone from staged_records (the first is {first}): deleted by something else",
-            "restore them; what is already in Redis stays there until it is evicted",
+            f"it names {missing} records that are missing from staged_records (the first is {first}): not deleted by Penstock",
+            "restore them; those already in Redis stay there until they are evicted",
         )
-    if not holes and not gone:
-        yield Finding("journal", "ok", "without holes; its records are there")
+    if not holes and not missing:
+        yield CheckResult.ok("journal", "no holes; its records exist")
 
 
-def declared(examined: Examined) -> Iterator[Finding]:
-    """Do the pipeline and the tables know the same channels and consumers?"""
-    rows = examined.connection.execute(
-        statements(__package__, examined.schema)["nowhere"], {"most": RECORDS_LOOKED_AT}
+def declared(context: CheckContext) -> Iterator[CheckResult]:
+    """The pipeline declares the channels that are registered, and records belong to registered shards."""
+    rows = context.connection.execute(
+        statements(__package__, context.schema)["unregistered"], {"most": RECENT_RECORDS}
     ).fetchall()
     for channel, count in rows:
-        yield Finding(
+        yield CheckResult.warning(
             "channels",
-            "warning",
-            f"{count:,} records are for {channel!r}, which is not registered, or for a shard that it does not have",
+            f"{count:,} records are for {channel!r}, which is not registered, or for a shard that it lacks",
             "declare it in the pipeline, and run penstock stream",
         )
-    if examined.pipeline is None:
-        yield Finding(
-            "channels", "ok", "compared with nothing: give --app to compare with what is declared"
+    if context.pipeline is None:
+        yield CheckResult.ok(
+            "channels", "not compared with a pipeline: --app names one to compare with"
         )
         return
-    yield from _channels(examined)
+    yield from _compare_channels(context)
 
 
-def _channels(examined: Examined) -> Iterator[Finding]:
-    assert examined.pipeline is not None
-    channels = registered_channels(examined.connection, examined.schema)
+def _compare_channels(context: CheckContext) -> Iterator[CheckResult]:
+    assert context.pipeline is not None
+    channels = registered_channels(context.connection, context.schema)
     registered = {name: (channel.kind, channel.shards) for name, channel in channels.items()}
-    well = True
-    for name, channel in examined.pipeline.channels.items():
-        if name not in registered:
-            well = False
-            yield Finding(
-                "channels",
-                "warning",
-                f"{name} is declared, and was never streamed",
-                "penstock stream",
-            )
-        elif registered[name] != (channel.kind, channel.shards):
-            well = False
-            kind, shards = registered[name]
-            yield Finding(
-                "channels",
-                "error",
-                f"{name} is declared as a {channel.kind} of {channel.shards} shards, and runs as a {kind} of {shards}",
-                "declare it as it runs, or open a channel of another name",
-            )
-    for name in sorted(set(registered) - set(examined.pipeline.channels)):
-        well = False
-        yield Finding(
+    declared = {name: (c.kind, c.shards) for name, c in context.pipeline.channels.items()}
+    for name, shape in declared.items():
+        if registered.get(name) != shape:
+            yield _report_declared(name, shape, registered.get(name))
+    for name in sorted(set(registered) - set(declared)):
+        yield CheckResult.warning(
             "channels",
-            "warning",
-            f"{name} is registered, and the pipeline does not declare it: its records are kept for ever",
-            "declare it, or have its own pipeline streamed",
+            f"{name} is registered, but the pipeline does not declare it: its records are kept forever",
+            "declare it, or run penstock stream for the pipeline that does",
         )
-    if well:
-        yield Finding("channels", "ok", f"{len(registered)} registered as they are declared")
+    if registered == declared:
+        yield CheckResult.ok("channels", f"{len(registered)} registered as declared")
 
 
-def consumers(examined: Examined) -> Iterator[Finding]:
-    """Do they move, and is there any that nobody knows?"""
-    found = examined.status
+def _report_declared(
+    name: str, declared: tuple[str, int], registered: tuple[str, int] | None
+) -> CheckResult:
+    """A declared channel that is not registered, or registered differently."""
+    if registered is None:
+        message = f"{name} is declared and was never streamed"
+        return CheckResult.warning("channels", message, "penstock stream")
+    return CheckResult.error(
+        "channels",
+        f"{name} is declared as {declared[0]} of {declared[1]} shards, but registered as {registered[0]} of {registered[1]} shards",
+        "declare it as it is registered, or use another name",
+    )
+
+
+def consumers(context: CheckContext) -> Iterator[CheckResult]:
+    """Records are sequenced and applied, and every registered consumer is declared."""
+    current = context.status
     findings = [
-        *_streaming(found),
-        *_halted(found),
-        *_unknown(found),
-        *_set_aside(found),
-        *_late(found),
+        *_check_sequencing(current),
+        *_check_halted(current),
+        *_check_declared(current),
+        *_check_dead_letters(current),
+        *_check_lag(current),
     ]
     yield from findings
     if not findings:
-        yield Finding(
-            "consumers", "ok", f"{len(found.consumers)} registered; none halted, none late"
+        yield CheckResult.ok(
+            "consumers", f"{len(current.consumers)} registered; none halted, none late"
         )
 
 
-def _streaming(found: Status) -> Iterator[Finding]:
-    for channel in found.channels:
+def _check_sequencing(current: Status) -> Iterator[CheckResult]:
+    for channel in current.channels:
         oldest = max((shard.staged_s for shard in channel.shards if shard.staged), default=0.0)
         if oldest > STALLED_S:
             staged = sum(shard.staged for shard in channel.shards)
-            yield Finding(
+            yield CheckResult.error(
                 "streamer",
-                "error",
-                f"{channel.channel}: {staged:,} committed records wait for the sequencer, the oldest for {age(oldest)}",
+                f"{channel.channel}: {staged:,} committed records wait for the sequencer, the oldest for {format_age(oldest)}",
                 "penstock stream, or penstock run",
             )
 
 
-def _halted(found: Status) -> Iterator[Finding]:
-    for consumer, shard, reason in found.halted:
-        yield Finding(
+def _check_halted(current: Status) -> Iterator[CheckResult]:
+    for consumer, shard, reason in current.halted:
+        yield CheckResult.error(
             "consumers",
-            "error",
             f"{consumer} is halted in {shard}: {reason}",
-            f"mend its cause, then: penstock reset checkpoint {consumer} --resume --yes",
+            f"fix the cause, then: penstock reset checkpoint {consumer} --resume --apply",
         )
 
 
-def _unknown(found: Status) -> Iterator[Finding]:
-    for consumer in found.consumers:
+def _check_declared(current: Status) -> Iterator[CheckResult]:
+    for consumer in current.consumers:
         if consumer.declared is False:
-            yield Finding(
+            yield CheckResult.warning(
                 "consumers",
-                "warning",
-                f"{consumer.consumer} is registered, and the pipeline does not declare it: everything after its checkpoints is kept",
-                f"penstock consumers retire {consumer.consumer} --yes",
+                f"{consumer.consumer} is registered, but the pipeline does not declare it: everything after its checkpoints is kept",
+                f"penstock consumers retire {consumer.consumer} --apply",
             )
 
 
-def _set_aside(found: Status) -> Iterator[Finding]:
-    for consumer in found.consumers:
-        letters = sum(shard.set_aside for shard in consumer.shards)
+def _check_dead_letters(current: Status) -> Iterator[CheckResult]:
+    for consumer in current.consumers:
+        letters = sum(shard.dead_letters for shard in consumer.shards)
         if letters:
-            yield Finding(
+            yield CheckResult.warning(
                 "dead letters",
-                "warning",
-                f"{consumer.consumer} has set {letters:,} records aside",
+                f"{consumer.consumer} has {letters:,} dead letters",
                 f"penstock dead-letters list {consumer.consumer}",
             )
 
 
-def _late(found: Status) -> Iterator[Finding]:
-    for consumer in found.consumers:
+def _check_lag(current: Status) -> Iterator[CheckResult]:
+    for consumer in current.consumers:
         lag = sum(shard.lag for shard in consumer.shards)
         seconds = max((shard.lag_s for shard in consumer.shards), default=0.0)
         if lag and seconds > SLOW_S:
-            yield Finding(
+            yield CheckResult.warning(
                 "consumers",
-                "warning",
-                f"{consumer.consumer} is {lag:,} records and {age(seconds)} behind",
+                f"{consumer.consumer} is {lag:,} records and {format_age(seconds)} behind",
                 f"penstock consume {consumer.consumer}, in more processes if one does not keep up",
             )
 

@@ -9,7 +9,7 @@ FROM pg_database
 WHERE datname = current_database();
 
 -- :name long_transactions
--- Open for long: their own records wait, and vacuum keeps what they might still see.
+-- Their own records wait, and vacuum keeps the rows that they may still see.
 SELECT pid, coalesce(application_name, ''), state, extract(epoch FROM clock_timestamp() - xact_start)::float8
 FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
@@ -38,7 +38,7 @@ SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence(%(table)s, 'id')::
        coalesce((SELECT max(last_offset) FROM {schema}.journal), 0);
 
 -- :name holes
--- Journal rows that do not follow the one before.
+-- Journal rows whose first offset does not follow the previous row's last.
 SELECT channel, shard, count(*), min(first_offset)
 FROM (
     SELECT channel, shard, first_offset,
@@ -48,23 +48,23 @@ FROM (
 WHERE first_offset <> before + 1
 GROUP BY channel, shard;
 
--- :name gone
--- Records that the newest and the oldest journal rows name and that are not there.
-WITH looked_at AS (
+-- :name missing_records
+-- Records that the newest and the oldest journal rows name and that do not exist.
+WITH sample AS (
     (SELECT record_ids FROM {schema}.journal ORDER BY created_at DESC LIMIT %(entries)s)
     UNION ALL
     (SELECT record_ids FROM {schema}.journal ORDER BY created_at LIMIT %(entries)s)
 ),
 named AS (
     SELECT DISTINCT unnest(record_ids) AS id
-    FROM looked_at
+    FROM sample
 )
 SELECT count(*), min(id)
 FROM named
 WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = named.id);
 
--- :name nowhere
--- Records for a channel that nobody has registered, or for a shard that it does not have.
+-- :name unregistered
+-- Records for a channel that is not registered, or for a shard that it lacks.
 SELECT r.channel, count(*)
 FROM (SELECT channel, shard FROM {schema}.staged_records ORDER BY id DESC LIMIT %(most)s) r
 LEFT JOIN {schema}.channels c ON c.channel = r.channel AND r.shard BETWEEN 0 AND c.shards - 1

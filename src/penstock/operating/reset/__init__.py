@@ -1,19 +1,28 @@
-"""What an operator decides: to move a checkpoint, to go on in a new epoch after the past has changed, to mend an Ick.
+"""Operator decisions: move a checkpoint, open a new epoch after history has diverged, repair an Ick.
 
-All make a plan first, and carry it out only when told to; what was done is written to the log.
+Each function returns a plan, and carries it out only with ``apply``.  What was done is written to the log.
 """
 
-from penstock.operating.reset.checkpoint import Move, Target, reset_checkpoint
-from penstock.operating.reset.epoch import Beyond, Disagreement, EpochPlan, reset_epoch
-from penstock.operating.reset.ick import Mended, reset_ick
+from penstock.operating.reset.checkpoint import (
+    CheckpointMove,
+    CheckpointTarget,
+    reset_checkpoint,
+)
+from penstock.operating.reset.epoch import (
+    DeletedStream,
+    EpochPlan,
+    RewoundCheckpoint,
+    reset_epoch,
+)
+from penstock.operating.reset.ick import IckRepair, reset_ick
 
 __all__ = [
-    "Beyond",
-    "Disagreement",
+    "CheckpointMove",
+    "CheckpointTarget",
+    "DeletedStream",
     "EpochPlan",
-    "Mended",
-    "Move",
-    "Target",
+    "IckRepair",
+    "RewoundCheckpoint",
     "reset_checkpoint",
     "reset_epoch",
     "reset_ick",

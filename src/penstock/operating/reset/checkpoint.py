@@ -1,6 +1,7 @@
-"""Moving a consumer's checkpoint by hand: back, so that records take effect again, or forward, past records.
+"""Moves a consumer's checkpoint by hand: back, so that records are applied again, or forward, past records.
 
-``exactly once`` is the operator's from then on: what has been applied and comes again is applied again.
+From then on the operator is responsible for exactly-once effects: a record that was applied and is delivered again is
+applied again.
 """
 
 from dataclasses import dataclass
@@ -8,32 +9,34 @@ from typing import Any, Literal
 
 import structlog
 
-from penstock.database.connections import Connection, postgres_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import Refused, Unknown
-from penstock.operating.consumers import registered
+from penstock.operating.consumers import list_consumers, unknown_consumer
 from penstock.records import Offset, Shard, ShardName
 
 log = structlog.get_logger("penstock.operator")
 
-Target = Offset | Literal["earliest", "latest"] | None
-"""The offset after which the consumer goes on; ``earliest`` and ``latest`` are the journal's ends; None stays."""
+CheckpointTarget = Offset | Literal["earliest", "latest"] | None
+"""The offset after which the consumer continues; ``earliest`` and ``latest`` are the ends of the journal; None does not
+move the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """What becomes of one checkpoint.
+class CheckpointMove:
+    """How one checkpoint changes.
 
     Attributes:
         consumer: The consumer.
-        channel: What it reads.
+        channel: The channel it reads.
         shard: The shard.
-        before: Its checkpoint.
-        after: Its checkpoint afterwards.
-        again: Records that will be applied once more.
+        before: The checkpoint now.
+        after: The checkpoint afterwards.
+        again: Records that will be applied again.
         passed_over: Records that will never be applied.
-        dead_letters: Dead letters that are removed, because their records come again.
-        resumes: The shard was halted, and will go on.
+        dead_letters: Dead letters that are removed, because their records are delivered again.
+        resumes: Whether the shard was halted and will continue.
     """
 
     consumer: str
@@ -47,119 +50,121 @@ class Move:
     resumes: bool
 
 
-def reset_checkpoint(  # noqa: PLR0913  what is asked and what may be left out
+@dataclass(frozen=True, slots=True)
+class _Request:
+    consumer: str
+    to: CheckpointTarget
+    shard: int | None
+    resume: bool
+
+
+def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have defaults
     connection: Connection,
     consumer: str,
-    to: Target = None,
+    to: CheckpointTarget = None,
     *,
     shard: int | None = None,
     resume: bool = False,
     apply: bool = False,
     schema: str = DEFAULT_SCHEMA,
-) -> tuple[Move, ...]:
-    """Plans where the checkpoints go; with ``apply``, moves them.
+) -> tuple[CheckpointMove, ...]:
+    """Plans the moves of a consumer's checkpoints; with ``apply``, carries them out.
 
-    A running worker takes the move into account with the next record that arrives, or within two seconds.
+    A running worker notices the move with the next record that arrives, or within two seconds.
 
     Args:
         connection: In autocommit mode.
         consumer: Its name.
         to: The last offset that counts as applied.
         shard: Number of the only shard to move; None moves all.
-        resume: Let halted shards go on.
+        resume: Whether halted shards continue.
         apply: Carry the plan out.
         schema: The Penstock schema.
 
     Raises:
         Unknown: There is no such consumer or shard.
-        Refused: The journal does not reach to the offset, or one offset is meant for several shards.
+        Refused: The offset is outside the journal, or one offset was given for several shards.
         ServerUnavailable: Postgres does not answer.
     """
     sql = statements("penstock.operating", schema)
+    request = _Request(consumer, to, shard, resume)
     with postgres_errors(f"moving checkpoints of {consumer}"), connection.transaction():
         if apply:
-            for each in registered(connection, consumer, schema=schema):
-                # Retention takes the same lock: it does not remove what a checkpoint is put back to.
-                connection.execute(
-                    statements("penstock.database", schema)["lock_channel"],
-                    {"channel": each.channel},
-                )
-            connection.execute(sql["lock_checkpoints"], {"consumer": consumer})
+            _lock(connection, consumer, schema)
         rows = connection.execute(sql["checkpoint_bounds"], {"consumer": consumer}).fetchall()
-        moves = _plan(connection, consumer, rows, to, shard, resume, schema)
-        if apply:
-            for move in moves:
-                connection.execute(
-                    sql["move_checkpoint"],
-                    {
-                        "consumer": consumer,
-                        "channel": move.channel,
-                        "shard": move.shard,
-                        "offset": move.after,
-                        "resume": resume,
-                    },
-                )
-    if apply:
-        for move in moves:
-            log.warning(
-                "checkpoint moved",
-                consumer=consumer,
-                shard=f"{move.channel}/{move.shard}",
-                before=move.before,
-                after=move.after,
-                resumed=move.resumes,
-                dead_letters_removed=move.dead_letters,
+        if not rows:
+            raise unknown_consumer(connection, consumer, schema)
+        moves = _plan(rows, request)
+        for move in moves if apply else ():
+            connection.execute(
+                sql["move_checkpoint"],
+                {
+                    "consumer": consumer,
+                    "channel": move.channel,
+                    "shard": move.shard,
+                    "offset": move.after,
+                    "resume": resume,
+                },
             )
+    if apply:
+        _log_moves(moves)
     return moves
 
 
-def _plan(  # noqa: PLR0913, PLR0917  as above
-    connection: Connection,
-    consumer: str,
-    rows: list[tuple[Any, ...]],
-    to: Target,
-    shard: int | None,
-    resume: bool,  # noqa: FBT001  private
-    schema: str,
-) -> tuple[Move, ...]:
-    if not rows:
-        names = ", ".join(sorted({each.consumer for each in registered(connection, schema=schema)}))
-        raise Unknown(f"no consumer {consumer!r} is registered; there are: {names or 'none'}")
+def _lock(connection: Connection, consumer: str, schema: str) -> None:
+    """Locks the consumer's channels, as retention does so that it keeps what a checkpoint moves back to, then its checkpoints."""
+    for each in list_consumers(connection, consumer, schema=schema):
+        connection.execute(
+            statements("penstock.database", schema)["lock_channel"], {"channel": each.channel}
+        )
+    connection.execute(
+        statements("penstock.operating", schema)["lock_checkpoints"], {"consumer": consumer}
+    )
+
+
+def _log_moves(moves: tuple[CheckpointMove, ...]) -> None:
+    for move in moves:
+        log.warning(
+            "checkpoint moved",
+            consumer=move.consumer,
+            shard=f"{move.channel}/{move.shard}",
+            before=move.before,
+            after=move.after,
+            resumed=move.resumes,
+            dead_letters_removed=move.dead_letters,
+        )
+
+
+def _plan(rows: list[tuple[Any, ...]], request: _Request) -> tuple[CheckpointMove, ...]:
+    shard, consumer = request.shard, request.consumer
     chosen = [row for row in rows if shard is None or row[1] == shard]
     if not chosen:
         raise Unknown(
             f"consumer {consumer} has no checkpoint in shard {shard}; it has shards 0 to {len(rows) - 1}"
         )
-    if isinstance(to, int) and len(chosen) > 1:
+    if isinstance(request.to, int) and len(chosen) > 1:
         raise Refused(
-            f"consumer {consumer} has {len(chosen)} shards, and each counts for itself: name one with --shard, "
+            f"consumer {consumer} has {len(chosen)} shards, each with its own offsets: name one with --shard, "
             "or give 'earliest' or 'latest'"
         )
     return tuple(
-        _move(consumer, row, to, resume=resume)
+        _plan_move(row, request)
         for row in chosen
-        if to is not None or (resume and row[3] is not None)
+        if request.to is not None or (request.resume and row[3] is not None)
     )
 
 
-def _move(consumer: str, row: tuple[Any, ...], to: Target, *, resume: bool) -> Move:
+def _plan_move(row: tuple[Any, ...], request: _Request) -> CheckpointMove:
     channel, shard, before, halted, earliest, latest, letters = row
-    match to:
-        case None:
-            after = before
-        case "earliest":
-            after = earliest
-        case "latest":
-            after = latest
-        case _:
-            after = to
+    ends = {None: before, "earliest": earliest, "latest": latest}
+    after = request.to if isinstance(request.to, int) else ends[request.to]
     if not earliest <= after <= latest and after != before:
         raise Refused(
-            f"{ShardName(channel, Shard(shard))}: a checkpoint can stand from {earliest} (before the oldest record that is kept) "
-            f"to {latest} (after the newest); {after} is neither"
+            f"{ShardName(channel, Shard(shard))}: a checkpoint can be at {earliest} (before the oldest record that is kept) "
+            f"to {latest} (after the newest), not at {after}"
         )
-    return Move(
-        consumer,
+    return CheckpointMove(
+        request.consumer,
         channel,
         shard,
         before,
@@ -167,5 +172,5 @@ def _move(consumer: str, row: tuple[Any, ...], to: Target, *, resume: bool) -> M
         again=max(0, before - after),
         passed_over=max(0, after - before),
         dead_letters=sum(offset > after for offset in letters),
-        resumes=resume and halted is not None,
+        resumes=request.resume and halted is not None,
     )

@@ -1,4 +1,4 @@
-"""A damaged Ick of the pipeline is made whole, and what may have been lost with it is told again."""
+"""Repairs a damaged Ick of a pipeline, and has members that may be lost marked again."""
 
 from dataclasses import dataclass
 
@@ -19,26 +19,26 @@ log = structlog.get_logger("penstock.operator")
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
-    """One thing that is wrong with a shard of an Ick, and what becomes of it.
+class IckRepair:
+    """One damage of an Ick's shard, and its repair.
 
     Attributes:
-        shard: Which shard.
-        key: The key in which it was found.
+        shard: The shard.
+        key: The damaged key.
         found: A type, or the beginning of a text.
-        moved_to: Where the key's content goes; None if nothing has to move.  Without ``apply`` an example: each
-            repair has places of its own.
-        told_again: Members may have been lost: the streamer tells the shard again what was not done.
+        moved_to: Where the key's content is moved; None if nothing has to move.  Without ``apply`` it is an example: each
+            repair moves to keys of its own.
+        marked_again: Whether members may be lost: the streamer then marks again what was not processed.
     """
 
     shard: ShardName
     key: str
     found: str
     moved_to: str | None
-    told_again: bool
+    marked_again: bool
 
 
-def reset_ick(  # noqa: PLR0913  what is asked and what may be left out
+def reset_ick(  # noqa: PLR0913  two servers, an Ick and four options
     connection: Connection,
     client: RedisClient,
     channel: str,
@@ -47,39 +47,44 @@ def reset_ick(  # noqa: PLR0913  what is asked and what may be left out
     apply: bool = False,
     schema: str = DEFAULT_SCHEMA,
     namespace: str = "penstock",
-) -> tuple[Mended, ...]:
-    """Plans what makes an Ick whole; with ``apply``, does it.  Nothing is deleted but a position, which the streamer finds again.
+) -> tuple[IckRepair, ...]:
+    """Plans the repair of an Ick; with ``apply``, carries it out.  Deletes only a position, which the streamer restores.
 
     Raises:
         Unknown: No Ick of that name is registered or declared.
-        DamagedIck: It has a later format than this release knows.
-        ServerUnavailable: A server does not answer; what was done can be repeated.
-        AppendRefused: Redis does not take writes.
+        DamagedIck: Its format is newer than this release.
+        ServerUnavailable: A server does not answer; the repair can be repeated.
+        AppendRefused: Redis refuses writes.
     """
     declared = () if pipeline is None else pipeline.shard_names
     shards = [s for s in known_shards(connection, schema, declared) if s.channel == channel]
-    if not shards or _kind(connection, schema, channel, pipeline) != "ick":
+    if not shards or _read_kind(connection, schema, channel, pipeline) != "ick":
         raise Unknown(f"no Ick {channel!r} is registered; see penstock status")
-    mended: list[Mended] = []
-    for shard in shards:
-        keys = ick_shard_keys(namespace, shard)
-        damages = repair(client, keys.name, dry_run=True)
-        lossy = any(damage.may_have_lost for damage in damages)
-        if apply and damages:
-            if lossy:
-                # First: whoever is cut off here finds the damage again, and begins anew.
-                with redis_errors(f"mending {shard}"):
-                    client.delete(keys.log.stream)
-            damages = repair(client, keys.name)
-            log.warning("ick mended", shard=str(shard), damages=len(damages), told_again=lossy)
-        mended += [Mended(shard, d.key, d.found, d.moved_to, lossy) for d in damages]
-    return tuple(mended)
+    return tuple(
+        each for shard in shards for each in _repair(client, namespace, shard, apply=apply)
+    )
 
 
-def _kind(
+def _repair(
+    client: RedisClient, namespace: str, shard: ShardName, *, apply: bool
+) -> list[IckRepair]:
+    keys = ick_shard_keys(namespace, shard)
+    damages = repair(client, keys.name, dry_run=True)
+    lossy = any(damage.may_have_lost for damage in damages)
+    if apply and damages:
+        if lossy:
+            # First: if this process dies here, the damage is found again and the repair starts over.
+            with redis_errors(f"repairing {shard}"):
+                client.delete(keys.log.stream)
+        damages = repair(client, keys.name)
+        log.warning("ick repaired", shard=str(shard), damages=len(damages), marked_again=lossy)
+    return [IckRepair(shard, d.key, d.found, d.moved_to, lossy) for d in damages]
+
+
+def _read_kind(
     connection: Connection, schema: str, channel: str, pipeline: Pipeline | None
 ) -> str | None:
-    """Of what kind a channel is, by what is registered, and else by what is declared; None if nobody knows it."""
+    """The kind of a channel: as registered, otherwise as declared; None if it is neither."""
     declared = pipeline.channels.get(channel) if pipeline is not None else None
     found = registered_channels(connection, schema).get(channel) or declared
     return None if found is None else found.kind

@@ -15,12 +15,12 @@ from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import errors
-from penstock.database.connections import describe
+from penstock.database.errors import describe
 from penstock.errors import DeclarationError, PenstockError, ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.spark.engine.assignment import assign
-from penstock.spark.engine.control_channel import Holder, Line
-from penstock.spark.engine.dataframes import start_frames
+from penstock.spark.engine.control_channel import ControlServer, Line
+from penstock.spark.engine.dataframes import start_dataframes
 from penstock.spark.engine.epochs import COUNTS, EpochsSource
 from penstock.spark.session import available_cores, spark_session
 from penstock.streaming.streamer import IDLE_S
@@ -32,7 +32,7 @@ STOP_TIMEOUT_S = 5.0
 LONGEST_BACKOFF_S = 10.0
 
 
-def run(  # noqa: PLR0913  what can be chosen of a run
+def run(  # noqa: PLR0913  the options of a run
     app: str,
     pipeline: Pipeline,
     database_url: str,
@@ -54,27 +54,27 @@ def run(  # noqa: PLR0913  what can be chosen of a run
     Args:
         app: Where executors find the pipeline: ``module:attribute``.
         pipeline: The same pipeline.
-        database_url: Postgres; it reaches tasks by their environment, not by options that Spark shows.
-        redis_url: Redis or Valkey; the same.
-        stop: Asked several times a second.
+        database_url: Postgres.  It reaches tasks through their environment, not through options, which Spark may show.
+        redis_url: Redis or Valkey; passed the same way.
+        stop: Called several times a second.
         master: Spark's master; None takes this machine.
-        conf: Settings for Spark.
-        consumers: Names; None takes all of the pipeline's.
+        conf: Spark settings.
+        consumers: Names of the consumers to run; None takes all of the pipeline's.
         streamer: False leaves the streamer to another process.
-        epoch_s: Length of an epoch in seconds: after it Spark looks at its tasks and starts them again.
-        idle_s: Longest pause of the streamer between two rounds that found nothing, in seconds.
+        epoch_s: Length of an epoch in seconds; Spark then starts all tasks anew.
+        idle_s: Longest pause of the streamer between two rounds that find nothing, in seconds.
         prepare: False behind a pooler that cannot keep prepared statements.
-        resend_chance: How often the streamer sends its last records again, and consumers read theirs again, 0 to 1.
-        checkpoint_directory: Spark's; a new temporary one by default, since nothing leans on it.
+        resend_chance: Probability, 0 to 1, that the streamer resends its last records and a consumer rereads its own.
+        checkpoint_directory: Spark's checkpoint directory; by default a new temporary one, since nothing depends on it.
 
     Raises:
-        PenstockError: What a task raised; the others have been stopped.
-        DeclarationError: A name is not of the pipeline, or the master has fewer slots than tasks.
+        PenstockError: A task raised it; the others have been stopped.
+        DeclarationError: The pipeline has no consumer of that name, or the master has fewer slots than tasks.
         JavaMissing: No Java runtime.
     """
     os.environ["PENSTOCK_DATABASE_URL"], os.environ["PENSTOCK_REDIS_URL"] = database_url, redis_url
     names = list(pipeline.consumers) if consumers is None else list(consumers)
-    specs = [pipeline.consumer_named(name) for name in names]
+    specs = [pipeline.get_consumer(name) for name in names]
     shards = {spec.name: spec.channel.shards for spec in specs if not spec.dataframe}
     tasks = assign(shards, available_cores(), streamer=streamer)
     frames = [spec for spec in specs if spec.dataframe]
@@ -87,15 +87,15 @@ def run(  # noqa: PLR0913  what can be chosen of a run
     spark.dataSource.register(EpochsSource)
     failures: list[PenstockError] = []
     totals = dict.fromkeys(COUNTS, 0)
-    holder = Holder(
+    control = ControlServer(
         spark.conf.get("spark.driver.host") or "127.0.0.1",
-        lambda line: _hear(line, totals, failures),
+        lambda line: _receive(line, totals, failures),
     )
     directory = checkpoint_directory or tempfile.mkdtemp(prefix="penstock-spark-")
     options = {
         "app": app,
         "tasks": "\n".join(task.to_json() for task in tasks),
-        "leash": holder.address,
+        "control": control.address,
         "seconds": str(epoch_s),
         "idle": str(idle_s),
         "prepare": str(prepare).lower(),
@@ -105,23 +105,23 @@ def run(  # noqa: PLR0913  what can be chosen of a run
     def stopped() -> bool:
         return bool(failures) or stop()
 
-    os.makedirs(directory, exist_ok=True)  # noqa: PTH103  Spark speaks of paths as text
+    os.makedirs(directory, exist_ok=True)  # noqa: PTH103  Spark takes paths as text
     queries = [
         _Supervised(
             spec.name,
             partial(
-                start_frames, spark, pipeline, spec, database_url, redis_url, directory, stopped
+                start_dataframes, spark, pipeline, spec, database_url, redis_url, directory, stopped
             ),
         )
         for spec in frames
     ]
     if tasks:
-        queries.append(_Supervised("epochs", partial(_start, spark, options, directory)))
+        queries.append(_Supervised("epochs", partial(_start_epochs, spark, options, directory)))
     log.info("running", tasks=[str(task) for task in tasks], queries=[q.name for q in queries])
     try:
         _supervise(queries, stopped)
     finally:
-        _end(spark, holder, directory if checkpoint_directory is None else None)
+        _shut_down(spark, control, directory if checkpoint_directory is None else None)
         log.info("stopped", **{name: count for name, count in totals.items() if count})
     if failures:
         raise failures[0]
@@ -129,19 +129,19 @@ def run(  # noqa: PLR0913  what can be chosen of a run
 
 @dataclass
 class _Supervised:
-    """A query that is started again, with growing pauses, as long as the application runs."""
+    """A query that is restarted, with growing pauses, as long as the application runs."""
 
     name: str
     start: Callable[[], StreamingQuery]
     query: StreamingQuery | None = None
     began: float = 0.0
     backoff: float = 0.0
-    again_at: float = 0.0
+    restart_at: float = 0.0
 
-    def tend(self) -> None:
-        """Starts it if it is time; notices that it has ended."""
+    def check(self) -> None:
+        """Starts the query when it is due; notices that it has ended."""
         if self.query is None:
-            if monotonic() < self.again_at:
+            if monotonic() < self.restart_at:
                 return
             self.began = monotonic()
             try:
@@ -149,16 +149,16 @@ class _Supervised:
             except ServerUnavailable as error:
                 self._wait(describe(error))
         elif not self.query.isActive:
-            # Its class and Penstock's words; Spark's own text may quote what a handler said of a payload.
+            # The first line only, with the error's class and Penstock's text: what follows may quote a payload.
             self._wait((str(self.query.exception()).splitlines() or ["it was stopped"])[0])
             self.query = None
 
     def _wait(self, reason: str) -> None:
         lasted = monotonic() - self.began > LONGEST_BACKOFF_S
         self.backoff = 0.2 if lasted else min(LONGEST_BACKOFF_S, max(0.2, self.backoff * 2))
-        self.again_at = monotonic() + self.backoff
+        self.restart_at = monotonic() + self.backoff
         log.warning(
-            "query ended, starting it again", query=self.name, reason=reason, seconds=self.backoff
+            "query ended, restarting it", query=self.name, reason=reason, seconds=self.backoff
         )
 
 
@@ -167,12 +167,12 @@ def _supervise(queries: Sequence[_Supervised], stop: Callable[[], bool]) -> None
     waiting = threading.Event()
     while not stop():
         for query in queries:
-            query.tend()
+            query.check()
         waiting.wait(0.1)
 
 
-def _start(spark: SparkSession, options: dict[str, str], directory: str) -> StreamingQuery:
-    """The query; what its tasks did shows in its progress, as observed metrics."""
+def _start_epochs(spark: SparkSession, options: dict[str, str], directory: str) -> StreamingQuery:
+    """Starts the query of the epochs; the counts of its tasks appear in its progress as observed metrics."""
     rows = spark.readStream.format("penstock.epochs").options(**options).load()
     observed = rows.observe("penstock", *(F.sum(name).alias(name) for name in COUNTS))
     return (
@@ -184,8 +184,8 @@ def _start(spark: SparkSession, options: dict[str, str], directory: str) -> Stre
     )
 
 
-def _hear(line: Line, totals: dict[str, int], failures: list[PenstockError]) -> None:
-    """A task's line: counts, or the error that ended it."""
+def _receive(line: Line, totals: dict[str, int], failures: list[PenstockError]) -> None:
+    """Handles a line of a task: its counts, or the error that ended it."""
     if "error" in line:
         kind = getattr(errors, line["error"], PenstockError)
         log.error("task ended", task=line["task"], error=line["error"])
@@ -202,12 +202,12 @@ def _hear(line: Line, totals: dict[str, int], failures: list[PenstockError]) -> 
         log.info("progress", task=line["task"], **counts)
 
 
-def _end(spark: SparkSession, holder: Holder, directory: str | None) -> None:
+def _shut_down(spark: SparkSession, control: ControlServer, directory: str | None) -> None:
     """Stops the tasks, which finish or drop their batch, then Spark."""
-    holder.cut()
-    spark.sparkContext.setLogLevel("OFF")  # it complains of tasks that end before their batch
+    control.close()
+    spark.sparkContext.setLogLevel("OFF")  # it complains about tasks that end before their batch
     deadline, waiting = monotonic() + STOP_TIMEOUT_S, threading.Event()
-    while holder.held and monotonic() < deadline:
+    while control.connected and monotonic() < deadline:
         waiting.wait(0.02)
     for query in spark.streams.active:
         query.stop()

@@ -1,4 +1,4 @@
-"""Who does what in an epoch: the streamer has a task, and every consumer has one or more, each with some of its shards."""
+"""Assignment of an epoch's tasks: one for the streamer, one or more for each consumer, each with some of its shards."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ class Task:
     """A long task.
 
     Attributes:
-        consumer: Name of the consumer; None is the streamer.
+        consumer: Name of the consumer; None for the streamer.
         shards: Numbers of the shards that it works on.
     """
 
@@ -24,23 +24,23 @@ class Task:
         return f"{self.consumer}[{','.join(map(str, self.shards))}]"
 
     def to_json(self) -> str:
-        """As text, for an option of the data source."""
+        """The task as text, for an option of the data source."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Back from text."""
+        """The task from its text."""
         values = json.loads(text)
         return cls(values["consumer"], tuple(values["shards"]))
 
 
 def assign(consumers: Mapping[str, int], slots: int, *, streamer: bool = True) -> list[Task]:
-    """Spreads the shards of each consumer over the slots that the streamer leaves.
+    """Divides the slots that the streamer leaves between the consumers, and their shards between their tasks.
 
     Args:
         consumers: Number of shards of each consumer.
-        slots: Tasks that may run at once; every consumer gets at least one task, even beyond it.
-        streamer: Whether there is a task for it.
+        slots: Number of tasks that may run at once; every consumer gets at least one task, even beyond that number.
+        streamer: Whether the streamer gets a task.
     """
     tasks = [Task(None)] if streamer else []
     share = max(1, (slots - len(tasks)) // max(1, len(consumers)))

@@ -1,10 +1,11 @@
-"""The leash: how the driver stops its long tasks at once, and how they talk to it.
+"""The control channel: stops long tasks at once, and carries their counts and errors to the driver.
 
-Every task holds a connection to the driver.  The driver closes them to stop; if it dies they close by themselves, so that
-no task outlives its application.  The other way a task sends lines of JSON: what it did, and why it had to stop.
+Every task keeps a TCP connection to the driver open.  The driver closes these connections to stop its tasks; if the driver
+dies, the operating system closes them, so that no task outlives its application.  In the other direction a task sends
+lines of JSON: what it has done, and the error that ended it.
 
-An epoch ends for all of its tasks when it ends for the first: one that Spark had to start again in the middle would
-otherwise go on alone for as long again, and the next epoch, which has the others, would wait for it.
+When any task of an epoch finishes, all do.  Otherwise a task that Spark restarted mid-epoch would run a full epoch longer,
+and the next epoch, which has the other tasks, would wait for it.
 """
 
 import json
@@ -17,94 +18,93 @@ from typing import Any, Self
 
 Line = dict[str, Any]
 
-OVER = "over\n"
-"""What a task says whose time is over."""
+FINISHED = "finished\n"
+"""The line that a task sends when its epoch is over."""
 
 
-class Holder:
-    """The driver's end."""
+class ControlServer:
+    """The driver's end: one connection for each running task."""
 
-    def __init__(self, host: str, hear: Callable[[Line], None]) -> None:
+    def __init__(self, host: str, receive: Callable[[Line], None]) -> None:
         """Listens on a free port.
 
         Args:
-            host: Address that the tasks can reach: the driver's.
-            hear: Called with each line of a task, from a thread of its own.
+            host: Address of the driver that the tasks can reach.
+            receive: Called with each line that a task sends, on that connection's own thread.
         """
-        self._hear = hear
+        self._receive = receive
         self._token = secrets.token_hex(16)
         self._listener = socket.create_server((host, 0))
-        self._held: dict[socket.socket, str] = {}
-        self._over = ""
-        self._is_cut = False
+        self._epochs: dict[socket.socket, str] = {}
+        self._finished_epoch = ""
+        self._is_closed = False
         self.address = f"{host}:{self._listener.getsockname()[1]}:{self._token}"
-        threading.Thread(target=self._accept, name="leash", daemon=True).start()
+        threading.Thread(target=self._accept, name="control", daemon=True).start()
 
     @property
-    def held(self) -> int:
-        """Number of tasks on the leash."""
-        return len(self._held)
+    def connected(self) -> int:
+        """Number of tasks that are connected."""
+        return len(self._epochs)
 
-    def cut(self) -> None:
-        """Stops every task, and those that would come."""
-        self._is_cut = True
+    def close(self) -> None:
+        """Stops every task, including those that connect later."""
+        self._is_closed = True
         self._listener.close()
-        for held in list(self._held):
-            # Only our half: a task's last words still come in.
-            _shut(held)
+        for connection in list(self._epochs):
+            # Our half only: a task can still send its last counts.
+            _shut_down(connection)
 
     def _accept(self) -> None:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # the listener is closed: the leash is cut
+            except OSError:  # the listener is closed
                 return
-            threading.Thread(target=self._listen, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
-    def _listen(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket) -> None:
         with connection, connection.makefile("r", encoding="utf-8") as lines:
             token, _, epoch = lines.readline().strip().partition(" ")
             if not secrets.compare_digest(token, self._token):
                 return
-            self._held[connection] = epoch
+            self._epochs[connection] = epoch
             try:
-                if self._is_cut or epoch == self._over:
+                if self._is_closed or epoch == self._finished_epoch:
                     return
                 for line in lines:
-                    if line == OVER:
-                        self._end(epoch)
+                    if line == FINISHED:
+                        self._finish(epoch)
                     else:
-                        self._hear(json.loads(line))
-            except OSError:  # the task's process is gone: Spark starts it again
+                        self._receive(json.loads(line))
+            except OSError:  # the task's process is gone: Spark restarts it
                 return
             finally:
-                del self._held[connection]
+                del self._epochs[connection]
 
-    def _end(self, epoch: str) -> None:
-        """Stops the tasks of an epoch, and those of it that Spark starts again."""
-        self._over = (
-            epoch  # one epoch begins when the last one is over: there is no other to remember
-        )
-        for held, of in list(self._held.items()):
-            if of == epoch:
-                _shut(held)
+    def _finish(self, epoch: str) -> None:
+        """Stops the tasks of an epoch, and those of it that Spark restarts."""
+        # One epoch starts only after the previous one has ended, so the last one is enough to remember.
+        self._finished_epoch = epoch
+        for connection, its_epoch in list(self._epochs.items()):
+            if its_epoch == epoch:
+                _shut_down(connection)
 
 
-class Leash:
+class ControlChannel:
     """A task's end."""
 
     def __init__(self, address: str, epoch: str) -> None:
-        """Takes hold; a driver that is gone counts as a leash that is cut.
+        """Connects; if the driver cannot be reached, the channel is closed from the start.
 
         Args:
-            address: Of the driver's end.
-            epoch: What the task is part of; any word.
+            address: ``ControlServer.address``.
+            epoch: The epoch that the task belongs to; any word.
         """
         host, port, token = address.rsplit(":", 2)
         self._socket: socket.socket | None = None
         try:
             self._socket = socket.create_connection((host, int(port)), timeout=5)
-            self.tell_raw(f"{token} {epoch}")
+            self._send_text(f"{token} {epoch}")
         except OSError:
             self._socket = None
 
@@ -115,23 +115,22 @@ class Leash:
         if self._socket is not None:
             self._socket.close()
 
-    def taut(self) -> bool:
-        """Whether the task is to go on."""
+    def is_open(self) -> bool:
+        """Whether the task should go on."""
         if self._socket is None:
             return False
         readable, _, _ = select.select([self._socket], [], [], 0)
         return not readable  # the driver never writes: readable means closed
 
-    def over(self) -> None:
-        """Says that the epoch is over, for all of its tasks."""
-        self.tell_raw(OVER.rstrip())
+    def send(self, line: Line) -> None:
+        """Sends a line to the driver; if that fails, the line is lost and the channel is closed."""
+        self._send_text(json.dumps(line))
 
-    def tell(self, line: Line) -> None:
-        """Sends a line to the driver; one that cannot be sent is lost, and the leash is cut."""
-        self.tell_raw(json.dumps(line))
+    def finish(self) -> None:
+        """Ends the epoch for all of its tasks."""
+        self._send_text(FINISHED.rstrip())
 
-    def tell_raw(self, text: str) -> None:
-        """Sends a line of text."""
+    def _send_text(self, text: str) -> None:
         if self._socket is not None:
             try:
                 self._socket.sendall(text.encode() + b"\n")
@@ -139,8 +138,8 @@ class Leash:
                 self._socket = None
 
 
-def _shut(connection: socket.socket) -> None:
-    """Closes our half; that the other side has closed already is no error."""
+def _shut_down(connection: socket.socket) -> None:
+    """Closes our half; it is no error if the other side has closed already."""
     try:
         connection.shutdown(socket.SHUT_WR)
     except OSError:

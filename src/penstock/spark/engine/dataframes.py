@@ -1,16 +1,16 @@
 """Set-based consumers: a handler that gets a DataFrame, with the checkpoints of its shards in its transaction.
 
-A micro-batch of ``penstock.log`` is a proposal.  What of it is applied is decided where every consumer decides it: the
-checkpoints are locked and compared in the transaction that carries the effects.  Spark's own offsets are an upper bound,
-so its checkpoint directory may be lost, copied or old: a query begins at the checkpoints in Postgres.
+A micro-batch of ``penstock.log`` is a proposal.  What of it is applied is decided in ``HandlerTransaction``, as for every
+consumer: the checkpoints are locked and compared in the transaction that carries the effects.  Spark's own offsets are an
+upper bound, so its checkpoint directory may be lost, copied or old: a query begins at the checkpoints in Postgres.
 """
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from time import sleep
 from uuid import uuid4
 
@@ -19,38 +19,31 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from pyspark.sql.streaming.query import StreamingQuery
-from sqlalchemy import Engine
-from sqlalchemy.orm import Session, sessionmaker
 
 from penstock.channels.log import extents
 from penstock.channels.server import connect_redis
-from penstock.consuming.checkpoints import Checkpoint, Checkpoints, Move
-from penstock.consuming.delivering import driver_connection
-from penstock.crashpoints import crashpoint
-from penstock.database.connections import (
-    Connection,
-    connect_postgres,
-    driver_errors,
-    make_engine,
-    postgres_errors,
-    serialization_failure,
-)
+from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
+from penstock.consuming.delivery import NO_TROUBLE, Policy, Retry, Trouble, Unavailable, decide
+from penstock.consuming.failures import NotApplied
+from penstock.consuming.transaction import HandlerTransaction, Locked, Plan
+from penstock.database.connections import connect_postgres
+from penstock.database.executor import Executor
 from penstock.database.registry import register_consumer
 from penstock.declarations import ConsumerSpec
-from penstock.errors import Gap, Halted
+from penstock.errors import Gap, Halted, ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.records import Offset, Shard, ShardName
 
 log = structlog.get_logger("penstock.consumer")
 
 RECORDS_A_BATCH = 100_000
-"""Most records of a micro-batch: a frame's price is in the micro-batch, not in its records."""
+"""Most records of a micro-batch: a DataFrame's cost is in the micro-batch, not in its records."""
 
 LOOK_AGAIN_S = 0.05
-"""How often a shard is asked for that another process holds, or that stands at a barrier."""
+"""Pause, in seconds, before another attempt at a shard that another process holds, or that stands at a barrier."""
 
 
-def start_frames(  # noqa: PLR0913, PLR0917  what a query needs
+def start_dataframes(  # noqa: PLR0913, PLR0917  what a query needs
     spark: SparkSession,
     pipeline: Pipeline,
     consumer: ConsumerSpec,
@@ -98,15 +91,10 @@ def start_frames(  # noqa: PLR0913, PLR0917  what a query needs
         .load()
         .where(F.col("shard").isin([shard.shard for shard in standing]))
     )
-    frames = Frames(
-        pipeline,
-        consumer,
-        make_engine(database_url, application=f"consumer {consumer.name}", pooled=False),
-        stop,
-    )
+    dataframes = DataFrames(pipeline, consumer, database_url, stop)
     trigger = {"availableNow": True} if available_now else {"processingTime": "0 seconds"}
     return (
-        rows.writeStream.foreachBatch(frames.apply)
+        rows.writeStream.foreachBatch(dataframes.apply)
         .queryName(
             f"penstock {consumer.name} {uuid4().hex[:8]}"
         )  # another session of ours may run one too
@@ -132,19 +120,23 @@ class _Share:
     last: Offset
 
 
-class Frames:
+class DataFrames:
     """Applies micro-batches for one set-based consumer."""
 
     def __init__(
-        self, pipeline: Pipeline, consumer: ConsumerSpec, engine: Engine, stop: Callable[[], bool]
+        self,
+        pipeline: Pipeline,
+        consumer: ConsumerSpec,
+        database_url: str,
+        stop: Callable[[], bool],
+        *,
+        prepare: bool = True,
     ) -> None:
         self._consumer = consumer
-        self._engine = engine.execution_options(isolation_level=consumer.isolation)
-        self._checkpoints = Checkpoints(consumer, pipeline.schema)
+        self._transaction = HandlerTransaction(
+            pipeline, consumer, database_url, prepare=prepare, pooled=False
+        )
         self._stop = stop
-        self._sessions = sessionmaker(class_=Session, join_transaction_mode="rollback_only")
-        if pipeline.rules:
-            pipeline.attach(self._sessions)
 
     def apply(self, frame: DataFrame, _batch: int) -> None:
         """Applies what of a micro-batch no other has applied, in one transaction or, at a barrier, in several.
@@ -152,14 +144,21 @@ class Frames:
         Raises:
             Gap: A checkpoint was moved back: the query is to begin again from it.
             Halted: A shard stands still until an operator lets it go on.
-            ServerUnavailable: Postgres does not answer.
+            ServerUnavailable: Postgres cannot do it now.
         """
         frame = frame.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            left = self._shares(frame)
+            left, trouble = self._shares(frame), NO_TROUBLE
             while left and not self._stop():
-                with postgres_errors(f"applying to {self._consumer.channel.name}"), driver_errors():
-                    left = self._once(frame, left)
+                try:
+                    left = self._transaction.apply(
+                        left, partial(self._plan, frame, left), name="dataframes"
+                    )
+                    trouble = NO_TROUBLE
+                    pause_s = LOOK_AGAIN_S if left else 0.0
+                except NotApplied as failed:
+                    trouble, pause_s = _again(trouble, failed)
+                sleep(pause_s)
         finally:
             frame.unpersist()
 
@@ -168,59 +167,48 @@ class Frames:
         name = self._consumer.channel.name
         return {ShardName(name, Shard(n)): _Share(first, last) for n, first, last in rows}
 
-    def _once(self, frame: DataFrame, left: dict[ShardName, _Share]) -> dict[ShardName, _Share]:
-        """One transaction; gives what is still to be done."""
-        try:
-            with self._transaction() as (session, connection):
-                taken = {
-                    shard: (locked, _end(locked, left[shard]))
-                    for shard, locked in self._locked(connection, left).items()
-                }
-                due = {s: (c, last) for s, (c, last) in taken.items() if last > c.offset}
-                if due:
-                    self._consumer.handler(session, frame.where(_behind(due)))
-                    session.flush()
-                    crashpoint("dataframes.after_apply")
-                moves = [
-                    Move(locked, last, applied=last - locked.offset)
-                    for locked, last in due.values()
-                ]
-                self._checkpoints.advance(connection, *moves)
-                crashpoint("dataframes.after_checkpoint")
-        except Exception as error:
-            if not serialization_failure(error):
-                raise
-            return left
+    def _plan(
+        self, frame: DataFrame, left: dict[ShardName, _Share], _: Executor, locked: Locked
+    ) -> Plan[dict[ShardName, _Share]]:
+        """One call of the handler with all that is due; the plan's result is what is still to be done."""
+        taken = {
+            shard: (checkpoint, _end(checkpoint, left[shard]))
+            for shard, checkpoint in locked.items()
+        }
+        for checkpoint, _last in taken.values():
+            self._refuse(checkpoint, left[checkpoint.shard])
+        due = {s: (c, last) for s, (c, last) in taken.items() if last > c.offset}
         done = {s for s, (c, last) in taken.items() if max(c.offset, last) >= left[s].last}
-        rest = {shard: share for shard, share in left.items() if shard not in done}
-        if rest:
-            sleep(LOOK_AGAIN_S)
-        return rest
+        return Plan(
+            {shard: share for shard, share in left.items() if shard not in done},
+            frame.where(_behind(due)) if due else None,
+            [Advance(c, last, applied=last - c.offset) for c, last in due.values()],
+        )
 
-    @contextmanager
-    def _transaction(self) -> Iterator[tuple[Session, Connection]]:
-        with (
-            self._engine.connect() as connection,
-            connection.begin(),
-            self._sessions(bind=connection) as session,
-        ):
-            yield session, driver_connection(connection)
+    def _refuse(self, checkpoint: Checkpoint, share: _Share) -> None:
+        if checkpoint.halted is not None:
+            raise Halted(
+                f"consumer {self._consumer.name} is halted in {checkpoint.shard}, see penstock status"
+            )
+        if checkpoint.offset + 1 < share.first:
+            raise Gap(
+                f"{checkpoint.shard}: the checkpoint is at offset {checkpoint.offset}, the micro-batch begins at "
+                f"{share.first}; begin again from the checkpoint"
+            )
 
-    def _locked(
-        self, connection: Connection, left: Mapping[ShardName, _Share]
-    ) -> dict[ShardName, Checkpoint]:
-        taken = self._checkpoints.lock(connection, left)
-        for shard, locked in taken.items():
-            if locked.halted is not None:
-                raise Halted(
-                    f"consumer {self._consumer.name} has halted in {shard}, see penstock status"
-                )
-            if locked.offset + 1 < left[shard].first:
-                raise Gap(
-                    f"{shard}: the checkpoint stands at offset {locked.offset}, the micro-batch begins at "
-                    f"{left[shard].first}; begin again from the checkpoint"
-                )
-        return taken
+
+def _again(trouble: Trouble, failed: NotApplied) -> tuple[Trouble, float]:
+    """Pause before another attempt at the same DataFrame, in seconds; what only a fixed handler ends is raised.
+
+    Raises:
+        ServerUnavailable: A server cannot do it now: the query is started again after a pause.
+    """
+    if isinstance(failed.outcome, Unavailable):
+        raise ServerUnavailable(f"applying a DataFrame: {failed.reason}") from failed.error
+    decision = decide(Policy(attempts=1), 1, trouble, failed.outcome)
+    if not isinstance(decision, Retry):
+        raise failed.error
+    return decision.trouble, decision.after_s
 
 
 def _end(locked: Checkpoint, share: _Share) -> Offset:

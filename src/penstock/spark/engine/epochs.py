@@ -1,8 +1,8 @@
-"""Epochs: a micro-batch that lasts.
+"""Epochs: long micro-batches.
 
-Each task of the batch runs the very loop of the inline engine until the epoch is over or the leash is cut, then yields
-one row that says what it did.  Spark places the tasks, starts those again that die, and reports; records do not pass
-through it.  Latency and throughput are those of the loop.
+Each task of the batch runs the same loop as the inline engine until the epoch ends or the control channel is closed, then
+yields one row with its counts.  Spark places the tasks, restarts those that die, and reports; records do not pass through
+it, so latency and throughput are those of the loop.
 """
 
 import gc
@@ -19,26 +19,27 @@ from pyspark.sql.types import StructType
 from penstock.errors import PenstockError
 from penstock.loading import load_pipeline
 from penstock.spark.engine.assignment import Task
-from penstock.spark.engine.control_channel import Leash
+from penstock.spark.engine.control_channel import ControlChannel
 
-SCHEMA = (
+SPARK_SCHEMA = (
     "task string, sequenced long, published long, resent long, removed long, "
     "applied long, skipped long, dead long, backfilled long, seconds double"
 )
 COUNTS = ("sequenced", "published", "resent", "removed", "applied", "skipped", "dead", "backfilled")
-TELL_EVERY_S = 1.0
+REPORT_EVERY_S = 1.0
+"""How often a task sends its counts to the driver, in seconds."""
 
 
 @dataclass
 class EpochPartition(InputPartition):
-    """One task of an epoch, which has a word of its own."""
+    """One task of an epoch; ``epoch`` is a random word that identifies it."""
 
     task: str
     epoch: str
 
 
 class EpochsSource(DataSource):
-    """``penstock.epochs``: options ``app``, ``tasks``, ``leash``, ``seconds``, ``idle``, ``prepare``, ``resend``."""
+    """``penstock.epochs``: options ``app``, ``tasks``, ``control``, ``seconds``, ``idle``, ``prepare``, ``resend``."""
 
     @classmethod
     def name(cls) -> str:
@@ -46,8 +47,8 @@ class EpochsSource(DataSource):
         return "penstock.epochs"
 
     def schema(self) -> str:
-        """One row a task and epoch."""
-        return SCHEMA
+        """One row for each task and epoch."""
+        return SPARK_SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's name
         """The reader."""
@@ -55,7 +56,7 @@ class EpochsSource(DataSource):
 
 
 class EpochsReader(DataSourceStreamReader):
-    """Counts epochs; its tasks do the work."""
+    """Plans one epoch after the other; the tasks do the work."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self._options = options
@@ -65,7 +66,7 @@ class EpochsReader(DataSourceStreamReader):
         return {"epoch": 0}
 
     def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:  # noqa: ARG002, N802  Spark's
-        """There is always one more."""
+        """There is always one more epoch."""
         return {"epoch": start["epoch"] + 1}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:  # noqa: ARG002  Spark's
@@ -74,27 +75,27 @@ class EpochsReader(DataSourceStreamReader):
         return [EpochPartition(task, epoch) for task in self._options["tasks"].split("\n")]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """Runs a task; yields what it did."""
+        """Runs a task; yields its counts."""
         assert isinstance(partition, EpochPartition)
         task = Task.from_json(partition.task)
-        gc.freeze()  # Spark collects garbage after every task, through all that was imported
+        gc.freeze()  # Spark collects garbage after every task, over everything that was imported
         began, counts = monotonic(), dict.fromkeys(COUNTS, 0)
         deadline = began + float(self._options["seconds"])
-        with Leash(self._options["leash"], partition.epoch) as leash:
-            counter = _Counter(str(task), counts, leash)
+        with ControlChannel(self._options["control"], partition.epoch) as control:
+            counter = _Counter(str(task), counts, control)
             try:
-                self._run(task, lambda: monotonic() >= deadline or not leash.taut(), counter)
+                self._run(task, lambda: monotonic() >= deadline or not control.is_open(), counter)
             except PenstockError as error:
-                # Not Spark's to retry: the driver raises it again, as it is.
-                leash.tell(
+                # Spark must not retry it: the driver raises it again.
+                control.send(
                     {"error": type(error).__name__, "message": str(error), "task": str(task)}
                 )
-            counter.tell()
-            leash.over()
+            counter.send()
+            control.finish()
         yield (str(task), *(counts[name] for name in COUNTS), monotonic() - began)
 
     def _run(self, task: Task, stop: Callable[[], bool], counter: "_Counter") -> None:
-        from penstock.consuming import make_worker  # noqa: PLC0415  planners import this module too, and need none
+        from penstock.consuming import make_worker  # noqa: PLC0415  the planner imports this module too and does not need it
         from penstock.streaming import Streamer  # noqa: PLC0415  the same
 
         pipeline = load_pipeline(self._options["app"])
@@ -118,7 +119,7 @@ class EpochsReader(DataSourceStreamReader):
                 ),
             )
         else:
-            consumer = pipeline.consumer_named(task.consumer)
+            consumer = pipeline.get_consumer(task.consumer)
             worker = make_worker(
                 pipeline,
                 consumer,
@@ -140,24 +141,24 @@ class EpochsReader(DataSourceStreamReader):
 
 
 class _Counter:
-    """Adds up what a task does, and tells the driver once a second."""
+    """Adds up what a task does, and sends it to the driver once a second."""
 
-    def __init__(self, task: str, counts: dict[str, int], leash: Leash) -> None:
-        self._task, self._counts, self._leash = task, counts, leash
-        self._told: dict[str, int] = dict(counts)
-        self._tell_at = 0.0
+    def __init__(self, task: str, counts: dict[str, int], control: ControlChannel) -> None:
+        self._task, self._counts, self._control = task, counts, control
+        self._sent: dict[str, int] = dict(counts)
+        self._send_at = 0.0
 
     def add(self, **did: int) -> None:
         for name, count in did.items():
             self._counts[name] += count
-        if monotonic() >= self._tell_at:
-            self.tell()
+        if monotonic() >= self._send_at:
+            self.send()
 
-    def tell(self) -> None:
+    def send(self) -> None:
         """Sends what has been done since the last time."""
-        news = {name: self._counts[name] - self._told[name] for name in COUNTS}
-        self._leash.tell(
-            {"task": self._task, **{name: count for name, count in news.items() if count}}
+        new = {name: self._counts[name] - self._sent[name] for name in COUNTS}
+        self._control.send(
+            {"task": self._task, **{name: count for name, count in new.items() if count}}
         )
-        self._told = dict(self._counts)
-        self._tell_at = monotonic() + TELL_EVERY_S
+        self._sent = dict(self._counts)
+        self._send_at = monotonic() + REPORT_EVERY_S

@@ -1,12 +1,13 @@
-"""Reconciling on Spark: canonical rows in one snapshot, a consumer's state in another, every key of either.
+"""Reconciliation and verification on Spark.
 
-tables       what a canonical function is given
-differences  two frames, key by key
-rows         rows as JSON that Postgres takes for rows
-comparer     all of it, for ``penstock.reconciling``
+tables       the tables that a canonical function reads
+differences  compares two frames, key by key
+rows         rows as JSON that Postgres can read as rows
+comparer     compares canonical rows in one snapshot with a consumer's state in another, for ``penstock.reconciling``
+verify       compares the log with Postgres, for ``penstock.verifying``
 """
 
 from penstock.spark.reconcile.comparer import SparkComparer
-from penstock.spark.reconcile.tables import Tables, told_by_tasks
+from penstock.spark.reconcile.tables import Tables, task_errors
 
-__all__ = ["SparkComparer", "Tables", "told_by_tasks"]
+__all__ = ["SparkComparer", "Tables", "task_errors"]

@@ -1,4 +1,4 @@
-"""What Spark does for a reconciliation: see ``penstock.reconciling.Comparer``."""
+"""The Spark implementation of ``penstock.reconciling.Comparer``."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,11 +9,16 @@ from sqlalchemy import Select
 
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import DeclarationError
-from penstock.reconciling.comparison import DIFFERENCES_KEPT, Comparison, Difference, Kind
+from penstock.reconciling.comparison import (
+    DIFFERENCES_KEPT,
+    Difference,
+    DifferenceKind,
+    StateComparison,
+)
 from penstock.reconciling.repair import Rows
-from penstock.spark.reconcile.differences import full_join, one_row_a_key
-from penstock.spark.reconcile.rows import as_json, quoted
-from penstock.spark.reconcile.tables import Tables, told_by_tasks
+from penstock.spark.reconcile.differences import full_join, one_row_per_key
+from penstock.spark.reconcile.rows import quote, row_to_json
+from penstock.spark.reconcile.tables import Tables, task_errors
 
 
 class SparkComparer:
@@ -25,7 +30,7 @@ class SparkComparer:
         Args:
             spark: The session.
             database_url: Postgres.
-            report: A directory to write every difference to, as Parquet, or as CSV if it ends with ``.csv``.
+            report: Directory for a report of every difference: CSV if its name ends with ``.csv``, otherwise Parquet.
         """
         self._spark, self._database_url, self._report = spark, database_url, report
 
@@ -35,14 +40,14 @@ class SparkComparer:
         canonical: str,
         state: str,
         among: Sequence[Difference] | None = None,
-    ) -> Comparison:
-        """Compares every key of either side.
+    ) -> StateComparison:
+        """Compares every key of both sides.
 
         Raises:
             DeclarationError: A column is missing, a key is NULL, or the canonical rows have a key twice.
             SnapshotLost: A snapshot is gone.
         """
-        with told_by_tasks():
+        with task_errors():
             return self._compare(spec, canonical, state, among)
 
     def _compare(
@@ -51,21 +56,19 @@ class SparkComparer:
         canonical: str,
         state: str,
         among: Sequence[Difference] | None,
-    ) -> Comparison:
+    ) -> StateComparison:
         expected = self._canonical(spec, canonical)
         columns = _columns(spec, expected)
         there = Tables(self._spark, self._database_url, state)(
             spec.state, columns=",".join((*spec.key, *columns))
         )
-        for (
-            column
-        ) in spec.key:  # keys meet in the canonical type; a wider one holds all of the narrower
+        for column in spec.key:  # compared in the canonical type
             there = there.withColumn(
-                column, F.col(quoted(column)).cast(expected.schema[column].dataType)
+                column, F.col(quote(column)).cast(expected.schema[column].dataType)
             )
         found, counts = full_join(
-            one_row_a_key(expected, spec, columns, among),
-            one_row_a_key(there, spec, columns, among),
+            one_row_per_key(expected, spec, columns, among),
+            one_row_per_key(there, spec, columns, among),
             spec,
             (expected.schema, there.schema),
             columns,
@@ -74,25 +77,25 @@ class SparkComparer:
         found = found.persist() if wanted else found
         try:
             rows = found.orderBy("key").limit(DIFFERENCES_KEPT).collect()
-            told = counts.get
-            _check_keys(spec, told)
+            counted = counts.get
+            _check_keys(spec, counted)
             if wanted:
                 _write(found, str(self._report))
         finally:
             found.unpersist()
-        kinds = {kind: told[kind.value] for kind in Kind if told[kind.value]}
-        differences = [Difference(r.key, Kind(r.kind), r.expected, r.found) for r in rows]
-        return Comparison(told["compared"], kinds, differences, columns)
+        kinds = {kind: counted[kind.value] for kind in DifferenceKind if counted[kind.value]}
+        differences = [Difference(r.key, DifferenceKind(r.kind), r.expected, r.found) for r in rows]
+        return StateComparison(counted["compared"], kinds, differences, columns)
 
     def rows(self, spec: ReconciliationSpec, canonical: str) -> Rows:
         """The canonical rows."""
         expected = self._canonical(spec, canonical)
         columns = _columns(spec, expected)
-        frame = expected.select(as_json(expected, (*spec.key, *columns)).alias("row"))
+        frame = expected.select(row_to_json(expected, (*spec.key, *columns)).alias("row"))
 
         def each() -> Iterator[str]:
-            with told_by_tasks():
-                # a slice at a time: all of them might not fit in the driver
+            with task_errors():
+                # in slices: all rows might not fit into the driver's memory
                 for row in frame.toLocalIterator(prefetchPartitions=True):
                     yield row[0]
 
@@ -104,7 +107,7 @@ class SparkComparer:
         frame = tables.query(given) if isinstance(given, str | Select) else given
         if not isinstance(frame, DataFrame):
             raise DeclarationError(
-                f"reconciliation {spec.name}: it gives {type(frame).__name__}; it takes a query, a select, or a DataFrame"
+                f"reconciliation {spec.name}: the canonical function returns {type(frame).__name__}; it must return a query, a select, or a DataFrame"
             )
         return frame
 
@@ -113,7 +116,7 @@ def _columns(spec: ReconciliationSpec, canonical: DataFrame) -> tuple[str, ...]:
     """The columns that are compared.
 
     Raises:
-        DeclarationError: The canonical rows lack one of the declaration's.
+        DeclarationError: The canonical rows lack a column of the declaration.
     """
     chosen = spec.columns or tuple(c for c in canonical.columns if c not in spec.key)
     missing = [c for c in (*spec.key, *chosen, *spec.tolerance) if c not in canonical.columns]
@@ -124,14 +127,14 @@ def _columns(spec: ReconciliationSpec, canonical: DataFrame) -> tuple[str, ...]:
     return chosen
 
 
-def _check_keys(spec: ReconciliationSpec, told: dict[str, Any]) -> None:
-    if told["without_key"]:
+def _check_keys(spec: ReconciliationSpec, counted: dict[str, Any]) -> None:
+    if counted["without_key"]:
         raise DeclarationError(
-            f"reconciliation {spec.name}: {told['without_key']:,} rows have NULL in their key ({', '.join(spec.key)}): a key names a row"
+            f"reconciliation {spec.name}: {counted['without_key']:,} rows have NULL in their key ({', '.join(spec.key)}); a key must identify a row"
         )
-    if told["twice"]:
+    if counted["twice"]:
         raise DeclarationError(
-            f"reconciliation {spec.name}: {told['twice']:,} keys come several times in the canonical rows; "
+            f"reconciliation {spec.name}: {counted['twice']:,} keys occur more than once in the canonical rows; "
             f"group them by {', '.join(spec.key) or 'nothing: the state is one row'}"
         )
 

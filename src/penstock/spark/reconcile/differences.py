@@ -1,4 +1,4 @@
-"""Two frames, key by key: what differs, and how."""
+"""Compares two frames key by key."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -10,35 +10,35 @@ from pyspark.sql.types import IntegerType, LongType, NumericType, ShortType, Str
 
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import DeclarationError
-from penstock.reconciling.comparison import Difference, Kind
-from penstock.spark.reconcile.rows import as_json, json_of, named, quoted
+from penstock.reconciling.comparison import Difference, DifferenceKind
+from penstock.spark.reconcile.rows import quote, restore_names, row_to_json, to_json
 
 _KEY = "penstock key"
 
 
-def one_row_a_key(
+def one_row_per_key(
     frame: DataFrame,
     spec: ReconciliationSpec,
     columns: Sequence[str],
     among: Sequence[Difference] | None,
 ) -> DataFrame:
-    """One row a key, with the number of rows that there were: ``k0…``, ``c0…``, ``n``."""
+    """One row for each key with columns ``k0…``, ``c0…`` and ``n``, the number of rows that the key has."""
     if among is not None:
-        frame = frame.withColumn(_KEY, as_json(frame, spec.key))
-        frame = frame.where(_wanted(spec, frame, among))
+        frame = frame.withColumn(_KEY, row_to_json(frame, spec.key))
+        frame = frame.where(_is_wanted(spec, frame, among))
     flat = frame.select(
-        *(F.col(quoted(c)).alias(f"k{number}") for number, c in enumerate(spec.key)),
-        *(F.col(quoted(c)).alias(f"c{number}") for number, c in enumerate(columns)),
+        *(F.col(quote(c)).alias(f"k{number}") for number, c in enumerate(spec.key)),
+        *(F.col(quote(c)).alias(f"c{number}") for number, c in enumerate(columns)),
     )
     return flat.groupBy(*_numbered("k", spec.key)).agg(
         F.count(F.lit(1)).alias("n"), *(F.first(c).alias(c) for c in _numbered("c", columns))
     )
 
 
-def _wanted(spec: ReconciliationSpec, frame: DataFrame, among: Sequence[Difference]) -> Column:
-    """A condition for rows of some keys: their text for Spark, and columns of it for Postgres, which has no such text.
+def _is_wanted(spec: ReconciliationSpec, frame: DataFrame, among: Sequence[Difference]) -> Column:
+    """The condition for rows of these keys: on the key as JSON for Spark, and on plain columns for Postgres to push down.
 
-    As text of SQL, because a column object for each of a thousand keys takes half a second.
+    It is SQL text, because column objects for a thousand keys take half a second.
     """
     keys = [json.loads(difference.key) for difference in among]
     plain = [
@@ -49,8 +49,8 @@ def _wanted(spec: ReconciliationSpec, frame: DataFrame, among: Sequence[Differen
         )
     ]
     conditions = [
-        _is_among(quoted(_KEY), {difference.key for difference in among}),
-        *(_is_among(quoted(column), {key[column] for key in keys}) for column in plain),
+        _is_among(quote(_KEY), {difference.key for difference in among}),
+        *(_is_among(quote(column), {key[column] for key in keys}) for column in plain),
     ]
     return F.expr(" AND ".join(conditions))
 
@@ -71,9 +71,9 @@ def full_join(
     types: tuple[StructType, StructType],
     columns: Sequence[str],
 ) -> tuple[DataFrame, Observation]:
-    """The keys that differ, and what will be counted while they are found.
+    """The keys that differ, and the counts that are collected on the way.
 
-    Rows become text only when they have been found to differ: for all of them it would take most of the time.
+    Only rows that differ are converted to text: converting all of them would take most of the time.
     """
     e, s = expected.alias("e"), there.alias("s")
     keys = _numbered("k", spec.key)
@@ -83,10 +83,10 @@ def full_join(
     for number, column in enumerate(columns):
         differs = differs | ~_equal(f"c{number}", column, spec, types[0])
     kind = (
-        F.when(F.col("s.n").isNull(), Kind.MISSING.value)
-        .when(F.col("e.n").isNull(), Kind.SURPLUS.value)
-        .when(F.col("s.n") > 1, Kind.DOUBLED.value)
-        .when(differs, Kind.DIFFERENT.value)
+        F.when(F.col("s.n").isNull(), DifferenceKind.MISSING.value)
+        .when(F.col("e.n").isNull(), DifferenceKind.SURPLUS.value)
+        .when(F.col("s.n") > 1, DifferenceKind.DOUBLED.value)
+        .when(differs, DifferenceKind.DIFFERENT.value)
     )
     nulls = [F.coalesce(f"e.{k}", f"s.{k}").isNull() for k in keys]
     counts = Observation()
@@ -97,31 +97,31 @@ def full_join(
         F.count_if(F.greatest(*nulls, F.lit(False)) if nulls else F.lit(False)).alias(
             "without_key"
         ),
-        *(F.count_if(F.col("kind") == each.value).alias(each.value) for each in Kind),
+        *(F.count_if(F.col("kind") == each.value).alias(each.value) for each in DifferenceKind),
     )
     is_expected, is_found = F.col("e.n").isNotNull(), F.col("s.n").isNotNull()
     expected_key, found_key = (
-        named(spec.key, f"{side}.k", of) for side, of in zip("es", types, strict=True)
+        restore_names(spec.key, f"{side}.k", of) for side, of in zip("es", types, strict=True)
     )
-    expected_row = expected_key + named(columns, "e.c", types[0])
-    found_row = found_key + named(columns, "s.c", types[1])
+    expected_row = expected_key + restore_names(columns, "e.c", types[0])
+    found_row = found_key + restore_names(columns, "s.c", types[1])
     found = observed.where("kind IS NOT NULL").select(
-        F.when(is_expected, json_of(expected_key)).otherwise(json_of(found_key)).alias("key"),
+        F.when(is_expected, to_json(expected_key)).otherwise(to_json(found_key)).alias("key"),
         "kind",
-        F.when(is_expected, json_of(expected_row)).alias("expected"),
-        F.when(is_found, json_of(found_row)).alias("found"),
+        F.when(is_expected, to_json(expected_row)).alias("expected"),
+        F.when(is_found, to_json(found_row)).alias("found"),
     )
     return found, counts
 
 
 def _equal(numbered: str, column: str, spec: ReconciliationSpec, types: StructType) -> Column:
-    """Whether a column is the same on both sides: exactly, NULL included, but for what the declaration tolerates."""
+    """Whether a column is the same on both sides, NULL included, within the tolerance of the declaration."""
     a, b = F.col(f"e.{numbered}"), F.col(f"s.{numbered}")
     if column not in spec.tolerance:
         return a.eqNullSafe(b)
     if not isinstance(types[column].dataType, NumericType):
         raise DeclarationError(
-            f"reconciliation {spec.name}: tolerance is for numbers, and {quoted(column)} is {types[column].dataType.simpleString()}"
+            f"reconciliation {spec.name}: tolerance is for numbers; {quote(column)} is {types[column].dataType.simpleString()}"
         )
     near = F.abs(a - b) <= F.lit(spec.tolerance[column])
     return (a.isNull() & b.isNull()) | F.coalesce(near, F.lit(False))

@@ -1,4 +1,4 @@
-"""Rows as JSON that Postgres takes for rows."""
+"""Rows as JSON that Postgres can read as rows."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from pyspark.sql.types import BinaryType, DataType, DecimalType, StructType
 
-Named = tuple[str, Column, DataType]
+NamedColumn = tuple[str, Column, DataType]
 """A column's name, the column, its type."""
 
 
@@ -17,28 +17,28 @@ _JSON = {
 }
 
 
-def as_json(frame: DataFrame, columns: Sequence[str]) -> Column:
-    """Some columns as JSON that Postgres takes for a row."""
-    return json_of([(c, F.col(quoted(c)), frame.schema[c].dataType) for c in columns])
+def row_to_json(frame: DataFrame, columns: Sequence[str]) -> Column:
+    """Columns of a frame as JSON that Postgres can read as a row."""
+    return to_json([(c, F.col(quote(c)), frame.schema[c].dataType) for c in columns])
 
 
-def named(columns: Sequence[str], numbered: str, types: StructType) -> list[Named]:
-    """Columns that were numbered for a comparison, with their names again."""
+def restore_names(columns: Sequence[str], numbered: str, types: StructType) -> list[NamedColumn]:
+    """The numbered columns of a comparison, with their original names."""
     return [
         (column, F.col(f"{numbered}{number}"), types[column].dataType)
         for number, column in enumerate(columns)
     ]
 
 
-def json_of(columns: Sequence[Named]) -> Column:
-    """The same of columns wherever they are."""
+def to_json(columns: Sequence[NamedColumn]) -> Column:
+    """Columns as JSON that Postgres can read as a row."""
     if not columns:
         return F.lit("{}")
     return F.to_json(F.struct(*(_plain(c, type_).alias(name) for name, c, type_ in columns)), _JSON)
 
 
 def _plain(value: Column, type_: DataType) -> Column:
-    """A value as Postgres reads it: bytes in its hexadecimal, decimals without the places that Spark has added."""
+    """A value as Postgres reads it: bytes in hexadecimal, decimals without the zeros that Spark appends."""
     if isinstance(type_, BinaryType):
         return F.concat(F.lit("\\x"), F.hex(value))
     if isinstance(type_, DecimalType) and type_.scale:
@@ -48,6 +48,6 @@ def _plain(value: Column, type_: DataType) -> Column:
     return value
 
 
-def quoted(column: str) -> str:
-    """A column's name as Spark takes any name."""
+def quote(column: str) -> str:
+    """A column's name, quoted for Spark."""
     return f"`{column.replace('`', '``')}`"

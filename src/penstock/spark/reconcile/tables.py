@@ -1,4 +1,4 @@
-"""The application's tables, as a canonical function is given them."""
+"""The application's tables, for canonical functions."""
 
 import re
 from collections.abc import Iterator
@@ -17,19 +17,19 @@ from penstock.errors import PenstockError
 
 
 class Tables:
-    """The application's tables in the snapshot of a cut: what ``canonical(tables)`` is given."""
+    """The application's tables in the snapshot of a cut: the argument of ``canonical(tables)``."""
 
     def __init__(self, spark: SparkSession, database_url: str, snapshot: str) -> None:
         self.spark = spark
         self._options = {"databaseUrl": database_url, "snapshot": snapshot}
 
     def __call__(self, table: Any, **options: str) -> DataFrame:
-        """A table: a mapped class, a ``Table``, or a name; ``columns``, ``where``, ``partitions`` as of ``penstock.table``."""
+        """A table, given as a mapped class, a ``Table`` or a name; the options are those of ``penstock.table``."""
         schema, name = table_named(table)
         return self._read(table=name if schema is None else f"{schema}.{name}", **options)
 
     def query(self, query: "str | Select[Any]", **options: str) -> DataFrame:
-        """A query, as text or as SQLAlchemy's ``select``: what Postgres can add up need not travel."""
+        """The result of a query, given as text or as SQLAlchemy's ``select``; Postgres can aggregate before rows travel."""
         return self._read(query=_text(query), **options)
 
     def _read(self, **options: str) -> DataFrame:
@@ -37,14 +37,11 @@ class Tables:
 
 
 @contextmanager
-def told_by_tasks() -> Iterator[None]:
-    """Errors of ours that a task or a planner raised come as text of Spark's: raised again as they were."""
+def task_errors() -> Iterator[None]:
+    """Raises Penstock's errors from tasks and planners again as what they were; Spark passes them on as text."""
     try:
         yield
-    except (
-        PySparkException,
-        Py4JJavaError,
-    ) as error:  # rows that are fetched in slices come with the second
+    except (PySparkException, Py4JJavaError) as error:  # the second for rows fetched in slices
         for name, message in re.findall(r"penstock\.errors\.(\w+): (.*)", str(error)):
             kind = getattr(errors, name, PenstockError)
             if issubclass(kind, PenstockError) and kind is not errors.InvalidRecord:
@@ -55,5 +52,5 @@ def told_by_tasks() -> Iterator[None]:
 def _text(query: "str | Select[Any]") -> str:
     if isinstance(query, str):
         return query.strip().rstrip(";")
-    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # it is untyped in SQLAlchemy
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
     return str(query.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))

@@ -1,7 +1,7 @@
-"""Stretches of the log against Postgres, on Spark: each task compares its own, and tells only places and faults.
+"""Compares ranges of the log with Postgres on Spark: each task compares one range and returns positions and findings.
 
-Payloads are compared where they are read, column by column in Arrow, and go nowhere.  What travels is a few numbers a
-record: they show records that stand twice, and keys out of order.
+Payloads are compared in the task, column by column in Arrow, and never leave it.  Only a few numbers for each record travel:
+they show records that occur twice, and keys out of order.
 """
 
 import json
@@ -20,25 +20,33 @@ from pyspark.sql.types import StructType
 from penstock.channels.log import NAMES
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
-from penstock.database.connections import postgres_errors
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import ServerUnavailable
 from penstock.records import Shard, ShardName
-from penstock.spark.reconcile import told_by_tasks
+from penstock.spark.reconcile import task_errors
 from penstock.spark.sources.connections import arrow, postgres, redis_client, warm
-from penstock.verifying import Examined, Fault, Found, Remembered, Stray, Stretch, compare
+from penstock.verifying import (
+    Examination,
+    ExpectedRecord,
+    Finding,
+    FindingKind,
+    UnexpectedEntry,
+    VerificationRange,
+    compare,
+)
 from penstock.verifying.comparing import Entry
-from penstock.verifying.run import FOUND_KEPT
+from penstock.verifying.run import FINDINGS_KEPT
 
 OFFSETS_A_TASK = 50_000
 OFFSETS_A_READ = 2_000
 BYTES_A_READ = 16 * 1024 * 1024
-"""What one read may hold at the most, in bytes as Postgres stores them, unless a single record is larger."""
-_STRAY = "stray"
+"""Most payload bytes of one read, as Postgres stores them, unless a single record is larger."""
+_UNEXPECTED = "unexpected"
 _VALUES = ("id", "key", "action", "object", "data", "headers", "ts")
 _COLUMNS = (
     "channel string, shard int, offset bigint, id bigint, key string, "
-    "fault string, count bigint, told string"
+    "kind string, count bigint, details string"
 )
 _ARROW = pa.schema(
     [
@@ -47,15 +55,15 @@ _ARROW = pa.schema(
         ("offset", pa.int64()),
         ("id", pa.int64()),
         ("key", pa.string()),
-        ("fault", pa.string()),
+        ("kind", pa.string()),
         ("count", pa.int64()),
-        ("told", pa.string()),
+        ("details", pa.string()),
     ]
 )
 
 
 class SparkExaminer:
-    """Examines on a Spark session."""
+    """Compares on a Spark session."""
 
     def __init__(
         self,
@@ -82,62 +90,64 @@ class SparkExaminer:
             "namespace": namespace,
         }
 
-    def examine(self, stretches: Sequence[Stretch]) -> Examined:
-        """Compares every offset of the stretches.
+    def examine(self, ranges: Sequence[VerificationRange]) -> Examination:
+        """Compares every offset of the ranges.
 
         Raises:
             ServerUnavailable: Postgres or Redis does not answer.
             ForeignLog: The key of a shard holds another type.
         """
-        pieces = [_plain(piece) for each in stretches for piece in _divided(each, OFFSETS_A_TASK)]
-        if not pieces:
-            return Examined(0, 0, {}, [], [], [])
-        self._spark.dataSource.register(StretchSource)
-        options = {**self._servers, "stretches": json.dumps(pieces)}
-        read = self._spark.read.format(StretchSource.name()).options(**options).load()
+        parts = [_to_plain(part) for each in ranges for part in _divide(each, OFFSETS_A_TASK)]
+        if not parts:
+            return Examination(0, 0, {}, [], [], [])
+        self._spark.dataSource.register(VerificationSource)
+        options = {**self._servers, "ranges": json.dumps(parts)}
+        read = self._spark.read.format(VerificationSource.name()).options(**options).load()
         hashed = F.when(F.col("key").isNotNull(), F.xxhash64("key")).alias("key")
-        names = [F.col(n) for n in ("channel", "shard", "offset", "id", "fault", "count", "told")]
-        told = read.select(hashed, *names).persist()
+        names = [F.col(n) for n in ("channel", "shard", "offset", "id", "kind", "count", "details")]
+        rows = read.select(hashed, *names).persist()
         try:
-            with told_by_tasks():
-                return _examined(told)
+            with task_errors():
+                return _summarize(rows)
         finally:
-            told.unpersist()
+            rows.unpersist()
 
 
-def _examined(told: DataFrame) -> Examined:
-    sums = told.groupBy("fault").agg(F.sum("count").alias("n")).collect()
-    records = sum(row.n for row in sums if row.fault is None)
-    numbers: dict[str, int] = {row.fault: row.n for row in sums if row.fault is not None}
-    strays, found = [], []
+def _summarize(rows: DataFrame) -> Examination:
+    sums = rows.groupBy("kind").agg(F.sum("count").alias("n")).collect()
+    records = sum(row.n for row in sums if row.kind is None)
+    numbers: dict[str, int] = {row.kind: row.n for row in sums if row.kind is not None}
+    unexpected, found = [], []
     if numbers:
-        for row in told.where("fault IS NOT NULL").limit(FOUND_KEPT).collect():
-            if row.fault == _STRAY:
-                strays.append(Stray(**json.loads(row.told)))
+        for row in rows.where("kind IS NOT NULL").limit(FINDINGS_KEPT).collect():
+            if row.kind == _UNEXPECTED:
+                unexpected.append(UnexpectedEntry(**json.loads(row.details)))
             else:
-                found.append(_found(json.loads(row.told)))
-    counts = Counter({Fault(name): count for name, count in numbers.items() if name != _STRAY})
-    # Of strays beyond those that are held, nobody asks where they belong.
-    counts[Fault.SURPLUS] += numbers.get(_STRAY, 0) - len(strays)
-    places = told.where("fault IS NULL")
-    again, twice = _twice(places)
-    counts[Fault.DOUBLED] += again
-    return Examined(records, _overtaken(places), +counts, found, strays, twice)
+                found.append(_parse_finding(json.loads(row.details)))
+    counts = Counter(
+        {FindingKind(name): count for name, count in numbers.items() if name != _UNEXPECTED}
+    )
+    # Unexpected entries beyond those kept count as surplus: their positions are not looked up.
+    counts[FindingKind.SURPLUS] += numbers.get(_UNEXPECTED, 0) - len(unexpected)
+    places = rows.where("kind IS NULL")
+    again, twice = _count_repeats(places)
+    counts[FindingKind.DOUBLED] += again
+    return Examination(records, _count_overtaken(places), +counts, found, unexpected, twice)
 
 
-def _found(told: dict[str, Any]) -> Found:
-    return Found(**{**told, "fault": Fault(told["fault"])})
+def _parse_finding(details: dict[str, Any]) -> Finding:
+    return Finding(**{**details, "kind": FindingKind(details["kind"])})
 
 
-def _twice(places: DataFrame) -> tuple[int, list[int]]:
-    """How many places too many records have in the journal, and the first of those records."""
+def _count_repeats(places: DataFrame) -> tuple[int, list[int]]:
+    """The number of repeated journal positions, and the first records that have several."""
     several = places.groupBy("id").agg(F.count("*").alias("n")).where("n > 1")
     [(too_many,)] = several.agg(F.coalesce(F.sum(F.col("n") - 1), F.lit(0))).collect()
-    return too_many, [row.id for row in several.limit(FOUND_KEPT).collect()] if too_many else []
+    return too_many, [row.id for row in several.limit(FINDINGS_KEPT).collect()] if too_many else []
 
 
-def _overtaken(places: DataFrame) -> int:
-    """How many records come after a younger one of their key."""
+def _count_overtaken(places: DataFrame) -> int:
+    """Number of records that come after a newer record of the same key."""
     of_key = Window.partitionBy("channel", "shard", "key").orderBy("offset")
     before = F.lag("id").over(of_key)
     looked = places.where("key IS NOT NULL").select((before > F.col("id")).alias("overtaken"))
@@ -145,47 +155,49 @@ def _overtaken(places: DataFrame) -> int:
     return int(number)
 
 
-Plain = tuple[str, int, int, int, int]
-"""A stretch as JSON holds it."""
+PlainRange = tuple[str, int, int, int, int]
+"""A range in a form that JSON can hold."""
 
 
-def _plain(stretch: Stretch) -> Plain:
-    shard = stretch.shard
-    return (shard.channel, shard.shard, stretch.after, stretch.until, stretch.published)
+def _to_plain(wanted: VerificationRange) -> PlainRange:
+    shard = wanted.shard
+    return (shard.channel, shard.shard, wanted.after, wanted.until, wanted.published)
 
 
-def _divided(stretch: Stretch, most: int) -> Iterator[Stretch]:
-    for after in range(stretch.after, stretch.until, most):
-        until = min(stretch.until, after + most)
-        yield Stretch(stretch.shard, after, until, stretch.published)
+def _divide(wanted: VerificationRange, most: int) -> Iterator[VerificationRange]:
+    for after in range(wanted.after, wanted.until, most):
+        until = min(wanted.until, after + most)
+        yield VerificationRange(wanted.shard, after, until, wanted.published)
 
 
 @dataclass(frozen=True)
-class Piece(InputPartition):
-    """What one task examines."""
+class VerificationPartition(InputPartition):
+    """What one task compares."""
 
-    stretch: Stretch
+    wanted: VerificationRange
 
 
-class StretchSource(DataSource):
-    """What is found in some stretches, as a DataFrame: for ``SparkExaminer`` alone."""
+class VerificationSource(DataSource):
+    """Positions and findings of ranges as a DataFrame; for ``SparkExaminer`` only."""
 
     @classmethod
     def name(cls) -> str:
         """Its name for ``format``."""
-        return "penstock.stretches"
+        return "penstock.verification"
 
     def schema(self) -> str:
-        """A row a record, or a row a fault."""
+        """One row for each record and for each finding."""
         return _COLUMNS
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  Spark's
         """The reader."""
         given = self.options
-        return StretchReader(
+        return VerificationReader(
             tuple(
-                Piece(Stretch(ShardName(channel, Shard(shard)), after, until, published))
-                for channel, shard, after, until, published in json.loads(given["stretches"])
+                VerificationPartition(
+                    VerificationRange(ShardName(channel, Shard(shard)), after, until, published)
+                )
+                for channel, shard, after, until, published in json.loads(given["ranges"])
             ),
             given["databaseUrl"],
             given["redisUrl"],
@@ -195,104 +207,106 @@ class StretchSource(DataSource):
 
 
 @dataclass(frozen=True)
-class StretchReader(DataSourceReader):
-    """Compares where it reads."""
+class VerificationReader(DataSourceReader):
+    """Reads the log and Postgres, and compares them in the task."""
 
-    pieces: tuple[Piece, ...]
+    parts: tuple[VerificationPartition, ...]
     database_url: str
     redis_url: str
     schema: str
     namespace: str
 
     def partitions(self) -> list[InputPartition]:
-        """The stretches, a task each."""
-        return list(self.pieces)
+        """One task for each range."""
+        return list(self.parts)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Places and faults of one stretch.
+        """Positions and findings of one range.
 
         Raises:
             ServerUnavailable: Postgres or Redis does not answer; the task may run again.
             ForeignLog: The key of the shard holds another type.
         """
-        assert isinstance(partition, Piece)
+        assert isinstance(partition, VerificationPartition)
         warm()
-        return self._piece(partition.stretch)
+        return self._compare(partition.wanted)
 
-    def _piece(self, piece: Stretch) -> Iterator[pa.RecordBatch]:
+    def _compare(self, part: VerificationRange) -> Iterator[pa.RecordBatch]:
         try:
             with arrow(self.database_url) as connection, connection.cursor() as cursor:
-                for stretch in _divided(piece, self._most(piece)):
-                    # The log first: what Postgres names after that was in the log before.
-                    entries = self._entries(stretch)
-                    remembered = self._remembered(cursor, stretch)
-                    yield _as_places(stretch, remembered)
-                    if not _plainly_equal(stretch, remembered, entries):
-                        faults = compare(stretch, _rows(remembered), entries, self._begins(stretch))
-                        yield from _as_faults(faults)
+                for wanted in _divide(part, self._offsets_a_read(part)):
+                    # The log first: a published record that Postgres names afterwards was in the log before.
+                    entries = self._read_entries(wanted)
+                    expected = self._read_expected(cursor, wanted)
+                    yield _to_rows(wanted, expected)
+                    if not _is_equal(wanted, expected, entries):
+                        findings = compare(
+                            wanted, _rows(expected), entries, self._read_beginning(wanted)
+                        )
+                        yield from _to_finding_rows(findings)
         except adbc_driver_manager.OperationalError as error:
             raise ServerUnavailable(
-                f"reading {piece.shard}: Postgres does not answer ({type(error).__name__})"
+                f"reading {part.shard}: Postgres does not answer ({type(error).__name__})"
             ) from error
 
-    def _entries(self, stretch: Stretch) -> list[Entry]:
-        """What the log holds at the published offsets, and beside them; an entry too many shows that one is."""
-        key = log_keys(self.namespace, stretch.shard).stream
-        until = min(stretch.until, stretch.published)
-        if until <= stretch.after:
+    def _read_entries(self, wanted: VerificationRange) -> list[Entry]:
+        """The entries of the log up to the last published offset, including any with other ids."""
+        key = log_keys(self.namespace, wanted.shard).stream
+        until = min(wanted.until, wanted.published)
+        if until <= wanted.after:
             return []
-        with redis_errors(f"reading {stretch.shard}"):
+        with redis_errors(f"reading {wanted.shard}"):
             read: list[Entry] = redis_client(self.redis_url).execute_command(
-                "XRANGE", key, f"{stretch.after + 1}-0", str(until)
+                "XRANGE", key, f"{wanted.after + 1}-0", str(until)
             )
         return read
 
-    def _remembered(self, cursor: Any, stretch: Stretch) -> pa.Table:
-        """What Postgres names; values are written in, since COPY takes no parameters: a checked name, and numbers."""
-        sql = statements("penstock.verifying", self.schema)["remembered"].decode()
+    def _read_expected(self, cursor: Any, wanted: VerificationRange) -> pa.Table:
+        """The records that Postgres names.  COPY takes no parameters, so the statement has literals: a checked name, and numbers."""
+        sql = statements("penstock.verifying", self.schema)["expected_records"].decode()
         cursor.execute(
             sql
             % {
-                "channel": f"'{stretch.shard.channel}'",
-                "shard": int(stretch.shard.shard),
-                "after": int(stretch.after),
-                "until": int(stretch.until),
+                "channel": f"'{wanted.shard.channel}'",
+                "shard": int(wanted.shard.shard),
+                "after": int(wanted.after),
+                "until": int(wanted.until),
             }
         )
         return cursor.fetch_arrow_table().combine_chunks()
 
-    def _begins(self, stretch: Stretch) -> int:
-        """Where the journal begins by now."""
-        return self._number("begins", stretch, stretch.until + 1)
+    def _read_beginning(self, wanted: VerificationRange) -> int:
+        """The first offset that the journal has now."""
+        return self._read_number("begins", wanted, wanted.until + 1)
 
-    def _most(self, piece: Stretch) -> int:
-        """How many offsets may be read at once, so that large payloads do not fill a worker's memory."""
-        heaviest = self._number("heaviest", piece, 0)
-        return max(1, min(OFFSETS_A_READ, BYTES_A_READ // max(1, heaviest)))
+    def _offsets_a_read(self, part: VerificationRange) -> int:
+        """Number of offsets in one read, limited so that large payloads do not fill a worker's memory."""
+        largest = self._read_number("heaviest", part, 0)
+        return max(1, min(OFFSETS_A_READ, BYTES_A_READ // max(1, largest)))
 
-    def _number(self, statement: str, stretch: Stretch, default: int) -> int:
-        shard = stretch.shard
+    def _read_number(self, statement: str, wanted: VerificationRange, default: int) -> int:
+        shard = wanted.shard
         where = {"channel": shard.channel, "shard": shard.shard}
         with postgres_errors(f"reading {shard}"):
             row = (
                 postgres(self.database_url)
                 .execute(
                     statements("penstock.verifying", self.schema)[statement],
-                    {**where, "after": stretch.after, "until": stretch.until},
+                    {**where, "after": wanted.after, "until": wanted.until},
                 )
                 .fetchone()
             )
         return default if row is None or row[0] is None else int(row[0])
 
 
-def _plainly_equal(stretch: Stretch, remembered: pa.Table, entries: Sequence[Entry]) -> bool:
-    """Everything is there on both sides, in order, and the same; what is not is looked at one by one."""
-    count = stretch.until - stretch.after
-    published = max(0, min(count, stretch.published - stretch.after))
-    if remembered.num_rows != count or len(entries) != published:
+def _is_equal(wanted: VerificationRange, expected: pa.Table, entries: Sequence[Entry]) -> bool:
+    """Whether both sides have all records, in order and with the same content.  If not, entries are compared one by one."""
+    count = wanted.until - wanted.after
+    published = max(0, min(count, wanted.published - wanted.after))
+    if expected.num_rows != count or len(entries) != published:
         return False
-    offsets = list(range(stretch.after + 1, stretch.until + 1))
-    if remembered.column("offset").to_pylist() != offsets or not _sound(remembered):
+    offsets = list(range(wanted.after + 1, wanted.until + 1))
+    if expected.column("offset").to_pylist() != offsets or not _is_consistent(expected):
         return False
     if not entries:
         return True
@@ -304,43 +318,43 @@ def _plainly_equal(stretch: Stretch, remembered: pa.Table, entries: Sequence[Ent
     return all(
         columns[2 * place].count(name) == len(entries)
         and pa.chunked_array([pa.array(columns[2 * place + 1], pa.binary())]).equals(
-            remembered.column(_VALUES[place]).slice(0, len(entries)).cast(pa.binary())
+            expected.column(_VALUES[place]).slice(0, len(entries)).cast(pa.binary())
         )
         for place, name in enumerate(NAMES)
     )
 
 
-def _sound(remembered: pa.Table) -> bool:
-    """Every staged record is there and where it belongs, and those of a tick are in order."""
-    rows, ids = remembered.column("entry").to_pylist(), remembered.column("named").to_pylist()
+def _is_consistent(expected: pa.Table) -> bool:
+    """Whether every staged record exists in its shard, and the records of each tick are in order."""
+    rows, ids = expected.column("entry").to_pylist(), expected.column("named").to_pylist()
     return (
-        all(remembered.column("present").to_pylist())
-        and all(remembered.column("at_home").to_pylist())
+        all(expected.column("present").to_pylist())
+        and all(expected.column("at_home").to_pylist())
         and all(ids[n] > ids[n - 1] or rows[n] != rows[n - 1] for n in range(1, len(ids)))
     )
 
 
-def _rows(remembered: pa.Table) -> list[Remembered]:
+def _rows(expected: pa.Table) -> list[ExpectedRecord]:
     return [
-        Remembered(
+        ExpectedRecord(
             row["offset"],
             row["named"],
             row["entry"],
             tuple(str(row[name]).encode() for name in _VALUES) if row["present"] else None,
             row["at_home"],
         )
-        for row in remembered.to_pylist()
+        for row in expected.to_pylist()
     ]
 
 
-def _as_places(stretch: Stretch, remembered: pa.Table) -> pa.RecordBatch:
-    count = remembered.num_rows
+def _to_rows(wanted: VerificationRange, expected: pa.Table) -> pa.RecordBatch:
+    count = expected.num_rows
     columns = [
-        pa.array([stretch.shard.channel] * count, pa.string()),
-        pa.array([int(stretch.shard.shard)] * count, pa.int32()),
-        _one(remembered.column("offset"), pa.int64()),
-        _one(remembered.column("named"), pa.int64()),
-        _one(remembered.column("key"), pa.string()),
+        pa.array([wanted.shard.channel] * count, pa.string()),
+        pa.array([int(wanted.shard.shard)] * count, pa.int32()),
+        _cast(expected.column("offset"), pa.int64()),
+        _cast(expected.column("named"), pa.int64()),
+        _cast(expected.column("key"), pa.string()),
         pa.nulls(count, pa.string()),
         pa.array([1] * count, pa.int64()),
         pa.nulls(count, pa.string()),
@@ -348,23 +362,23 @@ def _as_places(stretch: Stretch, remembered: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=_ARROW)
 
 
-def _one(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     joined = column.combine_chunks()
     array = joined if isinstance(joined, pa.Array) else pa.concat_arrays(column.chunks)
     return array.cast(kind)
 
 
-def _as_faults(faults: Iterable[Found | Stray]) -> Iterator[pa.RecordBatch]:
+def _to_finding_rows(findings: Iterable[Finding | UnexpectedEntry]) -> Iterator[pa.RecordBatch]:
     rows = [
         {
             "channel": each.channel,
             "shard": each.shard,
             "offset": each.offset,
-            "fault": str(each.fault) if isinstance(each, Found) else _STRAY,
-            "count": each.count if isinstance(each, Found) else 1,
-            "told": json.dumps(asdict(each)),
+            "kind": str(each.kind) if isinstance(each, Finding) else _UNEXPECTED,
+            "count": each.count if isinstance(each, Finding) else 1,
+            "details": json.dumps(asdict(each)),
         }
-        for each in faults
+        for each in findings
     ]
     if rows:
         yield pa.RecordBatch.from_pylist(rows, schema=_ARROW)

@@ -1,24 +1,24 @@
-"""Data sources: the log and the staged records as DataFrames, for wide work beside the pipeline.
+"""Data sources: logs, staged records, Icks and tables as DataFrames, for wide work beside the pipeline.
 
-    penstock.log       a channel's shards in Redis: batch and streaming, to read and to write
-    penstock.staged    the same records out of Postgres: journal and staged records
-    penstock.ick       what is dirty: micro-batches are fenced reservations; to write is to mark
+    penstock.log       a channel's shards in Redis: batch and streaming, reading and writing
+    penstock.staged    the same records from Postgres: journal and staged records
+    penstock.ick       the dirty members of an Ick: a micro-batch is a fenced reservation, writing marks members
     penstock.table     any table or query of Postgres, in a given snapshot
 
-Offsets are dense, so what a batch reads is a range of numbers for each shard, fixed in the driver before a task runs: a
-task that runs twice reads the same, and a writer that runs twice adds nothing.  Records travel in Arrow batches; payloads
+Offsets have no holes, so a batch reads one range of offsets from each shard, fixed in the driver before a task runs.  A task
+that runs twice reads the same records, and a writer that runs twice adds nothing.  Records travel in Arrow batches; payloads
 stay text.
 
     columns      the columns of a record
-    options      what can be chosen, in the manner of Spark's Kafka source
-    ranges       which offsets a batch reads: arithmetic, nothing else
-    reading      the readers, over anything that has shards
-    log, staged  the two places that have shards
+    options      the options, named like those of Spark's Kafka source
+    ranges       which offsets a batch reads
+    reading      the readers, over any store of records
+    log, staged  the two stores of records
     table        rows of Postgres, in slices
     ick          members of an Ick
-    narrowing    which of Spark's filters Postgres can apply
-    writing      a DataFrame into a log: compare and append
-    connections  one connection a process, whatever number of tasks it runs
+    narrowing    Spark's filters that Postgres can apply
+    writing      writes a DataFrame into a log: compare and append
+    connections  one connection of each kind for all tasks of a process
 """
 
 from pyspark.sql import SparkSession
@@ -32,9 +32,9 @@ __all__ = ["IckSource", "LogSource", "StagedSource", "TableSource", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the sources known to a session; Penstock's own sessions know them already.
+    """Registers the sources with a session; Penstock's own sessions have them already.
 
-    Filters are handed to Python data sources from then on: Spark refuses a source that takes them otherwise.
+    It also turns filter pushdown for Python data sources on: without it Spark refuses a source that accepts filters.
     """
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     for source in (LogSource, StagedSource, TableSource, IckSource):

@@ -5,13 +5,13 @@ from typing import Any
 
 import pyarrow as pa
 
-SCHEMA = (
+SPARK_SCHEMA = (
     "channel string, shard int, offset bigint, id bigint, key string, action string, object string, "
     "data string, headers string, timestamp timestamp"
 )
-"""As Spark writes it.  ``data`` and ``headers`` are JSON text; ``timestamp`` is when the record was staged."""
+"""The columns for Spark.  ``data`` and ``headers`` are JSON text; ``timestamp`` is when the record was staged."""
 
-ARROW = pa.schema(
+ARROW_SCHEMA = pa.schema(
     [
         ("channel", pa.string()),
         ("shard", pa.int32()),
@@ -26,14 +26,14 @@ ARROW = pa.schema(
     ]
 )
 
-NAMES = tuple(ARROW.names)
+NAMES = tuple(ARROW_SCHEMA.names)
 
 
 def text(values: Sequence[bytes]) -> pa.Array:
-    """A column of UTF-8 as it came from the wire, without a Python string for each."""
+    """A column of UTF-8 text straight from the wire, without a Python string for each value."""
     return pa.array(values, pa.binary()).cast(pa.string())
 
 
 def batch(columns: Sequence[Any]) -> pa.RecordBatch:
-    """A batch of the columns, in their order."""
-    return pa.RecordBatch.from_arrays(list(columns), schema=ARROW)
+    """A batch of these columns, in the order of the schema."""
+    return pa.RecordBatch.from_arrays(list(columns), schema=ARROW_SCHEMA)

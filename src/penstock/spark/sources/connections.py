@@ -1,6 +1,6 @@
-"""One connection of each kind a process, whatever number of tasks it runs.
+"""One connection of each kind for all tasks of a process.
 
-Spark uses a Python worker for many tasks, and may fork it: a connection belongs to the process that opened it.
+Spark uses a Python worker for many tasks, and may fork it, so a connection belongs to the process that opened it.
 """
 
 import atexit
@@ -20,39 +20,39 @@ _postgres: dict[tuple[str, int], Connection] = {}
 
 @atexit.register
 def _close() -> None:
-    """A process that ends by itself leaves nothing open; workers of Spark are ended."""
+    """Closes the connections when the process exits by itself; Spark kills its workers."""
     for (_, process), connection in _postgres.items():
         if process == os.getpid():
             connection.close()
 
 
 def redis_client(url: str) -> RedisClient:
-    """A client whose entries come as they are on the wire: no dictionary for each."""
+    """A client that returns stream entries as they are on the wire, without a dictionary for each."""
     return _redis_client(url, os.getpid())
 
 
 @cache
 def _redis_client(url: str, process: int) -> RedisClient:  # noqa: ARG001  part of the key
     client = connect_redis(url)
-    # A Cluster's nodes have made their dictionaries before its own callbacks are asked.
+    # On a Cluster, the nodes' clients have built the dictionaries before this callback runs.
     on_a_cluster = isinstance(client, redis.RedisCluster)
-    client.set_response_callback("XRANGE", _flat_again if on_a_cluster else _as_it_is)
+    client.set_response_callback("XRANGE", _flatten if on_a_cluster else _unchanged)
     return client
 
 
-def _as_it_is(reply: Any, **_options: Any) -> Any:
+def _unchanged(reply: Any, **_options: Any) -> Any:
     return reply
 
 
-def _flat_again(reply: Any, **_options: Any) -> Any:
+def _flatten(reply: Any, **_options: Any) -> Any:
     return [(entry, [part for pair in fields.items() for part in pair]) for entry, fields in reply]
 
 
 def postgres(url: str) -> Connection:
-    """A connection in autocommit mode, opened again when it has broken.
+    """A connection in autocommit mode, reopened if it is broken.
 
     Raises:
-        ServerUnavailable: No connection.
+        ServerUnavailable: Postgres does not answer.
     """
     known = _postgres.get((url, os.getpid()))
     if known is None or known.closed or known.broken:
@@ -63,12 +63,12 @@ def postgres(url: str) -> Connection:
 
 
 def arrow(url: str) -> Any:
-    """A connection of its own for a task, that gives Arrow batches; to be closed by it."""
+    """A new connection that returns Arrow batches; the task closes it."""
     return adbc.connect(plain_url(url))
 
 
 def warm() -> None:
-    """Called once all is imported: Spark collects garbage after every task, through everything that is there by then."""
+    """Freezes all imported objects: Spark collects garbage after every task, over everything that is not frozen."""
     _freeze(os.getpid())
 
 

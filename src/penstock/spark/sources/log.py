@@ -1,4 +1,4 @@
-"""``penstock.log``: a channel's shards in Redis."""
+"""``penstock.log``: the shards of a channel in Redis."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ from penstock.channels.log import NAMES, POLL_S, extents
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
 from penstock.errors import ForeignLog
-from penstock.records import Shard, ShardName
-from penstock.spark.sources.columns import SCHEMA, batch, text
+from penstock.records import OffsetRange, Shard, ShardName
+from penstock.spark.sources.columns import SPARK_SCHEMA, batch, text
 from penstock.spark.sources.connections import redis_client
 from penstock.spark.sources.options import Options
-from penstock.spark.sources.ranges import Held, Positions, Range
+from penstock.spark.sources.ranges import Positions
 from penstock.spark.sources.reading import BatchReader, StreamReader
 from penstock.spark.sources.shards import number_of_shards
 from penstock.spark.sources.writing import BatchWriter, StreamWriter
@@ -43,15 +43,15 @@ class LogSource(DataSource):
 
     def schema(self) -> str:
         """The columns of a record."""
-        return SCHEMA
+        return SPARK_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  Spark's
         """The batch reader."""
-        return BatchReader(LogPlace(self._options(streaming=False)))
+        return BatchReader(LogStore(self._options(streaming=False)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's
         """The streaming reader."""
-        return StreamReader(LogPlace(self._options(streaming=True)))
+        return StreamReader(LogStore(self._options(streaming=True)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001  Spark's
         """The batch writer."""
@@ -62,58 +62,63 @@ class LogSource(DataSource):
         return StreamWriter(self._options(streaming=True), schema, overwrite=overwrite)
 
     def _options(self, *, streaming: bool) -> Options:
-        return Options.of(self.name(), self.options, streaming=streaming)
+        return Options.parse(self.name(), self.options, streaming=streaming)
 
 
 @dataclass
-class LogPlace:
+class LogStore:
     """The streams of a channel's shards."""
 
     options: Options
 
-    def held(self) -> dict[int, Held]:
+    def available(self) -> dict[int, OffsetRange]:
         """From the oldest entry to the tail, for each shard."""
         found = extents(self._client, self.options.namespace, self._shards())
-        return {name.shard: Held(extent.first, extent.tail) for name, extent in found.items()}
+        return {
+            name.shard: OffsetRange(name, extent.first, extent.tail)
+            for name, extent in found.items()
+        }
 
     def wait(self, positions: Positions, seconds: float) -> None:
-        """Blocks in Redis; a stop of the query does not wait for it, since Spark ends the process."""
+        """Blocks in Redis; stopping the query does not wait for it, because Spark kills the process."""
         if isinstance(self._client, redis.RedisCluster):
-            sleep(POLL_S)  # nobody can wait for several nodes at once: Spark asks again
+            sleep(POLL_S)  # no command can wait for several nodes at once: Spark asks again
             return
-        after = {self._key(shard): f"{at}-0" for shard, at in positions.items()}
+        after = {
+            self._key(ShardName(self.options.channel, Shard(shard))): f"{at}-0"
+            for shard, at in positions.items()
+        }
         with redis_errors("waiting for records"):
             self._client.xread(after, count=1, block=int(seconds * 1000))
 
-    def read(self, wanted: Range) -> Iterator[pa.RecordBatch]:
-        """Entries by the thousand, each column straight from the wire."""
-        key, after = self._key(wanted.shard), wanted.after
-        while after < wanted.until:
-            with redis_errors(f"reading {self.options.channel}/{wanted.shard}"):
+    def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+        """Reads entries by the thousand, each column straight from the wire."""
+        key, first = self._key(wanted.shard), int(wanted.first)
+        while first <= wanted.last:
+            with redis_errors(f"reading {wanted.shard}"):
                 entries = self._client.execute_command(
-                    "XRANGE", key, f"{after + 1}-0", f"{wanted.until}-0", "COUNT", ENTRIES_A_READ
+                    "XRANGE", key, f"{first}-0", f"{wanted.last}-0", "COUNT", ENTRIES_A_READ
                 )
             if not entries:
                 return
-            read = _batch(self.options.channel, wanted.shard, entries)
-            after = read.column("offset")[-1].as_py()
+            read = _batch(wanted.shard, entries)
+            first = read.column("offset")[-1].as_py() + 1
             yield read
 
     @property
     def _client(self) -> Any:
         return redis_client(self.options.redis())
 
-    def _key(self, shard: int) -> str:
-        name = ShardName(self.options.channel, Shard(shard))
-        return log_keys(self.options.namespace, name).stream
+    def _key(self, shard: ShardName) -> str:
+        return log_keys(self.options.namespace, shard).stream
 
     def _shards(self) -> list[ShardName]:
         count = number_of_shards(self.options)
         return [ShardName(self.options.channel, Shard(number)) for number in range(count)]
 
 
-def _batch(channel: str, shard: int, entries: list[Any]) -> pa.RecordBatch:
-    """The columns of some entries, whose fields always come in one order.
+def _batch(shard: ShardName, entries: list[Any]) -> pa.RecordBatch:
+    """The columns of entries, whose fields are always in the same order.
 
     Raises:
         ForeignLog: An entry was not written by Penstock.
@@ -121,18 +126,18 @@ def _batch(channel: str, shard: int, entries: list[Any]) -> pa.RecordBatch:
     ids = text([entry_id for entry_id, _ in entries])
     try:
         columns = list(zip(*(fields for _, fields in entries), strict=True))
-    except ValueError:  # one has more fields than another
+    except ValueError:  # an entry has more fields than another
         columns = []
     count = len(entries)
     ours = len(columns) == 2 * len(NAMES) and pc.all(pc.ends_with(ids, "-0")).as_py()
     if not ours or any(columns[2 * n].count(name) != count for n, name in enumerate(NAMES)):
-        strange = next(entry_id for entry_id, fields in entries if not _is_ours(entry_id, fields))
-        raise ForeignLog(f"{channel}/{shard}: entry {strange.decode()} was not written by Penstock")
+        foreign = next(entry_id for entry_id, fields in entries if not _is_ours(entry_id, fields))
+        raise ForeignLog(f"{shard}: entry {foreign.decode()} was not written by Penstock")
     id_, key, action, object_, data, headers, staged_us = columns[1::2]
     return batch(
         [
-            pa.repeat(channel, count),
-            pa.repeat(pa.scalar(shard, pa.int32()), count),
+            pa.repeat(shard.channel, count),
+            pa.repeat(pa.scalar(int(shard.shard), pa.int32()), count),
             pc.utf8_slice_codeunits(ids, 0, -len("-0")).cast(pa.int64()),
             text(id_).cast(pa.int64()),
             text(key),

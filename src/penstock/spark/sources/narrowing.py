@@ -1,6 +1,6 @@
-"""Spark's filters as conditions in SQL, for types that compare in Postgres as they do in Spark.
+"""Translates Spark's filters into SQL conditions, for types that compare in Postgres as they do in Spark.
 
-A condition may let more rows pass than its filter, never fewer: Spark looks at each row again.
+A condition may select more rows than its filter, never fewer: Spark checks each row again.
 """
 
 from collections.abc import Mapping
@@ -26,14 +26,14 @@ _ORDERED = {
 }
 
 
-def condition_of(given: Filter, columns: Mapping[str, tuple[str, str]]) -> str | None:
-    """The condition that a filter is in Postgres; None if it has to be left to Spark.
+def to_sql_condition(given: Filter, columns: Mapping[str, tuple[str, str]]) -> str | None:
+    """The SQL condition for a filter; None if only Spark can apply it.
 
-    Text is compared for equality alone: its order is a matter of collation.
+    Text is compared only for equality, because its order depends on the collation.
 
     Args:
         given: Spark's filter.
-        columns: For each column its expression in SQL and its type in Spark's words.
+        columns: The SQL expression and the Spark type of each column.
     """
     name = ".".join(getattr(given, "attribute", ()))
     expression, type_ = columns.get(name, ("", ""))
@@ -42,7 +42,7 @@ def condition_of(given: Filter, columns: Mapping[str, tuple[str, str]]) -> str |
     if isinstance(given, In) and given.value and all(_is_plain(v, type_) for v in given.value):
         return f"{expression} IN ({', '.join(map(_literal, given.value))})"
     sign = _ORDERED.get(type(given))
-    if sign is not None and type_ in _WHOLE and _is_plain(given.value, type_):  # type: ignore[attr-defined]  # all of these have one
+    if sign is not None and type_ in _WHOLE and _is_plain(given.value, type_):  # type: ignore[attr-defined]  # all of these filters have a value
         return f"{expression} {sign} {_literal(given.value)}"  # type: ignore[attr-defined]  # the same
     return None
 

@@ -1,4 +1,4 @@
-"""What can be chosen of a source: names and meanings are those of Spark's Kafka source where there is one."""
+"""The options of the data sources, with the names and meanings of Spark's Kafka source where it has them."""
 
 import json
 import os
@@ -15,10 +15,10 @@ EARLIEST, LATEST = "earliest", "latest"
 _NUMBERS = {-2: EARLIEST, -1: LATEST}
 
 Where = Literal["earliest", "latest"] | dict[int, Offset | Literal["earliest", "latest"]]
-"""Where to begin or to end: a word for all shards, or for each shard an offset or a word."""
+"""Where to begin or end: a word for all shards, or an offset or a word for each shard."""
 
 SPARKS_OWN = {"checkpointlocation", "path"}
-"""Options that are meant for Spark, and reach us with ours."""
+"""Options for Spark itself, which it passes on to the source."""
 
 KNOWN = {
     "channel",
@@ -42,18 +42,18 @@ class Options:
 
     Attributes:
         channel: Name of the channel.
-        shards: Number of its shards; None asks Postgres.
+        shards: Number of its shards; None reads it from Postgres.
         starting: ``startingOffsets``: the first record to read; by default ``latest`` for streams, ``earliest`` for batches.
-        ending: ``endingOffsets``: up to and without, for batches; ``latest`` by default.
-        max_records: ``maxRecordsPerTrigger``: most records of a micro-batch, over all shards; None takes all there is.
-        min_partitions: ``minPartitions``: what is read at once is divided into at least so many tasks; None takes one a shard, or
-            fewer where there is little.
-        fail_on_data_loss: ``failOnDataLoss``: whether records that are gone fail the query, or are left out with a warning.
-        begins: ``beginsAt``, for writing: with which offset of each shard an empty log begins; None asks the journal.
+        ending: ``endingOffsets``: the end of a batch, exclusive; ``latest`` by default.
+        max_records: ``maxRecordsPerTrigger``: most records of a micro-batch, over all shards; None sets no limit.
+        min_partitions: ``minPartitions``: least number of tasks of a batch; None plans one for each shard, or fewer if there are
+            few records.
+        fail_on_data_loss: ``failOnDataLoss``: whether lost records fail the query, or are skipped with a warning.
+        begins: ``beginsAt``, for writing: the first offset of each shard in an empty log; None reads it from the journal.
         namespace: First part of the keys in Redis.
         schema: The Penstock schema in Postgres.
-        redis_url: ``redisUrl``, or ``PENSTOCK_REDIS_URL`` of the task's environment.
-        database_url: ``databaseUrl``, or ``PENSTOCK_DATABASE_URL`` of the task's environment.
+        redis_url: ``redisUrl``; None takes ``PENSTOCK_REDIS_URL`` from the task's environment.
+        database_url: ``databaseUrl``; None takes ``PENSTOCK_DATABASE_URL`` from the task's environment.
     """
 
     source: str
@@ -71,11 +71,11 @@ class Options:
     database_url: str | None
 
     @classmethod
-    def of(cls, source: str, given: Mapping[str, Any], *, streaming: bool) -> "Options":
-        """The options as Spark hands them over.
+    def parse(cls, source: str, given: Mapping[str, Any], *, streaming: bool) -> "Options":
+        """The options as Spark passes them.
 
         Raises:
-            InvalidSetting: One is unknown, missing, or cannot be what it is.
+            InvalidSetting: One is unknown, missing, or has an invalid value.
             InvalidName: The channel, the schema or the namespace breaks the rule for names.
         """
         options = known_options(source, given, KNOWN)
@@ -101,28 +101,28 @@ class Options:
         )
 
     def redis(self) -> str:
-        """Where the log is.
+        """URL of the Redis that holds the log.
 
         Raises:
-            InvalidSetting: Neither the option nor the environment says it.
+            InvalidSetting: Neither the option nor the environment gives it.
         """
         return redis_url(self.source, self.redis_url)
 
     def database(self) -> str:
-        """Where journal and staged records are.
+        """URL of the Postgres that holds the journal.
 
         Raises:
-            InvalidSetting: Neither the option nor the environment says it.
+            InvalidSetting: Neither the option nor the environment gives it.
         """
         return database_url(self.source, self.database_url)
 
     def knows_database(self) -> bool:
-        """Whether there is a Postgres to ask."""
+        """Whether a URL of Postgres is given."""
         return bool(self.database_url or os.environ.get("PENSTOCK_DATABASE_URL"))
 
 
 def known_options(source: str, given: Mapping[str, Any], known: Collection[str]) -> dict[str, str]:
-    """The options as Spark hands them over, their names in small letters, as Spark takes no notice of capitals.
+    """The options as Spark passes them, with lower-case names, because Spark ignores case.
 
     Raises:
         InvalidSetting: One is unknown.
@@ -135,19 +135,19 @@ def known_options(source: str, given: Mapping[str, Any], known: Collection[str])
 
 
 def database_url(source: str, given: str | None) -> str:
-    """Where Postgres is, by the option or by the environment.
+    """URL of Postgres, from the option or the environment.
 
     Raises:
-        InvalidSetting: Neither says it.
+        InvalidSetting: Neither gives it.
     """
     return _url(source, given, "databaseUrl", "PENSTOCK_DATABASE_URL")
 
 
 def redis_url(source: str, given: str | None) -> str:
-    """Where Redis is, by the option or by the environment.
+    """URL of Redis, from the option or the environment.
 
     Raises:
-        InvalidSetting: Neither says it.
+        InvalidSetting: Neither gives it.
     """
     return _url(source, given, "redisUrl", "PENSTOCK_REDIS_URL")
 
@@ -160,10 +160,10 @@ def _url(source: str, given: str | None, option: str, variable: str) -> str:
 
 
 def whole_number(source: str, options: Mapping[str, str], key: str, name: str) -> int | None:
-    """The value of an option that takes a number from 1; None if it is not given.
+    """The value of an option that takes a whole number from 1; None if it is not given.
 
     Raises:
-        InvalidSetting: It is none.
+        InvalidSetting: It is not such a number.
     """
     if key not in options:
         return None
@@ -187,7 +187,7 @@ def _where(source: str, text: str, name: str) -> Where:
         return {int(shard): _offset(value) for shard, value in given.items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidSetting(
-            f"{source}: {name} is {text[:80]!r}; it takes 'earliest', 'latest', or JSON with an offset for shards, such as "
+            f"{source}: {name} is {text[:80]!r}; it takes 'earliest', 'latest', or JSON with an offset for each shard, such as "
             '{"0": 4118, "1": "latest"}'
         ) from error
 
@@ -198,7 +198,7 @@ def _begins(source: str, text: str | None) -> dict[int, int] | None:
     where = _where(source, text, "beginsAt")
     if isinstance(where, str) or not all(isinstance(offset, int) for offset in where.values()):
         raise InvalidSetting(
-            f"{source}: beginsAt is {text[:80]!r}; it takes JSON with an offset for shards, "
+            f"{source}: beginsAt is {text[:80]!r}; it takes JSON with an offset for each shard, "
             'such as {"0": 4118}'
         )
     return {shard: int(offset) for shard, offset in where.items()}

@@ -1,4 +1,4 @@
-"""How many shards a channel has: what the option says, or what Postgres has registered."""
+"""The number of shards of a channel: from the option, or as registered in Postgres."""
 
 import os
 from typing import Protocol
@@ -9,14 +9,14 @@ from penstock.errors import InvalidSetting, Unknown
 
 
 class Sharded(Protocol):
-    """What has to be known of a channel.
+    """The options that identify a channel.
 
     Attributes:
         source: Name of the data source.
         channel: Name of the channel.
-        shards: Number of its shards; None asks Postgres.
+        shards: Number of its shards; None reads it from Postgres.
         schema: The Penstock schema.
-        database_url: Where Postgres is; None takes it from the environment.
+        database_url: URL of Postgres; None takes it from the environment.
     """
 
     @property
@@ -32,10 +32,10 @@ class Sharded(Protocol):
 
 
 def number_of_shards(options: Sharded) -> int:
-    """The number of shards of the options' channel.
+    """The number of shards of the channel in the options.
 
     Raises:
-        InvalidSetting: Nothing says where to ask.
+        InvalidSetting: Neither the options nor the environment give it, or the URL of Postgres.
         Unknown: No channel of that name is registered.
         ServerUnavailable: Postgres does not answer.
     """

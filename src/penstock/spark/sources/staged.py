@@ -1,4 +1,4 @@
-"""``penstock.staged``: the records of a channel out of Postgres, as the journal orders them."""
+"""``penstock.staged``: the records of a channel from Postgres, in the journal's order."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,21 +8,23 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from penstock.database.connections import postgres_errors
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.spark.sources.columns import ARROW, SCHEMA
+from penstock.records import Offset, OffsetRange, Shard, ShardName
+from penstock.spark.sources.columns import ARROW_SCHEMA, SPARK_SCHEMA
 from penstock.spark.sources.connections import arrow, postgres
 from penstock.spark.sources.options import Options
-from penstock.spark.sources.ranges import Held, Positions, Range
+from penstock.spark.sources.ranges import Positions
 from penstock.spark.sources.reading import BatchReader, StreamReader
 from penstock.spark.sources.shards import number_of_shards
 
 RECORDS_A_QUERY = 20_000
-LOOK_EVERY_S = 0.05
+POLL_S = 0.05
+"""Pause between two reads of the journal's tails, in seconds."""
 
 
 class StagedSource(DataSource):
-    """``penstock.staged``: reads what the journal of a channel names."""
+    """``penstock.staged``: reads the records that the journal of a channel names."""
 
     @classmethod
     def name(cls) -> str:
@@ -31,67 +33,71 @@ class StagedSource(DataSource):
 
     def schema(self) -> str:
         """The columns of a record."""
-        return SCHEMA
+        return SPARK_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  Spark's
         """The batch reader."""
-        return BatchReader(JournalPlace(Options.of(self.name(), self.options, streaming=False)))
+        return BatchReader(JournalStore(Options.parse(self.name(), self.options, streaming=False)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's
         """The streaming reader."""
-        return StreamReader(JournalPlace(Options.of(self.name(), self.options, streaming=True)))
+        return StreamReader(JournalStore(Options.parse(self.name(), self.options, streaming=True)))
 
 
 @dataclass
-class JournalPlace:
-    """The journal, and the staged records that it names."""
+class JournalStore:
+    """The journal and the staged records that it names."""
 
     options: Options
 
-    def held(self) -> dict[int, Held]:
-        """From the journal's oldest entry to its newest, for each shard."""
+    def available(self) -> dict[int, OffsetRange]:
+        """From the journal's first offset to its last, for each shard."""
         channel, count = self.options.channel, number_of_shards(self.options)
         with postgres_errors("reading the journal"):
             rows = postgres(self.options.database()).execute(
-                self._sql["held"], {"channel": channel, "shards": count}
+                self._sql["available"], {"channel": channel, "shards": count}
             )
-            return {shard: Held(first, tail) for shard, first, tail in rows}
+            return {
+                shard: OffsetRange(ShardName(channel, Shard(shard)), Offset(first), Offset(last))
+                for shard, first, last in rows
+            }
 
     def wait(self, positions: Positions, seconds: float) -> None:
-        """Looks twenty times a second: Postgres tells nobody of a tick."""
+        """Reads the tails twenty times a second: Postgres does not notify about a tick."""
         deadline = monotonic() + seconds
         while monotonic() < deadline:
-            if any(held.tail > positions.get(shard, 0) for shard, held in self.held().items()):
+            if any(each.last > positions.get(n, 0) for n, each in self.available().items()):
                 return
-            sleep(LOOK_EVERY_S)
+            sleep(POLL_S)
 
-    def read(self, wanted: Range) -> Iterator[pa.RecordBatch]:
-        """Records by the ten thousand, in Arrow all the way."""
+    def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+        """Reads records by the ten thousand, in Arrow all the way."""
         with arrow(self.options.database()) as connection, connection.cursor() as cursor:
-            after = wanted.after
-            while after < wanted.until:
-                until = min(wanted.until, after + RECORDS_A_QUERY)
-                cursor.execute(self._query(wanted.shard, after, until))
+            for first in range(wanted.first, wanted.last + 1, RECORDS_A_QUERY):
+                last = min(wanted.last, first + RECORDS_A_QUERY - 1)
+                cursor.execute(self._query(wanted.shard, first, last))
                 for read in cursor.fetch_record_batch():
                     if read.num_rows:
                         yield pa.RecordBatch.from_arrays(
-                            [a.cast(f.type) for a, f in zip(read.columns, ARROW, strict=True)],
-                            schema=ARROW,
+                            [
+                                a.cast(f.type)
+                                for a, f in zip(read.columns, ARROW_SCHEMA, strict=True)
+                            ],
+                            schema=ARROW_SCHEMA,
                         )
-                after = until
 
     @property
     def _sql(self) -> dict[str, bytes]:
         return statements("penstock.spark.sources", self.options.schema)
 
-    def _query(self, shard: int, after: int, until: int) -> str:
-        """The statement with its values written in: names have passed their rule, and the others are numbers.
+    def _query(self, shard: ShardName, first: int, last: int) -> str:
+        """The statement with literal values: the name is checked, and the others are numbers.
 
-        The driver sends COPY, which is fast and takes no parameters.
+        The driver uses COPY, which is fast but takes no parameters.
         """
-        return self._sql["records_of_range"].decode() % {
-            "channel": f"'{self.options.channel}'",
-            "shard": int(shard),
-            "after": int(after),
-            "until": int(until),
+        return self._sql["records_in_range"].decode() % {
+            "channel": f"'{shard.channel}'",
+            "shard": int(shard.shard),
+            "first": int(first),
+            "last": int(last),
         }

@@ -1,11 +1,11 @@
--- :name held
--- What the journal holds of each shard: the oldest and the newest offset.
+-- :name available
+-- The first and the last offset that the journal has of each shard.
 SELECT s.shard, journal.first_offset, journal.last_offset
 FROM generate_series(0, %(shards)s::int - 1) AS s (shard),
      LATERAL {schema}.journal_bounds(%(channel)s, s.shard) AS journal;
 
--- :name records_of_range
--- The records at the offsets after one and up to another, payloads as text.
+-- :name records_in_range
+-- The records from one offset to another, both included, with payloads as text.
 SELECT %(channel)s::text AS channel,
        %(shard)s::int AS shard,
        e.first_offset + n.position - 1 AS "offset",
@@ -17,8 +17,8 @@ FROM {schema}.journal e,
      LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
      JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = n.id OFFSET 0) r ON true  -- a look-up by id
 WHERE e.channel = %(channel)s AND e.shard = %(shard)s
-  AND e.first_offset <= %(until)s
-  AND e.last_offset > %(after)s
-  AND e.first_offset + n.position - 1 > %(after)s
-  AND e.first_offset + n.position - 1 <= %(until)s
+  AND e.first_offset <= %(last)s
+  AND e.last_offset >= %(first)s
+  AND e.first_offset + n.position - 1 >= %(first)s
+  AND e.first_offset + n.position - 1 <= %(last)s
 ORDER BY 3;

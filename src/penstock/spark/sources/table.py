@@ -1,7 +1,7 @@
 """``penstock.table``: any table or query of Postgres, in parallel, in a given snapshot, in Arrow.
 
-A table is divided by the places of its rows on disk, so it needs no key and no statistics; a query by the values of a
-column, if one is named.  Tasks see one past only if they are given one: ``snapshot``, from a cut.
+A table is divided by the position of its rows on disk, which needs no key and no statistics; a query is divided by the values
+of a column, if one is given.  All tasks see the same state only in a given ``snapshot``, such as a cut's.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,16 +14,16 @@ from psycopg import sql
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from penstock.database.connections import postgres_errors
+from penstock.database.errors import postgres_errors
 from penstock.errors import InvalidSetting, SnapshotLost, Unknown
 from penstock.spark.sources.connections import arrow, postgres, warm
-from penstock.spark.sources.narrowing import condition_of
+from penstock.spark.sources.narrowing import to_sql_condition
 from penstock.spark.sources.options import database_url, known_options, whole_number
 
 PARTITIONS = 4
-"""Fewest slices, if their number is not given."""
+"""Least number of slices, if it is not given."""
 SLICE_BYTES = 128 * 1024 * 1024
-"""Size of a slice of a large table, if the number of slices is not given."""
+"""Size of a slice of a large table, in bytes, if the number of slices is not given."""
 _TID_RANGES_SINCE = 140000
 _DECIMAL_DIGITS, _DECIMAL_PLACES = 38, 18
 
@@ -41,13 +41,13 @@ KNOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column: how Postgres is asked for it, and what becomes of it in Arrow.
+    """A column: its expression in Postgres, and its types in Arrow and Spark.
 
     Attributes:
         name: Its name.
-        expression: What is selected.
+        expression: The SQL expression that is selected.
         type: Its type in Arrow.
-        spark: Its type in Spark's words.
+        spark: Its type in Spark.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Slice(InputPartition):
-    """What one task reads: rows for which the condition holds."""
+    """What one task reads: the rows that meet the condition."""
 
     condition: str
 
@@ -72,19 +72,19 @@ class TableSource(DataSource):
         return "penstock.table"
 
     def schema(self) -> str:
-        """The columns as Postgres has them; types that Spark has not become text."""
+        """The columns of the table or query; types that Spark does not have become text."""
         return ", ".join(
-            f"`{field.name}` {field.spark}" for field in _Relation.of(self.options).fields
+            f"`{field.name}` {field.spark}" for field in _Relation.parse(self.options).fields
         )
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader, for the columns that are wanted."""
-        return TableReader(_Relation.of(self.options), schema.names)
+        """The reader, for the requested columns."""
+        return TableReader(_Relation.parse(self.options), schema.names)
 
 
 @dataclass(frozen=True)
 class _Relation:
-    """What is read: a table or a query, and its columns."""
+    """The table or query to read, and its columns."""
 
     source: str
     fields: tuple[Field, ...]
@@ -92,11 +92,11 @@ class _Relation:
     table: str | None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "_Relation":
-        """Looks at the columns.
+    def parse(cls, given: Mapping[str, Any]) -> "_Relation":
+        """Reads the columns from Postgres.
 
         Raises:
-            InvalidSetting: An option is unknown, missing, or cannot be what it is.
+            InvalidSetting: An option is unknown, missing, or has an invalid value.
             Unknown: There is no such table or column.
             ServerUnavailable: Postgres does not answer.
         """
@@ -108,7 +108,7 @@ class _Relation:
         connection = postgres(database_url("penstock.table", options.get("databaseurl")))
         wanted = options.get("columns")
         names = "*" if wanted is None else ", ".join(map(_identifier, wanted.split(",")))
-        with postgres_errors("looking at a table"):
+        with postgres_errors("reading the columns of a table"):
             try:
                 described = connection.execute(f"SELECT {names} FROM {source} LIMIT 0".encode())
             except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
@@ -118,7 +118,7 @@ class _Relation:
 
 
 class TableReader(DataSourceReader):
-    """Reads in slices; every task opens a transaction of its own, in the snapshot if one is given."""
+    """Reads in slices; every task opens its own transaction, in the snapshot if one is given."""
 
     def __init__(self, relation: _Relation, names: Sequence[str]) -> None:
         known = {field.name: field for field in relation.fields}
@@ -133,14 +133,14 @@ class TableReader(DataSourceReader):
         self._conditions = [options.get("where", "true")]
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
-        """Rows that a filter excludes stay in Postgres, as far as it compares as Spark does; Spark looks again."""
+        """Applies filters in Postgres where it compares as Spark does; Spark applies all of them again."""
         columns = {field.name: (field.expression, field.spark) for field in self._fields}
-        conditions = (condition_of(given, columns) for given in filters)
+        conditions = (to_sql_condition(given, columns) for given in filters)
         self._conditions += [condition for condition in conditions if condition is not None]
         return filters
 
     def partitions(self) -> list[InputPartition]:
-        """Slices of about one size."""
+        """Slices of about the same size."""
         connection = postgres(self._url)
         column = self._relation.options.get("partitioncolumn")
         with postgres_errors("dividing a table"):
@@ -151,14 +151,14 @@ class TableReader(DataSourceReader):
                     )
                 )
             if self._relation.table is not None:
-                return list(_by_place(connection, self._relation.table, self._count))
+                return list(_by_position(connection, self._relation.table, self._count))
         return [Slice("true")]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a slice.
 
         Raises:
-            SnapshotLost: The snapshot is gone: whoever held it has ended, or Postgres was restarted.
+            SnapshotLost: The snapshot is gone: the transaction that held it has ended, or Postgres was restarted.
         """
         assert isinstance(partition, Slice)
         warm()
@@ -190,8 +190,8 @@ class TableReader(DataSourceReader):
             ) from error
 
 
-def _by_place(connection: Any, table: str, count: int | None) -> Iterator[Slice]:
-    """Slices by the places of rows on disk.  Rows that came after the snapshot may lie behind the last: they are not in it."""
+def _by_position(connection: Any, table: str, count: int | None) -> Iterator[Slice]:
+    """Slices by position on disk.  If the table has grown since the snapshot, its new rows are not part of it."""
     [(kind, has_children, size, page)] = connection.execute(
         "SELECT relkind::text, relhassubclass, pg_relation_size(oid), current_setting('block_size')::bigint "
         "FROM pg_class WHERE oid = %s::regclass",
@@ -209,7 +209,7 @@ def _by_place(connection: Any, table: str, count: int | None) -> Iterator[Slice]
 
 
 def _by_column(connection: Any, relation: _Relation, column: str, count: int) -> Iterator[Slice]:
-    """Slices by the values of a column; the first and the last are open, so that no row is outside."""
+    """Slices by the values of a column; the first and the last are open-ended, so that they cover every row."""
     query = f"SELECT DISTINCT percentile_disc({{}}) WITHIN GROUP (ORDER BY {column})::text FROM {relation.source}"
     edges: list[str] = []
     for part in range(1, count):
@@ -226,7 +226,7 @@ def _by_column(connection: Any, relation: _Relation, column: str, count: int) ->
 
 
 def _field(column: Any) -> Field:
-    """How a column travels, by its type in Postgres."""
+    """The types of a column, by its type in Postgres."""
     name = _identifier(column.name)
     oid = column.type_code
     plain: dict[int, tuple[pa.DataType, str]] = {

@@ -1,7 +1,7 @@
-"""A DataFrame into a log: compare and append, so that a task may run any number of times.
+"""Writes a DataFrame into a log: compare and append, so that a task may run any number of times.
 
-The rows say where they belong.  A task appends what it was given, in its order, shard by shard; the log refuses what does
-not follow its end, and recognises what it has.  To fill an empty log again, or to mirror one.
+The rows contain their shard and offset.  A task appends its rows in order, shard by shard; the log refuses rows that do not
+follow its tail, and recognises those it has.  Use it to refill an empty log, or to mirror one.
 """
 
 from collections.abc import Iterator
@@ -35,18 +35,18 @@ from penstock.records import Epoch, Offset, Shard, ShardName
 from penstock.spark.sources.columns import NAMES
 from penstock.spark.sources.connections import redis_client, warm
 from penstock.spark.sources.options import Options
-from penstock.spark.sources.staged import JournalPlace
+from penstock.spark.sources.staged import JournalStore
 
 RECORDS_A_CALL = 500
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task did.
+    """The result of a task.
 
     Attributes:
         added: Records that were new to the log.
-        known: Records that the log had already.
+        known: Records that the log already had.
     """
 
     added: int
@@ -54,7 +54,7 @@ class Written(WriterCommitMessage):
 
 
 def _check_columns(schema: StructType) -> None:
-    """Makes sure that a DataFrame has the columns of a record.
+    """Checks that a DataFrame has the columns of a record.
 
     Raises:
         InvalidSetting: One is missing.
@@ -67,26 +67,26 @@ def _check_columns(schema: StructType) -> None:
 
 
 class _Writer:
-    """What batch and streaming writers share."""
+    """The common part of the batch and the streaming writer."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
-        warm()  # a streaming query plans its writing anew for every micro-batch, in one process
+        warm()  # a streaming query plans its writes for every micro-batch anew, in one process
         _check_columns(schema)
         if overwrite:
             raise InvalidSetting(
                 "penstock.log: a log is appended to, never overwritten: mode('append')"
             )
         self._options = options
-        self._journal: dict[ShardName, int] = {}
+        self._journal_begins: dict[ShardName, int] = {}
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Appends what one task was given.
+        """Appends the rows of one task.
 
         Raises:
-            Gap: The records do not follow the end of their shard, or one another.
+            Gap: The records do not follow the tail of their shard, or one another.
             ForeignLog: The log holds another record at their place.
             Fenced: A newer epoch has written.
-            InvalidRecord: A field is null that a record must have.
+            InvalidRecord: A required field is null.
             ServerUnavailable: Redis does not answer; the task may run again.
         """
         warm()
@@ -140,18 +140,18 @@ class _Writer:
             yield Batch(shard, epoch, at, begins=at == begin, arguments=given)
 
     def _begin(self, shard: ShardName) -> int:
-        """The offset that an empty log of the shard begins with: what is older has been removed everywhere.
+        """The first offset of an empty log of the shard; older records have been removed everywhere.
 
-        Never simply the first that comes: another task may hold the ones before.
+        It is never simply the first offset of the rows, because another task may have earlier ones.
         """
         if self._options.begins is not None:
             return self._options.begins.get(shard.shard, 1)
         if self._options.knows_database():
-            if shard not in self._journal:
-                place = JournalPlace(replace(self._options, channel=shard.channel))
-                for number, held in place.held().items():
-                    self._journal[ShardName(shard.channel, Shard(number))] = held.first
-            return self._journal.get(shard, 1)
+            if shard not in self._journal_begins:
+                journal = JournalStore(replace(self._options, channel=shard.channel))
+                for each in journal.available().values():
+                    self._journal_begins[each.shard] = each.first
+            return self._journal_begins.get(shard, 1)
         return 1
 
 
@@ -160,17 +160,17 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """Appends the rows of a micro-batch; a micro-batch that is run again adds nothing."""
+    """Appends the rows of a micro-batch; a repeated micro-batch adds nothing."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Nothing is left to do: what a task has appended stands."""
+        """Does nothing: the tasks have appended the records already."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Nothing is taken back: the micro-batch will be run again, and find it there."""
+        """Undoes nothing: the repeated micro-batch finds the records there."""
 
 
 def _by_shard(part: pa.RecordBatch) -> Iterator[tuple[ShardName, pa.RecordBatch]]:
-    """The runs of rows of one shard."""
+    """Runs of consecutive rows of the same shard."""
     for name in (
         "channel",
         "shard",
@@ -193,7 +193,7 @@ def _by_shard(part: pa.RecordBatch) -> Iterator[tuple[ShardName, pa.RecordBatch]
 
 
 def _arguments(rows: pa.RecordBatch) -> list[Argument]:
-    """The rows as the script takes them: seven arguments each."""
+    """The rows as script arguments, seven for each."""
     columns = [
         rows.column("id").to_pylist(),
         *(
@@ -204,13 +204,13 @@ def _arguments(rows: pa.RecordBatch) -> list[Argument]:
         rows.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist(),
     ]
     arguments: list[Argument] = [b""] * (rows.num_rows * FIELDS)
-    for place, column in enumerate(columns):
-        arguments[place::FIELDS] = column
+    for index, column in enumerate(columns):
+        arguments[index::FIELDS] = column
     return arguments
 
 
 def _epoch(client: RedisClient, namespace: str, shard: ShardName) -> Epoch:
-    """The epoch that the log is in; a new one is in its first."""
-    with redis_errors(f"looking at {shard}"):
+    """The epoch of the log; 1 for a new one."""
+    with redis_errors(f"reading the epoch of {shard}"):
         held = client.get(log_keys(namespace, shard).epoch)
     return Epoch(int(held or 1))

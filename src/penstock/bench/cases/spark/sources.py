@@ -11,7 +11,7 @@ from penstock.bench.cases.spark.session import session, swallowed
 from penstock.bench.measuring import Case, NotMeasured, Sample, percentile
 from penstock.bench.plant import ACCOUNTS, Backlog, Plant, Scale
 from penstock.channels.log import extents
-from penstock.embedded import eventually
+from penstock.testing import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -187,12 +187,13 @@ def _by_spark(spark: "SparkSession", plant: Plant, url: str) -> int:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         [(snapshot,)] = connection.execute("SELECT pg_export_snapshot()")
         pipeline = Pipeline(one.channels.values())
-        pipeline.consumer(reads=next(iter(one.channels.values())), name="state")(total_in_bulk)
+        channel: Any = next(iter(one.channels.values()))
+        pipeline.consumer(reads=channel, name="state")(total_in_bulk)
         pipeline.reconciliation(of="state", state="bench.state", key="id")(
             lambda tables: tables("bench.canonical")
         )
         comparer = SparkComparer(spark, url)
-        spec = pipeline.reconciliation_named("state")
+        spec = pipeline.get_reconciliation("state")
         return comparer.compare(spec, snapshot, snapshot).total
 
 

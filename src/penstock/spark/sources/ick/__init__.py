@@ -1,22 +1,23 @@
-"""``penstock.ick``: what is dirty, as a DataFrame.
+"""``penstock.ick``: the dirty members of an Ick as a DataFrame.
 
-A micro-batch is a fenced reservation of each shard that has members, and Spark's offset is its identity.  Spark writes an
-offset down before the batch runs, and asks what comes after it only when the batch is done; so
+A micro-batch is a fenced reservation of each shard that has members, and Spark's offset is the identity of these
+reservations.  Spark stores an offset before the batch runs, and asks for the next one only when the batch is done.
+Therefore:
 
-    what comes after an offset    ends the reservation that the offset names: its members are done
-    a batch that is run again     reads what its reservation still holds
-    a reservation that has gone   to another query, or with its Redis, gives and ends nothing: its members come again
+    asking for the next offset      commits the reservation that the previous offset names
+    repeating a batch               reads the members that its reservation still holds
+    a reservation that was lost     to another query, or with its Redis, returns and commits nothing; its members come again
 
-Nothing leans on Spark's checkpoint directory: without it the last query's reservation is taken over, as from any consumer
-that gives no sign of life.
+Nothing depends on Spark's checkpoint directory.  Without it, a query takes over the previous query's reservation, as from any
+stale holder.
 
-    options     what can be chosen
-    columns     the columns of a member
-    turns       which reservation comes after which, in the driver
-    pulse       signs of life while a batch runs
-    reading     the readers
-    writing     members of a DataFrame are marked
-    source      the data source
+    options                 the options
+    columns                 the columns of a member
+    reservation_sequence    the order of reservations, in the driver
+    heartbeat               heartbeats while a batch runs
+    reading                 the readers
+    writing                 the writers, which mark members
+    source                  the data source
 """
 
 from penstock.spark.sources.ick.source import IckSource

@@ -7,13 +7,13 @@ import pyarrow as pa
 
 from penstock.channels.ick.operations import Mark
 
-SCHEMA = (
+SPARK_SCHEMA = (
     "channel string, shard int, member string, bytes binary, score double, timestamp timestamp, "
     "reservation bigint"
 )
-"""As Spark writes it.  ``member`` is null if its bytes are no UTF-8, ``timestamp`` if the score is no time."""
+"""The columns for Spark.  ``member`` is null if its bytes are not UTF-8, ``timestamp`` if the score is not a time."""
 
-ARROW = pa.schema(
+ARROW_SCHEMA = pa.schema(
     [
         ("channel", pa.string()),
         ("shard", pa.int32()),
@@ -29,7 +29,7 @@ ARROW = pa.schema(
 def batch(
     channel: str, shard: int, marks: Sequence[Mark], reservation: int | None
 ) -> pa.RecordBatch:
-    """Rows for members of one shard."""
+    """A batch of rows for members of one shard."""
     count = len(marks)
     columns = [
         pa.array([channel] * count, pa.string()),
@@ -40,7 +40,7 @@ def batch(
         pa.array([_moment(score) for _, score in marks], pa.timestamp("us", tz="UTC")),
         pa.array([reservation] * count, pa.int64()),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=ARROW)
+    return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
 
 
 def _text(member: bytes) -> str | None:

@@ -1,4 +1,4 @@
-"""What can be chosen of ``penstock.ick``."""
+"""The options of ``penstock.ick``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from penstock.spark.sources.shards import number_of_shards
 SOURCE = "penstock.ick"
 
 MEMBERS_A_SHARD = 500
-"""Members of a shard in a micro-batch by default: what a script call gives out within a millisecond or two."""
+"""Default number of members of a shard in a micro-batch: a script call returns them in a millisecond or two."""
 
-PATIENCE_S = 30
-"""How long another's reservation may stand still before it is taken over, by default."""
+TAKEOVER_AFTER_S = 30
+"""Default of ``takeoverAfterSeconds``."""
 
 KNOWN = {
     "channel",
     "key",
     "shards",
     "maxmemberspertrigger",
-    "patienceseconds",
+    "takeoverafterseconds",
     "namespace",
     "schema",
     "redisurl",
@@ -40,14 +40,15 @@ class IckOptions:
     Attributes:
         source: ``penstock.ick``.
         channel: Name of the channel; empty with ``key``.
-        key: An Ick that is no pipeline's, by its name; it has one shard.
-        shards: Number of the channel's shards; None asks Postgres.
+        key: Name of an Ick outside any pipeline; it has one shard.
+        shards: Number of the channel's shards; None reads it from Postgres.
         max_members: ``maxMembersPerTrigger``: most members of a micro-batch, over all shards; None takes the default.
-        patience_s: ``patienceSeconds``: how long another's reservation may stand still before it is taken over.
+        takeover_after_s: ``takeoverAfterSeconds``: another holder's reservation is taken over after so many seconds without a
+            heartbeat.
         namespace: First part of a channel's keys in Redis.
         schema: The Penstock schema in Postgres.
-        redis_url: ``redisUrl``, or ``PENSTOCK_REDIS_URL`` of the task's environment.
-        database_url: ``databaseUrl``, or ``PENSTOCK_DATABASE_URL``: asked for the number of shards, and nothing else.
+        redis_url: ``redisUrl``; None takes ``PENSTOCK_REDIS_URL`` from the task's environment.
+        database_url: ``databaseUrl``; None takes ``PENSTOCK_DATABASE_URL``.  Used only to read the number of shards.
     """
 
     source: str
@@ -55,24 +56,24 @@ class IckOptions:
     key: str
     shards: int | None
     max_members: int | None
-    patience_s: int
+    takeover_after_s: int
     namespace: str
     schema: str
     redis_url: str | None
     database_url: str | None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "IckOptions":
-        """The options as Spark hands them over.
+    def parse(cls, given: Mapping[str, Any]) -> "IckOptions":
+        """The options as Spark passes them.
 
         Raises:
-            InvalidSetting: One is unknown, missing, or cannot be what it is.
+            InvalidSetting: One is unknown, missing, or has an invalid value.
             InvalidName: The channel, the schema or the namespace breaks the rule for names.
         """
         options = known_options(SOURCE, given, KNOWN)
         if ("channel" in options) == ("key" in options):
             raise InvalidSetting(
-                f"{SOURCE}: give option channel, the name of a pipeline's Ick, or key, the name of any other"
+                f"{SOURCE}: give option channel, the name of a pipeline's Ick, or key, the name of any other Ick"
             )
         if "key" in options and "shards" in options:
             raise InvalidSetting(f"{SOURCE}: option shards is for a channel; a key is one Ick")
@@ -82,7 +83,8 @@ class IckOptions:
             options.get("key", ""),
             whole_number(SOURCE, options, "shards", "shards"),
             whole_number(SOURCE, options, "maxmemberspertrigger", "maxMembersPerTrigger"),
-            whole_number(SOURCE, options, "patienceseconds", "patienceSeconds") or PATIENCE_S,
+            whole_number(SOURCE, options, "takeoverafterseconds", "takeoverAfterSeconds")
+            or TAKEOVER_AFTER_S,
             checked_schema(options.get("namespace", "penstock")),
             checked_schema(options.get("schema", DEFAULT_SCHEMA)),
             options.get("redisurl"),
@@ -90,18 +92,18 @@ class IckOptions:
         )
 
     def redis(self) -> str:
-        """Where the Ick is.
+        """URL of the Redis that holds the Ick.
 
         Raises:
-            InvalidSetting: Neither the option nor the environment says it.
+            InvalidSetting: Neither the option nor the environment gives it.
         """
         return redis_url(self.source, self.redis_url)
 
     def names(self) -> dict[int, str]:
-        """The Icks, by the number of their shard.
+        """Names of the Icks, by shard number.
 
         Raises:
-            InvalidSetting: Nothing says how many there are.
+            InvalidSetting: Neither the options nor the environment give the number of shards.
             Unknown: No channel of that name is registered.
             ServerUnavailable: Postgres does not answer.
         """
@@ -114,5 +116,5 @@ class IckOptions:
 
     @property
     def shown(self) -> str:
-        """What rows say of where they come from."""
+        """Value of the rows' column ``channel``."""
         return self.channel or self.key

@@ -9,14 +9,14 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.spark.sources.ick.columns import SCHEMA
+from penstock.spark.sources.ick.columns import SPARK_SCHEMA
 from penstock.spark.sources.ick.options import SOURCE, IckOptions
 from penstock.spark.sources.ick.reading import IckBatchReader, IckStreamReader
 from penstock.spark.sources.ick.writing import IckBatchWriter, IckStreamWriter
 
 
 class IckSource(DataSource):
-    """``penstock.ick``: reserves, looks at, and marks what is dirty."""
+    """``penstock.ick``: reads, reserves and marks dirty members."""
 
     @classmethod
     def name(cls) -> str:
@@ -25,20 +25,20 @@ class IckSource(DataSource):
 
     def schema(self) -> str:
         """The columns of a member."""
-        return SCHEMA
+        return SPARK_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  Spark's
         """The batch reader, which reserves nothing."""
-        return IckBatchReader(IckOptions.of(self.options))
+        return IckBatchReader(IckOptions.parse(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's
         """The streaming reader, which reserves."""
-        return IckStreamReader(IckOptions.of(self.options))
+        return IckStreamReader(IckOptions.parse(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001  Spark's
         """The batch writer."""
-        return IckBatchWriter(IckOptions.of(self.options), schema, overwrite=overwrite)
+        return IckBatchWriter(IckOptions.parse(self.options), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001, N802  Spark's
         """The streaming writer."""
-        return IckStreamWriter(IckOptions.of(self.options), schema, overwrite=overwrite)
+        return IckStreamWriter(IckOptions.parse(self.options), schema, overwrite=overwrite)

@@ -1,7 +1,7 @@
-"""A DataFrame into an Ick: its members are marked dirty.
+"""Writes a DataFrame into an Ick: its members are marked dirty.
 
-Marking is folding: a member keeps the lowest score that it was given, so that a task may run any number of times.  A task
-that runs again after a consumer has done its members marks them once more, which is work and no harm.
+A member keeps the lowest score it was given, so that a task may run any number of times.  A task that runs again after a
+consumer has processed its members marks them once more, which is harmless extra work.
 """
 
 from collections import defaultdict
@@ -31,7 +31,7 @@ MICROSECONDS = 1_000_000
 
 @dataclass
 class Marked(WriterCommitMessage):
-    """What a task did.
+    """The result of a task.
 
     Attributes:
         new: Members that were not dirty.
@@ -43,10 +43,10 @@ class Marked(WriterCommitMessage):
 
 
 class _Writer:
-    """What batch and streaming writers share."""
+    """The common part of the batch and the streaming writer."""
 
     def __init__(self, options: IckOptions, schema: StructType, *, overwrite: bool) -> None:
-        warm()  # a streaming query plans its writing anew for every micro-batch, in one process
+        warm()  # a streaming query plans its writes for every micro-batch anew, in one process
         if not {"member", "bytes"} & set(schema.names):
             raise InvalidSetting(
                 f"{SOURCE}: the DataFrame has no column 'member'; to mark, it needs member (text or bytes), "
@@ -55,17 +55,17 @@ class _Writer:
         if overwrite:
             raise InvalidSetting(f"{SOURCE}: an Ick is added to, never overwritten: mode('append')")
         self._options = options
-        # Known before a task runs: a task may have no Postgres to ask.
+        # Read in the driver: a task may have no access to Postgres.
         self._names = options.names()
-        self._ick = Ick("members", shards=len(self._names))  # says which shard is a member's
+        self._ick = Ick("members", shards=len(self._names))  # for its shard function
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Marked:
-        """Marks what one task was given.
+        """Marks the members of one task.
 
         Raises:
             InvalidRecord: A row has no member.
-            InvalidIckCall: A score is not a finite number; nothing of its rows was written.
-            DamagedIck: An Ick is not whole.
+            InvalidIckCall: A score is not a finite number; none of the rows of its Arrow batch was written.
+            DamagedIck: An Ick is damaged.
             ServerUnavailable: Redis does not answer; the task may run again.
         """
         warm()
@@ -91,22 +91,22 @@ class IckStreamWriter(_Writer, DataSourceStreamArrowWriter):
     """Marks the rows of a micro-batch."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Nothing is left to do: what a task has marked stands."""
+        """Does nothing: the tasks have marked the members already."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Nothing is taken back: a member that was marked without need is looked at once more."""
+        """Undoes nothing: a member that was marked needlessly is processed once more."""
 
 
 def _now(client: RedisClient) -> float:
-    """Seconds since 1970 by Redis' clock, which all tasks share; of a Cluster, by one node's."""
-    with redis_errors("asking for the time"):
+    """Seconds since 1970 by Redis' clock, which all tasks share; on a Cluster, by one node's clock."""
+    with redis_errors("reading the time"):
         found = client.time()
     seconds, microseconds = next(iter(found.values())) if isinstance(found, dict) else found
     return float(seconds) + float(microseconds) / MICROSECONDS
 
 
 def _members(rows: pa.RecordBatch) -> list[bytes]:
-    """Of each row ``member``; where it is null, ``bytes``."""
+    """``member`` of each row, or ``bytes`` where it is null."""
     columns = [
         rows.column(name).cast(pa.binary())
         for name in ("member", "bytes")
@@ -120,7 +120,7 @@ def _members(rows: pa.RecordBatch) -> list[bytes]:
 
 
 def _scores(rows: pa.RecordBatch) -> list[Any]:
-    """Of each row the score; None where there is none.  A time is seconds since 1970."""
+    """The score of each row, or None; a timestamp becomes seconds since 1970."""
     if "score" not in rows.schema.names:
         return [None] * rows.num_rows
     scores = rows.column("score")

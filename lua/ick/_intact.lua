@@ -1,0 +1,56 @@
+-- Shared by all scripts of an Ick: stops a damaged Ick with an error that says what was found, before anything is written.
+-- keys: version, dirty, reserved
+-- Redis::Ick calls `dirty` the producer set and `reserved` the consumer set.
+
+local FORMAT = "ick.v1"
+
+local function damaged(key, expected, found)
+  return redis.error_reply("DAMAGED " .. key .. ": expected " .. expected .. ", found " .. found
+    .. "; penstock.channels.ick.repair repairs it")
+end
+
+for _, expectation in ipairs({{version, "string"}, {dirty, "zset"}, {reserved, "zset"}}) do
+  local found = redis.call("TYPE", expectation[1]).ok
+  if found ~= "none" and found ~= expectation[2] then
+    return damaged(expectation[1], expectation[2], found)
+  end
+end
+local format = redis.call("GET", version)
+if format and format ~= FORMAT then
+  return damaged(version, FORMAT, string.format("%q", string.sub(format, 1, 40)))
+end
+if not format and redis.call("EXISTS", dirty, reserved) > 0 then
+  return damaged(version, FORMAT .. " beside members", "none")
+end
+
+-- Lua unpacks fewer than 8000 values at once, so `call` gets the values from index `first` on in slices.  Returns the sum.
+local SLICE = 7000
+local function in_slices(values, first, call)
+  local sum = 0
+  for from = first, #values, SLICE do
+    sum = sum + call(unpack(values, from, math.min(from + SLICE - 1, #values)))
+  end
+  return sum
+end
+
+-- ZRANGE returns {member, score, …}, ZADD takes {score, member, …}.  A score stays the text that Redis wrote, hence exact.
+local function swap_pairs(pairs_)
+  for i = 1, #pairs_, 2 do
+    pairs_[i], pairs_[i + 1] = pairs_[i + 1], pairs_[i]
+  end
+  return pairs_
+end
+
+-- Moves the `count` lowest members of one set to another; a member in both keeps the lower score.
+-- It removes before it adds: once a script has written, Redis lets it go on when memory is full, and reserving must work then.
+local function move_lowest(from, to, count)
+  while count > 0 do
+    local lowest = swap_pairs(redis.call("ZRANGE", from, 0, math.min(count, SLICE / 2) - 1, "WITHSCORES"))
+    if #lowest == 0 then
+      return
+    end
+    redis.call("ZREMRANGEBYRANK", from, 0, #lowest / 2 - 1)
+    redis.call("ZADD", to, "LT", unpack(lowest))
+    count = count - #lowest / 2
+  end
+end

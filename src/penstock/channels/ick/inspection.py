@@ -1,0 +1,134 @@
+"""Inspection of a pipeline's Icks.  Nothing here writes to Redis."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import redis
+
+from penstock.channels.ick import operations
+from penstock.channels.ick.operations import IckStats, parse_damage
+from penstock.channels.routing import ick_shard_keys
+from penstock.channels.scripts import script
+from penstock.channels.server import RedisClient, redis_errors, translate_error
+from penstock.errors import DamagedIck
+from penstock.records import ShardName
+
+MemberState = Literal["dirty", "reserved", "held"]
+"""The set that a member is in: available, given out by a plain reserve, or held by the fenced reservation."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardState:
+    """What one shard of an Ick holds.
+
+    Attributes:
+        stats: Sizes, scores and holder; None if there is no Ick yet.
+        records: Records marked in total.
+        dirtied: Members that became dirty by them; the others were dirty already.
+        damage: What is damaged, in words; None if the Ick is intact.  Otherwise the other fields are empty.
+    """
+
+    stats: IckStats | None
+    records: int
+    dirtied: int
+    damage: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A member that has not been processed yet.
+
+    Attributes:
+        shard: Its shard.
+        member: The member.
+        score: When it became dirty; for a pipeline's marks, in seconds since 1970.
+        state: The set that it is in.
+    """
+
+    shard: ShardName
+    member: bytes
+    score: float
+    state: MemberState
+
+
+def inspect_shards(
+    client: RedisClient, namespace: str, shards: Sequence[ShardName]
+) -> dict[ShardName, ShardState]:
+    """What each of several shards holds, in two round trips.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+    """
+    keys = {shard: ick_shard_keys(namespace, shard) for shard in shards}
+    asked = [operations.stats(each.ick) for each in keys.values()]
+    with redis_errors("inspecting Icks"):
+        replies = (
+            script("ick/stats").call_each(client, [each.call for each in asked]) if asked else []
+        )
+        counts = client.pipeline(transaction=False)
+        for each in keys.values():
+            counts.hmget(each.progress, "records", "dirtied")
+        counted = counts.execute(raise_on_error=False)
+    return {
+        shard: _state(reply if isinstance(reply, Exception) else each.read(reply), count, shard)
+        for shard, each, reply, count in zip(keys, asked, replies, counted, strict=True)
+    }
+
+
+def _state(stats: IckStats | Exception | None, count: Any, shard: ShardName) -> ShardState:
+    what = f"inspecting {shard}"
+    for error in (stats, count):
+        if isinstance(error, redis.RedisError):
+            damage = parse_damage(error)
+            if damage is None and "WRONGTYPE" not in str(error):
+                raise translate_error(error, what) from error
+            return ShardState(None, 0, 0, str(damage or translate_error(error, what)))
+    assert not isinstance(stats, Exception)
+    records, dirtied = (int(number or 0) for number in count)
+    return ShardState(stats, records, dirtied)
+
+
+def oldest(
+    client: RedisClient, namespace: str, shards: Sequence[ShardName], most: int
+) -> list[Waiting]:
+    """The ``most`` members that have waited longest, over all of the shards, in one round trip.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        DamagedIck: A key holds another type.
+    """
+    if most < 1:
+        return []
+    pipeline = client.pipeline(transaction=False)
+    sets: list[tuple[ShardName, MemberState]] = []
+    for shard in shards:
+        keys = ick_shard_keys(namespace, shard).ick
+        by_state: tuple[tuple[MemberState, str], ...] = (
+            ("held", keys.held),
+            ("reserved", keys.reserved),
+            ("dirty", keys.dirty),
+        )
+        for state, key in by_state:
+            sets.append((shard, state))
+            pipeline.zrange(key, 0, most - 1, withscores=True)
+    with redis_errors("inspecting Icks"):
+        replies = pipeline.execute(raise_on_error=False)
+    found: list[Waiting] = []
+    for (shard, state), reply in zip(sets, replies, strict=True):
+        if isinstance(reply, redis.RedisError):
+            raise _wrong_type(shard, reply)
+        found += [
+            Waiting(shard, operations.as_bytes(member), float(score), state)
+            for member, score in reply
+        ]
+    return sorted(found, key=lambda each: (each.score, each.shard, each.member))[:most]
+
+
+def _wrong_type(shard: ShardName, error: redis.RedisError) -> Exception:
+    if "WRONGTYPE" in str(error):
+        return DamagedIck(
+            f"{shard}: a key of the Ick holds another type; penstock doctor names it, "
+            "penstock.channels.ick.repair repairs the Ick"
+        )
+    return translate_error(error, f"inspecting {shard}")

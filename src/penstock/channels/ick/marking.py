@@ -1,0 +1,141 @@
+"""Marking by a pipeline: members of records, in the order of their offsets, compared and marked by one script.
+
+A shard of an Ick has a position like a log's tail: the last record that was marked.  It is stored as a stream of one entry,
+written by the script that marks, so that a shard's tail is found at the same key and in the same form for both kinds of
+channel.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from penstock.channels.ick.operations import parse_damage, plain_keys
+from penstock.channels.log import Reply, Unusable, parse_reply
+from penstock.channels.routing import ick_shard_keys
+from penstock.channels.scripts import Argument, Call, script
+from penstock.channels.server import RedisClient, redis_errors, translate_error
+from penstock.records import Epoch, Offset, Record, ShardName
+
+MICROSECONDS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class MarkBatch:
+    """Consecutive records of a shard, coalesced into one mark for each member.
+
+    Attributes:
+        shard: Where the records belong.
+        epoch: The epoch of the publisher.
+        first: Offset of the first record.
+        begins: No record before ``first`` exists any more: an Ick that is marked up to less may begin here.
+        last: The last of the records.
+        marks: Score and member of each mark, flat.  The score is the time of the member's first record, in seconds since 1970.
+    """
+
+    shard: ShardName
+    epoch: Epoch
+    first: Offset
+    begins: bool
+    last: Record
+    marks: Sequence[Argument]
+
+    @property
+    def count(self) -> int:
+        """Number of records."""
+        return self.last.offset - self.first + 1
+
+
+def coalesce(records: Sequence[Record], epoch: Epoch, *, begins: bool) -> MarkBatch:
+    """One mark for each member, with the time of its first record.
+
+    Args:
+        records: Consecutive records of one shard, in the order of their offsets; at least one.
+        epoch: The epoch of the publisher.
+        begins: No earlier record exists any more.
+    """
+    since: dict[str, int] = {}
+    for record in records:
+        since[record.key] = min(record.staged_us, since.get(record.key, record.staged_us))
+    marks: list[Argument] = []
+    for member, at_us in since.items():
+        marks += (repr(at_us / MICROSECONDS), member.encode())
+    last = records[-1]
+    shard = ShardName(last.channel, last.shard)
+    return MarkBatch(shard, epoch, records[0].offset, begins, last, marks)
+
+
+def mark_shards(client: RedisClient, namespace: str, batches: Sequence[MarkBatch]) -> list[Reply]:
+    """Marks the members of each of several shards in one round trip; safe to repeat.
+
+    Raises:
+        ServerUnavailable: Redis does not answer; any of the members may have been marked.
+        AppendRefused: Redis does not take writes.
+    """
+    calls = [_call(namespace, batch) for batch in batches]
+    with redis_errors(f"marking in {', '.join(str(batch.shard) for batch in batches)}"):
+        replies = script("ick/pipeline/mark").call_each(client, calls)
+    return [_parse(reply, batch.shard) for reply, batch in zip(replies, batches, strict=True)]
+
+
+def _call(namespace: str, batch: MarkBatch) -> Call:
+    keys, last = ick_shard_keys(namespace, batch.shard), batch.last
+    names = (*plain_keys(keys.ick), keys.log.stream, keys.log.epoch, keys.progress)
+    head: list[Argument] = [batch.epoch, batch.first, last.offset, int(batch.begins)]
+    return Call(names, [*head, last.id, last.key, last.staged_us, *batch.marks])
+
+
+def _parse(answer: Any, shard: ShardName) -> Reply:
+    if isinstance(answer, redis.RedisError) and (damage := parse_damage(answer)):
+        return Unusable(damage)
+    return parse_reply(answer, f"marking in {shard}")
+
+
+@dataclass(frozen=True, slots=True)
+class MarkProgress:
+    """How far a shard of an Ick has been marked and processed.
+
+    Attributes:
+        done_up_to: Every member marked up to this offset has been processed since, and need not be marked again in an empty Redis.
+        marked_up_to: The last offset whose member was marked.
+        records: Records marked in total.
+        dirtied: Members that became dirty by them; the others were dirty already.
+    """
+
+    done_up_to: Offset
+    marked_up_to: Offset
+    records: int
+    dirtied: int
+
+
+def update_progress(
+    client: RedisClient, namespace: str, shards: Sequence[ShardName]
+) -> dict[ShardName, MarkProgress]:
+    """The progress of each of several shards, in one round trip.
+
+    Each call may store a watermark, and a later one moves ``done_up_to`` there: call it from time to time.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        AppendRefused: Redis does not take writes.
+        DamagedIck: An Ick is damaged.
+    """
+    calls = []
+    for shard in shards:
+        keys = ick_shard_keys(namespace, shard)
+        names = (*plain_keys(keys.ick), keys.log.stream, keys.progress, keys.ick.held)
+        calls.append(Call(names, ()))
+    with redis_errors("reading the progress of Icks"):
+        replies = script("ick/pipeline/progress").call_each(client, calls)
+    found = {}
+    for shard, reply in zip(shards, replies, strict=True):
+        _check(reply, f"reading the progress of {shard}")
+        done, marked, records, dirtied = (int(number) for number in reply[1:])
+        found[shard] = MarkProgress(Offset(done), Offset(marked), records, dirtied)
+    return found
+
+
+def _check(reply: Any, what: str) -> None:
+    if isinstance(reply, redis.RedisError):
+        raise parse_damage(reply) or translate_error(reply, what) from reply

@@ -1,0 +1,183 @@
+"""What all commands share: options made from the settings, error handling, the application's pipeline.
+
+    @command("idle", "resend_chance")
+    def stream(settings: Settings, drain: Drain = False) -> None: ...
+
+``command`` adds an option for each named setting and for those that every command takes, and calls the function with the
+loaded ``Settings``.
+"""
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+
+from penstock.cli.logs import configure_log
+from penstock.cli.render import show_error
+from penstock.errors import DeclarationError, InvalidSetting
+from penstock.loading import load_pipeline
+from penstock.pipeline import Pipeline
+from penstock.settings import (
+    Secret,
+    SettingDescription,
+    Settings,
+    describe_settings,
+    load_settings,
+)
+
+COMMON = (
+    "app",
+    "database_url",
+    "redis_url",
+    "data_directory",
+    "prepare",
+    "log_format",
+    "log_level",
+)
+"""Settings that every command takes."""
+
+SETTINGS_PANEL = "Settings (also PENSTOCK_… and pyproject.toml)"
+"""Heading of these options in the help."""
+
+NOTHING_CHANGED = "Nothing was changed. To carry it out: --apply"
+"""The last line of a plan."""
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Apply = Annotated[
+    bool,
+    typer.Option("--apply", help="Carry out the plan; without it, the plan is only shown."),
+]
+
+
+def command(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a command of ``function(settings, …)``, with options for the settings ``names`` and ``COMMON``."""
+    taken = [describe_settings()[name] for name in (*names, *COMMON)]
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def run(**arguments: Any) -> None:
+            chosen = {setting.name: arguments.pop(setting.name) for setting in taken}
+            _run(function, chosen, arguments)
+
+        own = [
+            p
+            for p in inspect.signature(function, eval_str=True).parameters.values()
+            if p.name != "settings"
+        ]
+        options = [_make_option(setting) for setting in taken]
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *options)]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by inspect
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        del run.__wrapped__  # Typer would read its signature instead
+        return run
+
+    return decorate
+
+
+def _run(function: Callable[..., None], chosen: dict[str, Any], arguments: dict[str, Any]) -> None:
+    """Loads the settings and runs the command; an error becomes a line on stderr and an exit code."""
+    debug = chosen["log_level"] == "debug"
+    try:
+        settings = load_settings(chosen)
+        debug = settings.log_level == "debug"
+        configure_log(settings)
+        function(settings=settings, **arguments)
+    except (typer.Exit, typer.Abort, KeyboardInterrupt):
+        raise
+    except BrokenPipeError:
+        # The reader of our output has closed it: `penstock tail … | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+    except Exception as error:
+        raise typer.Exit(show_error(error, debug=debug)) from error
+
+
+@contextmanager
+def require_extra(extra: str, what: str, instead: str = "") -> Iterator[None]:
+    """Guards imports of packages that come with an extra.
+
+    Args:
+        extra: Name of the extra: ``spark``.
+        what: What needs it: ``reconciling``.
+        instead: An alternative: ``, or …``.
+
+    Raises:
+        InvalidSetting: It is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InvalidSetting(
+            f"{what} needs {str(error.name).partition('.')[0]}: pip install 'penstock[{extra}]'{instead}"
+        ) from error
+
+
+def _make_option(setting: SettingDescription) -> inspect.Parameter:
+    """An option that is None or empty if it is not given."""
+    kind: Any = setting.type
+    if kind is bool:
+        names = [f"{setting.option}/--no-{setting.option.removeprefix('--')}"]
+    else:
+        names = [setting.option]
+    if kind not in (bool, float, int, Path, list[str]):
+        kind = str  # a URL, or one of several words: load_settings checks it
+    default: list[str] | None = [] if kind == list[str] else None
+    option = typer.Option(
+        *names,
+        help=f"{setting.sentence} Default: {setting.shown_default}.",
+        metavar=_metavar(setting),
+        show_default=False,
+        rich_help_panel=SETTINGS_PANEL,
+    )
+    annotation = kind if kind == list[str] else kind | None
+    return inspect.Parameter(
+        setting.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[annotation, option],
+    )
+
+
+def _metavar(setting: SettingDescription) -> str | None:
+    if setting.type is bool:
+        return None
+    if setting.name == "app":
+        return "MODULE:ATTRIBUTE"
+    if setting.type == list[str]:
+        return "NAME=VALUE"
+    if get_origin(setting.type) is Literal:
+        return "|".join(get_args(setting.type))
+    return {Secret: "URL", Path: "PATH", float: "NUMBER"}.get(setting.type, "TEXT")
+
+
+def parse_conf(settings: Settings) -> dict[str, str]:
+    """The setting ``conf`` as names and values."""
+    return dict(pair.partition("=")[::2] for pair in settings.conf)
+
+
+def require_pipeline(settings: Settings) -> Pipeline:
+    """The pipeline that the application declares.
+
+    Raises:
+        DeclarationError: ``--app`` is missing, or names no pipeline.
+    """
+    if settings.app is None:
+        raise DeclarationError(
+            'which pipeline? Name it: --app module:attribute, PENSTOCK_APP=…, or app = "…" in [tool.penstock] of pyproject.toml'
+        )
+    return load_pipeline(settings.app)
+
+
+def find_pipeline(settings: Settings) -> Pipeline | None:
+    """The pipeline of ``--app``; None without it, for commands that do not need one.
+
+    Raises:
+        DeclarationError: ``--app`` names no pipeline.
+    """
+    return None if settings.app is None else require_pipeline(settings)

@@ -1,0 +1,81 @@
+"""Writes dead letters, in the transaction that moves the checkpoint past them."""
+
+from collections.abc import Sequence
+
+from penstock.database.executor import Executor
+from penstock.database.statements import statements
+from penstock.declarations import ConsumerSpec
+from penstock.records import Record, ShardName
+
+
+class DeadLetters:
+    """The dead letters of one consumer, as its own transactions write them."""
+
+    def __init__(self, consumer: ConsumerSpec, schema: str) -> None:
+        self._consumer = consumer
+        self._sql = statements("penstock.consuming", schema)
+
+    def _where(self, shard: ShardName) -> dict[str, str | int]:
+        return {"consumer": self._consumer.name, "channel": shard.channel, "shard": shard.shard}
+
+    def write(
+        self,
+        executor: Executor,
+        shard: ShardName,
+        records: Sequence[Record],
+        *,
+        reason: str,
+        attempts: int,
+    ) -> None:
+        """Dead-letters records; without an attempt they are parked behind an earlier one of their key."""
+        executor.execute(
+            self._sql["dead_letter_records"],
+            {
+                **self._where(shard),
+                "reason": reason,
+                "attempts": attempts,
+                "parked": attempts == 0,
+                "offsets": [record.offset for record in records],
+                "ids": [record.id for record in records],
+                "keys": [record.key for record in records],
+                "actions": [record.action for record in records],
+                "objects": [record.object for record in records],
+                "data": [record.data_json for record in records],
+                "headers": [record.headers_json for record in records],
+                "staged": [record.staged_us for record in records],
+            },
+        )
+
+    def parked_keys(
+        self, executor: Executor, shard: ShardName, records: Sequence[Record]
+    ) -> set[str]:
+        """Keys among the records that have a dead letter."""
+        keys = list({record.key for record in records})
+        rows = executor.execute(self._sql["parked_keys"], {**self._where(shard), "keys": keys})
+        return {key for (key,) in rows.fetchall()}
+
+    def write_member(
+        self,
+        executor: Executor,
+        shard: ShardName,
+        member: str,
+        *,
+        since_us: int,
+        reason: str,
+        attempts: int,
+    ) -> None:
+        """Dead-letters a member of an Ick; one that has a dead letter keeps it."""
+        executor.execute(
+            self._sql["dead_letter_member"],
+            {
+                **self._where(shard),
+                "key": member,
+                "since": since_us,
+                "reason": reason,
+                "attempts": attempts,
+            },
+        )
+
+    def forget_members(self, executor: Executor, shard: ShardName, members: Sequence[str]) -> None:
+        """Removes the dead letters of members that are done now."""
+        executor.execute(self._sql["forget_members"], {**self._where(shard), "keys": list(members)})

@@ -1,0 +1,80 @@
+"""What a delivery did: what workers count, show, and go on from."""
+
+from dataclasses import dataclass, field
+
+from penstock.records import Offset, ShardName
+
+
+@dataclass
+class Delivered:
+    """What became of a delivery to one shard.
+
+    Attributes:
+        position: The checkpoint afterwards; None if another process holds the shard.
+        applied: Records whose effects are committed.
+        skipped: Records that had been applied before.
+        dead: Records that were dead-lettered.
+        backfilled: Records that came from the journal, because the log has lost them.
+        halted: Why the shard stopped; None if it did not.
+        held: The shard stands at a barrier, and has not applied what lies behind.
+        retry_after_s: Seconds until what failed is to be delivered again; None if nothing is to be.
+        members: Members of an Ick that need not come again.
+        latencies_us: For each applied record the time from staging to its handler, by Postgres' clock.
+    """
+
+    position: Offset | None = None
+    applied: int = 0
+    skipped: int = 0
+    dead: int = 0
+    backfilled: int = 0
+    halted: str | None = None
+    held: bool = False
+    retry_after_s: float | None = None
+    members: list[bytes] = field(default_factory=list)
+    latencies_us: list[int] = field(default_factory=list)
+
+    def add(self, done: "Delivered") -> None:
+        """Adds what one transaction did."""
+        self.position = done.position
+        self.applied += done.applied
+        self.skipped += done.skipped
+        self.dead += done.dead
+        self.backfilled += done.backfilled
+        self.halted = done.halted
+        self.held = done.held
+        self.members.extend(done.members)
+        self.latencies_us.extend(done.latencies_us)
+
+
+@dataclass
+class Consumed:
+    """What one round did, over all shards: see ``Delivered`` for the counts.
+
+    Attributes:
+        positions: Where the consumer stands in the shards that this round touched.
+    """
+
+    applied: int = 0
+    skipped: int = 0
+    dead: int = 0
+    backfilled: int = 0
+    halted: dict[ShardName, str] = field(default_factory=dict)
+    positions: dict[ShardName, Offset] = field(default_factory=dict)
+    latencies_us: list[int] = field(default_factory=list)
+
+    def add(self, shard: ShardName, delivered: Delivered) -> None:
+        """Counts a delivery."""
+        self.applied += delivered.applied
+        self.skipped += delivered.skipped
+        self.dead += delivered.dead
+        self.backfilled += delivered.backfilled
+        self.latencies_us.extend(delivered.latencies_us)
+        if delivered.halted is not None:
+            self.halted[shard] = delivered.halted
+        if delivered.position is not None:
+            self.positions[shard] = delivered.position
+
+    @property
+    def idle(self) -> bool:
+        """Nothing was delivered."""
+        return not (self.applied or self.skipped or self.dead)

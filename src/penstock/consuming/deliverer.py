@@ -1,0 +1,266 @@
+"""Delivers items of one shard: attempts, one transaction each, until ``decide`` has nothing more to try.
+
+Short pauses are waited out here.  After a long one the shard's turn is over, so that other shards go on meanwhile; what
+was learned of its trouble is kept for the next delivery.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import psycopg
+import structlog
+
+from penstock.consuming.checkpoints import Checkpoints
+from penstock.consuming.delivered import Delivered
+from penstock.consuming.delivery import (
+    NO_TROUBLE,
+    AskedToWait,
+    Conflict,
+    DeadLetter,
+    Halt,
+    Outcome,
+    Policy,
+    Retry,
+    Split,
+    Trouble,
+    Unavailable,
+    cut,
+    decide,
+    of_part,
+)
+from penstock.consuming.failures import NotApplied, frames, reason
+from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Planner
+from penstock.database.errors import driver_error, sqlstate
+from penstock.database.executor import Executor
+from penstock.declarations import ConsumerSpec
+from penstock.errors import ServerUnavailable
+from penstock.records import ShardName
+
+log = structlog.get_logger("penstock.consumer")
+
+Item = TypeVar("Item")
+Item_contra = TypeVar("Item_contra", contravariant=True)
+
+LONGEST_PAUSE_IN_TURN_S = 0.5
+
+Pause = Callable[[float], bool]
+"""Waits so many seconds; true if there is to be no other attempt, because the process stops."""
+
+
+class Source(Protocol[Item_contra]):
+    """Where items come from, and what the transaction that applies or dead-letters them writes.
+
+    Attributes:
+        name: Of the crash points.
+    """
+
+    name: str
+
+    def plan(self, shard: ShardName, items: Sequence[Item_contra], /) -> Planner[Delivered]:
+        """Applies what is due of the items."""
+
+    def plan_dead_letter(
+        self, shard: ShardName, item: Item_contra, reason: str, attempts: int, /
+    ) -> Planner[Delivered]:
+        """Dead-letters an item that has failed for good."""
+
+    def describe(self, shard: ShardName, item: Item_contra, /) -> str:
+        """An item, for the reason of a halt: in a table, where keys may be seen."""
+
+    def name_in_log(self, shard: ShardName, item: Item_contra, /) -> str:
+        """An item, for the log: nothing that the application has chosen."""
+
+
+@dataclass
+class _Turn(Generic[Item]):
+    """A delivery that is going on.
+
+    Attributes:
+        transaction: Makes its transactions.
+        shard: Where to.
+        parts: What is left of it, each with what went wrong with it before.
+        pause: Waits before another attempt.
+        total: What was done.
+    """
+
+    transaction: HandlerTransaction
+    shard: ShardName
+    parts: list[tuple[Sequence[Item], Trouble]]
+    pause: Pause
+    total: Delivered
+
+
+class Deliverer(Generic[Item]):
+    """Delivers to one consumer."""
+
+    def __init__(
+        self,
+        consumer: ConsumerSpec,
+        schema: str,
+        source: Source[Item],
+    ) -> None:
+        self._consumer = consumer
+        self._source = source
+        self._checkpoints = Checkpoints(consumer, schema)
+        self._policy = Policy(consumer.attempts, consumer.on_poison)
+        self._trouble: dict[ShardName, Trouble] = {}
+        self._applied = 0
+        self._applied_before: dict[ShardName, int] = {}
+        self._shown: set[tuple[str, ...]] = set()
+
+    def deliver(
+        self,
+        transaction: HandlerTransaction,
+        shard: ShardName,
+        items: Sequence[Item],
+        pause: Pause = lambda _: False,
+    ) -> Delivered:
+        """Applies items in their order; some may have been applied before.
+
+        Args:
+            transaction: Makes its transactions.
+            shard: Where they come from.
+            items: Records in the order of their offsets, the first may lie anywhere; or members.
+            pause: Waits before another attempt.
+
+        Raises:
+            ServerUnavailable: Postgres does not answer; what was under way may be committed, which the next delivery sees.
+            HandlerExited: The handler wants the process to end.
+        """
+        turn = _Turn(transaction, shard, self._parts(shard, items), pause, Delivered())
+        while turn.parts and turn.total.halted is None:
+            part, trouble = turn.parts.pop(0)
+            try:
+                plan = self._source.plan(shard, part)
+                done = transaction.apply([shard], plan, name=self._source.name)
+            except NotApplied as failed:
+                if not self._goes_on(turn, part, trouble, failed):
+                    break
+            else:
+                self._count(shard, done)
+                turn.total.add(done)
+                if done.position is None:
+                    break
+        return turn.total
+
+    def _parts(
+        self, shard: ShardName, items: Sequence[Item]
+    ) -> list[tuple[Sequence[Item], Trouble]]:
+        """The items, those that were in trouble when the last turn ended apart from the rest."""
+        trouble = self._trouble.pop(shard, NO_TROUBLE)
+        if not 0 < trouble.items < len(items):
+            return [(items, trouble)]
+        return [(items[: trouble.items], trouble), (items[trouble.items :], NO_TROUBLE)]
+
+    def _count(self, shard: ShardName, done: Delivered) -> None:
+        if done.applied:
+            self._applied += done.applied
+            self._applied_before.pop(shard, None)
+
+    def _goes_on(
+        self, turn: _Turn[Item], part: Sequence[Item], trouble: Trouble, failed: NotApplied
+    ) -> bool:
+        """Carries out what is to happen after a failure; false if the turn is over."""
+        self._show(turn.shard, failed)
+        match decide(self._policy, len(part), trouble, self._outcome(turn.shard, failed)):
+            case Retry(after_s, known) if after_s > LONGEST_PAUSE_IN_TURN_S:
+                self._postpone(turn, after_s, known, failed)
+                return False
+            case Retry(after_s, known):
+                turn.parts.insert(0, (part, known))
+                return not turn.pause(after_s * random.uniform(0.5, 1.0))  # noqa: S311  spreads processes, no secret
+            case Split(sizes, known):
+                pieces = cut(part, sizes)
+                turn.parts[:0] = [(piece, of_part(known, len(piece))) for piece in pieces]
+            case DeadLetter(attempts):
+                self._dead_letter(turn, part[0], trouble, failed.reason, attempts)
+            case Halt(attempts):
+                self._halt(turn, part, f"failed {attempts} times: {failed.reason}")
+        return True
+
+    def _outcome(self, shard: ShardName, failed: NotApplied) -> Outcome:
+        """What the failure means; only this worker knows whether others pass meanwhile."""
+        if not isinstance(failed.outcome, Unavailable):
+            return failed.outcome
+        before = self._applied_before.setdefault(shard, self._applied)
+        return Unavailable(others_pass=self._applied > before)
+
+    def _postpone(
+        self, turn: _Turn[Item], after_s: float, trouble: Trouble, failed: NotApplied
+    ) -> None:
+        """Ends the turn; the next one begins with the same items, and with what is known of their trouble."""
+        self._trouble[turn.shard] = trouble
+        turn.total.retry_after_s = after_s
+        log.warning(
+            "waiting",
+            consumer=self._consumer.name,
+            shard=str(turn.shard),
+            reason=type(driver_error(failed.error)).__name__,
+            seconds=round(after_s, 1),
+        )
+
+        def plan(executor: Executor, locked: Locked) -> Plan[None]:
+            if turn.shard in locked:
+                said = f"waiting after {failed.reason}"
+                self._checkpoints.note_waiting(executor, turn.shard, said)
+            return Plan(None)
+
+        with suppress(NotApplied, ServerUnavailable):  # `penstock status` can do without
+            turn.transaction.apply([turn.shard], plan)
+
+    def _dead_letter(
+        self, turn: _Turn[Item], item: Item, trouble: Trouble, why: str, attempts: int
+    ) -> None:
+        """Dead-letters an item; if even that is impossible, the shard halts."""
+        log.warning(
+            "dead-lettering",
+            consumer=self._consumer.name,
+            item=self._source.name_in_log(turn.shard, item),
+        )
+        plan = self._source.plan_dead_letter(turn.shard, item, why, attempts)
+        try:
+            turn.total.add(turn.transaction.apply([turn.shard], plan))
+        except NotApplied as lost:
+            if not isinstance(lost.outcome, Conflict | Unavailable):
+                self._halt(turn, [item], f"could not be dead-lettered: {lost.reason}")
+            else:
+                turn.parts.insert(0, ([item], trouble))
+        except psycopg.Error as error:
+            self._halt(turn, [item], f"could not be dead-lettered: {reason(error)}")
+
+    def _halt(self, turn: _Turn[Item], part: Sequence[Item], why: str) -> None:
+        """Stops the shard: nothing behind these items is applied until an operator lets it go on."""
+        which = self._source.describe(turn.shard, part[0])
+        said = f"{which} {why}" if len(part) == 1 else f"{len(part)} items from {which} {why}"
+
+        def plan(executor: Executor, locked: Locked) -> Plan[Delivered]:
+            checkpoint = locked.get(turn.shard)
+            if checkpoint is None:
+                return Plan(Delivered())
+            self._checkpoints.halt(executor, turn.shard, said)
+            return Plan(Delivered(position=checkpoint.offset, halted=said))
+
+        with suppress(NotApplied):  # it fails again, and halts then
+            turn.total.add(turn.transaction.apply([turn.shard], plan))
+        turn.parts.clear()
+
+    def _show(self, shard: ShardName, failed: NotApplied) -> None:
+        """Logs a failure once, with where it happened; never its text, which may hold a payload."""
+        if isinstance(failed.outcome, Conflict | AskedToWait):
+            return
+        where = frames(failed.error)
+        kind = type(driver_error(failed.error)).__name__
+        if (signature := (kind, *where[-1:])) not in self._shown:
+            self._shown.add(signature)
+            log.warning(
+                "handler failed",
+                consumer=self._consumer.name,
+                shard=str(shard),
+                error=kind,
+                sqlstate=sqlstate(failed.error),
+                at_commit=failed.at_commit,
+                traceback=where,
+            )

@@ -1,0 +1,238 @@
+"""The worker of a consumer that reads a log: waits for records, delivers them.
+
+Several processes of one consumer share its shards by the locks on the checkpoints: a shard that another process is
+working on is left alone for a while.  Records that are applied already are skipped.
+"""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from time import monotonic
+from typing import Unpack
+
+import structlog
+
+from penstock.channels.log import Follower, extents
+from penstock.consuming.backfill import backfill
+from penstock.consuming.checkpoints import Checkpoints
+from penstock.consuming.delivered import Consumed, Delivered
+from penstock.consuming.failures import NotApplied
+from penstock.consuming.log_source import LogSource
+from penstock.consuming.transaction import HandlerTransaction
+from penstock.consuming.worker import Worker, WorkerOptions
+from penstock.crashpoints import crashpoint
+from penstock.database.connections import Connection, Database
+from penstock.database.errors import driver_error
+from penstock.database.executor import Executor
+from penstock.declarations import ConsumerSpec, Ick
+from penstock.errors import DeclarationError
+from penstock.pipeline import Pipeline
+from penstock.records import Offset, Record, ShardName
+
+log = structlog.get_logger("penstock.consumer")
+
+SHARED_PAUSE_S = 1.0
+"""How long a shard is left alone that another process is working on."""
+
+HELD_PAUSE_S = 0.02
+"""Pause, in seconds, between two attempts at a shard that stands at a barrier."""
+
+TOGETHER_S = 0.02
+"""Upper bound, in seconds, on the estimated duration of a transaction that spans several shards."""
+
+REREAD_CHECKPOINTS_S = 2.0
+"""How often, in seconds, an idle worker reads its checkpoints again: an operator may have moved them."""
+
+
+class LogWorker(Worker[Record]):
+    """Runs one consumer of a log over some or all of its shards, in one thread."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        consumer: ConsumerSpec,
+        database: Database,
+        redis_url: str,
+        **options: Unpack[WorkerOptions],
+    ) -> None:
+        """Sets up; ``open`` connects.
+
+        Raises:
+            DeclarationError: The consumer is set-based, and needs the Spark engine, or it reads an Ick.
+        """
+        if isinstance(consumer.channel, Ick):
+            raise DeclarationError(
+                f"consumer {consumer.name} reads an Ick, and this worker reads logs; make_worker(…) makes the right one"
+            )
+        if consumer.dataframe:
+            raise DeclarationError(
+                f"consumer {consumer.name} is set-based (dataframe=True) and runs on Spark: penstock run --engine spark"
+            )
+        super().__init__(pipeline, consumer, database, redis_url, **options)
+        self._records = LogSource(consumer, pipeline.schema)
+        self._follower: Follower | None = None
+        self._positions: dict[ShardName, Offset] = {}
+        self._held: set[ShardName] = set()
+        self._reread_at = 0.0
+        self._record_s = math.inf  # of a handler that is not known yet
+
+    def _registered(self, connection: Connection) -> None:
+        """Reads where the consumer stands."""
+        crashpoint("consumer.after_register")
+        standing = Checkpoints(self.consumer, self._pipeline.schema).all(connection)
+        self._positions = {shard: standing.get(shard, Offset(0)) for shard in self._shards}
+
+    def open(self) -> None:
+        """As ``Worker.open``, and reads the consumer's checkpoints."""
+        super().open()
+        self._follower = Follower(self._client, self._pipeline.namespace, count=self.consumer.batch)
+        self._held, self._reread_at = set(), 0.0
+
+    def close(self) -> None:
+        """As ``Worker.close``."""
+        if self._follower is not None:
+            self._follower.close()
+        super().close()
+        self._follower = None
+
+    def _source(self) -> LogSource:
+        return self._records
+
+    def round(self, block_ms: int | None = None) -> Consumed:
+        """Waits for records, ``block_ms`` at the longest, and delivers what came: up to a batch of each shard.
+
+        Raises:
+            ServerUnavailable: Postgres or Redis does not answer.
+            ForeignLog: The log holds what is not ours.
+            Gap: The log is empty, and the journal does not reach back to a checkpoint.
+            HandlerExited: The handler wants the process to end.
+        """
+        self._opened()
+        assert self._follower is not None
+        block_ms = self._block_ms if block_ms is None else block_ms
+        consumed = Consumed()
+        now = monotonic()
+        awake = {s: at for s, at in self._positions.items() if self._rest_until.get(s, 0.0) <= now}
+        resting = [until - now for until in self._rest_until.values() if until > now]
+        longest = min([block_ms, *(max(1, int(left * 1000)) for left in resting)])
+        if not awake:
+            self._pause(longest / 1000)
+            return consumed
+        found = self._follower.wait(awake, longest if longest > 0 else None)
+        crashpoint("consumer.after_read")
+        if any(len(records) >= self.consumer.batch for records in found.values()):
+            # There is more, most likely: Redis looks it up while this is applied.
+            last = {shard: records[-1].offset for shard, records in found.items()}
+            self._follower.request_ahead({**awake, **last})
+        self._deliver(found, consumed)
+        if self._reread_chance and found and random.random() < self._reread_chance:  # noqa: S311  not for secrets
+            self.rewind(consumed.applied)
+        if not found and monotonic() >= self._reread_at:
+            self._deliver(self._reread_checkpoints(), consumed)
+        return consumed
+
+    def _deliver(self, found: Mapping[ShardName, Sequence[Record]], consumed: Consumed) -> None:
+        """Delivers to shards together, as far as that goes, and to the others one after another."""
+        transaction, deliverer = self._opened()
+        began, done_before = monotonic(), consumed.applied + consumed.dead
+        together = self._deliver_together(transaction, found) if self._are_few(found) else {}
+        for shard, delivered in together.items():
+            self._note_delivered(shard, delivered, consumed)
+        for shard in [shard for shard in found if shard not in together]:
+            delivered = deliverer.deliver(transaction, shard, found[shard], self._pause)
+            self._note_delivered(shard, delivered, consumed)
+            if self._stop():
+                break
+        if done := consumed.applied + consumed.dead - done_before:
+            self._record_s = (monotonic() - began) / done
+
+    def _are_few(self, found: Mapping[ShardName, Sequence[Record]]) -> bool:
+        """Whether one transaction takes all of it and is over soon: others of the consumer wait for the shards meanwhile."""
+        records = sum(len(records) for records in found.values())
+        return (
+            len(found) > 1
+            and not self.consumer.park_key
+            and not self._retrying
+            and records <= self.consumer.batch
+            and records * self._record_s < TOGETHER_S
+        )
+
+    def _deliver_together(
+        self, transaction: HandlerTransaction, found: Mapping[ShardName, Sequence[Record]]
+    ) -> dict[ShardName, Delivered]:
+        """One transaction for all; shards that are not in the answer are to be delivered alone."""
+        try:
+            return transaction.apply(found, self._records.plan_together(found), name="together")
+        except NotApplied as failed:
+            # It need not be about all of them: alone, each has its own attempts.
+            log.info(
+                "failed together, going shard by shard",
+                consumer=self.consumer.name,
+                error=type(driver_error(failed.error)).__name__,
+            )
+            return {}
+
+    def _reread_checkpoints(self) -> dict[ShardName, list[Record]]:
+        """Takes over checkpoints that were moved while nothing arrived: by an operator, or by another process.
+
+        Gives what the journal has and the log has lost, if the log ends beyond a checkpoint and nothing came of it.
+        """
+        self._reread_at = monotonic() + REREAD_CHECKPOINTS_S
+        transaction, _ = self._opened()
+        standing = transaction.read(Checkpoints(self.consumer, self._pipeline.schema).all)
+        self._positions.update((s, at) for s, at in standing.items() if s in self._positions)
+        ends = extents(self._client, self._pipeline.namespace, list(self._positions))
+        lost = {
+            shard: Offset(end.tail + 1)
+            for shard, end in ends.items()
+            if shard in standing and end.tail > self._positions[shard] and not end.entries
+        }
+        return transaction.read(partial(self._backfill, lost)) if lost else {}
+
+    def _backfill(
+        self, lost: Mapping[ShardName, Offset], executor: Executor
+    ) -> dict[ShardName, list[Record]]:
+        schema, count = self._pipeline.schema, self.consumer.batch
+        return {
+            shard: backfill(executor, schema, shard, self._positions[shard], before, count)
+            for shard, before in lost.items()
+        }
+
+    def _note_delivered(self, shard: ShardName, delivered: Delivered, consumed: Consumed) -> None:
+        """Where to read on, and when."""
+        consumed.add(shard, delivered)
+        self._note(shard, delivered, SHARED_PAUSE_S)
+        self._held.discard(shard)
+        if delivered.position is not None:
+            self._positions[shard] = delivered.position
+        if delivered.held:
+            self._held.add(shard)
+            self._rest(shard, HELD_PAUSE_S)
+
+    def rewind(self, records: int) -> None:
+        """Reads again from so many records before the checkpoints, as after a restart of someone who knew less.
+
+        Checkpoints stay where they are: what is read twice is skipped.
+        """
+        self._positions = {s: Offset(max(0, at - records)) for s, at in self._positions.items()}
+
+    def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
+        """Rounds until the log has nothing more; gives the number of records applied.
+
+        Raises:
+            As ``round``.
+        """
+        applied = 0
+        while True:
+            self._reread_at = (
+                0.0  # the end is where the journal ends, not where the log goes silent
+            )
+            consumed = self.round(block_ms=0)
+            applied += consumed.applied
+            report(consumed)
+            if consumed.positions:
+                continue
+            if not (self._held or self._retrying):
+                return applied
+            self._pause(HELD_PAUSE_S)

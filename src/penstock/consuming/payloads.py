@@ -1,0 +1,85 @@
+"""Payloads as the application's own types: ``consumer(…, payload=Ride)`` gives ``record.payload`` as a ``Ride``.
+
+Pydantic validates its own models, dataclasses and TypedDicts, msgspec its Structs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penstock.consuming.failures import Culprit, InvalidPayload
+from penstock.database.errors import first_line
+from penstock.declarations import ConsumerSpec
+from penstock.errors import DeclarationError
+from penstock.records import Record
+
+Decode = Callable[[str], Any]
+"""Makes JSON text a model's instance, and raises ``InvalidPayload`` if it cannot."""
+
+
+def make_decoder(consumer: ConsumerSpec) -> Decode | None:
+    """The decoder of a consumer's payloads; None if it takes them as they are.
+
+    Raises:
+        DeclarationError: The model cannot be made a decoder of.
+    """
+    model = consumer.payload
+    if model is None:
+        return None
+    try:
+        return (
+            _msgspec_decoder(model)
+            if hasattr(model, "__struct_fields__")
+            else _pydantic_decoder(model)
+        )
+    except Exception as error:
+        raise DeclarationError(
+            f"consumer {consumer.name}: payload={model.__name__} cannot be validated: {first_line(error)}"
+        ) from error
+
+
+def decode_payloads(decode: Decode, records: Sequence[Record]) -> None:
+    """Gives each record its ``payload``.
+
+    Raises:
+        Culprit: A payload does not fit; raised from ``InvalidPayload``.
+    """
+    for index, record in enumerate(records):
+        if "payload" not in record.__dict__:  # a batch that is retried was validated before
+            try:
+                record.__dict__["payload"] = decode(record.data_json)
+            except InvalidPayload as error:
+                raise Culprit(index) from error
+
+
+def _pydantic_decoder(model: Any) -> Decode:
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415  most consumers have no model
+
+    validate = TypeAdapter[Any](model).validate_json
+
+    def decode(text: str) -> Any:
+        try:
+            return validate(text)
+        except ValidationError as error:
+            # What is wrong with which field, without the values.
+            faults = error.errors(include_input=False, include_url=False, include_context=False)
+            raise InvalidPayload("; ".join(map(_fault, faults))) from None
+
+    return decode
+
+
+def _fault(fault: Mapping[str, Any]) -> str:
+    return f"{'.'.join(map(str, fault['loc'])) or 'payload'}: {fault['msg']}"
+
+
+def _msgspec_decoder(model: Any) -> Decode:
+    import msgspec  # noqa: PLC0415  the application's: only a Struct brings it along
+
+    decoding = msgspec.json.Decoder(model)
+
+    def decode(text: str) -> Any:
+        try:
+            return decoding.decode(text)
+        except msgspec.MsgspecError as error:
+            raise InvalidPayload(str(error)) from None
+
+    return decode

@@ -1,0 +1,287 @@
+"""The handler's transaction: the only code that locks checkpoints, calls a handler, advances and commits.
+
+    BEGIN  →  lock the checkpoints' rows  →  plan  →  handler(session, items)  →  settle  →  advance  →  COMMIT
+
+What is due, and what else has to be written with it, is the plan's to say: for records of a log, members of an Ick, a
+DataFrame, or a dead letter that is retried.  Effects and checkpoints are one transaction, so delivery may be repeated, by
+anyone, and the effect happens once.
+
+Whatever fails between BEGIN and the answer to COMMIT is raised as ``NotApplied``, with what it means for the items.  A
+server that cannot be reached, or cannot even lock, is ``ServerUnavailable``: nothing was tried.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import structlog
+from sqlalchemy import Connection as EngineConnection
+from sqlalchemy import RootTransaction
+
+from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
+from penstock.consuming.delivery import Conflict
+from penstock.consuming.failures import (
+    CommittedByHandler,
+    Culprit,
+    NotApplied,
+    is_exit,
+    outcome_of,
+)
+from penstock.consuming.handler import make_caller
+from penstock.crashpoints import crashpoint
+from penstock.database import errors
+from penstock.database.errors import CONFLICTS, postgres_errors, sqlstate
+from penstock.database.executor import Executor, make_executor
+from penstock.declarations import ConsumerSpec
+from penstock.errors import BrokenTransaction, HandlerExited
+from penstock.pipeline import Pipeline
+from penstock.records import ShardName
+
+log = structlog.get_logger("penstock.consumer")
+
+Result = TypeVar("Result")
+
+Locked = Mapping[ShardName, Checkpoint]
+"""The checkpoints that this transaction holds; those that another process works on are missing."""
+
+
+def _nothing(_: Executor) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Generic[Result]):
+    """What one transaction does.
+
+    Attributes:
+        result: What ``apply`` gives if it is committed.
+        items: What the handler is called with; None if it is not to be called.
+        advances: How the locked checkpoints move.
+        settle: Writes what else belongs to it, after the handler.
+    """
+
+    result: Result
+    items: Any = None
+    advances: Sequence[Advance] = ()
+    settle: Callable[[Executor], None] = _nothing
+
+
+Planner = Callable[[Executor, Locked], Plan[Result]]
+"""Looks at the locked checkpoints, in the transaction that locked them, and says what it is to do."""
+
+
+class HandlerTransaction:
+    """Transactions of one consumer, one after the other, on a connection that is kept."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        consumer: ConsumerSpec,
+        database_url: str,
+        *,
+        prepare: bool = True,
+        pooled: bool = True,
+    ) -> None:
+        """Sets up; the first transaction connects.
+
+        Args:
+            pipeline: The consumer's pipeline.
+            consumer: Whose handler and checkpoints they are.
+            database_url: Where its effects and checkpoints are.
+            prepare: False behind a pooler that cannot keep prepared statements.
+            pooled: False opens a connection a transaction.
+        """
+        self._consumer = consumer
+        self._keeps_connection = pooled
+        self._checkpoints = Checkpoints(consumer, pipeline.schema)
+        self._caller = make_caller(pipeline, consumer, database_url, prepare=prepare, pooled=pooled)
+        self._engine = self._caller.engine.execution_options(isolation_level=consumer.isolation)
+        self._connection: EngineConnection | None = None
+
+    def apply(
+        self,
+        shards: Collection[ShardName],
+        plan: Planner[Result],
+        *,
+        wait: bool = False,
+        name: str = "consumer",
+    ) -> Result:
+        """One transaction.
+
+        Args:
+            shards: Whose checkpoints to lock.
+            plan: Says what to do.
+            wait: Whether to wait for checkpoints that another process holds, instead of leaving them out.
+            name: Of its crash points.
+
+        Raises:
+            NotApplied: It was rolled back, or its connection was cut at COMMIT.
+            ServerUnavailable: Postgres cannot be reached, or cannot lock the checkpoints now.
+            SchemaMissing: The tables are not there.
+            HandlerExited: The handler wants the process to end; nothing was committed.
+        """
+        return self._caller.enter(lambda: self._apply(shards, plan, wait, name))
+
+    def read(self, function: Callable[[Executor], Result]) -> Result:
+        """Runs statements that change nothing, on the same connection.
+
+        Raises:
+            ServerUnavailable: Postgres does not answer.
+        """
+
+        def reading() -> Result:
+            with postgres_errors(f"reading for {self._consumer.name}"), self._connected() as open_:
+                transaction = open_.begin()
+                result = function(make_executor(open_))
+                transaction.rollback()
+            return result
+
+        return self._caller.enter(reading)
+
+    def close(self) -> None:
+        """Closes the connection; what is under way is rolled back."""
+        self._caller.enter(self._give_back)
+        self._caller.close()
+
+    def _apply(
+        self,
+        shards: Collection[ShardName],
+        plan: Planner[Result],
+        wait: bool,  # noqa: FBT001  private
+        name: str,
+    ) -> Result:
+        with self._connected() as connection:
+            transaction = connection.begin()
+            statements = make_executor(connection)
+            planned, xid = self._plan(statements, shards, plan, wait)
+            if planned.items is not None:
+                self._call(connection, planned.items, xid)
+                crashpoint(f"{name}.after_apply")
+            self._advance(statements, planned, xid)
+            crashpoint(f"{name}.after_checkpoint")
+            _commit(transaction)
+        crashpoint(f"{name}.after_commit")
+        return planned.result
+
+    def _plan(
+        self,
+        statements: Executor,
+        shards: Collection[ShardName],
+        plan: Planner[Result],
+        wait: bool,  # noqa: FBT001  private
+    ) -> tuple[Plan[Result], str]:
+        """What to do, and the id of the transaction that has the locks."""
+        try:
+            with postgres_errors(f"locking checkpoints of {self._consumer.name}"):
+                locked = self._checkpoints.lock(statements, shards, wait=wait)
+                xid = next(iter(locked.values())).transaction if locked else ""
+                return plan(statements, locked), xid
+        except CONFLICTS as error:
+            raise NotApplied(Conflict(), error) from error
+
+    def _call(self, connection: EngineConnection, items: Any, xid: str) -> None:
+        try:
+            self._caller.call(connection, items)
+        except BaseException as raised:  # noqa: BLE001  told apart, and raised again as one of ours
+            index, error = None, raised
+            if isinstance(raised, Culprit):
+                index, error = raised.index, raised.__cause__ or raised
+            if is_exit(error):
+                raise HandlerExited(
+                    f"consumer {self._consumer.name}: the handler raised {type(error).__name__}; nothing of its batch is "
+                    "committed. To have a batch retried, raise TryAgain or any other exception"
+                ) from error
+            error = self._committed_by_handler(connection, xid) or error
+            raise NotApplied(outcome_of(error, index), error) from error
+
+    def _advance(self, statements: Executor, planned: Plan[Result], xid: str) -> None:
+        """Moves the checkpoints, if the transaction still is the one that locked them."""
+        try:
+            planned.settle(statements)
+            self._checkpoints.advance(statements, *planned.advances)
+        except Exception as error:
+            ended = self._explained(statements, error, xid)
+            raise NotApplied(outcome_of(ended), ended) from error
+
+    def _explained(self, statements: Executor, error: Exception, xid: str) -> Exception:
+        """What the handler did, if it is the reason why the checkpoints cannot be moved."""
+        who = f"consumer {self._consumer.name}"
+        match sqlstate(error):
+            case errors.IN_FAILED_TRANSACTION:
+                return BrokenTransaction(
+                    f"{who}: the handler caught a database error and went on, but Postgres had given the transaction up. "
+                    "Let the error out, or put what may fail into `with session.begin_nested():`"
+                )
+            case errors.READ_ONLY:
+                return BrokenTransaction(
+                    f"{who}: the handler made its transaction read-only, so the checkpoint cannot be moved"
+                )
+            case _ if isinstance(error, BrokenTransaction):
+                return _committed(statements, who, xid) or error
+            case _:
+                return error
+
+    def _committed_by_handler(self, connection: EngineConnection, xid: str) -> Exception | None:
+        """What to say of a handler that committed before it failed; None if it did not."""
+        with suppress(Exception):  # the connection may be gone: the next attempt will see
+            connection.rollback()
+            return _committed(make_executor(connection), f"consumer {self._consumer.name}", xid)
+        return None
+
+    @contextmanager
+    def _connected(self) -> Iterator[EngineConnection]:
+        """The connection, kept from one transaction to the next; a new one after a failure.
+
+        What a handler has set on a session, and statements that were prepared before a migration, go with the old one.
+        """
+        if self._connection is None:
+            with postgres_errors(f"connecting for {self._consumer.name}"):
+                self._connection = self._engine.connect()
+        try:
+            yield self._connection
+        except NotApplied as failed:
+            self._end(keep=isinstance(failed.outcome, Conflict))
+            raise
+        except BaseException:
+            self._end(keep=False)
+            raise
+        if not self._keeps_connection:
+            self._give_back()
+
+    def _end(self, *, keep: bool) -> None:
+        """Rolls back."""
+        assert self._connection is not None
+        try:
+            if keep:
+                self._connection.rollback()
+                return
+            self._connection.invalidate()
+        except Exception:  # noqa: BLE001  the connection is gone, and so is what was done on it
+            log.debug("connection gone", consumer=self._consumer.name)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _commit(transaction: RootTransaction) -> None:
+    try:
+        transaction.commit()
+    except Exception as error:
+        raise NotApplied(outcome_of(error), error, at_commit=True) from error
+
+
+def _committed(statements: Executor, who: str, xid: str) -> CommittedByHandler | None:
+    """Whether a transaction was committed: its effects are there, and its checkpoint is not."""
+    row = statements.execute(
+        b"SELECT pg_xact_status(%(transaction)s::xid8)", {"transaction": xid}
+    ).fetchone()
+    if row is None or row[0] != "committed":
+        return None
+    return CommittedByHandler(
+        f"{who}: the handler committed the transaction that carries the checkpoint: its effects are in the database, and "
+        "would be doubled by another attempt. Take the COMMIT out of the handler, see to the effects of this batch, then "
+        "go on: penstock reset checkpoint"
+    )

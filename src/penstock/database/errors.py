@@ -1,0 +1,139 @@
+"""What an error of Postgres means: the one classification that workers, Spark tasks and commands share.
+
+It goes by SQLSTATE, the server's own five characters, and not by the driver's classes: psycopg files a full disk, a cut
+connection and a value that is too long for an index under the same ``OperationalError``.
+
+    CONFLICT       the transaction lost against another one; nothing of it happened; run it again
+    UNAVAILABLE    the server or the connection cannot do it now, and will: cut, restarting, full, locked, read-only
+    SCHEMA         a table, column or function is not there
+    STATEMENT      everything else: the statement or its values are at fault, and will be again
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum, auto
+
+import psycopg
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from penstock.errors import PenstockError, SchemaMissing, ServerUnavailable
+
+CONFLICTS = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
+"""Errors of psycopg that mean: the transaction lost against another one, and nothing of it happened."""
+
+READ_ONLY = "25006"
+IN_FAILED_TRANSACTION = "25P02"
+
+_SCHEMA = {"42P01", "42703", "42883", "3F000"}
+_UNAVAILABLE_CLASSES = {
+    "08",  # the connection
+    "53",  # out of disk, memory or connections
+    "57",  # an administrator, a restart, statement_timeout
+    "58",  # the server's operating system
+}
+_UNAVAILABLE = {
+    READ_ONLY,
+    "25P03",  # idle_in_transaction_session_timeout
+    "25P04",  # transaction_timeout
+    "55006",  # the object is in use
+    "55P03",  # lock_timeout, NOWAIT
+}
+
+
+class ErrorKind(Enum):
+    """What to do about an error of Postgres."""
+
+    CONFLICT = auto()
+    UNAVAILABLE = auto()
+    SCHEMA = auto()
+    STATEMENT = auto()
+
+
+def driver_error(error: BaseException) -> BaseException:
+    """The driver's error below SQLAlchemy's, or the error itself."""
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        return error.orig
+    return error
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """The server's code for an error; None if the error did not come from the server."""
+    found = getattr(driver_error(error), "sqlstate", None)
+    return found if isinstance(found, str) else None
+
+
+def classify(error: BaseException) -> ErrorKind | None:
+    """What kind of error of Postgres this is; None if it is another's, such as an exception of the application."""
+    if isinstance(error, PoolTimeout):
+        return ErrorKind.UNAVAILABLE
+    cause, code = driver_error(error), sqlstate(error)
+    if code is None:
+        return _without_code(error, cause)
+    if code.startswith("40"):
+        return ErrorKind.CONFLICT
+    if code in _UNAVAILABLE or code[:2] in _UNAVAILABLE_CLASSES or _is_stale_plan(code, cause):
+        return ErrorKind.UNAVAILABLE
+    return ErrorKind.SCHEMA if code in _SCHEMA else ErrorKind.STATEMENT
+
+
+def _without_code(error: BaseException, cause: BaseException) -> ErrorKind | None:
+    """The driver itself gave up: it lost the connection, or was used wrongly."""
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return ErrorKind.UNAVAILABLE
+    if isinstance(cause, (psycopg.OperationalError, psycopg.InterfaceError)):
+        return ErrorKind.UNAVAILABLE
+    return ErrorKind.STATEMENT if isinstance(error, (DBAPIError, psycopg.Error)) else None
+
+
+def _is_stale_plan(code: str, cause: BaseException) -> bool:
+    """A migration changed a table under a prepared statement: a new connection has a new plan."""
+    return code == "0A000" and "cached plan" in str(cause)
+
+
+@contextmanager
+def postgres_errors(what: str) -> Iterator[None]:
+    """Translates errors of Postgres, raised by psycopg or through SQLAlchemy, that are not about a statement.
+
+    Args:
+        what: What was being done, for the error's text: ``sequencing``.
+
+    Raises:
+        ServerUnavailable: The server cannot do it now; what was being done may have happened.
+        SchemaMissing: A table or function of ours is not there.
+    """
+    try:
+        yield
+    except (psycopg.Error, DBAPIError, PoolTimeout) as error:
+        cause = driver_error(error)
+        match classify(error):
+            case ErrorKind.UNAVAILABLE:
+                raise ServerUnavailable(f"{what}: {_why_unavailable(cause)}") from error
+            case ErrorKind.SCHEMA:
+                raise SchemaMissing(
+                    f"{what}: {first_line(cause)}. Create or upgrade Penstock's tables: penstock init"
+                ) from error
+            case ErrorKind.CONFLICT:
+                raise cause from error if cause is not error else None
+            case _:
+                raise
+
+
+def _why_unavailable(cause: BaseException) -> str:
+    if sqlstate(cause) is None or isinstance(cause, psycopg.errors.ConnectionException):
+        return f"Postgres does not answer: {first_line(cause)}"
+    return f"Postgres cannot do it now: {type(cause).__name__}: {first_line(cause)}"
+
+
+def describe(error: BaseException) -> str:
+    """An error for logs and tables: its class, and its text where that is ours and holds no payload."""
+    return (
+        f"{type(error).__name__}: {error}"
+        if isinstance(error, PenstockError)
+        else type(error).__name__
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, which names the fault; values are in the lines after it."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

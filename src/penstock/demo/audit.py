@@ -1,0 +1,222 @@
+"""The audit: compares what was committed with what took effect."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.channels.log import extents
+from penstock.channels.server import RedisClient
+from penstock.database.connections import Connection
+from penstock.demo.rides import CANONICAL_COPIES, pipeline, rides
+
+CONSUMERS = tuple(
+    sorted(name for name, spec in pipeline.consumers.items() if spec.channel == rides)
+)
+INDEX = "ride-index"
+"""Name of both the Ick and its consumer."""
+LATE_CONSUMER = "ride-late"
+"""The consumer of ``late_consumer``, which begins with the tables."""
+
+_COUNTS = """
+SELECT (SELECT count(*) FROM rocket_rides_log.staged_records WHERE channel = 'rides'),
+       (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM rocket_rides_log.journal WHERE channel = 'rides'),
+       (SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.rides),
+       (SELECT count(*) FROM rocket_rides.faults WHERE kind = 'crash'),
+       (SELECT count(*) FROM rocket_rides.faults WHERE kind = 'resent')
+"""
+
+_EFFECTS = """
+SELECT (SELECT count(*)
+        FROM rocket_rides_log.staged_records s
+        WHERE s.channel = 'rides'
+          AND NOT EXISTS (SELECT FROM rocket_rides.effects e WHERE e.consumer = %(consumer)s AND e.record_id = s.id)),
+       (SELECT count(*) - count(DISTINCT record_id) FROM rocket_rides.effects WHERE consumer = %(consumer)s)
+     + (SELECT count(*)
+        FROM rocket_rides.effects e
+        WHERE consumer = %(consumer)s
+          AND NOT EXISTS (SELECT FROM rocket_rides_log.staged_records s WHERE s.id = e.record_id))
+"""
+
+_OUT_OF_ORDER = """
+SELECT count(*)
+FROM (
+    SELECT "offset" < lag("offset") OVER (PARTITION BY shard ORDER BY number) AS earlier
+    FROM rocket_rides.effects
+    WHERE consumer = %(consumer)s
+) e
+WHERE earlier
+"""
+
+_PROGRESS = """
+SELECT coalesce(sum(applied), 0)::bigint, coalesce(sum(skipped), 0)::bigint, coalesce(sum("offset"), 0)::bigint
+FROM rocket_rides_log.checkpoints
+WHERE consumer = %(consumer)s
+"""
+
+_TOTALS = {
+    "ride-totals": "SELECT total_cents FROM rocket_rides.totals WHERE consumer = 'ride-totals'",
+    "ride-copies": "SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.copies",
+}
+
+_INDEX = """
+SELECT (SELECT count(*) FROM rocket_rides_log.staged_records WHERE channel = 'ride-index'),
+       (SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.ride_index),
+       (SELECT count(*)
+        FROM (TABLE rocket_rides.indexable EXCEPT TABLE rocket_rides.ride_index
+              UNION ALL
+              (TABLE rocket_rides.ride_index EXCEPT TABLE rocket_rides.indexable)) AS different)
+"""
+
+_LATE_CONSUMER = f"""
+SELECT (SELECT count(*) FROM rocket_rides_log.staged_records WHERE channel = 'rides'),
+       (SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.late_copies),
+       (SELECT count(*)
+        FROM (({CANONICAL_COPIES} EXCEPT TABLE rocket_rides.late_copies)
+              UNION ALL
+              (TABLE rocket_rides.late_copies EXCEPT {CANONICAL_COPIES})) AS different)
+"""
+
+_LATENCIES = """
+SELECT percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY latency_us / 1000.0)
+FROM rocket_rides.effects
+WHERE latency_us > 0
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The progress of a copy of the table whose consumer does not apply every record.
+
+    Attributes:
+        records: Records of its channel; for an Ick, marks.
+        applied: Records, or members of an Ick, that its consumer has applied.
+        position: Records before the consumer's checkpoints.
+        total_cents: The sum of all rides in it.
+        different: Rows that only the table or only the copy has.
+    """
+
+    records: int
+    applied: int
+    position: int
+    total_cents: int
+    different: int
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The state of the demo.
+
+    Attributes:
+        staged: Committed records.
+        sequenced: Records in the journal.
+        published: Records in the log.
+        resent: Batches sent again on purpose.
+        crashes: Processes that crashed on purpose.
+        canonical_cents: The sum of all rides.
+        consumers: For each consumer its counts, its total, and how many records it lost or doubled.
+        index: The copy of the Ick's consumer.
+        late_consumer: The copy of the consumer that begins with the tables; its position is 0 before it has begun.
+        p50_ms: Median time from staging to handler, in milliseconds.
+        p99_ms: 99th percentile of the same.
+    """
+
+    staged: int
+    sequenced: int
+    published: int
+    resent: int
+    crashes: int
+    canonical_cents: int
+    consumers: dict[str, dict[str, int]]
+    index: Copy
+    late_consumer: Copy
+    p50_ms: float
+    p99_ms: float
+
+    @property
+    def lost(self) -> int:
+        """Committed records without effect, over all consumers."""
+        return sum(consumer["lost"] for consumer in self.consumers.values())
+
+    @property
+    def doubled(self) -> int:
+        """Superfluous effects, over all consumers."""
+        return sum(consumer["doubled"] for consumer in self.consumers.values())
+
+    @property
+    def out_of_order(self) -> int:
+        """Effects that came before an effect of an earlier offset of their shard, over all consumers."""
+        return sum(consumer["out_of_order"] for consumer in self.consumers.values())
+
+    @property
+    def settled(self) -> bool:
+        """Every committed record is before every consumer's checkpoint."""
+        return (
+            self.staged == self.sequenced
+            and all(c["position"] == self.staged for c in self.consumers.values())
+            and self.index.position == self.index.records
+        )
+
+    @property
+    def equal(self) -> bool:
+        """Nothing is lost, doubled or out of order, every total is the canonical one, and the index equals the table."""
+        totals = {consumer["total_cents"] for consumer in self.consumers.values()}
+        return (
+            not (self.lost or self.doubled or self.out_of_order)
+            and self.settled
+            and totals == {self.canonical_cents}
+            and not self.index.different
+        )
+
+
+def audit(connection: Connection, client: RedisClient) -> Audit:
+    """Reads the log, then Postgres in one snapshot, which contains everything that is in the log.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        psycopg.Error: Postgres does not.
+    """
+    log = extents(client, pipeline.namespace, rides.shard_names)
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        [(staged, sequenced, canonical, crashes, resent)] = connection.execute(_COUNTS)
+        consumers = {name: _consumer(connection, name) for name in CONSUMERS}
+        index = _copy(connection, INDEX, _INDEX)
+        late_consumer = _copy(connection, LATE_CONSUMER, _LATE_CONSUMER)
+        [(latencies,)] = connection.execute(_LATENCIES)
+    p50, p99 = latencies or (0.0, 0.0)
+    published = sum(extent.tail for extent in log.values())
+    return Audit(
+        staged,
+        sequenced,
+        published,
+        resent,
+        crashes,
+        canonical,
+        consumers,
+        index,
+        late_consumer,
+        float(p50),
+        float(p99),
+    )
+
+
+def _copy(connection: Connection, name: str, query: str) -> Copy:
+    [(records, total, different)] = connection.execute(query.encode())
+    [(applied, _, position)] = connection.execute(_PROGRESS, {"consumer": name})
+    return Copy(records, applied, position, total, different)
+
+
+def _consumer(connection: Connection, name: str) -> dict[str, int]:
+    where: dict[str, Any] = {"consumer": name}
+    [(lost, doubled)] = connection.execute(_EFFECTS, where)
+    [(applied, skipped, position)] = connection.execute(_PROGRESS, where)
+    [(out_of_order,)] = connection.execute(_OUT_OF_ORDER, where)
+    [(total,)] = connection.execute(_TOTALS[name].encode())
+    return {
+        "applied": applied,
+        "skipped": skipped,
+        "position": position,
+        "total_cents": total,
+        "lost": lost,
+        "doubled": doubled,
+        "out_of_order": out_of_order,
+    }

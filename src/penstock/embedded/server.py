@@ -1,0 +1,192 @@
+"""A server in a directory: what Postgres and Redis have in common."""
+
+import shutil
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+from penstock.embedded.directories import (
+    DirectoryLock,
+    hand_over,
+    log_tail,
+    private_socket_directory,
+    url_file,
+    write_private,
+)
+from penstock.embedded.processes import Account, OwnedProcess
+from penstock.errors import ServerUnavailable
+
+
+class EmbeddedServer(ABC):
+    """A server that runs in a directory and stops with its owner.
+
+    Attributes:
+        directory: Holds data, log, lock and URL.  Created if missing.
+        log: The server's output.
+    """
+
+    product: ClassVar[str]
+    start_timeout_s: ClassVar[float]
+    stop_signal: ClassVar[signal.Signals]
+    guard_signal: ClassVar[signal.Signals]
+    """Sent by the guard when the owner has gone."""
+
+    def __init__(self, directory: Path, account: Account | None = None) -> None:
+        self.directory = directory.absolute()
+        self.log = self.directory / f"{self.product.lower()}.log"
+        self._account = account
+        self._lock = DirectoryLock(self.directory / "lock")
+        self._process: OwnedProcess | None = None
+        self._sockets: Path | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """URL of the server; it stays the same for the life of this object.
+
+        Raises:
+            ServerUnavailable: The server was never started.
+        """
+
+    @property
+    def data_directory(self) -> Path:
+        """Where the server keeps its data."""
+        return (self.directory / "data").resolve()
+
+    @property
+    def process_id(self) -> int:
+        """Process id of the server's main process.
+
+        Raises:
+            ServerUnavailable: The server is not running.
+        """
+        if self._process is None:
+            raise ServerUnavailable(
+                f"The {self.product} in {self.directory} is not running: start() it"
+            )
+        return self._process.pid
+
+    def is_running(self) -> bool:
+        """Whether this object has started the server and it is alive."""
+        return self._process is not None and self._process.is_running()
+
+    def start(self) -> None:
+        """Start the server, also after a crash; returns when it has recovered its data and answers.
+
+        Raises:
+            ServerUnavailable: Another process runs a server here, or the server does not start.
+        """
+        if self.is_running():
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        lock = self._lock.take()
+        try:
+            self._start(lock)
+        except BaseException:
+            self.kill()
+            self._lock.release()
+            raise
+
+    def stop(self) -> None:
+        """Shut down cleanly: open transactions are rolled back, data is written to disk."""
+        if self._process is not None:
+            self._process.end(self.stop_signal)
+            self._process = None
+        self._lock.release()
+
+    def kill(self) -> None:
+        """SIGKILL every process of the server: to the server, a crash."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def restart(self) -> None:
+        """Stop and start; the URL stays the same."""
+        self.stop()
+        self.start()
+
+    def copy_to(self, target: Path) -> None:
+        """Copy the data as they are now to ``target``, which must not exist; restarts a running server."""
+        was_running = self.is_running()
+        self.stop()
+        shutil.copytree(self.data_directory, target, symlinks=True)
+        if was_running:
+            self.start()
+
+    def restore(self, source: Path) -> None:
+        """Replace the data by an older copy made by ``copy_to``; kills and starts a running server."""
+        was_running = self.is_running()
+        self.kill()
+        shutil.rmtree(self.data_directory)
+        # A pid file names the process that the copy was taken from.
+        ignored = shutil.ignore_patterns("*.pid")
+        shutil.copytree(source, self.data_directory, symlinks=True, ignore=ignored)
+        hand_over(self.data_directory, self._account)
+        if was_running:
+            self.start()
+
+    def remove(self) -> None:
+        """Kill the server and delete its directory."""
+        self.kill()
+        self._lock.release()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    @abstractmethod
+    def _command(self, sockets: Path) -> Sequence[str | Path]:
+        """Prepare data and configuration; return program and arguments."""
+
+    @abstractmethod
+    def _is_ready(self) -> bool:
+        """Whether the server answers."""
+
+    def _set_up(self) -> None:  # noqa: B027  only Postgres has something to set up
+        """Create what a new server lacks; called after each start."""
+
+    def _start(self, lock: int) -> None:
+        if self._sockets is None:
+            self._sockets = private_socket_directory(self, self._account)
+        self._process = OwnedProcess(
+            self._command(self._sockets),
+            log=self.log,
+            lock=lock,
+            last_signal=self.guard_signal,
+            sockets=self._sockets,
+            account=self._account,
+        )
+        self._wait_until_ready()
+        self._set_up()
+        write_private(url_file(self.directory), self.url + "\n")
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + self.start_timeout_s
+        while self.is_running() and time.monotonic() < deadline:
+            if self._is_ready():
+                return
+            time.sleep(0.02)
+        raise ServerUnavailable(
+            f"{self.product} does not start in {self.directory}.\nThe end of {self.log}:\n"
+            + log_tail(self.log)
+        )
+
+    def _socket_directory(self) -> Path:
+        if self._sockets is None:
+            raise ServerUnavailable(
+                f"The {self.product} in {self.directory} was never started: start() it"
+            )
+        return self._sockets

@@ -1,0 +1,100 @@
+"""The input and the result of a check."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Protocol, Self
+
+from penstock.channels.server import RedisClient
+from penstock.database.connections import Connection
+from penstock.operating.status import Status, status
+from penstock.pipeline import Pipeline
+from penstock.records import ShardName
+
+Grade = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What a check found.
+
+    Attributes:
+        check: Name of the check.
+        grade: ``ok``, ``warning`` or ``error``.
+        message: What was found.
+        fix: What to type or to set; empty if all is well.
+        unreachable: Whether a server did not answer, so that nothing could be checked.
+    """
+
+    check: str
+    grade: Grade
+    message: str
+    fix: str = ""
+    unreachable: bool = False
+
+    @classmethod
+    def ok(cls, check: str, message: str) -> Self:
+        """All is well."""
+        return cls(check, "ok", message)
+
+    @classmethod
+    def warning(cls, check: str, message: str, fix: str) -> Self:
+        """Worth knowing, recovers by itself, or is about to become an error."""
+        return cls(check, "warning", message, fix)
+
+    @classmethod
+    def error(cls, check: str, message: str, fix: str) -> Self:
+        """Records can be lost, or do not move."""
+        return cls(check, "error", message, fix)
+
+
+@dataclass(frozen=True)
+class CheckContext:
+    """What a check may read.
+
+    Attributes:
+        connection: To Postgres, in autocommit mode.
+        client: Of Redis.
+        pipeline: What is declared; None if it is not known.
+        schema: The Penstock schema.
+        namespace: First part of the keys in Redis.
+        shards: Every known shard.
+        prepare: Whether statements are prepared.
+    """
+
+    connection: Connection
+    client: RedisClient
+    pipeline: Pipeline | None
+    schema: str
+    namespace: str
+    shards: tuple[ShardName, ...] = ()
+    prepare: bool = True
+
+    @cached_property
+    def status(self) -> Status:
+        """How far records have come.
+
+        Raises:
+            ServerUnavailable: Postgres or Redis does not answer.
+        """
+        return status(
+            self.connection,
+            self.client,
+            self.pipeline,
+            schema=self.schema,
+            namespace=self.namespace,
+        )
+
+
+class Check(Protocol):
+    """A function that reads and changes nothing; its name identifies it if it fails."""
+
+    __name__: str
+
+    def __call__(self, context: CheckContext, /) -> Iterable[CheckResult]:
+        """The results; several if there are several things to fix."""
+
+
+def format_age(seconds: float) -> str:
+    """A duration for people."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"  # noqa: PLR2004  two minutes

@@ -1,0 +1,122 @@
+"""Runs the checks.  A check that fails is reported, and the others still run."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import psycopg
+import redis
+
+from penstock.channels.server import RedisClient
+from penstock.database.connections import Connection
+from penstock.database.errors import describe
+from penstock.database.statements import DEFAULT_SCHEMA
+from penstock.errors import PenstockError, SchemaMissing, ServerUnavailable
+from penstock.journal import known_shards
+from penstock.operating.doctor import flow, ick, log, server
+from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Grade
+from penstock.pipeline import Pipeline
+
+CHECK_TIMEOUT_S = 20
+"""Longest that a statement of a check may take in Postgres, in seconds."""
+
+
+def diagnose(
+    connection: Connection | None,
+    client: RedisClient,
+    pipeline: Pipeline | None = None,
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    namespace: str = "penstock",
+    prepare: bool = True,
+) -> list[CheckResult]:
+    """Runs all checks.
+
+    Args:
+        connection: In autocommit mode; None if Postgres cannot be reached.
+        client: The Redis that holds the log.
+        pipeline: Gives schema and namespace, and what is declared; with None, only what is registered is checked.
+        schema: The Penstock schema, if there is no pipeline.
+        namespace: First part of the keys, if there is no pipeline.
+        prepare: Whether the workers prepare statements.
+    """
+    if pipeline is not None:
+        schema, namespace = pipeline.schema, pipeline.namespace
+    if connection is None:
+        message, fix = "Postgres cannot be reached", "see --database-url"
+        return [CheckResult("postgres", "error", message, fix, unreachable=True)]
+    context = CheckContext(connection, client, pipeline, schema, namespace, prepare=prepare)
+    connection.execute(f"SET statement_timeout = '{CHECK_TIMEOUT_S}s'".encode())
+    try:
+        return _check_servers(context)
+    finally:
+        if not connection.closed:
+            connection.execute("RESET statement_timeout")
+
+
+def worst(results: Iterable[CheckResult]) -> Grade:
+    """The worst grade among them."""
+    grades = {result.grade for result in results}
+    return "error" if "error" in grades else "warning" if "warning" in grades else "ok"
+
+
+def _check_servers(context: CheckContext) -> list[CheckResult]:
+    """Both servers, then what is in them as far as they answer."""
+    results = _run(server.CHECKS, context)
+    if any(result.unreachable for result in results):
+        return results + _check_contents(context)
+    results += _run(flow.SCHEMA, context)
+    declared = context.pipeline.shard_names if context.pipeline else ()
+    try:
+        shards = known_shards(context.connection, context.schema, declared)
+    except (SchemaMissing, ServerUnavailable):
+        # Reported above.  Redis can still be checked.
+        return results + _check_redis(context)
+    return results + _check_contents(replace(context, shards=tuple(shards)))
+
+
+def _check_contents(context: CheckContext) -> list[CheckResult]:
+    """Tables and keys; the keys only if Redis answers."""
+    redis_results = _check_redis(context)
+    results = _run(flow.CHECKS, context) + redis_results
+    if not any(result.unreachable for result in redis_results):
+        results += _run((*log.CHECKS, *ick.CHECKS), context)
+    return results
+
+
+def _check_redis(context: CheckContext) -> list[CheckResult]:
+    """Redis as a server; that it does not answer is reported once."""
+    results = _run(log.REACHABLE, context)
+    if any(result.unreachable for result in results):
+        return results
+    return results + _run(log.SERVER, context)
+
+
+def _run(checks: Sequence[Check], context: CheckContext) -> list[CheckResult]:
+    return [result for check in checks for result in _run_one(check, context)]
+
+
+def _run_one(check: Check, context: CheckContext) -> list[CheckResult]:
+    name = check.__name__.replace("_", " ")
+    try:
+        return list(check(context))
+    except PenstockError as error:
+        away = isinstance(error, ServerUnavailable)
+        return [CheckResult(name, "error", str(error), f"see docs: {error.page}", unreachable=away)]
+    except (psycopg.Error, redis.RedisError) as error:
+        return [_report_failure(name, error)]
+
+
+def _report_failure(name: str, error: psycopg.Error | redis.RedisError) -> CheckResult:
+    match error:
+        case psycopg.errors.QueryCanceled():
+            message = f"took longer than {CHECK_TIMEOUT_S} s and was cancelled"
+            return CheckResult(name, "warning", message, "run penstock doctor when load is lower")
+        case psycopg.errors.InsufficientPrivilege():
+            fix = "run it as the owner and a member of pg_monitor"
+            return CheckResult(name, "warning", "this role lacks the privileges", fix)
+        case psycopg.OperationalError() | redis.ConnectionError():
+            where = "Redis" if isinstance(error, redis.RedisError) else "Postgres"
+            fix = "see docs: errors#serverunavailable"
+            return CheckResult(name, "error", f"{where} does not answer", fix, unreachable=True)
+        case _:
+            return CheckResult(name, "warning", f"could not be checked: {describe(error)}")

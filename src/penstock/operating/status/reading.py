@@ -1,0 +1,253 @@
+"""Reads the status from Redis and Postgres."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from penstock.channels.ick import ShardState, inspect_shards
+from penstock.channels.log import Extent, extents
+from penstock.channels.server import RedisClient
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
+from penstock.database.registry import RegisteredChannel, registered_channels
+from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.errors import AppendRefused, ForeignLog, SchemaMissing, ServerUnavailable
+from penstock.journal import known_shards
+from penstock.operating.status.report import (
+    ChannelStatus,
+    ConsumerShard,
+    ConsumerStatus,
+    IckStatus,
+    OpenTransaction,
+    ShardStatus,
+    Status,
+)
+from penstock.pipeline import Pipeline
+from penstock.reconciling.history import LastRun, last_runs
+from penstock.records import Shard, ShardName
+
+MOST_COUNTED = 100_000
+"""Most unsequenced records that are counted."""
+
+Row = tuple[Any, ...]
+
+
+def status(
+    connection: Connection,
+    client: RedisClient,
+    pipeline: Pipeline | None = None,
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    namespace: str = "penstock",
+) -> Status:
+    """Reads Redis and Postgres; changes nothing.
+
+    Args:
+        connection: In autocommit mode.
+        client: The Redis that holds the log; if it does not answer, the rest is returned without it.
+        pipeline: Gives schema and namespace, and what is declared; None takes what is registered.
+        schema: The Penstock schema, if there is no pipeline.
+        namespace: First part of the keys, if there is no pipeline.
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+        SchemaMissing: The tables are not there.
+    """
+    if pipeline is not None:
+        schema, namespace = pipeline.schema, pipeline.namespace
+    shards = known_shards(connection, schema, pipeline.shard_names if pipeline else ())
+    log, trouble = _read_extents(client, namespace, shards)
+    tables = _read_postgres(connection, schema)
+    icks: dict[ShardName, ShardState] = {}
+    if trouble is None:
+        icks, trouble = _read_icks(client, namespace, _select_icks(shards, tables, pipeline))
+    return Status(
+        schema,
+        epoch=tables.sequencer.epoch,
+        tick=tables.sequencer.tick,
+        tick_s=tables.sequencer.tick_s,
+        redis=trouble,
+        channels=_Channels(
+            tables, _RedisState(log, icks, tables.sequencer.now_s), pipeline
+        ).build(),
+        consumers=_build_consumers(tables.progress, pipeline),
+        reconciliations=tables.runs,
+        oldest_transaction=tables.sequencer.oldest_transaction,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequencer:
+    tick: int
+    epoch: int
+    tick_s: float
+    oldest_transaction: OpenTransaction | None
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """What Postgres said, in one snapshot."""
+
+    sequencer: _Sequencer
+    registered: Mapping[str, RegisteredChannel]
+    waiting: list[Row]
+    tails: list[Row]
+    progress: list[Row]
+    runs: tuple[LastRun, ...]
+
+
+def _read_postgres(connection: Connection, schema: str) -> _Tables:
+    sql = statements("penstock.operating", schema)
+    journal = statements("penstock.journal", schema)
+    with postgres_errors("reading the status"), connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        row = connection.execute(sql["sequencer_state"]).fetchone()
+        if row is None:
+            raise SchemaMissing(
+                f"schema {schema} has no tick; was it made by hand? Make it with: penstock init"
+            )
+        tick, epoch, tick_s, following, in_progress, *transaction, now_s = row
+        oldest = None if transaction[0] is None else OpenTransaction(*transaction)
+        seen = {"next": following, "in_progress": in_progress, "most": MOST_COUNTED}
+        return _Tables(
+            _Sequencer(tick, epoch, tick_s, oldest, now_s),
+            registered_channels(connection, schema),
+            connection.execute(sql["waiting"], seen).fetchall(),
+            connection.execute(journal["journal_tails"]).fetchall(),
+            connection.execute(sql["progress"]).fetchall(),
+            last_runs(connection, schema),
+        )
+
+
+def _read_extents(
+    client: RedisClient, namespace: str, shards: list[ShardName]
+) -> tuple[dict[ShardName, Extent], str | None]:
+    try:
+        return (extents(client, namespace, shards) if shards else {}), None
+    except (ServerUnavailable, ForeignLog) as error:
+        return {}, str(error)
+
+
+def _select_icks(
+    shards: list[ShardName], tables: _Tables, pipeline: Pipeline | None
+) -> list[ShardName]:
+    """The shards of Icks: by what is registered, otherwise by what is declared."""
+    declared = {} if pipeline is None else pipeline.channels
+    kinds: dict[str, str] = {name: channel.kind for name, channel in declared.items()}
+    kinds.update({name: channel.kind for name, channel in tables.registered.items()})
+    return [shard for shard in shards if kinds.get(shard.channel) == "ick"]
+
+
+def _read_icks(
+    client: RedisClient, namespace: str, icks: list[ShardName]
+) -> tuple[dict[ShardName, ShardState], str | None]:
+    try:
+        return (inspect_shards(client, namespace, icks) if icks else {}), None
+    except (ServerUnavailable, AppendRefused) as error:
+        return {}, str(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _RedisState:
+    """What Redis said; ages are by Postgres' clock, which marks use."""
+
+    log: Mapping[ShardName, Extent]
+    icks: Mapping[ShardName, ShardState]
+    now_s: float
+
+    def build_ick(self, name: ShardName) -> IckStatus | None:
+        if (ick := self.icks.get(name)) is None:
+            return None
+        stats = ick.stats
+        oldest = stats.total.lowest if stats else None
+        return IckStatus(
+            dirty=stats.dirty.size if stats else 0,
+            reserved=stats.reserved.size if stats else 0,
+            held=stats.held.size if stats else 0,
+            oldest_s=None
+            if oldest is None or not isfinite(oldest)
+            else max(0.0, self.now_s - oldest),
+            records=ick.records,
+            dirtied=ick.dirtied,
+            coalescing_ratio=ick.records / ick.dirtied if ick.dirtied else None,
+            reservation=stats.number if stats else 0,
+            holder=(stats.holder or None) if stats else None,
+            damage=ick.damage,
+        )
+
+
+class _Channels:
+    """Builds the channels from what is registered, declared and in Redis."""
+
+    def __init__(self, tables: _Tables, redis: _RedisState, pipeline: Pipeline | None) -> None:
+        self._registered = tables.registered
+        self._declared = None if pipeline is None else pipeline.channels
+        self._staged = {
+            ShardName(channel, shard): (count, age) for channel, shard, count, age in tables.waiting
+        }
+        self._sequenced = {
+            ShardName(channel, shard): last for channel, shard, _, last in tables.tails
+        }
+        self._redis = redis
+
+    def build(self) -> tuple[ChannelStatus, ...]:
+        return tuple(
+            self._build_channel(name, sorted(numbers))
+            for name, numbers in sorted(self._collect_shards().items())
+        )
+
+    def _collect_shards(self) -> dict[str, set[int]]:
+        """The shard numbers of every channel that any source knows."""
+        declared = (s for c in (self._declared or {}).values() for s in c.shard_names)
+        numbers: dict[str, set[int]] = defaultdict(set)
+        for shard in (*self._staged, *self._sequenced, *self._redis.log, *declared):
+            numbers[shard.channel].add(shard.shard)
+        for name, channel in self._registered.items():
+            numbers[name].update(range(channel.shards))
+        return numbers
+
+    def _build_channel(self, name: str, numbers: list[int]) -> ChannelStatus:
+        registered = self._registered.get(name)
+        known = registered or (self._declared or {}).get(name)
+        return ChannelStatus(
+            name,
+            "unknown" if known is None else known.kind,
+            None if registered is None else registered.keep.total_seconds(),
+            declared=None if self._declared is None else name in self._declared,
+            shards=tuple(self._build_shard(ShardName(name, Shard(n))) for n in numbers),
+        )
+
+    def _build_shard(self, name: ShardName) -> ShardStatus:
+        count, age_s = self._staged.get(name, (0, 0.0))
+        extent = self._redis.log.get(name)
+        ick = self._redis.build_ick(name)
+        # The one entry of an Ick's stream is its position.
+        entries = extent if ick is None else None
+        return ShardStatus(
+            shard=name.shard,
+            staged=count,
+            staged_s=age_s,
+            sequenced=self._sequenced.get(name, 0),
+            published=None if extent is None else extent.tail,
+            first=entries.first if entries is not None and entries.entries else None,
+            entries=None if entries is None else entries.entries,
+            ick=ick,
+        )
+
+
+def _build_consumers(rows: Iterable[Row], pipeline: Pipeline | None) -> tuple[ConsumerStatus, ...]:
+    shards: dict[tuple[str, str], list[ConsumerShard]] = defaultdict(list)
+    for consumer, channel, *columns in rows:
+        shards[consumer, channel].append(ConsumerShard(*columns))
+    return tuple(
+        ConsumerStatus(
+            consumer,
+            channel,
+            None if pipeline is None else consumer in pipeline.consumers,
+            tuple(checkpoints),
+        )
+        for (consumer, channel), checkpoints in shards.items()
+    )

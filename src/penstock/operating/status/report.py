@@ -1,0 +1,191 @@
+"""The status of a pipeline, as values."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from penstock.reconciling.history import LastRun
+from penstock.records import Shard, ShardName
+
+
+@dataclass(frozen=True, slots=True)
+class IckStatus:
+    """What one shard of an Ick holds.
+
+    Attributes:
+        dirty: Waiting members (the producer set of Redis::Ick).
+        reserved: Members of a plain reservation (its consumer set).
+        held: Members of the fenced reservation.
+        oldest_s: Age of the oldest of all of these, in seconds by Postgres' clock, which marks use; None if there is none,
+            or if another producer has marked it at an infinite time.
+        records: Records marked, ever.
+        dirtied: Members that became dirty by them.
+        coalescing_ratio: Records per member that became dirty; None before the first.
+        reservation: Number of the last fenced reservation.
+        holder: The holder of it; None if it is not held.
+        damage: What is damaged; None if nothing is.
+    """
+
+    dirty: int
+    reserved: int
+    held: int
+    oldest_s: float | None
+    records: int
+    dirtied: int
+    coalescing_ratio: float | None
+    reservation: int
+    holder: str | None
+    damage: str | None
+
+    @property
+    def members(self) -> int:
+        """All members; one that is being processed and has become dirty again counts twice."""
+        return self.dirty + self.reserved + self.held
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """One shard of a channel.
+
+    Attributes:
+        shard: Its number.
+        staged: Committed records that have no offset yet.
+        staged_s: Age of the oldest of these, in seconds.
+        sequenced: The last offset of the journal.
+        published: The last offset in the log, or marked in the Ick; None if Redis did not answer.
+        first: Offset of the oldest entry in the log; None if it holds none.
+        entries: Entries in the log; None for an Ick.
+        ick: What an Ick holds; None for a log, and if Redis did not answer.
+    """
+
+    shard: int
+    staged: int
+    staged_s: float
+    sequenced: int
+    published: int | None
+    first: int | None
+    entries: int | None
+    ick: IckStatus | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelStatus:
+    """One channel.
+
+    Attributes:
+        channel: Its name.
+        kind: ``log`` or ``ick``.
+        keep_s: How long records stay after all consumers have passed them, in seconds; None if it is not registered.
+        declared: Whether the pipeline declares it; None if no pipeline was given.
+        shards: Its shards.
+    """
+
+    channel: str
+    kind: str
+    keep_s: float | None
+    declared: bool | None
+    shards: tuple[ShardStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerShard:
+    """One checkpoint.
+
+    Attributes:
+        shard: Number of the shard.
+        checkpoint: Every record up to here is applied or dead-lettered.
+        lag: Sequenced records beyond it.
+        lag_s: Age of the first of these by Postgres' clock, in seconds.
+        applied: Records applied.
+        skipped: Records that were delivered again and skipped.
+        dead_lettered: Records that were dead-lettered, ever.
+        dead_letters: Dead letters that still exist.
+        halted: Why the shard is halted; None if it is not.
+        updated_at: When the checkpoint last moved.
+    """
+
+    shard: int
+    checkpoint: int
+    lag: int
+    lag_s: float
+    applied: int
+    skipped: int
+    dead_lettered: int
+    dead_letters: int
+    halted: str | None
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatus:
+    """One consumer.
+
+    Attributes:
+        consumer: Its name.
+        channel: The channel it reads.
+        declared: Whether the pipeline declares it; None if no pipeline was given.
+        shards: Its checkpoints.
+    """
+
+    consumer: str
+    channel: str
+    declared: bool | None
+    shards: tuple[ConsumerShard, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """An open transaction: its own records wait for it, others do not.
+
+    Attributes:
+        pid: Number of its server process.
+        application: The application name of its client.
+        state: ``active``, ``idle in transaction`` ….
+        age_s: How long it has been open, in seconds.
+    """
+
+    pid: int
+    application: str
+    state: str
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The status of a pipeline.
+
+    Attributes:
+        schema: The Penstock schema.
+        epoch: Incarnation of the log.
+        tick: Number of the last tick that found records.
+        tick_s: How long ago that was, in seconds.
+        redis: Why Redis could not be read; None if it could.
+        channels: Ordered by name.
+        consumers: Ordered by name.
+        reconciliations: The last run of each, ordered by name.
+        oldest_transaction: None if there is none.
+    """
+
+    schema: str
+    epoch: int
+    tick: int
+    tick_s: float
+    redis: str | None
+    channels: tuple[ChannelStatus, ...]
+    consumers: tuple[ConsumerStatus, ...]
+    reconciliations: tuple[LastRun, ...]
+    oldest_transaction: OpenTransaction | None
+
+    @property
+    def halted(self) -> tuple[tuple[str, ShardName, str], ...]:
+        """The halted shards: consumer, shard, reason."""
+        return tuple(
+            (consumer.consumer, ShardName(consumer.channel, Shard(shard.shard)), shard.halted)
+            for consumer in self.consumers
+            for shard in consumer.shards
+            if shard.halted is not None
+        )
+
+
+def count_dead_letters(status: Status) -> int:
+    """Number of dead letters, over all consumers."""
+    return sum(shard.dead_letters for consumer in status.consumers for shard in consumer.shards)

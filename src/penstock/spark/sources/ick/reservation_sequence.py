@@ -1,0 +1,182 @@
+"""The sequence of reservations of one query, in its driver.
+
+An offset is the identity of a reservation for each shard.  ``after`` returns the offset that follows a given one: it commits
+the reservations that the given offset names, and begins the next ones.  The request id of a reservation is derived from the
+previous offset, so that a driver that dies before Spark has stored the new offset gets the same reservation again.
+"""
+
+import hashlib
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from time import monotonic, sleep
+
+from penstock.channels.ick import (
+    ALL_MEMBERS,
+    Busy,
+    HolderWatch,
+    Reservation,
+    Reservations,
+    Superseded,
+)
+from penstock.channels.server import RedisClient, redis_errors
+from penstock.spark.sources.ick.heartbeat import Heartbeat
+
+IckOffset = dict[int, str]
+"""For each shard ``<number>:<request>`` of a reservation; the number is 0 before the first."""
+
+POLL_S = 0.02
+"""Pause between two attempts to reserve, in seconds."""
+
+
+class ReservationSequence:
+    """The successive reservations of a query.
+
+    Args:
+        client: The Redis that holds the Icks.
+        names: The Icks, by the number of their shard.
+        takeover_after_s: Another holder's reservation without a heartbeat for this long, in seconds, is taken over.
+
+    Attributes:
+        beginning: The offset before the first reservation.
+        busy: Shards that another consumer held at the last attempt to reserve them.
+    """
+
+    def __init__(
+        self, client: RedisClient, names: Mapping[int, str], takeover_after_s: float
+    ) -> None:
+        self._client = client
+        self._names = names
+        self._takeover_after_s = takeover_after_s
+        self._holder = f"spark@{socket.gethostname()}:{os.getpid()}-{secrets.token_hex(8)}"
+        self._icks = {shard: self._ick(shard, 1) for shard in names}
+        self._watches = {shard: HolderWatch(takeover_after_s) for shard in names}
+        self._heartbeat = Heartbeat()
+        self._ended: dict[int, str] = {}
+        self.busy: set[int] = set()
+        # Random, so that no other query derives the same request ids and gets the same reservations.
+        self.beginning: IckOffset = {shard: f"0:{secrets.token_hex(8)}" for shard in names}
+
+    def after(self, start: IckOffset, sizes: Mapping[int, int]) -> IckOffset:
+        """Commits what ``start`` names and returns the next offset.  A shard that has nothing for us keeps its offset.
+
+        Args:
+            start: Where the last micro-batch ended.
+            sizes: Most members of each shard; other shards are left alone.
+
+        Raises:
+            DamagedIck: An Ick is damaged.
+            ServerUnavailable: Redis does not answer; the call may be repeated.
+            AppendRefused: Redis does not take writes.
+        """
+        for shard, at in start.items():
+            self._end(shard, at)
+        end = dict(start)
+        self.busy.clear()
+        for shard in self.occupied(sizes):
+            reservation = self._reserve(shard, start[shard], sizes[shard])
+            if reservation is None:
+                continue
+            if reservation.marks:
+                end[shard] = f"{reservation.number}:{reservation.request}"
+                self._heartbeat.start(shard, self._icks[shard], reservation)
+            else:
+                self._icks[shard].release(reservation)
+        return end
+
+    def after_waiting(
+        self, start: IckOffset, sizes: Mapping[int, int], seconds: float
+    ) -> IckOffset:
+        """As ``after``; while there is nothing to reserve, tries again for ``seconds``.
+
+        Raises:
+            As ``after``.
+        """
+        until = monotonic() + seconds
+        while (end := self.after(start, sizes)) == start and monotonic() < until:
+            sleep(POLL_S)
+        return end
+
+    def after_others(self, start: IckOffset, sizes: Mapping[int, int]) -> IckOffset:
+        """As ``after``; while another consumer holds all members, tries again until it would be taken over.
+
+        Raises:
+            As ``after``.
+        """
+        until = monotonic() + self._takeover_after_s + 1.0
+        while (end := self.after(start, sizes)) == start and self.busy and monotonic() < until:
+            sleep(POLL_S)
+        return end
+
+    def read(self, shard: int, at: str) -> Reservation | None:
+        """The reservation that an offset names, with the members it still holds; None if it is no longer current.
+
+        Raises:
+            DamagedIck: The Ick is damaged.
+            ServerUnavailable: Redis does not answer.
+        """
+        found = self._icks[shard].read(_parse_identity(at))
+        if isinstance(found, Superseded):
+            return None
+        self._heartbeat.start(shard, self._icks[shard], found)
+        return found
+
+    def occupied(self, shards: Mapping[int, int]) -> list[int]:
+        """The shards that have members: dirty, reserved or held.
+
+        Raises:
+            ServerUnavailable: Redis does not answer.
+        """
+        pipeline = self._client.pipeline(transaction=False)
+        for shard in shards:
+            keys = self._icks[shard].keys
+            for key in (keys.dirty, keys.reserved, keys.held):
+                pipeline.exists(key)
+        with redis_errors("inspecting Icks"):
+            found = pipeline.execute()
+        return [shard for i, shard in enumerate(shards) if any(found[3 * i : 3 * i + 3])]
+
+    def waiting(self) -> dict[int, int]:
+        """Number of members that each shard has now.
+
+        Raises:
+            ServerUnavailable: Redis does not answer.
+        """
+        pipeline = self._client.pipeline(transaction=False)
+        for ick in self._icks.values():
+            for key in (ick.keys.dirty, ick.keys.reserved, ick.keys.held):
+                pipeline.zcard(key)
+        with redis_errors("inspecting Icks"):
+            found = pipeline.execute()
+        return {shard: sum(found[3 * i : 3 * i + 3]) for i, shard in enumerate(self._icks)}
+
+    def _end(self, shard: int, at: str) -> None:
+        """Commits all members of the reservation; does nothing if it is no longer current."""
+        if self._ended.get(shard) != at and not at.startswith("0:"):
+            self._heartbeat.stop(shard)
+            self._icks[shard].release(_parse_identity(at), ALL_MEMBERS)
+        self._ended[shard] = at
+
+    def _reserve(self, shard: int, start: str, size: int) -> Reservation | None:
+        """The next reservation of a shard; None while another consumer holds one."""
+        ick = self._icks[shard] = self._ick(shard, size)
+        request = hashlib.sha256(f"{self._names[shard]} {start}".encode()).hexdigest()[:32]
+        answer = ick.reserve(request=request)
+        if isinstance(answer, Busy) and self._watches[shard].is_stale(answer):
+            answer = ick.reserve(in_place_of=answer, request=request)
+        if isinstance(answer, Busy):
+            self.busy.add(shard)
+            return None
+        self.busy.discard(shard)
+        return answer
+
+    def _ick(self, shard: int, size: int) -> Reservations:
+        ick = Reservations(self._client, self._names[shard], size=size)
+        ick.holder = self._holder
+        return ick
+
+
+def _parse_identity(at: str) -> Reservation:
+    number, _, request = at.partition(":")
+    return Reservation(int(number), request, ())

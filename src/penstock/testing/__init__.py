@@ -1,0 +1,25 @@
+"""What the tests of an application need.
+
+    make_record       a Record for the unit test of a handler, without a server
+    staged            what the application has staged, committed or not
+    assert_staged     one staged record that matches; assert_not_staged: none that matches
+    drained           runs streamer and consumers until nothing is left
+    eventually        waits for another process or thread
+
+The pytest plugin (``pytest_penstock``, installed with Penstock) adds fixtures: a Postgres and a Valkey for the run, and for
+each test a database with Penstock's tables.  See docs/how-to/test-your-application.md.
+"""
+
+from penstock.testing.assertions import assert_not_staged, assert_staged, staged
+from penstock.testing.draining import drained
+from penstock.testing.records import make_record
+from penstock.testing.waiting import eventually
+
+__all__ = [
+    "assert_not_staged",
+    "assert_staged",
+    "drained",
+    "eventually",
+    "make_record",
+    "staged",
+]

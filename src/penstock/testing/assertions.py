@@ -1,0 +1,218 @@
+"""What an application has staged, and assertions about it.
+
+The functions read ``staged_records`` through the connection they are given, so they see what the current transaction has
+staged as well as what was committed before.  A record stays there after it was published, until retention removes it.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Text, cast, select
+from sqlalchemy.orm import Session, scoped_session
+
+from penstock.database.statements import DEFAULT_SCHEMA
+from penstock.database.tables import staged_records
+from penstock.declarations import LARGEST_MAX_BYTES, Channel
+from penstock.errors import InvalidRecord
+from penstock.records import Shard, StagedRecord
+from penstock.staging.payload import json_text, key_text
+from penstock.staging.rules import find_attachments
+
+SHOWN = 20
+"""How many records a failed assertion lists."""
+
+Source = Session | scoped_session[Any] | Connection
+
+
+def staged(source: Source, *, schema: str | None = None) -> list[StagedRecord]:
+    """What has been staged, in the order of staging; a session is flushed first.
+
+    For an ``AsyncSession``: ``await session.run_sync(staged)``.
+
+    Args:
+        source: A session or a connection of the application.
+        schema: Penstock's schema; by default that of the pipeline attached to the session, or ``penstock``.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: The tables are not there, or the role cannot read them.
+    """
+    schema = schema or _schema_of(source)
+    table = staged_records(schema)
+    query = select(
+        table.c.channel,
+        table.c.shard,
+        table.c.key,
+        table.c.action,
+        table.c.object,
+        cast(table.c.data, Text),
+        cast(table.c.headers, Text),
+    ).order_by(table.c.id)
+    return [
+        StagedRecord(
+            channel,
+            Shard(shard),
+            key,
+            action,
+            what,
+            json.loads(data),
+            headers and json.loads(headers),
+        )
+        for channel, shard, key, action, what, data, headers in _connection(source, schema).execute(
+            query
+        )
+    ]
+
+
+def assert_staged(  # noqa: PLR0913  a record has this many parts; all have defaults
+    source: Source,
+    *,
+    channel: Channel | str | None = None,
+    key: object = None,
+    action: str | None = None,
+    object: str | None = None,  # noqa: A002  the word of the record
+    data: Any = None,
+    headers: Mapping[str, Any] | None = None,
+    schema: str | None = None,
+) -> StagedRecord:
+    """Assert that exactly one staged record matches, and return it.
+
+    For an ``AsyncSession``: ``await session.run_sync(assert_staged, channel="rides", key=7)``.
+
+    Args:
+        source: A session or a connection of the application.
+        channel: The channel or its name.
+        key: The key, as ``stage`` takes it.
+        action: What happened.
+        object: What it happened to.
+        data: A part of the payload: a dict matches if each of its values matches, at any depth; any other value matches
+            if it is equal, as it is or as staging writes it (``Decimal("1.50")`` matches ``"1.50"``).
+        headers: A part of the headers, likewise.
+        schema: See ``staged``.
+
+    Raises:
+        AssertionError: No record matches, or several do; the message lists what was staged, and what differs.
+    """
+    wanted = _wanted(channel, key, action, object, data, headers)
+    found = staged(source, schema=schema)
+    matching = [record for record in found if not any(_differences(wanted, record))]
+    if len(matching) == 1:
+        return matching[0]
+    if not matching:
+        raise AssertionError(f"no staged record has {_described(wanted)}\n{_listed(found, wanted)}")
+    raise AssertionError(
+        f"{len(matching)} staged records have {_described(wanted)}; assert_staged takes exactly one: "
+        f"narrow it down, or count staged(…)\n{_listed(matching, {})}"
+    )
+
+
+def assert_not_staged(  # noqa: PLR0913  the same
+    source: Source,
+    *,
+    channel: Channel | str | None = None,
+    key: object = None,
+    action: str | None = None,
+    object: str | None = None,  # noqa: A002  the same
+    data: Any = None,
+    headers: Mapping[str, Any] | None = None,
+    schema: str | None = None,
+) -> None:
+    """Assert that no staged record matches: see ``assert_staged`` for the arguments.
+
+    Raises:
+        AssertionError: A record matches; the message lists those that do.
+    """
+    wanted = _wanted(channel, key, action, object, data, headers)
+    found = staged(source, schema=schema)
+    matching = [record for record in found if not any(_differences(wanted, record))]
+    if matching:
+        raise AssertionError(
+            f"expected no staged record with {_described(wanted)}, found {len(matching)}\n{_listed(matching, {})}"
+        )
+
+
+def _schema_of(source: Source) -> str:
+    session = source() if isinstance(source, scoped_session) else source
+    attached = find_attachments(session) if isinstance(session, Session) else []
+    return attached[0].pipeline.schema if attached else DEFAULT_SCHEMA
+
+
+def _connection(source: Source, schema: str) -> Connection:
+    if isinstance(source, Connection):
+        return source
+    if not isinstance(source, Session | scoped_session):
+        raise TypeError(
+            f"takes a Session or a Connection, not {type(source).__name__}; for an AsyncSession or AsyncConnection: "
+            "await session.run_sync(staged)"
+        )
+    source.flush()
+    return source.connection(bind_arguments={"clause": staged_records(schema)})
+
+
+def _wanted(
+    channel: Channel | str | None,
+    key: object,
+    action: str | None,
+    what: str | None,
+    data: Any,
+    headers: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The fields that have to match."""
+    given = {
+        "channel": channel if channel is None or isinstance(channel, str) else channel.name,
+        "key": None if key is None else key_text(key),
+        "action": action,
+        "object": what,
+        "data": data,
+        "headers": headers,
+    }
+    return {field: value for field, value in given.items() if value is not None}
+
+
+def _differences(wanted: Mapping[str, Any], record: StagedRecord) -> Iterator[str]:
+    """The paths at which the record does not match, such as ``data.fare``."""
+    for field, value in wanted.items():
+        yield from _mismatches(value, getattr(record, field), field)
+
+
+def _mismatches(wanted: Any, found: Any, path: str) -> Iterator[str]:
+    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+        for name, value in wanted.items():
+            if name in found:
+                yield from _mismatches(value, found[name], f"{path}.{name}")
+            else:
+                yield f"{path}.{name}"
+    elif found != wanted and found != _as_staged(wanted):
+        yield path
+
+
+def _as_staged(value: Any) -> Any:
+    """What a consumer reads of a value that was staged; the value itself if it cannot be."""
+    try:
+        return json.loads(json_text(value, "data", LARGEST_MAX_BYTES))
+    except InvalidRecord:
+        return value
+
+
+def _described(wanted: Mapping[str, Any]) -> str:
+    return ", ".join(f"{field} {value!r}" for field, value in wanted.items()) or "any content"
+
+
+def _listed(records: list[StagedRecord], wanted: Mapping[str, Any]) -> str:
+    """The records, a line each, those that match best first."""
+    if not records:
+        return "nothing was staged"
+    differing = [(list(_differences(wanted, record)), record) for record in records]
+    differing.sort(key=lambda pair: len(pair[0]))
+    lines = [f"staged: {len(records)}"]
+    for differences, record in differing[:SHOWN]:
+        reason = f"   differs in {', '.join(differences)}" if differences else ""
+        lines.append(f"  {_line(record)}{reason}")
+    if len(records) > SHOWN:
+        lines.append(f"  … and {len(records) - SHOWN} more")
+    return "\n".join(lines)
+
+
+def _line(record: StagedRecord) -> str:
+    headers = f" headers {record.headers!r}" if record.headers is not None else ""
+    return f"{record.channel} key {record.key!r}: {record.action} {record.object} {record.data!r}{headers}"

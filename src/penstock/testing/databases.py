@@ -1,0 +1,119 @@
+"""Servers of a test run, and a database for each test: a copy of a template that is migrated once.
+
+Loaded by the fixtures of the pytest plugin when a test uses them.
+"""
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from penstock.channels.server import connect_redis, redis_errors
+from penstock.database.connections import make_engine
+from penstock.database.errors import postgres_errors
+from penstock.database.initialise import initialise
+from penstock.embedded import EmbeddedPostgres, EmbeddedRedis
+from penstock.embedded.databases import create_database, database_url, drop_database
+
+FORGETFUL = {"fsync": "off", "full_page_writes": "off"}
+"""Settings of a Postgres whose data need not survive a crash."""
+
+
+@contextmanager
+def embedded_postgres(directory: Path) -> Iterator[str]:
+    """URL of a Postgres that runs for the duration of the block.
+
+    Raises:
+        ServerUnavailable: It does not start, or its wheel is not installed.
+    """
+    server = EmbeddedPostgres(directory, settings=FORGETFUL)
+    try:
+        server.start()
+        yield server.url
+    finally:
+        server.remove()
+
+
+@contextmanager
+def embedded_redis(directory: Path) -> Iterator[str]:
+    """URL of a Valkey that runs for the duration of the block.
+
+    Raises:
+        ServerUnavailable: It does not start, or its wheel is not installed.
+    """
+    server = EmbeddedRedis(directory, settings={"appendonly": "no"})
+    try:
+        server.start()
+        yield server.url
+    finally:
+        server.remove()
+
+
+def delete_keys(redis_url: str, namespace: str) -> None:
+    """Delete the keys of the pipelines of a namespace; other keys are not touched.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+    """
+    with connect_redis(redis_url) as client, redis_errors("deleting the keys of the last test"):
+        for key in list(client.scan_iter(match=f"{namespace}:*", count=1000)):
+            client.unlink(key)
+
+
+class TemplateDatabases:
+    """Databases that are copies of a template; there is one template for each name of Penstock's schema."""
+
+    def __init__(self, server_url: str, create_tables: Callable[[Engine], object]) -> None:
+        """Remember the arguments; the first ``copy`` creates the template.
+
+        Args:
+            server_url: The server, by the URL of any of its databases; the role needs CREATEDB.
+            create_tables: Called with an engine for each new template.
+        """
+        self._server_url = server_url
+        self._create_tables = create_tables
+        self._templates: dict[str, str] = {}
+
+    @contextmanager
+    def copy(self, schema: str) -> Iterator[str]:
+        """URL of a database that exists for the duration of the block.
+
+        Raises:
+            ServerUnavailable: Postgres does not answer.
+            psycopg.Error: The role must not create databases.
+        """
+        if schema not in self._templates:
+            self._templates[schema] = self._template(schema)
+        name = _new_name("test")
+        with postgres_errors("creating the test's database"):
+            create_database(self._server_url, name, self._templates[schema])
+        try:
+            yield database_url(self._server_url, name)
+        finally:
+            drop_database(self._server_url, name)
+
+    def close(self) -> None:
+        """Drop the templates."""
+        for name in self._templates.values():
+            drop_database(self._server_url, name)
+
+    def _template(self, schema: str) -> str:
+        name = _new_name("template")
+        with postgres_errors("creating the template of the tests' databases"):
+            create_database(self._server_url, name)
+        try:
+            url = database_url(self._server_url, name)
+            initialise(url, schema)
+            engine = make_engine(url, application="test", pooled=False)
+            self._create_tables(engine)
+        except BaseException:
+            drop_database(self._server_url, name)
+            raise
+        return name
+
+
+def _new_name(kind: str) -> str:
+    """Unique on the server: several runs may share it."""
+    return f"penstock_{kind}_{secrets.token_hex(6)}"

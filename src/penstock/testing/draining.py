@@ -1,0 +1,152 @@
+"""Running a pipeline in the test's own thread until nothing is left to do."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any
+
+from penstock.consuming import make_worker
+from penstock.database.connections import Connection, connect_postgres
+from penstock.database.errors import postgres_errors
+from penstock.database.statements import statements
+from penstock.declarations import ConsumerSpec
+from penstock.pipeline import Pipeline
+from penstock.streaming import Streamer
+
+MAX_ROUNDS = 100
+"""Rounds after which ``drained`` gives up: some handler stages a new record for each record that it reads."""
+
+
+def drained(
+    pipeline: Pipeline,
+    database_url: str,
+    redis_url: str,
+    *,
+    consumers: Iterable[str] | None = None,
+    allow_dead_letters: bool = False,
+) -> dict[str, int]:
+    """Publish whatever is staged and committed, and let the consumers process it, until nothing is left.
+
+    Records that handlers stage are processed too.  Everything runs in the calling thread; in an ``async def`` test with
+    consumers that are ``async def``, give it another: ``await asyncio.to_thread(drained, …)``.  A handler that raises
+    ``TryAgain`` is retried without limit.
+
+    Args:
+        pipeline: The pipeline.
+        database_url: Postgres.
+        redis_url: Redis or Valkey.
+        consumers: Names of the consumers to run; by default all.
+        allow_dead_letters: Whether records may be dead-lettered.
+
+    Returns:
+        For each consumer, how many records or members it has applied.
+
+    Raises:
+        AssertionError: A shard is halted, records were dead-lettered, or handlers stage without end.  The last exception
+            of a handler is its cause.
+        PenstockError: What the streamer or a worker raises.
+    """
+    names = list(pipeline.consumers) if consumers is None else list(consumers)
+    last = _LastFailure()
+    with ExitStack() as stack:
+        connection = stack.enter_context(connect_postgres(database_url, application="test"))
+        failures = _Failures(connection, pipeline.schema)
+        before = failures.dead_letters()
+        streamer = Streamer(pipeline, database_url, redis_url)
+        stack.callback(streamer.close)
+        drains = {}
+        for name in names:
+            consumer = last.noted(pipeline.get_consumer(name))
+            worker = make_worker(pipeline, consumer, database_url, redis_url)
+            stack.callback(worker.close)
+            drains[name] = worker.drain
+        applied = _drained(streamer, drains)
+        found = failures.halted(names)
+        if not allow_dead_letters:
+            letters = failures.dead_letters().items()
+            found += [letter for place, letter in letters if place not in before]
+    if found:
+        raise AssertionError("\n".join(found)) from last.error
+    return applied
+
+
+def _drained(streamer: Streamer, drains: Mapping[str, Callable[[], int]]) -> dict[str, int]:
+    """Stream and consume until nothing is left; returns what each consumer has applied."""
+    applied = dict.fromkeys(drains, 0)
+    for _ in range(MAX_ROUNDS):
+        published = streamer.drain()
+        counts = {name: drain() for name, drain in drains.items()}
+        if not published and not any(counts.values()):
+            return applied
+        applied = {name: applied[name] + count for name, count in counts.items()}
+    raise AssertionError(
+        f"not drained after {MAX_ROUNDS} rounds: a handler stages a new record for each record that it reads"
+    )
+
+
+@dataclass
+class _LastFailure:
+    """The last exception of a handler."""
+
+    error: Exception | None = None
+
+    def noted(self, consumer: ConsumerSpec) -> ConsumerSpec:
+        """The consumer, with a handler whose exceptions are noted here."""
+        noting = self._noting_async if consumer.is_async else self._noting
+        return replace(consumer, handler=noting(consumer.handler))
+
+    def _noting_async(self, handler: Callable[..., Any]) -> Callable[[Any, Any], Awaitable[object]]:
+        @wraps(handler)
+        async def called(session: Any, records: Any) -> object:
+            try:
+                return await handler(session, records)
+            except Exception as error:
+                self.error = error
+                raise
+
+        return called
+
+    def _noting(self, handler: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
+        @wraps(handler)
+        def called(session: Any, records: Any) -> object:
+            try:
+                return handler(session, records)
+            except Exception as error:
+                self.error = error
+                raise
+
+        return called
+
+
+@dataclass(frozen=True, slots=True)
+class _Failures:
+    """Descriptions of halted shards and dead letters."""
+
+    connection: Connection
+    schema: str
+
+    def halted(self, consumers: Iterable[str]) -> list[str]:
+        """The halted shards."""
+        rows = self._rows("halted_shards", consumers=list(consumers))
+        return [
+            f"consumer {consumer} is halted in {channel}/{shard}: {reason}"
+            for consumer, channel, shard, reason in rows
+        ]
+
+    def dead_letters(self) -> dict[tuple[str, str, int, int], str]:
+        """The dead letters by consumer, channel, shard and offset."""
+        return {
+            (consumer, channel, shard, offset): (
+                f"consumer {consumer} dead-lettered {channel}/{shard}/{offset}, key {key!r}, {action} {what}, "
+                f"after {attempts} attempts: {reason}"
+            )
+            for consumer, channel, shard, offset, key, action, what, attempts, reason in self._rows(
+                "dead_letters_written"
+            )
+        }
+
+    def _rows(self, name: str, **values: object) -> list[tuple[Any, ...]]:
+        with postgres_errors("looking for failed records"):
+            statement = statements("penstock.testing", self.schema)[name]
+            return self.connection.execute(statement, values).fetchall()

@@ -1,0 +1,64 @@
+"""Records for the unit tests of handlers."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from penstock.declarations import LARGEST_MAX_BYTES, Channel
+from penstock.records import Offset, Record, RecordId, Shard
+from penstock.staging.payload import headers_text, json_text, key_text, label_text
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_STAGED_AT = datetime(2026, 1, 1, tzinfo=UTC)
+_NO_DATA: Mapping[str, Any] = {}
+
+
+def make_record(  # noqa: PLR0913  a record has this many parts; all have defaults
+    data: Any = _NO_DATA,
+    *,
+    channel: Channel | str = "records",
+    key: object = "1",
+    action: str = "insert",
+    object: str = "object",  # noqa: A002  the word of the record
+    headers: Mapping[str, Any] | None = None,
+    offset: int = 1,
+    shard: int | None = None,
+    id: int | None = None,  # noqa: A002  the word of the record
+    staged_at: datetime = _STAGED_AT,
+) -> Record:
+    """A record as a consumer gets it, with defaults for whatever the test does not care about.
+
+        handler(session, [make_record({"fare": n}, offset=n) for n in (1, 2, 3)])
+
+    Args:
+        data: The payload, as ``stage`` takes it: what the handler reads has been through the same JSON.
+        channel: The channel or its name.
+        key: A str, int or UUID.
+        action: What happened.
+        object: What it happened to.
+        headers: Beside the payload.
+        offset: Position in the shard, from 1.
+        shard: Number of the shard; by default the key's shard if ``channel`` is a channel, or else 0.
+        id: Number of the staged record; by default the offset.
+        staged_at: When it was staged; an aware datetime.
+
+    Raises:
+        InvalidRecord: The application could not have staged such a record.
+    """
+    text = key_text(key)
+    if isinstance(channel, str):
+        name, of_key, limit = channel, Shard(0), LARGEST_MAX_BYTES
+    else:
+        name, of_key, limit = channel.name, channel.shard_of(text), channel.max_bytes
+    return Record(
+        name,
+        of_key if shard is None else Shard(shard),
+        Offset(offset),
+        RecordId(offset if id is None else id),
+        text,
+        label_text(action, "action"),
+        label_text(object, "object"),
+        json_text(data, "data", limit),
+        headers_text(None if headers is None else dict(headers)) or "",
+        (staged_at - _EPOCH) // timedelta(microseconds=1),
+    )

@@ -1,0 +1,810 @@
+"""Handlers as people write them: none is lost, and none ends the worker."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import BigInteger, Text, text, update
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from structlog.testing import capture_logs
+
+from fixtures.flow import stage_rows
+from penstock import Ick, Log, Pipeline, TryAgain, stage
+from penstock.consuming import Consumed, LogWorker, make_worker
+from penstock.database.connections import Connection
+from penstock.errors import DeclarationError, HandlerExited, ServerUnavailable
+from penstock.operating.dead_letters import of_consumer, retry
+from penstock.operating.reset import reset_checkpoint
+from penstock.records import Record
+from penstock.streaming import Streamer
+
+Handler = Callable[..., Any]
+INSERT = text("INSERT INTO public.effects VALUES (:id, :key)")
+
+
+class Reader:
+    """A consumer that is declared when its handler is known, and what it did."""
+
+    def __init__(
+        self, flow: Pipeline, channel: Any, connection: Connection, urls: tuple[str, str]
+    ) -> None:
+        self.flow, self.channel, self.connection, self.urls = flow, channel, connection, urls
+        self.workers: list[LogWorker] = []
+
+    def declare(self, handler: Handler, **options: Any) -> None:
+        self.flow.consumer(reads=self.channel, name="reader", **options)(handler)
+
+    def worker(self) -> Any:
+        spec = self.flow.get_consumer("reader")
+        self.workers.append(make_worker(self.flow, spec, *self.urls))  # type: ignore[arg-type]  # either kind
+        return self.workers[-1]
+
+    def drain(self) -> dict[str, str]:
+        """Applies what there is; gives the halted shards and why."""
+        halted: dict[str, str] = {}
+
+        def note(consumed: Consumed) -> None:
+            halted.update({str(shard): why for shard, why in consumed.halted.items()})
+
+        self.worker().drain(note)
+        return halted
+
+    def effects(self) -> list[int]:
+        rows = self.connection.execute("SELECT record_id FROM public.effects ORDER BY 1")
+        return [number for (number,) in rows]
+
+    def dead(self) -> list[tuple[int, str]]:
+        rows = self.connection.execute(
+            "SELECT record_id, reason FROM penstock.dead_letters ORDER BY record_id"
+        )
+        return [(number, reason) for number, reason in rows]
+
+
+@pytest.fixture
+def reader(
+    flow: Pipeline, things: Log, connection: Connection, database_url: str, redis_url: str
+) -> Iterator[Reader]:
+    connection.execute("CREATE TABLE public.effects (record_id bigint, key text)")
+    reader = Reader(flow, things, connection, (database_url, redis_url))
+    yield reader
+    for worker in reader.workers:
+        worker.close()
+
+
+@pytest.fixture
+def staged(connection: Connection, things: Log, streamer: Streamer) -> int:
+    """Twenty records in the log."""
+    stage_rows(connection, things, 20)
+    return streamer.drain()
+
+
+ALL = list(range(1, 21))
+
+
+# --- async ---
+
+
+async def apply_all(session: AsyncSession, records: Sequence[Record]) -> None:
+    for record in records:
+        await session.execute(INSERT, {"id": record.id, "key": record.key})
+
+
+async def apply_one(session: AsyncSession, record: Record) -> None:
+    await asyncio.sleep(0)
+    await session.execute(INSERT, {"id": record.id, "key": record.key})
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])
+def test_an_async_handler_is_awaited(reader: Reader, staged: int, each: bool) -> None:  # noqa: FBT001
+    """Guarantee 5: with the checkpoint, in one transaction."""
+    reader.declare(apply_one if each else apply_all, each=each)
+    reader.drain()
+
+    assert reader.effects() == ALL
+    assert len(ALL) == staged
+    assert (
+        sum(row[0] for row in reader.connection.execute("SELECT applied FROM penstock.checkpoints"))
+        == 20
+    )
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])
+@pytest.mark.usefixtures("staged")
+def test_what_an_async_handler_fails_with_is_isolated(reader: Reader, each: bool) -> None:  # noqa: FBT001
+    """Guarantee 21: what it had done before it failed is rolled back."""
+
+    async def one(session: AsyncSession, record: Record) -> None:
+        await apply_one(session, record)
+        if record.id in {3, 4}:
+            raise ValueError("cannot be understood")
+
+    async def several(session: AsyncSession, records: Sequence[Record]) -> None:
+        for record in records:
+            await one(session, record)
+
+    reader.declare(one if each else several, each=each, attempts=2)
+    reader.drain()
+
+    assert reader.effects() == [number for number in ALL if number not in {3, 4}]
+    assert reader.dead() == [(number, "ValueError: cannot be understood") for number in (3, 4)]
+
+
+@pytest.mark.usefixtures("staged")
+def test_dead_letters_of_an_async_handler_can_be_retried(reader: Reader) -> None:
+    refused = {7}
+
+    async def handler(session: AsyncSession, record: Record) -> None:
+        if record.id in refused:
+            raise ValueError
+        await apply_one(session, record)
+
+    reader.declare(handler, each=True, attempts=1)
+    reader.drain()
+    refused.clear()
+    done = retry(reader.flow, of_consumer(reader.connection, "reader"), reader.urls[0])
+
+    assert [each.outcome for each in done] == ["applied"]
+    assert (reader.effects(), reader.dead()) == (ALL, [])
+
+
+def test_an_async_handler_of_an_ick_is_awaited(
+    connection: Connection, database_url: str, redis_url: str
+) -> None:
+    index = Ick("index", shards=1)
+    flow = Pipeline([index])
+    connection.execute("CREATE TABLE public.effects (record_id bigint, key text)")
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "SELECT 'index', 0, 'd' || i, 'update', 'document', 'null' FROM generate_series(1, 5) i"
+    )
+    streamer = Streamer(flow, database_url, redis_url)
+    streamer.drain()
+    streamer.close()
+
+    async def copy(session: AsyncSession, members: Sequence[str]) -> None:
+        for member in members:
+            await session.execute(INSERT, {"id": 0, "key": member})
+
+    flow.consumer(reads=index)(copy)
+    with make_worker(flow, flow.get_consumer("copy"), database_url, redis_url) as worker:
+        assert worker.drain() == 5
+
+    rows = connection.execute("SELECT key FROM public.effects ORDER BY key").fetchall()
+    assert rows == [(f"d{number}",) for number in range(1, 6)]
+
+
+@pytest.mark.usefixtures("staged")
+def test_a_cancelled_async_handler_fails_like_any_other(reader: Reader) -> None:
+    async def handler(session: AsyncSession, record: Record) -> None:
+        if record.id == 5:
+            raise asyncio.CancelledError
+        await apply_one(session, record)
+
+    reader.declare(handler, each=True, attempts=1)
+    reader.drain()
+
+    assert [number for number, _ in reader.dead()] == [5]
+    assert len(reader.effects()) == 19
+
+
+@pytest.mark.usefixtures("staged")
+def test_a_worker_of_an_async_handler_says_that_it_needs_a_thread_of_its_own(
+    reader: Reader,
+) -> None:
+    reader.declare(apply_all)
+    worker = reader.worker()
+
+    async def inside() -> None:
+        with pytest.raises(DeclarationError, match="to_thread"):
+            worker.drain()
+        await asyncio.to_thread(worker.drain)
+
+    asyncio.run(inside())
+    assert reader.effects() == ALL
+
+
+# --- declarations ---
+
+
+def a_generator(session: Session, records: Sequence[Record]) -> Iterator[None]:
+    yield
+
+
+async def an_async_generator(session: Session, records: Sequence[Record]) -> AsyncIterator[None]:
+    yield
+
+
+def one_argument(session: Session) -> None: ...
+
+
+def three_arguments(session: Session, records: Sequence[Record], clock: object) -> None: ...
+
+
+def returns_a_coroutine(session: Any, records: Sequence[Record]) -> object:
+    return apply_all(session, records)
+
+
+def returns_a_generator(session: Any, records: Sequence[Record]) -> object:
+    return a_generator(session, records)
+
+
+class NamelessHandler:
+    def __call__(self, session: Session, records: Sequence[Record]) -> None: ...
+
+
+class AsyncCallable:
+    async def __call__(self, session: AsyncSession, records: Sequence[Record]) -> None:
+        await apply_all(session, records)
+
+
+@pytest.mark.parametrize(
+    ("handler", "says"),
+    [
+        (a_generator, "contains `yield`"),
+        (an_async_generator, "contains `yield`"),
+        (partial(a_generator), "contains `yield`"),
+        (one_argument, "too many positional arguments"),
+        (three_arguments, "missing a required argument: 'clock'"),
+        ("reader", "cannot be called"),
+    ],
+)
+def test_a_handler_that_could_not_do_its_work_is_refused(
+    flow: Pipeline, things: Log, handler: Any, says: str
+) -> None:
+    with pytest.raises(DeclarationError, match=says):
+        flow.consumer(reads=things, name="reader")(handler)
+
+
+def test_a_handler_without_a_name_needs_one(flow: Pipeline, things: Log) -> None:
+    with pytest.raises(DeclarationError, match="name=…"):
+        flow.consumer(reads=things)(NamelessHandler())
+    flow.consumer(reads=things, name="reader")(NamelessHandler())
+
+
+@pytest.mark.usefixtures("staged")
+def test_an_object_with_an_async_call_is_awaited(reader: Reader) -> None:
+    reader.declare(AsyncCallable())
+    reader.drain()
+
+    assert reader.effects() == ALL
+
+
+@pytest.mark.parametrize("handler", [returns_a_coroutine, returns_a_generator])
+@pytest.mark.usefixtures("staged")
+def test_a_handler_that_returns_what_nobody_runs_halts_its_shard(
+    reader: Reader, handler: Handler
+) -> None:
+    """Guarantee 5: nothing counts as applied that was not."""
+    reader.declare(handler)
+    halted = reader.drain()
+
+    assert len(halted) == 2
+    assert all("which nobody runs" in why for why in halted.values())
+    assert reader.dead() == []
+    assert (
+        sum(row[0] for row in reader.connection.execute("SELECT applied FROM penstock.checkpoints"))
+        == 0
+    )
+
+
+# --- two processes ---
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Customer(Base):
+    __tablename__ = "customers"
+    __table_args__ = {"schema": "public"}  # noqa: RUF012
+
+    id: Mapped[str] = mapped_column(Text, primary_key=True)
+    orders: Mapped[int] = mapped_column(BigInteger)
+
+
+@pytest.mark.parametrize("run", range(3))
+def test_two_workers_with_an_orm_handler_lose_no_update(
+    reader: Reader, things: Log, streamer: Streamer, run: int
+) -> None:
+    """Guarantee 5: two shards that change one row from the value that they read: the later one begins again."""
+    reader.connection.execute("CREATE TABLE public.customers (id text PRIMARY KEY, orders bigint)")
+    reader.connection.execute("INSERT INTO public.customers VALUES ('c', 0)")
+
+    def count(session: Session, record: Record) -> None:
+        customer = session.get_one(Customer, "c")
+        customer.orders += 1
+
+    reader.declare(count, each=True, batch=5)
+    stage_rows(reader.connection, things, 300, f"run {run} ")
+    streamer.drain()
+    workers = [reader.worker() for _ in range(2)]
+    for worker in workers:
+        worker.open()
+
+    def work(worker: LogWorker) -> None:
+        while worker.drain() or total() < 300:
+            pass
+
+    def total() -> int:
+        with psycopg.connect(reader.urls[0]) as connection:
+            [(orders,)] = connection.execute("SELECT sum(applied) FROM penstock.checkpoints")
+        return int(orders)
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert reader.connection.execute("SELECT orders FROM public.customers").fetchone() == (300,)
+    assert reader.dead() == []
+
+
+# --- what a handler may not do to its transaction ---
+
+
+def swallows(session: Session, records: Sequence[Record]) -> None:
+    apply(session, records)
+    with suppress(Exception):  # as people do
+        session.execute(text("SELECT 1 / 0"))
+
+
+def apply(session: Session, records: Sequence[Record]) -> None:
+    for record in records:
+        session.execute(INSERT, {"id": record.id, "key": record.key})
+
+
+def then(statement: str) -> Handler:
+    def handler(session: Session, records: Sequence[Record]) -> None:
+        apply(session, records)
+        session.execute(text(statement))
+
+    return handler
+
+
+def calls(method: str) -> Handler:
+    def handler(session: Session, records: Sequence[Record]) -> None:
+        apply(session, records)
+        getattr(session, method)()
+
+    return handler
+
+
+DEFERRED = (
+    "CREATE TABLE public.parents (id bigint PRIMARY KEY);"
+    "CREATE TABLE public.children (parent bigint REFERENCES public.parents DEFERRABLE INITIALLY DEFERRED)"
+)
+
+
+@pytest.mark.parametrize(
+    ("handler", "reason"),
+    [
+        (then("INSERT INTO public.children VALUES (1)"), "at COMMIT: ForeignKeyViolation"),
+        (swallows, "caught a database error and went on"),
+        (then("SET TRANSACTION READ ONLY"), "made its transaction read-only"),
+        (then("ROLLBACK"), "the transaction that carries the checkpoint is gone"),
+        (calls("rollback"), "called session.rollback"),
+        (calls("commit"), "called session.commit"),
+    ],
+    ids=["deferred", "swallows", "read-only", "ROLLBACK", "rollback()", "commit()"],
+)
+@pytest.mark.usefixtures("staged")
+def test_what_spoils_a_transaction_is_the_batchs_failure_with_its_reason(
+    reader: Reader, handler: Handler, reason: str
+) -> None:
+    """Guarantee 21: retried, isolated, dead-lettered; the worker goes on, and no effect is left behind."""
+    reader.connection.execute(DEFERRED)
+
+    def only_the_second(session: Session, records: Sequence[Record]) -> None:
+        if any(record.id == 2 for record in records):
+            handler(session, records)
+        else:
+            apply(session, records)
+
+    reader.declare(only_the_second, attempts=2)
+    assert reader.drain() == {}
+
+    [(poison, why)] = reader.dead()
+    assert poison == 2
+    assert reason in why
+    assert reader.effects() == [number for number in ALL if number != 2]
+
+
+@pytest.mark.usefixtures("staged")
+@pytest.mark.parametrize("fails_then", [False, True], ids=["returns", "fails"])
+def test_a_handler_that_commits_halts_its_shard_at_once(reader: Reader, fails_then: bool) -> None:  # noqa: FBT001
+    """Guarantee 5: its effects are there without the checkpoint, and another attempt would double them."""
+
+    def commits(session: Session, records: Sequence[Record]) -> None:
+        apply(session, records)
+        session.execute(text("COMMIT"))
+        if fails_then:
+            raise ValueError
+
+    reader.declare(commits)
+    halted = reader.drain()
+
+    assert len(halted) == 2
+    assert all("the handler committed the transaction" in why for why in halted.values())
+    assert reader.effects() == ALL
+    assert reader.dead() == []
+
+
+@pytest.mark.usefixtures("staged")
+def test_a_handler_may_use_savepoints(reader: Reader) -> None:
+    def tries(session: Session, record: Record) -> None:
+        try:
+            with session.begin_nested():
+                session.execute(text("SELECT 1 / 0"))
+        except Exception:  # noqa: BLE001
+            session.execute(INSERT, {"id": record.id, "key": record.key})
+
+    reader.declare(tries, each=True)
+    reader.drain()
+
+    assert (reader.effects(), reader.dead()) == (ALL, [])
+
+
+# --- failures that say nothing about the record ---
+
+
+def test_a_handler_that_always_loses_is_paused_and_bounded(
+    reader: Reader,
+    connection: Connection,
+    things: Log,
+    streamer: Streamer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guarantee 17: it is no hot loop, and it ends."""
+    monkeypatch.setattr("penstock.consuming.delivery.LONGEST_CONFLICT_PAUSE_S", 0.02)
+    attempts: list[int] = []
+
+    def loses(_: Session, record: Record) -> None:
+        attempts.append(record.id)
+        raise psycopg.errors.SerializationFailure
+
+    reader.declare(loses, each=True, attempts=2)
+    stage_rows(connection, things, 1)
+    streamer.drain()
+    began = monotonic()
+    reader.drain()
+
+    assert [number for number, _ in reader.dead()] == [1]
+    assert 20 < len(attempts) < 30
+    assert monotonic() - began > 0.1
+
+
+def test_a_stop_is_noticed_between_attempts(reader: Reader, staged: int) -> None:
+    attempts: list[int] = []
+
+    def loses(_: Session, records: Sequence[Record]) -> None:
+        attempts.append(len(records))
+        raise psycopg.errors.SerializationFailure
+
+    reader.declare(loses)
+    began = monotonic()
+    reader.worker().run(lambda: len(attempts) >= 3)
+
+    assert len(attempts) < 6
+    assert monotonic() - began < 5
+    assert staged == 20
+
+
+@pytest.mark.usefixtures("staged")
+def test_a_shard_whose_handler_asks_to_wait_holds_up_no_other(reader: Reader) -> None:
+    """Guarantee 21: `TryAgain(after=…)` is waited for, and the other shard goes on."""
+    asked: list[float] = []
+
+    def waits(session: Session, record: Record) -> None:
+        if record.shard == 0 and len(asked) < 2:
+            asked.append(monotonic())
+            raise TryAgain("the service is away", after=0.7)
+        session.execute(INSERT, {"id": record.id, "key": record.key})
+
+    reader.declare(waits, each=True)
+    worker = reader.worker()
+    seen = 0
+    while len(reader.effects()) < 20:
+        worker.round(50)
+        if len(asked) == 1:
+            seen = max(seen, len(reader.effects()))
+
+    assert seen > 0
+    assert asked[1] - asked[0] >= 0.7
+    assert reader.dead() == []
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("lone \ud800 surrogate"), ValueError("nul \x00"), Unspeakable()],
+    ids=["surrogate", "nul", "unspeakable"],
+)
+@pytest.mark.usefixtures("staged")
+def test_an_error_that_cannot_be_put_into_words_dead_letters_its_record(
+    reader: Reader, error: Exception
+) -> None:
+    def fails(session: Session, record: Record) -> None:
+        if record.id == 2:
+            raise error
+        session.execute(INSERT, {"id": record.id, "key": record.key})
+
+    reader.declare(fails, each=True, attempts=1)
+    reader.drain()
+
+    [(poison, reason)] = reader.dead()
+    assert poison == 2
+    assert reason.startswith(type(error).__name__)
+    assert len(reader.effects()) == 19
+
+
+@pytest.mark.parametrize("park_key", [False, True])
+def test_a_record_with_the_longest_key_is_dead_lettered(
+    reader: Reader,
+    connection: Connection,
+    streamer: Streamer,
+    park_key: bool,  # noqa: FBT001
+) -> None:
+    """A key may have more bytes than an entry of an index."""
+    key = "".join(chr(0x4E00 + number * 7919 % 20000) for number in range(1000))
+    for _ in range(2):
+        connection.execute(
+            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+            "VALUES ('things', 0, %s, 'update', 'thing', '{}')",
+            [key],
+        )
+    streamer.drain()
+
+    def fails(_: Session, record: Record) -> None:
+        if record.offset == 1:
+            raise ValueError
+
+    reader.declare(fails, each=True, attempts=1, park_key=park_key)
+    reader.drain()
+
+    assert [number for number, _ in reader.dead()] == ([1, 2] if park_key else [1])
+
+
+@pytest.mark.parametrize("exits", [SystemExit(0), KeyboardInterrupt()], ids=["exit", "interrupt"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+@pytest.mark.usefixtures("staged")
+def test_a_handler_that_exits_ends_the_worker_as_a_failure(
+    reader: Reader,
+    exits: BaseException,
+    is_async: bool,  # noqa: FBT001
+) -> None:
+    def plain(session: Session, records: Sequence[Record]) -> None:
+        apply(session, records)
+        raise exits
+
+    async def asynchronous(session: AsyncSession, records: Sequence[Record]) -> None:
+        await apply_all(session, records)
+        raise exits
+
+    reader.declare(asynchronous if is_async else plain)
+
+    with pytest.raises(HandlerExited, match="nothing of its batch is committed"):
+        reader.drain()
+    assert (reader.effects(), reader.dead()) == ([], [])
+
+
+# --- the brake ---
+
+
+def test_a_deploy_whose_every_record_fails_is_braked(
+    reader: Reader, connection: Connection, things: Log, streamer: Streamer
+) -> None:
+    """Guarantee 21: the consumer halts; an operator lets it go on, and nothing is lost."""
+    stage_rows(connection, things, 200)
+    streamer.drain()
+    broken = [True]
+
+    def deployed(session: Session, record: Record) -> None:
+        if broken[0]:
+            raise KeyError("renamed")
+        session.execute(INSERT, {"id": record.id, "key": record.key})
+
+    reader.declare(deployed, each=True, attempts=1, halt_after=10)
+    halted = reader.drain()
+
+    assert len(halted) == 2
+    assert all("dead letters in a row" in why and "--resume" in why for why in halted.values())
+    assert len(reader.dead()) <= 11
+    broken[0] = False
+    reset_checkpoint(connection, "reader", None, resume=True, apply=True)
+    reader.drain()
+    retry(reader.flow, of_consumer(connection, "reader"), reader.urls[0])
+    assert reader.effects() == list(range(1, 201))
+
+
+def test_records_that_fail_now_and_then_are_no_bad_deploy(
+    reader: Reader, connection: Connection, things: Log, streamer: Streamer
+) -> None:
+    stage_rows(connection, things, 200)
+    streamer.drain()
+
+    def sometimes(session: Session, record: Record) -> None:
+        if record.id % 4 == 0:
+            raise ValueError
+        session.execute(INSERT, {"id": record.id, "key": record.key})
+
+    reader.declare(sometimes, each=True, attempts=1, halt_after=20)
+
+    assert reader.drain() == {}
+    assert len(reader.dead()) == 50
+
+
+# --- staging in a handler ---
+
+
+def test_a_handler_may_stage_records_in_a_pipeline_without_rules(
+    reader: Reader, staged: int, things: Log
+) -> None:
+    def passes_on(session: Session, records: Sequence[Record]) -> None:
+        for record in records:
+            if record.action == "insert":
+                stage(session, things, key=record.key, action="echo", object="thing", data={})
+
+    reader.declare(passes_on)
+    reader.drain()
+
+    [(echoes,)] = reader.connection.execute(
+        "SELECT count(*) FROM penstock.staged_records WHERE action = 'echo'"
+    )
+    assert (echoes, reader.dead()) == (staged, [])
+
+
+# --- the server's own trouble ---
+
+
+@pytest.mark.usefixtures("staged")
+def test_a_table_that_is_locked_for_seconds_dead_letters_nothing(
+    reader: Reader, database_url: str
+) -> None:
+    """Guarantee 13: a migration's lock is not the records' fault."""
+    with psycopg.connect(database_url, autocommit=True) as admin:
+        admin.execute("ALTER ROLE CURRENT_USER SET lock_timeout = '50ms'")
+    reader.declare(apply)
+    holder = psycopg.connect(database_url)
+    holder.execute("LOCK public.effects")
+    freed = threading.Timer(2.5, holder.close)
+    freed.start()
+    try:
+        waiting = _watch_waiting(reader)
+        reader.drain()
+    finally:
+        freed.join()
+        with psycopg.connect(database_url, autocommit=True) as admin:
+            admin.execute("ALTER ROLE CURRENT_USER RESET lock_timeout")
+
+    assert (reader.effects(), reader.dead()) == (ALL, [])
+    assert any("LockNotAvailable" in each for each in waiting)
+
+
+def _watch_waiting(reader: Reader) -> set[str]:
+    """What `penstock status` would say that the consumer waits for, collected while it does."""
+    found: set[str] = set()
+    url = reader.urls[0]
+
+    def watch() -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            end = monotonic() + 4
+            while monotonic() < end and not found:
+                rows = connection.execute(
+                    "SELECT waiting FROM penstock.checkpoints WHERE waiting IS NOT NULL"
+                )
+                found.update(why for (why,) in rows)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return found
+
+
+@pytest.mark.parametrize(
+    "sqlstate", ["57014", "53300", "53100", "55P03", "57P03", "08006", "25P03", "25P04", "58030"]
+)
+@pytest.mark.usefixtures("staged")
+def test_what_a_server_cannot_do_for_a_moment_dead_letters_nothing(
+    reader: Reader, sqlstate: str
+) -> None:
+    """Guarantee 13: one classification, by SQLSTATE."""
+    failures = iter([True] * 6)
+
+    def refused(session: Session, records: Sequence[Record]) -> None:
+        if next(failures, False):
+            session.execute(
+                text(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{sqlstate}'; END $$")
+            )
+        apply(session, records)
+
+    reader.declare(refused, attempts=1)
+    reader.drain()
+
+    assert (reader.effects(), reader.dead()) == (ALL, [])
+
+
+@pytest.mark.usefixtures("staged")
+def test_a_read_only_moment_is_waited_out(reader: Reader, database_url: str) -> None:
+    """Guarantee 13: nothing was tried, and the worker's loop asks again."""
+    with psycopg.connect(database_url, autocommit=True) as admin:
+        [(name,)] = admin.execute("SELECT current_database()")
+        reader.declare(apply)
+        worker = reader.worker()
+        worker.open()
+        admin.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        with pytest.raises(ServerUnavailable, match="read-only"):
+            worker.drain()
+        admin.execute("SET default_transaction_read_only = off")
+        admin.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+    worker.close()
+    worker.drain()
+
+    assert (reader.effects(), reader.dead()) == (ALL, [])
+
+
+@pytest.mark.usefixtures("staged")
+def test_settings_that_a_handler_left_behind_do_not_outlive_a_failure(reader: Reader) -> None:
+    """The connection is a new one after it."""
+
+    def meddles(session: Session, records: Sequence[Record]) -> None:
+        if any(record.id == 2 for record in records):
+            session.execute(text("SET SESSION default_transaction_read_only = on"))
+            raise ValueError
+        apply(session, records)
+
+    reader.declare(meddles, attempts=1)
+    reader.drain()
+
+    assert [number for number, _ in reader.dead()] == [2]
+    assert len(reader.effects()) == 19
+
+
+# --- what is logged ---
+
+
+@pytest.mark.usefixtures("staged")
+def test_the_first_failure_is_logged_with_its_traceback_and_without_values(reader: Reader) -> None:
+    """Guarantee 33."""
+
+    def understand(record: Record) -> None:
+        raise ValueError(f"secret of {record.data}")
+
+    def fails(session: Session, record: Record) -> None:
+        if record.id % 5 == 0:
+            understand(record)
+        session.execute(INSERT, {"id": record.id, "key": record.key})
+
+    reader.declare(fails, each=True, attempts=2)
+    with capture_logs() as logs:
+        reader.drain()
+
+    [shown] = [entry for entry in logs if entry["event"] == "handler failed"]
+    assert shown["error"] == "ValueError"
+    assert [line.rpartition(" in ")[2] for line in shown["traceback"]] == ["fails", "understand"]
+    assert "secret" not in str(logs)
+
+
+def test_an_update_that_the_server_computes_may_run_under_read_committed(
+    reader: Reader, staged: int
+) -> None:
+    """The opt-in: no conflict, since no value that was read is written back."""
+    reader.connection.execute("CREATE TABLE public.customers (id text PRIMARY KEY, orders bigint)")
+    reader.connection.execute("INSERT INTO public.customers VALUES ('c', 0)")
+
+    def count(session: Session, records: Sequence[Record]) -> None:
+        session.execute(update(Customer).values(orders=Customer.orders + len(records)))
+
+    reader.declare(count, isolation="READ COMMITTED")
+    reader.drain()
+
+    assert reader.connection.execute("SELECT orders FROM public.customers").fetchone() == (staged,)

@@ -1,0 +1,311 @@
+"""``penstock.testing``: records without a server, what was staged, and a pipeline that is run until nothing is left."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+from unittest.mock import ANY
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from fixtures.application import Base, Ride, StagedRecords
+from penstock import Ick, Log, Pipeline, mark_dirty, stage
+from penstock.database.connections import connect_postgres
+from penstock.database.initialise import initialise
+from penstock.embedded import EmbeddedPostgres
+from penstock.errors import InvalidRecord, SchemaMissing
+from penstock.testing import (
+    assert_not_staged,
+    assert_staged,
+    drained,
+    eventually,
+    make_record,
+    staged,
+)
+from penstock.testing.databases import TemplateDatabases, delete_keys
+
+RIDES = Log("rides", shards=4)
+
+
+def test_a_record_has_defaults() -> None:
+    record = make_record()
+
+    assert (record.data, record.headers, record.offset, record.id) == ({}, {}, 1, 1)
+    assert record.place == "records/0 offset 1"
+
+
+def test_a_record_reads_as_if_it_had_been_staged() -> None:
+    at = datetime(2026, 11, 20, 9, 30, 0, 250, tzinfo=UTC)
+    data = {"fare": Decimal("1.50"), "id": UUID(int=7), "at": at, "stops": [1, None]}
+
+    record = make_record(
+        data, channel=RIDES, key=7, action="update", headers={"trace": "a"}, offset=3, staged_at=at
+    )
+
+    assert record.data == {
+        "fare": "1.50",
+        "id": "00000000-0000-0000-0000-000000000007",
+        "at": "2026-11-20T09:30:00.000250+00:00",
+        "stops": [1, None],
+    }
+    assert record.headers == {"trace": "a"}
+    assert (record.channel, record.shard, record.key) == ("rides", RIDES.shard_of("7"), "7")
+    assert (record.offset, record.id, record.staged_at) == (3, 3, at)
+
+
+@pytest.mark.parametrize(
+    "given", [{"data": {1, 2}}, {"key": None}, {"action": ""}, {"headers": {"a": b"b"}}]
+)
+def test_a_record_that_could_not_be_staged_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRecord, match=next(iter(given))):
+        make_record(**given)
+
+
+@pytest.fixture
+def _rule(pipeline: Pipeline, rides: Log) -> None:
+    pipeline.stages(Ride, to=rides, key="id", data=["id", "status", "fare", "extra"])
+
+
+@pytest.mark.usefixtures("_rule")
+def test_what_a_transaction_has_staged_is_seen_before_it_commits(
+    sessions: sessionmaker[Session], staged: StagedRecords
+) -> None:
+    seen_by_others = staged
+    with sessions(autoflush=False) as session:
+        session.add(Ride(id=7, fare=Decimal("1.50"), extra={"a": {"b": 1, "c": 2}}))
+
+        found = assert_staged(
+            session,
+            channel="rides",
+            key=7,
+            action="insert",
+            object="rides",
+            data={"fare": Decimal("1.50"), "extra": {"a": {"b": 1}}, "status": ANY},
+        )
+
+        assert found.data["status"] == "new"
+        assert seen_by_others() == []
+        session.rollback()
+        assert_not_staged(session)
+
+
+@pytest.mark.usefixtures("_rule")
+def test_what_was_committed_is_seen_by_every_kind_of_source(
+    sessions: sessionmaker[Session], application: Engine, rides: Log
+) -> None:
+    with sessions.begin() as session:
+        stage(session, rides, key="k", action="rated", object="ride", data=[1], headers={"v": 2})
+    scoped = scoped_session(sessions)
+
+    with application.connect() as connection, sessions() as session:
+        for source in (connection, session, scoped):
+            found = assert_staged(source, channel=rides, data=[1], headers={"v": 2})
+            assert staged(source) == [found]
+    scoped.remove()
+
+
+def test_marked_members_are_staged_too(application: Engine) -> None:
+    index = Ick("index", shards=2)
+    with Session(application) as session:
+        Pipeline([index]).attach(session)
+        mark_dirty(session, index, [1, 2])
+
+        assert assert_staged(session, channel=index, key=2).action == "dirty"
+
+
+def test_the_schema_is_that_of_the_sessions_pipeline(
+    application: Engine, database_url: str
+) -> None:
+    initialise(database_url, "elsewhere")
+    with Session(application) as session:
+        Pipeline([RIDES], schema="elsewhere").attach(session)
+        stage(session, RIDES, key="k", action="rated", object="ride", data={})
+
+        assert_staged(session, key="k")
+        assert_not_staged(session.connection(), key="k")
+        assert_staged(session.connection(), key="k", schema="elsewhere")
+
+
+@pytest.mark.usefixtures("_rule")
+def test_a_failure_lists_the_nearest_first(sessions: sessionmaker[Session]) -> None:
+    with sessions() as session:
+        with pytest.raises(AssertionError, match=r"^no staged record has any content\nnothing was"):
+            assert_staged(session)
+        session.add_all(Ride(id=number, status=f"s{number % 2}") for number in range(1, 23))
+
+        with pytest.raises(AssertionError) as none:
+            assert_staged(session, key=22, data={"status": "s1", "fare": "0.00", "lost": True})
+        with pytest.raises(AssertionError, match=r"^11 staged records have data .*narrow it down"):
+            assert_staged(session, data={"status": "s1"})
+        with pytest.raises(
+            AssertionError, match=r"^expected no staged record with key '22', found 1\n"
+        ):
+            assert_not_staged(session, key=22)
+
+    lines = str(none.value).splitlines()
+    assert lines[0].startswith("no staged record has key '22', data {'status': 's1'")
+    assert lines[1] == "staged: 22"
+    assert lines[2].endswith("differs in key, data.lost")
+    assert sum("differs in data.status, data.lost" in line for line in lines) == 1
+    assert lines[-1] == "  … and 2 more"
+
+
+def test_an_async_session_is_told_how(application: Engine) -> None:
+    with pytest.raises(TypeError, match=r"not Engine; .*run_sync\(staged\)"):
+        staged(application)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def working(application: Engine, pipeline: Pipeline, rides: Log) -> sessionmaker[Session]:
+    """Consumers of a log and of an Ick: what the first one reads, it marks for the second."""
+    index = pipeline.add_channel(Ick("index", shards=2))
+    assert isinstance(index, Ick)
+    pipeline.stages(Ride, to=rides, key="id", data=["id", "status"])
+    with application.begin() as connection:
+        connection.execute(text("CREATE TABLE done (consumer text, key text)"))
+
+    def note(session: Session, consumer: str, key: str) -> None:
+        insert = text("INSERT INTO done VALUES (:consumer, :key)")
+        session.execute(insert, {"consumer": consumer, "key": key})
+
+    @pipeline.consumer(reads=rides, each=True, attempts=1)
+    def copies(session: Session, record: Any) -> None:
+        if record.data["status"] == "bad":
+            raise ValueError("a bad ride")
+        note(session, "copies", record.key)
+        mark_dirty(session, index, [record.key])
+
+    @pipeline.consumer(reads=index)
+    def indexer(session: Session, members: Sequence[str]) -> None:
+        for member in members:
+            note(session, "indexer", member)
+
+    maker = sessionmaker(application)
+    pipeline.attach(maker)
+    return maker
+
+
+def test_a_drained_pipeline_has_done_what_its_handlers_staged_too(
+    working: sessionmaker[Session], pipeline: Pipeline, database_url: str, redis_url: str
+) -> None:
+    with working.begin() as session:
+        session.add_all(Ride(id=number) for number in range(5))
+
+    assert drained(pipeline, database_url, redis_url) == {"copies": 5, "indexer": 5}
+    assert drained(pipeline, database_url, redis_url) == {"copies": 0, "indexer": 0}
+    with working() as session:
+        assert session.scalar(text("SELECT count(DISTINCT (consumer, key)) FROM done")) == 10
+
+
+def test_some_consumers_can_be_left_out(
+    working: sessionmaker[Session], pipeline: Pipeline, database_url: str, redis_url: str
+) -> None:
+    with working.begin() as session:
+        session.add(Ride(id=1))
+
+    assert drained(pipeline, database_url, redis_url, consumers=["copies"]) == {"copies": 1}
+    assert drained(pipeline, database_url, redis_url) == {"copies": 0, "indexer": 1}
+
+
+def test_a_dead_letter_fails_once_with_the_handlers_error(
+    working: sessionmaker[Session], pipeline: Pipeline, database_url: str, redis_url: str
+) -> None:
+    with working.begin() as session:
+        session.add_all([Ride(id=1, status="bad"), Ride(id=2)])
+
+    with pytest.raises(
+        AssertionError,
+        match=r"^consumer copies dead-lettered rides/\d/1, key '1', insert rides, after 1 attempts: ValueError: a bad ride$",
+    ) as failure:
+        drained(pipeline, database_url, redis_url)
+
+    assert isinstance(failure.value.__cause__, ValueError)
+    assert drained(pipeline, database_url, redis_url) == {"copies": 0, "indexer": 0}
+    with working.begin() as session:
+        session.add(Ride(id=3, status="bad"))
+    assert drained(pipeline, database_url, redis_url, allow_dead_letters=True)["copies"] == 0
+
+
+def test_a_halted_shard_fails_every_time(
+    sessions: sessionmaker[Session],
+    pipeline: Pipeline,
+    rides: Log,
+    database_url: str,
+    redis_url: str,
+) -> None:
+    @pipeline.consumer(reads=rides, each=True, attempts=1, on_poison="halt")
+    def strict(_session: Session, record: Any) -> None:
+        raise ValueError(record.key)
+
+    with sessions.begin() as session:
+        stage(session, rides, key="k", action="rated", object="ride", data={})
+
+    for allow in (False, True):
+        with pytest.raises(AssertionError, match=r"^consumer strict is halted in rides/\d: .*k"):
+            drained(pipeline, database_url, redis_url, allow_dead_letters=allow)
+
+
+def test_handlers_that_stage_without_end_are_stopped(
+    sessions: sessionmaker[Session],
+    pipeline: Pipeline,
+    rides: Log,
+    database_url: str,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.testing.draining.MAX_ROUNDS", 3)
+    pipeline.stages(Ride, to=rides, key="id")
+
+    @pipeline.consumer(reads=rides, each=True)
+    def echo(session: Session, record: Any) -> None:
+        stage(session, rides, key=record.key, action="echo", object="ride", data={})
+
+    with sessions.begin() as session:
+        session.add(Ride(id=1))
+
+    with pytest.raises(AssertionError, match="after 3 rounds"):
+        drained(pipeline, database_url, redis_url)
+
+
+def test_missing_tables_are_named(
+    postgres: EmbeddedPostgres, pipeline: Pipeline, redis_url: str
+) -> None:
+    with pytest.raises(SchemaMissing, match="penstock init"):
+        drained(pipeline, postgres.database_url("postgres"), redis_url)
+
+
+def test_each_copy_is_fresh_and_nothing_is_left_behind(postgres: EmbeddedPostgres) -> None:
+    databases = TemplateDatabases(postgres.url, Base.metadata.create_all)
+    names = []
+    for schema in ("penstock", "penstock", "elsewhere"):
+        with databases.copy(schema) as url, connect_postgres(url, application="test") as connection:
+            query = f"SELECT current_database(), (SELECT count(*) FROM {schema}.staged_records), (SELECT count(*) FROM rides)"
+            [(name, *counts)] = connection.execute(query.encode()).fetchall()
+            connection.execute("INSERT INTO riders (name) VALUES ('Ada')")
+            names.append(name)
+            assert counts == [0, 0]
+    databases.close()
+
+    assert len(set(names)) == 3
+    with connect_postgres(postgres.url, application="test") as connection:
+        query = (
+            "SELECT FROM pg_database WHERE datname = ANY (%s) OR datname ~ '^penstock_template_'"
+        )
+        assert connection.execute(query, [names]).fetchall() == []
+
+
+def test_only_the_keys_of_the_namespace_are_deleted(redis_client: Any, redis_url: str) -> None:
+    for key in ("shop:{rides/0}:log", "shop2:{rides/0}:log", "session:1"):
+        redis_client.set(key, "1")
+
+    delete_keys(redis_url, "shop")
+
+    assert sorted(redis_client.keys()) == [b"session:1", b"shop2:{rides/0}:log"]
+
+
+def test_what_never_comes_is_named() -> None:
+    with pytest.raises(AssertionError, match=r"the flood \(last answer: 0\)"):
+        eventually(lambda: 0, "the flood", timeout_s=0.05)
