@@ -11,7 +11,7 @@ COMPILE = $(UV) pip compile --quiet --no-config --universal --python-version 3.1
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links $(ARGS) pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint lock clean
+.PHONY: help venv demo test bench lint lock clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -26,6 +26,9 @@ demo: venv  ## watch records flow, break things, see them healed
 
 test: venv  ## the tests, on real servers that they start themselves
 	@$(BIN)/python -m pytest $(ARGS)
+
+bench: venv  ## measure Penstock beside its limits and its peers
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 lint: venv  ## formatter, linter, types, who may import whom, spelling
 	$(BIN)/ruff check

@@ -6,8 +6,9 @@
 # ///
 """The consumer that articles on outboxes and Redis streams show: a batch and the checkpoint in one transaction.
 
-It reads on from the entry that it saw last.  Nothing keeps a second one of the same name from doing the same, and nothing
-notices what was evicted before it came.
+It reads on from the entry that it saw last.  Nothing prevents a second consumer of the same name from doing the same, and
+nothing detects entries that were evicted before it read them.  It works in the database of ``consume-bulk``, not in a
+copy, so that it drops the table of an earlier round.
 """
 
 import json

@@ -4,8 +4,8 @@
 # ///
 """The streamer that articles on outboxes and Redis streams show: one process, rows in the order of their ids.
 
-Each row is one XADD; what was sent is deleted by its range.  A transaction that commits late has an id inside a range that
-is gone: its record is lost.
+Each row is one XADD, and the range of ids that was sent is deleted.  A transaction that commits late has an id inside a
+range that is already deleted: its record is lost.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ import harness
 
 
 def relay(connection: harness.Connection, client: Any) -> int:
-    """One transaction, in which nothing new appears."""
+    """One transaction, which sees one snapshot."""
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         rows = connection.execute(
@@ -23,7 +23,7 @@ def relay(connection: harness.Connection, client: Any) -> int:
         ).fetchall()
         if rows:
             for row in rows:
-                client.xadd(harness.STREAM, harness.fields(row))
+                client.xadd(harness.STREAM, harness.make_fields(row))
             connection.execute("DELETE FROM peer_staged WHERE id <= %s", [rows[-1][0]])
     return len(rows)
 
@@ -31,7 +31,7 @@ def relay(connection: harness.Connection, client: Any) -> int:
 if __name__ == "__main__":
     harness.main(
         harness.Peer(
-            create="DROP TABLE IF EXISTS peer_staged; CREATE TABLE peer_staged (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, "
+            create="CREATE TABLE peer_staged (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, "
             "key text, action text, object text, payload jsonb, created_at timestamptz DEFAULT now())",
             fill="INSERT INTO peer_staged (key, action, object, payload) "
             "SELECT key, action, object, data FROM penstock.staged_records ORDER BY id",

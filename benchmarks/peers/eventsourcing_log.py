@@ -4,9 +4,9 @@
 # ///
 """eventsourcing: an application's events are numbered in its notification log, and a relay follows that log.
 
-An entry has its notification's number, so that the stream itself tells where to go on.  Events are recorded by the
-library's function in Postgres, the faster of its two ways: it does without the lock of the table that keeps numbers from
-becoming visible out of their order.
+An entry's id is its notification's number, so that the relay finds its position in the stream.  Events are recorded by
+the library's function in Postgres, the faster of its two ways.  It does not take the table lock that keeps numbers from
+becoming visible out of order.
 """
 
 import json
@@ -16,23 +16,17 @@ from datetime import datetime
 from typing import Any
 
 import harness
-import psycopg
-import redis
 from eventsourcing.application import Application
 from psycopg.conninfo import conninfo_to_dict
 
 where = conninfo_to_dict(os.environ["PEER_DATABASE_URL"])
 is_first = sys.argv[1] in {"drain", "latency"}
 last: int | None = None
-"""Number of the notification that was sent last; None until the stream has told it."""
+"""Number of the notification that was sent last; None until it has been read from the stream."""
 
 
 def _application() -> Application[Any]:
-    """The application; its first process makes the tables."""
-    if is_first:
-        with psycopg.connect(os.environ["PEER_DATABASE_URL"]) as connection:
-            connection.execute("DROP SCHEMA public CASCADE")
-            connection.execute("CREATE SCHEMA public")
+    """The application; its first process creates the tables."""
     return Application(
         env={
             "PERSISTENCE_MODULE": "eventsourcing.postgres",
@@ -46,9 +40,9 @@ def _application() -> Application[Any]:
     )
 
 
-def relay(_connection: harness.Connection, client: "redis.Redis[bytes]") -> int:
-    """A section of the log."""
-    global last  # noqa: PLW0603  as far as this process has come
+def relay(_connection: harness.Connection, client: Any) -> int:
+    """Sends one section of the notification log."""
+    global last  # noqa: PLW0603  the position of this process
     if last is None:
         newest = client.xrevrange(harness.STREAM, count=1)
         last = int(newest[0][0].partition(b"-")[0]) if newest else 0
@@ -59,7 +53,7 @@ def relay(_connection: harness.Connection, client: "redis.Redis[bytes]") -> int:
                 state = json.loads(each.state)
                 at = datetime.fromisoformat(state["timestamp"])
                 row = (each.id, state["key"], state["action"], state["object"], state["data"], at)
-                pipeline.xadd(harness.STREAM, harness.fields(row), id=f"{each.id}-0")
+                pipeline.xadd(harness.STREAM, harness.make_fields(row), id=f"{each.id}-0")
             pipeline.execute()
         last = notifications[-1].id
     return len(notifications)
@@ -72,7 +66,7 @@ SELECT es_insert_events_uuid(array_agg((
         'data', payload::text)::text, 'UTF8')
 )::stored_event_uuid))
 """
-"""What an application's ``save`` does where Postgres' functions are enabled: a new aggregate for each record."""
+"""What an application's ``save`` executes if Postgres' functions are enabled: a new aggregate for each record."""
 
 if __name__ == "__main__":
     application = _application()

@@ -9,10 +9,10 @@
 # [tool.penstock]
 # records = 20_000
 # ///
-"""faststream-outbox: its subscriber leases rows and deletes them by batches, its handler sends each of them.
+"""faststream-outbox: its subscriber leases rows and deletes them in batches, and its handler sends each of them.
 
-The settings are those that its page on performance has for many rows and a handler that may be repeated; with asyncpg a
-commit wakes it.  Several workers send at the same time: the order is gone.
+The settings are those that its page on performance recommends for many rows and a handler that may be repeated; with
+asyncpg a commit wakes it.  Several workers send at the same time, so that the order is lost.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import URL, MetaData
 from sqlalchemy.dialects.postgresql import dialect
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
 WORKERS = 4
 LEASED = 1000
@@ -36,13 +36,16 @@ DELETED = 100
 OUTBOX = make_outbox_table(MetaData())
 
 
-def _tables() -> str:
-    made = (CreateTable(OUTBOX), *(CreateIndex(each) for each in OUTBOX.indexes))
-    statements = (str(each.compile(dialect=dialect())) for each in made)
-    return ";".join(("DROP TABLE IF EXISTS outbox", *statements, outbox_autovacuum_ddl()))
+def _make_ddl() -> str:
+    ddl: tuple[ExecutableDDLElement, ...] = (
+        CreateTable(OUTBOX),
+        *(CreateIndex(each) for each in OUTBOX.indexes),
+    )
+    statements = (str(each.compile(dialect=dialect())) for each in ddl)  # type: ignore[no-untyped-call]  # SQLAlchemy does not type it
+    return ";".join((*statements, outbox_autovacuum_ddl()))
 
 
-def _engine_url() -> URL:
+def _make_engine_url() -> URL:
     where = conninfo_to_dict(os.environ["PEER_DATABASE_URL"])
     return URL.create(
         "postgresql+asyncpg",
@@ -54,32 +57,39 @@ def _engine_url() -> URL:
 
 async def _work() -> None:
     client = redis.asyncio.Redis.from_url(os.environ["PEER_REDIS_URL"])
-    engine = create_async_engine(_engine_url(), pool_size=WORKERS + 2)
+    engine = create_async_engine(_make_engine_url(), pool_size=WORKERS + 2)
     broker = OutboxBroker(engine, outbox_table=OUTBOX)
 
-    async def as_it_is(message: OutboxMessage) -> Any:
+    async def keep_body(message: OutboxMessage) -> Any:
         return message.body
 
-    @broker.subscriber(
+    @broker.subscriber(  # type: ignore[untyped-decorator]  # not installed where types are checked
         "outbox",
         max_workers=WORKERS,
         fetch_batch_size=LEASED,
         terminal_flush_batch_size=DELETED,
         min_fetch_interval=0.01,
-        decoder=as_it_is,
+        decoder=keep_body,
     )
     async def relay(payload: bytes, message: OutboxMessage) -> None:
         row = message.raw_message
-        told = message.headers
-        entry = (row.id, told["key"], told["action"], told["object"], payload, row.created_at)
-        await client.xadd(harness.STREAM, harness.fields(entry))
+        headers = message.headers
+        entry = (
+            row.id,
+            headers["key"],
+            headers["action"],
+            headers["object"],
+            payload,
+            row.created_at,
+        )
+        await client.xadd(harness.STREAM, harness.make_fields(entry))
         worker.moved += 1
 
     await broker.start()
     await asyncio.Event().wait()
 
 
-worker = harness.Worker(lambda: asyncio.run(_work()))
+worker = harness.LibraryWorker(lambda: asyncio.run(_work()))
 
 INSERT = """
 INSERT INTO outbox (queue, payload, headers)
@@ -91,7 +101,7 @@ SELECT 'outbox', convert_to(payload::text, 'UTF8'), jsonb_build_object('key', ke
 if __name__ == "__main__":
     harness.main(
         harness.Peer(
-            create=_tables(),
+            create=_make_ddl(),
             fill=f"{INSERT} FROM (SELECT *, data AS payload FROM penstock.staged_records ORDER BY id) r",
             stage=f"{INSERT} FROM (SELECT key, 'insert' AS action, 'movement' AS object, payload "
             "FROM unnest(%(keys)s::text[], %(payloads)s::text[]) AS r (key, payload)) r "

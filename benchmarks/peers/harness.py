@@ -1,7 +1,7 @@
-"""What the peers share: a backlog, a producer at a rate, a reader of the stream, and the figures of both works.
+"""Code that the peers share: a backlog, a producer at a given rate, a reader of the stream, and the figures.
 
-A peer says how its tables are made and filled, and what one pass of its relay does.  The payloads are those of Penstock's
-own backlog; all that a peer writes goes to one stream.
+A peer defines how its tables are created and filled, and what one round of its relay does.  The payloads are those of
+Penstock's own backlog; everything that a peer writes goes to one stream.
 """
 
 import json
@@ -25,22 +25,22 @@ BATCH = 1000
 ACCOUNTS = 1000
 NOTE = "x" * 145
 IDLE_S = 0.001
-LOOK_S, LOOKS = 0.005, 10
-"""How often it is looked at what a worker has done, and how often in one pass."""
+POLL_S, POLLS = 0.005, 10
+"""Interval of polling a library's worker, and how often it is polled in one round."""
 
 READY_S = 60.0
 LATE_S = 30.0
 KEPT_UP = 0.9
-"""Share of the wanted rate below which a run says nothing of latency."""
+"""Share of the intended rate below which a run's latency is not counted."""
 
 WARM_UP = 10
-"""One part in so many of the records is sent first, and not counted."""
+"""The first one in this many of the records is not counted."""
 
 Connection = psycopg.Connection[Any]
 
 
-def fields(row: Sequence[Any]) -> dict[str, Any]:
-    """What an entry holds: as much as Penstock's own."""
+def make_fields(row: Sequence[Any]) -> dict[Any, Any]:
+    """The fields of an entry, the same as Penstock's own."""
     record_id, key, action, obj, payload, created_at = row
     return {
         "id": record_id,
@@ -58,43 +58,43 @@ class Peer:
     """Another way to get from a transaction into a stream.
 
     Attributes:
-        create: Makes its tables, and takes away what an earlier run has left.
+        create: Creates its tables, in a database that is dropped after the run.
         fill: Copies the rows of ``penstock.staged_records``, in their order, as they would have been staged.
-        settle: What has happened to a backlog long before it is relayed, in a transaction of its own.
+        settle: What happens to a backlog long before it is relayed, in a transaction of its own.
         stage: Writes ``%(ids)s``, ``%(keys)s`` and ``%(payloads)s``, arrays of one length, in one statement.
-        relay: One pass: gives the number of records that it has moved.
+        relay: Runs one round, and returns the number of records that it has sent.
         start: Starts what reads by itself; before the tables are filled, and in no figure.
-        serve: Starts what the relay cannot do without while there is a producer; a backlog needs it no longer.
+        serve: Starts what the relay needs while there is a producer; a backlog does not need it.
     """
 
     create: str
     fill: str
     stage: str
-    relay: Callable[[Connection, "redis.Redis[bytes]"], int]
-    start: Callable[[Connection, "redis.Redis[bytes]"], None] | None = None
-    serve: Callable[[Connection, "redis.Redis[bytes]"], None] | None = None
+    relay: Callable[[Connection, redis.Redis], int]
+    start: Callable[[Connection, redis.Redis], None] | None = None
+    serve: Callable[[Connection, redis.Redis], None] | None = None
     settle: str = "SELECT"
 
 
-class Worker:
-    """A library's own worker, in a thread of this process: it begins with the first pass, and counts what it has moved."""
+class LibraryWorker:
+    """A library's own worker, in a thread of this process; it starts with the first round, and counts what it has sent."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         self.moved = 0
-        self._told = 0
+        self._reported = 0
         self._thread = threading.Thread(target=run, daemon=True)
 
-    def relay(self, _connection: Connection, _client: "redis.Redis[bytes]") -> int:
-        """What has been moved since the last pass; waits for it, while there is no producer for as long as it takes."""
+    def relay(self, _connection: Connection, _client: redis.Redis) -> int:
+        """Number of records sent since the last round; waits for some, and for a backlog without a limit."""
         if self._thread.ident is None:
             self._thread.start()
-        for _ in range(LOOKS) if sys.argv[1] != "drain" else count():
-            if self.moved != self._told or not self._thread.is_alive():
+        for _ in range(POLLS) if sys.argv[1] != "drain" else count():
+            if self.moved != self._reported or not self._thread.is_alive():
                 break
-            sleep(LOOK_S)
+            sleep(POLL_S)
         if not self._thread.is_alive():
-            raise SystemExit("the worker has ended")
-        some, self._told = self.moved - self._told, self.moved
+            raise SystemExit("the worker ended")
+        some, self._reported = self.moved - self._reported, self.moved
         return some
 
 
@@ -104,12 +104,12 @@ def main(peer: Peer) -> None:
     print(json.dumps(work(peer)))
 
 
-def consume(create: str, run_once: Callable[[Connection, "redis.Redis[bytes]", str], int]) -> None:
-    """Has a consumer apply the streams of a log that lies ready, and prints its rate as JSON.
+def consume(create: str, run_once: Callable[[Connection, redis.Redis, str], int]) -> None:
+    """Runs a consumer on the streams of a published backlog, and prints its rate as JSON.
 
     Args:
-        create: Makes its tables.
-        run_once: Applies some of a stream's next entries: gives their number.
+        create: Creates its tables.
+        run_once: Applies the next entries of a stream, and returns their number.
     """
     wanted, streams = int(os.environ["PEER_RECORDS"]), os.environ["PEER_STREAMS"].split()
     with _postgres() as connection, _redis() as client:
@@ -127,7 +127,7 @@ def _postgres() -> Connection:
     return psycopg.connect(os.environ["PEER_DATABASE_URL"], autocommit=True)
 
 
-def _redis() -> "redis.Redis[bytes]":
+def _redis() -> redis.Redis:
     return redis.Redis.from_url(os.environ["PEER_REDIS_URL"])
 
 
@@ -136,7 +136,7 @@ def _drain(peer: Peer) -> dict[str, float]:
     with _postgres() as connection, _redis() as client:
         connection.execute(peer.create.encode())
         if peer.start:
-            peer.start(connection, client)  # and works from the commit of what follows
+            peer.start(connection, client)  # it starts to send when the next statement commits
             connection.execute(peer.fill.encode())
         else:
             connection.execute(peer.fill.encode())
@@ -147,7 +147,7 @@ def _drain(peer: Peer) -> dict[str, float]:
         while moved < wanted:
             some = peer.relay(connection, client)
             if not some:
-                raise SystemExit(f"{moved} of {wanted} records were moved")
+                raise SystemExit(f"{moved} of {wanted} records were sent")
             moved += some
         took = perf_counter() - began
         if client.xlen(STREAM) != wanted:
@@ -159,15 +159,15 @@ def _latency(peer: Peer) -> dict[str, float]:
     with _postgres() as connection, _redis() as client, ExitStack() as ending:
         connection.execute(peer.create.encode())
         client.set("peer:running", 1)
-        ending.callback(client.delete, "peer:running")  # the relay ends with us, whatever happens
-        told = ending.enter_context(tempfile.TemporaryFile("w+"))  # more than a pipe holds
-        relay = _child("relay", subprocess.DEVNULL)
+        ending.callback(client.delete, "peer:running")  # which ends the relay
+        output = ending.enter_context(tempfile.TemporaryFile("w+"))  # more than a pipe holds
+        relay = _start_child("relay", subprocess.DEVNULL)
         deadline = monotonic() + READY_S
         while not client.exists("peer:ready"):
             if relay.poll() is not None or monotonic() > deadline:
                 raise SystemExit("the relay did not start")
             sleep(0.01)
-        producer = _child("produce", told)
+        producer = _start_child("produce", output)
         arrived: dict[int, float] = {}
         after: Any = b"0"
         last = monotonic()
@@ -175,31 +175,31 @@ def _latency(peer: Peer) -> dict[str, float]:
             len(arrived) < int(client.get("peer:sent") or 0) and monotonic() - last < LATE_S
         ):
             if relay.poll() is not None:
-                raise SystemExit("the relay has ended")
+                raise SystemExit("the relay ended")
             answer = client.xread({STREAM: after}, count=1000, block=50)
             last = now = monotonic() if answer else last
             for _, entries in answer or ():
-                for after, fields in entries:  # noqa: B007  the last one is where to go on
+                for after, fields in entries:  # noqa: B007  the last id is the next position
                     arrived[json.loads(fields[b"data"])["id"]] = now
         client.delete("peer:running")
-        told.seek(0)
-        produced = json.load(told)
+        output.seek(0)
+        produced = json.load(output)
         relay.wait(LATE_S)
     rate, wanted = produced["rate"], float(os.environ["PEER_RATE"])
     if rate < KEPT_UP * wanted:
-        return {"skipped": f"the producer came to {rate:.0f} of {wanted:.0f} records/s"}  # type: ignore[dict-item]
+        return {"skipped": f"the producer reached {rate:.0f} of {wanted:.0f} records/s"}  # type: ignore[dict-item]
     began = {int(number): at for number, at in produced["began"].items()}
     if missing := len(began) - len(arrived):
         return {"skipped": f"{missing} records did not arrive"}  # type: ignore[dict-item]
     if (came := len(arrived) / (max(arrived.values()) - min(began.values()))) < KEPT_UP * wanted:
-        return {"skipped": f"does not keep up: {came:.0f} of {wanted:.0f} records/s came"}  # type: ignore[dict-item]
+        return {"skipped": f"does not keep up: {came:.0f} of {wanted:.0f} records/s arrived"}  # type: ignore[dict-item]
     counted = sorted(began)[len(began) // WARM_UP :]
     took = sorted((arrived[number] - began[number]) * 1000 for number in counted)
     return {"": took[len(took) // 2], "-p99": took[len(took) * 99 // 100]}
 
 
-def _child(work: str, told: Any) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, sys.argv[0], work], stdout=told)  # noqa: S603  this script
+def _start_child(work: str, output: Any) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, sys.argv[0], work], stdout=output)  # noqa: S603  this script
 
 
 def _relay(peer: Peer) -> dict[str, float]:
@@ -208,14 +208,14 @@ def _relay(peer: Peer) -> dict[str, float]:
         for begin in filter(None, (peer.start, peer.serve)):
             begin(connection, client)
         client.set("peer:ready", 1)
-        looked_at = monotonic()
+        polled_at = monotonic()
         while True:
             some = peer.relay(connection, client)
             moved += some
             if not some:
                 sleep(IDLE_S)
-            if monotonic() - looked_at > 0.1:  # noqa: PLR2004  a round trip less a pass
-                looked_at = monotonic()
+            if monotonic() - polled_at > 0.1:  # noqa: PLR2004  one round trip less per round
+                polled_at = monotonic()
                 if not client.exists("peer:running"):
                     return {"moved": moved}
 

@@ -13,7 +13,7 @@ VISIBLE_AGAIN_S = 30
 
 
 def relay(connection: harness.Connection, client: Any) -> int:
-    """Two transactions, as its documentation has it: a crash between them delivers again."""
+    """Two transactions, as in its documentation: after a crash between them, messages are delivered again."""
     rows = connection.execute(
         "SELECT msg_id, message->>'account', message::text, enqueued_at FROM pgmq.read('outbox', %s, %s)",
         [VISIBLE_AGAIN_S, harness.BATCH],
@@ -22,7 +22,7 @@ def relay(connection: harness.Connection, client: Any) -> int:
         with client.pipeline(transaction=False) as pipeline:
             for message_id, account, payload, at in rows:
                 row = (message_id, account, "insert", "movement", payload, at)
-                pipeline.xadd(harness.STREAM, harness.fields(row))
+                pipeline.xadd(harness.STREAM, harness.make_fields(row))
             pipeline.execute()
         connection.execute("SELECT pgmq.delete('outbox', %s::bigint[])", [[row[0] for row in rows]])
     return len(rows)
@@ -31,7 +31,7 @@ def relay(connection: harness.Connection, client: Any) -> int:
 if __name__ == "__main__":
     harness.main(
         harness.Peer(
-            create="DROP SCHEMA IF EXISTS pgmq CASCADE; CREATE SCHEMA pgmq; "
+            create="CREATE SCHEMA pgmq; "
             f"{get_embedded_install_sql()}; SELECT pgmq.create('outbox')",
             fill="SELECT pgmq.send_batch('outbox', array_agg(data ORDER BY id)) FROM penstock.staged_records "
             "GROUP BY (id - 1) / 1000 ORDER BY min(id)",

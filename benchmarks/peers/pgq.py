@@ -6,9 +6,9 @@
 # extension = "pgq"
 # apt = "postgresql-15-pgq3 pgqd"
 # ///
-"""PgQ, whose ticker ``pgqd`` cuts a queue into batches at snapshots, and a short relay from it into a stream.
+"""PgQ, whose ticker ``pgqd`` divides a queue into batches at snapshots, and a short relay from it into a stream.
 
-A batch is sent, and finished after that: a crash between the two gives it again.  What is staged waits for the next tick.
+A batch is sent, and then finished; after a crash between the two it is sent again.  Staged rows wait for the next tick.
 """
 
 import atexit
@@ -22,9 +22,9 @@ from typing import Any
 import harness
 
 TICK_S = 0.005
-"""The ticker's pause.  Each tick is a commit: at a fifth of it producers no longer reach their rate on two cores."""
+"""The ticker's pause.  Each tick is a commit: with a fifth of it, producers no longer reach their rate on two cores."""
 
-Rows = Sequence[Sequence[Any]]
+EventRows = Sequence[Sequence[Any]]
 
 
 def start_ticker(connection: harness.Connection, _client: Any) -> None:
@@ -45,16 +45,16 @@ def start_ticker(connection: harness.Connection, _client: Any) -> None:
     atexit.register(ticker.terminate)
 
 
-def send(client: Any, rows: Rows) -> None:
+def send(client: Any, rows: EventRows) -> None:
     """One round trip."""
     with client.pipeline(transaction=False) as pipeline:
         for row in rows:
-            pipeline.xadd(harness.STREAM, harness.fields(row))
+            pipeline.xadd(harness.STREAM, harness.make_fields(row))
         pipeline.execute()
 
 
-def relay_by(send: Callable[[Any, Rows], None]) -> Callable[[harness.Connection, Any], int]:
-    """A pass moves what was committed between two ticks, read by a cursor: it may be a whole backlog."""
+def make_relay(send: Callable[[Any, EventRows], None]) -> Callable[[harness.Connection, Any], int]:
+    """A round sends what was committed between two ticks, read by a cursor: this may be a whole backlog."""
 
     def relay(connection: harness.Connection, client: Any) -> int:
         moved = 0
@@ -78,10 +78,10 @@ def relay_by(send: Callable[[Any, Rows], None]) -> Callable[[harness.Connection,
     return relay
 
 
-def peer(send: Callable[[Any, Rows], None]) -> harness.Peer:
-    """The queue, with a tick whenever the ticker looks and there is something new."""
+def make_peer(send: Callable[[Any, EventRows], None]) -> harness.Peer:
+    """The queue, with a tick whenever the ticker polls and finds new events."""
     return harness.Peer(
-        create="DROP EXTENSION IF EXISTS pgq CASCADE; CREATE EXTENSION pgq; "
+        create="CREATE EXTENSION pgq; "
         "SELECT pgq.create_queue('outbox'); SELECT pgq.register_consumer('outbox', 'relay'); "
         "SELECT pgq.set_queue_config('outbox', 'ticker_max_lag', '0'); "
         "SELECT pgq.set_queue_config('outbox', 'ticker_max_count', '1')",
@@ -90,10 +90,10 @@ def peer(send: Callable[[Any, Rows], None]) -> harness.Peer:
         settle="SELECT pgq.ticker()",
         stage="SELECT pgq.insert_event('outbox', 'insert', payload, key, 'movement', NULL, NULL) "
         "FROM unnest(%(keys)s::text[], %(payloads)s::text[]) AS r (key, payload)",
-        relay=relay_by(send),
+        relay=make_relay(send),
         serve=start_ticker,
     )
 
 
 if __name__ == "__main__":
-    harness.main(peer(send))
+    harness.main(make_peer(send))

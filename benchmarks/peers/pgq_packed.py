@@ -6,7 +6,7 @@
 # extension = "pgq"
 # apt = "postgresql-15-pgq3 pgqd"
 # ///
-"""The relay from PgQ once more, without redis-py's pipeline: commands are packed by hiredis, and replies read one by one."""
+"""The relay from PgQ without redis-py's pipeline: hiredis packs the commands, and replies are read one by one."""
 
 from typing import Any
 
@@ -14,21 +14,21 @@ import harness
 import pgq
 
 
-def send(client: Any, rows: pgq.Rows) -> None:
+def send(client: Any, rows: pgq.EventRows) -> None:
     """One round trip."""
     connection = client.connection_pool.get_connection()
     try:
-        connection.send_packed_command(connection.pack_commands(map(_command, rows)))
+        connection.send_packed_command(connection.pack_commands(map(_make_command, rows)))
         for _ in rows:
             connection.read_response()  # an error is raised
     finally:
         client.connection_pool.release(connection)
 
 
-def _command(row: Any) -> tuple[Any, ...]:
-    pairs = harness.fields(row).items()
+def _make_command(row: Any) -> tuple[Any, ...]:
+    pairs = harness.make_fields(row).items()
     return ("XADD", harness.STREAM, "*", *(word for pair in pairs for word in pair))
 
 
 if __name__ == "__main__":
-    harness.main(pgq.peer(send))
+    harness.main(pgq.make_peer(send))

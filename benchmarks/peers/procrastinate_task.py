@@ -7,7 +7,7 @@
 # ///
 """procrastinate: a job is deferred in the application's transaction, and the task sends its record.
 
-A worker runs several jobs at the same time, each fetched and finished by statements of its own; the order is gone.
+A worker runs several jobs at the same time, and fetches and finishes each by its own statements; the order is lost.
 Finished jobs are deleted.
 """
 
@@ -31,11 +31,11 @@ connector = procrastinate.PsycopgConnector(
 app = procrastinate.App(connector=connector)
 
 
-@app.task(name="send", queue="outbox", pass_context=True)
+@app.task(name="send", queue="outbox", pass_context=True)  # type: ignore[untyped-decorator]  # not installed where types are checked
 async def send(context: Any, key: str, action: str, object: str, data: Any, at: str) -> None:  # noqa: A002
     """Sends a record."""
     row = (context.job.id, key, action, object, json.dumps(data), datetime.fromisoformat(at))
-    await client.xadd(harness.STREAM, harness.fields(row))
+    await client.xadd(harness.STREAM, harness.make_fields(row))
     worker.moved += 1
 
 
@@ -49,7 +49,7 @@ async def _work() -> None:
         )
 
 
-worker = harness.Worker(lambda: asyncio.run(_work()))
+worker = harness.LibraryWorker(lambda: asyncio.run(_work()))
 
 DEFER = """
 SELECT procrastinate_defer_jobs_v1(array_agg((
@@ -61,7 +61,7 @@ SELECT procrastinate_defer_jobs_v1(array_agg((
 if __name__ == "__main__":
     harness.main(
         harness.Peer(
-            create="DROP SCHEMA public CASCADE; CREATE SCHEMA public;" + SchemaManager.get_schema(),
+            create=SchemaManager.get_schema(),
             fill=f"{DEFER} FROM (SELECT *, data AS payload FROM penstock.staged_records ORDER BY id) r",
             stage=f"{DEFER} FROM (SELECT key, 'insert' AS action, 'movement' AS object, payload "
             "FROM unnest(%(keys)s::text[], %(payloads)s::jsonb[]) AS r (key, payload)) r",

@@ -2,9 +2,9 @@
 # requires-python = ">=3.11"
 # dependencies = ["psycopg[binary]>=3.2", "redis[hiredis]>=5.2"]
 # ///
-"""A relay with SKIP LOCKED, as most people write it: take pending rows, send one after the other, delete them, commit.
+"""A relay with SKIP LOCKED, as most people write it: take pending rows, send one after another, delete them, commit.
 
-Several of them may run; then the order is gone.  A crash between the sending and the commit sends again.
+Several relays may run, but then the order is lost.  After a crash between sending and commit, the rows are sent again.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +20,11 @@ LIMIT %s
 FOR UPDATE SKIP LOCKED
 """
 
-Rows = Sequence[Sequence[Any]]
+OutboxRows = Sequence[Sequence[Any]]
 
 
-def relay_by(send: Callable[[Any, Rows], None]) -> harness.Peer:
-    """The peer whose rows go by ``send``."""
+def make_peer(send: Callable[[Any, OutboxRows], None]) -> harness.Peer:
+    """The peer that sends its rows by ``send``."""
 
     def relay(connection: harness.Connection, client: Any) -> int:
         """One transaction."""
@@ -38,7 +38,7 @@ def relay_by(send: Callable[[Any, Rows], None]) -> harness.Peer:
         return len(rows)
 
     return harness.Peer(
-        create="DROP TABLE IF EXISTS peer_outbox; CREATE TABLE peer_outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, "
+        create="CREATE TABLE peer_outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, "
         "key text, action text, object text, payload jsonb, created_at timestamptz DEFAULT now())",
         fill="INSERT INTO peer_outbox (key, action, object, payload) "
         "SELECT key, action, object, data FROM penstock.staged_records ORDER BY id",
@@ -48,11 +48,11 @@ def relay_by(send: Callable[[Any, Rows], None]) -> harness.Peer:
     )
 
 
-def one_by_one(client: Any, rows: Rows) -> None:
-    """A round trip a row."""
+def send_one_by_one(client: Any, rows: OutboxRows) -> None:
+    """One round trip per row."""
     for row in rows:
-        client.xadd(harness.STREAM, harness.fields(row))
+        client.xadd(harness.STREAM, harness.make_fields(row))
 
 
 if __name__ == "__main__":
-    harness.main(relay_by(one_by_one))
+    harness.main(make_peer(send_one_by_one))

@@ -1,18 +1,31 @@
 """The command, on its own servers."""
 
 import json
+import os
+import re
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
-PENSTOCK = Path(sys.executable).with_name("penstock")
+from benchmarks.backlogs import FULL
+from benchmarks.cases import all_cases
+from benchmarks.command import app, choose_cases
+from benchmarks.servers import BenchServers
+
+ROOT = Path(__file__).parents[2]
+BENCH = (sys.executable, "-m", "benchmarks")
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+def bench(
+    *arguments: str, cwd: Path = ROOT, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(PENSTOCK), "bench", *arguments], capture_output=True, text=True, check=False
+        [*BENCH, *arguments], capture_output=True, text=True, check=False, cwd=cwd, env=env
     )
 
 
@@ -153,3 +166,62 @@ def test_the_engine_on_spark_stands_beside_the_inline_one_and_its_micro_batch_be
     assert cases["spark-drain-1"]["limits"]["inline engine"]["value"] > 0
     assert cases["spark-micro-batch"]["limits"]["rate to noop"]["value"] > 0
     assert cases["spark-micro-batch-p99"]["value"] >= cases["spark-micro-batch"]["value"]
+
+
+def test_ctrl_c_prints_what_was_measured_and_names_the_rest() -> None:
+    interrupted = subprocess.Popen(
+        [*BENCH, "--quick", "--json", *only("limit-commit", "latency-10", "ick-reserve")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    assert interrupted.stderr is not None
+    for line in interrupted.stderr:
+        if line.startswith("latency-10:"):
+            break
+    os.killpg(interrupted.pid, signal.SIGINT)  # as a terminal does: to every process
+    output, _ = interrupted.communicate(timeout=60)
+
+    assert interrupted.returncode == 130
+    found = json.loads(output)
+    assert [case["case"] for case in found["cases"]] == ["limit-commit"]
+    assert found["skipped"] == dict.fromkeys(["latency-10", "ick-reserve"], "interrupted by Ctrl-C")
+    assert found["failed"] == []
+
+
+def test_processes_of_the_bench_find_it_from_another_directory(tmp_path: Path) -> None:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+    done = bench(
+        "--quick", "--json", *only("steady"), cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["cases"][0]["value"] > 0
+
+
+def test_make_starts_it_with_its_arguments() -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", "bench", "ARGS=--list --json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+
+    assert done.stdout.splitlines()[-1].endswith("bin/python -m benchmarks --list --json")
+
+
+@pytest.mark.parametrize("page", ["reference/bench.md", "explanation/icks.md"])
+def test_the_commands_in_a_page_name_options_and_cases_that_exist(page: str) -> None:
+    commands = re.findall(r'make bench ARGS="(.*?)"', (ROOT / "docs" / page).read_text())
+    with BenchServers() as servers:  # starts nothing
+        cases = all_cases(servers, FULL)
+
+    assert commands
+    for words in map(shlex.split, commands):
+        if "--help" not in words:
+            options = get_command(app).make_context("bench", words).params
+            assert choose_cases(cases, options["only"] or [])

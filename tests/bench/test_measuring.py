@@ -1,20 +1,32 @@
 """How figures are come by: in turn, medians, the worst limit, reasons for what is missing."""
 
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
-from penstock.bench import Case, Failed, NotMeasured, Outcome, Plant, Sample, compare
-from penstock.bench.cases import all_cases
-from penstock.bench.measuring import percentile
-from penstock.bench.plant import FULL, QUICK
-from penstock.cli.commands.bench import _left_out
+from benchmarks import (
+    BenchServers,
+    Case,
+    ContestantFailed,
+    Figures,
+    Interrupted,
+    NotMeasured,
+    Outcome,
+    compare,
+)
+from benchmarks.backlogs import FULL, QUICK
+from benchmarks.cases import all_cases
+from benchmarks.command import find_left_out
+from benchmarks.interrupts import remember_interrupts
+from benchmarks.measuring import percentile
 
 
-def giving(*values: float, order: list[str] | None = None, name: str = "") -> Callable[[], Sample]:
+def giving(*values: float, order: list[str] | None = None, name: str = "") -> Callable[[], Figures]:
     left: Iterator[float] = iter(values)
 
-    def contestant() -> Sample:
+    def contestant() -> Figures:
         if order is not None:
             order.append(name)
         return {"": next(left)}
@@ -83,7 +95,7 @@ def test_a_run_may_give_several_figures_and_each_is_compared() -> None:
 
 
 def test_a_peer_that_cannot_run_is_left_out_with_its_reason() -> None:
-    def absent() -> Sample:
+    def absent() -> Figures:
         raise NotMeasured("not installed")
 
     outcome = only(compare(Case("c", "records/s", "", giving(1, 1), peers={"p": absent}), rounds=2))
@@ -93,7 +105,7 @@ def test_a_peer_that_cannot_run_is_left_out_with_its_reason() -> None:
 
 
 def test_a_case_that_we_cannot_run_is_not_an_outcome() -> None:
-    def ours() -> Sample:
+    def ours() -> Figures:
         raise NotMeasured("no Java")
 
     with pytest.raises(NotMeasured, match="no Java"):
@@ -111,31 +123,74 @@ def test_who_fails_in_a_later_round_keeps_the_rounds_before_and_its_reason_is_to
 
 
 def test_what_nobody_expected_costs_the_case_and_not_the_run() -> None:
-    def ours() -> Sample:
+    def ours() -> Figures:
         raise OSError("the disk is full")
 
-    with pytest.raises(Failed, match="OSError: the disk is full"):
+    with pytest.raises(ContestantFailed, match="OSError: the disk is full"):
         compare(Case("c", "records/s", "", ours), rounds=5)
+
+
+def test_ctrl_c_keeps_the_runs_that_were_finished() -> None:
+    left = iter([2.0])
+
+    def peer() -> Figures:
+        for value in left:
+            return {"": value}
+        raise KeyboardInterrupt
+
+    case = Case("c", "records/s", "", giving(1, 3), {"l": giving(4, 4)}, {"p": peer})
+
+    with pytest.raises(Interrupted) as interrupt:
+        compare(case, rounds=2)
+
+    outcome = only(interrupt.value.outcomes)
+    assert (outcome.runs, outcome.limit, outcome.peers["p"].value) == ([1, 3], 4, 2)
+    assert outcome.skipped == {"p": "interrupted by Ctrl-C"}
+
+
+def test_an_error_of_clean_up_after_ctrl_c_is_not_a_failure_of_the_case() -> None:
+    def ours() -> Figures:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            raise OSError("the connection is closed")
+
+    with remember_interrupts(), pytest.raises(Interrupted) as interrupt:
+        compare(Case("c", "records/s", "", ours), rounds=1)
+
+    assert interrupt.value.outcomes == []
+
+
+def test_ctrl_c_that_python_drops_ends_the_case_before_the_next_run() -> None:
+    def ours() -> Figures:
+        with suppress(KeyboardInterrupt):  # as in a finalizer
+            signal.raise_signal(signal.SIGINT)
+        return {"": 1.0}
+
+    with remember_interrupts(), pytest.raises(Interrupted) as interrupt:
+        compare(Case("c", "records/s", "", ours), rounds=2)
+
+    assert only(interrupt.value.outcomes).runs == [1]
 
 
 def test_what_takes_very_long_is_measured_only_if_it_is_asked_for_by_its_name() -> None:
     huge = "backlog-streamer-10000000"
-    with Plant() as plant:  # nothing is started yet
-        cases = all_cases(plant, FULL)
+    with BenchServers() as servers:  # starts nothing
+        cases = all_cases(servers, FULL)
 
-    assert huge in _left_out(cases, [], quick=False)
-    assert huge in _left_out(cases, ["backlog"], quick=False)
-    assert huge not in _left_out(cases, [huge], quick=False)
+    assert huge in find_left_out(cases, [], quick=False)
+    assert huge in find_left_out(cases, ["backlog"], quick=False)
+    assert huge not in find_left_out(cases, [huge], quick=False)
 
 
 def test_quick_leaves_out_what_is_slow_unless_anything_is_asked_for() -> None:
-    with Plant() as plant:
-        cases = all_cases(plant, QUICK)
+    with BenchServers() as servers:
+        cases = all_cases(servers, QUICK)
 
-    left_out = set(_left_out(cases, [], quick=True))
+    left_out = set(find_left_out(cases, [], quick=True))
     assert {"spark-drain-2", "cost-idle-streamer", "backlog-streamer-1000000"} <= left_out
     assert not {"drain-200b-4", "cost-wal", "backlog-streamer-10000"} & left_out
-    assert "spark-drain-2" not in _left_out(cases, ["spark"], quick=True)
+    assert "spark-drain-2" not in find_left_out(cases, ["spark"], quick=True)
 
 
 def test_a_percentile_is_a_value_that_was_measured() -> None:

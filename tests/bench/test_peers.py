@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.measuring import NotMeasured
-from penstock.bench.peers import DIRECTORY, binaries_with, needs_of, peers_of
-from penstock.bench.plant import Backlog, Plant
+from benchmarks.backlogs import Backlog
+from benchmarks.measuring import NotMeasured
+from benchmarks.peer_scripts import DIRECTORY, find_binaries_with, find_peers, parse_needs
+from benchmarks.servers import BenchServers
 
 
 def with_postgres(root: Path, release: str, *extensions: str) -> Path:
@@ -24,24 +25,24 @@ def test_the_newest_postgres_that_has_the_extension_is_taken(tmp_path: Path) -> 
     expected = with_postgres(tmp_path, "15", "pgq", "other")
     with_postgres(tmp_path, "17", "other")
 
-    assert binaries_with("pgq", tmp_path) == expected
+    assert find_binaries_with("pgq", tmp_path) == expected
 
 
 def test_no_postgres_is_taken_that_lacks_it(tmp_path: Path) -> None:
     with_postgres(tmp_path, "17", "other")
 
-    assert binaries_with("pgq", tmp_path) is None
-    assert binaries_with("pgq", tmp_path / "empty") is None
+    assert find_binaries_with("pgq", tmp_path) is None
+    assert find_binaries_with("pgq", tmp_path / "empty") is None
 
 
 def test_a_peer_says_in_its_head_what_it_needs() -> None:
-    assert needs_of(DIRECTORY / "pgq.py")["extension"] == "pgq"
-    assert needs_of(DIRECTORY / "skip_locked.py") == {}
+    assert parse_needs(DIRECTORY / "pgq.py")["extension"] == "pgq"
+    assert parse_needs(DIRECTORY / "skip_locked.py") == {}
 
 
 def test_a_peer_is_measured_at_what_it_does() -> None:
-    with Plant() as plant:
-        consumers, relays = (peers_of(work, plant, Backlog(1)) for work in ("consume", "drain"))
+    with BenchServers() as servers:
+        consumers, relays = (find_peers(work, servers, Backlog(1)) for work in ("consume", "drain"))
 
     assert list(consumers) == ["article-consumer"]
     assert "article-consumer" not in relays
@@ -49,10 +50,10 @@ def test_a_peer_is_measured_at_what_it_does() -> None:
 
 
 def test_a_peer_that_cannot_run_tells_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.bench.peers.binaries_with", lambda *_: None)
+    monkeypatch.setattr("benchmarks.peer_scripts.find_binaries_with", lambda *_: None)
 
     with (
-        Plant() as plant,
+        BenchServers() as servers,
         pytest.raises(NotMeasured, match="apt-get install postgresql-15-pgq3 pgqd"),
     ):
-        peers_of("drain", plant, Backlog(1))["pgq"]()
+        find_peers("drain", servers, Backlog(1))["pgq"]()

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench import Outcome
+from benchmarks import Outcome
+
+ROOT = Path(__file__).parents[2]
 
 
 def outcome(case: str, *runs: float) -> Outcome:
@@ -14,8 +16,8 @@ def outcome(case: str, *runs: float) -> Outcome:
 
 
 def test_a_picture_is_written_as_png_and_svg_the_same_from_the_same_figures(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed: penstock[bench]")
-    from penstock.bench.plot import draw  # noqa: PLC0415  needs matplotlib
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: the group bench")
+    from benchmarks.plot import draw  # noqa: PLC0415  needs matplotlib
 
     found = [
         *(outcome(f"backlog-streamer-{10**n}", 1000.0 * n, 900.0 * n) for n in (4, 5, 6)),
@@ -36,13 +38,14 @@ def test_a_picture_is_written_as_png_and_svg_the_same_from_the_same_figures(tmp_
 
 def bench_without_matplotlib(*arguments: str) -> subprocess.CompletedProcess[str]:
     program = (
-        "import sys; sys.modules['matplotlib'] = None; from penstock.cli.app import main; main()"
+        "import sys; sys.modules['matplotlib'] = None; from benchmarks.command import main; main()"
     )
     return subprocess.run(
-        [sys.executable, "-c", program, "bench", *arguments],
+        [sys.executable, "-c", program, *arguments],
         capture_output=True,
         text=True,
         check=False,
+        cwd=ROOT,
     )
 
 
@@ -52,7 +55,7 @@ def test_without_matplotlib_the_picture_is_refused_before_anything_is_measured(
     done = bench_without_matplotlib("--only", "latency-10", "--plot", str(tmp_path / "pictures"))
 
     assert done.returncode == 2
-    assert "pip install 'penstock[bench]'" in done.stderr
+    assert "--plot needs matplotlib: type .venv/bin/uv pip install --group bench" in done.stderr
     assert not (tmp_path / "pictures").exists()
 
 

@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
-from penstock.bench import NotMeasured
-from penstock.bench.cases.spark import epochs
-from penstock.bench.watching import arrivals, running
-from penstock.bench.watching.processes import process
+from benchmarks import NotMeasured
+from benchmarks.cases.spark import epochs, session
+from benchmarks.interrupts import remember_interrupts
+from benchmarks.servers import BenchServers
+from benchmarks.watching import arrivals, run_engine
+from benchmarks.watching.processes import start_process
 
 
 def test_what_was_noted_is_told_and_half_a_line_is_not(
@@ -16,7 +19,7 @@ def test_what_was_noted_is_told_and_half_a_line_is_not(
     path = tmp_path / "arrivals"
     monkeypatch.setenv(arrivals.FILE, str(path))
     arrivals._file.cache_clear()
-    assert arrivals.noted(path) == {}
+    assert arrivals.read_notes(path) == {}
 
     arrivals.note([1, 2])
     arrivals.note([3])
@@ -24,7 +27,7 @@ def test_what_was_noted_is_told_and_half_a_line_is_not(
         file.write("17.5 4")
     arrivals._file.cache_clear()
 
-    found = arrivals.noted(path)
+    found = arrivals.read_notes(path)
     assert set(found) == {1, 2, 3}
     assert found[1] == found[2] <= found[3]
 
@@ -37,23 +40,42 @@ def test_a_rate_counts_from_the_first_sight_of_any_to_the_last_record(
     monkeypatch.setattr(epochs, "monotonic", lambda: now[0])
     monkeypatch.setattr(epochs, "sleep", lambda _seconds: now.append(now.pop() + 1))
 
-    assert epochs.rate_of(lambda: next(seen), 200) == {"": 80.0}
+    assert epochs.measure_rate(lambda: next(seen), 200) == {"": 80.0}
     assert next(seen, None) is None
 
 
 def test_what_was_over_before_it_was_seen_is_not_measured() -> None:
     with pytest.raises(NotMeasured):
-        epochs.rate_of(lambda: 200, 200)
+        epochs.measure_rate(lambda: 200, 200)
 
 
 def test_an_engine_is_not_bound_to_more_cores_than_there_are() -> None:
     with (
-        pytest.raises(NotMeasured, match="there are no 10000 cores, but"),
-        running("inline", "postgresql://nowhere", "redis://nowhere", cores=10_000),
+        pytest.raises(NotMeasured, match="10000 cores are needed, there are"),
+        run_engine("inline", "postgresql://nowhere", "redis://nowhere", cores=10_000),
     ):
         pass
 
 
 def test_a_process_that_ends_at_its_start_costs_its_case_alone() -> None:
-    with pytest.raises(NotMeasured, match="ended at its start"), process(print):
+    with pytest.raises(NotMeasured, match="ended while it was starting"), start_process(print):
         pass
+
+
+@pytest.mark.slow
+def test_each_spark_session_is_stopped_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[SparkSession] = []
+
+    def stop(spark: SparkSession) -> None:
+        stopped.append(spark)
+        spark.stop()
+
+    monkeypatch.setattr(session, "_stop", stop)
+
+    with remember_interrupts(), BenchServers() as servers:  # starts nothing
+        first = session.get_session(servers, 1)
+        assert session.get_session(servers, 1) is first
+        second = session.get_session(servers, 2)
+        assert stopped == [first]
+
+    assert stopped == [first, second]

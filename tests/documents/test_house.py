@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted((ROOT / "src" / "penstock").rglob("*.py"))
+SOURCES = sorted(p for top in ("src/penstock", "benchmarks") for p in (ROOT / top).rglob("*.py"))
 TEXTS = [
     *SOURCES,
     *(ROOT / "lua").rglob("*"),

@@ -1,6 +1,7 @@
 """The wheel, not the tree: built by way of the sdist, installed into an empty environment."""
 
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -70,6 +71,15 @@ def test_the_wheel_carries_every_script_and_migration(wheel: Path) -> None:
     for path in (ROOT / "src" / "penstock").rglob("*"):
         if path.is_file() and path.suffix in {".py", ".sql", ".typed"}:
             assert f"penstock/{path.relative_to(ROOT / 'src' / 'penstock')}" in names
+
+
+def test_the_wheel_carries_the_package_alone(wheel: Path) -> None:
+    folders = {name.partition("/")[0] for name in ZipFile(wheel).namelist()}
+
+    assert {re.sub(r"-\d.*(?=\.dist-info)", "", folder) for folder in folders} == {
+        "penstock",
+        "penstock.dist-info",
+    }
 
 
 def test_an_application_that_stages_needs_sqlalchemy_alone(empty: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-RUN, INSPECT, REPAIR, MEASURE = "Run", "Inspect", "Repair", "Measure"
+RUN, INSPECT, REPAIR = "Run", "Inspect", "Repair"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,6 @@ COMMANDS = (
         "consumers", REPAIR, "List or retire registered consumers: retention waits for them."
     ),
     CommandEntry("reset", REPAIR, "Move a checkpoint, open a new epoch, or repair an Ick."),
-    CommandEntry(
-        "bench",
-        MEASURE,
-        "Measure Penstock beside its limits and its peers, on servers of its own: medians, and ratios.",
-    ),
 )
 
 

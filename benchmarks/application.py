@@ -1,0 +1,122 @@
+"""The application that is measured: movements on accounts are streamed to a channel, and consumers add them up.
+
+``get_pipeline`` returns the pipeline for a number of shards; ``one``, ``four`` and ``keeping_nothing`` can be imported by
+name, as ``--app`` does.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+from sqlalchemy import BigInteger, MetaData, Text, bindparam, text
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from penstock import Log, Pipeline, Record
+
+SCHEMA = "bench"
+CHANNEL = "movements"
+BULK, EACH = "totals", "totals-each"
+
+TABLES = """
+CREATE SCHEMA bench;
+CREATE TABLE bench.movements (id bigint PRIMARY KEY, account bigint NOT NULL, cents bigint NOT NULL, note text NOT NULL);
+CREATE TABLE bench.totals (account bigint PRIMARY KEY, movements bigint NOT NULL, cents bigint NOT NULL)
+    WITH (fillfactor = 50);
+"""
+
+_ADD_EACH = text("""
+    INSERT INTO bench.totals AS t (account, movements, cents) VALUES (:account, 1, :cents)
+    ON CONFLICT (account) DO UPDATE SET movements = t.movements + 1, cents = t.cents + excluded.cents
+""")
+
+_ADD_ALL = text("""
+    INSERT INTO bench.totals AS t (account, movements, cents)
+    SELECT * FROM unnest(:accounts, :movements, :cents)
+    ON CONFLICT (account) DO UPDATE SET movements = t.movements + excluded.movements, cents = t.cents + excluded.cents
+""").bindparams(
+    *(bindparam(name, type_=ARRAY(BigInteger)) for name in ("accounts", "movements", "cents"))
+)
+
+
+AROUND_A_NOTE = 55
+"""Bytes of a payload without its note."""
+
+NOTE = "x" * (200 - AROUND_A_NOTE)
+
+ConsumerFunction = Callable[..., None]
+"""A consumer's function: takes a session, and one record or several."""
+
+
+class Base(DeclarativeBase):
+    """Puts the application's tables into a schema of their own."""
+
+    metadata = MetaData(schema=SCHEMA)
+
+
+class Movement(Base):
+    """A movement of money on an account."""
+
+    __tablename__ = "movements"
+
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    account: Mapped[int] = mapped_column(BigInteger)
+    cents: Mapped[int] = mapped_column(BigInteger)
+    note: Mapped[str] = mapped_column(Text)
+
+
+def total_in_bulk(session: Session, records: Sequence[Record]) -> None:
+    """Adds up a batch, and writes it with one statement."""
+    movements: dict[int, int] = defaultdict(int)
+    cents: dict[int, int] = defaultdict(int)
+    for record in records:
+        data: dict[str, Any] = record.data
+        movements[data["account"]] += 1
+        cents[data["account"]] += data["cents"]
+    # Sorted, so that two shards that update the same accounts wait for each other and do not deadlock.
+    accounts = sorted(movements)
+    session.execute(
+        _ADD_ALL,
+        {
+            "accounts": accounts,
+            "movements": [movements[a] for a in accounts],
+            "cents": [cents[a] for a in accounts],
+        },
+    )
+
+
+def total_each(session: Session, record: Record) -> None:
+    """Writes one statement per record."""
+    session.execute(_ADD_EACH, {"account": record.data["account"], "cents": record.data["cents"]})
+
+
+def make_pipeline(
+    shards: int, wrap: Callable[[ConsumerFunction], ConsumerFunction] = lambda function: function
+) -> Pipeline:
+    """A pipeline with its rules and its consumers, whose functions are wrapped."""
+    channel = Log(CHANNEL, shards=shards, keep=timedelta(days=1))
+    pipeline = Pipeline([channel])
+    pipeline.stages(Movement, to=channel, key="account", object="movement")
+    pipeline.consumer(reads=channel, name=BULK)(wrap(total_in_bulk))
+    pipeline.consumer(reads=channel, name=EACH, each=True)(wrap(total_each))
+    return pipeline
+
+
+@cache
+def get_pipeline(shards: int) -> Pipeline:
+    """The pipeline with this number of shards."""
+    return make_pipeline(shards)
+
+
+def _make_pipeline_that_keeps_nothing() -> Pipeline:
+    """Four shards and one consumer; retention removes records as soon as they are applied."""
+    channel = Log(CHANNEL, shards=4, keep=timedelta(0))
+    pipeline = Pipeline([channel])
+    pipeline.consumer(reads=channel, name=BULK)(total_in_bulk)
+    return pipeline
+
+
+one, four = get_pipeline(1), get_pipeline(4)
+keeping_nothing = _make_pipeline_that_keeps_nothing()
