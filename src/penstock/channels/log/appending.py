@@ -81,6 +81,7 @@ class Foreign:
 
 
 Reply = Appended | Behind | FencedOff | Foreign
+"""What became of a batch."""
 
 
 def append_together(
