@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, MetaData, Text, bindparam, text
 from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from penstock import Log, Pipeline, Record
@@ -19,6 +20,7 @@ from penstock import Log, Pipeline, Record
 SCHEMA = "bench"
 CHANNEL = "movements"
 BULK, EACH = "totals", "totals-each"
+ASYNC, ASYNC_EACH = "totals-async", "totals-async-each"
 
 TABLES = """
 CREATE SCHEMA bench;
@@ -69,6 +71,10 @@ class Movement(Base):
 
 def total_in_bulk(session: Session, records: Sequence[Record]) -> None:
     """Adds up a batch, and writes it with one statement."""
+    session.execute(_ADD_ALL, _sums(records))
+
+
+def _sums(records: Sequence[Record]) -> dict[str, list[int]]:
     movements: dict[int, int] = defaultdict(int)
     cents: dict[int, int] = defaultdict(int)
     for record in records:
@@ -77,14 +83,11 @@ def total_in_bulk(session: Session, records: Sequence[Record]) -> None:
         cents[data["account"]] += data["cents"]
     # Sorted, so that two shards that update the same accounts wait for each other and do not deadlock.
     accounts = sorted(movements)
-    session.execute(
-        _ADD_ALL,
-        {
-            "accounts": accounts,
-            "movements": [movements[a] for a in accounts],
-            "cents": [cents[a] for a in accounts],
-        },
-    )
+    return {
+        "accounts": accounts,
+        "movements": [movements[a] for a in accounts],
+        "cents": [cents[a] for a in accounts],
+    }
 
 
 def total_each(session: Session, record: Record) -> None:
@@ -101,6 +104,23 @@ def make_pipeline(
     pipeline.stages(Movement, to=channel, key="account", object="movement")
     pipeline.consumer(reads=channel, name=BULK)(wrap(total_in_bulk))
     pipeline.consumer(reads=channel, name=EACH, each=True)(wrap(total_each))
+    return pipeline
+
+
+def make_async_pipeline() -> Pipeline:
+    """The channel of ``four``, and the same consumers with handlers that are ``async def``."""
+    channel = Log(CHANNEL, shards=4, keep=timedelta(days=1))
+    pipeline = Pipeline([channel])
+
+    @pipeline.consumer(reads=channel, name=ASYNC)
+    async def in_bulk(session: AsyncSession, records: Sequence[Record]) -> None:
+        await session.execute(_ADD_ALL, _sums(records))
+
+    @pipeline.consumer(reads=channel, name=ASYNC_EACH, each=True)
+    async def one_by_one(session: AsyncSession, record: Record) -> None:
+        data = record.data
+        await session.execute(_ADD_EACH, {"account": data["account"], "cents": data["cents"]})
+
     return pipeline
 
 

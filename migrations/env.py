@@ -1,4 +1,4 @@
-"""Runs Penstock's own migrations: for `penstock init`, and for `alembic` in a checkout."""
+"""Runs Penstock's migrations, for `penstock init` and for `alembic` in a checkout."""
 
 import os
 
@@ -9,12 +9,12 @@ from penstock.database.tables import metadata
 
 config = context.config
 schema = config.get_main_option("penstock_schema") or "penstock"
-# Two processes may start at once: the second waits here, then finds the work done.
+# Two processes may start at once: the second waits for this lock, then finds the work done.
 LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))")
 
 
 def configure(**where: object) -> None:
-    """One version table, in the Penstock schema, so that the application's own Alembic is not touched."""
+    """Keeps the version table in the Penstock schema, apart from that of the application's own Alembic."""
     context.configure(
         **where,  # type: ignore[arg-type]  # a connection or a URL with its dialect
         target_metadata=metadata(schema),
@@ -35,7 +35,7 @@ def run_offline() -> None:
 
 
 def run_online() -> None:
-    """Migrates the database of `sqlalchemy.url` or PENSTOCK_DATABASE_URL, on a given connection if there is one."""
+    """Migrates on the given connection, or else the database of `sqlalchemy.url` or PENSTOCK_DATABASE_URL."""
     connection = config.attributes.get("connection")
     if connection is not None:
         configure(connection=connection)

@@ -6,12 +6,21 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from benchmarks.application import BULK, EACH, total_each, total_in_bulk
+from benchmarks.application import (
+    ASYNC,
+    ASYNC_EACH,
+    BULK,
+    EACH,
+    make_async_pipeline,
+    total_each,
+    total_in_bulk,
+)
 from benchmarks.backlogs import Backlog, Scale
 from benchmarks.cases import limits
 from benchmarks.measuring import Case, Figures, NotMeasured
 from benchmarks.peer_scripts import find_peers
 from benchmarks.servers import BenchServers
+from penstock import Pipeline
 from penstock.channels.log import read
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, make_engine
@@ -42,18 +51,35 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             ours=lambda: measure_consumer(servers, each, EACH),
             limits={"handler alone": lambda: _measure_handler(servers, each, _total_one_by_one)},
         ),
+        Case(
+            name="consume-async",
+            unit="records/s",
+            sentence="the same backlog and statements as consume-bulk, by a handler that is async def",
+            ours=lambda: measure_consumer(servers, bulk, ASYNC, make_async_pipeline()),
+            limits={"consume-bulk": lambda: measure_consumer(servers, bulk, BULK)},
+        ),
+        Case(
+            name="consume-async-each",
+            unit="records/s",
+            sentence="the same backlog and statements as consume-each, by a handler that is async def",
+            ours=lambda: measure_consumer(servers, each, ASYNC_EACH, make_async_pipeline()),
+            limits={"consume-each": lambda: measure_consumer(servers, each, EACH)},
+        ),
     ]
 
 
-def measure_consumer(servers: BenchServers, backlog: Backlog, name: str) -> Figures:
+def measure_consumer(
+    servers: BenchServers, backlog: Backlog, name: str, pipeline: Pipeline | None = None
+) -> Figures:
     """Records per second of one worker that applies the log; without connecting.
 
     Raises:
         NotMeasured: It applied a different number of records.
     """
     database_url = servers.publish_and_register(backlog)
-    consumer = backlog.pipeline.get_consumer(name)
-    worker = LogWorker(backlog.pipeline, consumer, database_url, servers.redis_url)
+    pipeline = pipeline or backlog.pipeline
+    consumer = pipeline.get_consumer(name)
+    worker = LogWorker(pipeline, consumer, database_url, servers.redis_url)
     try:
         worker.open()
         began = perf_counter()

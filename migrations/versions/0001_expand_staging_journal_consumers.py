@@ -15,8 +15,8 @@ depends_on = None
 TABLES = """
 CREATE SCHEMA IF NOT EXISTS {schema};
 
--- Insert-only for applications.  CACHE 1, because within a tick records stand in the order of their ids: a connection
--- that took ids ahead would put a later change of a key before an earlier one.
+-- Insert-only for applications.  CACHE 1, because a tick numbers records in the order of their ids: a connection that
+-- drew ids ahead would put a later change of a key before an earlier one.
 CREATE TABLE {schema}.staged_records (
     id          bigint      GENERATED ALWAYS AS IDENTITY (CACHE 1) PRIMARY KEY,
     xid         xid8        NOT NULL DEFAULT pg_current_xact_id(),
@@ -31,7 +31,7 @@ CREATE TABLE {schema}.staged_records (
 );
 CREATE INDEX staged_records_xid ON {schema}.staged_records (xid);
 
--- One row for each past of the database that the log has followed.
+-- One row for each lineage of the database that the log has followed.
 CREATE TABLE {schema}.epochs (
     epoch             integer     PRIMARY KEY,
     system_identifier text        NOT NULL,
@@ -50,7 +50,7 @@ CREATE TABLE {schema}.ticks (
     epoch    integer     NOT NULL,
     at       timestamptz NOT NULL DEFAULT clock_timestamp()
 );
--- The tick before the first saw nothing: everything staged is new to the first.
+-- A tick that saw nothing: everything staged is new to the first real one.
 INSERT INTO {schema}.ticks (tick, snapshot, epoch) VALUES (0, '1:1:', 1);
 
 CREATE TABLE {schema}.journal (
@@ -73,7 +73,7 @@ CREATE TABLE {schema}.channels (
     registered_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- Updated once a batch: room on the page keeps the updates within it.
+-- Updated once per batch: free space keeps the updates on the same page.
 CREATE TABLE {schema}.checkpoints (
     consumer   text        NOT NULL,
     channel    text        NOT NULL,

@@ -13,8 +13,8 @@ branch_labels = None
 depends_on = None
 
 TABLES = """
--- Where a consumer is to stop for a moment.  Its time limit is by the database's clock: nobody stands still for a run
--- that has died.  A run that comes too late finds the consumer beyond the barrier, and takes another cut.
+-- Where a consumer stops for a moment.  A barrier expires by the database's clock, so a run that died holds up no consumer.
+-- A run that is too late finds the consumer beyond the barrier, and takes another cut.
 CREATE TABLE {schema}.barriers (
     consumer   text        NOT NULL,
     channel    text        NOT NULL,

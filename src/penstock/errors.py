@@ -15,6 +15,8 @@ command line ends with; ``page`` is the section of the documentation that explai
     │   └── NotAttached           the session knows no pipeline
     ├── TryAgain                  raised by a handler: not the record's fault     (1)
     ├── BrokenTransaction         a handler ended or spoiled its transaction      (1)
+    │   ├── HandlerCommitted      its effects are committed, its checkpoint is not
+    │   └── HandlerNotRun         it returned a coroutine or a generator
     ├── HandlerExited             a handler called sys.exit()                     (1)
     ├── Halted                    shards of a consumer stand still                (1)
     ├── BarrierMissed             a consumer does not stand where it should       (1)
@@ -128,6 +130,18 @@ class BrokenTransaction(PenstockError):
     """A handler did to its transaction what only Penstock may: ended it, made it read-only, or hid that it has failed."""
 
     page = "errors#brokentransaction"
+
+
+class HandlerCommitted(BrokenTransaction):
+    """A handler committed its effects without the checkpoint: another attempt would double them, so its shard halts."""
+
+    page = "errors#handlercommitted"
+
+
+class HandlerNotRun(BrokenTransaction):
+    """A handler returned a coroutine or a generator that nobody runs: it has done nothing, so its shard halts."""
+
+    page = "errors#handlernotrun"
 
 
 class HandlerExited(PenstockError):

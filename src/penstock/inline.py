@@ -7,12 +7,12 @@ import structlog
 
 from penstock.consuming import Consumed, Worker, make_worker
 from penstock.pipeline import Pipeline
-from penstock.streaming import Pass, Streamer
+from penstock.streaming import RoundResult, Streamer
 from penstock.streaming.streamer import IDLE_S
 
 log = structlog.get_logger("penstock.inline")
 
-Report = Callable[[str, Pass | Consumed], None]
+Report = Callable[[str, RoundResult | Consumed], None]
 """Told what a round did, and who did it: ``streamer``, or a consumer's name."""
 
 

@@ -156,7 +156,7 @@ def test_a_statement_that_fails_in_a_handler_does_not_show_what_it_was_given(
     done = guarded("consume", "reader", "--drain", "--log-level", "debug")
     letters = guarded("dead-letters", "list")
 
-    assert "record failed" in done.stderr
+    assert "handler failed" in done.stderr
     assert "CheckViolation" in letters.stdout
     assert_silent(done)
     assert_silent(letters)

@@ -10,7 +10,7 @@ import pytest
 from fixtures.flow import LookAtLog
 from penstock import Log
 from penstock.database.connections import Connection, connect_postgres
-from penstock.streaming import Pass, Streamer
+from penstock.streaming import RoundResult, Streamer
 
 PRODUCERS = 16
 SECONDS = 30.0
@@ -57,7 +57,7 @@ def test_everything_committed_is_in_the_log_once_in_order_while_a_transaction_is
     ]
     for thread in threads:
         thread.start()
-    passes: list[Pass] = []
+    passes: list[RoundResult] = []
     with connect_postgres(database_url, application="held") as held:
         with held.transaction():
             held.execute(INSERT, {"shard": 0, "key": "held", "version": 1})

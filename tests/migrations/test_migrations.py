@@ -13,10 +13,13 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine
 
 from fixtures.postgres import engine_url
+from penstock.database.connections import connect_postgres
 from penstock.database.initialise import initialise, migration_sql, shipped_revision
 from penstock.database.resources import directory
 from penstock.database.tables import metadata
 from penstock.embedded import EmbeddedPostgres
+from penstock.errors import SchemaMissing
+from penstock.journal import journal_tails
 
 TABLES = {"staged_records", "epochs", "ticks", "journal", "channels", "checkpoints", "dead_letters"}
 
@@ -46,6 +49,25 @@ def test_up_then_down_then_up(fresh_url: str) -> None:
 
     initialise(fresh_url)
     assert tables(fresh_url) >= TABLES
+
+
+def test_workers_of_this_release_ask_for_the_migration_that_they_need(fresh_url: str) -> None:
+    """Guarantee 26."""
+    initialise(fresh_url, revision="penstock_0003")
+    with connect_postgres(fresh_url, application="test") as connection:
+        with pytest.raises(SchemaMissing, match=r"journal_bounds.* penstock init"):
+            journal_tails(connection)
+        initialise(fresh_url)
+
+        assert journal_tails(connection) == {}
+
+
+def test_where_an_empty_journal_begins_and_ends(fresh_url: str) -> None:
+    initialise(fresh_url)
+    with psycopg.connect(fresh_url) as connection:
+        row = connection.execute("SELECT * FROM penstock.journal_bounds('none', 0)").fetchone()
+
+    assert row == (1, 0)
 
 
 def test_several_at_once_take_turns(fresh_url: str) -> None:

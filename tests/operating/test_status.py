@@ -4,15 +4,17 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import redis
+from sqlalchemy.orm import Session
 
 from fixtures.flow import stage_rows
-from penstock import Log, Pipeline
+from penstock import Log, Pipeline, TryAgain
 from penstock.channels.server import connect_redis
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
 from penstock.errors import SchemaMissing
 from penstock.operating.status import Status, count_dead_letters, status
+from penstock.records import Record
 from penstock.streaming import Streamer
 
 
@@ -160,3 +162,31 @@ def commands(client: redis.Redis) -> int:
     info = client.info("stats")
     assert isinstance(info, dict)
     return int(info["total_commands_processed"])
+
+
+def test_what_a_shard_waits_for_is_shown(
+    flow: Pipeline,
+    things: Log,
+    connection: Connection,
+    redis_client: redis.Redis,
+    database_url: str,
+    redis_url: str,
+    streamer: Streamer,
+) -> None:
+    """Guarantee 13: until the next record is applied."""
+    asked = iter([True])
+
+    def waits(_: Session, records: Sequence[Record]) -> None:
+        if next(asked, False):
+            raise TryAgain("the service is away", after=0.6)
+
+    flow.consumer(reads=things, name="reader", isolation="READ COMMITTED")(waits)
+    stage_rows(connection, things, 1)
+    streamer.drain()
+    with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as worker:
+        worker.round(0)
+        [(consumer, _, reason)] = status(connection, redis_client, flow).waiting
+        worker.drain()
+
+    assert (consumer, reason) == ("reader", "waiting after TryAgain: the service is away")
+    assert status(connection, redis_client, flow).waiting == ()

@@ -79,6 +79,7 @@ def test_the_wheel_carries_the_package_alone(wheel: Path) -> None:
     assert {re.sub(r"-\d.*(?=\.dist-info)", "", folder) for folder in folders} == {
         "penstock",
         "penstock.dist-info",
+        "pytest_penstock.py",
     }
 
 

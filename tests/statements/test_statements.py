@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -19,6 +20,7 @@ PACKAGES = sorted(
 NAMED = [(package, name) for package in PACKAGES for name in statements(package)]
 UTILITY = re.compile(r"^(--.*\n)*(LOCK|SET|CREATE)\b")  # Postgres prepares no utility statements
 PREPARABLE = [(p, name) for p, name in NAMED if not UTILITY.match(statements(p)[name].decode())]
+_PARAMETERS = re.compile(r"%\((\w+)\)s")
 FILES = sorted(str(path.relative_to(LUA).with_suffix("")) for path in LUA.rglob("*.lua"))
 SCRIPTS = [name for name in FILES if "_" not in name.rpartition("/")[2][:1]]
 FRAGMENTS = [name for name in FILES if name not in SCRIPTS]
@@ -86,7 +88,42 @@ def test_a_fragment_is_the_beginning_of_several_scripts(name: str) -> None:
     assert len(body.splitlines()) <= 120
 
 
-@pytest.mark.parametrize("name", ["look", "sequence_committed"])
+JOURNAL_BOUNDS = [(p, n) for p, n in PREPARABLE if "journal_bounds" in statements(p)[n].decode()]
+
+
+@pytest.mark.parametrize(("package", "name"), JOURNAL_BOUNDS)
+def test_where_the_journal_begins_and_ends_is_a_probe_of_its_index(
+    connection: Connection, package: str, name: str
+) -> None:
+    """Postgres inlines the function: the plan names the index, and neither a function nor the whole table."""
+    connection.execute(
+        "INSERT INTO penstock.journal (channel, shard, first_offset, last_offset, record_ids, epoch) "
+        "SELECT 'c', i % 4, i, i, ARRAY[i::bigint], 1 FROM generate_series(1, 20000) i"
+    )
+    connection.execute("ANALYZE penstock.journal")
+    sql = statements(package)[name].decode()
+    integers = {"shard", "tail", "records", "bytes", "shards", "chunk"}
+    integers |= {"max_inline_records", "max_inline_bytes"}
+    values: dict[str, Any] = {
+        key: 1 if key in integers else "c" for key in _PARAMETERS.findall(sql)
+    }
+    values |= {"latest": True} if "latest" in values else {}
+    values |= {"channels": ["c"]} if "channels" in values else {}
+    if "%(shards)s::int[]" in sql:
+        values["shards"] = [1]
+    with connection.transaction():
+        if name == "sequence_committed":
+            connection.execute(statements(package)["prepare_tick"])
+        plan = "\n".join(
+            line for (line,) in connection.execute(f"EXPLAIN {sql}".encode(), values or None)
+        )
+
+    assert "using journal_pkey on journal" in plan
+    assert "Seq Scan on journal" not in plan
+    assert "Function Scan on journal_bounds" not in plan
+
+
+@pytest.mark.parametrize("name", ["newest_tick", "sequence_committed"])
 def test_what_runs_at_every_round_reads_no_whole_table(connection: Connection, name: str) -> None:
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
@@ -98,7 +135,8 @@ def test_what_runs_at_every_round_reads_no_whole_table(connection: Connection, n
         if name == "sequence_committed":
             connection.execute(sql["prepare_tick"])
         plan = connection.execute(
-            b"EXPLAIN " + sql[name], {"chunk": 1000, "little": 100, "bytes": 1000}
+            b"EXPLAIN " + sql[name],
+            {"chunk": 1000, "max_inline_records": 100, "max_inline_bytes": 1000},
         ).fetchall()
 
     assert not [line for (line,) in plan if "Seq Scan on staged_records" in line]

@@ -13,10 +13,9 @@ from fixtures.flow import LookAtLog, stage_rows
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.errors import AppendRefused, Fenced, ForeignLog, HistoryDiverged
-from penstock.records import Offset, Record, ShardName
+from penstock.records import Epoch, Offset, Record, ShardName
 from penstock.streaming import Streamer, tick
-from penstock.streaming.portion import PORTION_BYTES
-from penstock.streaming.unpublished import unpublished
+from penstock.streaming.unpublished import BATCH_BYTES, unpublished
 
 
 def ids(log: dict[ShardName, list[Record]]) -> list[int]:
@@ -68,8 +67,8 @@ def test_what_came_along_with_the_tick_is_not_read_again(
     streamer.drain()
     asked: list[dict[ShardName, Offset]] = []
 
-    def nothing_to_read(_: Connection, wanted: Any, tails: Any, **_limits: Any) -> Any:
-        asked.append({shard: tails[shard] for shard in wanted})
+    def nothing_to_read(_: Connection, target: Any, tails: Any, **_options: Any) -> Any:
+        asked.append({shard: tails[shard] for shard in target})
         yield from ()
 
     monkeypatch.setattr("penstock.streaming.publisher.unpublished", nothing_to_read)
@@ -107,7 +106,7 @@ def test_what_came_along_waits_for_what_an_earlier_tick_has_left(
     left = tick(connection)
     stage_rows(connection, things, 30)
     assert streamer._publisher is not None
-    streamer._publisher.want(left.tails)
+    streamer._publisher.advance_target(left.tails)
 
     with capture_logs() as logs:
         assert streamer.round().added == 60
@@ -123,7 +122,7 @@ def test_of_few_heavy_records_what_did_not_come_along_is_read(
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
         "SELECT 'things', i %% 2, 'k', 'a', 'o', to_jsonb(repeat('x', %s)) FROM generate_series(1, 12) i",
-        [PORTION_BYTES // 3],
+        [BATCH_BYTES // 3],
     )
 
     assert streamer.round().added == 12
@@ -224,7 +223,7 @@ def test_a_redis_put_back_to_an_older_state_is_filled_up(
 
 
 @pytest.mark.parametrize(("payload_bytes", "calls"), [(100, 1), (600_000, 2)])
-def test_little_goes_to_redis_at_once_if_it_is_not_large(
+def test_a_small_backlog_goes_to_redis_in_one_call_unless_it_is_heavy(
     streamer: Streamer,
     redis_client: redis.Redis,
     connection: Connection,
@@ -342,7 +341,7 @@ def test_a_publisher_of_an_older_epoch_is_shut_out(
         streamer.drain()
 
 
-def test_large_payloads_end_a_portion_early(
+def test_large_payloads_end_a_batch_early(
     streamer: Streamer, connection: Connection, things: Log
 ) -> None:
     """Memory is bounded by weight, not only by number."""
@@ -353,8 +352,9 @@ def test_large_payloads_end_a_portion_early(
     )
     streamer.round()
     shard = things.shard_names[0]
-    with closing(unpublished(connection, {shard: Offset(60)}, {}, until=math.inf)) as portions:
-        found = [(portion.first, len(portion.records)) for portion in portions]
+    reading = unpublished(connection, {shard: Offset(60)}, {}, epoch=Epoch(1), until=math.inf)
+    with closing(reading) as batches:
+        found = [(batch.first, batch.count) for batch in batches]
 
     assert all(1 <= count < 10 for _, count in found)
     assert [first for first, _ in found] == [
@@ -364,7 +364,7 @@ def test_large_payloads_end_a_portion_early(
 
 
 @pytest.mark.parametrize(("seconds", "tails"), [(0, {500}), (60, {501})])
-def test_every_shard_has_its_turn_in_a_pass_however_short_it_is(
+def test_every_shard_is_published_in_a_round_however_short_it_is(
     connection: Connection,
     database_url: str,
     redis_url: str,
@@ -373,7 +373,7 @@ def test_every_shard_has_its_turn_in_a_pass_however_short_it_is(
     tails: set[int],
 ) -> None:
     """Busy shards do not starve those that come after them; and while there is time, it goes on."""
-    monkeypatch.setattr("penstock.streaming.publisher.PASS_S", seconds)
+    monkeypatch.setattr("penstock.streaming.publisher.ROUND_S", seconds)
     many = Log("many", shards=64, keep=timedelta(hours=1))
     streamer = Streamer(Pipeline([many]), database_url, redis_url)
     try:
@@ -404,6 +404,23 @@ def test_a_hole_in_the_journal_is_never_published_over(
 
     with pytest.raises(HistoryDiverged, match="deleted by something other"):
         streamer.drain()
+
+
+def test_journal_rows_that_are_deleted_before_they_are_published_are_not_waited_for(
+    streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """A streamer at work must not spin for records that will never come."""
+    streamer.drain()
+    assert streamer._publisher is not None
+    stage_rows(connection, things, 20)
+    streamer._publisher.advance_target(tick(connection).tails)
+    connection.execute("DELETE FROM penstock.journal")
+    before = streamer.round()
+    streamer._refresh_at = 0.0
+    after = streamer.round()
+
+    assert (before.backlog, before.idle) == (20, False)
+    assert (after.backlog, after.idle) == (0, True)
 
 
 def test_no_key_of_ours_expires_and_all_of_a_shard_share_a_slot(

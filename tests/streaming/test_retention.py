@@ -82,28 +82,28 @@ def test_what_is_much_is_forgotten_in_short_transactions_shard_by_shard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is staged meanwhile waits for one of them, and no shard for all of another's."""
-    monkeypatch.setattr("penstock.streaming.retention.RECORDS_A_TRANSACTION", 30)
+    monkeypatch.setattr("penstock.streaming.retention.RECORDS_PER_TRANSACTION", 30)
     for number in range(40):
         stage_rows(connection, things, 20, f"{number} ")
         streamer.drain()
     assert streamer._publisher is not None
     tails = streamer._publisher.tails
     seen = [staged_count(connection)]
-    passes: list[Retained] = []
+    rounds: list[Retained] = []
     left = things.shard_names
     for _ in range(10):
-        passes.append(
+        rounds.append(
             retain(connection, redis_client, things, tails, shards=left, until=monotonic())
         )
-        left = passes[-1].left
+        left = rounds[-1].left
         seen.append(staged_count(connection))
     rest = retain(connection, redis_client, things, tails)
 
     removed = [before - after for before, after in pairwise(seen)]
-    assert removed == [each.records for each in passes]
+    assert removed == [each.records for each in rounds]
     assert all(0 < count < 60 for count in removed)
     one, other = things.shard_names
-    assert [each.left for each in passes[:3]] == [(other, one), (one, other), (other, one)]
+    assert [each.left for each in rounds[:3]] == [(other, one), (one, other), (other, one)]
     assert rest.left == ()
     assert staged_count(connection) == seen[-1] - rest.records <= 40
 
@@ -122,7 +122,7 @@ def test_what_has_grown_since_the_last_statistics_is_looked_up_all_the_same(
     with connection.transaction():
         connection.execute(sql["prepare_retention"])
         plan = connection.execute(
-            b"EXPLAIN ANALYZE " + sql["forget"], {**where, "records": 5000}
+            b"EXPLAIN ANALYZE " + sql["remove_passed"], {**where, "records": 5000}
         ).fetchall()
 
     text = "\n".join(line for (line,) in plan)

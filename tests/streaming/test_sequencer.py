@@ -9,14 +9,14 @@ from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import UnsafeSetting
-from penstock.streaming.portion import PORTION_BYTES
 from penstock.streaming.sequencer import (
     JOURNAL_CHUNK,
-    LITTLE,
+    MAX_INLINE_RECORDS,
     Sequencer,
     check_identity_cache,
     tick,
 )
+from penstock.streaming.unpublished import BATCH_BYTES
 from penstock.testing import eventually
 
 JOURNAL = "SELECT shard, first_offset, last_offset, record_ids FROM penstock.journal ORDER BY shard, first_offset"
@@ -124,7 +124,7 @@ def test_a_sequencer_that_loses_the_race_goes_on_from_the_others_tick(
             eventually(lambda: waits_for_a_lock(connection), "it waits for the other")
         lost = losing.result(10)
 
-    assert (lost.number, lost.sequenced, lost.portions) == (1, 0, [])
+    assert (lost.number, lost.sequenced, lost.inline_records) == (1, 0, [])
     assert sequenced_ids(connection) == []
 
 
@@ -236,14 +236,14 @@ def test_a_tick_is_not_serializable_whatever_the_default_is(
 
 
 def test_few_records_come_along_with_their_tick(connection: Connection, things: Log) -> None:
-    stage_rows(connection, things, LITTLE)
+    stage_rows(connection, things, MAX_INLINE_RECORDS)
     few = tick(connection)
-    stage_rows(connection, things, LITTLE + 1)
+    stage_rows(connection, things, MAX_INLINE_RECORDS + 1)
     many = tick(connection)
 
-    assert sum(len(portion.records) for portion in few.portions) == LITTLE
-    assert {portion.shard: portion.last for portion in few.portions} == few.tails
-    assert (many.sequenced, many.portions) == (LITTLE + 1, [])
+    assert sum(batch.count for batch in few.inline_records) == MAX_INLINE_RECORDS
+    assert {batch.shard: batch.last for batch in few.inline_records} == few.tails
+    assert (many.sequenced, many.inline_records) == (MAX_INLINE_RECORDS + 1, [])
 
 
 def test_of_few_heavy_records_the_first_come_along(connection: Connection, things: Log) -> None:
@@ -251,11 +251,11 @@ def test_of_few_heavy_records_the_first_come_along(connection: Connection, thing
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
         "SELECT 'things', i %% 2, 'k', 'a', 'o', to_jsonb(repeat('x', %s)) FROM generate_series(1, 8) i",
-        [PORTION_BYTES // 2],
+        [BATCH_BYTES // 2],
     )
     done = tick(connection)
 
-    assert [(str(p.shard), p.first, len(p.records)) for p in done.portions] == [("things/0", 1, 2)]
+    assert [(str(b.shard), b.first, b.count) for b in done.inline_records] == [("things/0", 1, 2)]
     assert done.tails == dict.fromkeys(things.shard_names, 4)
 
 

@@ -1,4 +1,4 @@
-"""What a streamer and a consumer put up with around them: standbys, poolers, clocks, one hot key, a long way behind."""
+"""A streamer and a consumer among standbys, poolers, wrong clocks, one hot key, and a large backlog."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -149,7 +149,7 @@ def test_a_hot_key_holds_up_its_own_shard_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Guarantee 24: every round, however short, sends a batch of every shard."""
-    monkeypatch.setattr("penstock.streaming.publisher.PASS_S", 0.0)
+    monkeypatch.setattr("penstock.streaming.publisher.ROUND_S", 0.0)
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
         "SELECT 'things', CASE WHEN i <= 20000 THEN 0 ELSE 1 END, 'k', 'update', 'thing', '{}' "

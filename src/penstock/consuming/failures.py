@@ -18,7 +18,12 @@ from penstock.consuming.delivery import (
     Unavailable,
 )
 from penstock.database.errors import READ_ONLY, ErrorKind, classify, driver_error, sqlstate
-from penstock.errors import BrokenTransaction, ServerUnavailable, TryAgain
+from penstock.errors import (
+    HandlerCommitted,
+    HandlerNotRun,
+    ServerUnavailable,
+    TryAgain,
+)
 
 MAX_REASON_CHARACTERS = 500
 MAX_FRAMES = 12
@@ -56,14 +61,6 @@ class Culprit(Exception):
         self.index = index
 
 
-class WrongHandler(BrokenTransaction):
-    """The handler did not do its work, and will not: it returned a coroutine or a generator that nobody runs."""
-
-
-class CommittedByHandler(BrokenTransaction):
-    """The handler committed its effects without the checkpoint: another attempt would double them."""
-
-
 class InvalidPayload(ValueError):
     """A payload does not fit the consumer's model; the text names the fields, and no values."""
 
@@ -78,7 +75,7 @@ def outcome_of(error: BaseException, culprit: int | None = None) -> Outcome:
     match error:
         case TryAgain():
             return AskedToWait(error.after)
-        case WrongHandler() | CommittedByHandler():
+        case HandlerNotRun() | HandlerCommitted():
             return Broken()
         case InvalidPayload():
             return Failed(culprit, for_certain=True)

@@ -17,11 +17,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from penstock.consuming.failures import Culprit, WrongHandler
+from penstock.consuming.failures import Culprit
 from penstock.consuming.payloads import decode_payloads, make_decoder
 from penstock.database.connections import make_async_engine, make_engine
 from penstock.declarations import ConsumerSpec
-from penstock.errors import BrokenTransaction, DeclarationError
+from penstock.errors import BrokenTransaction, DeclarationError, HandlerNotRun
 from penstock.pipeline import Pipeline
 
 Result = TypeVar("Result")
@@ -126,7 +126,7 @@ def _done(consumer: ConsumerSpec, returned: object) -> None:
     if inspect.isawaitable(returned) or inspect.isgenerator(returned):
         with suppress(Exception):
             returned.close()  # type: ignore[union-attr]  # coroutines and generators have it
-        raise WrongHandler(
+        raise HandlerNotRun(
             f"consumer {consumer.name}: the handler returned a {type(returned).__name__}, which nobody runs: "
             "declare it with `async def` if it is to be awaited"
         )

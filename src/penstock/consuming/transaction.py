@@ -22,7 +22,6 @@ from sqlalchemy import RootTransaction
 from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
 from penstock.consuming.delivery import Conflict
 from penstock.consuming.failures import (
-    CommittedByHandler,
     Culprit,
     NotApplied,
     is_exit,
@@ -34,7 +33,7 @@ from penstock.database import errors
 from penstock.database.errors import CONFLICTS, postgres_errors, sqlstate
 from penstock.database.executor import Executor, make_executor
 from penstock.declarations import ConsumerSpec
-from penstock.errors import BrokenTransaction, HandlerExited
+from penstock.errors import BrokenTransaction, HandlerCommitted, HandlerExited
 from penstock.pipeline import Pipeline
 from penstock.records import ShardName
 
@@ -273,14 +272,14 @@ def _commit(transaction: RootTransaction) -> None:
         raise NotApplied(outcome_of(error), error, at_commit=True) from error
 
 
-def _committed(statements: Executor, who: str, xid: str) -> CommittedByHandler | None:
+def _committed(statements: Executor, who: str, xid: str) -> HandlerCommitted | None:
     """Whether a transaction was committed: its effects are there, and its checkpoint is not."""
     row = statements.execute(
         b"SELECT pg_xact_status(%(transaction)s::xid8)", {"transaction": xid}
     ).fetchone()
     if row is None or row[0] != "committed":
         return None
-    return CommittedByHandler(
+    return HandlerCommitted(
         f"{who}: the handler committed the transaction that carries the checkpoint: its effects are in the database, and "
         "would be doubled by another attempt. Take the COMMIT out of the handler, see to the effects of this batch, then "
         "go on: penstock reset checkpoint"

@@ -1,9 +1,9 @@
 """Postgres, for every part of Penstock.
 
     connections   how workers connect, and what an error of the server means
-    statements    named blocks of SQL, read from the ``statements.sql`` beside the step that uses them
+    statements    named blocks of SQL, from the ``statements.sql`` beside the code that runs them
     tables        Penstock's tables for SQLAlchemy Core, on the application's own session
-    registry      channels and consumers as the database knows them
+    registry      what is registered: ``registered_channels`` is the one answer to what a channel is
     initialise    creates and upgrades the tables
     resources     where ``lua/`` and ``migrations/`` are
 

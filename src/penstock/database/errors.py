@@ -5,7 +5,7 @@ connection and a value that is too long for an index under the same ``Operationa
 
     CONFLICT       the transaction lost against another one; nothing of it happened; run it again
     UNAVAILABLE    the server or the connection cannot do it now, and will: cut, restarting, full, locked, read-only
-    SCHEMA         a table or column is not there
+    SCHEMA         a table, column or function is not there
     STATEMENT      everything else: the statement or its values are at fault, and will be again
 """
 
@@ -25,7 +25,7 @@ CONFLICTS = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetecte
 READ_ONLY = "25006"
 IN_FAILED_TRANSACTION = "25P02"
 
-_SCHEMA = {"42P01", "42703", "3F000"}
+_SCHEMA = {"42P01", "42703", "42883", "3F000"}
 _UNAVAILABLE_CLASSES = {
     "08",  # the connection
     "53",  # out of disk, memory or connections
@@ -100,7 +100,7 @@ def postgres_errors(what: str) -> Iterator[None]:
 
     Raises:
         ServerUnavailable: The server cannot do it now; what was being done may have happened.
-        SchemaMissing: A table of ours is not there.
+        SchemaMissing: A table or function of ours is not there.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Penstock's tables: made, upgraded, or printed as SQL."""
+"""Creates and upgrades Penstock's tables, or prints the SQL."""
 
 import io
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ _LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations
 def initialise(
     database_url: str, schema: str = DEFAULT_SCHEMA, *, revision: str = "head"
 ) -> str | None:
-    """Creates the tables, or upgrades them; gives the revision that was there before.
+    """Creates or upgrades the tables; returns the revision before, or None if there were none.
 
-    Several processes may do it at once: they take turns, and the later ones find it done.
+    Several processes may call it at once: they take turns, and the later ones find it done.
 
     Raises:
-        InvalidName: The schema's name breaks the rule.
+        InvalidName: The schema's name is not valid.
         ServerUnavailable: Postgres does not answer.
     """
     checked_schema(schema)
@@ -58,10 +58,10 @@ def initialise(
 
 
 def migration_sql(schema: str = DEFAULT_SCHEMA) -> str:
-    """The SQL that ``initialise`` would run on an empty database.
+    """The SQL that ``initialise`` runs on an empty database.
 
     Raises:
-        InvalidName: The schema's name breaks the rule.
+        InvalidName: The schema's name is not valid.
     """
     checked_schema(schema)
     output = io.StringIO()
@@ -72,14 +72,14 @@ def migration_sql(schema: str = DEFAULT_SCHEMA) -> str:
 
 
 def shipped_revision() -> str:
-    """The newest revision that this release has."""
+    """The newest revision in this release."""
     with _config(DEFAULT_SCHEMA) as config:
         return ScriptDirectory.from_config(config).get_current_head() or ""
 
 
 @contextmanager
 def _config(schema: str) -> Iterator[Config]:
-    """Alembic's configuration, over real files: from a zipped wheel they are unpacked for the while."""
+    """Alembic's configuration over real files; those of a zipped wheel are unpacked until the block ends."""
     with as_file(directory("migrations")) as path:
         config = Config(stdout=io.StringIO())
         config.set_main_option("script_location", str(path).replace("%", "%%"))

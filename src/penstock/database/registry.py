@@ -1,27 +1,70 @@
-"""What a pipeline declares, written down where the workers see it: its channels, and a checkpoint a shard and consumer.
+"""What is registered in Postgres: each channel's kind and number of shards, and a checkpoint per consumer and shard.
 
-A consumer is registered before it runs for the first time, so that retention waits for it.
+A consumer is registered before it first runs, so that retention waits for it.
 """
 
+from dataclasses import dataclass
 from datetime import timedelta
+
+from psycopg.rows import class_row
 
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.statements import statements
+from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import Channel, ConsumerSpec
 from penstock.errors import DeclarationError
+from penstock.records import Shard, ShardName
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredChannel:
+    """A channel as the first streamer or consumer registered it; only ``keep`` changes later.
+
+    Attributes:
+        name: Name of the channel.
+        kind: ``log`` or ``ick``.
+        shards: Number of its shards.
+        keep: How long records stay after every consumer has passed them.
+    """
+
+    name: str
+    kind: str
+    shards: int
+    keep: timedelta
+
+    @property
+    def shard_names(self) -> tuple[ShardName, ...]:
+        """Its shards."""
+        return tuple(ShardName(self.name, Shard(number)) for number in range(self.shards))
+
+
+def registered_channels(
+    connection: Connection, schema: str = DEFAULT_SCHEMA
+) -> dict[str, RegisteredChannel]:
+    """All registered channels, by name and in its order.
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+        SchemaMissing: The tables are not there.
+    """
+    statement = statements("penstock.database", schema)["registered_channels"]
+    with (
+        postgres_errors("reading the channels"),
+        connection.cursor(row_factory=class_row(RegisteredChannel)) as cursor,
+    ):
+        return {channel.name: channel for channel in cursor.execute(statement)}
 
 
 def register_channel(connection: Connection, schema: str, channel: Channel) -> None:
-    """Writes a channel down, or its new ``keep``.
+    """Registers a channel, or updates its ``keep``.
 
     Raises:
-        DeclarationError: It is known with another number of shards: keys would change places.
+        DeclarationError: It is registered as another kind, or with another number of shards: keys would change shards.
         ServerUnavailable: Postgres does not answer.
         SchemaMissing: The tables are not there.
     """
     sql = statements("penstock.database", schema)
-    with postgres_errors(f"registering channel {channel.name}"), connection.transaction():
+    with postgres_errors(f"registering channel {channel.name}"):
         connection.execute(
             sql["register_channel"],
             {
@@ -31,28 +74,27 @@ def register_channel(connection: Connection, schema: str, channel: Channel) -> N
                 "keep": channel.keep,
             },
         )
-        row = connection.execute(sql["channel"], {"channel": channel.name}).fetchone()
-    known: tuple[str, int, timedelta] = row  # type: ignore[assignment]  # it was just written
-    if (known[0], known[1]) != (channel.kind, channel.shards):
+    registered = registered_channels(connection, schema)[channel.name]
+    if (registered.kind, registered.shards) != (channel.kind, channel.shards):
         raise DeclarationError(
             f"channel {channel.name} is declared as a {channel.kind} of {channel.shards} shards, but runs as a "
-            f"{known[0]} of {known[1]}: the shard of a key cannot change while records are under way. "
+            f"{registered.kind} of {registered.shards}: the shard of a key cannot change while records are under way. "
             "Declare it as it runs, or open a channel of another name"
         )
 
 
 def register_consumer(connection: Connection, schema: str, consumer: ConsumerSpec) -> None:
-    """Gives a consumer a checkpoint in each shard where it has none: at ``start``.
+    """Gives a consumer a checkpoint, at its ``start``, in each shard where it has none.
 
     Raises:
-        DeclarationError: Its channel is known with another number of shards.
+        DeclarationError: Its channel is registered as another kind, or with another number of shards.
         ServerUnavailable: Postgres does not answer.
         SchemaMissing: The tables are not there.
     """
     register_channel(connection, schema, consumer.channel)
     sql = statements("penstock.database", schema)
     with postgres_errors(f"registering consumer {consumer.name}"), connection.transaction():
-        # Retention takes the same lock: it does not remove what `start` has just pointed at.
+        # Retention takes the same lock, so it does not remove what `start` has just pointed at.
         connection.execute(sql["lock_channel"], {"channel": consumer.channel.name})
         connection.execute(
             sql["register_consumer"],

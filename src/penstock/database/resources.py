@@ -1,4 +1,4 @@
-"""Where ``lua/`` and ``migrations/`` are: inside the package in a wheel, beside ``src/`` in a checkout."""
+"""Finds ``lua/`` and ``migrations/``: inside the package in a wheel, beside ``src/`` in a checkout."""
 
 from functools import cache
 from importlib.resources import files

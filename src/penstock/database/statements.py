@@ -1,10 +1,10 @@
-"""SQL lives in ``.sql`` files beside the step that uses it, as named blocks.
+"""Loads SQL from ``statements.sql`` files, which lie beside the code that runs it, as named blocks.
 
     -- :name oldest_open_transaction
-    -- Why this statement is as it is.
+    -- The reason for anything unusual in the statement.
     SELECT …
 
-``{schema}`` is filled in with the quoted name of the Penstock schema; values are bound, never written in.
+``{schema}`` is replaced by the quoted name of the Penstock schema.  Values are always bound.
 """
 
 import re
@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 
 DEFAULT_SCHEMA = "penstock"
-"""Name of the schema that holds Penstock's tables, unless the pipeline names another."""
+"""The schema of Penstock's tables, unless the pipeline names another."""
 
 _HEADING = re.compile(r"^-- :name (?P<name>\w+)\n", re.MULTILINE)
 
@@ -23,7 +23,7 @@ def statements(package: str, schema: str = DEFAULT_SCHEMA) -> dict[str, bytes]:
 
     Args:
         package: Dotted name of the package that holds ``statements.sql``.
-        schema: Name of the Penstock schema; it has passed the rule for names.
+        schema: Name of the Penstock schema, already validated.
     """
     text = (files(package) / "statements.sql").read_text(encoding="utf-8")
     quoted = '"' + schema.replace('"', '""') + '"'

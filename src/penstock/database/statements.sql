@@ -5,10 +5,10 @@ ON CONFLICT (channel) DO UPDATE
 SET keep = excluded.keep
 WHERE known.keep <> excluded.keep;
 
--- :name channel
-SELECT kind, shards, keep
+-- :name registered_channels
+SELECT channel AS name, kind, shards, keep
 FROM {schema}.channels
-WHERE channel = %(channel)s;
+ORDER BY channel;
 
 -- :name lock_channel
 -- Retention and the registration of a consumer exclude each other by this row.
@@ -18,14 +18,11 @@ WHERE channel = %(channel)s
 FOR UPDATE;
 
 -- :name register_consumer
--- `earliest` is where the journal begins: what is older is gone for everyone.
+-- `earliest` is where the journal begins: older records are gone for everyone.
 INSERT INTO {schema}.checkpoints (consumer, channel, shard, "offset", epoch)
 SELECT %(consumer)s, %(channel)s, s.shard,
-       CASE WHEN %(latest)s THEN coalesce(max(j.last_offset), 0)
-            ELSE coalesce(min(j.first_offset), 1) - 1
-       END,
+       CASE WHEN %(latest)s THEN journal.last_offset ELSE journal.first_offset - 1 END,
        (SELECT max(epoch) FROM {schema}.epochs)
-FROM unnest(%(shards)s::int[]) AS s (shard)
-LEFT JOIN {schema}.journal j ON j.channel = %(channel)s AND j.shard = s.shard
-GROUP BY s.shard
+FROM unnest(%(shards)s::int[]) AS s (shard),
+     LATERAL {schema}.journal_bounds(%(channel)s, s.shard) AS journal
 ON CONFLICT (consumer, channel, shard) DO NOTHING;

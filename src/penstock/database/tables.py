@@ -1,4 +1,4 @@
-"""The schema as SQLAlchemy tables: what staging inserts with, and the twin of the migrations (a test compares them)."""
+"""Penstock's tables for SQLAlchemy: staging inserts through them.  A test compares them with the migrations."""
 
 from functools import cache
 
@@ -25,22 +25,22 @@ from sqlalchemy.types import UserDefinedType
 
 
 class Xid8(UserDefinedType[str]):
-    """Postgres' ``xid8``: a transaction id that does not wrap round."""
+    """Postgres' ``xid8``: a transaction id that does not wrap around."""
 
     cache_ok = True
 
     def get_col_spec(self, **_: object) -> str:
-        """Its name in DDL."""
+        """The type's name in DDL."""
         return "xid8"
 
 
 class PgSnapshot(UserDefinedType[str]):
-    """Postgres' ``pg_snapshot``: which transactions a statement could see."""
+    """Postgres' ``pg_snapshot``: which transactions a statement can see."""
 
     cache_ok = True
 
     def get_col_spec(self, **_: object) -> str:
-        """Its name in DDL."""
+        """The type's name in DDL."""
         return "pg_snapshot"
 
 
@@ -59,7 +59,7 @@ def metadata(schema: str) -> MetaData:
 
 
 def _declare_streaming(tables: MetaData) -> None:
-    """From the staged record to the journal."""
+    """Tables of the streamer, from staged records to the journal."""
     Table(
         "staged_records",
         tables,
@@ -118,7 +118,7 @@ def _declare_streaming(tables: MetaData) -> None:
 
 
 def _declare_consuming(tables: MetaData) -> None:
-    """What consumers remember."""
+    """Tables of consumers."""
     Table(
         "checkpoints",
         tables,
@@ -158,7 +158,7 @@ def _declare_consuming(tables: MetaData) -> None:
 
 
 def _declare_reconciling(tables: MetaData) -> None:
-    """Where consumers are to stop, and what became of a comparison."""
+    """Tables of reconcile: barriers, runs and repairs."""
     Table(
         "barriers",
         tables,

@@ -1,14 +1,17 @@
-"""Is the past that this Postgres remembers the one that Redis has seen?
+"""Compares the lineage of Postgres with what Redis has seen.
 
-Asked on every new connection, before the first tick or the first record on it: a server cannot be restored or replaced
-under a connection.
-Redis behind the journal is healed by replay.  Redis ahead of the journal, or with another record at its tail, means that
+Runs on every new connection, before its first tick or record: a server cannot be restored or replaced under a connection.
+Redis behind the journal is filled by replay.  Redis ahead of the journal, or with another record at its tail, means that
 Postgres has lost commits that were published, and stops everything until an operator has decided.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from psycopg.rows import class_row
+
+from penstock.channels.isolation import OnUnusable, ask_each, isolated
 from penstock.channels.log import Extent, extents, read
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, redis_errors
@@ -17,13 +20,13 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import ForeignLog, HistoryDiverged, ReadOnlyPostgres, SchemaMissing
-from penstock.journal.reading import journal_tails, known_shards, remembered_at
+from penstock.journal.reading import journal_tails, known_shards, records_at
 from penstock.records import BEGINNING, Epoch, Offset, Record, ShardName
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """Which past a Postgres server has.
+class ServerIdentity:
+    """Identifies the history of a Postgres server.
 
     Attributes:
         system_identifier: Of the cluster, given at initdb.
@@ -35,23 +38,33 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
+class _ServerState:
+    """A row of ``server_state``."""
+
+    system_identifier: str
+    timeline: int
+    in_recovery: bool
+    read_only: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Lineage:
-    """A past that agrees with Redis.
+    """A lineage that agrees with Redis.
 
     Attributes:
-        epoch: The newest that Postgres knows.
-        remembered: The server that opened it.
-        found: The server that answers.
+        epoch: The newest epoch in Postgres.
+        recorded: The server that opened it.
+        current: The server that answers.
     """
 
     epoch: Epoch
-    remembered: Identity
-    found: Identity
+    recorded: ServerIdentity
+    current: ServerIdentity
 
     @property
     def has_moved(self) -> bool:
-        """The server was promoted or replaced, and has lost nothing that was published: a new epoch is due."""
-        return self.remembered != self.found
+        """Whether the server was promoted or replaced, without losing anything published: a new epoch is due."""
+        return self.recorded != self.current
 
 
 def check_lineage(
@@ -61,29 +74,37 @@ def check_lineage(
     schema: str = DEFAULT_SCHEMA,
     namespace: str = "penstock",
     declared: Iterable[ShardName] = (),
+    on_unusable: OnUnusable | None = None,
 ) -> Epoch:
-    """Compares Postgres with its own memory and with Redis; gives the epoch to publish in.
+    """Compares Postgres with its own records and with Redis; returns the epoch to publish in.
 
-    A server that has been promoted or restored without losing anything published opens a new epoch by itself: the
-    publishers of the old one are then shut out.
+    If the server was promoted or restored without losing anything published, it opens a new epoch, which fences off the
+    publishers of the old one.
 
     Args:
         connection: In autocommit mode.
-        client: Where the log is.
+        client: The Redis that holds the log.
         schema: The Penstock schema.
-        namespace: Of the keys in Redis.
-        declared: Shards to look at although Postgres may have forgotten them.
+        namespace: First part of the keys.
+        declared: Shards to compare even if Postgres no longer knows them.
+        on_unusable: Called with a shard whose keys cannot be compared; None raises.
 
     Raises:
         ReadOnlyPostgres: A standby, or a server that takes no writes.
         HistoryDiverged: Postgres lost what was published, or is another database.
+        ForeignLog: A key of ours holds something else, and there is no ``on_unusable``.
         SchemaMissing: The tables are not there.
         ServerUnavailable: Postgres or Redis does not answer.
     """
-    past = examine_lineage(
-        connection, client, schema=schema, namespace=namespace, declared=declared
+    lineage = examine_lineage(
+        connection,
+        client,
+        schema=schema,
+        namespace=namespace,
+        declared=declared,
+        on_unusable=on_unusable,
     )
-    return _open_epoch(connection, schema, past) if past.has_moved else past.epoch
+    return _open_epoch(connection, schema, lineage) if lineage.has_moved else lineage.epoch
 
 
 def examine_lineage(
@@ -93,25 +114,27 @@ def examine_lineage(
     schema: str = DEFAULT_SCHEMA,
     namespace: str = "penstock",
     declared: Iterable[ShardName] = (),
+    on_unusable: OnUnusable | None = None,
 ) -> Lineage:
-    """The same comparison, without opening an epoch.
+    """Makes the same comparison, without opening an epoch.
 
     Raises:
         As ``check_lineage``.
     """
     sql = statements("penstock.journal", schema)
-    identity = server_identity(connection, schema)
-    # Redis first: what it holds was in the journal before, and its epoch in Postgres, so that a streamer at work beside
-    # us raises no false alarm.
+    current = server_identity(connection, schema)
+    # Redis first: what it holds was in the journal before, and its epoch in Postgres.  Otherwise a streamer at work would
+    # cause false alarms.
     shards = known_shards(connection, schema, declared)
-    found = extents(client, namespace, shards)
-    newest_written = max(log_epochs(client, namespace, shards).values(), default=Epoch(0))
+    found = ask_each(partial(extents, client, namespace), shards, on_unusable)
+    epochs = ask_each(partial(log_epochs, client, namespace), shards, on_unusable)
+    newest_written = max(epochs.values(), default=Epoch(0))
     with postgres_errors("comparing epochs"):
         newest = connection.execute(sql["newest_epoch"]).fetchone()
         went_back = connection.execute(sql["transaction_ids_went_back"]).fetchone()
     if newest is None or went_back is None:
         raise SchemaMissing(
-            f"schema {schema} has no epoch or no tick; was it made by hand? Make it by: penstock init"
+            f"schema {schema} has no epoch or no tick; was it created by hand? Create it with: penstock init"
         )
     if went_back[0]:
         raise HistoryDiverged(
@@ -124,14 +147,15 @@ def examine_lineage(
             f"the log was written in epoch {newest_written}, Postgres knows only {newest[0]}: Postgres has lost commits, or a reset "
             "did not come to its end. See docs: errors#historydiverged; then: penstock reset epoch"
         )
-    _compare_tails(connection, client, schema, namespace, found)
-    return Lineage(Epoch(newest[0]), Identity(newest[1], newest[2]), identity)
+    _compare_tails(connection, client, schema, namespace, found, on_unusable)
+    epoch, system_identifier, timeline = newest
+    return Lineage(epoch, ServerIdentity(system_identifier, timeline), current)
 
 
 def log_epochs(
     client: RedisClient, namespace: str, shards: Sequence[ShardName]
 ) -> dict[ShardName, Epoch]:
-    """The epoch in which each shard was last written; shards that never were are left out.
+    """The epoch in which each shard was last written, without shards that never were.
 
     Raises:
         ServerUnavailable: Redis does not answer.
@@ -142,37 +166,42 @@ def log_epochs(
         pipeline.get(log_keys(namespace, shard).epoch)
     with redis_errors("reading the log's epochs"):
         replies = pipeline.execute()
+    return {
+        shard: _parse_epoch(shard, reply)
+        for shard, reply in zip(shards, replies, strict=True)
+        if reply is not None
+    }
+
+
+def _parse_epoch(shard: ShardName, reply: bytes | str) -> Epoch:
     try:
-        return {
-            shard: Epoch(int(reply))
-            for shard, reply in zip(shards, replies, strict=True)
-            if reply is not None
-        }
+        return Epoch(int(reply))
     except ValueError as error:
         raise ForeignLog(
-            "the key of a shard's epoch holds no number; something else uses Penstock's names"
+            f"{shard}: the key of its epoch holds no number; something else uses Penstock's names"
         ) from error
 
 
-def server_identity(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Identity:
-    """Which past this server has.
+def server_identity(connection: Connection, schema: str = DEFAULT_SCHEMA) -> ServerIdentity:
+    """The identity of the server.
 
     Raises:
         ReadOnlyPostgres: A standby, or a server that takes no writes.
         ServerUnavailable: Postgres does not answer.
     """
-    with postgres_errors("asking Postgres for its identity"):
-        row = connection.execute(
-            statements("penstock.journal", schema)["server_identity"]
-        ).fetchone()
-    system_identifier, timeline, in_recovery, read_only = row or ("", 0, True, True)
-    if in_recovery or read_only:
+    statement = statements("penstock.journal", schema)["server_state"]
+    with (
+        postgres_errors("reading the identity of Postgres"),
+        connection.cursor(row_factory=class_row(_ServerState)) as cursor,
+    ):
+        [server] = cursor.execute(statement)
+    if server.in_recovery or server.read_only:
         raise ReadOnlyPostgres(
             "the streamer needs the primary: this Postgres is "
-            + ("a standby" if in_recovery else "set to default_transaction_read_only")
+            + ("a standby" if server.in_recovery else "set to default_transaction_read_only")
             + ". Point database_url at the server that takes writes"
         )
-    return Identity(system_identifier, timeline)
+    return ServerIdentity(server.system_identifier, server.timeline)
 
 
 def check_tails(
@@ -182,14 +211,14 @@ def check_tails(
     namespace: str,
     shards: Sequence[ShardName],
 ) -> None:
-    """Makes sure that the log of each shard ends where its journal ends, or before, and with the same record.
+    """Checks that the log of each shard ends where its journal ends, or before, and with the same record.
 
     Raises:
         HistoryDiverged: The log holds records that Postgres does not know.
         ServerUnavailable: Postgres or Redis does not answer.
         ForeignLog: A key of ours holds something else.
     """
-    # Redis first: what it holds was in the journal before, so that a streamer at work raises no false alarm.
+    # Redis first: what it holds was in the journal before.  Otherwise a streamer at work would cause false alarms.
     _compare_tails(connection, client, schema, namespace, extents(client, namespace, shards))
 
 
@@ -199,6 +228,7 @@ def _compare_tails(
     schema: str,
     namespace: str,
     found: Mapping[ShardName, Extent],
+    on_unusable: OnUnusable | None = None,
 ) -> None:
     """Refuses a log that is ahead of the journal, or that has another record at its tail."""
     journal = journal_tails(connection, schema)
@@ -209,14 +239,16 @@ def _compare_tails(
                 "lost commits that were published (restored to a point in time, failed over without its last commits), or "
                 "this is another database. See docs: errors#historydiverged; then: penstock reset epoch"
             )
-    held = {shard: extent.tail for shard, extent in found.items() if extent.entries}
-    remembered = remembered_at(connection, schema, held)
-    for shard, tail in held.items():
-        newest = _newest(client, namespace, shard, tail)
-        if shard in remembered and newest is not None and not remembered[shard].is_of(newest):
+    tails = {shard: extent.tail for shard, extent in found.items() if extent.entries}
+    journaled = records_at(connection, schema, tails)
+    for shard, tail in tails.items():
+        newest: Record | None = None
+        with isolated(shard, on_unusable):
+            newest = _newest(client, namespace, shard, tail)
+        if shard in journaled and newest is not None and not journaled[shard].is_same_as(newest):
             raise HistoryDiverged(
-                f"{shard} offset {tail}: the log holds record {newest.id}, the journal has {remembered[shard].id} there"
-                + (" of another time" if newest.id == remembered[shard].id else "")
+                f"{shard} offset {tail}: the log holds record {newest.id}, the journal has {journaled[shard].id} there"
+                + (" of another time" if newest.id == journaled[shard].id else "")
                 + ": Postgres has lost commits that were published, or two databases write to one namespace. "
                 "See docs: errors#historydiverged; then: penstock reset epoch"
             )
@@ -228,10 +260,10 @@ def _newest(client: RedisClient, namespace: str, shard: ShardName, tail: Offset)
     return records[0] if records and records[0].offset == tail else None
 
 
-def _open_epoch(connection: Connection, schema: str, past: Lineage) -> Epoch:
-    """Goes on in a new epoch: the past has changed, and nothing published was lost."""
+def _open_epoch(connection: Connection, schema: str, lineage: Lineage) -> Epoch:
+    """Opens a new epoch, because the server is another one and nothing published was lost."""
     sql = statements("penstock.journal", schema)
-    following, old, new = Epoch(past.epoch + 1), past.remembered, past.found
+    following, old, new = Epoch(lineage.epoch + 1), lineage.recorded, lineage.current
     with postgres_errors("opening an epoch"), connection.transaction():
         connection.execute("SET LOCAL synchronous_commit = on")
         connection.execute(

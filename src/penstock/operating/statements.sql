@@ -21,11 +21,6 @@ LEFT JOIN LATERAL (
 ORDER BY t.tick DESC
 LIMIT 1;
 
--- :name channels
-SELECT channel, kind, shards, extract(epoch FROM keep)::float8
-FROM {schema}.channels
-ORDER BY channel;
-
 -- :name waiting
 -- Committed and not yet sequenced: few while a streamer runs; at most `most` are counted when none does.
 SELECT channel, shard, count(*), extract(epoch FROM clock_timestamp() - min(created_at))::float8
@@ -45,44 +40,32 @@ GROUP BY channel, shard;
 -- :name progress
 -- Each checkpoint, its lag and the age of the next record; one probe of the journal's index each.
 SELECT c.consumer, c.channel, c.shard, c."offset",
-       greatest(coalesce(newest.last_offset, 0) - c."offset", 0) AS lag,
+       greatest(journal.last_offset - c."offset", 0) AS lag,
        coalesce(extract(epoch FROM clock_timestamp() - waiting.created_at), 0)::float8 AS lag_s,
        c.applied, c.skipped, c.dead,
        (SELECT count(*)
         FROM {schema}.dead_letters d
         WHERE d.consumer = c.consumer AND d.channel = c.channel AND d.shard = c.shard) AS dead_letters,
-       c.halted, c.updated_at
+       c.halted, c.waiting, c.updated_at
 FROM {schema}.checkpoints c
-LEFT JOIN LATERAL (
-    SELECT last_offset
-    FROM {schema}.journal j
-    WHERE j.channel = c.channel AND j.shard = c.shard
-    ORDER BY first_offset DESC
-    LIMIT 1
-) newest ON true
+CROSS JOIN LATERAL {schema}.journal_bounds(c.channel, c.shard) AS journal
 LEFT JOIN LATERAL (
     SELECT record_ids[c."offset" + 1 - first_offset + 1] AS id
     FROM {schema}.journal j
     WHERE j.channel = c.channel AND j.shard = c.shard AND j.first_offset <= c."offset" + 1
     ORDER BY first_offset DESC
     LIMIT 1
-) following ON newest.last_offset > c."offset"
+) following ON journal.last_offset > c."offset"
 LEFT JOIN {schema}.staged_records waiting ON waiting.id = following.id
 ORDER BY c.consumer, c.channel, c.shard;
 
 -- :name registered_consumers
 SELECT c.consumer, c.channel, count(*)::int, sum(c."offset")::bigint,
-       sum(greatest(coalesce(newest.last_offset, 0) - c."offset", 0))::bigint,
+       sum(greatest(journal.last_offset - c."offset", 0))::bigint,
        max(c.updated_at),
        (SELECT count(*) FROM {schema}.dead_letters d WHERE d.consumer = c.consumer AND d.channel = c.channel)
 FROM {schema}.checkpoints c
-LEFT JOIN LATERAL (
-    SELECT last_offset
-    FROM {schema}.journal j
-    WHERE j.channel = c.channel AND j.shard = c.shard
-    ORDER BY first_offset DESC
-    LIMIT 1
-) newest ON true
+CROSS JOIN LATERAL {schema}.journal_bounds(c.channel, c.shard) AS journal
 WHERE %(consumer)s::text IS NULL OR c.consumer = %(consumer)s
 GROUP BY c.consumer, c.channel
 ORDER BY c.consumer, c.channel;
@@ -98,27 +81,14 @@ WHERE consumer = %(consumer)s AND channel = %(channel)s;
 -- :name checkpoint_bounds
 -- A consumer's checkpoints and how far they can move: from before the journal's first record to its last.
 SELECT c.channel, c.shard, c."offset", c.halted,
-       coalesce(oldest.first_offset, 1) - 1,
-       coalesce(newest.last_offset, 0),
+       journal.first_offset - 1,
+       journal.last_offset,
        ARRAY(SELECT d."offset"
              FROM {schema}.dead_letters d
              WHERE d.consumer = c.consumer AND d.channel = c.channel AND d.shard = c.shard
              ORDER BY d."offset")
 FROM {schema}.checkpoints c
-LEFT JOIN LATERAL (
-    SELECT first_offset
-    FROM {schema}.journal j
-    WHERE j.channel = c.channel AND j.shard = c.shard
-    ORDER BY first_offset
-    LIMIT 1
-) oldest ON true
-LEFT JOIN LATERAL (
-    SELECT last_offset
-    FROM {schema}.journal j
-    WHERE j.channel = c.channel AND j.shard = c.shard
-    ORDER BY first_offset DESC
-    LIMIT 1
-) newest ON true
+CROSS JOIN LATERAL {schema}.journal_bounds(c.channel, c.shard) AS journal
 WHERE c.consumer = %(consumer)s
 ORDER BY c.channel, c.shard;
 
@@ -267,20 +237,14 @@ FROM {schema}.ticks;
 
 -- :name checkpoints_beyond
 -- Checkpoints beyond the end of the journal.
-SELECT c.consumer, c.channel, c.shard, c."offset", coalesce(newest.last_offset, 0),
+SELECT c.consumer, c.channel, c.shard, c."offset", journal.last_offset,
        (SELECT count(*)
         FROM {schema}.dead_letters d
         WHERE d.consumer = c.consumer AND d.channel = c.channel AND d.shard = c.shard
-          AND d."offset" > coalesce(newest.last_offset, 0))
+          AND d."offset" > journal.last_offset)
 FROM {schema}.checkpoints c
-LEFT JOIN LATERAL (
-    SELECT last_offset
-    FROM {schema}.journal j
-    WHERE j.channel = c.channel AND j.shard = c.shard
-    ORDER BY first_offset DESC
-    LIMIT 1
-) newest ON true
-WHERE c."offset" > coalesce(newest.last_offset, 0)
+CROSS JOIN LATERAL {schema}.journal_bounds(c.channel, c.shard) AS journal
+WHERE c."offset" > journal.last_offset
 ORDER BY c.consumer, c.channel, c.shard;
 
 -- :name set_checkpoint_epochs

@@ -34,16 +34,10 @@ ORDER BY shard
 FOR UPDATE;
 
 -- :name journal_begins
-SELECT s.shard, first.first_offset
+SELECT s.shard, journal.first_offset
 FROM {schema}.channels c,
      LATERAL generate_series(0, c.shards - 1) AS s (shard),
-     LATERAL (
-         SELECT first_offset
-         FROM {schema}.journal j
-         WHERE j.channel = c.channel AND j.shard = s.shard
-         ORDER BY first_offset
-         LIMIT 1
-     ) first
+     LATERAL {schema}.journal_bounds(c.channel, s.shard) AS journal
 WHERE c.channel = %(channel)s;
 
 -- :name put_checkpoints

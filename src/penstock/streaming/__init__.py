@@ -1,18 +1,27 @@
 """The worker: staged records → journal → Redis.
 
-Three steps, each a function that does one pass and returns what it did; each may be done by any process at any time,
-also by two at once:
+Three steps, each a function that runs one round and returns what it did.  Any process may run them at any time, also two
+processes at once:
 
-    tick      gives every newly committed record its offset, and writes that into the journal, durably
+    tick      gives every newly committed record its offset, durably, in the journal
     publish   replays the journal into Redis, from wherever Redis' own tail is
-    retain    removes what every consumer has passed and `keep` no longer wants
+    retain    removes what every consumer has passed and ``keep`` no longer holds
 
-``Streamer`` is the three in a loop.
+``Streamer`` runs the three in a loop.
 """
 
 from penstock.streaming.publisher import Published, Publisher
 from penstock.streaming.retention import Retained, retain
 from penstock.streaming.sequencer import Tick, tick
-from penstock.streaming.streamer import Pass, Streamer
+from penstock.streaming.streamer import RoundResult, Streamer
 
-__all__ = ["Pass", "Published", "Publisher", "Retained", "Streamer", "Tick", "retain", "tick"]
+__all__ = [
+    "Published",
+    "Publisher",
+    "Retained",
+    "RoundResult",
+    "Streamer",
+    "Tick",
+    "retain",
+    "tick",
+]

@@ -1,31 +1,38 @@
 """The publisher replays the journal into Redis, from wherever Redis' own tail is.
 
-It keeps no position of its own that could be wrong: what it believes about a shard's tail is compared by the script
-that appends, and the script's answer is what it believes next.  So a lost reply, a second publisher, a publisher that
-slept for an hour, a Redis that came back empty or older all end in the same log.
+It keeps no position that could be wrong.  The script that appends compares the batch with the shard's tail, and its reply
+is what the publisher believes next.  A lost reply, a second publisher, a publisher that slept for an hour and a Redis that
+came back empty or older therefore all end in the same log.
 
-Where there is much to send, Redis appends one batch while the next is made ready, and Postgres reads those after it.
-What is little goes in one call, so that consumers find all of it at once.
+A large backlog is pipelined: Redis appends one batch while the next is prepared, and Postgres reads the one after it.  A
+small backlog goes in one call, so that consumers find all of it at once.
 
-What goes to an Ick is folded on the way: a member is named once a batch, since the first of its records.
+Records for an Ick are coalesced: a batch marks each member once, with the time of the first of its records.
+
+A shard whose keys hold something that Penstock did not write is left out, and checked again every few seconds; the others
+go on.  A changed lineage or a newer epoch stops the publisher.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from time import monotonic
 from typing import TypeVar, assert_never
 
-from penstock.channels.ick import MarkBatch, coalesce, mark_shards
+from penstock.channels.ick import MarkBatch, coalesce, mark_shards, update_progress
+from penstock.channels.isolation import ask_each, isolated
 from penstock.channels.log import (
+    FIELDS,
     Appended,
     Batch,
     Behind,
     FencedOff,
     Foreign,
     Reply,
+    Unusable,
     append_ahead,
     append_together,
     extents,
@@ -33,29 +40,33 @@ from penstock.channels.log import (
 from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.registry import registered_channels
+from penstock.database.statements import DEFAULT_SCHEMA
 from penstock.errors import Fenced, HistoryDiverged
-from penstock.journal import journal_tails
-from penstock.records import BEGINNING, Epoch, Offset, Record, RecordId, ShardName
-from penstock.streaming.portion import PORTION_BYTES, PORTION_RECORDS, Portion
-from penstock.streaming.unpublished import unpublished
+from penstock.journal import check_tails, journal_tails
+from penstock.journal.lineage import log_epochs
+from penstock.records import BEGINNING, Epoch, Offset, Record, ShardName
+from penstock.streaming.unpublished import BATCH_BYTES, BATCH_RECORDS, unpublished
+from penstock.streaming.unusable import UnusableShards
 
-PASS_S = 0.25
-"""How long a pass reads on, in seconds: so that the streamer ticks, retains and hears of a stop several times a second.
-Between two passes Redis has nothing to do."""
+ROUND_S = 0.25
+"""Time budget of one publish round, in seconds.  Short enough that the streamer still ticks, retains and notices a stop
+several times a second; Redis is idle between two rounds."""
+
+_DATA = 4
+"""Position of the payload among the ``FIELDS`` values of a record."""
 
 _Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What one pass of the publisher did.
+    """Result of one round of the publisher.
 
     Attributes:
         added: Records that were new to the log.
-        known: Records that the log had already: sent again, or by another publisher before.
-        healed: Shards whose log had less than was believed, and are being replayed.
+        known: Records that the log already had: sent again, or sent before by another publisher.
+        healed: Shards whose log had less than expected, and are being replayed.
     """
 
     added: int = 0
@@ -64,10 +75,11 @@ class Published:
 
 
 class Publisher:
-    """Publishes from the journal to Redis; one for a connection to each.
+    """Publishes from the journal to Redis, on one connection to each.
 
     Attributes:
-        tails: What the log of each shard ends with, as last heard.
+        tails: Last offset in the log of each shard, as last heard.
+        unusable: Shards that are left out.
     """
 
     def __init__(
@@ -78,58 +90,73 @@ class Publisher:
         epoch: Epoch,
         schema: str = DEFAULT_SCHEMA,
         namespace: str = "penstock",
+        unusable: UnusableShards | None = None,
     ) -> None:
         self._connection = connection
         self._client = client
-        self._schema, self._sql = schema, statements("penstock.streaming", schema)
+        self._schema = schema
         self._namespace = namespace
         self._epoch = epoch
-        self._wanted: dict[ShardName, Offset] = {}
+        self._target: dict[ShardName, Offset] = {}
         self._icks: frozenset[str] = frozenset()
         self.tails: dict[ShardName, Offset] = {}
+        self.unusable = UnusableShards() if unusable is None else unusable
 
-    def want(self, tails: Mapping[ShardName, Offset]) -> None:
-        """Tells how far the journal goes: what ``tick`` returned, or ``refresh`` found."""
+    def advance_target(self, tails: Mapping[ShardName, Offset]) -> None:
+        """Publishes up to ``tails`` from now on: the new ends of the journal, as a tick returned them."""
         for shard, tail in tails.items():
-            self._wanted[shard] = max(tail, self._wanted.get(shard, BEGINNING))
+            self._target[shard] = max(tail, self._target.get(shard, BEGINNING))
 
     def refresh(self) -> None:
-        """Looks how far the journal and the log really go: at the start, now and then, and after any doubt.
+        """Reads where the journal and the logs end: at the start, once in a while, and after any doubt.
+
+        The target becomes what the journal has, even if that is less than before: rows that were deleted by hand will
+        never be published.
 
         Raises:
             ServerUnavailable: Postgres or Redis does not answer.
-            ForeignLog: A key of ours holds something else.
+            HistoryDiverged: A shard that was unusable holds records that Postgres does not know.
         """
-        self.want(journal_tails(self._connection, self._schema))
-        with postgres_errors("reading which channels are Icks"):
-            rows = self._connection.execute(self._sql["icks"]).fetchall()
-        self._icks = frozenset(channel for (channel,) in rows)
-        found = extents(self._client, self._namespace, list(self._wanted))
+        self._target = journal_tails(self._connection, self._schema)
+        channels = registered_channels(self._connection, self._schema)
+        self._icks = frozenset(name for name, channel in channels.items() if channel.kind == "ick")
+        for shard in self.unusable.due():
+            self._check_unusable(shard)
+        shards = [shard for shard in self._target if shard not in self.unusable]
+        found = ask_each(partial(extents, self._client, self._namespace), shards, self.unusable.add)
         self.tails.update({shard: extent.tail for shard, extent in found.items()})
+
+    def _check_unusable(self, shard: ShardName) -> None:
+        """Takes a shard back if all of its keys are ours again, and its log is that of the journal."""
+        with isolated(shard, self.unusable.add):
+            check_tails(self._connection, self._client, self._schema, self._namespace, [shard])
+            log_epochs(self._client, self._namespace, [shard])
+            if shard.channel in self._icks:
+                update_progress(self._client, self._namespace, [shard])
+            self.unusable.remove(shard)
 
     @property
     def backlog(self) -> int:
-        """Records that the journal has and the log, as last heard, has not."""
-        return _behind(self._wanted, self.tails)
+        """Records that the journal has and the usable logs, as last heard, lack."""
+        target = {s: tail for s, tail in self._target.items() if s not in self.unusable}
+        return _count_missing(target, self.tails)
 
-    def publish(self, at_hand: Sequence[Portion] = ()) -> Published:
-        """Sends what the shards lack, in turn, for about ``PASS_S`` to logs and as long to Icks.
+    def publish(self, prefetched: Sequence[Batch] = ()) -> Published:
+        """Sends what the shards lack, one after the other, for about ``ROUND_S`` to logs and as long to Icks.
 
         Args:
-            at_hand: What need not be read from the journal: portions of the last tick.
+            prefetched: Batches that need not be read from the journal: the inline records of the last tick.
 
         Raises:
             ServerUnavailable: Postgres or Redis does not answer; whatever was sent may be sent again.
-            AppendRefused: Redis takes no writes now.
-            HistoryDiverged: The journal names records that Postgres no longer has.
-            ForeignLog: The log holds what is not ours.
-            DamagedIck: An Ick is not whole.
+            AppendRefused: Redis does not accept writes now.
+            HistoryDiverged: The journal names records that Postgres no longer has, or the log holds other ones.
             Fenced: A newer epoch has taken over.
         """
-        return self._send(self.tails, at_hand)
+        return self._send(self.tails, prefetched)
 
     def resend(self, records: int) -> Published:
-        """Sends again up to ``records`` of the last records of each shard, as after a lost reply: the log must not change.
+        """Sends up to ``records`` of each shard's last records again, as after a lost reply.  The log must not change.
 
         Raises:
             As ``publish``.
@@ -141,94 +168,94 @@ class Publisher:
     def _send(
         self,
         tails: Mapping[ShardName, Offset],
-        at_hand: Sequence[Portion] = (),
+        prefetched: Sequence[Batch] = (),
         *,
         may_begin: bool = True,
     ) -> Published:
-        """Sends what lies behind ``tails``.
+        """Sends what comes after ``tails``.
 
         Args:
-            tails: Where to go on from.
-            at_hand: What need not be read.
-            may_begin: Whether a shard that has less than the journal may begin where the journal does.
+            tails: Where to continue.
+            prefetched: Batches that need not be read.
+            may_begin: Whether a log that has less than the journal may begin where the journal does.
         """
         done = Published()
         for replies in (
-            self._append(tails, at_hand, may_begin=may_begin),
-            self._tell(tails, at_hand, may_begin=may_begin),
+            self._append(tails, prefetched, may_begin=may_begin),
+            self._mark(tails, prefetched, may_begin=may_begin),
         ):
             with closing(replies):
                 for batch, reply in replies:
                     crashpoint("publisher.after_append")
-                    done = self._noted(done, batch, reply)
+                    done = self._record_reply(done, batch, reply)
         return done
 
     def _append(
-        self, tails: Mapping[ShardName, Offset], at_hand: Sequence[Portion], *, may_begin: bool
+        self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
     ) -> Generator[tuple[Batch, Reply], None, None]:
-        """Appends to logs; a batch behind one that was refused is refused too, so all of them may be under way."""
-        wanted = self._of(icks=False)
-        with closing(self._portions(wanted, tails, at_hand, may_begin=may_begin)) as portions:
-            if _behind(wanted, tails) <= PORTION_RECORDS:
-                for group in _groups(portions):
-                    batches = [self._batch(portion) for portion in group]
-                    yield from append_together(self._client, self._namespace, batches)
+        """Appends to logs.  Several batches may be under way: one that follows a refused one is refused too."""
+        target = self._target_of(icks=False)
+        with closing(self._batches(target, tails, prefetched, may_begin=may_begin)) as batches:
+            if _count_missing(target, tails) <= BATCH_RECORDS:
+                for group in _groups(batches):
+                    yield from append_together(self._client, self._namespace, group)
                 return
             with (
-                closing(_ahead(map(self._batch, portions))) as ahead,
+                closing(_read_ahead(batches)) as ahead,
                 closing(append_ahead(self._client, self._namespace, ahead)) as replies,
             ):
                 yield from replies
 
-    def _tell(
-        self, tails: Mapping[ShardName, Offset], at_hand: Sequence[Portion], *, may_begin: bool
+    def _mark(
+        self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
     ) -> Generator[tuple[MarkBatch, Reply], None, None]:
         """Marks in Icks, one call after the other."""
-        wanted = self._of(icks=True)
-        with closing(self._portions(wanted, tails, at_hand, may_begin=may_begin)) as portions:
-            for folded in map(self._fold, portions):
-                [reply] = mark_shards(self._client, self._namespace, [folded])
-                yield folded, reply
+        target = self._target_of(icks=True)
+        with closing(self._batches(target, tails, prefetched, may_begin=may_begin)) as batches:
+            for marks in map(_coalesce, batches):
+                [reply] = mark_shards(self._client, self._namespace, [marks])
+                yield marks, reply
 
-    def _portions(
+    def _batches(
         self,
-        wanted: Mapping[ShardName, Offset],
+        target: Mapping[ShardName, Offset],
         tails: Mapping[ShardName, Offset],
-        at_hand: Sequence[Portion],
+        prefetched: Sequence[Batch],
         *,
         may_begin: bool,
-    ) -> Generator[Portion, None, None]:
+    ) -> Generator[Batch, None, None]:
+        """Those prefetched batches that continue a log, then those read from the journal."""
         following = [
-            portion
-            for portion in at_hand
-            if portion.shard in wanted and portion.first == tails.get(portion.shard, BEGINNING) + 1
+            batch
+            for batch in prefetched
+            if batch.shard in target
+            and batch.first == tails.get(batch.shard, BEGINNING) + 1
+            and batch.epoch == self._epoch  # a tick may know a newer epoch than this publisher
         ]
-        tails = {**tails, **{portion.shard: portion.last for portion in following}}
-        until = monotonic() + PASS_S
-        reading = unpublished(self._connection, wanted, tails, until=until, schema=self._schema)
+        tails = {**tails, **{batch.shard: batch.last for batch in following}}
+        reading = unpublished(
+            self._connection,
+            target,
+            tails,
+            epoch=self._epoch,
+            until=monotonic() + ROUND_S,
+            schema=self._schema,
+        )
         with closing(reading):
-            for portion in chain(following, reading):
-                if may_begin or not portion.begins:
+            for batch in chain(following, reading):
+                if batch.shard not in self.unusable and (may_begin or not batch.begins):
                     crashpoint("publisher.before_append")
-                    yield portion
+                    yield batch
 
-    def _of(self, *, icks: bool) -> dict[ShardName, Offset]:
-        """How far the journal goes, of Icks or of logs."""
-        return {s: tail for s, tail in self._wanted.items() if (s.channel in self._icks) == icks}
+    def _target_of(self, *, icks: bool) -> dict[ShardName, Offset]:
+        """The target of all usable Icks, or of all usable logs."""
+        return {
+            shard: tail
+            for shard, tail in self._target.items()
+            if (shard.channel in self._icks) == icks and shard not in self.unusable
+        }
 
-    def _batch(self, portion: Portion) -> Batch:
-        values = [value for record in portion.records for value in record]
-        return Batch(portion.shard, self._epoch, portion.first, portion.begins, values)
-
-    def _fold(self, portion: Portion) -> MarkBatch:
-        name = portion.shard
-        records = [
-            Record(name.channel, name.shard, Offset(offset), RecordId(record_id), *rest)
-            for offset, (record_id, *rest) in enumerate(portion.records, portion.first)
-        ]
-        return coalesce(records, self._epoch, begins=portion.begins)
-
-    def _noted(self, done: Published, batch: Batch | MarkBatch, reply: Reply) -> Published:
+    def _record_reply(self, done: Published, batch: Batch | MarkBatch, reply: Reply) -> Published:
         match reply:
             case Appended(tail, added):
                 self.tails[batch.shard] = tail
@@ -236,37 +263,55 @@ class Publisher:
                 return replace(done, added=done.added + added, known=known)
             case Behind(tail):
                 self.tails[batch.shard] = tail
-                # An Ick that is ahead of us was told by another publisher, in batches that began elsewhere.
+                # An Ick that is ahead was marked by another publisher, in batches that began elsewhere.
                 if tail >= batch.first or batch.shard in done.healed:
                     return done
                 return replace(done, healed=(*done.healed, batch.shard))
+            case Unusable(error):
+                self.unusable.add(batch.shard, error)
+                return done
             case FencedOff() | Foreign():
                 raise _refusal(batch, reply)
             case _:
                 assert_never(reply)
 
 
-def _behind(wanted: Mapping[ShardName, Offset], tails: Mapping[ShardName, Offset]) -> int:
-    """Records between what the shards have and how far the journal goes."""
-    return sum(max(0, tail - tails.get(shard, BEGINNING)) for shard, tail in wanted.items())
+def _count_missing(target: Mapping[ShardName, Offset], tails: Mapping[ShardName, Offset]) -> int:
+    """Number of records between ``tails`` and ``target``."""
+    return sum(max(0, tail - tails.get(shard, BEGINNING)) for shard, tail in target.items())
 
 
-def _groups(portions: Iterator[Portion]) -> Iterator[list[Portion]]:
-    """Portions that go to Redis together: the texts of their payloads, without the last one's, are less than a portion's."""
-    group: list[Portion] = []
-    weight = 0
-    for portion in portions:
-        group.append(portion)
-        weight += portion.length
-        if weight >= PORTION_BYTES:
+def _coalesce(batch: Batch) -> MarkBatch:
+    """The marks of a batch's records."""
+    name, values = batch.shard, batch.arguments
+    records = [
+        Record(
+            name.channel,
+            name.shard,
+            Offset(batch.first + number),
+            *values[number * FIELDS : (number + 1) * FIELDS],  # type: ignore[arg-type]  # as Postgres returned them
+        )
+        for number in range(batch.count)
+    ]
+    return coalesce(records, batch.epoch, begins=batch.begins)
+
+
+def _groups(batches: Iterator[Batch]) -> Iterator[list[Batch]]:
+    """Batches that go to Redis in one call: their payloads, without the last batch's, are below ``BATCH_BYTES``."""
+    group: list[Batch] = []
+    characters = 0
+    for batch in batches:
+        group.append(batch)
+        characters += sum(len(str(data)) for data in batch.arguments[_DATA::FIELDS])
+        if characters >= BATCH_BYTES:
             yield group
-            group, weight = [], 0
+            group, characters = [], 0
     if group:
         yield group
 
 
-def _ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
-    """Takes the next item, in a thread, while this one is worked on."""
+def _read_ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
+    """Takes the next item, in a thread, while the caller works on this one."""
     with ThreadPoolExecutor(1, "penstock-read") as thread:
         coming = thread.submit(next, items, None)
         while (item := coming.result()) is not None:
@@ -277,8 +322,8 @@ def _ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
 def _refusal(batch: Batch | MarkBatch, reply: FencedOff | Foreign) -> HistoryDiverged | Fenced:
     if isinstance(reply, FencedOff):
         return Fenced(
-            f"{batch.shard}: the log is in epoch {reply.epoch}, this streamer in {batch.epoch}: it belongs to a past that "
-            "Postgres has left. Start it again"
+            f"{batch.shard}: the log is in epoch {reply.epoch}, this streamer in {batch.epoch}, which Postgres has left. "
+            "Start it again"
         )
     return HistoryDiverged(
         f"{batch.shard} offset {reply.offset}: the log holds record {reply.id}, the journal has another there. Either "

@@ -1,19 +1,21 @@
-"""Retention removes what every consumer has passed and ``keep`` no longer wants, in Postgres and in Redis alike.
+"""Retention removes what every consumer has passed and ``keep`` no longer holds, in Postgres and in Redis alike.
 
-The slowest checkpoint decides, never a length: a consumer that is away finds everything when it comes back.  Postgres
-first, then Redis: what Redis holds too much is harmless.
+The slowest checkpoint decides, never a length: a consumer that was away finds everything when it comes back.  Postgres
+first, then Redis: surplus entries in Redis are harmless.
 
-What was told to an Ick stays in Postgres until the Ick says that all of it has been done since: a Redis that comes back
-empty is told everything again that it could have forgotten.
+Records marked in an Ick stay in Postgres until every member they marked has been processed, so that a Redis that comes
+back empty can be given all marks again that it may have lost.
 """
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from time import monotonic
 
 from penstock.channels.ick import update_progress
+from penstock.channels.isolation import OnUnusable, ask_each, isolated
 from penstock.channels.log import evict
 from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
@@ -21,27 +23,42 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.declarations import Channel, Ick
-from penstock.records import Offset, ShardName
+from penstock.records import BEGINNING, Offset, ShardName
 
-RECORDS_A_TRANSACTION = 5000
-"""After so many records a transaction forgets no further journal row, so that it stays short: it takes some 20 ms."""
+RECORDS_PER_TRANSACTION = 5000
+"""A transaction removes no further journal row after this many records, which keeps it short: about 20 ms."""
 
 TICKS_KEPT = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """What one pass of retention did.
+    """Result of one round of retention.
 
     Attributes:
         records: Staged records removed from Postgres.
         evicted: Entries removed from the log.
-        left: Shards that the time was not enough for.
+        left: Shards for which there was not enough time.
     """
 
     records: int = 0
     evicted: int = 0
     left: tuple[ShardName, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Removed:
+    """What one transaction removed.
+
+    Attributes:
+        journaled: Records that the removed journal rows named.
+        removed: Those of them that were there.
+        last_offset: The last offset removed; None if nothing was.
+    """
+
+    journaled: int
+    removed: int
+    last_offset: Offset | None
 
 
 def retain(  # noqa: PLR0913  two servers, and what is known of the channel
@@ -52,77 +69,76 @@ def retain(  # noqa: PLR0913  two servers, and what is known of the channel
     *,
     shards: Iterable[ShardName] | None = None,
     until: float = inf,
+    on_unusable: OnUnusable | None = None,
     schema: str = DEFAULT_SCHEMA,
     namespace: str = "penstock",
 ) -> Retained:
-    """Goes through the shards of a channel, in turn, until nothing is left to remove or the time is over.
+    """Removes from the shards of a channel, one after the other, until nothing is left to remove or time is up.
 
     Args:
         connection: In autocommit mode.
         client: The Redis that holds the log.
         channel: The channel; its ``keep`` is counted from the time of sequencing, by Postgres' clock.
-        tails: What the log of each shard ends with: a shard that nobody reads is kept until it is published, that of an
-            Ick until it is done, whoever does it.
-        shards: The shards to go through; None takes all.
-        until: When it ends, by the monotonic clock, or a little later: after one shard at least.
+        tails: Last offset in the log of each shard.  A shard without consumers is kept until it is published, a shard of
+            an Ick until its members have been processed, by whomever.
+        shards: The shards to process; None takes all.
+        until: Deadline by the monotonic clock; at least one shard is processed.
+        on_unusable: Called with a shard whose keys cannot be used; None raises.
         schema: The Penstock schema.
         namespace: First part of the keys.
 
     Raises:
         ServerUnavailable: Postgres or Redis does not answer.
-        AppendRefused: Redis takes no writes now.
+        AppendRefused: Redis does not accept writes now.
         DamagedIck: An Ick is not whole.
+        ForeignLog: A key holds another type.
     """
     records, evicted = 0, 0
     left = deque(channel.shard_names if shards is None else shards)
     if isinstance(channel, Ick):
-        found = update_progress(client, namespace, left)
-        tails = {shard: progress.done_up_to for shard, progress in found.items()}
+        progress = ask_each(partial(update_progress, client, namespace), left, on_unusable)
+        tails = {shard: each.done_up_to for shard, each in progress.items()}
+        left = deque(progress)
     while left:
         shard = left.popleft()
-        named, removed, passed = _forget(
-            connection, channel, shard, tails.get(shard, Offset(0)), schema
-        )
-        records += removed
-        if named >= RECORDS_A_TRANSACTION:
+        done = _remove_passed(connection, channel, shard, tails.get(shard, BEGINNING), schema)
+        records += done.removed
+        if done.journaled >= RECORDS_PER_TRANSACTION:
             left.append(shard)
-        if passed is not None and not isinstance(channel, Ick):
-            evicted += evict(client, namespace, shard, Offset(passed + 1))
-            crashpoint("retention.after_evict")
+        if done.last_offset is not None and not isinstance(channel, Ick):
+            with isolated(shard, on_unusable):
+                evicted += evict(client, namespace, shard, Offset(done.last_offset + 1))
+                crashpoint("retention.after_evict")
         if monotonic() >= until:
             break
     return Retained(records, evicted, tuple(left))
 
 
-def _forget(
+def _remove_passed(
     connection: Connection, channel: Channel, shard: ShardName, tail: Offset, schema: str
-) -> tuple[int, int, Offset | None]:
-    """Removes rows of one shard: records that its journal named, those that were there, and the last offset removed."""
-    sql, where = (
-        statements("penstock.streaming", schema),
-        {"channel": shard.channel, "shard": shard.shard},
-    )
+) -> _Removed:
+    """Removes rows of one shard, in one transaction."""
+    sql = statements("penstock.streaming", schema)
+    where = {"channel": shard.channel, "shard": shard.shard}
     with postgres_errors(f"retaining {shard}"), connection.transaction():
         connection.execute(sql["prepare_retention"])
         connection.execute(statements("penstock.database", schema)["lock_channel"], where)
-        [(slowest,)] = connection.execute(sql["floor"], where)
+        [(slowest,)] = connection.execute(sql["slowest_checkpoint"], where)
         floor = tail if slowest is None else min(slowest, tail)
-        [(named, removed, passed)] = connection.execute(
-            sql["forget"],
-            {**where, "floor": floor, "keep": channel.keep, "records": RECORDS_A_TRANSACTION},
-        )
+        limits = {"floor": floor, "keep": channel.keep, "records": RECORDS_PER_TRANSACTION}
+        [row] = connection.execute(sql["remove_passed"], {**where, **limits})
         crashpoint("retention.before_commit")
     crashpoint("retention.after_commit")
-    return named, removed, passed
+    return _Removed(*row)
 
 
-def forget_ticks(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
+def remove_old_ticks(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
     """Removes all but the last ``TICKS_KEPT`` ticks.
 
     Raises:
         ServerUnavailable: Postgres does not answer.
     """
-    with postgres_errors("forgetting ticks"):
+    with postgres_errors("removing old ticks"):
         connection.execute(
-            statements("penstock.streaming", schema)["forget_ticks"], {"kept": TICKS_KEPT}
+            statements("penstock.streaming", schema)["remove_old_ticks"], {"kept": TICKS_KEPT}
         )

@@ -1,14 +1,14 @@
-"""The sequencer gives every committed staged record its place.
+"""The sequencer gives every committed staged record its offset.
 
-Ids are drawn before commit, so a smaller id can appear after a larger one.  What is committed between two looks is
+Ids are drawn before commit, so a smaller id can appear after a larger one.  What was committed between two rounds is
 therefore not a range of ids but the difference of two snapshots:
 
     tick(n) = visible in snapshot(n) and not visible in snapshot(n - 1)
 
-A tick writes ids to the journal and stores its snapshot, in one statement that is a transaction of its own: Postgres
-commits it before it answers, and a sequencer that is suspended holds nothing.  Two sequencers are slow, never wrong: the
-primary key of ``ticks`` lets one of them through.  Nothing that matters is held in memory between ticks, and a long
-transaction delays nobody's records but its own.
+A tick writes ids to the journal and stores its snapshot, in one statement that is its own transaction: Postgres commits
+before it answers, and a suspended sequencer holds nothing.  Two sequencers are slow, never wrong: the primary key of
+``ticks`` lets only one through.  Nothing that matters stays in memory between ticks, and a long transaction delays no
+records but its own.
 """
 
 import hashlib
@@ -16,30 +16,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import psycopg
 
+from penstock.channels.log import Batch
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import UnsafeSetting
 from penstock.records import Epoch, Offset, Shard, ShardName
-from penstock.streaming.portion import PORTION_BYTES, Portion
+from penstock.streaming.unpublished import BATCH_BYTES
 
 JOURNAL_CHUNK = 200
-"""Most records a journal row: a row is what retention removes at a time, and is read whole.  With the longest name of a
-channel it stays below 2 kB, from where Postgres compresses it, which takes more time than all the rest of a large tick."""
+"""Most records per journal row.  Retention removes, and readers read, whole rows.  With the longest channel name a row of
+this size stays below 2 kB, from where Postgres compresses it, which takes more time than the rest of a large tick."""
 
-LITTLE = 100
-"""Most records of a tick that come along with it, so that the publisher need not read them."""
+MAX_INLINE_RECORDS = 100
+"""A tick of at most this many records returns them, so the publisher need not read them again."""
 
-NO_TICK = "{schema}.ticks is empty: the place where sequencing stopped is lost; see penstock doctor"
+_NO_TICK = (
+    "{schema}.ticks is empty: the place where sequencing stopped is lost; see penstock doctor"
+)
 
-_LIMITS = {"chunk": JOURNAL_CHUNK, "little": LITTLE, "bytes": PORTION_BYTES}
+_LIMITS = {
+    "chunk": JOURNAL_CHUNK,
+    "max_inline_records": MAX_INLINE_RECORDS,
+    "max_inline_bytes": BATCH_BYTES,
+}
 
-_ANOTHERS_SESSION = (
+_SESSION_CHANGED = (
     psycopg.errors.InvalidSqlStatementName,
     psycopg.errors.DuplicatePreparedStatement,
 )
@@ -52,107 +60,107 @@ _LOST_THE_RACE = (
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """What one round of the sequencer did.
+    """Result of one round of the sequencer.
 
     Attributes:
-        number: Number of the newest tick; a round that finds nothing does not make one.
-        sequenced: Records that got their offset.
-        epoch: The epoch in which it ran.
-        tails: The new last offset of each shard that got some.
-        portions: The first of these records, where they are few.
+        number: Number of the newest tick; a round that finds no new records does not make one.
+        sequenced: Number of records that got an offset.
+        epoch: The epoch of the tick.
+        tails: New last offset of each shard that got records.
+        inline_records: The first of these records, a batch per shard; empty if there are many.
     """
 
     number: int
     sequenced: int
     epoch: Epoch
     tails: Mapping[ShardName, Offset] = field(default_factory=dict)
-    portions: list[Portion] = field(default_factory=list)
+    inline_records: list[Batch] = field(default_factory=list)
 
 
 class Sequencer:
-    """Ticks, on a connection of its own."""
+    """Runs ticks on a connection."""
 
     def __init__(
         self, connection: Connection, schema: str = DEFAULT_SCHEMA, *, prepare: bool = False
     ) -> None:
-        """Sets up; nothing is sent yet.
+        """Sends nothing yet.
 
         Args:
-            connection: In autocommit mode, to a primary whose past has been checked (``check_lineage``).
+            connection: In autocommit mode, to a primary whose lineage has been checked (``check_lineage``).
             schema: The Penstock schema.
-            prepare: Whether to keep prepared statements, which pay for more than a few ticks; they are given up where a
-                pooler stands between.
+            prepare: Whether to use prepared statements, which pay off after a few ticks.  Behind a pooler that switches
+                sessions, the sequencer stops using them.
         """
         self._connection, self._schema = connection, schema
         self._sql = statements("penstock.streaming", schema)
-        # Limits are written in, since a message of several statements takes no parameters.
+        # The limits are literals: a message of several statements takes no parameters.
         binding = psycopg.ClientCursor(connection)
         self._sequencing = binding.mogrify(self._sql["sequence_committed"], _LIMITS).encode()
         self._prepare, self._prepared = prepare, dict[bytes, bytes]()
-        self._expects_some = False
+        self._expects_records = False
 
     def tick(self) -> Tick:
         """Sequences every record that has been committed since the last tick.
 
         Raises:
-            ServerUnavailable: The connection failed; the tick may have been committed, which the next round will see.
+            ServerUnavailable: The connection failed.  The tick may have been committed; the next round will see it.
             SchemaMissing: The tables are not there.
             UnsafeSetting: The place where sequencing stopped is lost.
         """
-        # Where there was something, there is more, most likely: it is not asked first.
-        ticked, found = (None, True) if self._expects_some else self._look()
-        if found:
+        # New records usually follow new records, so it sequences without checking first.
+        ticked, has_new = (None, True) if self._expects_records else self._newest_tick()
+        if has_new:
             crashpoint("sequencer.before_tick")
             try:
                 ticked = self._sequence()
             except _LOST_THE_RACE:
-                ticked, _ = self._look()
+                ticked, _ = self._newest_tick()
             crashpoint("sequencer.after_tick")
         assert ticked is not None
-        self._expects_some = ticked.sequenced > 0
+        self._expects_records = ticked.sequenced > 0
         return ticked
 
-    def _look(self) -> tuple[Tick, bool]:
-        """The last tick, and whether there is something that it did not show."""
+    def _newest_tick(self) -> tuple[Tick, bool]:
+        """The newest tick, and whether records were committed since."""
         with postgres_errors("looking for records"):
-            rows = self._alone(self._sql["look"])
+            rows = self._execute_alone(self._sql["newest_tick"])
         if not rows:
-            raise UnsafeSetting(NO_TICK.format(schema=self._schema))
-        [(number, epoch, found)] = rows
-        return Tick(number, 0, epoch), found
+            raise UnsafeSetting(_NO_TICK.format(schema=self._schema))
+        [(number, epoch, has_new)] = rows
+        return Tick(number, 0, epoch), has_new
 
     def _sequence(self) -> Tick:
         with postgres_errors("sequencing"):
-            rows = self._alone(self._sequencing, self._sql["prepare_tick"])
-        return _tick_of(rows, self._schema)
+            rows = self._execute_alone(self._sequencing, self._sql["prepare_tick"])
+        return _parse_tick(rows, self._schema)
 
-    def _alone(self, statement: bytes, *before: bytes) -> list[tuple[Any, ...]]:
-        """What a statement gives, in a transaction of its own, with what goes before it: all of it is one message."""
+    def _execute_alone(self, statement: bytes, *before: bytes) -> list[tuple[Any, ...]]:
+        """Executes statements in a transaction of their own, sent as one message; returns the rows of ``statement``."""
         if self._prepare:
             try:
-                return self._sent(*self._isolated, *before, self._execution(statement))
-            except _ANOTHERS_SESSION:
-                # A pooler has changed our session for another's, in which nothing has been done.
+                return self._send(*self._isolation, *before, self._prepared_call(statement))
+            except _SESSION_CHANGED:
+                # A pooler has given us another session, in which nothing was done.
                 self._prepare = False
-        return self._sent(*self._isolated, *before, statement)
+        return self._send(*self._isolation, *before, statement)
 
     @cached_property
-    def _isolated(self) -> tuple[bytes, ...]:
-        """What our transactions have to begin with: nothing, where the server's default is what they want."""
+    def _isolation(self) -> tuple[bytes, ...]:
+        """What sets the isolation level; nothing if the server's default is right."""
         default = self._connection.execute("SHOW default_transaction_isolation").fetchone()
         return () if default == ("read committed",) else (self._sql["isolate"],)
 
-    def _execution(self, statement: bytes) -> bytes:
-        """What runs a statement that the session has prepared."""
+    def _prepared_call(self, statement: bytes) -> bytes:
+        """The EXECUTE of a statement, which is prepared at the first use."""
         if statement not in self._prepared:
-            # By its text: another version's, in the same session of a pooler, has another name.
+            # Named by its text: another version in the same session of a pooler has another name.
             name = hashlib.sha256(statement).hexdigest()[:16]
-            self._sent(f'PREPARE "penstock {name}" AS '.encode() + statement)
+            self._send(f'PREPARE "penstock {name}" AS '.encode() + statement)
             self._prepared[statement] = f'EXECUTE "penstock {name}"'.encode()
         return self._prepared[statement]
 
-    def _sent(self, *parts: bytes) -> list[tuple[Any, ...]]:
-        """The rows of the last part."""
+    def _send(self, *parts: bytes) -> list[tuple[Any, ...]]:
+        """Executes the parts; returns the rows of the last."""
         results = self._connection.execute(b"; ".join(parts), prepare=False)
         for _ in parts[1:]:
             results.nextset()
@@ -160,14 +168,14 @@ class Sequencer:
 
 
 def tick(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
-    """A single tick: see ``Sequencer.tick``."""
+    """Runs a single tick: see ``Sequencer.tick``."""
     return Sequencer(connection, schema).tick()
 
 
 def tick_within(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
-    """The tick itself, in a REPEATABLE READ transaction that the caller has opened, and will commit.
+    """Runs a tick in a REPEATABLE READ transaction that the caller has opened and will commit.
 
-    It makes a tick even if there is nothing to sequence: its snapshot is then the same past, told anew.
+    It makes a tick even if there is nothing to sequence; its snapshot then shows the same state.
 
     Raises:
         UnsafeSetting: The place where sequencing stopped is lost.
@@ -176,34 +184,36 @@ def tick_within(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
     sql = statements("penstock.streaming", schema)
     connection.execute(sql["prepare_tick"])
     rows = connection.execute(sql["sequence_committed"], _LIMITS).fetchall()
-    done = _tick_of(rows, schema)
+    done = _parse_tick(rows, schema)
     if done.sequenced:
         return done
-    [(number,)] = connection.execute(sql["tick_anew"]).fetchall()
+    [(number,)] = connection.execute(sql["tick_without_records"]).fetchall()
     return Tick(number, 0, done.epoch)
 
 
-def _tick_of(rows: list[tuple[Any, ...]], schema: str) -> Tick:
+def _parse_tick(rows: list[tuple[Any, ...]], schema: str) -> Tick:
+    """Reads the rows of ``sequence_committed``: tick, epoch; channel, shard, tail, records; offset; a record's values."""
     if not rows:
-        raise UnsafeSetting(NO_TICK.format(schema=schema))
-    number, epoch = rows[0][:2]
+        raise UnsafeSetting(_NO_TICK.format(schema=schema))
+    number, epoch, *_ = rows[0]
     sequenced = 0
     tails: dict[ShardName, Offset] = {}
-    portions: list[Portion] = []
-    for (channel, shard, tail, count), group in groupby(rows, key=lambda row: row[2:6]):
+    inline: list[Batch] = []
+    for (channel, shard, tail, records), group in groupby(rows, key=itemgetter(2, 3, 4, 5)):
         if channel is None:
             continue
         name = ShardName(channel, Shard(shard))
-        sequenced += count
+        sequenced += records
         tails[name] = tail
-        # In order, so that what is left out because it is too much is at the end.
-        if little := [row[6:] for row in group if row[6] is not None]:
-            portions.append(Portion(name, little[0][0], False, [record[1:] for record in little]))
-    return Tick(number, sequenced, epoch, tails, portions)
+        # In offset order, so whatever exceeds the byte limit is missing at the end.
+        if rows_inline := [row for row in group if row[6] is not None]:
+            arguments = [value for row in rows_inline for value in row[7:]]
+            inline.append(Batch(name, epoch, rows_inline[0][6], begins=False, arguments=arguments))
+    return Tick(number, sequenced, epoch, tails, inline)
 
 
 def check_identity_cache(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
-    """Makes sure that ids are drawn one at a time: the order of records leans on it.
+    """Checks that ids are drawn one at a time: the order of records depends on it.
 
     Raises:
         UnsafeSetting: The sequence hands out ids in advance.
@@ -211,12 +221,13 @@ def check_identity_cache(connection: Connection, schema: str = DEFAULT_SCHEMA) -
         SchemaMissing: The tables are not there.
     """
     sql = statements("penstock.streaming", schema)
-    with postgres_errors("looking at the sequence of staged_records"):
+    with postgres_errors("reading the id sequence of staged_records"):
         row = connection.execute(
             sql["identity_cache"], {"table": f'"{schema}".staged_records'}
         ).fetchone()
-    if row is None or row[0] != 1:
+    cache = None if row is None else row[0]
+    if cache != 1:
         raise UnsafeSetting(
-            f"the sequence of {schema}.staged_records hands out ids in advance (CACHE {row and row[0]}), which puts "
+            f"the sequence of {schema}.staged_records hands out ids in advance (CACHE {cache}), which puts "
             f"changes of one key out of order. ALTER TABLE {schema}.staged_records ALTER COLUMN id SET CACHE 1"
         )

@@ -1,12 +1,12 @@
 -- :name identity_cache
--- How many ids a connection draws ahead; anything but 1 puts the changes of a key out of order.
+-- How many ids a connection draws ahead.  Anything but 1 puts the changes of a key out of order.
 SELECT seqcache
 FROM pg_sequence
 WHERE seqrelid = pg_get_serial_sequence(%(table)s, 'id')::regclass;
 
--- :name look
--- The last tick, and whether there is a record that it did not show: all that an idle round asks, and it writes nothing.
--- Asked by order, not by EXISTS: that makes it one probe of the index even where old statistics promise many.
+-- :name newest_tick
+-- The newest tick, and whether records were committed since.  An idle round runs only this, and writes nothing.
+-- ORDER BY xid LIMIT 1 instead of EXISTS: it takes one index probe even if stale statistics promise many rows.
 SELECT tick, epoch,
        (
            SELECT xid
@@ -22,46 +22,51 @@ SELECT tick, epoch,
            WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(snapshot)))
            ORDER BY xid
            LIMIT 1
-       ) IS NOT NULL
+       ) IS NOT NULL AS has_new_records
 FROM {schema}.ticks
 ORDER BY tick DESC
 LIMIT 1;
 
 -- :name isolate
--- Whatever the server's default is: what is one statement has one snapshot, and a SERIALIZABLE transaction would have the
--- application's own fail, for it reads where they write.
+-- Independent of the server's default.  READ COMMITTED suffices: the tick is one statement, so it has one snapshot.
+-- SERIALIZABLE would make the application's own transactions fail, because a tick reads where they write.
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 
 -- :name prepare_tick
--- The commit reaches the disk before anything reaches Redis, whatever the server's default is.  And what is new is found
--- by its index, whatever old statistics say of a table that has just grown, and sorted in memory, if it is not very much.
+-- synchronous_commit: the journal is on disk before anything reaches Redis, whatever the server's default is.
+-- enable_seqscan: new records are found by index, even if stale statistics describe a table that has just grown.
+-- work_mem: a tick of up to about a million ids sorts in memory.
 SELECT set_config('synchronous_commit', 'on', true),
        set_config('enable_seqscan', 'off', true),
        set_config('jit', 'off', true),
        set_config('work_mem', '64MB', true);
 
 -- :name sequence_committed
--- What this snapshot shows and the last tick's did not, numbered by id within each shard, into the journal in chunks; if
--- there is nothing, no tick.  The rows that a snapshot shows are those whose transactions committed before it, so no test
--- of visibility is needed beside Postgres' own.
--- A statement has one snapshot from its beginning to its end, so that it may be a transaction of its own.
--- The tick comes first, and all else asks for it: a second sequencer waits at its primary key for the first one to
--- commit, and then begins again (40001 or 23505).  The last tick is read, not locked.
--- Ids are sorted alone, and nearly are already: beside their places that takes Postgres five times as long.  An array
--- has its limit, so that they come in portions, of a range of ids each.
--- Of much, nothing but ids and places leaves the table; what is little comes along whole, and need not be read again.
-WITH last AS MATERIALIZED (
+-- One tick: gives an offset to every record that is visible now and was not visible to the previous tick.
+--
+--   1. Begin the tick       previous_tick, new_tick, baseline
+--   2. Write the journal    new_records, id_ranges, sorted_ids, entries
+--   3. Report               sequenced_shards, inline_records
+--
+-- All three are one statement, because one statement has one snapshot: `ticks` stores exactly the snapshot that chose
+-- the records, and the statement can be a transaction of its own.  If nothing was committed, there is no tick.
+-- Result: one row a shard that got offsets, or one row a record where the tick returns records inline; if nothing was
+-- sequenced, one row with the previous tick and nulls.
+WITH
+
+-- 1. Begin the tick.  The previous tick is read, not locked.  Everything below depends on `new_tick`, so a second
+-- sequencer waits at the primary key of `ticks` until the first commits, then fails (40001 or 23505) and starts again.
+previous_tick AS MATERIALIZED (
     SELECT tick, snapshot, epoch
     FROM {schema}.ticks
     ORDER BY tick DESC
     LIMIT 1
 ),
-begun AS (
+new_tick AS (
     INSERT INTO {schema}.ticks (tick, snapshot, epoch)
     SELECT tick + 1, pg_current_snapshot(), epoch
-    FROM last
-    -- as `look` asks
-    WHERE (
+    FROM previous_tick
+    WHERE (  -- the condition of `newest_tick`
               SELECT xid
               FROM {schema}.staged_records
               WHERE xid >= pg_snapshot_xmax(snapshot)
@@ -78,56 +83,58 @@ begun AS (
           ) IS NOT NULL
     RETURNING tick, epoch
 ),
-seen AS MATERIALIZED (
-    SELECT last.snapshot
-    FROM last
-    JOIN begun ON begun.tick = last.tick + 1
+baseline AS MATERIALIZED (
+    SELECT previous_tick.snapshot
+    FROM previous_tick
+    JOIN new_tick ON new_tick.tick = previous_tick.tick + 1
 ),
-committed AS (
-    SELECT channel, shard, id >> 20 AS portion, array_agg(id) AS ids
-    FROM (
-        SELECT id, channel, shard
-        FROM {schema}.staged_records
-        WHERE xid >= (SELECT pg_snapshot_xmax(snapshot) FROM seen)
-          AND xid < pg_snapshot_xmax(pg_current_snapshot())
-        UNION ALL
-        SELECT id, channel, shard
-        FROM {schema}.staged_records
-        WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(snapshot) FROM seen))
-    ) new
-    GROUP BY channel, shard, portion
+
+-- 2. Write the journal.  A new record's transaction began after the baseline, or was in progress in it.  Postgres itself
+-- shows only rows whose transactions have committed, so no further visibility test is needed.
+new_records AS (
+    SELECT id, channel, shard
+    FROM {schema}.staged_records
+    WHERE xid >= (SELECT pg_snapshot_xmax(snapshot) FROM baseline)
+      AND xid < pg_snapshot_xmax(pg_current_snapshot())
+    UNION ALL
+    SELECT id, channel, shard
+    FROM {schema}.staged_records
+    WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(snapshot) FROM baseline))
 ),
--- MATERIALIZED: a portion is sorted once, not for each of its chunks
-sorted AS MATERIALIZED (
+-- Bare ids are nearly sorted and sort five times faster than rows.  An array has a size limit: one array per 2^20 ids.
+id_ranges AS (
+    SELECT channel, shard, id >> 20 AS id_range, array_agg(id) AS ids
+    FROM new_records
+    GROUP BY channel, shard, id_range
+),
+-- MATERIALIZED: sorts each array once, not once per chunk.
+sorted_ids AS MATERIALIZED (
     SELECT channel, shard,
-           sum(cardinality(ids)) OVER (PARTITION BY channel, shard ORDER BY portion) - cardinality(ids) AS before,
+           sum(cardinality(ids)) OVER (PARTITION BY channel, shard ORDER BY id_range) - cardinality(ids) AS before,
            ARRAY(SELECT unnest(ids) ORDER BY 1) AS ids
-    FROM committed
+    FROM id_ranges
 ),
 entries AS (
     INSERT INTO {schema}.journal (channel, shard, first_offset, last_offset, record_ids, epoch)
     SELECT s.channel, s.shard,
-           coalesce(t.last_offset, 0) + before + "from",
-           coalesce(t.last_offset, 0) + before + least("from" + %(chunk)s - 1, cardinality(ids)),
+           journal.last_offset + before + "from",
+           journal.last_offset + before + least("from" + %(chunk)s - 1, cardinality(ids)),
            ids["from" : "from" + %(chunk)s - 1],
-           (SELECT epoch FROM begun)
-    FROM sorted s
-    LEFT JOIN LATERAL (
-        SELECT last_offset
-        FROM {schema}.journal j
-        WHERE j.channel = s.channel AND j.shard = s.shard
-        ORDER BY first_offset DESC
-        LIMIT 1
-    ) t ON true
+           (SELECT epoch FROM new_tick)
+    FROM sorted_ids s
+    CROSS JOIN LATERAL {schema}.journal_bounds(s.channel, s.shard) AS journal
     CROSS JOIN LATERAL generate_series(1, cardinality(ids), %(chunk)s::integer) AS "from"
     RETURNING channel, shard, first_offset, last_offset, record_ids
 ),
-shards AS (
+
+-- 3. Report.  A large tick returns only shards and their new tails.  A small one also returns its records, so the
+-- publisher need not read them again: in order, until their payloads exceed the limit.
+sequenced_shards AS (
     SELECT channel, shard, max(last_offset) AS tail, sum(last_offset - first_offset + 1)::bigint AS records
     FROM entries
     GROUP BY channel, shard
 ),
-little AS (
+inline_records AS (
     SELECT channel, shard, "offset", id, key, action, object, data, headers, created_at
     FROM (
         SELECT e.channel, e.shard, e.first_offset + n.position - 1 AS "offset",
@@ -135,27 +142,28 @@ little AS (
                sum(pg_column_size(r.data)) OVER (
                    ORDER BY e.channel, e.shard, e.first_offset, n.position
                    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-               ) AS weight_before
+               ) AS bytes_before
         FROM entries e
         CROSS JOIN LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
         CROSS JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = n.id OFFSET 0) r
-        WHERE (SELECT sum(records) FROM shards) <= %(little)s
-    ) weighed
-    WHERE coalesce(weight_before, 0) < %(bytes)s
+        WHERE (SELECT sum(records) FROM sequenced_shards) <= %(max_inline_records)s
+    ) measured
+    WHERE coalesce(bytes_before, 0) < %(max_inline_bytes)s
 )
-SELECT coalesce(begun.tick, last.tick), last.epoch, shards.channel, shards.shard, shards.tail, shards.records,
+SELECT coalesce(new_tick.tick, previous_tick.tick), previous_tick.epoch,
+       s.channel, s.shard, s.tail, s.records,
        "offset", id, key, action, object,
        data::text,
        coalesce(headers::text, ''),
        (extract(epoch FROM created_at) * 1000000)::bigint
-FROM last
-LEFT JOIN begun ON true
-LEFT JOIN shards ON true
-LEFT JOIN little ON little.channel = shards.channel AND little.shard = shards.shard
-ORDER BY shards.channel, shards.shard, "offset";
+FROM previous_tick
+LEFT JOIN new_tick ON true
+LEFT JOIN sequenced_shards s ON true
+LEFT JOIN inline_records i ON i.channel = s.channel AND i.shard = s.shard
+ORDER BY s.channel, s.shard, "offset";
 
--- :name tick_anew
--- A tick that sequences nothing: its snapshot is the same past, told anew.
+-- :name tick_without_records
+-- A tick that sequences nothing: it stores a newer snapshot of the same state.
 INSERT INTO {schema}.ticks (tick, snapshot, epoch)
 SELECT tick + 1, pg_current_snapshot(), epoch
 FROM {schema}.ticks
@@ -164,24 +172,25 @@ LIMIT 1
 RETURNING tick;
 
 -- :name unpublished
--- The records of a shard after its tail, in order, payloads as text.  The first is tail + 1, or where the journal begins.
--- The weight of what is already chosen ends the portion early, so that large payloads do not fill a worker's memory;
--- pg_column_size reads no payload.
-SELECT "offset", wanted, id, key, action, object,
+-- The records of a shard after its tail, in order, payloads as text.  The first is tail + 1, or the journal's oldest.
+-- A batch ends early once its payloads exceed the byte limit, which bounds a worker's memory.  pg_column_size does not
+-- read the payload itself.
+SELECT "offset", journaled_id, id, key, action, object,
        data::text,
        coalesce(headers::text, ''),
        (extract(epoch FROM created_at) * 1000000)::bigint
 FROM (
-    SELECT place."offset", place.id AS wanted, r.id, r.key, r.action, r.object, r.data, r.headers, r.created_at,
+    SELECT place."offset", place.id AS journaled_id,
+           r.id, r.key, r.action, r.object, r.data, r.headers, r.created_at,
            sum(coalesce(pg_column_size(r.data), 0)) OVER (
                ORDER BY place."offset"
                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-           ) AS weight_before
+           ) AS bytes_before
     FROM (
         SELECT e.first_offset + n.position - 1 AS "offset", n.id
         FROM (
-            -- from the entry that holds tail + 1, or the journal's oldest; offsets are dense, so that no entry beyond
-            -- start + records can be wanted
+            -- From the entry that holds tail + 1, or the journal's oldest.  Offsets are dense, so no entry at or beyond
+            -- start + records can be part of the batch.
             SELECT first_offset, record_ids
             FROM {schema}.journal,
                  LATERAL (
@@ -189,9 +198,7 @@ FROM (
                                 (SELECT max(first_offset)
                                  FROM {schema}.journal
                                  WHERE channel = %(channel)s AND shard = %(shard)s AND first_offset <= %(tail)s + 1),
-                                (SELECT min(first_offset)
-                                 FROM {schema}.journal
-                                 WHERE channel = %(channel)s AND shard = %(shard)s)
+                                (SELECT first_offset FROM {schema}.journal_bounds(%(channel)s, %(shard)s))
                             ) AS at
                  ) start
             WHERE channel = %(channel)s AND shard = %(shard)s
@@ -205,32 +212,28 @@ FROM (
     ) place
     -- OFFSET 0 keeps this a look-up by id: a general plan would rather read the whole table
     LEFT JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = place.id OFFSET 0) r ON true
-) weighed
-WHERE coalesce(weight_before, 0) < %(bytes)s
+) measured
+WHERE coalesce(bytes_before, 0) < %(bytes)s
 ORDER BY "offset";
 
--- :name icks
--- The channels that are lists of what is dirty; all others are logs.
-SELECT channel
-FROM {schema}.channels
-WHERE kind = 'ick';
-
 -- :name prepare_retention
--- Nobody waits for long for a retention that is suspended while it holds the channel: the server ends its transaction.
+-- Bounds how long others wait for a retention that is suspended while it holds the channel: the server ends its
+-- transaction after 10 s.
 SELECT set_config('idle_in_transaction_session_timeout', '10s', true),
        set_config('enable_seqscan', 'off', true);
 
--- :name floor
--- How far every consumer of the shard has come; null if nobody reads it.
+-- :name slowest_checkpoint
+-- The offset that every consumer of the shard has passed; null if the shard has no consumer.
 SELECT min("offset")
 FROM {schema}.checkpoints
 WHERE channel = %(channel)s AND shard = %(shard)s;
 
--- :name forget
--- Journal rows that every consumer has passed and that `keep` no longer holds, with the records they name.  Rows go by
--- the journal's ids, never by range: a record that was missed stays.  The shard's newest row stays for its offsets.
--- The journal is looked up by a range, and records one by one (OFFSET 0) and then by their places on disk: a join is
--- planned by statistics, which know nothing of a table that has just grown, and took fifty times as long.
+-- :name remove_passed
+-- Removes journal rows that every consumer has passed and that `keep` no longer holds, with the records they name.
+-- Records go by the journal's ids, never by range: a record that was missed stays.  The shard's newest row stays, because
+-- it holds the last offset.
+-- The journal is read by a range, records one by one (OFFSET 0) and deleted by ctid: a join is planned by statistics,
+-- which do not describe a table that has just grown, and took fifty times as long.
 WITH newest AS (
     SELECT first_offset
     FROM {schema}.journal
@@ -243,7 +246,7 @@ passed AS (
            sum(last_offset - first_offset + 1) OVER (
                ORDER BY first_offset
                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-           ) AS named_before
+           ) AS records_before
     FROM {schema}.journal
     WHERE channel = %(channel)s AND shard = %(shard)s
       AND last_offset <= %(floor)s
@@ -255,8 +258,8 @@ passed AS (
 entries AS (
     DELETE FROM {schema}.journal
     WHERE channel = %(channel)s AND shard = %(shard)s
-      AND first_offset <= (SELECT max(first_offset) FROM passed WHERE coalesce(named_before, 0) < %(records)s)
-      -- as above: where a clock was set, rows are not in the order of their times
+      AND first_offset <= (SELECT max(first_offset) FROM passed WHERE coalesce(records_before, 0) < %(records)s)
+      -- again, because after a clock was set rows are not in the order of their times
       AND created_at < statement_timestamp() - %(keep)s::interval
     RETURNING first_offset, last_offset, record_ids
 ),
@@ -270,10 +273,10 @@ records AS (
           ))
     RETURNING id
 )
-SELECT (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM entries),
-       (SELECT count(*) FROM records),
-       (SELECT max(last_offset) FROM entries);
+SELECT (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM entries) AS journaled,
+       (SELECT count(*) FROM records) AS removed,
+       (SELECT max(last_offset) FROM entries) AS last_offset;
 
--- :name forget_ticks
+-- :name remove_old_ticks
 DELETE FROM {schema}.ticks
 WHERE tick < (SELECT max(tick) FROM {schema}.ticks) - %(kept)s;

@@ -1,7 +1,7 @@
 """The streamer: tick, publish, retain, in a loop.
 
-It polls: an idle round is one look at two indexes, and the pause between rounds grows from half a millisecond to ``idle_s``
-while there is nothing to do.  A wake-up may be sent (``nudge``), and may be lost.
+It polls: an idle round probes two indexes, and the pause between idle rounds grows from half a millisecond to ``idle_s``.
+A nudge ends the pause early; nothing depends on its arrival.
 """
 
 import random
@@ -23,8 +23,9 @@ from penstock.journal import check_lineage
 from penstock.pipeline import Pipeline
 from penstock.records import ShardName
 from penstock.streaming.publisher import Publisher
-from penstock.streaming.retention import forget_ticks, retain
+from penstock.streaming.retention import remove_old_ticks, retain
 from penstock.streaming.sequencer import Sequencer, check_identity_cache
+from penstock.streaming.unusable import UnusableShards
 
 log = structlog.get_logger("penstock.streamer")
 
@@ -32,26 +33,26 @@ IDLE_S = 0.025
 """Longest pause between two rounds that found nothing, in seconds."""
 
 BUSY_PAUSE_S = 0.0005
-"""Shortest pause where nothing waits: what is committed meanwhile goes together.  A thousand records a second arrive
-earlier so than one by one, which keeps both servers busy with the rounds themselves."""
+"""Shortest pause between two rounds without a backlog, in seconds.  Records committed meanwhile go together: at a thousand
+records a second they arrive earlier than one by one, which would keep both servers busy with the rounds themselves."""
 
 REFRESH_EVERY_S = 1.0
 RETAIN_EVERY_S = 5.0
 RETAIN_S = 0.01
-"""How long a round goes on to remove what nobody wants any more, in seconds: what is staged meanwhile waits for it."""
-LONGEST_BACKOFF_S = 10.0
+"""Time budget of retention in one round, in seconds: records staged meanwhile wait for it."""
+MAX_BACKOFF_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """What one round of the streamer did.
+class RoundResult:
+    """Result of one round of the streamer.
 
     Attributes:
         sequenced: Records that got their offset.
         added: Records that were new to the log.
-        known: Records sent that the log had already.
+        known: Records sent that the log already had.
         removed: Staged records that retention removed.
-        backlog: Records in the journal that the log has not yet.
+        backlog: Records that the journal has and the usable logs lack.
     """
 
     sequenced: int = 0
@@ -62,14 +63,14 @@ class Pass:
 
     @property
     def idle(self) -> bool:
-        """Nothing was done, and nothing waits."""
+        """Whether nothing was done and nothing waits."""
         return not (self.sequenced or self.added or self.known or self.backlog)
 
 
 class Streamer:
-    """Drives the three steps for a pipeline: one process, one connection to each server.
+    """Runs the three steps for a pipeline, on one connection to each server.
 
-    Any number of streamers may run for one pipeline; they are slower together, never wrong.
+    Any number of streamers may run for one pipeline; together they are slower, never wrong.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Streamer:
         prepare: bool = True,
         resend_chance: float = 0.0,
     ) -> None:
-        """Sets up; ``open`` connects.
+        """Does not connect yet; see ``open``.
 
         Args:
             pipeline: What to stream.
@@ -90,7 +91,7 @@ class Streamer:
             redis_url: Of the server that holds the log.
             idle_s: Longest pause between rounds, in seconds.
             prepare: False behind a pooler that cannot keep prepared statements.
-            resend_chance: How often, 0 to 1, a round sends its last records again: to show that it is harmless.
+            resend_chance: Probability, 0 to 1, that a round sends its last records again, to show that this is harmless.
         """
         self._pipeline = pipeline
         self._database_url, self._redis_url = database_url, redis_url
@@ -99,15 +100,16 @@ class Streamer:
         self._client: RedisClient = None
         self._sequencer: Sequencer | None = None
         self._publisher: Publisher | None = None
+        self._unusable = UnusableShards()
         self._refresh_at = self._retain_at = 0.0
         self._to_retain: dict[str, tuple[ShardName, ...]] = {}
 
     def open(self) -> None:
-        """Connects, compares Postgres' past with Redis', registers what the pipeline declares.
+        """Connects, compares Postgres' lineage with Redis', registers what the pipeline declares.
 
         Raises:
             ServerUnavailable: A server does not answer.
-            Refused: Something that only an operator can decide: see ``check_lineage``.
+            Refused: An operator has to decide: see ``check_lineage``.
             SchemaMissing: The tables are not there.
             DeclarationError: The pipeline does not fit what is registered.
         """
@@ -124,6 +126,7 @@ class Streamer:
             schema=schema,
             namespace=namespace,
             declared=self._pipeline.shard_names,
+            on_unusable=self._unusable.add,
         )
         crashpoint("streamer.before_register")
         for channel in self._pipeline.channels.values():
@@ -136,22 +139,27 @@ class Streamer:
             connection.execute(f'LISTEN "{schema}_nudge"'.encode())
         self._sequencer = Sequencer(connection, schema, prepare=self._prepare)
         self._publisher = Publisher(
-            connection, self._client, epoch=epoch, schema=schema, namespace=namespace
+            connection,
+            self._client,
+            epoch=epoch,
+            schema=schema,
+            namespace=namespace,
+            unusable=self._unusable,
         )
         self._refresh_at = self._retain_at = 0.0
         self._to_retain = {}
         log.info("streaming", epoch=epoch, channels=sorted(self._pipeline.channels))
 
     def close(self) -> None:
-        """Closes the connections; what is under way is dropped, and will be seen again."""
+        """Closes the connections.  Work under way is dropped; the next round finds it again."""
         if self._connection is not None:
             self._connection.close()
         if self._client is not None:
             self._client.close()
         self._connection = self._client = self._sequencer = self._publisher = None
 
-    def round(self) -> Pass:
-        """One round: sequences, publishes for a while, and now and then retains.
+    def round(self) -> RoundResult:
+        """Runs one round: sequences, publishes for a while, and retains every ``RETAIN_EVERY_S``.
 
         Raises:
             As ``tick``, ``Publisher.publish`` and ``retain``.
@@ -162,8 +170,8 @@ class Streamer:
             publisher.refresh()
             self._refresh_at = now + REFRESH_EVERY_S
         ticked = sequencer.tick()
-        publisher.want(ticked.tails)
-        published = publisher.publish(ticked.portions)
+        publisher.advance_target(ticked.tails)
+        published = publisher.publish(ticked.inline_records)
         added, known = published.added, published.known
         if self._resend_chance and added and random.random() < self._resend_chance:  # noqa: S311  not for secrets
             known += publisher.resend(added).known
@@ -172,7 +180,7 @@ class Streamer:
                 "log was behind, replaying", shards=[str(shard) for shard in published.healed]
             )
         removed = self._retain(now) if now >= self._retain_at else 0
-        return Pass(ticked.sequenced, added, known, removed, publisher.backlog)
+        return RoundResult(ticked.sequenced, added, known, removed, publisher.backlog)
 
     def _opened(self) -> tuple[Connection, Sequencer, Publisher]:
         if self._publisher is None:
@@ -183,7 +191,7 @@ class Streamer:
         return self._connection, self._sequencer, self._publisher
 
     def _retain(self, now: float) -> int:
-        """Goes on with all shards of all channels for a while; gives the number of records removed."""
+        """Continues retention where the last round stopped; returns the number of records removed."""
         connection, _, publisher = self._opened()
         channels = self._pipeline.channels
         if not self._to_retain:
@@ -195,7 +203,8 @@ class Streamer:
                 self._client,
                 channels[name],
                 publisher.tails,
-                shards=shards,
+                shards=[shard for shard in shards if shard not in self._unusable],
+                on_unusable=self._unusable.add,
                 until=monotonic() + RETAIN_S / len(self._to_retain),
                 schema=self._pipeline.schema,
                 namespace=self._pipeline.namespace,
@@ -205,21 +214,24 @@ class Streamer:
                 left[name] = retained.left
         self._to_retain = left
         if not left:
-            forget_ticks(connection, self._pipeline.schema)
+            remove_old_ticks(connection, self._pipeline.schema)
             self._retain_at = now + RETAIN_EVERY_S
         return removed
 
     def run(
-        self, stop: Callable[[], bool], report: Callable[[Pass], None] = lambda _: None
+        self, stop: Callable[[], bool], report: Callable[[RoundResult], None] = lambda _: None
     ) -> None:
-        """Rounds until ``stop()`` is true; a server that does not answer is tried again, with growing pauses.
+        """Runs rounds until ``stop()`` is true.  Reconnects, with growing pauses, if a server does not answer.
+
+        A shard whose keys hold something that Penstock did not write is left out, logged, and checked again every few
+        seconds; the others go on.
 
         Args:
-            stop: Asked between rounds.
-            report: Told what each round did.
+            stop: Called between rounds.
+            report: Called with the result of each round.
 
         Raises:
-            Refused: Something that only an operator can decide.
+            Refused: An operator has to decide.
             SchemaMissing: The tables are not there.
             DeclarationError: The pipeline does not fit what is registered.
         """
@@ -232,7 +244,7 @@ class Streamer:
                     done = self.round()
                 except (ServerUnavailable, psycopg.Error) as error:
                     self.close()
-                    backoff = min(LONGEST_BACKOFF_S, max(0.1, backoff * 2))
+                    backoff = min(MAX_BACKOFF_S, max(0.1, backoff * 2))
                     log.warning("waiting", reason=describe(error), seconds=backoff)
                     pause = 0.0
                     _sleep_until(stop, backoff)
@@ -243,30 +255,37 @@ class Streamer:
         finally:
             self.close()
 
-    def _pause_after(self, done: Pass, pause: float) -> float:
-        """How long to wait after a round, in seconds, given how long it was waited for."""
+    def _pause_after(self, done: RoundResult, pause: float) -> float:
+        """The pause after a round, in seconds, given the pause before it."""
         if done.backlog:
             return 0.0
         return min(self._idle_s, max(BUSY_PAUSE_S, pause * 1.5) if done.idle else BUSY_PAUSE_S)
 
-    def drain(self, report: Callable[[Pass], None] = lambda _: None) -> int:
-        """Rounds until nothing is left; gives the number of records published.
+    def drain(self, report: Callable[[RoundResult], None] = lambda _: None) -> int:
+        """Runs rounds until nothing is left to publish; returns the number of records published.
 
         Raises:
+            ForeignLog: A shard's keys hold something that Penstock did not write; all other shards are drained.
+            DamagedIck: The same, of an Ick.
             PenstockError: As ``round``; nothing is tried again.
         """
         published = 0
+        self._unusable.check_now()
+        self._refresh_at = 0.0
         while True:
             done = self.round()
             published += done.added
             report(done)
             if done.idle:
-                return published
+                break
+        if (error := self._unusable.first_error) is not None:
+            raise error
+        return published
 
     def _wait(self, pause_s: float) -> None:
-        """Waits for a nudge, or for the pause to end."""
+        """Waits for a nudge or the end of the pause."""
         connection, *_ = self._opened()
-        # Not `notifies(timeout=pause_s)`: it spins through the last millisecond, which is all that an idle round costs.
+        # Not `notifies(timeout=pause_s)`: it busy-waits through the last millisecond, which costs as much as an idle round.
         with postgres_errors("waiting"), DefaultSelector() as selector:
             selector.register(connection, EVENT_READ)
             if selector.select(pause_s):

@@ -16,6 +16,7 @@ from penstock.channels.routing import ick_shard_keys, log_keys
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
+from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
 from penstock.errors import InvalidSetting
 from penstock.journal import journal_tails
@@ -130,17 +131,17 @@ def _read_starts(
 def _read_postgres(
     connection: Connection, shards: Sequence[ShardName], schema: str
 ) -> _PostgresState:
-    state = _PostgresState(set(), {}, {})
+    channels = registered_channels(connection, schema)
+    icks = {s for s in shards if s.channel in channels and channels[s.channel].kind == "ick"}
+    state = _PostgresState(icks, {}, {})
     with postgres_errors("reading checkpoints"):
         rows = connection.execute(
             statements("penstock.verifying", schema)["checkpoints_and_beginnings"],
             _shard_parameters(shards),
         ).fetchall()
-    for channel, number, is_ick, begins, consumer, offset in rows:
+    for channel, number, begins, consumer, offset in rows:
         shard = ShardName(channel, Shard(number))
         state.begins[shard] = begins
-        if is_ick:
-            state.icks.add(shard)
         if consumer is not None:
             state.checkpoints[consumer, shard] = offset
     return state

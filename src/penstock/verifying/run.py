@@ -10,7 +10,7 @@ from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
-from penstock.journal import known_shards, overlooked
+from penstock.journal import known_shards, missed_records
 from penstock.records import ShardName
 from penstock.verifying.bounds import Bounds, Start, read_bounds
 from penstock.verifying.comparing import VerificationRange
@@ -174,5 +174,5 @@ def _find_overlooked(connection: Connection, schema: str) -> list[Finding]:
             each.first,
             f"{each.count:,} records were committed before the last tick and have no offset; the first is record {each.first}",
         )
-        for each in overlooked(connection, schema)
+        for each in missed_records(connection, schema)
     ]

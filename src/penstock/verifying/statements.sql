@@ -1,16 +1,8 @@
 -- :name checkpoints_and_beginnings
 -- The first offset of the journal and the consumers' checkpoints, in one snapshot: no checkpoint lies before the journal.
-SELECT s.channel, s.shard, coalesce(k.kind = 'ick', false),
-       coalesce((
-           SELECT first_offset
-           FROM {schema}.journal j
-           WHERE j.channel = s.channel AND j.shard = s.shard
-           ORDER BY first_offset
-           LIMIT 1
-       ), 1),
-       c.consumer, c."offset"
+SELECT s.channel, s.shard, journal.first_offset, c.consumer, c."offset"
 FROM unnest(%(channels)s::text[], %(shards)s::int[]) AS s (channel, shard)
-LEFT JOIN {schema}.channels k ON k.channel = s.channel
+CROSS JOIN LATERAL {schema}.journal_bounds(s.channel, s.shard) AS journal
 LEFT JOIN {schema}.checkpoints c ON c.channel = s.channel AND c.shard = s.shard;
 
 -- :name first_since

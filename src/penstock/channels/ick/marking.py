@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 from penstock.channels.ick.operations import parse_damage, plain_keys
-from penstock.channels.log import Reply, parse_reply
+from penstock.channels.log import Reply, Unusable, parse_reply
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.scripts import Argument, Call, script
 from penstock.channels.server import RedisClient, redis_errors, translate_error
@@ -72,8 +72,6 @@ def mark_shards(client: RedisClient, namespace: str, batches: Sequence[MarkBatch
     Raises:
         ServerUnavailable: Redis does not answer; any of the members may have been marked.
         AppendRefused: Redis does not take writes.
-        DamagedIck: An Ick is damaged.
-        ForeignLog: A key holds another type.
     """
     calls = [_call(namespace, batch) for batch in batches]
     with redis_errors(f"marking in {', '.join(str(batch.shard) for batch in batches)}"):
@@ -89,9 +87,9 @@ def _call(namespace: str, batch: MarkBatch) -> Call:
 
 
 def _parse(answer: Any, shard: ShardName) -> Reply:
-    what = f"marking in {shard}"
-    _check(answer, what)
-    return parse_reply(answer, what)
+    if isinstance(answer, redis.RedisError) and (damage := parse_damage(answer)):
+        return Unusable(damage)
+    return parse_reply(answer, f"marking in {shard}")
 
 
 @dataclass(frozen=True, slots=True)

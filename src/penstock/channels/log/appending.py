@@ -8,6 +8,7 @@ from typing import Any
 
 import redis
 
+from penstock.channels.isolation import UNUSABLE, ShardError
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Argument, Call, CallsAhead, script
 from penstock.channels.server import RedisClient, redis_errors, translate_error
@@ -80,7 +81,14 @@ class Foreign:
     id: str
 
 
-Reply = Appended | Behind | FencedOff | Foreign
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A key of the shard holds something that Penstock did not write: nothing was added."""
+
+    error: ShardError
+
+
+Reply = Appended | Behind | FencedOff | Foreign | Unusable
 """What became of a batch."""
 
 
@@ -94,7 +102,6 @@ def append_together(
     Raises:
         ServerUnavailable: Redis does not answer; any of the batches may have been appended.
         AppendRefused: Redis does not take writes.
-        ForeignLog: A key holds another type.
     """
     calls = [_call(namespace, batch) for batch in batches]
     with redis_errors(f"appending to {', '.join(str(batch.shard) for batch in batches)}"):
@@ -114,7 +121,6 @@ def append_ahead(
     Raises:
         ServerUnavailable: Redis does not answer; any of the batches may have been appended.
         AppendRefused: Redis does not take writes.
-        ForeignLog: A key holds another type.
     """
     sent: deque[Batch] = deque()
     with closing(CallsAhead(client, script("log/append"))) as calls:
@@ -151,10 +157,12 @@ def parse_reply(answer: Any, what: str) -> Reply:
     Raises:
         ServerUnavailable: It could not run.
         AppendRefused: Redis does not take writes.
-        ForeignLog: A key holds another type, or the reply is none of the four.
     """
     if isinstance(answer, redis.RedisError):
-        raise translate_error(answer, what) from answer
+        error = translate_error(answer, what)
+        if isinstance(error, UNUSABLE):
+            return Unusable(error)
+        raise error from answer
     match answer:
         case [b"appended", int(tail), int(added)]:
             return Appended(Offset(tail), added)
@@ -165,4 +173,4 @@ def parse_reply(answer: Any, what: str) -> Reply:
         case [b"foreign", int(offset), bytes(record_id)]:
             return Foreign(Offset(offset), record_id.decode())
         case _:
-            raise ForeignLog(f"{what}: the script returned an unknown reply")
+            return Unusable(ForeignLog(f"{what}: the script returned an unknown reply"))

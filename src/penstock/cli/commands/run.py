@@ -13,7 +13,7 @@ from penstock.cli.servers import Servers, servers
 from penstock.cli.signals import Stop
 from penstock.pipeline import Pipeline
 from penstock.settings import Settings
-from penstock.streaming import Pass
+from penstock.streaming import RoundResult
 
 
 @command("engine", "master", "conf", "epoch_seconds", "idle", "resend_chance")
@@ -69,7 +69,7 @@ def _run_inline(settings: Settings, pipeline: Pipeline, urls: Servers, work: _Wo
         prepare=settings.prepare,
         resend_chance=settings.resend_chance,
         report=lambda _who, did: work.progress.add(
-            did.added if isinstance(did, Pass) else did.applied
+            did.added if isinstance(did, RoundResult) else did.applied
         ),
     )
 

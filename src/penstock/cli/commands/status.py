@@ -76,6 +76,7 @@ def _format(found: Status, *, by_shard: bool) -> str:
     if found.reconciliations:
         parts += ["", _format_reconciliations(found)]
     parts += [f"halted: {consumer} {shard}: {reason}" for consumer, shard, reason in found.halted]
+    parts += [f"{consumer} {shard}: {reason}" for consumer, shard, reason in found.waiting]
     parts += [
         f"damaged: {channel.channel}/{shard.shard}: {shard.ick.damage}"
         for channel in found.channels

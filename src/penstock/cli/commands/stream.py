@@ -10,7 +10,7 @@ from penstock.cli.render import say
 from penstock.cli.servers import servers
 from penstock.cli.signals import Stop
 from penstock.settings import Settings
-from penstock.streaming import Pass, Streamer
+from penstock.streaming import RoundResult, Streamer
 
 
 @command("idle", "resend_chance")
@@ -33,7 +33,7 @@ def stream(
             resend_chance=settings.resend_chance,
         )
 
-        def report(done: Pass) -> None:
+        def report(done: RoundResult) -> None:
             progress.add(done.added)
             if drain and stop():
                 raise typer.Exit(0)

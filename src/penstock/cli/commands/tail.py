@@ -17,8 +17,7 @@ from penstock.cli.command import Json, command
 from penstock.cli.connections import Connections, open_connections
 from penstock.cli.render import show
 from penstock.cli.signals import Stop
-from penstock.database.errors import postgres_errors
-from penstock.database.statements import statements
+from penstock.database.registry import registered_channels
 from penstock.errors import InvalidSetting, Unknown
 from penstock.journal import known_shards
 from penstock.records import Offset, Record, ShardName
@@ -92,13 +91,10 @@ def _find_shards(servers: Connections, channel: str, shard: int | None) -> list[
 
 def _is_ick(servers: Connections, channel: str) -> bool:
     """The channel's kind as registered, otherwise as declared."""
-    with postgres_errors("reading the channels"):
-        row = servers.connection.execute(
-            statements("penstock.database", servers.schema)["channel"], {"channel": channel}
-        ).fetchone()
+    registered = registered_channels(servers.connection, servers.schema).get(channel)
     declared = servers.pipeline.channels.get(channel) if servers.pipeline is not None else None
-    kind = row[0] if row is not None else declared.kind if declared is not None else "log"
-    return str(kind) == "ick"
+    known = registered or declared
+    return known is not None and known.kind == "ick"
 
 
 def _print_members(servers: Connections, shards: list[ShardName], most: int, *, json: bool) -> None:

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from penstock.database.initialise import shipped_revision
+from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
-from penstock.journal import overlooked
+from penstock.journal import missed_records
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
 from penstock.operating.status import Status
 from penstock.streaming.sequencer import check_identity_cache
@@ -102,7 +103,7 @@ def identity(context: CheckContext) -> Iterator[CheckResult]:
 
 def missed(context: CheckContext) -> Iterator[CheckResult]:
     """The sequencer has passed over no record."""
-    found = overlooked(context.connection, context.schema)
+    found = missed_records(context.connection, context.schema)
     if found:
         count, first = sum(each.count for each in found), min(each.first for each in found)
         yield CheckResult.error(
@@ -159,10 +160,8 @@ def declared(context: CheckContext) -> Iterator[CheckResult]:
 
 def _compare_channels(context: CheckContext) -> Iterator[CheckResult]:
     assert context.pipeline is not None
-    rows = context.connection.execute(
-        statements("penstock.operating", context.schema)["channels"]
-    ).fetchall()
-    registered = {channel: (kind, shards) for channel, kind, shards, _ in rows}
+    channels = registered_channels(context.connection, context.schema)
+    registered = {name: (channel.kind, channel.shards) for name, channel in channels.items()}
     declared = {name: (c.kind, c.shards) for name, c in context.pipeline.channels.items()}
     for name, shape in declared.items():
         if registered.get(name) != shape:

@@ -33,8 +33,8 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import HistoryDiverged, Refused
-from penstock.journal.lineage import Identity, examine_lineage, log_epochs, server_identity
-from penstock.journal.reading import journal_tails, known_shards, remembered_at
+from penstock.journal.lineage import ServerIdentity, examine_lineage, log_epochs, server_identity
+from penstock.journal.reading import journal_tails, known_shards, records_at
 from penstock.pipeline import Pipeline
 from penstock.records import Epoch, Offset, Record, RecordId, ShardName
 from penstock.streaming.sequencer import JOURNAL_CHUNK
@@ -241,7 +241,7 @@ def _find_disagreeing(
     """The streams that end beyond the journal, or whose last record differs from the journal's."""
     journal = journal_tails(connection, schema)
     lasts = {shard: records[-1] for shard, records in in_redis.ends.items() if records}
-    remembered = remembered_at(
+    journaled = records_at(
         connection, schema, {shard: record.offset for shard, record in lasts.items()}
     )
     found = []
@@ -250,7 +250,7 @@ def _find_disagreeing(
         last = lasts.get(shard)
         if extent.tail > end:
             why = "the log is ahead"
-        elif last is not None and shard in remembered and not remembered[shard].is_of(last):
+        elif last is not None and shard in journaled and not journaled[shard].is_same_as(last):
             why = f"another record at {last.offset}"
         else:
             continue
@@ -264,7 +264,7 @@ def _write(  # noqa: PLR0913, PLR0917  all of it belongs to one transaction
     schema: str,
     snapshot: str,
     plan: EpochPlan,
-    identity: Identity,
+    identity: ServerIdentity,
     in_redis: _RedisState,
 ) -> None:
     connection.execute("SET LOCAL synchronous_commit = on")

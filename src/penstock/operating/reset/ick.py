@@ -8,8 +8,8 @@ from penstock.channels.ick import repair
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.registry import registered_channels
+from penstock.database.statements import DEFAULT_SCHEMA
 from penstock.errors import Unknown
 from penstock.journal import known_shards
 from penstock.pipeline import Pipeline
@@ -85,11 +85,6 @@ def _read_kind(
     connection: Connection, schema: str, channel: str, pipeline: Pipeline | None
 ) -> str | None:
     """The kind of a channel: as registered, otherwise as declared; None if it is neither."""
-    with postgres_errors("reading the channels"):
-        row = connection.execute(
-            statements("penstock.database", schema)["channel"], {"channel": channel}
-        ).fetchone()
-    if row is not None:
-        return str(row[0])
-    found = pipeline.channels.get(channel) if pipeline is not None else None
+    declared = pipeline.channels.get(channel) if pipeline is not None else None
+    found = registered_channels(connection, schema).get(channel) or declared
     return None if found is None else found.kind

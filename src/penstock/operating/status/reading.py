@@ -11,6 +11,7 @@ from penstock.channels.log import Extent, extents
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
+from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import DEFAULT_SCHEMA, statements
 from penstock.errors import AppendRefused, ForeignLog, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
@@ -91,7 +92,7 @@ class _Tables:
     """What Postgres said, in one snapshot."""
 
     sequencer: _Sequencer
-    registered: list[Row]
+    registered: Mapping[str, RegisteredChannel]
     waiting: list[Row]
     tails: list[Row]
     progress: list[Row]
@@ -113,7 +114,7 @@ def _read_postgres(connection: Connection, schema: str) -> _Tables:
         seen = {"next": following, "in_progress": in_progress, "most": MOST_COUNTED}
         return _Tables(
             _Sequencer(tick, epoch, tick_s, oldest, now_s),
-            connection.execute(sql["channels"]).fetchall(),
+            registered_channels(connection, schema),
             connection.execute(sql["waiting"], seen).fetchall(),
             connection.execute(journal["journal_tails"]).fetchall(),
             connection.execute(sql["progress"]).fetchall(),
@@ -135,8 +136,8 @@ def _select_icks(
 ) -> list[ShardName]:
     """The shards of Icks: by what is registered, otherwise by what is declared."""
     declared = {} if pipeline is None else pipeline.channels
-    kinds = {name: channel.kind for name, channel in declared.items()}
-    kinds.update({channel: kind for channel, kind, *_ in tables.registered})
+    kinds: dict[str, str] = {name: channel.kind for name, channel in declared.items()}
+    kinds.update({name: channel.kind for name, channel in tables.registered.items()})
     return [shard for shard in shards if kinds.get(shard.channel) == "ick"]
 
 
@@ -182,7 +183,7 @@ class _Channels:
     """Builds the channels from what is registered, declared and in Redis."""
 
     def __init__(self, tables: _Tables, redis: _RedisState, pipeline: Pipeline | None) -> None:
-        self._registered = {channel: rest for channel, *rest in tables.registered}
+        self._registered = tables.registered
         self._declared = None if pipeline is None else pipeline.channels
         self._staged = {
             ShardName(channel, shard): (count, age) for channel, shard, count, age in tables.waiting
@@ -204,18 +205,17 @@ class _Channels:
         numbers: dict[str, set[int]] = defaultdict(set)
         for shard in (*self._staged, *self._sequenced, *self._redis.log, *declared):
             numbers[shard.channel].add(shard.shard)
-        for name, (_, count, _) in self._registered.items():
-            numbers[name].update(range(count))
+        for name, channel in self._registered.items():
+            numbers[name].update(range(channel.shards))
         return numbers
 
     def _build_channel(self, name: str, numbers: list[int]) -> ChannelStatus:
-        kind, _, keep_s = self._registered.get(name, ("unknown", 0, None))
-        if name not in self._registered and name in (self._declared or {}):
-            kind = (self._declared or {})[name].kind
+        registered = self._registered.get(name)
+        known = registered or (self._declared or {}).get(name)
         return ChannelStatus(
             name,
-            kind,
-            keep_s,
+            "unknown" if known is None else known.kind,
+            None if registered is None else registered.keep.total_seconds(),
             declared=None if self._declared is None else name in self._declared,
             shards=tuple(self._build_shard(ShardName(name, Shard(n))) for n in numbers),
         )

@@ -1,5 +1,6 @@
 """The status of a pipeline, as values."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -100,6 +101,7 @@ class ConsumerShard:
         dead_lettered: Records that were dead-lettered, ever.
         dead_letters: Dead letters that still exist.
         halted: Why the shard is halted; None if it is not.
+        waiting: What the shard waits for, such as a lock that a handler could not get; None if for nothing.
         updated_at: When the checkpoint last moved.
     """
 
@@ -112,6 +114,7 @@ class ConsumerShard:
     dead_lettered: int
     dead_letters: int
     halted: str | None
+    waiting: str | None
     updated_at: datetime
 
 
@@ -178,11 +181,21 @@ class Status:
     @property
     def halted(self) -> tuple[tuple[str, ShardName, str], ...]:
         """The halted shards: consumer, shard, reason."""
+        return self._consumer_shards(lambda shard: shard.halted)
+
+    @property
+    def waiting(self) -> tuple[tuple[str, ShardName, str], ...]:
+        """The shards whose handler met a server that cannot do it now, or asked to wait: consumer, shard, reason."""
+        return self._consumer_shards(lambda shard: shard.waiting)
+
+    def _consumer_shards(
+        self, why: Callable[[ConsumerShard], str | None]
+    ) -> tuple[tuple[str, ShardName, str], ...]:
         return tuple(
-            (consumer.consumer, ShardName(consumer.channel, Shard(shard.shard)), shard.halted)
+            (consumer.consumer, ShardName(consumer.channel, Shard(shard.shard)), reason)
             for consumer in self.consumers
             for shard in consumer.shards
-            if shard.halted is not None
+            if (reason := why(shard)) is not None
         )
 
 

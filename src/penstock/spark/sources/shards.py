@@ -4,8 +4,7 @@ import os
 from typing import Protocol
 
 from penstock.database.connections import connect_postgres
-from penstock.database.errors import postgres_errors
-from penstock.database.statements import statements
+from penstock.database.registry import registered_channels
 from penstock.errors import InvalidSetting, Unknown
 
 
@@ -47,16 +46,11 @@ def number_of_shards(options: Sharded) -> int:
         raise InvalidSetting(
             f"{options.source}: give option shards, or databaseUrl to look it up in Postgres"
         )
-    with (
-        connect_postgres(url, application="spark") as connection,
-        postgres_errors("reading the channels"),
-    ):
-        row = connection.execute(
-            statements("penstock.database", options.schema)["channel"], {"channel": options.channel}
-        ).fetchone()
-    if row is None:
+    with connect_postgres(url, application="spark") as connection:
+        registered = registered_channels(connection, options.schema).get(options.channel)
+    if registered is None:
         raise Unknown(
             f"{options.source}: no channel {options.channel!r} is registered in schema {options.schema}; "
             "a streamer registers it when it starts"
         )
-    return int(row[1])
+    return registered.shards

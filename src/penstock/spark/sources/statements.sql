@@ -1,21 +1,8 @@
 -- :name available
 -- The first and the last offset that the journal has of each shard.
-SELECT s.shard,
-       coalesce((
-           SELECT first_offset
-           FROM {schema}.journal j
-           WHERE j.channel = %(channel)s AND j.shard = s.shard
-           ORDER BY first_offset
-           LIMIT 1
-       ), 1),
-       coalesce((
-           SELECT last_offset
-           FROM {schema}.journal j
-           WHERE j.channel = %(channel)s AND j.shard = s.shard
-           ORDER BY first_offset DESC
-           LIMIT 1
-       ), 0)
-FROM generate_series(0, %(shards)s::int - 1) AS s (shard);
+SELECT s.shard, journal.first_offset, journal.last_offset
+FROM generate_series(0, %(shards)s::int - 1) AS s (shard),
+     LATERAL {schema}.journal_bounds(%(channel)s, s.shard) AS journal;
 
 -- :name records_in_range
 -- The records from one offset to another, both included, with payloads as text.

@@ -17,7 +17,16 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.channels.log import FIELDS, Appended, Batch, Behind, FencedOff, Foreign, append_ahead
+from penstock.channels.log import (
+    FIELDS,
+    Appended,
+    Batch,
+    Behind,
+    FencedOff,
+    Foreign,
+    Unusable,
+    append_ahead,
+)
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Argument
 from penstock.channels.server import RedisClient, redis_errors
@@ -118,6 +127,8 @@ class _Writer:
                             f"penstock.log: {shard} offset {offset} holds record {found}, not the one of the rows: this log "
                             "is another one's"
                         )
+                    case Unusable(error):
+                        raise error
 
     def _batches(
         self, client: RedisClient, shard: ShardName, first: Offset, arguments: list[Argument]

@@ -1,0 +1,255 @@
+"""A shard whose keys hold something that Penstock did not write is left out, and the others go on."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from structlog.testing import capture_logs
+
+from fixtures.flow import LookAtLog, retain_now, stage_rows
+from penstock import Ick, Log, Pipeline
+from penstock.channels.ick import DirtyList, repair
+from penstock.database.connections import Connection
+from penstock.errors import DamagedIck, Fenced, ForeignLog, HistoryDiverged, PenstockError
+from penstock.records import Offset
+from penstock.streaming import RoundResult, Streamer
+
+MARK = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
+SELECT 'index', i %% 2, %s || i, 'dirty', 'member', 'null' FROM generate_series(1, %s) AS i
+"""
+LOG_KEY, ICK_KEY = "penstock:{things/0}:log", "penstock:{index/0}:ick"
+
+Harm = Callable[[redis.Redis], object]
+
+
+@pytest.fixture
+def flow(things: Log) -> Pipeline:
+    return Pipeline([things, Ick("index", shards=2, keep=timedelta(0))])
+
+
+@pytest.fixture
+def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.streaming.unusable.RETRY_EVERY_S", 0.0)
+    monkeypatch.setattr("penstock.streaming.streamer.REFRESH_EVERY_S", 0.0)
+
+
+def damage_ick(client: redis.Redis) -> None:
+    client.set(DirtyList(client, ICK_KEY).keys.dirty, "somebody's")
+
+
+def damage_ick_position(client: redis.Redis) -> None:
+    client.set("penstock:{index/0}:log", "somebody's")
+
+
+def damage_log(client: redis.Redis) -> None:
+    client.set(LOG_KEY, "somebody's")
+
+
+def damage_epoch(client: redis.Redis) -> None:
+    client.lpush("penstock:{things/0}:epoch", "somebody's")
+
+
+def append_to_log(client: redis.Redis) -> None:
+    client.xadd(LOG_KEY, {"somebody": "else"}, id="1-5")
+
+
+def stage(connection: Connection, things: Log, count: int = 20, prefix: str = "k") -> None:
+    """As many records for each channel."""
+    stage_rows(connection, things, count, prefix)
+    connection.execute(MARK, [prefix, count])
+
+
+def rounds(streamer: Streamer, count: int = 5) -> list[RoundResult]:
+    return [streamer.round() for _ in range(count)]
+
+
+def waiting(client: redis.Redis, shard: int) -> int:
+    return client.zcard(DirtyList(client, f"penstock:{{index/{shard}}}:ick").keys.dirty)
+
+
+def about(logs: list[Any], event: str) -> list[str]:
+    return [entry["shard"] for entry in logs if entry["event"] == event]
+
+
+@pytest.mark.parametrize(
+    ("harm", "shard"),
+    [
+        (damage_ick, "index/0"),
+        (damage_ick_position, "index/0"),
+        (damage_log, "things/0"),
+        (damage_epoch, "things/0"),
+    ],
+)
+@pytest.mark.parametrize("many", [20, 3000])
+@pytest.mark.parametrize("when", ["before the start", "under way", "after records"])
+def test_one_unusable_shard_is_named_and_the_others_flow(
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    harm: Harm,
+    shard: str,
+    many: int,
+    when: str,
+) -> None:
+    """Guarantee 30."""
+    if when != "before the start":
+        streamer.drain()
+    if when == "after records":
+        stage(connection, things, prefix="before")
+        streamer.drain()
+        redis_client.delete(*redis_client.keys(f"*{{{shard}}}*"))
+    harm(redis_client)
+    stage(connection, things, many)
+
+    with capture_logs() as logs:
+        done = rounds(streamer)
+
+    assert streamer._publisher is not None
+    tails = {str(name): tail for name, tail in streamer._publisher.tails.items()}
+    ends = connection.execute("SELECT channel, shard, max(last_offset) FROM penstock.journal GROUP BY 1, 2")  # fmt: skip
+    expected = {f"{channel}/{number}": end for channel, number, end in ends}
+    assert len(expected) == 4
+    assert {name for name, end in expected.items() if tails.get(name) != end} == {shard}
+    assert about(logs, "shard unusable") == [shard]
+    assert done[-1].idle
+
+
+def test_an_entry_that_is_not_ours_stops_its_shard_only(
+    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log
+) -> None:
+    """Guarantee 30."""
+    append_to_log(redis_client)
+    stage(connection, things)
+
+    with pytest.raises(ForeignLog, match="entry 1-5 was not written by Penstock"):
+        streamer.drain()
+    assert (waiting(redis_client, 0), waiting(redis_client, 1)) == (10, 10)
+
+
+@pytest.mark.parametrize(
+    ("harm", "error"), [(damage_ick, DamagedIck), (damage_log, ForeignLog)], ids=["ick", "log"]
+)
+def test_a_drain_ends_with_the_error_after_the_others_are_drained(
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    logged: LookAtLog,
+    harm: Harm,
+    error: type[PenstockError],
+) -> None:
+    harm(redis_client)
+    stage(connection, things, 2000)
+    published = 0
+
+    def count(done: RoundResult) -> None:
+        nonlocal published
+        published += done.added
+
+    with pytest.raises(error):
+        streamer.drain(count)
+
+    [(elsewhere,)] = connection.execute(
+        "SELECT count(*) FROM penstock.staged_records WHERE (channel, shard) <> (%s, 0)",
+        ["index" if error is DamagedIck else "things"],
+    ).fetchall()
+    assert published == elsewhere
+
+
+@pytest.mark.usefixtures("_retry_at_once")
+def test_a_shard_that_was_repaired_catches_up(
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    logged: LookAtLog,
+) -> None:
+    damage_ick(redis_client)
+    damage_log(redis_client)
+    stage(connection, things)
+    rounds(streamer)
+    repair(redis_client, ICK_KEY)
+    redis_client.delete(LOG_KEY)
+
+    with capture_logs() as logs:
+        rounds(streamer)
+
+    assert sorted(about(logs, "shard usable again")) == ["index/0", "things/0"]
+    assert sum(map(len, logged(things).values())) == 20
+    assert (waiting(redis_client, 0), waiting(redis_client, 1)) == (10, 10)
+    assert streamer.drain() == 0
+
+
+@pytest.mark.usefixtures("_retry_at_once")
+@pytest.mark.parametrize(("log_every_s", "lines"), [(60.0, 1), (0.0, 11)])
+def test_it_is_logged_once_and_then_at_intervals(
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    monkeypatch: pytest.MonkeyPatch,
+    log_every_s: float,
+    lines: int,
+) -> None:
+    monkeypatch.setattr("penstock.streaming.unusable.LOG_EVERY_S", log_every_s)
+    damage_ick(redis_client)
+    stage(connection, things)
+
+    with capture_logs() as logs:
+        rounds(streamer, 10)
+        streamer.close()
+        rounds(streamer, 1)
+
+    assert about(logs, "shard unusable") == ["index/0"] * lines
+
+
+def test_nothing_is_removed_that_a_damaged_ick_may_need_again(
+    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log
+) -> None:
+    """Guarantee 6: the records of the other shards go as always."""
+    for number in range(3):
+        stage(connection, things, prefix=f"{number} ")
+        streamer.drain()
+    for shard in (0, 1):
+        ick = DirtyList(redis_client, f"penstock:{{index/{shard}}}:ick")
+        ick.commit([member for member, _ in ick.reserve(100)])
+    damage_ick(redis_client)
+    retain_now(streamer)
+
+    left = connection.execute(
+        "SELECT shard, count(*) FROM penstock.staged_records WHERE channel = 'index' GROUP BY shard ORDER BY shard"
+    ).fetchall()
+    assert left == [(0, 30), (1, 10)]
+
+
+def test_a_newer_epoch_in_one_shard_stops_all(
+    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log
+) -> None:
+    """Guarantee 3: also beside a shard that is unusable."""
+    streamer.open()
+    damage_ick(redis_client)
+    redis_client.set("penstock:{things/0}:epoch", "2")
+    stage(connection, things)
+
+    with pytest.raises(Fenced, match="things/0"):
+        streamer.run(lambda: False)
+
+
+@pytest.mark.usefixtures("_retry_at_once")
+def test_a_log_that_comes_back_ahead_of_the_journal_stops_all(
+    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log
+) -> None:
+    """Guarantee 10: Postgres has lost commits; the shard was not compared while it was unusable."""
+    damage_log(redis_client)
+    stage(connection, things)
+    rounds(streamer)
+    redis_client.delete(LOG_KEY)
+    ahead = Offset(1000)
+    redis_client.xadd(LOG_KEY, {"id": "5"}, id=f"{ahead}-0")
+
+    with pytest.raises(HistoryDiverged, match="the log goes to offset 1000"):
+        streamer.run(lambda: False)
