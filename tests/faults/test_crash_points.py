@@ -69,6 +69,14 @@ def test_every_crash_point_is_passed_somewhere_and_none_goes_by_another_name() -
         for name in re.findall(r'crashpoint\("([^"]+)"\)', path.read_text())
     ]
 
+    # A handler's transaction names its points by what it applies.
+    passed += [
+        f"{applies}.{point}"
+        for path in SOURCES.rglob("*.py")
+        for point in re.findall(r'crashpoint\(f"\{name\}\.([^"]+)"\)', path.read_text())
+        for applies in ("consumer", "together", "members", "dataframes")
+    ]
+
     assert sorted(passed) == sorted(CRASH_POINTS + RECONCILING_CRASH_POINTS + SPARK_CRASH_POINTS)
 
 

@@ -193,7 +193,9 @@ def start(directory: Path, database_url: str, redis_url: str) -> subprocess.Pope
     environment = os.environ | {
         "PENSTOCK_DATABASE_URL": database_url,
         "PENSTOCK_REDIS_URL": redis_url,
-        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        ),
     }
     with (directory / "query.log").open("ab") as log:
         return subprocess.Popen(

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisClusterException  # a cluster that is not whole; no RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
@@ -96,14 +97,14 @@ def redis_errors(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except redis.RedisError as error:
+    except (redis.RedisError, RedisClusterException) as error:
         raise translate_error(error, what) from error
 
 
-def translate_error(error: redis.RedisError, what: str) -> PenstockError:
+def translate_error(error: redis.RedisError | RedisClusterException, what: str) -> PenstockError:
     """Our error for one of the client library's; error replies contain no payload."""
     text = str(error)
-    if (
+    if isinstance(error, RedisClusterException) or (
         isinstance(error, (redis.ConnectionError, redis.TimeoutError))
         and _word(error) not in _REFUSALS
     ):
@@ -118,7 +119,7 @@ def translate_error(error: redis.RedisError, what: str) -> PenstockError:
 
 def is_unavailable(error: BaseException) -> bool:
     """Whether an error of the client library says that Redis cannot do it now, and will: away, loading, full, read-only."""
-    if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+    if isinstance(error, redis.ConnectionError | redis.TimeoutError | RedisClusterException):
         return True
     return isinstance(error, redis.RedisError) and _word(error) in _REFUSALS
 

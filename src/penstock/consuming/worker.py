@@ -16,7 +16,7 @@ from penstock.channels.server import RedisClient, connect_redis, redis_errors
 from penstock.consuming.delivered import Consumed, Delivered
 from penstock.consuming.deliverer import Deliverer, Source
 from penstock.consuming.transaction import HandlerTransaction
-from penstock.database.connections import Connection, Database, connect_postgres, url_of_database
+from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import CONFLICTS, describe, postgres_errors
 from penstock.database.registry import register_consumer
 from penstock.declarations import ConsumerSpec
@@ -85,7 +85,7 @@ class Worker(ABC, Generic[Item]):
         """
         self.consumer = consumer
         self._pipeline = pipeline
-        self._database_url, self._redis_url = url_of_database(database), redis_url
+        self._database_url, self._redis_url = get_database_url(database), redis_url
         self._prepare = options.get("prepare", True)
         self._block_ms = options.get("block_ms", BLOCK_MS)
         self._reread_chance = options.get("reread_chance", 0.0)

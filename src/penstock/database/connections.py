@@ -165,7 +165,7 @@ Database = str | Engine
 """A database: by its URL, or by an engine, whose URL is taken."""
 
 
-def url_of_database(database: Database) -> str:
+def get_database_url(database: Database) -> str:
     """The URL of a database, with its password."""
     if isinstance(database, str):
         return database

@@ -25,7 +25,7 @@ from penstock.consuming.delivery import (
 )
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Planner
-from penstock.database.connections import Connection, Database, url_of_database
+from penstock.database.connections import Connection, Database, get_database_url
 from penstock.database.errors import postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.statements import DEFAULT_SCHEMA, statements
@@ -176,7 +176,7 @@ def retry(
     done: list[Retried] = []
     for name, consumer in consumers.items():
         transaction = HandlerTransaction(
-            pipeline, consumer, url_of_database(database), prepare=prepare
+            pipeline, consumer, get_database_url(database), prepare=prepare
         )
         trial = _Trial(transaction, consumer, pipeline.schema)
         try:

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from selectors import EVENT_READ, DefaultSelector
 from time import monotonic, sleep
+from typing import Self
 
 import psycopg
 import structlog
 
-from penstock.channels.server import RedisClient, check_eviction, connect_redis
+from penstock.channels.server import RedisClient, check_eviction, connect_redis, redis_errors
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection, connect_postgres
+from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import describe, postgres_errors
 from penstock.database.registry import register_channel, register_consumer
 from penstock.errors import ServerUnavailable
@@ -70,13 +71,16 @@ class RoundResult:
 class Streamer:
     """Runs the three steps for a pipeline, on one connection to each server.
 
+        with Streamer(pipeline, engine, redis_url) as streamer:
+            streamer.drain()
+
     Any number of streamers may run for one pipeline; together they are slower, never wrong.
     """
 
     def __init__(
         self,
         pipeline: Pipeline,
-        database_url: str,
+        database: Database,
         redis_url: str,
         *,
         idle_s: float = IDLE_S,
@@ -87,14 +91,14 @@ class Streamer:
 
         Args:
             pipeline: What to stream.
-            database_url: Of the primary.
+            database: The primary: a URL, or an engine whose URL is used.
             redis_url: Of the server that holds the log.
             idle_s: Longest pause between rounds, in seconds.
             prepare: False behind a pooler that cannot keep prepared statements.
             resend_chance: Probability, 0 to 1, that a round sends its last records again, to show that this is harmless.
         """
         self._pipeline = pipeline
-        self._database_url, self._redis_url = database_url, redis_url
+        self._database_url, self._redis_url = get_database_url(database), redis_url
         self._idle_s, self._prepare, self._resend_chance = idle_s, prepare, resend_chance
         self._connection: Connection | None = None
         self._client: RedisClient = None
@@ -103,6 +107,13 @@ class Streamer:
         self._unusable = UnusableShards()
         self._refresh_at = self._retain_at = 0.0
         self._to_retain: dict[str, tuple[ShardName, ...]] = {}
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def open(self) -> None:
         """Connects, compares Postgres' lineage with Redis', registers what the pipeline declares.
@@ -241,7 +252,8 @@ class Streamer:
                 try:
                     if pause:
                         self._wait(pause)
-                    done = self.round()
+                    with postgres_errors("streaming"), redis_errors("streaming"):
+                        done = self.round()
                 except (ServerUnavailable, psycopg.Error) as error:
                     self.close()
                     backoff = min(MAX_BACKOFF_S, max(0.1, backoff * 2))
