@@ -11,7 +11,7 @@ COMPILE = $(UV) pip compile --quiet --no-config --universal --python-version 3.1
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links $(ARGS) pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test bench lint lock clean
+.PHONY: help venv demo test bench lint pages lock clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -36,6 +36,10 @@ lint: venv  ## formatter, linter, types, who may import whom, spelling
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+
+pages: venv  ## write the reference pages that are generated from the code
+	$(BIN)/python -m penstock.cli.reference
+	$(BIN)/python docs/reference/api.py
 
 lock:  ## pin the dependencies anew; ARGS=--upgrade takes newer ones
 	$(COMPILE) --extra demo --group dev --output-file requirements.lock

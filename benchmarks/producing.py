@@ -55,7 +55,7 @@ class Produced:
 
 def produce(connection: Connection, load: ProducerLoad, shards: int) -> Produced:
     """Commits transactions at even intervals; after a late one, the next follow at once until the schedule is met."""
-    shard_of = _map_shards(shards)
+    shard_for = _map_shards(shards)
     began: dict[int, float] = {}
     start = monotonic()
     transactions = max(1, int(load.rate * load.seconds) // load.at_once)
@@ -66,7 +66,7 @@ def produce(connection: Connection, load: ProducerLoad, shards: int) -> Produced
         ids = range(number * load.at_once, (number + 1) * load.at_once)
         now = monotonic()
         began.update(dict.fromkeys(ids, now))
-        _commit(connection, ids, shard_of)
+        _commit(connection, ids, shard_for)
     took = max(monotonic() - start, load.at_once / load.rate * transactions)
     return Produced(began, len(began) / took)
 
@@ -103,7 +103,7 @@ def _produce_freely(  # noqa: PLR0913, PLR0917  the arguments of a process
     seconds: float,
     shards: int,
 ) -> None:
-    shard_of = _map_shards(shards)
+    shard_for = _map_shards(shards)
     committed = 0
     with connect_postgres(database_url, application="bench") as connection:
         pipe.send("ready")
@@ -112,7 +112,7 @@ def _produce_freely(  # noqa: PLR0913, PLR0917  the arguments of a process
         for first in count(number * at_once, producers * at_once):
             if monotonic() >= until:
                 break
-            _commit(connection, range(first, first + at_once), shard_of)
+            _commit(connection, range(first, first + at_once), shard_for)
             committed += at_once
     pipe.send(committed)
 
@@ -120,10 +120,10 @@ def _produce_freely(  # noqa: PLR0913, PLR0917  the arguments of a process
 def _map_shards(shards: int) -> dict[int, int]:
     """The shard of each account."""
     channel = get_pipeline(shards).channels[CHANNEL]
-    return {account: channel.shard_of(str(account)) for account in range(ACCOUNTS)}
+    return {account: channel.shard_for(str(account)) for account in range(ACCOUNTS)}
 
 
-def _commit(connection: Connection, ids: range, shard_of: Mapping[int, int]) -> None:
+def _commit(connection: Connection, ids: range, shard_for: Mapping[int, int]) -> None:
     accounts = [n % ACCOUNTS for n in ids]
     connection.execute(
         _STAGE,
@@ -132,7 +132,7 @@ def _commit(connection: Connection, ids: range, shard_of: Mapping[int, int]) -> 
             "note": NOTE,
             "ids": list(ids),
             "accounts": accounts,
-            "shards": [shard_of[account] for account in accounts],
+            "shards": [shard_for[account] for account in accounts],
         },
         prepare=True,
     )

@@ -94,7 +94,7 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
 
 
 def _make_marks(members: int, turn: int) -> Iterator[Marks]:
-    """Every member once, in a different order each turn, with higher scores than in the turn before."""
+    """Every member once, in a different order each time, with higher scores than the time before."""
     # Coprime to the number of members: each occurs once, and neighbours are far apart.
     step = pow(7919, turn + 1)
     for first in range(0, members, MARKS_AT_ONCE):

@@ -4,16 +4,24 @@ Data flows one way, and the folders show it:
 
     staging      in the application's transaction: a change and its record, or neither
     streaming    the worker: staged records → journal → Redis
-    channels     where records go: the log in Redis, lists of what is dirty
+    journal      which record has which offset: written by the sequencer, read by every part
+    channels     the destinations in Redis: logs and Icks
     consuming    effects and checkpoint in one Postgres transaction
-    reconciling  what consumers hold against the tables, at one cut
-    verifying    staged records, journal, log and checkpoints against one another
-    engines      who turns the wheel: one Python process, or Spark
-    operating    what people ask it: status, doctor, dead letters
-    cli          the command line
+    reconciling  a consumer's state compared with the canonical tables, at one cut
+    verifying    staged records, journal, log and checkpoints compared with one another
 
-Beside them: ``declarations`` and ``pipeline`` (what an application declares), ``records`` (what the parts hand each
-other), ``errors``.  Importing ``penstock`` imports SQLAlchemy and nothing heavier.
+Two engines run these steps: ``inline`` (threads in one Python process) and ``spark`` (tasks of one Spark application).
+Around them:
+
+    database     Postgres: connections, errors, statements, tables
+    operating    what operators ask: status, doctor, resets, dead letters
+    cli          the command line
+    embedded     Postgres and Valkey from wheels
+    testing      what an application's own tests need
+    demo         an application that shows it all, with faults
+
+An application declares a ``pipeline`` out of ``declarations`` and ``handlers``; the parts pass each other ``records`` and
+raise ``errors``.  Importing ``penstock`` imports SQLAlchemy and nothing heavier.
 """
 
 from penstock.declarations import Ick, Log

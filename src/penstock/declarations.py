@@ -84,7 +84,7 @@ class _Sharded:
                 f"channel {self.name}: keep is {self.keep}; it takes no negative time"
             )
 
-    def shard_of(self, key: str | bytes) -> Shard:
+    def shard_for(self, key: str | bytes) -> Shard:
         """The shard of a key: the first four bytes of its SHA-256, as a number, modulo the number of shards.
 
         A hash that Postgres and every language have, so that triggers and other producers agree with this function.
@@ -145,7 +145,7 @@ class Ick(_Sharded):
 
     @property
     def max_bytes(self) -> int:
-        """Its records have no payload to speak of."""
+        """Its records have no payload."""
         return MAX_PAYLOAD_BYTES
 
 
@@ -155,15 +155,15 @@ Channel = Log | Ick
 
 @dataclass(frozen=True)
 class StagingRule:
-    """Which changes of which class are told to which channel, and how.
+    """Which changes of which class are staged for which channel, and how.
 
     Attributes:
         type: The mapped class; subclasses that are mapped are included.
         channel: Where the records go.
-        on: The kinds of change that are told.
+        on: The kinds of change that are staged.
         key: Attribute name or function of the object: records of one key keep their order.
         data: Names of attributes, or a function of the object that gives the payload; None takes every column.
-        when: Function of the object; a change of an object for which it is false is not told.  With
+        when: Function of the object; a change of an object for which it is false is not staged.  With
             ``capture="trigger"`` a condition in SQL over the columns.
         object: What the records call it; by default the name of the table.
         capture: ``orm``: by the session's hooks.  ``trigger``: by triggers (``penstock.staging.triggers``) that see

@@ -4,32 +4,32 @@ An error is an instruction: it names the thing, what was found, the limit, and w
 command line ends with; ``page`` is the section of the documentation that explains it (``docs/reference/errors.md``).
 
     PenstockError
-    ├── DeclarationError          a pipeline is declared wrongly                  (2, usage)
+    ├── DeclarationError          a declaration that cannot work                  (2, usage)
     │   └── InvalidName           a name of a channel, consumer or schema
-    ├── InvalidSetting            a setting cannot be what it is                  (2)
-    ├── Unknown                   what a command is to work on is not there       (2)
+    ├── InvalidSetting            a setting with an invalid value                 (2)
+    ├── Unknown                   a name that does not exist                      (2)
     ├── InvalidIckCall            a score, member or size that an Ick cannot take (2)
     ├── StagingError              a record cannot be staged                       (1)
     │   ├── InvalidRecord         a field of the record is not acceptable
-    │   ├── BypassedStaging       a statement goes round the staging rules
-    │   └── NotAttached           the session knows no pipeline
+    │   ├── BypassedStaging       a statement bypasses the staging rules
+    │   └── NotAttached           the session has no pipeline attached
     ├── TryAgain                  raised by a handler: not the record's fault     (1)
     ├── BrokenTransaction         a handler ended or spoiled its transaction      (1)
     │   ├── HandlerCommitted      its effects are committed, its checkpoint is not
     │   └── HandlerNotRun         it returned a coroutine or a generator
     ├── HandlerExited             a handler called sys.exit()                     (1)
-    ├── Halted                    shards of a consumer stand still                (1)
-    ├── BarrierMissed             a consumer does not stand where it should       (1)
+    ├── Halted                    shards of a consumer are halted                 (1)
+    ├── BarrierMissed             a consumer did not stop at a cut                (1)
     ├── SnapshotLost              a snapshot ended before it was read             (1)
-    ├── DemoFailed                the demo could not be brought to its end        (1)
+    ├── DemoFailed                the demo could not finish                       (1)
     ├── ServerUnavailable         Postgres or Redis cannot be reached or started  (3)
     │   └── AppendRefused         Redis answers, and refuses to write
     ├── JavaMissing               no Java runtime for Spark                       (3)
     ├── SchemaMissing             the database has no Penstock schema, or another (2)
     ├── Gap                       records are gone before a consumer passed them  (4)
     └── Refused                   stopped for safety                              (5)
-        ├── HistoryDiverged           Postgres lost commits, or is another one
-        ├── ForeignLog            the stream holds entries that are not ours
+        ├── HistoryDiverged       Postgres lost commits, or is another one
+        ├── ForeignLog            the stream holds entries of another program
         ├── DamagedIck            a key of an Ick holds something else, or is missing
         ├── ReadOnlyPostgres      a standby or a read-only server
         ├── Fenced                a newer epoch has taken over
@@ -47,7 +47,7 @@ class PenstockError(Exception):
 
 
 class DeclarationError(PenstockError):
-    """A pipeline is declared in a way that cannot work: found when it is declared, not when it runs."""
+    """A pipeline is declared in a way that cannot work; raised by the declaration, not when the pipeline runs."""
 
     exit_code = 2
     page = "errors#declarationerror"
@@ -67,14 +67,14 @@ class InvalidSetting(PenstockError):
 
 
 class Unknown(PenstockError):
-    """What a command was told to work on is not there: a consumer, a channel, a dead letter."""
+    """A command names something that does not exist: a consumer, a channel, a dead letter."""
 
     exit_code = 2
     page = "errors#unknown"
 
 
 class InvalidIckCall(PenstockError):
-    """What an operation of an Ick was given cannot be stored: nothing was written."""
+    """An operation of an Ick was called with a value that cannot be stored; nothing was written."""
 
     exit_code = 2
     page = "errors#invalidickcall"
@@ -151,25 +151,25 @@ class HandlerExited(PenstockError):
 
 
 class Halted(PenstockError):
-    """A consumer was to be brought up to date, and some of its shards stand still."""
+    """A consumer could not be drained: some of its shards are halted."""
 
     page = "errors#halted"
 
 
 class BarrierMissed(PenstockError):
-    """A consumer could not be brought to stand at a cut: nothing was compared and nothing changed."""
+    """A consumer did not stop at the offsets of a cut; nothing was compared and nothing changed."""
 
     page = "errors#barriermissed"
 
 
 class SnapshotLost(PenstockError):
-    """The snapshot that tables were to be read in is gone: nothing was compared and nothing changed."""
+    """The snapshot for reading the tables is gone; nothing was compared and nothing changed."""
 
     page = "errors#snapshotlost"
 
 
 class DemoFailed(PenstockError):
-    """The demo could not be brought to its end."""
+    """The demo could not finish."""
 
     page = "errors#demofailed"
 
@@ -202,7 +202,7 @@ class SchemaMissing(PenstockError):
 
 
 class Gap(PenstockError):
-    """The log continues past a consumer's checkpoint, and the journal no longer has what is between."""
+    """The log continues beyond a consumer's checkpoint, and the journal no longer has the records between them."""
 
     exit_code = 4
     page = "errors#gap"
@@ -216,7 +216,7 @@ class Refused(PenstockError):
 
 
 class HistoryDiverged(Refused):
-    """What Redis or a consumer has seen is not what Postgres remembers: Postgres lost commits, or is another server."""
+    """Redis or a consumer has records that Postgres does not know: Postgres lost commits, or is another server."""
 
     page = "errors#historydiverged"
 
@@ -228,7 +228,7 @@ class ForeignLog(Refused):
 
 
 class DamagedIck(Refused):
-    """A key of an Ick holds something that is not an Ick's, or members stand without their version."""
+    """A key of an Ick holds something that is not an Ick's, or has members without a version."""
 
     page = "errors#damagedick"
 
@@ -240,7 +240,7 @@ class ReadOnlyPostgres(Refused):
 
 
 class Fenced(Refused):
-    """A newer epoch of the log has been opened: this process belongs to the past."""
+    """A newer epoch of the log has been opened; this process belongs to an old one."""
 
     page = "errors#fenced"
 

@@ -1,4 +1,4 @@
-"""The inline engine: one light Python process, no JVM, a thread for the streamer and one for each consumer."""
+"""The inline engine: one Python process without a JVM, with a thread for the streamer and one for each consumer."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from penstock.streaming.streamer import IDLE_S
 log = structlog.get_logger("penstock.inline")
 
 Report = Callable[[str, RoundResult | Consumed], None]
-"""Told what a round did, and who did it: ``streamer``, or a consumer's name."""
+"""Called after each round with who ran it, ``streamer`` or a consumer's name, and its result."""
 
 
 def run(  # noqa: PLR0913  what can be chosen of a run
@@ -35,16 +35,16 @@ def run(  # noqa: PLR0913  what can be chosen of a run
         pipeline: What to run.
         database_url: Postgres.
         redis_url: Redis or Valkey.
-        stop: Asked between rounds, by every thread.
+        stop: Called between rounds, by every thread.
         consumers: Names; None takes all of the pipeline's.
         streamer: False leaves the streamer to another process.
         idle_s: Longest pause between two rounds of the streamer that found nothing, in seconds.
         prepare: False behind a pooler that cannot keep prepared statements.
-        resend_chance: How often the streamer sends its last records again, and consumers read theirs again, 0 to 1.
-        report: Told what each round did.
+        resend_chance: Probability, 0 to 1, that a round sends or reads its last records again, to show that this is harmless.
+        report: Called with the result of each round.
 
     Raises:
-        PenstockError: What one of them raised; the others have been stopped.
+        PenstockError: Raised by one of them; the others have been stopped.
         DeclarationError: A name is not of the pipeline.
     """
     names = list(pipeline.consumers) if consumers is None else list(consumers)

@@ -1,4 +1,4 @@
-"""Pipeline: where an application declares its channels, staging rules and consumers."""
+"""The pipeline: where an application declares its channels, staging rules, consumers and reconciliations."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Unpack, overload
@@ -37,7 +37,7 @@ Canonical = TypeVar("Canonical", bound=Callable[..., object])
 
 
 class Pipeline:
-    """All that an application tells, to whom, and who listens.
+    """Declares what an application stages, for which channels, and who consumes it.
 
         rides = Log("rides", shards=4)
         pipeline = Pipeline(channels=[rides])

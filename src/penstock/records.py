@@ -22,7 +22,7 @@ Shard = NewType("Shard", int)
 """Number of a shard in its channel, from 0."""
 
 Epoch = NewType("Epoch", int)
-"""Incarnation of the log: goes up when the past of Postgres has changed."""
+"""Incarnation of the log: goes up when the history of Postgres has diverged from the log's."""
 
 BEGINNING = Offset(0)
 """The checkpoint of a consumer that has seen nothing; the tail of a shard that holds nothing."""

@@ -24,6 +24,7 @@ from penstock.operating.dead_letters import of_consumer, retry
 from penstock.operating.reset import reset_checkpoint
 from penstock.records import Record
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 Handler = Callable[..., Any]
 INSERT = text("INSERT INTO public.effects VALUES (:id, :key)")
@@ -753,18 +754,20 @@ def test_a_read_only_moment_is_waited_out(reader: Reader, database_url: str) -> 
 
 
 @pytest.mark.usefixtures("staged")
-def test_settings_that_a_handler_left_behind_do_not_outlive_a_failure(reader: Reader) -> None:
-    """The connection is a new one after it."""
+def test_what_a_handler_left_on_its_connection_does_not_outlive_a_failure(reader: Reader) -> None:
+    """A rollback does not release a session's lock; the connection is a new one after a failure."""
 
-    def meddles(session: Session, records: Sequence[Record]) -> None:
+    def locks(session: Session, records: Sequence[Record]) -> None:
         if any(record.id == 2 for record in records):
-            session.execute(text("SET SESSION default_transaction_read_only = on"))
+            session.execute(text("SELECT pg_advisory_lock(7)"))
             raise ValueError
         apply(session, records)
 
-    reader.declare(meddles, attempts=1)
+    reader.declare(locks, attempts=1)
     reader.drain()
 
+    held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+    eventually(lambda: reader.connection.execute(held).fetchone() == (0,), "it is released")
     assert [number for number, _ in reader.dead()] == [2]
     assert len(reader.effects()) == 19
 

@@ -18,7 +18,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 from penstock.cli.app import load_commands
 from penstock.consuming import LogWorker
 from penstock.streaming import Streamer
-from penstock.testing import eventually
+from penstock.testing import drained, eventually
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
@@ -99,6 +99,68 @@ def test_the_readmes_pipeline_runs(engine: Engine, database_url: str, redis_url:
     worker.close()
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT sum(fare) FROM ride_totals")) == 1000
+
+
+class Carrier:
+    """A service outside Postgres, which is down at first."""
+
+    def __init__(self) -> None:
+        self.announced: dict[str, int] = {}
+
+    def announce(self, order: int, *, idempotency_key: str) -> str:
+        first = idempotency_key not in self.announced
+        self.announced[idempotency_key] = order
+        if first:
+            raise ConnectionError
+        return f"parcel {order}"
+
+
+def test_the_handlers_of_the_how_to_apply_what_is_staged(
+    engine: Engine, database_url: str, redis_url: str
+) -> None:
+    """Those that need no Spark, over records of every action."""
+    page = ROOT / "docs" / "how-to" / "write-a-handler.md"
+    names: dict[str, Any] = {"carrier": Carrier()}
+    for block in blocks(page, "python"):
+        exec(block.replace("after=30", "after=0.01"), names)
+    pipeline, order = names["pipeline"], names["Order"]
+    names["Base"].metadata.create_all(engine)
+    sessions = sessionmaker(engine)
+    pipeline.attach(sessions)
+
+    with sessions.begin() as session:
+        for customer in ("ann", "bob"):
+            session.add(names["CustomerTotal"](customer=customer, cents=0))
+            session.add(names["CustomerSum"](customer=customer, cents=0))
+        for n in range(4):
+            session.add(order(customer=("ann", "bob")[n % 2], cents=n * 50_000))
+    with sessions.begin() as session:
+        session.delete(session.get_one(order, 4))
+    consumers = set(pipeline.consumers) - {"orders-by-customer"}
+    drained(pipeline, database_url, redis_url, consumers=consumers)
+
+    with engine.connect() as connection:
+
+        def rows(query: str) -> list[tuple[Any, ...]]:
+            return [tuple(row) for row in connection.execute(text(query))]
+
+        assert rows("SELECT cents FROM receipts ORDER BY 1") == [(0,), (50_000,), (100_000,)]
+        assert rows("SELECT action, count(*) FROM changes GROUP BY 1 ORDER BY 1") == [
+            ("delete", 1),
+            ("insert", 4),
+        ]
+        assert rows("SELECT sum(cents) FROM invoices") == [(300_000,)]
+        assert rows("SELECT words FROM indexed_orders ORDER BY 1") == [
+            ("ann 0",),
+            ("ann 100000",),
+            ("bob 50000",),
+        ]
+        assert rows("SELECT customer FROM large_orders ORDER BY 1") == [("ann",), ("bob",)]
+        for table in ("customer_totals", "customer_sums"):
+            query = f"SELECT customer, cents FROM {table} ORDER BY 1"
+            assert rows(query) == [("ann", 100_000), ("bob", 200_000)]
+        assert rows("SELECT customer FROM first_orders ORDER BY 1") == [("ann",), ("bob",)]
+        assert rows("SELECT count(*) FROM shipments") == [(4,)]
 
 
 def test_the_tutorial_ends_as_it_says(tmp_path: Path) -> None:

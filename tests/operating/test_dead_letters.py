@@ -18,7 +18,7 @@ from penstock.operating.dead_letters import (
     drop,
     newest,
     of_consumer,
-    record_of,
+    read_record,
     retry,
 )
 from penstock.records import Record
@@ -101,7 +101,7 @@ def test_what_was_set_aside_is_listed_without_its_payload(desk: Desk) -> None:
 
 
 def test_one_is_shown_with_its_payload(desk: Desk) -> None:
-    record = record_of(desk.connection, at(desk.letters(), "0/1"))
+    record = read_record(desk.connection, at(desk.letters(), "0/1"))
 
     assert record is not None
     assert (record.data, record.headers, record.key) == ({"word": "a1"}, {"v": 1}, "a")

@@ -128,7 +128,7 @@ def test_effect_and_checkpoints_are_one_transaction(
     crash_at(point)
     with pytest.raises(StreamingQueryException, match="CrashError"):
         run()
-    assert counted(connection) == {}
+    assert counted(connection) == ({"a": 100} if point.endswith("commit") else {})
 
     run()
 

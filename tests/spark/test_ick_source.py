@@ -40,7 +40,7 @@ def icks(redis_client: redis.Redis) -> list[DirtyList]:
 
 def mark(icks: list[DirtyList], members: list[str], score: float = 5.0) -> None:
     for member in members:
-        icks[INDEX.shard_of(member)].add({member: score})
+        icks[INDEX.shard_for(member)].add({member: score})
 
 
 def waiting(icks: list[DirtyList]) -> set[bytes]:
@@ -100,7 +100,7 @@ def test_a_stream_takes_what_is_dirty_and_commits_it_when_its_batch_is_done(
     by_member = {bytes(row.bytes): row for row in rows}
     assert len(rows) == len(by_member) == 41
     row = by_member[b"d7"]
-    assert (row.channel, row.shard, row.member) == ("index", INDEX.shard_of("d7"), "d7")
+    assert (row.channel, row.shard, row.member) == ("index", INDEX.shard_for("d7"), "d7")
     assert (row.score, row.reservation) == (1_700_000_000.5, 1)
     assert row.timestamp.timestamp() == 1_700_000_000.5
     assert (by_member[b"\xff"].member, by_member[b"\xff"].timestamp) == (None, None)
@@ -288,7 +288,7 @@ def test_the_reservation_of_a_long_batch_does_not_become_stale(
     tmp_path: Path,
 ) -> None:
     mark(icks, ["a"], 1)
-    key = icks[INDEX.shard_of("a")].keys.version
+    key = icks[INDEX.shard_for("a")].keys.version
     watch, stale = HolderWatch(2.0), []
 
     def batch(_frame: DataFrame, _: int) -> None:
@@ -462,7 +462,7 @@ def test_a_batch_marks_its_members_each_in_its_shard_with_the_lowest_score(
     assert marked(icks) == {f"d{n}".encode(): float(n) for n in range(10)}
     for shard, ick in enumerate(icks):
         found: Any = ick._client.zrange(ick.keys.dirty, 0, -1)
-        assert {INDEX.shard_of(member) for member in found} <= {shard}
+        assert {INDEX.shard_for(member) for member in found} <= {shard}
 
 
 def test_members_without_a_score_are_dirty_since_now_by_redis_clock(

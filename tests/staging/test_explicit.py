@@ -40,7 +40,7 @@ def test_a_record_is_a_row_of_the_transaction(
     assert staged() == [
         Staged(
             "rides",
-            rides.shard_of("7"),
+            rides.shard_for("7"),
             "7",
             "imported",
             "ride",
@@ -145,7 +145,7 @@ def test_a_key_is_free_text(
         stage_one(session, rides, key=key, action=key[:255], object=key[:255], data={key: key})
 
     assert [(r.key, r.action, r.data, r.shard) for r in staged()] == [
-        (key, key[:255], {key: key}, rides.shard_of(key))
+        (key, key[:255], {key: key}, rides.shard_for(key))
     ]
 
 

@@ -46,7 +46,7 @@ def test_a_commit_stages_each_change_with_its_row(
         session.flush()
         session.delete(ride)
 
-    shard = rides.shard_of("7")
+    shard = rides.shard_for("7")
     assert staged() == [
         Staged(
             "rides", shard, "7", action, "rides", {"id": 7, "status": status, "fare": "12.50"}, None

@@ -42,7 +42,7 @@ def test_each_change_marks_the_member_without_a_payload(
 
     assert members(staged) == [("insert", "7"), ("update", "7"), ("delete", "7")]
     assert {(r.channel, r.shard, str(r.data)) for r in staged()} == {
-        ("ride-index", index.shard_of("7"), "{}")
+        ("ride-index", index.shard_for("7"), "{}")
     }
 
 
@@ -102,7 +102,7 @@ def test_a_trigger_marks_as_the_hooks_do(
         ("update", "2"),
         ("delete", "2"),
     ]
-    assert {(r.shard, r.key) for r in staged()} == {(index.shard_of(k), k) for k in ("1", "2")}
+    assert {(r.shard, r.key) for r in staged()} == {(index.shard_for(k), k) for k in ("1", "2")}
 
 
 def test_members_are_marked_explicitly(

@@ -157,7 +157,7 @@ def test_every_writer_is_captured_once(
         ("delete", "a", 1),
         ("delete", "c", 3),
     ]
-    assert [r.shard for r in records] == [rides.shard_of(r.key) for r in records]
+    assert [r.shard for r in records] == [rides.shard_for(r.key) for r in records]
 
 
 def test_the_order_within_a_statement_is_kept(

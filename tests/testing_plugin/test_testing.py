@@ -52,7 +52,7 @@ def test_a_record_reads_as_if_it_had_been_staged() -> None:
         "stops": [1, None],
     }
     assert record.headers == {"trace": "a"}
-    assert (record.channel, record.shard, record.key) == ("rides", RIDES.shard_of("7"), "7")
+    assert (record.channel, record.shard, record.key) == ("rides", RIDES.shard_for("7"), "7")
     assert (record.offset, record.id, record.staged_at) == (3, 3, at)
 
 

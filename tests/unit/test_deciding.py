@@ -26,10 +26,10 @@ from penstock.consuming.delivery import (
     Trouble,
     Unavailable,
     compare,
-    cut,
     decide,
-    of_part,
+    divide,
     pause_s,
+    trouble_for_part,
 )
 from penstock.records import Epoch, Offset, Record, RecordId, Shard, ShardName
 
@@ -74,7 +74,7 @@ def test_a_split_batch_keeps_every_record_in_order(
     decision = decide(policy, size, NO_TROUBLE, Failed(at, for_certain=True))
 
     assert isinstance(decision, Split)
-    parts = cut(records, decision.sizes)
+    parts = divide(records, decision.sizes)
     assert [r for part in parts for r in part] == records
     assert all(0 < len(part) < size for part in parts)
     assert at is None or [records[at]] in parts
@@ -145,8 +145,8 @@ def follow(
             case Retry(_, known):
                 parts.insert(0, (part, known))
             case Split(sizes, known):
-                pieces = cut(part, sizes)
-                parts[:0] = [(piece, of_part(known, len(piece))) for piece in pieces]
+                pieces = divide(part, sizes)
+                parts[:0] = [(piece, trouble_for_part(known, len(piece))) for piece in pieces]
             case DeadLetter() | Halt():
                 dead.extend(part)
     return applied, dead, attempts
@@ -178,8 +178,8 @@ def test_a_batch_of_several_shards_has_its_attempts_and_a_part_has_one() -> None
     split = decide(Policy(3), 8, twice.trouble, Failed())
     assert isinstance(split, Split)
 
-    assert of_part(split.trouble, 4) == replace(split.trouble, items=4, failures=2)
-    assert of_part(split.trouble, 1).failures == 0
+    assert trouble_for_part(split.trouble, 4) == replace(split.trouble, items=4, failures=2)
+    assert trouble_for_part(split.trouble, 1).failures == 0
 
 
 def test_pauses_grow_to_a_bound() -> None:

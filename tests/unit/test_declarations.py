@@ -94,12 +94,12 @@ def test_a_channel_has_bounds(wrong: dict[str, Any]) -> None:
 @given(st.text(st.characters(codec="utf-8"), min_size=1), st.integers(1, 1024))
 def test_the_shard_of_a_key_is_its_sha256_modulo_the_shards(key: str, shards: int) -> None:
     expected = int(hashlib.sha256(key.encode()).hexdigest()[:8], 16) % shards
-    assert Log("rides", shards=shards).shard_of(key) == expected
+    assert Log("rides", shards=shards).shard_for(key) == expected
 
 
 def test_the_shards_of_keys_stay_where_they_are() -> None:
     """Written down, because a change would take the order away from every key."""
-    assert [Log("rides", shards=8).shard_of(key) for key in ("1", "2", "ключ", "a:b")] == [
+    assert [Log("rides", shards=8).shard_for(key) for key in ("1", "2", "ключ", "a:b")] == [
         3,
         2,
         2,

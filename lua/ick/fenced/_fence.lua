@@ -1,7 +1,7 @@
 -- Shared by the fenced scripts: the current reservation.  Include it after ick/_intact.
 -- keys: fence, held
 -- The fence is a hash: `number` of the last reservation, which only goes up; `request` and `holder` of the current one,
--- empty if there is none; `pulse`, its number of heartbeats; `committed`, the number of members that the exchange which
+-- empty if there is none; `heartbeats`, how many it has had; `committed`, the number of members that the exchange which
 -- began it committed.
 
 for _, expectation in ipairs({{fence, "hash"}, {held, "zset"}}) do
@@ -10,7 +10,7 @@ for _, expectation in ipairs({{fence, "hash"}, {held, "zset"}}) do
     return damaged(expectation[1], expectation[2], found)
   end
 end
-local fields = redis.call("HMGET", fence, "number", "request", "holder", "pulse", "committed")
+local fields = redis.call("HMGET", fence, "number", "request", "holder", "heartbeats", "committed")
 local current = {
   number = tonumber(fields[1] or "0"),
   request = fields[2] or "",

@@ -11,5 +11,5 @@ if not is_current(number, request) then
   return describe("superseded")
 end
 local members = commit(false, done)
-redis.call("HINCRBY", fence, "pulse", 1)
+redis.call("HINCRBY", fence, "heartbeats", 1)
 return {"committed", members}

@@ -91,5 +91,5 @@ in_slices(marks, 1, function(...) return redis.call("ZADD", held, ...) end)
 current.number = math.max(current.number, floor) + 1
 current.request = request
 redis.call("HSET", fence, "number", string.format("%.0f", current.number), "request", request,
-  "holder", holder, "pulse", "0", "committed", string.format("%.0f", committed))
+  "holder", holder, "heartbeats", "0", "committed", string.format("%.0f", committed))
 return answer(committed)

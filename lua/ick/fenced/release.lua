@@ -15,5 +15,5 @@ if not format and returned > 0 then
   redis.call("SET", version, FORMAT)
 end
 move_lowest(held, dirty, returned)
-redis.call("HSET", fence, "request", "", "holder", "", "pulse", "0")
+redis.call("HSET", fence, "request", "", "holder", "", "heartbeats", "0")
 return {"released", committed, returned}

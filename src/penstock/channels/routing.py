@@ -71,7 +71,7 @@ class IckShardKeys:
         name: The Ick's name, for ``DirtyList``, for ``Reservations``, and for Redis::Ick in Ruby.
         ick: Its own keys.
         log: The position, a stream of one entry, at the key that a log's stream would have.
-        progress: Counts, and how far marks have been processed: see ``progress.lua``.  The key itself ends in ``:passage``.
+        progress: Counts, and how far marks have been processed: see ``progress.lua``.
     """
 
     name: str
@@ -84,5 +84,5 @@ def ick_shard_keys(namespace: str, name: ShardName) -> IckShardKeys:
     """The keys of a shard of an Ick: ``penstock:{ride-index/2}:ick`` …, all in the slot of ``ride-index/2``."""
     root = f"{namespace}:{{{name}}}"
     return IckShardKeys(
-        f"{root}:ick", ick_keys(f"{root}:ick"), log_keys(namespace, name), f"{root}:passage"
+        f"{root}:ick", ick_keys(f"{root}:ick"), log_keys(namespace, name), f"{root}:progress"
     )

@@ -127,8 +127,8 @@ class CallsAhead:
     the order of the calls.  On a Cluster, which has no single connection, a call is sent when its reply is requested.
     """
 
-    def __init__(self, client: Any, called: Script) -> None:
-        self._client, self._script = client, called
+    def __init__(self, client: Any, script: Script) -> None:
+        self._client, self._script = client, script
         self._pool = getattr(client, "connection_pool", None)
         self._connection: Any = None
         self._calls: deque[Call] = deque()

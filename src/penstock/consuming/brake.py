@@ -23,7 +23,7 @@ def brake(
         return None
     reason = (
         f"{in_a_row} dead letters in a row, with nothing applied between them; {last}. Fix the handler, then: "
-        f"penstock reset checkpoint {consumer.name} --resume --apply, and penstock dead-letters retry {consumer.name}"
+        f"penstock reset checkpoint {consumer.name} --resume --apply, and penstock dead-letters retry {consumer.name} --all"
     )
     checkpoints.halt(executor, shard, reason)
     return reason

@@ -1,7 +1,7 @@
 """Delivers items of one shard: attempts, one transaction each, until ``decide`` has nothing more to try.
 
-Short pauses are waited out here.  After a long one the shard's turn is over, so that other shards go on meanwhile; what
-was learned of its trouble is kept for the next delivery.
+A short pause is waited out here.  A longer one ends the delivery, so that other shards go on meanwhile; the trouble so far
+is kept for the shard's next delivery.
 """
 
 import random
@@ -27,9 +27,9 @@ from penstock.consuming.delivery import (
     Split,
     Trouble,
     Unavailable,
-    cut,
     decide,
-    of_part,
+    divide,
+    trouble_for_part,
 )
 from penstock.consuming.failures import NotApplied, frames, reason
 from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Planner
@@ -44,7 +44,7 @@ log = structlog.get_logger("penstock.consumer")
 Item = TypeVar("Item")
 Item_contra = TypeVar("Item_contra", contravariant=True)
 
-LONGEST_PAUSE_IN_TURN_S = 0.5
+MAX_PAUSE_S = 0.5
 
 Pause = Callable[[float], bool]
 """Waits so many seconds; true if there is to be no other attempt, because the process stops."""
@@ -75,7 +75,7 @@ class Source(Protocol[Item_contra]):
 
 
 @dataclass
-class _Turn(Generic[Item]):
+class _Delivery(Generic[Item]):
     """A delivery that is going on.
 
     Attributes:
@@ -130,26 +130,26 @@ class Deliverer(Generic[Item]):
             ServerUnavailable: Postgres does not answer; what was under way may be committed, which the next delivery sees.
             HandlerExited: The handler wants the process to end.
         """
-        turn = _Turn(transaction, shard, self._parts(shard, items), pause, Delivered())
-        while turn.parts and turn.total.halted is None:
-            part, trouble = turn.parts.pop(0)
+        delivery = _Delivery(transaction, shard, self._parts(shard, items), pause, Delivered())
+        while delivery.parts and delivery.total.halted is None:
+            part, trouble = delivery.parts.pop(0)
             try:
                 plan = self._source.plan(shard, part)
                 done = transaction.apply([shard], plan, name=self._source.name)
             except NotApplied as failed:
-                if not self._goes_on(turn, part, trouble, failed):
+                if not self._goes_on(delivery, part, trouble, failed):
                     break
             else:
                 self._count(shard, done)
-                turn.total.add(done)
+                delivery.total.add(done)
                 if done.position is None:
                     break
-        return turn.total
+        return delivery.total
 
     def _parts(
         self, shard: ShardName, items: Sequence[Item]
     ) -> list[tuple[Sequence[Item], Trouble]]:
-        """The items, those that were in trouble when the last turn ended apart from the rest."""
+        """The items, with those that were in trouble when the last delivery ended as a part of their own."""
         trouble = self._trouble.pop(shard, NO_TROUBLE)
         if not 0 < trouble.items < len(items):
             return [(items, trouble)]
@@ -161,24 +161,26 @@ class Deliverer(Generic[Item]):
             self._applied_before.pop(shard, None)
 
     def _goes_on(
-        self, turn: _Turn[Item], part: Sequence[Item], trouble: Trouble, failed: NotApplied
+        self, delivery: _Delivery[Item], part: Sequence[Item], trouble: Trouble, failed: NotApplied
     ) -> bool:
-        """Carries out what is to happen after a failure; false if the turn is over."""
-        self._show(turn.shard, failed)
-        match decide(self._policy, len(part), trouble, self._outcome(turn.shard, failed)):
-            case Retry(after_s, known) if after_s > LONGEST_PAUSE_IN_TURN_S:
-                self._postpone(turn, after_s, known, failed)
+        """Carries out what is to happen after a failure; false if the delivery is over."""
+        self._show(delivery.shard, failed)
+        match decide(self._policy, len(part), trouble, self._outcome(delivery.shard, failed)):
+            case Retry(after_s, known) if after_s > MAX_PAUSE_S:
+                self._postpone(delivery, after_s, known, failed)
                 return False
             case Retry(after_s, known):
-                turn.parts.insert(0, (part, known))
-                return not turn.pause(after_s * random.uniform(0.5, 1.0))  # noqa: S311  spreads processes, no secret
+                delivery.parts.insert(0, (part, known))
+                return not delivery.pause(after_s * random.uniform(0.5, 1.0))  # noqa: S311  spreads processes, no secret
             case Split(sizes, known):
-                pieces = cut(part, sizes)
-                turn.parts[:0] = [(piece, of_part(known, len(piece))) for piece in pieces]
+                pieces = divide(part, sizes)
+                delivery.parts[:0] = [
+                    (piece, trouble_for_part(known, len(piece))) for piece in pieces
+                ]
             case DeadLetter(attempts):
-                self._dead_letter(turn, part[0], trouble, failed.reason, attempts)
+                self._dead_letter(delivery, part[0], trouble, failed.reason, attempts)
             case Halt(attempts):
-                self._halt(turn, part, f"failed {attempts} times: {failed.reason}")
+                self._halt(delivery, part, f"failed {attempts} times: {failed.reason}")
         return True
 
     def _outcome(self, shard: ShardName, failed: NotApplied) -> Outcome:
@@ -189,63 +191,63 @@ class Deliverer(Generic[Item]):
         return Unavailable(others_pass=self._applied > before)
 
     def _postpone(
-        self, turn: _Turn[Item], after_s: float, trouble: Trouble, failed: NotApplied
+        self, delivery: _Delivery[Item], after_s: float, trouble: Trouble, failed: NotApplied
     ) -> None:
-        """Ends the turn; the next one begins with the same items, and with what is known of their trouble."""
-        self._trouble[turn.shard] = trouble
-        turn.total.retry_after_s = after_s
+        """Ends the delivery; the shard's next one begins with the same items and their trouble so far."""
+        self._trouble[delivery.shard] = trouble
+        delivery.total.retry_after_s = after_s
         log.warning(
             "waiting",
             consumer=self._consumer.name,
-            shard=str(turn.shard),
+            shard=str(delivery.shard),
             reason=type(driver_error(failed.error)).__name__,
             seconds=round(after_s, 1),
         )
 
         def plan(executor: Executor, locked: Locked) -> Plan[None]:
-            if turn.shard in locked:
+            if delivery.shard in locked:
                 said = f"waiting after {failed.reason}"
-                self._checkpoints.note_waiting(executor, turn.shard, said)
+                self._checkpoints.note_waiting(executor, delivery.shard, said)
             return Plan(None)
 
         with suppress(NotApplied, ServerUnavailable):  # `penstock status` can do without
-            turn.transaction.apply([turn.shard], plan)
+            delivery.transaction.apply([delivery.shard], plan)
 
     def _dead_letter(
-        self, turn: _Turn[Item], item: Item, trouble: Trouble, why: str, attempts: int
+        self, delivery: _Delivery[Item], item: Item, trouble: Trouble, why: str, attempts: int
     ) -> None:
         """Dead-letters an item; if even that is impossible, the shard halts."""
         log.warning(
             "dead-lettering",
             consumer=self._consumer.name,
-            item=self._source.name_in_log(turn.shard, item),
+            item=self._source.name_in_log(delivery.shard, item),
         )
-        plan = self._source.plan_dead_letter(turn.shard, item, why, attempts)
+        plan = self._source.plan_dead_letter(delivery.shard, item, why, attempts)
         try:
-            turn.total.add(turn.transaction.apply([turn.shard], plan))
+            delivery.total.add(delivery.transaction.apply([delivery.shard], plan))
         except NotApplied as lost:
             if not isinstance(lost.outcome, Conflict | Unavailable):
-                self._halt(turn, [item], f"could not be dead-lettered: {lost.reason}")
+                self._halt(delivery, [item], f"could not be dead-lettered: {lost.reason}")
             else:
-                turn.parts.insert(0, ([item], trouble))
+                delivery.parts.insert(0, ([item], trouble))
         except psycopg.Error as error:
-            self._halt(turn, [item], f"could not be dead-lettered: {reason(error)}")
+            self._halt(delivery, [item], f"could not be dead-lettered: {reason(error)}")
 
-    def _halt(self, turn: _Turn[Item], part: Sequence[Item], why: str) -> None:
+    def _halt(self, delivery: _Delivery[Item], part: Sequence[Item], why: str) -> None:
         """Stops the shard: nothing behind these items is applied until an operator lets it go on."""
-        which = self._source.describe(turn.shard, part[0])
+        which = self._source.describe(delivery.shard, part[0])
         said = f"{which} {why}" if len(part) == 1 else f"{len(part)} items from {which} {why}"
 
         def plan(executor: Executor, locked: Locked) -> Plan[Delivered]:
-            checkpoint = locked.get(turn.shard)
+            checkpoint = locked.get(delivery.shard)
             if checkpoint is None:
                 return Plan(Delivered())
-            self._checkpoints.halt(executor, turn.shard, said)
+            self._checkpoints.halt(executor, delivery.shard, said)
             return Plan(Delivered(position=checkpoint.offset, halted=said))
 
         with suppress(NotApplied):  # it fails again, and halts then
-            turn.total.add(turn.transaction.apply([turn.shard], plan))
-        turn.parts.clear()
+            delivery.total.add(delivery.transaction.apply([delivery.shard], plan))
+        delivery.parts.clear()
 
     def _show(self, shard: ShardName, failed: NotApplied) -> None:
         """Logs a failure once, with where it happened; never its text, which may hold a payload."""

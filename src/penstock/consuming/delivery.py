@@ -160,7 +160,7 @@ class Split:
 
     Attributes:
         sizes: How many items each part has.
-        trouble: What each part starts with; see ``of_part``.
+        trouble: What each part starts with; see ``trouble_for_part``.
     """
 
     sizes: tuple[int, ...]
@@ -248,12 +248,12 @@ def _conflict_pause_s(times: int) -> float:
     return min(LONGEST_CONFLICT_PAUSE_S, FIRST_CONFLICT_PAUSE_S * 2.0 ** min(times - 1, 20))
 
 
-def of_part(trouble: Trouble, size: int) -> Trouble:
+def trouble_for_part(trouble: Trouble, size: int) -> Trouble:
     """What a part of a split batch starts with: one attempt is left to it, but a single item has all of its own."""
     return replace(trouble, items=size, failures=trouble.failures if size > 1 else 0)
 
 
-def cut(items: Sequence[Item], sizes: Sequence[int]) -> list[Sequence[Item]]:
+def divide(items: Sequence[Item], sizes: Sequence[int]) -> list[Sequence[Item]]:
     """The items in consecutive parts of the given sizes."""
     parts, at = [], 0
     for size in sizes:

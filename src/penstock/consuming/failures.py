@@ -65,7 +65,7 @@ class InvalidPayload(ValueError):
     """A payload does not fit the consumer's model; the text names the fields, and no values."""
 
 
-def outcome_of(error: BaseException, culprit: int | None = None) -> Outcome:
+def find_outcome(error: BaseException, culprit: int | None = None) -> Outcome:
     """What an exception means for the items, raised by the handler, its flush, the advance or COMMIT.
 
     Args:

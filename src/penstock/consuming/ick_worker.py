@@ -2,9 +2,9 @@
 
     reserve at the Ick  →  lock the checkpoint's row  →  handler(session, members)  →  commit  →  exchange at the Ick
 
-A turn at a shard is one reservation after the other: each exchange commits the members that are done and reserves the next.
-The last one of a turn releases the reservation, so that other processes may work on the shard.  A process that dies in its
-turn leaves a reservation behind; another process takes it over once its heartbeat is ``TAKEOVER_AFTER_S`` old and no
+A visit to a shard is one reservation after the other: each exchange commits the members that are done and reserves the next.
+The end of a visit releases the reservation, so that other processes may work on the shard.  A process that dies during a
+visit leaves a reservation behind; another process takes it over once its heartbeat is ``TAKEOVER_AFTER_S`` old and no
 transaction in Postgres holds the shard.
 
 The handler reads the tables as they are when it runs, so handling a member twice is harmless, and that is what a crash
@@ -48,8 +48,8 @@ from penstock.records import Offset, ShardName
 
 log = structlog.get_logger("penstock.consumer")
 
-TURN_S = 0.5
-"""Longest turn at a shard, in seconds, before the others are looked at."""
+MAX_VISIT_S = 0.5
+"""Longest visit to a shard, in seconds, before the others are visited."""
 
 TAKEOVER_AFTER_S = 1.0
 """Age of another process's heartbeat, in seconds, from which its reservation is stale."""
@@ -107,7 +107,7 @@ class IckWorker(Worker[ReservedMember]):
         return IckSource(self.consumer, self._pipeline.schema)
 
     def round(self, block_ms: int | None = None) -> Consumed:
-        """Waits for members, ``block_ms`` at the longest, and takes a turn at each shard that has some.
+        """Waits for members, ``block_ms`` at the longest, and visits each shard that has some.
 
         Raises:
             ServerUnavailable: Postgres or Redis does not answer.
@@ -121,7 +121,7 @@ class IckWorker(Worker[ReservedMember]):
         while not self._stop():
             waiting = self._waiting()
             for shard in waiting:
-                self._turn(shard, consumed)
+                self._visit(shard, consumed)
                 if self._stop():
                     break
             if monotonic() >= self._progress_at:
@@ -168,14 +168,14 @@ class IckWorker(Worker[ReservedMember]):
         at = random.randrange(len(found)) if found else 0  # noqa: S311  not for secrets
         return found[at:] + found[:at]
 
-    def _turn(self, shard: ShardName, consumed: Consumed) -> None:
+    def _visit(self, shard: ShardName, consumed: Consumed) -> None:
         """Batch after batch of one shard, for a while."""
         ick = self._icks[shard]
         held = self._reserve(shard)
         if isinstance(held, Busy):
             self._rest_until[shard] = monotonic() + BUSY_PAUSE_S
             return
-        until = monotonic() + TURN_S
+        until = monotonic() + MAX_VISIT_S
         reservation: Reservation | Superseded = held
         while isinstance(reservation, Reservation) and reservation.marks:
             crashpoint("members.after_reserve")

@@ -15,8 +15,8 @@ FOR UPDATE;
 -- :name take_checkpoints
 -- The row lock is the mutual exclusion: the process that holds it works on the shard, others skip it.  The transaction's id
 -- proves later that effects and checkpoint are in one transaction; the clock is the one that staged the records.  A barrier
--- stops the consumer at its offset: records that are at hand were sequenced before any barrier that this statement does not
--- see yet.
+-- stops the consumer at its offset: records that have been read were sequenced before any barrier that this statement does
+-- not see yet.
 SELECT shard, "offset", halted,
        pg_current_xact_id()::text,
        (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,

@@ -24,8 +24,8 @@ from penstock.consuming.delivery import Conflict
 from penstock.consuming.failures import (
     Culprit,
     NotApplied,
+    find_outcome,
     is_exit,
-    outcome_of,
 )
 from penstock.consuming.handler import make_caller
 from penstock.crashpoints import crashpoint
@@ -191,7 +191,7 @@ class HandlerTransaction:
                     "committed. To have a batch retried, raise TryAgain or any other exception"
                 ) from error
             error = self._committed_by_handler(connection, xid) or error
-            raise NotApplied(outcome_of(error, index), error) from error
+            raise NotApplied(find_outcome(error, index), error) from error
 
     def _advance(self, statements: Executor, planned: Plan[Result], xid: str) -> None:
         """Moves the checkpoints, if the transaction still is the one that locked them."""
@@ -200,7 +200,7 @@ class HandlerTransaction:
             self._checkpoints.advance(statements, *planned.advances)
         except Exception as error:
             ended = self._explained(statements, error, xid)
-            raise NotApplied(outcome_of(ended), ended) from error
+            raise NotApplied(find_outcome(ended), ended) from error
 
     def _explained(self, statements: Executor, error: Exception, xid: str) -> Exception:
         """What the handler did, if it is the reason why the checkpoints cannot be moved."""
@@ -269,7 +269,7 @@ def _commit(transaction: RootTransaction) -> None:
     try:
         transaction.commit()
     except Exception as error:
-        raise NotApplied(outcome_of(error), error, at_commit=True) from error
+        raise NotApplied(find_outcome(error), error, at_commit=True) from error
 
 
 def _committed(statements: Executor, who: str, xid: str) -> HandlerCommitted | None:

@@ -39,7 +39,7 @@ log = structlog.get_logger("penstock.operator")
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record that a consumer has set aside; its payload is not part of it.
+    """A dead letter of a consumer, without its payload.
 
     Attributes:
         consumer: Which consumer.
@@ -51,10 +51,10 @@ class DeadLetter:
         action: What happened.
         object: What it happened to.
         staged_at: When it was staged.
-        reason: Why it was set aside: class and first line of the error.
+        reason: Why it was dead-lettered: class and first line of the error.
         attempts: How often it was tried.
         parked: It did not fail itself: an earlier record of its key did.
-        failed_at: When it was set aside, or failed last.
+        failed_at: When it was dead-lettered, or failed last.
     """
 
     consumer: str
@@ -141,7 +141,7 @@ def at(letters: Iterable[DeadLetter], place: str) -> DeadLetter:
     raise Unknown(f"no dead letter at {place}; penstock dead-letters list shows where they are")
 
 
-def record_of(
+def read_record(
     connection: Connection, letter: DeadLetter, *, schema: str = DEFAULT_SCHEMA
 ) -> Record | None:
     """The record with its payload; None if the dead letter is gone.

@@ -31,6 +31,8 @@ from penstock.reconciling.repair import Rows, repair_rows, replace_state
 log = structlog.get_logger("penstock.reconcile")
 
 Intent = Literal["compare", "repair", "replace", "bootstrap"]
+"""What a reconciliation is to do: see ``reconcile``."""
+
 WAIT_S = 60.0
 """How long a run waits for the consumer to reach the cut, in seconds."""
 

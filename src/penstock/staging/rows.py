@@ -65,7 +65,7 @@ def make_row(  # noqa: PLR0913, PLR0917  a row has this many columns
     checked_key = key_text(key, f"{field}key")
     checked = [
         _make_label(channel.name, "channel"),
-        str(channel.shard_of(checked_key)),
+        str(channel.shard_for(checked_key)),
         _quote(checked_key),
         _make_label(action, f"{field}action"),
         _make_label(object, f"{field}object"),

@@ -194,7 +194,7 @@ class Publisher:
         self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
     ) -> Generator[tuple[Batch, Reply], None, None]:
         """Appends to logs.  Several batches may be under way: one that follows a refused one is refused too."""
-        target = self._target_of(icks=False)
+        target = self._targets(icks=False)
         with closing(self._batches(target, tails, prefetched, may_begin=may_begin)) as batches:
             if _count_missing(target, tails) <= BATCH_RECORDS:
                 for group in _groups(batches):
@@ -210,7 +210,7 @@ class Publisher:
         self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
     ) -> Generator[tuple[MarkBatch, Reply], None, None]:
         """Marks in Icks, one call after the other."""
-        target = self._target_of(icks=True)
+        target = self._targets(icks=True)
         with closing(self._batches(target, tails, prefetched, may_begin=may_begin)) as batches:
             for marks in map(_coalesce, batches):
                 [reply] = mark_shards(self._client, self._namespace, [marks])
@@ -247,7 +247,7 @@ class Publisher:
                     crashpoint("publisher.before_append")
                     yield batch
 
-    def _target_of(self, *, icks: bool) -> dict[ShardName, Offset]:
+    def _targets(self, *, icks: bool) -> dict[ShardName, Offset]:
         """The target of all usable Icks, or of all usable logs."""
         return {
             shard: tail

@@ -37,7 +37,7 @@ def staged(source: Source, *, schema: str | None = None) -> list[StagedRecord]:
     Raises:
         sqlalchemy.exc.DBAPIError: The tables are not there, or the role cannot read them.
     """
-    schema = schema or _schema_of(source)
+    schema = schema or _find_schema(source)
     table = staged_records(schema)
     query = select(
         table.c.channel,
@@ -131,7 +131,7 @@ def assert_not_staged(  # noqa: PLR0913  the same
         )
 
 
-def _schema_of(source: Source) -> str:
+def _find_schema(source: Source) -> str:
     session = source() if isinstance(source, scoped_session) else source
     attached = find_attachments(session) if isinstance(session, Session) else []
     return attached[0].pipeline.schema if attached else DEFAULT_SCHEMA

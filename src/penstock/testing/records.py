@@ -49,7 +49,7 @@ def make_record(  # noqa: PLR0913  a record has this many parts; all have defaul
     if isinstance(channel, str):
         name, of_key, limit = channel, Shard(0), LARGEST_MAX_BYTES
     else:
-        name, of_key, limit = channel.name, channel.shard_of(text), channel.max_bytes
+        name, of_key, limit = channel.name, channel.shard_for(text), channel.max_bytes
     return Record(
         name,
         of_key if shard is None else Shard(shard),

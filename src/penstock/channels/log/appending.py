@@ -89,6 +89,7 @@ class Unusable:
 
 
 Reply = Appended | Behind | FencedOff | Foreign | Unusable
+"""What became of a batch."""
 
 
 def append_together(

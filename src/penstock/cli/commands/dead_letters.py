@@ -79,7 +79,7 @@ def show_(
     with open_connections(settings, "dead letters") as servers:
         found = letters.of_consumer(servers.connection, consumer, schema=servers.schema)
         letter = letters.at(found, place)
-        record = letters.record_of(servers.connection, letter, schema=servers.schema)
+        record = letters.read_record(servers.connection, letter, schema=servers.schema)
     if record is None:
         raise Unknown(f"the dead letter at {place} is gone")
     if json:

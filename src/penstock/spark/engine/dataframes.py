@@ -143,7 +143,7 @@ class DataFrames:
 
         Raises:
             Gap: A checkpoint was moved back: the query is to begin again from it.
-            Halted: A shard stands still until an operator lets it go on.
+            Halted: A shard is halted until an operator lets it go on.
             ServerUnavailable: Postgres cannot do it now.
         """
         frame = frame.persist(StorageLevel.MEMORY_AND_DISK)

@@ -75,7 +75,7 @@ class _Writer:
             marks: dict[int, list[tuple[bytes, float]]] = defaultdict(list)
             now = _now(client)
             for member, score in zip(_members(part), _scores(part), strict=True):
-                marks[self._ick.shard_of(member)].append((member, now if score is None else score))
+                marks[self._ick.shard_for(member)].append((member, now if score is None else score))
             icks = [(checked_keys(client, self._names[s], ""), each) for s, each in marks.items()]
             for added in add_each(client, icks):
                 marked.new += added.new
