@@ -191,6 +191,7 @@ def test_ctrl_c_prints_what_was_measured_and_names_the_rest() -> None:
     assert found["failed"] == []
 
 
+@pytest.mark.slow
 def test_processes_of_the_bench_find_it_from_another_directory(tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 

@@ -46,7 +46,6 @@ def told(
     streamer.close()
 
 
-@pytest.mark.slow
 def test_status_tail_doctor_and_reset_know_it(
     told: Connection, flow: Pipeline, client: Any
 ) -> None:
@@ -68,7 +67,6 @@ def test_status_tail_doctor_and_reset_know_it(
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 def test_spark_reads_and_marks_it(
     told: Connection, client: Any, cluster: Cluster, spark: SparkSession, tmp_path: Path
 ) -> None:

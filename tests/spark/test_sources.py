@@ -175,7 +175,6 @@ def test_rows_that_do_not_follow_the_tail_of_the_log_are_refused(
     assert redis_client.keys("mirror*:log") == []
 
 
-@pytest.mark.slow
 def test_another_record_at_its_place_is_refused(spark: SparkSession, where: dict[str, str]) -> None:
     """Guarantee 30."""
     staged = spark.read.format("penstock.staged").options(**where).load()
@@ -232,7 +231,6 @@ def test_a_log_that_was_emptied_is_waited_for(
     assert third == list(range(101, 111))
 
 
-@pytest.mark.slow
 def test_the_lag_shows_in_the_progress(
     spark: SparkSession, where: dict[str, str], tmp_path: Path
 ) -> None:

@@ -149,7 +149,7 @@ def test_the_six_operations_do_what_a_plain_model_does(redis_client: redis.Redis
     check(redis_client, examples=100)
 
 
-@pytest.mark.chaos
+@pytest.mark.storm
 @pytest.mark.timeout(600)
 def test_the_six_operations_do_what_a_plain_model_does_for_long(redis_client: redis.Redis) -> None:
     check(redis_client, examples=1_500)
