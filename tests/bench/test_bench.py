@@ -110,7 +110,8 @@ def test_a_drain_that_removes_everything_stands_beside_one_that_does_not(
     assert cases["drain-removed"]["limits"]["nothing else"]["value"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.storm
+@pytest.mark.spark
 @pytest.mark.timeout(400)
 def test_spark_compares_with_one_task_at_once_and_with_two() -> None:
     done = bench("--quick", "--json", "--only", "spark-compare")
@@ -154,7 +155,8 @@ def test_the_name_of_a_case_means_that_case_alone() -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.storm
+@pytest.mark.spark
 @pytest.mark.timeout(400)
 def test_the_engine_on_spark_stands_beside_the_inline_one_and_its_micro_batch_beside_sparks_own() -> (
     None

@@ -122,10 +122,12 @@ def test_a_ride_that_the_index_has_forgotten_shows(
     [
         ("inline", "4", "--no-reconcile"),
         pytest.param(
-            "inline", "4", "--reconcile", marks=[pytest.mark.chaos, pytest.mark.timeout(240)]
+            *("inline", "4", "--reconcile"),
+            marks=[pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(240)],
         ),
         pytest.param(
-            "spark", "20", "--reconcile", marks=[pytest.mark.chaos, pytest.mark.timeout(240)]
+            *("spark", "20", "--reconcile"),
+            marks=[pytest.mark.storm, pytest.mark.spark, pytest.mark.timeout(240)],
         ),
     ],
 )
@@ -193,7 +195,12 @@ def processes_of(mark: str) -> list[int]:
 )
 @pytest.mark.parametrize(
     "engine",
-    ["inline", pytest.param("spark", marks=[pytest.mark.chaos, pytest.mark.timeout(240)])],
+    [
+        "inline",
+        pytest.param(
+            "spark", marks=[pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(240)]
+        ),
+    ],
 )
 def test_nothing_outlives_the_demo(
     tmp_path: Path, engine: str, signals: list[signal.Signals]

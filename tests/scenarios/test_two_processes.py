@@ -40,6 +40,11 @@ def things() -> Log:
     return Log("things", shards=4)
 
 
+@pytest.mark.parametrize(
+    "start",
+    ["inline", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.storm])],
+    indirect=True,
+)
 def test_an_orm_handler_in_two_processes_counts_every_order(
     start: Start, connection: Connection, things: Log
 ) -> None:
