@@ -16,7 +16,7 @@ pytest_plugins = [
     "fixtures.proxy",
     "fixtures.pooler",
     "fixtures.topologies",
-    "fixtures.plant",
+    "fixtures.running_pipeline",
     "fixtures.verifying",
     "fixtures.command_line",
 ]

@@ -97,7 +97,7 @@ def test_a_node_of_a_cluster_that_dies_is_waited_for(
     change(books, KEYS)
     work.drain()
     with connect_redis(cluster.url) as client:
-        node = cluster.node_of(client, f"penstock:{{{things.shard_names[0]}}}:log")
+        node = cluster.find_node(client, f"penstock:{{{things.shard_names[0]}}}:log")
     change(books, KEYS)
     node.kill()
     with pytest.raises(ServerUnavailable):

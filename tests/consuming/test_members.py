@@ -60,7 +60,7 @@ def make_worker(
         worker.close()
 
 
-def ick_of(client: redis.Redis, shard: int) -> DirtyList:
+def get_ick(client: redis.Redis, shard: int) -> DirtyList:
     return DirtyList(client, f"penstock:{{index/{shard}}}:ick")
 
 
@@ -68,7 +68,7 @@ def waiting(client: redis.Redis) -> dict[bytes, float]:
     """What both shards hold, with scores."""
     found: dict[bytes, float] = {}
     for shard in (0, 1):
-        keys = ick_of(client, shard).keys
+        keys = get_ick(client, shard).keys
         for key in (keys.dirty, keys.held):
             marks: Any = client.zrange(key, 0, -1, withscores=True)
             found.update(dict(marks))
@@ -196,7 +196,7 @@ def test_a_redis_that_loses_the_ick_alone_is_told_again(
     mark_changed(documents, ["a", "b", "c"])
     streamer.drain()
     for shard in (0, 1):
-        ick_of(redis_client, shard).delete()
+        get_ick(redis_client, shard).delete()
     assert waiting(redis_client) == {}
 
     retain(streamer)
@@ -373,7 +373,7 @@ def test_a_member_that_is_no_text_is_set_aside(
 ) -> None:
     """A producer of another kind may add any bytes."""
     streamer.open()
-    ick_of(redis_client, 0).add({b"\xff\x00": 5, b"good": 6})
+    get_ick(redis_client, 0).add({b"\xff\x00": 5, b"good": 6})
 
     assert make_worker(attempts=1).drain() == 1
     [(key, reason)] = documents.execute("SELECT key, reason FROM penstock.dead_letters").fetchall()

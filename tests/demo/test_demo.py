@@ -177,7 +177,7 @@ def test_clients_that_never_began_can_be_stopped() -> None:
     Simulator("http://localhost").stop()
 
 
-def processes_of(mark: str) -> list[int]:
+def find_processes(mark: str) -> list[int]:
     """All processes that have inherited the mark in their environment."""
     found = []
     for process in psutil.process_iter():
@@ -214,10 +214,10 @@ def test_nothing_outlives_the_demo(
         "the demo runs",
         timeout_s=90,
     )
-    assert len(processes_of(mark)) > 4
+    assert len(find_processes(mark)) > 4
 
     for number in signals:
         demo.send_signal(number)
     demo.wait(10)
 
-    eventually(lambda: not processes_of(mark), "nothing of it is left", timeout_s=20)
+    eventually(lambda: not find_processes(mark), "nothing of it is left", timeout_s=20)

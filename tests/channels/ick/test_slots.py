@@ -37,14 +37,14 @@ def enterprise_slot(key: str) -> int:
     return key_slot((match[1] if match else key).encode())
 
 
-def keys_of(key: str, namespace: str = "") -> tuple[str, ...]:
+def make_keys(key: str, namespace: str = "") -> tuple[str, ...]:
     keys = ick_keys(key, namespace)
     return keys.version, keys.dirty, keys.reserved, keys.fence, keys.held
 
 
 def agree(key: str) -> bool:
     """Whether both kinds of cluster keep the three keys of the original together."""
-    three = keys_of(key)[:3]
+    three = make_keys(key)[:3]
     return (
         len({key_slot(k.encode()) for k in three}) == 1 and len({*map(enterprise_slot, three)}) == 1
     )
@@ -85,7 +85,7 @@ def test_the_check_agrees_with_a_cluster_about_braces(key: str) -> None:
 
 
 def test_a_namespace_goes_before_each_key_as_in_ruby() -> None:
-    assert keys_of("ride-index", "shop") == (
+    assert make_keys("ride-index", "shop") == (
         "shop:ride-index",
         "shop:ride-index/ick/{ride-index}/pset",
         "shop:ride-index/ick/{ride-index}/cset",
