@@ -10,7 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 
-from fixtures.flow import LookAtLog, stage_rows
+from fixtures.flow import ReadLog, stage_rows
 from penstock import Log
 from penstock.database.connections import Connection
 from penstock.errors import ForeignLog, Gap
@@ -40,7 +40,7 @@ def ids(frame: DataFrame) -> list[int]:
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_batch_reads_every_record_with_all_its_fields(
-    spark: SparkSession, where: dict[str, str], source: str, logged: LookAtLog, things: Log
+    spark: SparkSession, where: dict[str, str], source: str, logged: ReadLog, things: Log
 ) -> None:
     rows = spark.read.format(source).options(**where).load().collect()
     held = {(r.shard, r.offset): r for records in logged(things).values() for r in records}
@@ -126,7 +126,7 @@ def test_a_stream_goes_on_from_its_checkpoint_and_repeats_nothing_in_the_log_wit
     streamer: Streamer,
     things: Log,
     redis_client: redis.Redis,
-    logged: LookAtLog,
+    logged: ReadLog,
     tmp_path: Path,
 ) -> None:
     """Guarantees 1 and 5: the log compares, whatever Spark believes it has written."""

@@ -9,7 +9,7 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
-from fixtures.flow import LookAtLog, stage_rows
+from fixtures.flow import ReadLog, stage_rows
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.errors import AppendRefused, Fenced, ForeignLog, HistoryDiverged
@@ -29,7 +29,7 @@ def dense(log: dict[ShardName, list[Record]]) -> bool:
 
 
 def test_what_is_staged_is_in_the_log_in_order_and_dense(
-    streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
+    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
 ) -> None:
     stage_rows(connection, things, 2500)
 
@@ -41,7 +41,7 @@ def test_what_is_staged_is_in_the_log_in_order_and_dense(
 
 
 def test_payloads_arrive_as_they_were_staged(
-    streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
+    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
 ) -> None:
     data = '{"text": "ü\\n\\"quoted\\"", "n": 12345678901234567890.125, "list": [1, null, true]}'
     connection.execute(
@@ -61,7 +61,7 @@ def test_what_came_along_with_the_tick_is_not_read_again(
     streamer: Streamer,
     connection: Connection,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     streamer.drain()
@@ -84,7 +84,7 @@ def test_what_came_along_waits_for_what_a_redis_has_lost(
     connection: Connection,
     redis_client: redis.Redis,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
 ) -> None:
     """Guarantee 4: the log is filled from its beginning, not from the last tick on."""
     stage_rows(connection, things, 30)
@@ -98,7 +98,7 @@ def test_what_came_along_waits_for_what_a_redis_has_lost(
 
 
 def test_what_came_along_waits_for_what_an_earlier_tick_has_left(
-    streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
+    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
 ) -> None:
     """Guarantee 1: as after a crash between a tick and its publishing, and seen before it is sent."""
     streamer.open()
@@ -116,7 +116,7 @@ def test_what_came_along_waits_for_what_an_earlier_tick_has_left(
 
 
 def test_of_few_heavy_records_what_did_not_come_along_is_read(
-    streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
+    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
 ) -> None:
     connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN data SET STORAGE EXTERNAL")
     connection.execute(
@@ -131,7 +131,7 @@ def test_of_few_heavy_records_what_did_not_come_along_is_read(
 
 
 def test_a_lost_reply_does_not_double_a_record(
-    streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
+    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
 ) -> None:
     """Guarantee 1: what was sent is sent again, and the log does not change."""
     stage_rows(connection, things, 100)
@@ -152,7 +152,7 @@ def test_two_streamers_make_one_log(
     redis_url: str,
     connection: Connection,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
 ) -> None:
     """Guarantee 3: two at once, one of them with old news, are slow, never wrong."""
     rival = Streamer(flow, database_url, redis_url)
@@ -176,7 +176,7 @@ def test_a_flushed_redis_is_filled_again_from_the_journal(
     redis_client: redis.Redis,
     connection: Connection,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
 ) -> None:
     """Guarantee 9: nothing is kept in Redis alone until everyone has passed it."""
     stage_rows(connection, things, 500)
@@ -199,7 +199,7 @@ def test_a_redis_put_back_to_an_older_state_is_filled_up(
     redis_client: redis.Redis,
     connection: Connection,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
 ) -> None:
     """Guarantee 9: the script's comparison, not the publisher's memory, decides."""
     stage_rows(connection, things, 50, "old")
@@ -391,7 +391,7 @@ def test_every_shard_is_published_in_a_round_however_short_it_is(
 
 
 def test_a_hole_in_the_journal_is_never_published_over(
-    streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
+    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
 ) -> None:
     """Guarantee 3: an offset belongs to one record for ever, or to none."""
     for _ in range(3):

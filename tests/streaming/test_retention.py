@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 import redis
 
-from fixtures.flow import LookAtLog, retain_now, stage_rows
+from fixtures.flow import ReadLog, retain_now, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
@@ -44,7 +44,7 @@ def test_nothing_is_forgotten_that_a_consumer_has_not_passed(
     streamer: Streamer,
     connection: Connection,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
 ) -> None:
     """Guarantee 12: the slowest checkpoint decides; a declared consumer counts before it first ran."""
     for number in range(5):
@@ -61,7 +61,7 @@ def test_what_everyone_has_passed_goes_from_postgres_and_redis(
     streamer: Streamer,
     connection: Connection,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
 ) -> None:
     for number in range(5):
         stage_rows(connection, things, 40, f"{number} ")
@@ -198,7 +198,7 @@ def test_a_flushed_redis_without_the_forgotten_records_begins_where_the_journal_
     connection: Connection,
     things: Log,
     redis_url: str,
-    logged: LookAtLog,
+    logged: ReadLog,
 ) -> None:
     """Guarantees 9 and 12 together."""
     for number in range(4):

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 from sqlalchemy.orm import Session
 
-from fixtures.flow import LookAtLog, retain_now, stage_rows
+from fixtures.flow import ReadLog, retain_now, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
@@ -112,7 +112,7 @@ def test_clocks_that_lie_change_neither_order_nor_number(
     things: Log,
     streamer: Streamer,
     connection: Connection,
-    logged: LookAtLog,
+    logged: ReadLog,
     database_url: str,
     redis_url: str,
 ) -> None:
@@ -145,7 +145,7 @@ def test_a_hot_key_holds_up_its_own_shard_only(
     streamer: Streamer,
     connection: Connection,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Guarantee 24: every round, however short, sends a batch of every shard."""

@@ -8,7 +8,7 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
-from fixtures.flow import LookAtLog, retain_now, stage_rows
+from fixtures.flow import ReadLog, retain_now, stage_rows
 from penstock import Ick, Log, Pipeline
 from penstock.channels.ick import DirtyList, repair
 from penstock.database.connections import Connection
@@ -138,7 +138,7 @@ def test_a_drain_ends_with_the_error_after_the_others_are_drained(
     connection: Connection,
     redis_client: redis.Redis,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
     harm: Harm,
     error: type[PenstockError],
 ) -> None:
@@ -166,7 +166,7 @@ def test_a_shard_that_was_repaired_catches_up(
     connection: Connection,
     redis_client: redis.Redis,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
 ) -> None:
     damage_ick(redis_client)
     damage_log(redis_client)
