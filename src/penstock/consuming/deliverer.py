@@ -37,7 +37,7 @@ from penstock.database.errors import driver_error, sqlstate
 from penstock.database.executor import Executor
 from penstock.declarations import ConsumerSpec
 from penstock.errors import ServerUnavailable
-from penstock.records import ShardName
+from penstock.records import Scope, ShardName
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -99,12 +99,12 @@ class Deliverer(Generic[Item]):
     def __init__(
         self,
         consumer: ConsumerSpec,
-        schema: str,
+        scope: Scope,
         source: Source[Item],
     ) -> None:
         self._consumer = consumer
         self._source = source
-        self._checkpoints = Checkpoints(consumer, schema)
+        self._checkpoints = Checkpoints(consumer, scope)
         self._policy = Policy(consumer.attempts, consumer.on_poison)
         self._trouble: dict[ShardName, Trouble] = {}
         self._applied = 0
