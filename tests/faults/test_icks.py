@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 
 from fixtures.crashing import INDEX
 from fixtures.dirty import DOCUMENTS, check_copy, mark_changed
-from fixtures.plant import Processes
 from fixtures.proxy import Harm, Proxy, behind
+from fixtures.running_pipeline import Processes
 from penstock.channels.ick import inspect_shards
 from penstock.channels.log import extents
 from penstock.channels.routing import ick_shard_keys

@@ -10,7 +10,7 @@ import redis
 
 from fixtures.engines import Start, effects
 from fixtures.flow import stage_rows
-from fixtures.plant import THINGS, Processes
+from fixtures.running_pipeline import THINGS, Processes
 from fixtures.truth import TABLES, Load, await_everything
 from penstock import Log
 from penstock.database.connections import Connection, connect_postgres

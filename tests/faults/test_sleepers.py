@@ -11,8 +11,8 @@ import redis
 
 from fixtures.crashing import INDEX, THINGS, streamer_that_falls_asleep, work
 from fixtures.dirty import DOCUMENTS, check_copy
-from fixtures.plant import THINGS as PLANTS_THINGS
-from fixtures.plant import Processes
+from fixtures.running_pipeline import THINGS as RUNNING_THINGS
+from fixtures.running_pipeline import Processes
 from fixtures.truth import TABLES, Load, await_everything, change
 from penstock.database.connections import Connection
 from penstock.testing import eventually
@@ -91,7 +91,7 @@ def test_streamers_suspended_by_turns_under_load_make_one_log(
             sleeper.send_signal(signal.SIGCONT)
             load.go_on(0.1)
 
-    assert await_everything(books, redis_client, PLANTS_THINGS) > 300
+    assert await_everything(books, redis_client, RUNNING_THINGS) > 300
     assert [streamer.poll() for streamer in streamers] == [None, None]
 
 

@@ -128,7 +128,7 @@ def settle(flow: Pipeline, database_url: str, redis_url: str) -> None:
         worker.close()
 
 
-def plant(connection: Connection) -> None:
+def seed_drift(connection: Connection) -> None:
     """Thirty differences of all kinds except repeated rows."""
     connection.execute("DELETE FROM public.totals WHERE id <= 10")
     connection.execute(
@@ -139,7 +139,7 @@ def plant(connection: Connection) -> None:
 
 
 @pytest.mark.chaos
-def test_what_was_planted_is_found_and_repaired_and_nothing_else_under_load(
+def test_seeded_drift_is_found_and_repaired_under_load_without_false_alarms(
     run: Run, working: Any, bank: Connection, database_url: str
 ) -> None:
     """Guarantee 28: every difference, no false alarm, while records flow."""
@@ -152,7 +152,7 @@ def test_what_was_planted_is_found_and_repaired_and_nothing_else_under_load(
     change(bank, 400)
     with working(produce):
         clean = run()
-        plant(bank)
+        seed_drift(bank)
         found = run()
         repaired = run(intent="repair")
         again = run()
@@ -226,7 +226,7 @@ def test_state_and_position_are_replaced_together_under_load(
     with working(produce):
         if intent == "replace":
             run()
-            plant(bank)
+            seed_drift(bank)
         for _ in range(3):
             run(intent=intent)
             assert run().clean
@@ -263,7 +263,7 @@ def test_fifty_bootstraps_under_load_with_kills(
                 killed += 1
             killer.cancel()
             if number % 5 == 0:
-                plant(bank)
+                seed_drift(bank)
                 run(intent="bootstrap")
             assert run().clean
     assert killed > 5
@@ -282,7 +282,7 @@ def test_a_run_that_dies_at_any_point_is_harmless(
 ) -> None:
     change(bank, 200)
     settle(flow, database_url, redis_url)
-    plant(bank)
+    seed_drift(bank)
 
     def crash(name: str) -> None:
         if name == point:
@@ -307,7 +307,7 @@ def test_two_operators_at_once_are_harmless(
 ) -> None:
     change(bank, 200)
     settle(flow, database_url, redis_url)
-    plant(bank)
+    seed_drift(bank)
 
     with working():
         threads = [threading.Thread(target=run, kwargs={"intent": "repair"}) for _ in range(2)]

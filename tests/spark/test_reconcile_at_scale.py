@@ -38,7 +38,7 @@ INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
 SELECT 'things', id %% 2, id::text, 'change', 'account', '{"cents": 3}' FROM locked
 """
 
-PLANT = (
+DRIFT = (
     "DELETE FROM public.totals WHERE id %% 1000 = 1 AND id <= 300000",
     "UPDATE public.totals SET cents = cents + 1 WHERE id %% 1000 = 2 AND id <= 300000",
     "UPDATE public.totals SET cents = NULL WHERE id %% 1000 = 3 AND id <= 100000",
@@ -109,7 +109,7 @@ def test_a_thousand_differences_in_a_million_keys_under_load(
     began = monotonic()
     with at_work(flow, database_url, redis_url, produce):
         clean = run()
-        for statement in PLANT:
+        for statement in DRIFT:
             bank.execute(statement, {"keys": KEYS})
         found, repaired, again = run(), run(repair=True), run()
     seconds = monotonic() - began

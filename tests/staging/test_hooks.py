@@ -29,7 +29,7 @@ def ruled(pipeline: Pipeline, rides: Log) -> Pipeline:
     return pipeline
 
 
-def changes_of(records: Sequence[Staged]) -> list[tuple[str, str]]:
+def list_changes(records: Sequence[Staged]) -> list[tuple[str, str]]:
     return [(record.action, record.key) for record in records]
 
 
@@ -81,7 +81,7 @@ def test_a_rollback_to_a_savepoint_removes_its_records(
         with session.begin_nested():
             session.add(Ride(id=3))
 
-    assert changes_of(staged()) == [("insert", "1"), ("insert", "3")]
+    assert list_changes(staged()) == [("insert", "1"), ("insert", "3")]
 
 
 def test_a_hundred_objects_are_one_insert(
@@ -135,7 +135,7 @@ def test_an_unchanged_object_is_not_staged(
         other.status = "new"
         mutable.extra["a"] = 2
 
-    assert changes_of(staged()[3:]) == [("update", "3")]
+    assert list_changes(staged()[3:]) == [("update", "3")]
 
 
 def test_a_relationship_alone_is_not_an_update(
@@ -148,7 +148,7 @@ def test_a_relationship_alone_is_not_an_update(
         rider = session.get_one(Rider, 1)
         rider.rides.append(Ride(id=1))
 
-    assert changes_of(staged()) == [("insert", "1")]
+    assert list_changes(staged()) == [("insert", "1")]
 
 
 def test_a_foreign_key_that_follows_a_relationship_is_an_update(
@@ -160,7 +160,7 @@ def test_a_foreign_key_that_follows_a_relationship_is_an_update(
         rider = session.get_one(Rider, 1)
         rider.rides.append(session.get_one(Ride, 1))
 
-    assert changes_of(staged()) == [("insert", "1"), ("update", "1")]
+    assert list_changes(staged()) == [("insert", "1"), ("update", "1")]
 
 
 def test_a_column_set_to_an_sql_expression_is_an_update_with_its_result(
@@ -281,7 +281,7 @@ def test_a_row_that_another_transaction_deleted_is_not_staged_again(
         with pytest.raises(StaleDataError, match="found 0"):
             late.commit()
 
-    assert changes_of(staged()) == [("insert", "1"), ("delete", "1")]
+    assert list_changes(staged()) == [("insert", "1"), ("delete", "1")]
 
 
 def test_cascades_and_orphans_are_staged(
@@ -295,7 +295,7 @@ def test_cascades_and_orphans_are_staged(
         session.flush()
         session.delete(rider)
 
-    assert changes_of(staged()[2:]) == [("delete", "1"), ("delete", "2")]
+    assert list_changes(staged()[2:]) == [("delete", "1"), ("delete", "2")]
     assert staged()[2].data == {"id": 1, "status": "new", "fare": "0.00"}
 
 
@@ -325,7 +325,7 @@ def test_merge_and_autoflush_are_staged(
         assert session.scalar(select(func.count()).select_from(Ride)) == 1
         session.merge(Ride(id=1, status="done"))
 
-    assert changes_of(staged()) == [("insert", "1"), ("update", "1")]
+    assert list_changes(staged()) == [("insert", "1"), ("update", "1")]
 
 
 def test_changes_made_during_commit_are_staged(
@@ -355,7 +355,7 @@ def test_a_failed_flush_stages_nothing_and_the_next_one_only_its_own_changes(
         session.add(Ride(id=3))
         session.commit()
 
-    assert changes_of(staged()) == [("insert", "3")]
+    assert list_changes(staged()) == [("insert", "3")]
 
 
 def test_a_savepoint_rolled_back_just_before_a_flush_changes_nothing(
@@ -370,7 +370,7 @@ def test_a_savepoint_rolled_back_just_before_a_flush_changes_nothing(
         session.add(Ride(id=1))
         session.commit()
 
-    assert changes_of(staged()) == [("insert", "1")]
+    assert list_changes(staged()) == [("insert", "1")]
 
 
 def test_a_record_that_cannot_be_staged_fails_the_whole_flush(
@@ -463,7 +463,7 @@ def test_two_phase_commit_carries_the_record(
         assert staged() == []
         session.commit()
 
-    assert changes_of(staged()) == [("insert", "1")]
+    assert list_changes(staged()) == [("insert", "1")]
 
 
 class Node(Base):
