@@ -388,8 +388,8 @@ def test_an_unexpected_error_shows_its_class_and_with_debug_its_traceback(
 ) -> None:
     (penstock.directory / "shop.py").write_text(
         (penstock.directory / "shop.py").read_text()
-        + "\nclass Odd(Pipeline):\n    @property\n    def schema(self): raise RuntimeError('payload')\n"
-        "    @schema.setter\n    def schema(self, value): pass\n"
+        + "\nclass Odd(Pipeline):\n    @property\n    def scope(self): raise RuntimeError('payload')\n"
+        "    @scope.setter\n    def scope(self, value): pass\n"
         "odd = Odd([])\n"
     )
 

@@ -22,7 +22,7 @@ from penstock.channels.log import extents
 from penstock.channels.routing import ick_shard_keys
 from penstock.database.connections import Connection, connect_postgres
 from penstock.journal import journal_tails
-from penstock.records import ShardName
+from penstock.records import DEFAULT_SCOPE, ShardName
 from penstock.testing import eventually
 
 SECONDS = 30.0
@@ -154,6 +154,9 @@ def all_is_done(connection: Connection, client: redis.Redis) -> bool:
     found = extents(client, "penstock", INDEX.shard_names)
     return (
         (last is None or last == sequenced)
-        and all(found[shard].tail == last for shard, last in journal_tails(connection).items())
+        and all(
+            found[shard].tail == last
+            for shard, last in journal_tails(connection, DEFAULT_SCOPE).items()
+        )
         and all(state.stats is None or not state.stats.total.size for state in states)
     )

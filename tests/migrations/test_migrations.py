@@ -20,6 +20,7 @@ from penstock.database.tables import metadata
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import SchemaMissing
 from penstock.journal import journal_tails
+from penstock.records import DEFAULT_SCOPE
 
 TABLES = {"staged_records", "epochs", "ticks", "journal", "channels", "checkpoints", "dead_letters"}
 
@@ -56,10 +57,10 @@ def test_workers_of_this_release_require_their_migration(fresh_url: str) -> None
     initialise(fresh_url, revision="penstock_0003")
     with connect_postgres(fresh_url, application="test") as connection:
         with pytest.raises(SchemaMissing, match=r"journal_bounds.* penstock init"):
-            journal_tails(connection)
+            journal_tails(connection, DEFAULT_SCOPE)
         initialise(fresh_url)
 
-        assert journal_tails(connection) == {}
+        assert journal_tails(connection, DEFAULT_SCOPE) == {}
 
 
 def test_an_empty_journal_begins_at_1_and_ends_at_0(fresh_url: str) -> None:

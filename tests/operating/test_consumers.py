@@ -17,7 +17,7 @@ def _reader(connection: Connection, flow: Pipeline, things: Log) -> None:
         """Does nothing."""
 
     flow.consumer(reads=things)(reader)
-    register_consumer(connection, flow.schema, flow.get_consumer("reader"))
+    register_consumer(connection, flow.scope, flow.get_consumer("reader"))
 
 
 def test_a_registered_consumer_is_listed(connection: Connection) -> None:

@@ -73,7 +73,7 @@ def test_the_age_of_a_lag_is_that_of_the_first_record_not_yet_applied(
     streamer: Streamer,
 ) -> None:
     flow.consumer(reads=things, name="reader")(lambda _session, _records: None)
-    register_consumer(connection, flow.schema, flow.get_consumer("reader"))
+    register_consumer(connection, flow.scope, flow.get_consumer("reader"))
     stage_rows(connection, things, 20)
     connection.execute(
         "UPDATE penstock.staged_records SET created_at = created_at - interval '1 hour' WHERE id = "

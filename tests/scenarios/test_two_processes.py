@@ -31,7 +31,7 @@ def count_orders(session, record):
 
 
 @pytest.fixture
-def application() -> str:
+def application_source() -> str:
     return APPLICATION
 
 

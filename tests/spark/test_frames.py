@@ -23,7 +23,7 @@ from penstock.declarations import ConsumerSpec
 from penstock.errors import DeclarationError
 from penstock.operating.reset import reset_checkpoint
 from penstock.reconciling import Barrier, cut, pinned
-from penstock.records import Offset, Shard, ShardName
+from penstock.records import DEFAULT_SCOPE, Offset, Shard, ShardName
 from penstock.spark.engine.dataframes import _end, _Share, start_dataframes
 from penstock.streaming import Streamer
 from penstock.testing import eventually
@@ -201,8 +201,8 @@ def test_a_dataframe_ends_at_a_barrier_and_the_rest_is_applied_after_it(
     def connect() -> Connection:
         return connect_postgres(database_url, application="test")
 
-    barrier = Barrier(consumer)
-    with cut(connect, within=barrier.place) as at:
+    barrier = Barrier(consumer, DEFAULT_SCOPE)
+    with cut(connect, DEFAULT_SCOPE, within=barrier.place) as at:
         stage_rows(connection, things, 40, "b")
         streamer.drain()
         running = threading.Thread(target=run)

@@ -19,7 +19,7 @@ from penstock.crashpoints import RECONCILING_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, DeclarationError, PenstockError, Refused
 from penstock.reconciling import DifferenceKind, Reconciled, reconcile
-from penstock.records import Record
+from penstock.records import DEFAULT_SCOPE, Record
 from penstock.spark.reconcile import SparkComparer, Tables
 from penstock.streaming import Streamer
 
@@ -94,6 +94,7 @@ def run(spark: SparkSession, flow: Pipeline, bank: Connection, database_url: str
         comparer = SparkComparer(spark, database_url, None if report is None else str(report))
         return reconcile(
             lambda: connect_postgres(database_url, application=application),
+            DEFAULT_SCOPE,
             flow.get_reconciliation(name),
             comparer,
             **options,

@@ -13,7 +13,7 @@ from fixtures.flow import at_work
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection, connect_postgres
 from penstock.reconciling import DifferenceKind, Reconciled, reconcile
-from penstock.records import Record
+from penstock.records import DEFAULT_SCOPE, Record
 from penstock.spark.reconcile import SparkComparer, Tables
 
 KEYS = 1_000_000
@@ -100,6 +100,7 @@ def test_a_thousand_differences_in_a_million_keys_under_load(
     def run(repair: bool = False) -> Reconciled:  # noqa: FBT001, FBT002  named at the call
         return reconcile(
             lambda: connect_postgres(database_url, application="reconcile"),
+            DEFAULT_SCOPE,
             flow.get_reconciliation("totals"),
             SparkComparer(spark, database_url),
             intent="repair" if repair else "compare",

@@ -13,7 +13,7 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import ServerUnavailable, SnapshotLost
 from penstock.reconciling import Intent, Reconciled, Rows, StateComparison, reconcile
-from penstock.records import Record
+from penstock.records import DEFAULT_SCOPE, Record
 from penstock.spark.reconcile import SparkComparer, Tables
 
 pytestmark = pytest.mark.spark
@@ -86,6 +86,7 @@ def test_composite_and_text_keys_of_any_collation(
     def run(intent: Intent = "compare") -> Reconciled:
         return reconcile(
             lambda: connect_postgres(database_url, application="test"),
+            DEFAULT_SCOPE,
             state,
             SparkComparer(spark, database_url),
             intent=intent,
@@ -143,6 +144,7 @@ def test_a_lost_snapshot_is_reported(
     with pytest.raises((SnapshotLost, ServerUnavailable)):
         reconcile(
             lambda: connect_postgres(database_url, application="lost"),
+            DEFAULT_SCOPE,
             state,
             WithoutSnapshots(spark, database_url, connection),
             intent=intent,

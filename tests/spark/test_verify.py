@@ -13,7 +13,7 @@ from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import InvalidSetting
-from penstock.records import Offset, Record, Shard, ShardName
+from penstock.records import DEFAULT_SCOPE, Offset, Record, Shard, ShardName
 from penstock.spark.reconcile import verify as engine
 from penstock.streaming import Streamer, tick
 from penstock.verifying import FindingKind, VerificationRange, bounds
@@ -96,7 +96,7 @@ def test_large_payloads_are_read_a_few_at_a_time(
         "SELECT 'things', 0, 'k', 'a', 'o', to_jsonb(string_agg(md5(n::text), '')) FROM generate_series(1, 32768) n"
     )
     streamer.drain()
-    reader = engine.VerificationReader((), database_url, redis_url, "penstock", "penstock")
+    reader = engine.VerificationReader((), database_url, redis_url, DEFAULT_SCOPE)
 
     assert reader._offsets_a_read(VerificationRange(ShardName("things", Shard(0)), 0, 1, 1)) == 15
     assert (
@@ -349,7 +349,7 @@ def test_unpublished_records_are_not_findings(
     consumed: Connection, verified: Verify, things: Log, flow: Pipeline, database_url: str
 ) -> None:
     stage_rows(consumed, things, 10)
-    tick(consumed)
+    tick(consumed, DEFAULT_SCOPE)
     stage_rows(consumed, things, 10)
     done = verified()
 

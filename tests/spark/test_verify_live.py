@@ -18,7 +18,7 @@ from penstock.channels.ick import DirtyList
 from penstock.channels.server import connect_redis
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.records import Record
+from penstock.records import DEFAULT_SCOPE, Record
 from penstock.spark.reconcile.verify import SparkExaminer
 from penstock.streaming import Streamer, streamer, tick
 from penstock.testing import eventually
@@ -93,7 +93,7 @@ def test_members_that_are_not_marked_yet_count_as_unpublished(
     marked: Connection, verified: Verify
 ) -> None:
     mark_changed(marked, ["d1", "d2"])
-    tick(marked)
+    tick(marked, DEFAULT_SCOPE)
     done = verified()
 
     assert (done.clean, done.records, done.unpublished) == (True, 162, 2)
@@ -131,7 +131,7 @@ def test_a_log_on_a_cluster_is_read_and_compared(
     mark_changed(documents, ["d1", "d2"])
     streaming.drain()
     streaming.close()
-    examiner = SparkExaminer(spark, database_url, cluster.url)
+    examiner = SparkExaminer(spark, database_url, cluster.url, DEFAULT_SCOPE)
     where = {"databaseUrl": database_url, "redisUrl": cluster.url, "channel": things.name}
     assert spark.read.format("penstock.log").options(**where).load().count() == 40
     with connect_redis(cluster.url) as client:

@@ -419,7 +419,7 @@ def test_two_pipelines_stage_their_own_records(
     ruled: Pipeline, sessions: Sessions, staged: StagedRecords
 ) -> None:
     other = Pipeline([Log("others")])
-    other.stages(Ride, to=other.get_channel("others"), key="id", data=["id"])
+    other.stages(Ride, to=other.channels["others"], key="id", data=["id"])
     other.attach(sessions)
     with sessions.begin() as session:
         session.add(Ride(id=1))

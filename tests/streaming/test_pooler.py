@@ -10,7 +10,7 @@ from fixtures.flow import running, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.records import Record
+from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import Sequencer
 from penstock.testing import eventually
@@ -53,7 +53,7 @@ def test_a_sequencer_behind_a_pooler_stops_using_prepared_statements(
     things: Log, connection: Connection, pooled_connection: Connection
 ) -> None:
     """Guarantee 18: a pooler tracks prepared statements of the protocol at most, never those of SQL."""
-    sequencer = Sequencer(pooled_connection, prepare=True)
+    sequencer = Sequencer(pooled_connection, DEFAULT_SCOPE, prepare=True)
 
     for _ in range(10):
         stage_rows(connection, things, 2)

@@ -13,7 +13,7 @@ from fixtures.flow import ReadLog, stage_rows
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.errors import AppendRefused, Fenced, ForeignLog, HistoryDiverged
-from penstock.records import Epoch, Offset, Record, ShardName
+from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Record, Scope, ShardName
 from penstock.streaming import Streamer, tick
 from penstock.streaming.unpublished import BATCH_BYTES, unpublished
 
@@ -67,7 +67,9 @@ def test_inline_records_are_not_read_again(
     streamer.drain()
     asked: list[dict[ShardName, Offset]] = []
 
-    def nothing_to_read(_: Connection, target: Any, tails: Any, **_options: Any) -> Any:
+    def nothing_to_read(
+        _: Connection, _scope: Scope, target: Any, tails: Any, **_options: Any
+    ) -> Any:
         asked.append({shard: tails[shard] for shard in target})
         yield from ()
 
@@ -103,7 +105,7 @@ def test_inline_records_wait_for_those_of_an_earlier_tick(
     """Guarantee 1: as after a crash between a tick and its publishing; the gap is noticed before anything is sent."""
     streamer.open()
     stage_rows(connection, things, 30)
-    left = tick(connection)
+    left = tick(connection, DEFAULT_SCOPE)
     stage_rows(connection, things, 30)
     assert streamer._publisher is not None
     streamer._publisher.advance_target(left.tails)
@@ -352,7 +354,9 @@ def test_large_payloads_end_a_batch_early(
     )
     streamer.round()
     shard = things.shard_names[0]
-    reading = unpublished(connection, {shard: Offset(60)}, {}, epoch=Epoch(1), until=math.inf)
+    reading = unpublished(
+        connection, DEFAULT_SCOPE, {shard: Offset(60)}, {}, epoch=Epoch(1), until=math.inf
+    )
     with closing(reading) as batches:
         found = [(batch.first, batch.count) for batch in batches]
 
@@ -396,7 +400,7 @@ def test_a_hole_in_the_journal_is_never_skipped(
     """Guarantee 3: an offset belongs to one record for ever, or to none."""
     for _ in range(3):
         stage_rows(connection, things, 20)
-        tick(connection)
+        tick(connection, DEFAULT_SCOPE)
     connection.execute(
         "DELETE FROM penstock.journal WHERE shard = 0 AND first_offset = "
         "(SELECT min(first_offset) FROM penstock.journal WHERE shard = 0 AND first_offset > 1)"
@@ -413,7 +417,7 @@ def test_journal_rows_deleted_before_they_are_published_are_not_waited_for(
     streamer.drain()
     assert streamer._publisher is not None
     stage_rows(connection, things, 20)
-    streamer._publisher.advance_target(tick(connection).tails)
+    streamer._publisher.advance_target(tick(connection, DEFAULT_SCOPE).tails)
     connection.execute("DELETE FROM penstock.journal")
     before = streamer.round()
     streamer._refresh_at = 0.0

@@ -13,7 +13,7 @@ from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
-from penstock.records import Record
+from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer, tick
 from penstock.streaming.retention import Retained, retain
 
@@ -93,11 +93,19 @@ def test_a_large_backlog_is_removed_in_short_transactions_alternating_between_sh
     left = things.shard_names
     for _ in range(10):
         rounds.append(
-            retain(connection, redis_client, things, tails, shards=left, until=monotonic())
+            retain(
+                connection,
+                redis_client,
+                DEFAULT_SCOPE,
+                things,
+                tails,
+                shards=left,
+                until=monotonic(),
+            )
         )
         left = rounds[-1].left
         seen.append(staged_count(connection))
-    rest = retain(connection, redis_client, things, tails)
+    rest = retain(connection, redis_client, DEFAULT_SCOPE, things, tails)
 
     removed = [before - after for before, after in pairwise(seen)]
     assert removed == [each.records for each in rounds]
@@ -116,8 +124,8 @@ def test_rows_are_removed_by_index_even_when_the_statistics_are_old(
     connection.execute("ALTER TABLE penstock.staged_records SET (autovacuum_enabled = off)")
     for number in range(300):
         stage_rows(connection, things, 4, f"{number} ")
-        tick(connection)
-    sql = statements("penstock.streaming")
+        tick(connection, DEFAULT_SCOPE)
+    sql = statements("penstock.streaming", DEFAULT_SCOPE.schema)
     where = {"channel": "things", "shard": 0, "floor": 10_000, "keep": timedelta(0)}
     with connection.transaction():
         connection.execute(sql["prepare_retention"])

@@ -9,6 +9,7 @@ from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import UnsafeSetting
+from penstock.records import DEFAULT_SCOPE
 from penstock.streaming.sequencer import (
     JOURNAL_CHUNK,
     MAX_INLINE_RECORDS,
@@ -35,10 +36,10 @@ def test_a_tick_sequences_exactly_what_is_committed(
             stage_rows(other, things, 3, "open")
             stage_rows(connection, things, 5, "committed")
 
-            assert tick(connection).sequenced == 5
-            assert tick(connection).sequenced == 0
+            assert tick(connection, DEFAULT_SCOPE).sequenced == 5
+            assert tick(connection, DEFAULT_SCOPE).sequenced == 0
 
-        assert tick(connection).sequenced == 3
+        assert tick(connection, DEFAULT_SCOPE).sequenced == 3
 
 
 def test_a_lower_id_that_commits_later_is_sequenced(
@@ -49,8 +50,8 @@ def test_a_lower_id_that_commits_later_is_sequenced(
         with slow.transaction():
             stage_rows(slow, things, 1, "early id, late commit")
             stage_rows(connection, things, 1, "late id, early commit")
-            tick(connection)
-        tick(connection)
+            tick(connection, DEFAULT_SCOPE)
+        tick(connection, DEFAULT_SCOPE)
 
     assert sequenced_ids(connection) == [1, 2]
 
@@ -62,9 +63,9 @@ def test_a_transaction_that_gets_its_id_after_drawing_from_the_sequence_is_seque
     with connect_postgres(database_url, application="slow") as slow, slow.transaction():
         slow.execute("SELECT nextval(pg_get_serial_sequence('penstock.staged_records', 'id'))")
         stage_rows(connection, things, 2)
-        tick(connection)
+        tick(connection, DEFAULT_SCOPE)
         stage_rows(slow, things, 1, "late")
-    tick(connection)
+    tick(connection, DEFAULT_SCOPE)
 
     assert len(sequenced_ids(connection)) == 3
 
@@ -78,7 +79,7 @@ def test_rolled_back_records_and_savepoints_leave_no_hole_in_the_offsets(
             stage_rows(connection, things, 3, f"kept {number}")
             with connection.transaction(force_rollback=True):
                 stage_rows(connection, things, 3, f"undone {number}")
-        tick(connection)
+        tick(connection, DEFAULT_SCOPE)
 
     for shard in range(things.shards):
         entries = [row for row in connection.execute(JOURNAL).fetchall() if row[0] == shard]
@@ -100,8 +101,8 @@ def test_two_sequencers_at_once_do_not_number_a_record_twice(
                 "INSERT INTO penstock.ticks (tick, snapshot, epoch) VALUES (1, pg_current_snapshot(), 1)"
             )
             with pytest.raises(Exception, match="lock timeout"):
-                tick(rival)
-        contended = tick(rival)
+                tick(rival, DEFAULT_SCOPE)
+        contended = tick(rival, DEFAULT_SCOPE)
 
     assert contended.number == 1
     assert len(sequenced_ids(connection)) == contended.sequenced
@@ -120,7 +121,7 @@ def test_a_sequencer_that_loses_the_race_continues_from_the_others_tick(
             connection.execute(
                 "INSERT INTO penstock.ticks (tick, snapshot, epoch) VALUES (1, pg_current_snapshot(), 1)"
             )
-            losing = thread.submit(Sequencer(rival).tick)
+            losing = thread.submit(Sequencer(rival, DEFAULT_SCOPE).tick)
             eventually(lambda: waits_for_a_lock(connection), "it waits for the other")
         lost = losing.result(10)
 
@@ -148,7 +149,7 @@ def test_a_tick_whose_commit_fails_has_not_happened(
         "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()"
     )
     stage_rows(connection, things, 3)
-    sequencer = Sequencer(connection, prepare=prepare)
+    sequencer = Sequencer(connection, DEFAULT_SCOPE, prepare=prepare)
 
     with pytest.raises(RaiseException, match="refused"):
         sequencer.tick()
@@ -175,7 +176,7 @@ def test_a_tick_is_durable_before_it_returns_whatever_the_default_is(
     )
     with connect_postgres(database_url, application="lax") as lax:
         lax.execute("SET synchronous_commit = off")
-        sequencer = Sequencer(lax, prepare=prepare)
+        sequencer = Sequencer(lax, DEFAULT_SCOPE, prepare=prepare)
         for _ in range(3):
             stage_rows(connection, things, 1)
             sequencer.tick()
@@ -189,7 +190,7 @@ def test_a_session_that_lost_its_prepared_statements_is_usable(
     connection: Connection, things: Log, lost: str
 ) -> None:
     """Guarantee 18: behind a pooler that keeps the protocol's prepared statements, and not those of SQL."""
-    sequencer = Sequencer(connection, prepare=True)
+    sequencer = Sequencer(connection, DEFAULT_SCOPE, prepare=True)
     for _ in range(3):
         stage_rows(connection, things, 2)
         assert sequencer.tick().sequenced == 2
@@ -204,7 +205,7 @@ def test_a_session_that_another_sequencer_used_before_is_usable(
     """Guarantee 18: the other's prepared statement still exists."""
     for _ in range(2):
         stage_rows(connection, things, 2)
-        assert Sequencer(connection, prepare=True).tick().sequenced == 2
+        assert Sequencer(connection, DEFAULT_SCOPE, prepare=True).tick().sequenced == 2
 
     assert sequenced_ids(connection) == [1, 2, 3, 4]
 
@@ -226,7 +227,7 @@ def test_a_tick_is_not_serializable_whatever_the_default_is(
             each.execute("SET default_transaction_isolation = serializable")
         with producer.transaction():
             producer.execute("SELECT count(*) FROM penstock.checkpoints")
-            assert Sequencer(strict, prepare=prepare).tick().sequenced == 3
+            assert Sequencer(strict, DEFAULT_SCOPE, prepare=prepare).tick().sequenced == 3
             held = connection.execute(
                 "SELECT count(*) FROM pg_locks WHERE mode = 'SIReadLock' AND pid = %s",
                 [strict.info.backend_pid],
@@ -237,9 +238,9 @@ def test_a_tick_is_not_serializable_whatever_the_default_is(
 
 def test_a_small_tick_returns_its_records_inline(connection: Connection, things: Log) -> None:
     stage_rows(connection, things, MAX_INLINE_RECORDS)
-    few = tick(connection)
+    few = tick(connection, DEFAULT_SCOPE)
     stage_rows(connection, things, MAX_INLINE_RECORDS + 1)
-    many = tick(connection)
+    many = tick(connection, DEFAULT_SCOPE)
 
     assert sum(batch.count for batch in few.inline_records) == MAX_INLINE_RECORDS
     assert {batch.shard: batch.last for batch in few.inline_records} == few.tails
@@ -253,7 +254,7 @@ def test_of_few_heavy_records_the_first_are_inline(connection: Connection, thing
         "SELECT 'things', i %% 2, 'k', 'a', 'o', to_jsonb(repeat('x', %s)) FROM generate_series(1, 8) i",
         [BATCH_BYTES // 2],
     )
-    done = tick(connection)
+    done = tick(connection, DEFAULT_SCOPE)
 
     assert [(str(b.shard), b.first, b.count) for b in done.inline_records] == [("things/0", 1, 2)]
     assert done.tails == dict.fromkeys(things.shard_names, 4)
@@ -262,7 +263,7 @@ def test_of_few_heavy_records_the_first_are_inline(connection: Connection, thing
 def test_an_idle_tick_writes_nothing(connection: Connection, things: Log) -> None:
     """It takes no transaction id: an idle pipeline costs one query."""
     stage_rows(connection, things, 5)
-    sequencer = Sequencer(connection)
+    sequencer = Sequencer(connection, DEFAULT_SCOPE)
     sequencer.tick()
     before = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())").fetchone()
     for _ in range(20):
@@ -276,7 +277,7 @@ def test_a_backlog_is_split_into_journal_rows_of_bounded_size(
     connection: Connection, things: Log
 ) -> None:
     stage_rows(connection, things, 5000)
-    done = tick(connection)
+    done = tick(connection, DEFAULT_SCOPE)
 
     sizes = [row[2] - row[1] + 1 for row in connection.execute(JOURNAL)]
     assert (done.sequenced, max(sizes), sum(sizes)) == (5000, JOURNAL_CHUNK, 5000)
@@ -287,11 +288,11 @@ def test_a_backlog_is_split_into_journal_rows_of_bounded_size(
 
 def test_an_identity_cache_is_refused(connection: Connection) -> None:
     """Guarantee 2: CACHE 50 puts the changes of one key out of order within a connection pool."""
-    check_identity_cache(connection)
+    check_identity_cache(connection, DEFAULT_SCOPE)
     connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN id SET CACHE 50")
 
     with pytest.raises(UnsafeSetting, match="SET CACHE 1"):
-        check_identity_cache(connection)
+        check_identity_cache(connection, DEFAULT_SCOPE)
 
 
 def test_a_prepared_transaction_delays_only_itself(connection: Connection, things: Log) -> None:
@@ -301,6 +302,6 @@ def test_a_prepared_transaction_delays_only_itself(connection: Connection, thing
     connection.execute("PREPARE TRANSACTION 'waits'")
     stage_rows(connection, things, 2)
 
-    assert tick(connection).sequenced == 2
+    assert tick(connection, DEFAULT_SCOPE).sequenced == 2
     connection.execute("COMMIT PREPARED 'waits'")
-    assert tick(connection).sequenced == 1
+    assert tick(connection, DEFAULT_SCOPE).sequenced == 1

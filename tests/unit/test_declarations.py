@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from penstock import Ick, Log, Pipeline
 from penstock.declarations import ConsumerSpec, StagingRule, checked_changes
 from penstock.errors import DeclarationError, InvalidName
-from penstock.records import Record
+from penstock.records import Record, Scope
 
 
 class Base(DeclarativeBase):
@@ -73,6 +73,8 @@ def test_a_schema_is_an_identifier_without_quotes(schema: Any) -> None:
     """Guarantee 31."""
     with pytest.raises(InvalidName):
         Pipeline(schema=schema)
+    with pytest.raises(InvalidName, match="namespace"):
+        Scope(namespace=schema)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec
 from penstock.errors import BrokenTransaction, SchemaMissing
-from penstock.records import Offset, Shard, ShardName
+from penstock.records import Offset, Scope, Shard, ShardName
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Advance:
 class Checkpoints:
     """The checkpoints of one consumer."""
 
-    def __init__(self, consumer: ConsumerSpec, schema: str) -> None:
+    def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
         self._consumer = consumer
-        self._sql = statements("penstock.consuming", schema)
+        self._sql = statements("penstock.consuming", scope.schema)
 
     def key(self, shard: ShardName) -> dict[str, str | int]:
         """The values that name a shard's row."""

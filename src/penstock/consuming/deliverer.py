@@ -37,7 +37,7 @@ from penstock.database.errors import driver_error, sqlstate
 from penstock.database.executor import Executor
 from penstock.declarations import ConsumerSpec
 from penstock.errors import ServerUnavailable
-from penstock.records import ShardName
+from penstock.records import Scope, ShardName
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -99,12 +99,12 @@ class Deliverer(Generic[Item]):
     def __init__(
         self,
         consumer: ConsumerSpec,
-        schema: str,
+        scope: Scope,
         source: Source[Item],
     ) -> None:
         self._consumer = consumer
         self._source = source
-        self._checkpoints = Checkpoints(consumer, schema)
+        self._checkpoints = Checkpoints(consumer, scope)
         self._policy = Policy(consumer.attempts, consumer.on_poison)
         self._trouble: dict[ShardName, Trouble] = {}
         self._applied = 0
@@ -178,7 +178,7 @@ class Deliverer(Generic[Item]):
                     (piece, trouble_for_part(known, len(piece))) for piece in pieces
                 ]
             case DeadLetter(attempts):
-                self._dead_letter(delivery, part[0], trouble, failed.reason, attempts)
+                return self._dead_letter(delivery, part[0], trouble, failed.reason, attempts)
             case Halt(attempts):
                 self._halt(delivery, part, f"failed {attempts} times: {failed.reason}")
         return True
@@ -215,8 +215,8 @@ class Deliverer(Generic[Item]):
 
     def _dead_letter(
         self, delivery: _Delivery[Item], item: Item, trouble: Trouble, why: str, attempts: int
-    ) -> None:
-        """Dead-letters an item; if even that is impossible, the shard halts."""
+    ) -> bool:
+        """Dead-letters an item; if even that is impossible, the shard halts.  False if the delivery is over."""
         log.warning(
             "dead-lettering",
             consumer=self._consumer.name,
@@ -226,12 +226,12 @@ class Deliverer(Generic[Item]):
         try:
             delivery.total.add(delivery.transaction.apply([delivery.shard], plan))
         except NotApplied as lost:
-            if not isinstance(lost.outcome, Conflict | Unavailable):
-                self._halt(delivery, [item], f"could not be dead-lettered: {lost.reason}")
-            else:
-                delivery.parts.insert(0, ([item], trouble))
+            if isinstance(lost.outcome, Conflict | Unavailable):
+                return self._goes_on(delivery, [item], trouble, lost)
+            self._halt(delivery, [item], f"could not be dead-lettered: {lost.reason}")
         except psycopg.Error as error:
             self._halt(delivery, [item], f"could not be dead-lettered: {reason(error)}")
+        return True
 
     def _halt(self, delivery: _Delivery[Item], part: Sequence[Item], why: str) -> None:
         """Stops the shard: nothing behind these items is applied until an operator lets it go on."""

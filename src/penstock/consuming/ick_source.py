@@ -13,7 +13,7 @@ from penstock.consuming.failures import InvalidPayload, NotApplied
 from penstock.consuming.transaction import Locked, Plan, Planner
 from penstock.database.executor import Executor
 from penstock.declarations import ConsumerSpec
-from penstock.records import Offset, ShardName
+from penstock.records import Offset, Scope, ShardName
 
 MICROSECONDS = 1_000_000
 LATEST_S = 2**40
@@ -58,10 +58,10 @@ class IckSource:
 
     name = "members"
 
-    def __init__(self, consumer: ConsumerSpec, schema: str) -> None:
+    def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
         self._consumer = consumer
-        self._checkpoints = Checkpoints(consumer, schema)
-        self._dead_letters = DeadLetters(consumer, schema)
+        self._checkpoints = Checkpoints(consumer, scope)
+        self._dead_letters = DeadLetters(consumer, scope)
 
     def plan(self, shard: ShardName, members: Sequence[ReservedMember]) -> Planner[Delivered]:
         """Applies the members."""

@@ -12,7 +12,7 @@ from penstock.consuming.transaction import Locked, Plan, Planner
 from penstock.database.executor import Executor
 from penstock.declarations import ConsumerSpec
 from penstock.errors import Gap
-from penstock.records import Offset, Record, ShardName
+from penstock.records import Offset, Record, Scope, ShardName
 
 
 class LogSource:
@@ -20,10 +20,10 @@ class LogSource:
 
     name = "consumer"
 
-    def __init__(self, consumer: ConsumerSpec, schema: str) -> None:
-        self._consumer, self._schema = consumer, schema
-        self._checkpoints = Checkpoints(consumer, schema)
-        self._dead_letters = DeadLetters(consumer, schema)
+    def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
+        self._consumer, self._scope = consumer, scope
+        self._checkpoints = Checkpoints(consumer, scope)
+        self._dead_letters = DeadLetters(consumer, scope)
 
     def plan(self, shard: ShardName, records: Sequence[Record]) -> Planner[Delivered]:
         """Applies what is due of one shard."""
@@ -117,7 +117,7 @@ class LogSource:
             before = Offset(min(before, checkpoint.barrier + 1))
         filled = backfill(
             executor,
-            self._schema,
+            self._scope,
             checkpoint.shard,
             checkpoint.offset,
             before,

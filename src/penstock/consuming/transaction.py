@@ -92,7 +92,7 @@ class HandlerTransaction:
         """
         self._consumer = consumer
         self._keeps_connection = pooled
-        self._checkpoints = Checkpoints(consumer, pipeline.schema)
+        self._checkpoints = Checkpoints(consumer, pipeline.scope)
         self._caller = make_caller(pipeline, consumer, database_url, prepare=prepare, pooled=pooled)
         self._engine = self._caller.engine.execution_options(isolation_level=consumer.isolation)
         self._connection: EngineConnection | None = None

@@ -28,11 +28,11 @@ from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Pla
 from penstock.database.connections import Connection, Database, get_database_url
 from penstock.database.errors import postgres_errors
 from penstock.database.executor import Executor
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec, Ick
 from penstock.errors import ServerUnavailable, Unknown
 from penstock.pipeline import Pipeline
-from penstock.records import Offset, Record, RecordId, Shard, ShardName
+from penstock.records import DEFAULT_SCOPE, Offset, Record, RecordId, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.operator")
 
@@ -97,7 +97,7 @@ def newest(
     consumer: str | None = None,
     *,
     limit: int = 50,
-    schema: str = DEFAULT_SCHEMA,
+    scope: Scope = DEFAULT_SCOPE,
 ) -> list[DeadLetter]:
     """The newest dead letters, of one consumer or of all.
 
@@ -107,14 +107,14 @@ def newest(
     """
     with postgres_errors("reading dead letters"):
         rows = connection.execute(
-            statements("penstock.operating", schema)["dead_letters"],
+            statements("penstock.operating", scope.schema)["dead_letters"],
             {"consumer": consumer, "limit": limit},
         ).fetchall()
     return [DeadLetter(*row) for row in rows]
 
 
 def of_consumer(
-    connection: Connection, consumer: str, *, schema: str = DEFAULT_SCHEMA
+    connection: Connection, consumer: str, *, scope: Scope = DEFAULT_SCOPE
 ) -> list[DeadLetter]:
     """All dead letters of a consumer, in the order of the log.
 
@@ -124,7 +124,8 @@ def of_consumer(
     """
     with postgres_errors("reading dead letters"):
         rows = connection.execute(
-            statements("penstock.operating", schema)["dead_letters_of"], {"consumer": consumer}
+            statements("penstock.operating", scope.schema)["dead_letters_of"],
+            {"consumer": consumer},
         ).fetchall()
     return [DeadLetter(*row) for row in rows]
 
@@ -142,7 +143,7 @@ def at(letters: Iterable[DeadLetter], place: str) -> DeadLetter:
 
 
 def read_record(
-    connection: Connection, letter: DeadLetter, *, schema: str = DEFAULT_SCHEMA
+    connection: Connection, letter: DeadLetter, *, scope: Scope = DEFAULT_SCOPE
 ) -> Record | None:
     """The record with its payload; None if the dead letter is gone.
 
@@ -151,7 +152,7 @@ def read_record(
     """
     with postgres_errors("reading a dead letter"):
         row = connection.execute(
-            statements("penstock.operating", schema)["dead_letter"], _key(letter)
+            statements("penstock.operating", scope.schema)["dead_letter"], _key(letter)
         ).fetchone()
     return None if row is None else _record(letter, row)
 
@@ -178,7 +179,7 @@ def retry(
         transaction = HandlerTransaction(
             pipeline, consumer, get_database_url(database), prepare=prepare
         )
-        trial = _Trial(transaction, consumer, pipeline.schema)
+        trial = _Trial(transaction, consumer, pipeline.scope)
         try:
             for letter in sorted(
                 (each for each in letters if each.consumer == name),
@@ -197,14 +198,14 @@ def retry(
 
 
 def drop(
-    connection: Connection, letters: Sequence[DeadLetter], *, schema: str = DEFAULT_SCHEMA
+    connection: Connection, letters: Sequence[DeadLetter], *, scope: Scope = DEFAULT_SCOPE
 ) -> int:
     """Gives dead letters up for ever: their records will have had no effect. Gives their number.
 
     Raises:
         ServerUnavailable: Postgres does not answer.
     """
-    sql = statements("penstock.operating", schema)
+    sql = statements("penstock.operating", scope.schema)
     dropped = 0
     for letter in letters:
         with postgres_errors("dropping a dead letter"), connection.transaction():
@@ -225,10 +226,10 @@ class _Trial:
     """Retries the dead letters of one consumer, one after the other."""
 
     def __init__(
-        self, transaction: HandlerTransaction, consumer: ConsumerSpec, schema: str
+        self, transaction: HandlerTransaction, consumer: ConsumerSpec, scope: Scope
     ) -> None:
         self._transaction, self._consumer = transaction, consumer
-        self._sql = statements("penstock.operating", schema)
+        self._sql = statements("penstock.operating", scope.schema)
         self._failed: set[tuple[str, int, str]] = set()
 
     def run(self, letter: DeadLetter) -> Retried:

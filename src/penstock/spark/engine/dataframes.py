@@ -71,13 +71,13 @@ def start_dataframes(  # noqa: PLR0913, PLR0917  what a query needs
         DeclarationError: The consumer does not fit what is registered.
     """
     with connect_postgres(database_url, application=f"consumer {consumer.name}") as connection:
-        register_consumer(connection, pipeline.schema, consumer)
-        standing = Checkpoints(consumer, pipeline.schema).all(connection)
+        register_consumer(connection, pipeline.scope, consumer)
+        standing = Checkpoints(consumer, pipeline.scope).all(connection)
     options = {
         "channel": consumer.channel.name,
         "shards": str(consumer.channel.shards),
-        "namespace": pipeline.namespace,
-        "schema": pipeline.schema,
+        "namespace": pipeline.scope.namespace,
+        "schema": pipeline.scope.schema,
         "redisUrl": redis_url,
         "databaseUrl": database_url,
         "maxRecordsPerTrigger": str(RECORDS_A_BATCH),
@@ -86,7 +86,7 @@ def start_dataframes(  # noqa: PLR0913, PLR0917  what a query needs
         ),
     }
     rows = (
-        spark.readStream.format(_source(redis_url, pipeline.namespace, standing))
+        spark.readStream.format(_source(redis_url, pipeline.scope.namespace, standing))
         .options(**options)
         .load()
         .where(F.col("shard").isin([shard.shard for shard in standing]))
