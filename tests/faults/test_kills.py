@@ -46,7 +46,7 @@ def test_fifty_kills_under_load_lose_and_double_nothing(
             before = len(effects(connection, "one"))
             process = start()
             grown = lambda before=before: len(effects(connection, "one")) > before  # noqa: E731
-            eventually(grown, "it works again after a kill", timeout_s=60)
+            eventually(grown, "records flow again after a kill", timeout_s=60)
             done.wait(dice.random() * 0.4)
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

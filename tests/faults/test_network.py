@@ -226,7 +226,7 @@ def test_waiting_loops_survive_a_cut(
             proxy.heal()
             assert proxy.accepted > number
         change(books, KEYS)
-        eventually(lambda: _arrived(books), "it goes on", timeout_s=15)
+        eventually(lambda: _arrived(books), "records flow again", timeout_s=15)
 
     assert check_exact(books, redis_client, things) == 4 * len(KEYS)
 
@@ -334,7 +334,7 @@ def test_an_unreachable_redis_is_retried_at_growing_intervals(
         eventually(lambda: monotonic() - began > 3, "three seconds go by")
         attempts = redis_proxy.accepted - before
         redis_proxy.heal()
-        eventually(lambda: _arrived(books), "it goes on", timeout_s=15)
+        eventually(lambda: _arrived(books), "records flow again", timeout_s=15)
 
     # 0.1 + 0.2 + 0.4 + 0.8 + 1.6 s: five attempts each, of at most two connections.
     assert 3 <= attempts <= 30

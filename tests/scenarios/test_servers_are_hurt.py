@@ -120,4 +120,4 @@ def test_sparks_checkpoints_deleted_between_and_during_runs(
     deleted()
     running_pipeline.begin()
 
-    eventually(lambda: running_pipeline.exact() > during, "it goes on", timeout_s=60)
+    eventually(lambda: running_pipeline.exact() > during, "records flow again", timeout_s=60)

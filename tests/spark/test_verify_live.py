@@ -165,7 +165,7 @@ def test_a_stream_of_a_cluster_waits_for_records_of_all_its_shards(
             streaming.drain()
             eventually(
                 lambda: spark.table("of_cluster").count() == count,  # noqa: B023  used at once
-                "they came",
+                "the records arrive",
                 timeout_s=60,
             )
         assert query.isActive

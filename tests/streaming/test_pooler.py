@@ -45,8 +45,8 @@ def test_records_go_through_two_streamers_and_a_consumer_behind_a_pooler(
     with running(*(streamer.run for streamer in streamers), worker.run):
         for number in range(20):
             stage_rows(connection, things, 25, f"{number} ")
-            eventually(lambda n=number: seen() > n * 25, "it goes on")  # type: ignore[misc]
-        eventually(lambda: seen() == 500, "all of it is there")
+            eventually(lambda n=number: seen() > n * 25, "records flow again")  # type: ignore[misc]
+        eventually(lambda: seen() == 500, "all records arrive")
 
 
 def test_a_sequencer_behind_a_pooler_stops_using_prepared_statements(
