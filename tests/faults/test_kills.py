@@ -1,4 +1,4 @@
-"""SIGKILL at random, over and over, under load."""
+"""SIGKILL at random, repeatedly, under load."""
 
 import os
 import random
@@ -28,7 +28,7 @@ def test_fifty_kills_under_load_lose_and_double_nothing(
     things: Log,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Guarantee 4: streamer, consumers and Spark's driver, all of a process group at once."""
+    """Guarantee 4: streamer, consumers and Spark's driver, killed together as one process group."""
     engine = "spark" if "spark" in request.node.name else "inline"
     done, dice = threading.Event(), random.Random(7)
 
@@ -71,7 +71,7 @@ def test_streamers_and_consumers_killed_one_by_one_lose_and_double_nothing(
     database_url: str,
     redis_client: redis.Redis,
 ) -> None:
-    """Guarantee 4: `penstock stream` and `penstock consume`, each its own process, any of them at any moment."""
+    """Guarantee 4: `penstock stream` and `penstock consume`, each in its own process, killed at any moment."""
     roles = [("stream",), ("stream",), ("consume", "one"), ("consume", "one"), ("consume", "two")]
     connection.execute(TABLES)
     dice, alive = random.Random(11), [penstock_processes(*role) for role in roles]

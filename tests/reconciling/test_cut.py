@@ -1,4 +1,4 @@
-"""A cut is a snapshot and the offsets that equal it; a consumer pinned there holds what the tables say."""
+"""A cut is a snapshot and the offsets that match it; a consumer pinned at a cut holds what the tables contain."""
 
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
@@ -93,7 +93,7 @@ def test_a_pinned_state_equals_the_tables_at_every_cut_under_load(
     database_url: str,
     redis_url: str,
 ) -> None:
-    """Guarantee 28: no false alarm under load; a cut shows what its offsets say."""
+    """Guarantee 28: no false alarm under load; the state at a cut matches its offsets."""
     spec = flow.get_consumer(totals)
     streamer, rival = (Streamer(flow, database_url, redis_url) for _ in range(2))
     worker = LogWorker(flow, spec, database_url, redis_url)
@@ -139,10 +139,10 @@ def test_a_cut_delays_no_producer_and_no_later_tick(
         ]
 
 
-def test_a_cut_that_is_suspended_holds_up_sequencers_for_a_while_only(
+def test_a_suspended_cut_delays_sequencers_only_until_a_time_limit(
     connection: Connection, connect: Connect, things: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guarantee 3: as soon as it holds them, the server waits for it no longer than the limit."""
+    """Guarantee 3: while the cut holds its locks, the server limits how long the transaction may be idle."""
     stage_rows(connection, things, 10)
     connection.execute("SET lock_timeout = '5s'")
     sequenced: list[int] = []
@@ -160,7 +160,7 @@ def test_a_cut_that_is_suspended_holds_up_sequencers_for_a_while_only(
     assert sequenced == [10]
 
 
-def test_a_cut_sequences_what_nobody_has_sequenced(
+def test_a_cut_sequences_records_that_are_not_sequenced_yet(
     connection: Connection, connect: Connect, things: Log
 ) -> None:
     stage_rows(connection, things, 10)
@@ -170,7 +170,7 @@ def test_a_cut_sequences_what_nobody_has_sequenced(
         assert tick(connection, DEFAULT_SCOPE).sequenced == 0
 
 
-def test_an_open_transaction_is_in_no_cut_until_it_commits(
+def test_an_open_transaction_is_in_no_cut_before_it_commits(
     connection: Connection, connect: Connect, things: Log
 ) -> None:
     with connect() as slow, slow.transaction():
@@ -197,7 +197,7 @@ def change(connection: Connection, times: int) -> None:
         connection.execute(CHANGE, {"account": number % 20, "cents": 1})
 
 
-def test_a_consumer_stops_at_the_barrier_and_goes_on_when_it_is_lifted(
+def test_a_consumer_stops_at_the_barrier_and_continues_when_it_is_lifted(
     flow: Pipeline,
     streamer: Streamer,
     paused_worker: LogWorker,
@@ -220,7 +220,7 @@ def test_a_consumer_stops_at_the_barrier_and_goes_on_when_it_is_lifted(
     assert paused_worker.drain() == 20
 
 
-def test_a_consumer_does_not_wait_for_a_run_that_has_died(
+def test_a_consumer_does_not_wait_for_a_dead_run(
     streamer: Streamer, paused_worker: LogWorker, connection: Connection, connect: Connect
 ) -> None:
     barrier = Barrier(paused_worker.consumer, DEFAULT_SCOPE)
@@ -254,7 +254,7 @@ def test_a_consumer_that_does_not_run_is_named(
     assert connection.execute("SELECT count(*) FROM penstock.barriers").fetchone() == (0,)
 
 
-def test_a_consumer_that_was_never_registered_or_has_halted_is_named(
+def test_a_consumer_that_was_never_registered_or_is_halted_is_named(
     flow: Pipeline,
     totals: str,
     accounts: Connection,

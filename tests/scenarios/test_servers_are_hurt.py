@@ -1,4 +1,4 @@
-"""Under load, with consumers at work, on both engines: Redis and Postgres are hurt, and everything is exact afterwards."""
+"""Redis and Postgres fail under load, with consumers running, on both engines; afterwards everything is exact."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ def test_redis_flushed_under_load(running_pipeline: RunningPipeline) -> None:
 def test_redis_put_back_to_an_older_directory_under_load(
     running_pipeline: RunningPipeline, tmp_path: Path
 ) -> None:
-    """Guarantee 9: what the copy lacks comes again, at the same offsets; consumers that were farther skip it."""
+    """Guarantee 9: what the copy lacks is sent again with the same offsets; consumers that are ahead skip it."""
     with Load(running_pipeline.url) as load:
         load.go_on(0.5)
         running_pipeline.redis.copy_to(tmp_path / "older")
@@ -40,8 +40,8 @@ def test_redis_put_back_to_an_older_directory_under_load(
     assert running_pipeline.exact() > 100
 
 
-def test_redis_away_for_some_seconds(running_pipeline: RunningPipeline) -> None:
-    """Guarantee 13: everything catches up, and nobody knocks in a loop meanwhile."""
+def test_redis_down_for_some_seconds(running_pipeline: RunningPipeline) -> None:
+    """Guarantee 13: everything catches up, without a busy loop of connection attempts."""
     with Load(running_pipeline.url) as load:
         load.go_on(0.5)
         before = running_pipeline.redis_proxy.accepted
@@ -51,13 +51,13 @@ def test_redis_away_for_some_seconds(running_pipeline: RunningPipeline) -> None:
         running_pipeline.redis.start()
         load.go_on(0.5)
 
-    # A streamer and two consumers, on Spark in two tasks each; pauses of 0.1, 0.2, 0.4 … s, and two connections a time.
+    # A streamer and two consumers, two tasks each on Spark; pauses of 0.1, 0.2, 0.4 … s, two connections per attempt.
     assert 3 <= attempts <= 100
     assert running_pipeline.exact() > 100
 
 
 def test_postgres_crashes_under_load(running_pipeline: RunningPipeline) -> None:
-    """Guarantees 4 and 16: what was committed is there, what was under way is done again."""
+    """Guarantees 4 and 16: committed records remain, and interrupted work is done again."""
     with Load(running_pipeline.url) as load:
         for _ in range(2):
             load.go_on(1)
@@ -69,7 +69,7 @@ def test_postgres_crashes_under_load(running_pipeline: RunningPipeline) -> None:
 
 
 def test_two_runs_at_once(running_pipeline: RunningPipeline) -> None:
-    """Guarantees 3 and 5: two streamers and two of each consumer are slow, never wrong; one stops, the other goes on."""
+    """Guarantees 3 and 5: two streamers and two workers per consumer are slow, never wrong; one run stops, the other goes on."""
     second = running_pipeline.run()
     with Load(running_pipeline.url) as load:
         load.go_on(6 if running_pipeline.engine == "inline" else 15)
@@ -81,7 +81,7 @@ def test_two_runs_at_once(running_pipeline: RunningPipeline) -> None:
 
 
 def test_sparks_workers_killed_under_load(running_pipeline: RunningPipeline) -> None:
-    """Guarantee 4: Spark starts a task again that is gone; what it had not committed, its successor does."""
+    """Guarantee 4: Spark restarts a killed task; its successor does what it had not committed."""
     if running_pipeline.engine == "inline":
         pytest.skip("the inline engine has no workers beside its own process")
     killed = 0
@@ -100,7 +100,7 @@ def test_sparks_workers_killed_under_load(running_pipeline: RunningPipeline) -> 
 def test_sparks_checkpoints_deleted_between_and_during_runs(
     running_pipeline: RunningPipeline,
 ) -> None:
-    """Guarantee 4: nothing leans on Spark's own directory."""
+    """Guarantee 4: nothing depends on Spark's checkpoint directory."""
     if running_pipeline.engine == "inline":
         pytest.skip("the inline engine has no directory of its own")
 
@@ -112,7 +112,7 @@ def test_sparks_checkpoints_deleted_between_and_during_runs(
 
     with Load(running_pipeline.url) as load:
         assert deleted() == 1
-        load.go_on(5)  # beyond an epoch: Spark misses what it has written
+        load.go_on(5)  # longer than an epoch: Spark finds its own files missing
         deleted()
         load.go_on(5)
     during = running_pipeline.exact()

@@ -1,4 +1,4 @@
-"""Reconcile: what a consumer holds against the canonical tables, exactly, and repaired."""
+"""Reconcile: a consumer's state is compared exactly with the canonical tables, and repaired."""
 
 import random
 import threading
@@ -41,7 +41,7 @@ class CrashError(Exception):
 
 @pytest.fixture
 def bank(flow: Pipeline, things: Log, connection: Connection) -> Connection:
-    """Accounts, and two consumers that total them: one by account, one as a single sum."""
+    """Accounts, and two consumers that total them: one per account, one as a single sum."""
     connection.execute(
         "CREATE TABLE public.accounts AS SELECT i AS id, 0::bigint AS cents, 'name ' || i AS name FROM generate_series(1, 200) i"
     )
@@ -237,7 +237,7 @@ def test_state_and_position_are_replaced_together_under_load(
 def test_fifty_bootstraps_under_load_with_kills(
     run: Run, working: Any, bank: Connection, database_url: str
 ) -> None:
-    """Guarantee 28: whenever a run is killed, the next one makes state and position agree."""
+    """Guarantee 28: whenever a run is killed, the next one brings state and position into agreement."""
     dice, killed = random.Random(28), 0
 
     def produce(stopped: Callable[[], bool]) -> None:
@@ -246,7 +246,7 @@ def test_fifty_bootstraps_under_load_with_kills(
                 change(producing, 20, cents=3, first=101)
 
     def kill() -> None:
-        """Closes the connections, which is what Postgres sees of a SIGKILL."""
+        """Closes the connections, as Postgres sees a SIGKILL."""
         bank.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'penstock bootstrap'"
         )
@@ -340,7 +340,7 @@ def test_records_that_were_dead_lettered_are_not_repaired_twice(
     assert bank.execute("SELECT count(*) FROM penstock.dead_letters").fetchone() == (0,)
 
 
-def test_what_cannot_be_compared_is_named(
+def test_a_reconciliation_that_cannot_be_compared_is_refused_with_the_reason(
     run: Run, flow: Pipeline, bank: Connection, database_url: str, redis_url: str
 ) -> None:
     settle(flow, database_url, redis_url)

@@ -1,4 +1,4 @@
-"""Reconcile at the size of a real table: a million keys, a thousand differences, thousands of records a second."""
+"""Reconcile at the size of a real table: a million keys, a thousand differences, thousands of records per second."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -18,12 +18,12 @@ from penstock.spark.reconcile import SparkComparer, Tables
 
 KEYS = 1_000_000
 CHANGES = 50
-"""Records of one producer's transaction."""
+"""Number of records in one producer's transaction."""
 
 RATE = 5_000
 """Records per second that producers stage, if the machine is fast enough."""
 
-# Ascending, as the consumer does it: two that change the same accounts must not wait for each other.
+# In ascending order, as in the consumer: transactions that change the same accounts must not deadlock.
 CHANGE = """
 WITH chosen AS (
     SELECT DISTINCT 1 + (random() * (%(keys)s - 1))::bigint AS id FROM generate_series(1, %(changes)s)
@@ -97,7 +97,7 @@ def test_a_thousand_differences_in_a_million_keys_under_load(
                 staged += producing.execute(CHANGE, {"keys": KEYS, "changes": CHANGES}).rowcount
                 pause.wait(max(0.0, began + staged / RATE - monotonic()))
 
-    def run(repair: bool = False) -> Reconciled:  # noqa: FBT001, FBT002  read where it is called
+    def run(repair: bool = False) -> Reconciled:  # noqa: FBT001, FBT002  named at the call
         return reconcile(
             lambda: connect_postgres(database_url, application="reconcile"),
             DEFAULT_SCOPE,
@@ -124,7 +124,7 @@ def test_a_thousand_differences_in_a_million_keys_under_load(
     assert clean.comparison.counts == {}
     assert found.comparison is not None
     counts = found.comparison.counts
-    # A row that was deleted comes again with the next record of its key, and is wrong from then on.
+    # A deleted row returns with the next record of its key, and is wrong from then on.
     assert counts[DifferenceKind.MISSING] + counts[DifferenceKind.DIFFERENT] == 700
     assert counts[DifferenceKind.SURPLUS] == 300
     assert found.comparison.total == 1000

@@ -1,4 +1,4 @@
-"""Reconciliation with keys of every kind, and with lost snapshots."""
+"""Reconciliation with keys of every kind, and when its snapshot is lost."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -114,12 +114,12 @@ class WithoutSnapshots(SparkComparer):
         self._connection = connection
 
     def compare(self, *arguments: Any, **options: Any) -> StateComparison:
-        """Too late."""
+        """Compares after the connections were closed."""
         self._cut()
         return super().compare(*arguments, **options)
 
     def rows(self, *arguments: Any, **options: Any) -> Rows:
-        """Rows are read on demand, which is too late as well."""
+        """Closes the connections before the rows are read, which happens on demand."""
         rows = super().rows(*arguments, **options)
         self._cut()
         return rows

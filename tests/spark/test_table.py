@@ -60,7 +60,7 @@ def test_every_row_comes_once_with_its_types(
     assert rows[9].maybe is None
 
 
-def test_columns_and_rows_are_chosen_in_postgres(
+def test_columns_and_rows_are_selected_in_postgres(
     spark: SparkSession, connection: Connection, database_url: str
 ) -> None:
     connection.execute(ALL_TYPES)
@@ -99,7 +99,9 @@ def test_all_tasks_read_the_given_snapshot(
         frame.count()
 
 
-def test_what_cannot_be_read_is_named(connection: Connection, database_url: str) -> None:
+def test_a_table_that_cannot_be_read_is_refused_with_the_reason(
+    connection: Connection, database_url: str
+) -> None:
     def schema(**options: str) -> str:
         return TableSource({"databaseUrl": database_url, **options}).schema()
 

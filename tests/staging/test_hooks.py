@@ -84,7 +84,7 @@ def test_a_rollback_to_a_savepoint_removes_its_records(
     assert list_changes(staged()) == [("insert", "1"), ("insert", "3")]
 
 
-def test_a_hundred_objects_are_one_insert(
+def test_a_hundred_objects_are_staged_by_one_insert(
     ruled: Pipeline, sessions: Sessions, statements: list[str], staged: StagedRecords
 ) -> None:
     with sessions.begin() as session:
@@ -105,7 +105,7 @@ def test_a_hundred_objects_are_one_insert(
     assert len(staged()) == 200
 
 
-def test_records_are_in_the_order_of_the_row_locks(
+def test_records_follow_the_order_of_the_row_locks(
     ruled: Pipeline, sessions: Sessions, statements: list[str]
 ) -> None:
     """Guarantee 2: ids of one key follow the locks, since records are inserted after the flush's own writes."""
@@ -138,7 +138,7 @@ def test_an_unchanged_object_is_not_staged(
     assert list_changes(staged()[3:]) == [("update", "3")]
 
 
-def test_a_relationship_alone_is_not_an_update(
+def test_a_changed_relationship_alone_is_not_an_update(
     pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
 ) -> None:
     pipeline.stages(Rider, to=rides, key="id", data=["name"])
@@ -151,7 +151,7 @@ def test_a_relationship_alone_is_not_an_update(
     assert list_changes(staged()) == [("insert", "1")]
 
 
-def test_a_foreign_key_that_follows_a_relationship_is_an_update(
+def test_a_foreign_key_changed_through_a_relationship_is_an_update(
     ruled: Pipeline, sessions: Sessions, staged: StagedRecords
 ) -> None:
     with sessions.begin() as session:
@@ -196,7 +196,7 @@ def test_attributes_that_objects_lack_are_loaded_in_one_select(
         for ride in objects:
             ride.status = "done"
         session.flush()
-        # SQLAlchemy itself loads an expired object, one by one, before it can update it.
+        # Before an update, SQLAlchemy itself loads expired objects one by one.
         selects = [s for s in statements if s.startswith("SELECT") and " IN " in s]
         for ride in objects:
             ride.extra["again"] = True
@@ -216,10 +216,10 @@ def test_attributes_that_objects_lack_are_loaded_in_one_select(
     assert staged()[23].data["extra"] == {"n": 3, "again": True}
 
 
-def test_a_mutable_value_loaded_by_the_hooks_notices_changes(
+def test_a_mutable_value_loaded_by_the_hooks_still_tracks_changes(
     pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
 ) -> None:
-    """The hooks, not the ORM, set it on the object."""
+    """The hooks set it on the object, not the ORM."""
     pipeline.stages(Ride, to=rides, on=["update"], key="id", data=["extra"])
     with sessions.begin() as session:
         session.add(Ride(id=1, extra={"a": 1}))
@@ -245,10 +245,10 @@ def test_values_set_by_the_server_are_in_the_record(
     assert [(record.key, record.data) for record in staged()] == [(str(number), [number, 1])]
 
 
-def test_a_delete_stages_the_values_of_the_row(
+def test_a_delete_stages_the_row_as_it_was_in_the_database(
     pipeline: Pipeline, rides: Log, sessions: Sessions, statements: list[str], staged: StagedRecords
 ) -> None:
-    """The record lacks values that were set but never written, and has those that were not loaded."""
+    """The record lacks values that were set but never written, and includes those that were not loaded."""
     pipeline.stages(Ride, to=rides, on=["delete"], key="id", data=["status", "fare", "notes"])
     with sessions.begin() as session:
         objects = [Ride(id=number, fare=Decimal(number), notes="n") for number in range(5)]
@@ -270,7 +270,7 @@ def test_a_delete_stages_the_values_of_the_row(
 def test_a_row_that_another_transaction_deleted_is_not_staged_again(
     ruled: Pipeline, sessions: Sessions, staged: StagedRecords
 ) -> None:
-    """Guarantee 8: each record is of a change that happened; SQLAlchemy only warns here."""
+    """Guarantee 8: a record stands for a change that happened; SQLAlchemy only warns here."""
     with sessions() as late, sessions() as early:
         early.add(Ride(id=1))
         early.commit()
@@ -389,7 +389,7 @@ def test_a_record_that_cannot_be_staged_fails_the_whole_flush(
     assert staged() == []
 
 
-def test_rules_apply_in_the_order_of_their_declaration_also_late_ones(
+def test_rules_apply_in_the_order_of_their_declaration_including_late_ones(
     ruled: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
 ) -> None:
     with sessions.begin() as session:
@@ -427,10 +427,10 @@ def test_two_pipelines_stage_their_own_records(
     assert [record.channel for record in staged()] == ["rides", "others"]
 
 
-def test_the_insert_privilege_is_enough(
+def test_a_producer_needs_only_the_insert_privilege(
     ruled: Pipeline, sessions: Sessions, application: Engine, staged: StagedRecords
 ) -> None:
-    """Guarantee 32: a producer reads none of Penstock's tables."""
+    """Guarantee 32: it reads none of Penstock's tables."""
     with application.begin() as connection:
         for grant in (
             "CREATE ROLE producer",
@@ -476,10 +476,10 @@ class Node(Base):
     )
 
 
-def test_a_foreign_key_written_afterwards_is_staged(
+def test_a_foreign_key_written_by_post_update_is_staged(
     pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
 ) -> None:
-    """``post_update`` writes a second UPDATE, of an object without changes at the time of the first."""
+    """``post_update`` writes a second UPDATE, for an object that had no changes at the first."""
     pipeline.stages(Node, to=rides, key="id", data=["parent_id"])
     with sessions.begin() as session:
         one, two = Node(id=1), Node(id=2)

@@ -1,4 +1,4 @@
-"""Every statement is prepared against the migrated schema; every script is loaded and keeps the rules of its header."""
+"""Every statement is prepared against the migrated schema; every script is loaded, and its header is checked."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ PACKAGES = sorted(
 NAMED = [
     (package, name) for package in PACKAGES for name in statements(package, DEFAULT_SCOPE.schema)
 ]
-UTILITY = re.compile(r"^(--.*\n)*(LOCK|SET|CREATE)\b")  # Postgres prepares no utility statements
+UTILITY = re.compile(r"^(--.*\n)*(LOCK|SET|CREATE)\b")  # Postgres cannot prepare utility statements
 PREPARABLE = [
     (p, name)
     for p, name in NAMED
@@ -59,7 +59,7 @@ def test_a_statement_is_used(package: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_compiles_and_declares_all_that_it_touches(
+def test_a_script_compiles_and_declares_every_key_it_uses(
     redis_client: redis.Redis, name: str
 ) -> None:
     loaded = redis_client.script_load(script(name).text)
@@ -73,7 +73,7 @@ def test_a_script_compiles_and_declares_all_that_it_touches(
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_an_error_in_a_script_names_the_line_of_its_file(
+def test_an_error_in_a_script_names_the_line_in_its_file(
     redis_client: redis.Redis, name: str
 ) -> None:
     text = (LUA / f"{name}.lua").read_text()
@@ -82,7 +82,7 @@ def test_an_error_in_a_script_names_the_line_of_its_file(
 
 
 @pytest.mark.parametrize("name", FRAGMENTS)
-def test_a_fragment_is_the_beginning_of_several_scripts(name: str) -> None:
+def test_a_fragment_begins_several_scripts(name: str) -> None:
     texts = [(LUA / f"{other}.lua").read_text() for other in SCRIPTS]
     body = (LUA / f"{name}.lua").read_text()
 
@@ -90,7 +90,7 @@ def test_a_fragment_is_the_beginning_of_several_scripts(name: str) -> None:
         sum(bool(re.search(rf"^-- includes: .*\b{name}\b", text, re.MULTILINE)) for text in texts)
         > 1
     )
-    assert not re.search(r"\S.*--", body)  # its comments are lines of their own
+    assert not re.search(r"\S.*--", body)  # comments are on lines of their own
     assert not re.search(r"(KEYS|ARGV)\[\d|pcall", body)
     assert len(body.splitlines()) <= 120
 
@@ -103,10 +103,10 @@ JOURNAL_BOUNDS = [
 
 
 @pytest.mark.parametrize(("package", "name"), JOURNAL_BOUNDS)
-def test_where_the_journal_begins_and_ends_is_a_probe_of_its_index(
+def test_the_extent_of_the_journal_is_an_index_probe(
     connection: Connection, package: str, name: str
 ) -> None:
-    """Postgres inlines the function: the plan names the index, and neither a function nor the whole table."""
+    """Postgres inlines the function: the plan names the index, and neither a function nor a sequential scan."""
     connection.execute(
         "INSERT INTO penstock.journal (channel, shard, first_offset, last_offset, record_ids, epoch) "
         "SELECT 'c', i % 4, i, i, ARRAY[i::bigint], 1 FROM generate_series(1, 20000) i"
@@ -135,7 +135,7 @@ def test_where_the_journal_begins_and_ends_is_a_probe_of_its_index(
 
 
 @pytest.mark.parametrize("name", ["newest_tick", "sequence_committed"])
-def test_what_runs_at_every_round_reads_no_whole_table(connection: Connection, name: str) -> None:
+def test_statements_of_every_round_scan_no_table(connection: Connection, name: str) -> None:
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
         "SELECT 'c', 0, 'k', 'a', 'o', '{}' FROM generate_series(1, 20000)"

@@ -1,4 +1,4 @@
-"""A pooler in transaction mode between us and Postgres: a real one, which changes the session with every transaction."""
+"""A real pooler in transaction mode between Penstock and Postgres: it changes the session with every transaction."""
 
 from collections.abc import Iterator, Sequence
 
@@ -49,10 +49,10 @@ def test_records_go_through_two_streamers_and_a_consumer_behind_a_pooler(
         eventually(lambda: seen() == 500, "all of it is there")
 
 
-def test_a_sequencer_gives_its_prepared_statements_up_behind_a_pooler(
+def test_a_sequencer_behind_a_pooler_stops_using_prepared_statements(
     things: Log, connection: Connection, pooled_connection: Connection
 ) -> None:
-    """Guarantee 18: a pooler follows those of the protocol, if any, and not those of SQL."""
+    """Guarantee 18: a pooler tracks prepared statements of the protocol at most, never those of SQL."""
     sequencer = Sequencer(pooled_connection, DEFAULT_SCOPE, prepare=True)
 
     for _ in range(10):

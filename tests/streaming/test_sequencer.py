@@ -1,4 +1,4 @@
-"""What the sequencer promises: everything committed, once, densely, whatever the order of commits."""
+"""The sequencer numbers everything committed, once, without gaps, whatever the order of commits."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -27,10 +27,10 @@ def sequenced_ids(connection: Connection) -> list[int]:
     return sorted(id_ for row in connection.execute(JOURNAL) for id_ in row[3])
 
 
-def test_a_tick_sequences_what_is_committed_and_nothing_else(
+def test_a_tick_sequences_exactly_what_is_committed(
     connection: Connection, database_url: str, things: Log
 ) -> None:
-    """Guarantee 2: what is open is not seen; it is not forgotten either."""
+    """Guarantee 2: records of an open transaction are not visible yet, and are sequenced later."""
     with connect_postgres(database_url, application="other") as other:
         with other.transaction():
             stage_rows(other, things, 3, "open")
@@ -45,7 +45,7 @@ def test_a_tick_sequences_what_is_committed_and_nothing_else(
 def test_a_lower_id_that_commits_later_is_sequenced(
     connection: Connection, database_url: str, things: Log
 ) -> None:
-    """Guarantee 2: ids are drawn before commit; the well-known `id > last` loses this record."""
+    """Guarantee 2: ids are drawn before commit; the usual `id > last` would lose this record."""
     with connect_postgres(database_url, application="slow") as slow:
         with slow.transaction():
             stage_rows(slow, things, 1, "early id, late commit")
@@ -73,7 +73,7 @@ def test_a_transaction_that_gets_its_id_after_drawing_from_the_sequence_is_seque
 def test_rolled_back_records_and_savepoints_leave_no_hole_in_the_offsets(
     connection: Connection, things: Log
 ) -> None:
-    """Guarantee 8: only what is committed is numbered, and the numbers have no hole."""
+    """Guarantee 8: only committed records get offsets, and the offsets have no hole."""
     for number in range(10):
         with connection.transaction():
             stage_rows(connection, things, 3, f"kept {number}")
@@ -91,10 +91,10 @@ def test_rolled_back_records_and_savepoints_leave_no_hole_in_the_offsets(
 def test_two_sequencers_at_once_do_not_number_a_record_twice(
     connection: Connection, database_url: str, things: Log
 ) -> None:
-    """Guarantee 3: the primary key of ticks lets one of them through."""
+    """Guarantee 3: the primary key of ticks admits only one of them."""
     stage_rows(connection, things, 100)
     with connect_postgres(database_url, application="rival") as rival:
-        # The rival is held at the tick's primary key, by a lock that it has to wait for.
+        # The rival waits for a lock on the tick's primary key.
         rival.execute("SET lock_timeout = '200ms'")
         with connection.transaction():
             connection.execute(
@@ -108,10 +108,10 @@ def test_two_sequencers_at_once_do_not_number_a_record_twice(
     assert len(sequenced_ids(connection)) == contended.sequenced
 
 
-def test_a_sequencer_that_loses_the_race_goes_on_from_the_others_tick(
+def test_a_sequencer_that_loses_the_race_continues_from_the_others_tick(
     connection: Connection, database_url: str, things: Log
 ) -> None:
-    """Guarantee 3: it has waited, has done nothing, and does not fail."""
+    """Guarantee 3: it waits, does nothing, and does not fail."""
     stage_rows(connection, things, 100)
     with (
         connect_postgres(database_url, application="rival") as rival,
@@ -142,7 +142,7 @@ def test_a_tick_whose_commit_fails_has_not_happened(
     things: Log,
     prepare: bool,  # noqa: FBT001
 ) -> None:
-    """Guarantee 3: what was answered before the commit is not believed."""
+    """Guarantee 3: a result returned before the commit does not count."""
     connection.execute(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused'; END $$; "
         "CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON penstock.journal "
@@ -160,13 +160,13 @@ def test_a_tick_whose_commit_fails_has_not_happened(
 
 
 @pytest.mark.parametrize("prepare", [False, True])
-def test_a_tick_is_on_disk_before_it_is_answered_whatever_the_default_is(
+def test_a_tick_is_durable_before_it_returns_whatever_the_default_is(
     connection: Connection,
     database_url: str,
     things: Log,
     prepare: bool,  # noqa: FBT001
 ) -> None:
-    """Guarantee 3: what is sent to Redis is never taken back by a crash of Postgres."""
+    """Guarantee 3: a crash of Postgres never takes back what was sent to Redis."""
     connection.execute(
         "CREATE TABLE seen (setting text); "
         "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS "
@@ -186,10 +186,10 @@ def test_a_tick_is_on_disk_before_it_is_answered_whatever_the_default_is(
 
 
 @pytest.mark.parametrize("lost", ["DISCARD ALL", "DEALLOCATE ALL"])
-def test_a_session_that_has_been_changed_for_another_is_no_hindrance(
+def test_a_session_that_lost_its_prepared_statements_is_usable(
     connection: Connection, things: Log, lost: str
 ) -> None:
-    """Guarantee 18: behind a pooler that keeps the prepared statements of the protocol, and not those of SQL."""
+    """Guarantee 18: behind a pooler that keeps the protocol's prepared statements, and not those of SQL."""
     sequencer = Sequencer(connection, DEFAULT_SCOPE, prepare=True)
     for _ in range(3):
         stage_rows(connection, things, 2)
@@ -199,10 +199,10 @@ def test_a_session_that_has_been_changed_for_another_is_no_hindrance(
     assert sequenced_ids(connection) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_session_that_another_sequencer_had_before_is_no_hindrance(
+def test_a_session_that_another_sequencer_used_before_is_usable(
     connection: Connection, things: Log
 ) -> None:
-    """Guarantee 18: its prepared statement is still there."""
+    """Guarantee 18: the other's prepared statement still exists."""
     for _ in range(2):
         stage_rows(connection, things, 2)
         assert Sequencer(connection, DEFAULT_SCOPE, prepare=True).tick().sequenced == 2
@@ -217,7 +217,7 @@ def test_a_tick_is_not_serializable_whatever_the_default_is(
     things: Log,
     prepare: bool,  # noqa: FBT001
 ) -> None:
-    """It would have producers fail that are: it reads where they write."""
+    """A serializable tick would make serializable producers fail, since it reads where they write."""
     stage_rows(connection, things, 3)
     with (
         connect_postgres(database_url, application="strict") as strict,
@@ -236,7 +236,7 @@ def test_a_tick_is_not_serializable_whatever_the_default_is(
     assert held == (0,)
 
 
-def test_few_records_come_along_with_their_tick(connection: Connection, things: Log) -> None:
+def test_a_small_tick_returns_its_records_inline(connection: Connection, things: Log) -> None:
     stage_rows(connection, things, MAX_INLINE_RECORDS)
     few = tick(connection, DEFAULT_SCOPE)
     stage_rows(connection, things, MAX_INLINE_RECORDS + 1)
@@ -247,7 +247,7 @@ def test_few_records_come_along_with_their_tick(connection: Connection, things: 
     assert (many.sequenced, many.inline_records) == (MAX_INLINE_RECORDS + 1, [])
 
 
-def test_of_few_heavy_records_the_first_come_along(connection: Connection, things: Log) -> None:
+def test_of_few_heavy_records_the_first_are_inline(connection: Connection, things: Log) -> None:
     connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN data SET STORAGE EXTERNAL")
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
@@ -261,7 +261,7 @@ def test_of_few_heavy_records_the_first_come_along(connection: Connection, thing
 
 
 def test_an_idle_tick_writes_nothing(connection: Connection, things: Log) -> None:
-    """No transaction id is taken: an idle pipeline costs a look."""
+    """It takes no transaction id: an idle pipeline costs one query."""
     stage_rows(connection, things, 5)
     sequencer = Sequencer(connection, DEFAULT_SCOPE)
     sequencer.tick()
@@ -273,7 +273,7 @@ def test_an_idle_tick_writes_nothing(connection: Connection, things: Log) -> Non
     assert after == before
 
 
-def test_a_backlog_is_cut_into_journal_rows_of_bounded_size(
+def test_a_backlog_is_split_into_journal_rows_of_bounded_size(
     connection: Connection, things: Log
 ) -> None:
     stage_rows(connection, things, 5000)
@@ -283,10 +283,10 @@ def test_a_backlog_is_cut_into_journal_rows_of_bounded_size(
     assert (done.sequenced, max(sizes), sum(sizes)) == (5000, JOURNAL_CHUNK, 5000)
     assert connection.execute(
         "SELECT max(pg_column_size(record_ids)) > 8 * %s FROM penstock.journal", [JOURNAL_CHUNK]
-    ).fetchone() == (True,)  # as they are, not compressed
+    ).fetchone() == (True,)  # stored uncompressed
 
 
-def test_ids_handed_out_in_advance_are_refused(connection: Connection) -> None:
+def test_an_identity_cache_is_refused(connection: Connection) -> None:
     """Guarantee 2: CACHE 50 puts the changes of one key out of order within a connection pool."""
     check_identity_cache(connection, DEFAULT_SCOPE)
     connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN id SET CACHE 50")
