@@ -26,7 +26,6 @@ def test_what_is_accepted_can_be_declared() -> None:
     runpy.run_path(str(HERE / "accepted.py"))
 
 
-@pytest.mark.xfail(reason="handlers are compared by `is`, and a method is another object each time")
 def test_the_consumer_of_a_method_is_found_by_it() -> None:
     class Totals:
         def apply(self, session: Session, records: Sequence[Record]) -> None: ...
