@@ -572,8 +572,9 @@ def test_another_attempt_sees_what_was_committed_in_the_pause(
     reader.declare(asynchronous if is_async else plain)
     worker = reader.worker()
 
-    def pause(_: float) -> bool:
-        reader.connection.execute("INSERT INTO public.outside VALUES (1)")
+    def pause(seconds: float) -> bool:
+        if seconds:
+            reader.connection.execute("INSERT INTO public.outside VALUES (1)")
         return False
 
     worker._pause = pause
