@@ -349,7 +349,7 @@ class Pipeline:
         if isinstance(of, str):
             return self.get_consumer(of)
         for consumer in self._consumers.values():
-            if consumer.handler is of:
+            if consumer.handler == of:
                 return consumer
         raise DeclarationError(
             f"{getattr(of, '__name__', of)!r} is not a consumer of this pipeline; it has {_listed(self._consumers)}"

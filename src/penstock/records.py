@@ -203,6 +203,11 @@ class Record(Generic[Payload]):
         payload: Payload = self.data
         return payload
 
+    def forget_parsed(self) -> None:
+        """Parses the payload anew when it is asked for again: a handler may have changed what it was given."""
+        for name in ("data", "headers", "payload"):
+            self.__dict__.pop(name, None)
+
     @property
     def staged_at(self) -> datetime:
         """When the record was staged, by Postgres' clock."""

@@ -167,7 +167,7 @@ def test_poison_is_isolated_and_all_other_items_are_applied(
 
     assert applied == [each for each in range(size) if each not in poison]
     assert dead == sorted(poison)
-    assert tried < 2 * size + (len(poison) + 1) * (MAX_CONFLICTS + MAX_WAITS_ALONE + 40)
+    assert tried < 2 * size + (len(poison) + 1) * 8 * (MAX_CONFLICTS + MAX_WAITS_ALONE + 40)
 
 
 def test_a_batch_of_several_shards_has_its_attempts_and_a_part_has_one() -> None:

@@ -111,10 +111,17 @@ class IckSource:
             halted = brake(self._consumer, self._checkpoints, executor, shard, last)
             return Plan(
                 Delivered(checkpoint.offset, dead=1, members=[member.member], halted=halted),
-                advances=[Advance(checkpoint, checkpoint.offset, dead=1, failed=1)],
+                advances=[Advance(checkpoint, checkpoint.offset, dead=1)],
             )
 
         return planner
+
+    def identify(self, member: ReservedMember) -> object:
+        """The member."""
+        return member.member
+
+    def renew(self, members: Sequence[ReservedMember]) -> None:
+        """Nothing to do: a handler gets texts."""
 
     def describe(self, shard: ShardName, member: ReservedMember) -> str:
         """The member, and where it is."""

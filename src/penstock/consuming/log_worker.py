@@ -17,6 +17,7 @@ from penstock.channels.log import Follower, extents
 from penstock.consuming.backfill import backfill
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivered import Consumed, Delivered
+from penstock.consuming.delivery import Broken
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.log_source import LogSource
 from penstock.consuming.transaction import HandlerTransaction
@@ -127,6 +128,7 @@ class LogWorker(Worker[Record]):
             # There is more, most likely: Redis looks it up while this is applied.
             last = {shard: records[-1].offset for shard, records in found.items()}
             self._follower.request_ahead({**awake, **last})
+        self._retrying -= awake.keys() - found.keys()  # another process has done it
         self._deliver(found, consumed)
         if self._reread_chance and found and random.random() < self._reread_chance:  # noqa: S311  not for secrets
             self.rewind(consumed.applied)
@@ -167,6 +169,12 @@ class LogWorker(Worker[Record]):
         try:
             return transaction.apply(found, self._records.plan_together(found), name="together")
         except NotApplied as failed:
+            for records in found.values():
+                self._records.renew(records)
+            if isinstance(failed.outcome, Broken):
+                # Alone, each shard would be called once more.
+                _, deliverer = self._opened()
+                return {s: deliverer.halt(transaction, s, r, failed) for s, r in found.items()}
             # It need not be about all of them: alone, each has its own attempts.
             log.info(
                 "failed together, going shard by shard",

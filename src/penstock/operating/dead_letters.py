@@ -8,8 +8,8 @@ of one key are retried in the order of the log; after one that fails, the others
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from time import sleep
-from typing import Literal
+from time import monotonic, sleep
+from typing import Literal, TypeVar
 
 import structlog
 
@@ -35,6 +35,13 @@ from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Offset, Record, RecordId, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.operator")
+
+Result = TypeVar("Result")
+
+LOCK_TIMEOUT_S = 60.0
+"""How long a retry waits, in seconds, for a moment in which no worker holds the shard."""
+
+LOCK_POLL_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +229,13 @@ def drop(
     return dropped
 
 
+class _ShardBusy(NotApplied):
+    """A worker holds the shard."""
+
+    def __init__(self) -> None:
+        super().__init__(Conflict(), self)
+
+
 class _Trial:
     """Retries the dead letters of one consumer, one after the other."""
 
@@ -240,7 +254,7 @@ class _Trial:
         trouble = NO_TROUBLE
         while True:
             try:
-                return self._transaction.apply([_shard(letter)], self._plan(letter), wait=True)
+                return self._apply(letter, self._plan(letter))
             except NotApplied as failed:
                 _raise_if_not_the_letters(letter, failed)
                 decision = decide(Policy(attempts=1), 1, trouble, failed.outcome)
@@ -251,13 +265,37 @@ class _Trial:
                 trouble = decision.trouble
                 sleep(decision.after_s)
 
+    def _apply(self, letter: DeadLetter, plan: Planner[Result]) -> Result:
+        """Between two transactions of a worker: its next one leaves the shard alone while this one holds it.
+
+        Waiting for the row's lock is no way: at REPEATABLE READ it fails if the worker has moved the checkpoint meanwhile.
+        """
+        shard = _shard(letter)
+
+        def planner(executor: Executor, locked: Locked) -> Plan[Result]:
+            if shard not in locked:
+                raise _ShardBusy
+            return plan(executor, locked)
+
+        deadline = monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                return self._transaction.apply([shard], planner)
+            except _ShardBusy:
+                if monotonic() > deadline:
+                    raise ServerUnavailable(
+                        f"retrying {letter.place}: a worker has held {shard} for {LOCK_TIMEOUT_S:.0f} s. "
+                        "Try again, or stop it"
+                    ) from None
+            sleep(LOCK_POLL_S)
+
     def _plan(self, letter: DeadLetter) -> Planner[Retried]:
         """Effect and removal in one transaction."""
 
         def planner(executor: Executor, locked: Locked) -> Plan[Retried]:
+            checkpoint = locked[_shard(letter)]
             row = executor.execute(self._sql["lock_dead_letter"], _key(letter)).fetchone()
-            checkpoint = locked.get(_shard(letter))
-            if row is None or checkpoint is None:
+            if row is None:
                 return Plan(Retried(letter, "gone"))
             if (earlier := self._earlier(executor, letter)) is not None:
                 why = f"offset {earlier} of its key is dead-lettered, and comes first"
@@ -289,7 +327,7 @@ class _Trial:
             executor.execute(self._sql["failed_again"], {**_key(letter), "reason": reason})
             return Plan(None)
 
-        self._transaction.apply([_shard(letter)], planner, wait=True)
+        self._apply(letter, planner)
 
 
 def _raise_if_not_the_letters(letter: DeadLetter, failed: NotApplied) -> None:
