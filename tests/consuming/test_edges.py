@@ -1,4 +1,4 @@
-"""What handlers and servers do at the edges, where an effect could be lost, doubled or wrong, or a worker could end."""
+"""Edge cases of handlers and servers in which an effect could be lost, doubled or wrong, or a worker could end."""
 
 import asyncio
 import gc
@@ -50,9 +50,9 @@ Handler = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def _garbage() -> Iterator[None]:
-    """What an expected failure leaves behind is collected between tests.
+    """Collects the garbage of expected failures between tests.
 
-    Python 3.11 cannot take a warning from a finalizer while pytest parses a source to show a failure.
+    In Python 3.11, a warning from a finalizer fails while pytest parses a source to show a failure.
     """
     gc.disable()
     yield
@@ -100,13 +100,13 @@ def staged(stage_in: Stage) -> None:
 
 
 def run_until(worker: Any, done: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    """Runs a worker until something is true, or for ``timeout_s``."""
+    """Runs a worker until a condition is true, for at most ``timeout_s``."""
     end = monotonic() + timeout_s
     worker.run(lambda: monotonic() > end or done())
 
 
 def column(connection: Connection, name: str) -> list[Any]:
-    """A column of the checkpoints, shard by shard."""
+    """Returns a column of the checkpoints, shard by shard."""
     rows = connection.execute(f"SELECT {name} FROM penstock.checkpoints ORDER BY shard".encode())
     return [value for (value,) in rows]
 
@@ -139,7 +139,9 @@ def returns_async_generator(session: Session, records: Sequence[Record]) -> obje
 )
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.usefixtures("staged")
-def test_what_nobody_runs_does_not_count_as_applied(reader: Reader, handler: Handler) -> None:
+def test_a_handler_that_was_never_run_does_not_count_as_applied(
+    reader: Reader, handler: Handler
+) -> None:
     """Guarantee 5."""
     reader.declare(handler)
     halted = reader.drain()
@@ -150,7 +152,7 @@ def test_what_nobody_runs_does_not_count_as_applied(reader: Reader, handler: Han
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("staged")
-def test_what_a_task_left_behind_was_to_do_does_not_count_as_applied(reader: Reader) -> None:
+def test_the_work_of_a_forgotten_task_does_not_count_as_applied(reader: Reader) -> None:
     """Guarantee 5."""
     tasks: set[asyncio.Task[None]] = set()
 
@@ -170,7 +172,7 @@ def test_what_a_task_left_behind_was_to_do_does_not_count_as_applied(reader: Rea
 @pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])
 @pytest.mark.usefixtures("staged")
 def test_another_attempt_gets_the_data_as_it_was_staged(reader: Reader, each: bool) -> None:  # noqa: FBT001
-    """Guarantee 17: a handler may change what it was given, and lose against another transaction."""
+    """Guarantee 17: a handler may change its records, and lose a conflict."""
     loses = iter([True])
 
     def to_cents(session: Session, given: Any) -> None:
@@ -188,7 +190,7 @@ def test_another_attempt_gets_the_data_as_it_was_staged(reader: Reader, each: bo
 
 
 @pytest.mark.usefixtures("staged")
-def test_a_handler_that_takes_its_data_apart_can_be_called_again(reader: Reader) -> None:
+def test_a_handler_that_changes_its_data_can_be_called_again(reader: Reader) -> None:
     """Guarantee 21: a serialization failure dead-letters nothing."""
     loses = iter([True])
 
@@ -230,7 +232,7 @@ def test_a_handler_that_commits_several_shards_is_called_once(
 
 @pytest.mark.usefixtures("staged")
 def test_a_handler_that_commits_and_exits_halts_its_shard(reader: Reader) -> None:
-    """Guarantee 5: after a restart it would be called again."""
+    """Guarantee 5: it would be called again after a restart."""
 
     def exits(session: Session, records: Sequence[Record]) -> None:
         commits(session, records)
@@ -246,7 +248,7 @@ def test_a_handler_that_commits_and_exits_halts_its_shard(reader: Reader) -> Non
 
 
 class Frame:
-    """As much of a DataFrame as the engine calls."""
+    """The methods of a DataFrame that the engine calls."""
 
     def persist(self, _: object) -> "Frame":
         return self
@@ -284,7 +286,7 @@ def make_dataframes(
 def test_a_dataframe_handler_that_commits_is_called_once(
     reader: Reader, make_dataframes: MakeDataFrames
 ) -> None:
-    """Guarantee 5: the query begins again, and must not double the effects."""
+    """Guarantee 5: the query is restarted, and must not double the effects."""
 
     def commits_frame(session: Session, _: Any) -> None:
         session.execute(INSERT, {"id": 1, "key": ""})
@@ -298,14 +300,14 @@ def test_a_dataframe_handler_that_commits_is_called_once(
     assert reader.effects() == [1]
 
 
-# --- nothing stops for ever, and not in silence ---
+# --- nothing stops silently or for ever ---
 
 
 @pytest.mark.usefixtures("staged")
 def test_a_poison_record_that_the_log_has_lost_is_isolated(
     reader: Reader, things: Log, redis_client: redis.Redis
 ) -> None:
-    """Guarantees 12 and 21: it comes from the journal, and is dead-lettered like any other."""
+    """Guarantees 12 and 21: it is read from the journal, and dead-lettered like any other."""
     for shard in things.shard_names:
         redis_client.xtrim(log_keys("penstock", shard).stream, maxlen=1, approximate=False)
 
@@ -321,7 +323,7 @@ def test_a_poison_record_that_the_log_has_lost_is_isolated(
     assert reader.effects() == [number for number in ALL if number != 3]
 
 
-def test_a_drain_ends_when_what_was_to_be_retried_is_done_by_another(
+def test_a_drain_ends_when_another_process_has_applied_the_waiting_batch(
     reader: Reader, stage_in: Stage
 ) -> None:
     stage_in(0)
@@ -329,7 +331,7 @@ def test_a_drain_ends_when_what_was_to_be_retried_is_done_by_another(
 
     def waits(_: Session, __: Sequence[Record]) -> None:
         asked.set()
-        raise TryAgain(after=2.2)  # longer than it takes to read the checkpoints again
+        raise TryAgain(after=2.2)  # longer than the interval at which checkpoints are read again
 
     reader.declare(waits)
     worker = reader.worker()
@@ -348,7 +350,7 @@ def test_a_drain_ends_when_what_was_to_be_retried_is_done_by_another(
 
 @pytest.mark.usefixtures("staged")
 def test_a_handler_that_closes_its_connection_fails_like_any_other(reader: Reader) -> None:
-    """Guarantee 21: `with session.connection() as connection:` does it."""
+    """Guarantee 21: `with session.connection() as connection:` closes it."""
 
     def closes(session: Session, record: Record) -> None:
         apply(session, [record])
@@ -364,7 +366,7 @@ def test_a_handler_that_closes_its_connection_fails_like_any_other(reader: Reade
 
 
 @pytest.mark.usefixtures("staged")
-def test_a_row_factory_that_a_handler_left_behind_does_not_stop_its_shard(reader: Reader) -> None:
+def test_a_row_factory_set_by_a_handler_does_not_stop_its_shard(reader: Reader) -> None:
     def changes(session: Session, records: Sequence[Record]) -> None:
         apply(session, records)
         cast("Any", session.connection().connection.dbapi_connection).row_factory = dict_row
@@ -379,7 +381,7 @@ def test_a_row_factory_that_a_handler_left_behind_does_not_stop_its_shard(reader
 
 
 class PanicException(BaseException):
-    """What PyO3 raises for a panic in Rust: pydantic-core, polars and others can."""
+    """Raised by PyO3 for a panic in Rust, for example in pydantic-core or polars."""
 
 
 @pytest.mark.parametrize(
@@ -405,7 +407,7 @@ def test_a_record_that_makes_a_library_panic_is_dead_lettered(
 
 
 class Busy(TryAgain):
-    def __init__(self) -> None:  # without the one of TryAgain
+    def __init__(self) -> None:  # without calling TryAgain's
         self.service = "billing"
 
 
@@ -436,8 +438,8 @@ def test_no_form_of_try_again_ends_the_worker(
 
 
 @pytest.mark.usefixtures("staged")
-def test_a_handler_may_ask_to_wait_for_ever(reader: Reader) -> None:
-    """An operator moves the checkpoint, or fixes the handler."""
+def test_a_handler_may_raise_try_again_without_an_end(reader: Reader) -> None:
+    """An operator may then move the checkpoint, or fix the handler."""
 
     def waits(session: Session, records: Sequence[Record]) -> None:
         if records[0].shard == 0:
@@ -451,7 +453,7 @@ def test_a_handler_may_ask_to_wait_for_ever(reader: Reader) -> None:
 
 
 @pytest.mark.usefixtures("staged")
-def test_a_handler_that_asks_for_no_pause_is_no_hot_loop(reader: Reader) -> None:
+def test_try_again_without_a_pause_is_not_a_busy_loop(reader: Reader) -> None:
     calls: list[int] = []
 
     def waits(_: Session, records: Sequence[Record]) -> None:
@@ -464,7 +466,7 @@ def test_a_handler_that_asks_for_no_pause_is_no_hot_loop(reader: Reader) -> None
     assert len(calls) < 50
 
 
-# --- whose fault it is ---
+# --- failures of the record, and others ---
 
 
 def raises_its_own(session: Session, records: Sequence[Record]) -> None:
@@ -489,7 +491,7 @@ async def groups(session: AsyncSession, records: Sequence[Record]) -> None:
     "handler", [raises_its_own, catches_and_goes_on, groups], ids=lambda h: h.__name__
 )
 @pytest.mark.usefixtures("staged")
-def test_a_locked_table_dead_letters_nothing_however_its_error_comes(
+def test_a_locked_table_dead_letters_nothing_however_the_error_arrives(
     reader: Reader, database_url: str, handler: Handler
 ) -> None:
     """Guarantee 13: a migration's lock is not the records' fault."""
@@ -509,7 +511,7 @@ def test_a_locked_table_dead_letters_nothing_however_its_error_comes(
 
 
 @pytest.mark.usefixtures("staged")
-def test_a_task_of_a_group_may_ask_to_wait(reader: Reader) -> None:
+def test_a_task_in_a_group_may_raise_try_again(reader: Reader) -> None:
     asks = iter(range(5))
 
     async def call() -> None:
@@ -528,10 +530,10 @@ def test_a_task_of_a_group_may_ask_to_wait(reader: Reader) -> None:
 
 
 @pytest.mark.usefixtures("staged")
-def test_a_table_that_is_not_there_for_a_moment_dead_letters_nothing(
+def test_a_table_that_is_missing_for_a_moment_dead_letters_nothing(
     reader: Reader, database_url: str
 ) -> None:
-    """Guarantee 13: code that is deployed before its migration."""
+    """Guarantee 13: code may be deployed before its migration."""
     reader.connection.execute("ALTER TABLE public.effects RENAME TO renamed")
 
     def name_again() -> None:
@@ -553,7 +555,7 @@ def test_another_attempt_sees_what_was_committed_in_the_pause(
     stage_in: Stage,
     is_async: bool,  # noqa: FBT001
 ) -> None:
-    """Guarantee 17: or it loses again, against the same transaction or an earlier one."""
+    """Guarantee 17: otherwise it would lose again, to the same transaction or an earlier one."""
     seen: list[int] = []
 
     def look(session: Session) -> None:
@@ -583,8 +585,8 @@ def test_another_attempt_sees_what_was_committed_in_the_pause(
     assert seen == [0, 1]
 
 
-def test_a_part_of_a_batch_that_lost_may_lose_as_often_as_the_whole() -> None:
-    """Guarantee 17: losing is not the record's fault; a smaller part loses less often."""
+def test_a_part_of_a_batch_has_as_many_retries_after_conflicts_as_the_whole() -> None:
+    """Guarantee 17: a conflict is not the record's fault; a smaller part has fewer of them."""
     part = trouble_for_part(Trouble(failures=2, conflicts=23, items=20), 1)
     lost = 0
     while isinstance(decision := decide(Policy(), 1, part, Conflict()), Retry):
@@ -593,10 +595,10 @@ def test_a_part_of_a_batch_that_lost_may_lose_as_often_as_the_whole() -> None:
     assert lost >= delivery.MAX_CONFLICTS
 
 
-def test_what_passed_before_a_servers_trouble_began_says_nothing_about_it(
+def test_records_applied_before_a_refusal_do_not_count_as_passing_during_it(
     reader: Reader, stage_in: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guarantee 13: a table that is locked for minutes dead-letters nothing, whatever happened a day before."""
+    """Guarantee 13: a table locked for minutes dead-letters nothing, whatever happened the day before."""
     monkeypatch.setattr(delivery, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(delivery, "LONGEST_PAUSE_S", 0.002)
     refusals = iter([True])
@@ -612,7 +614,7 @@ def test_what_passed_before_a_servers_trouble_began_says_nothing_about_it(
     worker.open()
 
     def pause(_: float) -> bool:
-        """Another process applies the record meanwhile."""
+        """Simulates another process that applies the record during the pause."""
         reader.connection.execute('UPDATE penstock.checkpoints SET "offset" = 1 WHERE shard = 0')
         return False
 
@@ -628,10 +630,10 @@ def test_what_passed_before_a_servers_trouble_began_says_nothing_about_it(
     assert reader.dead() == []
 
 
-def test_attempts_at_a_record_are_not_counted_for_the_next(
+def test_attempts_at_one_record_are_not_counted_for_the_next(
     reader: Reader, stage_in: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guarantee 21: another process has applied the first meanwhile."""
+    """Guarantee 21: another process has applied the first one in the meantime."""
     monkeypatch.setattr("penstock.consuming.deliverer.MAX_PAUSE_S", 0.01)
     monkeypatch.setattr(delivery, "LONGEST_PAUSE_S", 0.05)
     calls: list[int] = []
@@ -648,14 +650,14 @@ def test_attempts_at_a_record_are_not_counted_for_the_next(
     run_until(worker, lambda: len(calls) == 3)
     worker.open()
     reader.connection.execute('UPDATE penstock.checkpoints SET "offset" = 1 WHERE shard = 0')
-    worker._positions = dict.fromkeys(worker._positions, 1)  # as it does every two seconds
+    worker._positions = dict.fromkeys(worker._positions, 1)  # as the worker does every two seconds
     stage_in(0)
     worker.drain()
 
     assert (reader.effects(), reader.dead()) == ([2], [])
 
 
-# --- the brake ---
+# --- halting after many dead letters ---
 
 
 def test_dead_letters_of_idle_shards_do_not_halt_a_busy_one(
@@ -733,7 +735,7 @@ def test_an_exit_in_a_task_of_a_handler_is_a_failure(reader: Reader) -> None:
     ended: BaseException | None = None
     try:
         worker.run(lambda: False)
-    except BaseException as error:  # noqa: BLE001  looked at below
+    except BaseException as error:  # noqa: BLE001  checked below
         ended = error
 
     assert isinstance(ended, HandlerExited)
@@ -757,7 +759,7 @@ def test_a_dataframe_handler_that_waits_can_be_stopped(make_dataframes: MakeData
 # --- what operators see and do ---
 
 
-def test_what_a_shard_waits_for_is_not_said_when_it_waits_no_longer(
+def test_a_reason_for_waiting_is_cleared_when_the_shard_no_longer_waits(
     reader: Reader, stage_in: Stage
 ) -> None:
     stage_in(0)
@@ -792,7 +794,7 @@ def test_a_dead_letter_can_be_retried_beside_a_busy_worker(
     letters = of_consumer(reader.connection, "reader")
 
     def busy(stop: Callable[[], bool]) -> None:
-        """As a worker with a slow handler and a backlog: the row is free for a moment between two transactions."""
+        """Simulates a worker with a slow handler and a backlog: the row is free only briefly between transactions."""
         with psycopg.connect(database_url) as connection:
             while not stop():
                 connection.execute("SELECT FROM penstock.checkpoints FOR UPDATE")
@@ -819,7 +821,7 @@ def test_the_text_of_an_exception_in_a_forgotten_task_is_not_logged(
 
     async def forgets(session: AsyncSession, records: Sequence[Record]) -> None:
         for record in records:
-            asyncio.create_task(fails_with(record))  # noqa: RUF006  as people do
+            asyncio.create_task(fails_with(record))  # noqa: RUF006  a common mistake
         await apply_all(session, records)
 
     reader.declare(forgets)
@@ -830,7 +832,7 @@ def test_the_text_of_an_exception_in_a_forgotten_task_is_not_logged(
     assert "secret" not in caplog.text + str(logs)
 
 
-# --- what holds already ---
+# --- session state ---
 
 
 def _close(session: Session) -> None:
@@ -881,7 +883,7 @@ def _statement(statement: str) -> Callable[[Session], None]:
 )
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
 @pytest.mark.usefixtures("staged")
-def test_what_a_handler_leaves_in_its_session_neither_loses_nor_doubles(
+def test_state_that_a_handler_leaves_in_its_session_neither_loses_nor_doubles_effects(
     reader: Reader,
     meddle: Callable[[Session], None],
     is_async: bool,  # noqa: FBT001
@@ -906,12 +908,12 @@ def test_what_a_handler_leaves_in_its_session_neither_loses_nor_doubles(
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
 @pytest.mark.usefixtures("staged")
-def test_a_connection_that_is_cut_in_a_savepoint_is_the_servers_fault(
+def test_a_connection_lost_in_a_savepoint_is_a_server_failure(
     reader: Reader,
     database_url: str,
     is_async: bool,  # noqa: FBT001
 ) -> None:
-    """Guarantee 13: what the savepoint's end meets hides nothing."""
+    """Guarantee 13: an error at the end of the savepoint does not hide the cause."""
     cuts = iter([True])
 
     def cut(session: Session) -> None:

@@ -220,4 +220,4 @@ def test_no_process_outlives_the_demo(
         demo.send_signal(number)
     demo.wait(10)
 
-    eventually(lambda: not find_processes(mark), "nothing of it is left", timeout_s=20)
+    eventually(lambda: not find_processes(mark), "all its processes have ended", timeout_s=20)

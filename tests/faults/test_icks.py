@@ -121,7 +121,7 @@ def test_two_consumers_that_are_killed_and_lose_replies_forget_no_member(
     dice, alive = random.Random(3), [indexers(*role) for role in roles]
     kills = 0
     with Changes(database_url, redis_client) as changes:
-        eventually(lambda: copies(connection) > 0, "members are done", timeout_s=60)
+        eventually(lambda: copies(connection) > 0, "members are processed", timeout_s=60)
         end = monotonic() + SECONDS
         while monotonic() < end:
             redis_proxy.harm(b"EVALSHA", dice.choice(list(Harm)), skip=dice.randrange(10))

@@ -239,7 +239,9 @@ def test_concurrent_transactions_are_neither_lost_nor_doubled_by_a_reset(
             target=lambda: reset_epoch(connection, scene.client, flow, apply=True), daemon=True
         )
         resetting.start()
-        eventually(lambda: waits_for_a_lock(database_url), "the reset waits for who has staged")
+        eventually(
+            lambda: waits_for_a_lock(database_url), "the reset waits for the open transaction"
+        )
         staged.execute("COMMIT")
         resetting.join(20)
         stage_rows(later, scene.things, 5, "later")
