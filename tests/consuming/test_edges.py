@@ -52,7 +52,7 @@ Handler = Callable[..., Any]
 def _garbage() -> Iterator[None]:
     """Collects the garbage of expected failures between tests.
 
-    In Python 3.11, a warning from a finalizer fails while pytest parses a source to show a failure.
+    Python 3.11 fails if a finalizer warns while pytest parses a source to show a failure.
     """
     gc.disable()
     yield
