@@ -202,7 +202,7 @@ def test_child_processes_find_the_benchmarks_from_another_directory(tmp_path: Pa
 
 def test_make_starts_it_with_its_arguments() -> None:
     done = subprocess.run(
-        ["make", "--dry-run", "bench", "ARGS=--list --json"],
+        ["make", "--no-print-directory", "--dry-run", "bench", "ARGS=--list --json"],
         capture_output=True,
         text=True,
         check=True,
