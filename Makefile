@@ -11,7 +11,7 @@ COMPILE = $(UV) pip compile --quiet --no-config --universal --python-version 3.1
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links $(ARGS) pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test bench lint pages lock clean
+.PHONY: help venv demo test storm lowest bench lint pages lock clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -25,7 +25,13 @@ demo: venv  ## watch records flow, break things, see them healed
 	@$(BIN)/penstock demo $(ARGS)
 
 test: venv  ## the tests, on real servers that they start themselves
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 $(ARGS)
+
+storm: venv  ## the longest tests: kills and faults under load, for STORM_MINUTES minutes
+	@$(BIN)/python -m pytest -m storm $(ARGS)
+
+lowest: venv  ## a part of the tests, on the oldest dependencies that pyproject.toml allows
+	@.ci/lowest $(ARGS)
 
 bench: venv  ## measure Penstock beside its limits and its peers
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -30,6 +30,16 @@ def pytest_report_header(config: pytest.Config) -> str:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before markers are selected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several processes (``-n 2``), one runs all tests that need Spark: one session, and one JVM at a time."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.spark)
+        if item.get_closest_marker("spark"):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
 def _version(distribution: str) -> str:
     try:
         return version(distribution)

@@ -189,6 +189,7 @@ def test_ctrl_c_prints_the_figures_so_far_and_names_the_other_cases() -> None:
     assert found["failed"] == []
 
 
+@pytest.mark.slow
 def test_child_processes_find_the_benchmarks_from_another_directory(tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 

@@ -106,7 +106,7 @@ def indexers(
     processes.end()
 
 
-@pytest.mark.chaos
+@pytest.mark.storm
 @pytest.mark.timeout(180)
 def test_two_consumers_that_are_killed_and_lose_replies_forget_no_member(
     indexers: Processes,

@@ -19,7 +19,7 @@ from penstock.testing import eventually
 KILLS = {"inline": 47, "spark": 3}
 
 
-@pytest.mark.chaos
+@pytest.mark.storm
 @pytest.mark.timeout(400)
 def test_fifty_kills_under_load_lose_and_double_nothing(
     start: Start,

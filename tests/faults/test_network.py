@@ -82,7 +82,6 @@ def workers(
     made.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("harm", Harm)
 def test_an_append_whose_reply_is_lost_is_sent_again_and_adds_nothing(
     workers: Workers,
@@ -109,7 +108,6 @@ def test_an_append_whose_reply_is_lost_is_sent_again_and_adds_nothing(
     assert check_exact(books, redis_client, things) == 2 * len(KEYS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("harm", Harm)
 def test_a_cut_at_any_commit_loses_and_doubles_nothing(
     workers: Workers,

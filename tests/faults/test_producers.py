@@ -13,8 +13,6 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.streaming import RoundResult, Streamer
 
 PRODUCERS = 16
-SECONDS = 30.0
-HELD_S = 10.0
 INSERT = (
     "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
     "VALUES ('things', %(shard)s, %(key)s, 'update', 'thing', jsonb_build_object('version', %(version)s::int))"
@@ -40,17 +38,29 @@ def produce(url: str, number: int, until: float, committed: Counter[str]) -> Non
                 committed[key] += 1
 
 
-@pytest.mark.chaos
 @pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("seconds", "held_s"),
+    [
+        pytest.param(8.0, 3.0, marks=pytest.mark.chaos),
+        pytest.param(30.0, 10.0, marks=pytest.mark.storm),
+    ],
+)
 def test_everything_committed_is_in_the_log_once_in_order_while_a_transaction_is_held_open(
-    connection: Connection, database_url: str, streamer: Streamer, things: Log, logged: ReadLog
+    connection: Connection,
+    database_url: str,
+    streamer: Streamer,
+    things: Log,
+    logged: ReadLog,
+    seconds: float,
+    held_s: float,
 ) -> None:
     """Guarantees 2, 8 and 14: sequenced = committed, dense, in order per key; the open transaction delays no other."""
     connection.execute(
         "CREATE TABLE public.versions AS SELECT 'k' || i AS key, 0 AS version FROM generate_series(0, 49) AS i"
     )
     counts = [Counter[str]() for _ in range(PRODUCERS)]
-    until = monotonic() + SECONDS
+    until = monotonic() + seconds
     threads = [
         threading.Thread(target=produce, args=(database_url, n, until, counts[n]))
         for n in range(PRODUCERS)
@@ -62,7 +72,7 @@ def test_everything_committed_is_in_the_log_once_in_order_while_a_transaction_is
         with held.transaction():
             held.execute(INSERT, {"shard": 0, "key": "held", "version": 1})
             began = monotonic()
-            streamer.run(lambda: monotonic() - began > HELD_S, rounds.append)
+            streamer.run(lambda: monotonic() - began > held_s, rounds.append)
         sequenced_meanwhile = sum(done.sequenced for done in rounds)
     for thread in threads:
         thread.join()

@@ -214,7 +214,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-@pytest.mark.chaos
+@pytest.mark.storm
 @pytest.mark.timeout(400)
 def test_drivers_that_are_killed_forget_no_member(
     driver: list[subprocess.Popen[bytes]],

@@ -46,7 +46,6 @@ def marked(
     streamer.close()
 
 
-@pytest.mark.slow
 def test_status_tail_doctor_and_reset_support_a_cluster(
     marked: Connection, flow: Pipeline, client: Any
 ) -> None:
@@ -68,7 +67,6 @@ def test_status_tail_doctor_and_reset_support_a_cluster(
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 def test_spark_reads_and_marks_an_ick_on_a_cluster(
     marked: Connection, client: Any, cluster: Cluster, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -232,7 +232,7 @@ def test_state_and_position_are_replaced_together_under_load(
             assert run().clean
 
 
-@pytest.mark.chaos
+@pytest.mark.storm
 @pytest.mark.timeout(600)
 def test_fifty_bootstraps_under_load_with_kills(
     run: Run, working: Any, bank: Connection, database_url: str

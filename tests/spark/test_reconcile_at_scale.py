@@ -76,7 +76,7 @@ def bank(flow: Pipeline, things: Log, connection: Connection) -> Connection:
 
 
 @pytest.mark.spark
-@pytest.mark.chaos
+@pytest.mark.storm
 @pytest.mark.timeout(600)
 def test_a_thousand_differences_in_a_million_keys_under_load(
     spark: SparkSession,

@@ -175,7 +175,6 @@ def test_rows_that_do_not_follow_the_tail_of_the_log_are_refused(
     assert redis_client.keys("mirror*:log") == []
 
 
-@pytest.mark.slow
 def test_another_record_at_the_same_offset_is_refused(
     spark: SparkSession, where: dict[str, str]
 ) -> None:
@@ -234,7 +233,6 @@ def test_an_emptied_log_is_waited_for(
     assert third == list(range(101, 111))
 
 
-@pytest.mark.slow
 def test_the_lag_is_shown_in_the_progress(
     spark: SparkSession, where: dict[str, str], tmp_path: Path
 ) -> None:

@@ -222,7 +222,7 @@ def at_work(
 
 @pytest.mark.parametrize("index", [timedelta(0)], indirect=True)
 @pytest.mark.parametrize(
-    "runs", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.chaos)]
+    "runs", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.storm)]
 )
 @pytest.mark.timeout(300)
 def test_there_is_no_false_alarm_under_load(

@@ -230,7 +230,7 @@ def test_a_member_that_becomes_dirty_is_never_forgotten(
     check(machine, redis_client, examples=60)
 
 
-@pytest.mark.chaos
+@pytest.mark.storm
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_member_that_becomes_dirty_is_never_forgotten_for_long(

@@ -149,7 +149,7 @@ def test_the_six_operations_match_a_plain_model(redis_client: redis.Redis) -> No
     check(redis_client, examples=100)
 
 
-@pytest.mark.chaos
+@pytest.mark.storm
 @pytest.mark.timeout(600)
 def test_the_six_operations_match_a_plain_model_over_long_runs(redis_client: redis.Redis) -> None:
     check(redis_client, examples=1_500)

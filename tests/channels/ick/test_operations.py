@@ -10,6 +10,8 @@ import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from penstock.channels.ick import (
     Added,
@@ -470,7 +472,7 @@ def test_a_server_without_memory_still_reserves(
 
 
 def test_an_unreachable_server_raises_server_unavailable() -> None:
-    client = redis.Redis(unix_socket_path="nowhere.sock")
+    client = redis.Redis(unix_socket_path="nowhere.sock", retry=Retry(NoBackoff(), 0))
 
     with pytest.raises(ServerUnavailable):
         DirtyList(client, "ride-index").add({"a": 1})
