@@ -36,11 +36,12 @@ lowest: venv  ## a part of the tests, on the oldest dependencies that pyproject.
 bench: venv  ## measure Penstock beside its limits and its peers
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-lint: venv  ## formatter, linter, types, who may import whom, spelling
+lint: venv  ## formatter, linter, types, who may import whom, dead code, spelling
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/vulture
 	$(BIN)/codespell
 
 pages: venv  ## write the reference pages that are generated from the code

@@ -7,7 +7,6 @@ from benchmarks.application import AROUND_A_NOTE, CHANNEL, get_pipeline
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
-from penstock.database.statements import DEFAULT_SCHEMA
 from penstock.pipeline import Pipeline
 from penstock.records import ShardName
 from penstock.streaming import Streamer
@@ -73,7 +72,7 @@ class Backlog:
     @property
     def streams(self) -> list[str]:
         """The Redis streams that the rows are published to."""
-        return [log_keys(self.pipeline.namespace, shard).stream for shard in self.shard_names]
+        return [log_keys(self.pipeline.scope.namespace, shard).stream for shard in self.shard_names]
 
     @property
     def database(self) -> str:
@@ -99,7 +98,7 @@ FROM generate_series(%(first)s::bigint, %(last)s::bigint) n
 
 def fill(connection: Connection, backlog: Backlog) -> None:
     """Stages the backlog, in addition to the rows that are there."""
-    register_channel(connection, DEFAULT_SCHEMA, backlog.pipeline.channels[CHANNEL])
+    register_channel(connection, backlog.pipeline.scope, backlog.pipeline.channels[CHANNEL])
     connection.execute("SET synchronous_commit = off")
     note = max(0, backlog.payload_bytes - AROUND_A_NOTE)
     for first in range(1, backlog.records + 1, ROWS_A_TRANSACTION):

@@ -15,7 +15,6 @@ from penstock.channels.server import RedisClient, connect_redis
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.initialise import initialise
 from penstock.database.registry import register_consumer
-from penstock.database.statements import DEFAULT_SCHEMA
 from penstock.embedded import EmbeddedServers
 from penstock.testing import eventually
 
@@ -137,7 +136,9 @@ class BenchServers:
         url = self.publish(backlog)
         with self.postgres(url) as connection:
             for name in (BULK, EACH):
-                register_consumer(connection, DEFAULT_SCHEMA, backlog.pipeline.get_consumer(name))
+                register_consumer(
+                    connection, backlog.pipeline.scope, backlog.pipeline.get_consumer(name)
+                )
         return url
 
     def empty_redis(self) -> None:

@@ -104,7 +104,7 @@ def penstock_database_url(
     _penstock_databases: "TemplateDatabases", penstock_pipeline: "Pipeline"
 ) -> Iterator[str]:
     """URL of the test's database: Penstock's tables and yours, all empty."""
-    with _penstock_databases.copy(penstock_pipeline.schema) as url:
+    with _penstock_databases.copy(penstock_pipeline.scope.schema) as url:
         yield url
 
 
@@ -113,7 +113,7 @@ def penstock_redis_url(penstock_redis: str, penstock_pipeline: "Pipeline") -> st
     """URL of the Redis, without keys of the pipeline's namespace."""
     with _extra():
         from penstock.testing.databases import delete_keys  # noqa: PLC0415  not at start
-    delete_keys(penstock_redis, penstock_pipeline.namespace)
+    delete_keys(penstock_redis, penstock_pipeline.scope.namespace)
     return penstock_redis
 
 

@@ -1,4 +1,4 @@
-"""What all tests share: real servers, one of each a run, and a header that says what was tested."""
+"""What all tests share: real servers, one of each per run, and a header with the tested versions."""
 
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
@@ -16,7 +16,7 @@ pytest_plugins = [
     "fixtures.proxy",
     "fixtures.pooler",
     "fixtures.topologies",
-    "fixtures.plant",
+    "fixtures.running_pipeline",
     "fixtures.verifying",
     "fixtures.command_line",
 ]

@@ -115,7 +115,7 @@ def _measure_handler(
     with servers.redis() as client:
         for shard in next(iter(backlog.pipeline.channels.values())).shard_names:
             after = BEGINNING
-            while some := read(client, backlog.pipeline.namespace, shard, after, BATCH):
+            while some := read(client, backlog.pipeline.scope.namespace, shard, after, BATCH):
                 batches.append(some)
                 after = some[-1].offset
     engine = make_engine(database_url, application="bench")

@@ -14,6 +14,7 @@ from penstock import Log
 from penstock.channels.log import extents
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
+from penstock.records import DEFAULT_SCOPE
 from penstock.streaming.retention import retain
 
 PLAIN = "bench-plain"
@@ -144,12 +145,12 @@ def _remove(connection: Connection, client: RedisClient, backlog: Backlog) -> No
         NotMeasured: More records are left than removed.
     """
     channel = Log(CHANNEL, shards=backlog.shards, keep=timedelta(0))
-    found = extents(client, backlog.pipeline.namespace, channel.shard_names)
+    found = extents(client, backlog.pipeline.scope.namespace, channel.shard_names)
     tails = {shard: extent.tail for shard, extent in found.items()}
     connection.execute(
         "TRUNCATE penstock.checkpoints"
     )  # without a consumer, what is published is done
-    retain(connection, client, channel, tails)
+    retain(connection, client, DEFAULT_SCOPE, channel, tails)
     [(left,)] = connection.execute("SELECT count(*) FROM penstock.staged_records").fetchall()
     if left > backlog.records // 2:
         raise NotMeasured(f"retention left {left} records")

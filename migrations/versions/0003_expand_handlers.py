@@ -15,8 +15,9 @@ depends_on = None
 # An entry of an index has at most 2,704 bytes; a key of 1,000 characters may have 4,000.
 UP = """
 ALTER TABLE {schema}.checkpoints
-    ADD COLUMN waiting       text,
-    ADD COLUMN dead_in_a_row bigint NOT NULL DEFAULT 0;
+    ADD COLUMN waiting         text,
+    ADD COLUMN dead_in_a_row   bigint NOT NULL DEFAULT 0,
+    ADD COLUMN applied_at_dead bigint;
 
 DROP INDEX {schema}.dead_letters_key;
 CREATE INDEX dead_letters_key ON {schema}.dead_letters (consumer, channel, shard, hashtextextended(key, 0));
@@ -28,7 +29,8 @@ CREATE INDEX dead_letters_key ON {schema}.dead_letters (consumer, channel, shard
 
 ALTER TABLE {schema}.checkpoints
     DROP COLUMN waiting,
-    DROP COLUMN dead_in_a_row;
+    DROP COLUMN dead_in_a_row,
+    DROP COLUMN applied_at_dead;
 """
 
 

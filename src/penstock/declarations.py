@@ -15,9 +15,6 @@ from penstock.records import Shard, ShardName
 NAME_RULE = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,61}[a-z0-9])?")
 """Names of channels and consumers: they become parts of Redis keys, of SQL values, of file names and of command lines."""
 
-SCHEMA_RULE = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-"""Name of the Postgres schema: an identifier that needs no quotes; Postgres cuts longer ones silently."""
-
 MAX_SHARDS = 1024
 MAX_PAYLOAD_BYTES = 1024 * 1024
 """Largest payload by default, in bytes of JSON: half of what keeps a batch of 1,000 in a worker's memory."""
@@ -50,20 +47,6 @@ def checked_name(name: object, of: str) -> str:
             "and begins and ends with a letter or a digit"
         )
     return name
-
-
-def checked_schema(schema: object) -> str:
-    """The name of a schema, if Postgres takes it as it is.
-
-    Raises:
-        InvalidName: Not an unquoted lower-case identifier of at most 63 characters.
-    """
-    if not isinstance(schema, str) or not SCHEMA_RULE.fullmatch(schema):
-        raise InvalidName(
-            f"schema {schema!r}: a schema has 1 to 63 characters of a-z, 0-9 and '_', "
-            "and does not begin with a digit"
-        )
-    return schema
 
 
 class _Sharded:
@@ -366,6 +349,3 @@ def table_named(state: Any) -> tuple[str | None, str]:
 def checked_changes(on: Change | Collection[Change]) -> frozenset[Change]:
     """The kinds of change as a set; one word may stand alone."""
     return frozenset([on] if isinstance(on, str) else on)
-
-
-Channels = Mapping[str, Channel]

@@ -36,6 +36,8 @@ command line ends with; ``page`` is the section of the documentation that explai
         └── UnsafeSetting         a setting of a server endangers records
 """
 
+from datetime import timedelta
+from math import isnan
 from typing import ClassVar
 
 
@@ -116,14 +118,26 @@ class TryAgain(PenstockError):
     """Raised by a handler: not the record's fault (a service is away). The batch is retried, however long it takes.
 
     Attributes:
-        after: Seconds until the next attempt; None lets the pauses grow, up to ten seconds.
+        after: Seconds until the next attempt, or a ``timedelta``; None lets the pauses grow, up to ten seconds.
     """
 
     page = "errors#tryagain"
+    after: float | timedelta | None = None
 
-    def __init__(self, message: str = "", *, after: float | None = None) -> None:
+    def __init__(self, message: str = "", *, after: float | timedelta | None = None) -> None:
         super().__init__(message)
         self.after = after
+
+    @property
+    def after_s(self) -> float | None:
+        """``after`` in seconds; None if it is missing, or no such number."""
+        given = self.after
+        if isinstance(given, timedelta):
+            return given.total_seconds()
+        try:
+            return None if given is None or isnan(float(given)) else float(given)
+        except (TypeError, ValueError):  # a handler's mistake in asking to wait is no reason to end
+            return None
 
 
 class BrokenTransaction(PenstockError):

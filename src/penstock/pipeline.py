@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Unpack, overload
 
-from penstock.database.statements import DEFAULT_SCHEMA
 from penstock.declarations import (
     CHANGES,
     MEMBERS_A_BATCH,
@@ -16,7 +15,6 @@ from penstock.declarations import (
     ReconciliationSpec,
     StagingRule,
     checked_changes,
-    checked_schema,
     table_named,
 )
 from penstock.errors import DeclarationError
@@ -30,7 +28,7 @@ from penstock.handlers import (
     RecordDecorator,
     default_name,
 )
-from penstock.records import Payload, ShardName
+from penstock.records import DEFAULT_SCOPE, Payload, Scope, ShardName
 from penstock.staging import hooks, rules
 
 Canonical = TypeVar("Canonical", bound=Callable[..., object])
@@ -50,25 +48,28 @@ class Pipeline:
     The application imports it to stage; the workers import it to stream and to consume (``--app module:pipeline``).
 
     Attributes:
-        schema: The Postgres schema that holds Penstock's tables.
-        namespace: First part of every Redis key, so that pipelines can share a Redis.
+        scope: The schema of its tables in Postgres, and the namespace of its keys in Redis.
     """
 
     def __init__(
         self,
         channels: Iterable[Channel] = (),
         *,
-        schema: str = DEFAULT_SCHEMA,
-        namespace: str = "penstock",
+        schema: str = DEFAULT_SCOPE.schema,
+        namespace: str = DEFAULT_SCOPE.namespace,
     ) -> None:
         """Declares a pipeline.
+
+        Args:
+            channels: The channels that its rules and consumers may use.
+            schema: The Postgres schema that holds Penstock's tables.
+            namespace: First part of every Redis key, so that pipelines can share a Redis.
 
         Raises:
             InvalidName: ``schema`` or ``namespace`` breaks the rule for names.
             DeclarationError: Two channels have one name.
         """
-        self.schema = checked_schema(schema)
-        self.namespace = checked_schema(namespace)
+        self.scope = Scope(schema, namespace)
         self._channels: dict[str, Channel] = {}
         self._rules: list[StagingRule] = []
         self._consumers: dict[str, ConsumerSpec] = {}
@@ -113,18 +114,6 @@ class Pipeline:
         """The reconciliations by name."""
         return dict(self._reconciliations)
 
-    def get_channel(self, name: str) -> Channel:
-        """Returns the channel with this name.
-
-        Raises:
-            DeclarationError: The pipeline has no such channel.
-        """
-        if name not in self._channels:
-            raise DeclarationError(
-                f"no channel {name!r}; the pipeline has {_listed(self._channels)}"
-            )
-        return self._channels[name]
-
     def get_consumer(self, name: str) -> ConsumerSpec:
         """Returns the consumer with this name.
 
@@ -148,26 +137,6 @@ class Pipeline:
                 f"no reconciliation {name!r}; the pipeline has {_listed(self._reconciliations)}"
             )
         return self._reconciliations[name]
-
-    def find_reconciliations(
-        self, consumer: str, preferred: Iterable[ReconciliationSpec] = ()
-    ) -> list[ReconciliationSpec]:
-        """Returns one reconciliation for each state table of a consumer.
-
-        A table's first reconciliation in ``preferred`` wins; otherwise the first one declared.
-
-        Raises:
-            DeclarationError: The consumer has no reconciliation.
-        """
-        tables: dict[str, ReconciliationSpec] = {}
-        for spec in (*preferred, *self._reconciliations.values()):
-            if spec.consumer.name == consumer:
-                tables.setdefault(spec.state, spec)
-        if not tables:
-            raise DeclarationError(
-                f"consumer {consumer} has no reconciliation; declare one with pipeline.reconciliation(of=…, state=…, key=…)"
-            )
-        return list(tables.values())
 
     def stages(  # noqa: PLR0913  a rule has this many parts; all but two have defaults
         self,
@@ -380,7 +349,7 @@ class Pipeline:
         if isinstance(of, str):
             return self.get_consumer(of)
         for consumer in self._consumers.values():
-            if consumer.handler is of:
+            if consumer.handler == of:
                 return consumer
         raise DeclarationError(
             f"{getattr(of, '__name__', of)!r} is not a consumer of this pipeline; it has {_listed(self._consumers)}"

@@ -5,12 +5,18 @@ to the consumer; nothing on the way parses them.
 """
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, NewType, overload
 
 from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
+
+from penstock.errors import InvalidName
+
+_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+"""An SQL identifier that needs no quotes; Postgres silently truncates longer ones."""
 
 RecordId = NewType("RecordId", int)
 """Identity of a staged record: its number in ``staged_records``."""
@@ -26,6 +32,41 @@ Epoch = NewType("Epoch", int)
 
 BEGINNING = Offset(0)
 """The checkpoint of a consumer that has seen nothing; the tail of a shard that holds nothing."""
+
+
+def checked_schema(name: object, of: str = "schema") -> str:
+    """Returns the name of a schema or a namespace, if it is valid.
+
+    Raises:
+        InvalidName: Not an unquoted lower-case identifier of at most 63 characters.
+    """
+    if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name):
+        raise InvalidName(
+            f"{of} {name!r}: a {of} has 1 to 63 characters of a-z, 0-9 and '_', "
+            "and does not begin with a digit"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Where one pipeline lives: its schema in Postgres and its namespace in Redis.
+
+    Attributes:
+        schema: The Postgres schema that holds Penstock's tables.
+        namespace: First part of every Redis key, so that pipelines can share a Redis.
+    """
+
+    schema: str = "penstock"
+    namespace: str = "penstock"
+
+    def __post_init__(self) -> None:
+        checked_schema(self.schema)
+        checked_schema(self.namespace, "namespace")
+
+
+DEFAULT_SCOPE = Scope()
+"""The scope of a pipeline that names neither a schema nor a namespace."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -161,6 +202,11 @@ class Record(Generic[Payload]):
         """The payload as the consumer's ``payload=…`` wants it, validated before the handler is called; else ``data``."""
         payload: Payload = self.data
         return payload
+
+    def forget_parsed(self) -> None:
+        """Parses the payload anew when it is asked for again: a handler may have changed what it was given."""
+        for name in ("data", "headers", "payload"):
+            self.__dict__.pop(name, None)
 
     @property
     def staged_at(self) -> datetime:

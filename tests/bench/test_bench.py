@@ -1,4 +1,4 @@
-"""The command, on its own servers."""
+"""The benchmark command, on its own servers."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def test_it_prints_one_object(report: subprocess.CompletedProcess[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_figure_stands_beside_its_limits(report: subprocess.CompletedProcess[str]) -> None:
+def test_a_figure_is_printed_with_its_limits(report: subprocess.CompletedProcess[str]) -> None:
     cases = {case["case"]: case for case in json.loads(report.stdout)["cases"]}
     drain = cases["drain-200b-4"]
 
@@ -69,7 +69,7 @@ def test_a_figure_stands_beside_its_limits(report: subprocess.CompletedProcess[s
 
 
 @pytest.mark.slow
-def test_an_ick_stands_beside_the_sorted_sets_own_commands(
+def test_an_ick_is_compared_with_plain_sorted_set_commands(
     report: subprocess.CompletedProcess[str],
 ) -> None:
     cases = {case["case"]: case for case in json.loads(report.stdout)["cases"]}
@@ -81,7 +81,7 @@ def test_an_ick_stands_beside_the_sorted_sets_own_commands(
 
 
 @pytest.mark.slow
-def test_what_a_record_costs_stands_beside_the_row_and_the_entry_alone(
+def test_the_cost_of_a_record_is_compared_with_a_plain_row_and_a_plain_entry(
     report: subprocess.CompletedProcess[str],
 ) -> None:
     cases = {case["case"]: case for case in json.loads(report.stdout)["cases"]}
@@ -92,7 +92,7 @@ def test_what_a_record_costs_stands_beside_the_row_and_the_entry_alone(
 
 
 @pytest.mark.slow
-def test_what_is_applied_while_producers_write_stands_beside_producers_alone(
+def test_throughput_under_load_is_compared_with_producers_alone(
     report: subprocess.CompletedProcess[str],
 ) -> None:
     cases = {case["case"]: case for case in json.loads(report.stdout)["cases"]}
@@ -102,7 +102,7 @@ def test_what_is_applied_while_producers_write_stands_beside_producers_alone(
 
 
 @pytest.mark.slow
-def test_a_drain_that_removes_everything_stands_beside_one_that_does_not(
+def test_a_drain_that_removes_everything_is_compared_with_one_that_removes_nothing(
     report: subprocess.CompletedProcess[str],
 ) -> None:
     cases = {case["case"]: case for case in json.loads(report.stdout)["cases"]}
@@ -113,7 +113,7 @@ def test_a_drain_that_removes_everything_stands_beside_one_that_does_not(
 @pytest.mark.storm
 @pytest.mark.spark
 @pytest.mark.timeout(400)
-def test_spark_compares_with_one_task_at_once_and_with_two() -> None:
+def test_spark_compares_with_one_and_with_two_concurrent_tasks() -> None:
     done = bench("--quick", "--json", "--only", "spark-compare")
 
     assert done.returncode == 0, done.stderr
@@ -123,7 +123,7 @@ def test_spark_compares_with_one_task_at_once_and_with_two() -> None:
 
 
 @pytest.mark.slow
-def test_what_rests_has_used_some_of_a_processor() -> None:
+def test_idle_workers_use_some_processor_time() -> None:
     done = bench("--quick", "--json", "--only", "cost-idle-streamer")
 
     cases = {case["case"]: case for case in json.loads(done.stdout)["cases"]}
@@ -131,7 +131,7 @@ def test_what_rests_has_used_some_of_a_processor() -> None:
     assert cases["cost-idle-streamer-servers"]["value"] > 0
 
 
-def test_a_case_that_does_not_exist_is_refused_with_those_that_do() -> None:
+def test_an_unknown_case_is_refused_with_the_list_of_cases() -> None:
     done = bench("--only", "speed")
 
     assert done.returncode == 2
@@ -146,7 +146,7 @@ def test_the_cases_can_be_listed_without_measuring() -> None:
     assert all(name.startswith("drain-") for name in names)
 
 
-def test_the_name_of_a_case_means_that_case_alone() -> None:
+def test_the_full_name_of_a_case_selects_only_that_case() -> None:
     done = bench("--list", "--only", "stage-orm-100", "--only", "stage-core-1000", "--json")
 
     assert [case["case"] for case in json.loads(done.stdout)] == [
@@ -158,9 +158,7 @@ def test_the_name_of_a_case_means_that_case_alone() -> None:
 @pytest.mark.storm
 @pytest.mark.spark
 @pytest.mark.timeout(400)
-def test_the_engine_on_spark_stands_beside_the_inline_one_and_its_micro_batch_beside_sparks_own() -> (
-    None
-):
+def test_the_spark_engine_is_compared_with_inline_and_its_micro_batch_with_sparks_own() -> None:
     done = bench("--quick", "--json", *only("spark-drain-1", "spark-micro-batch"))
 
     assert done.returncode == 0, done.stderr
@@ -170,7 +168,7 @@ def test_the_engine_on_spark_stands_beside_the_inline_one_and_its_micro_batch_be
     assert cases["spark-micro-batch-p99"]["value"] >= cases["spark-micro-batch"]["value"]
 
 
-def test_ctrl_c_prints_what_was_measured_and_names_the_rest() -> None:
+def test_ctrl_c_prints_the_figures_so_far_and_names_the_other_cases() -> None:
     interrupted = subprocess.Popen(
         [*BENCH, "--quick", "--json", *only("limit-commit", "latency-10", "ick-reserve")],
         stdout=subprocess.PIPE,
@@ -183,7 +181,7 @@ def test_ctrl_c_prints_what_was_measured_and_names_the_rest() -> None:
     for line in interrupted.stderr:
         if line.startswith("latency-10:"):
             break
-    os.killpg(interrupted.pid, signal.SIGINT)  # as a terminal does: to every process
+    os.killpg(interrupted.pid, signal.SIGINT)  # to every process, as a terminal does
     output, _ = interrupted.communicate(timeout=60)
 
     assert interrupted.returncode == 130
@@ -194,7 +192,7 @@ def test_ctrl_c_prints_what_was_measured_and_names_the_rest() -> None:
 
 
 @pytest.mark.slow
-def test_processes_of_the_bench_find_it_from_another_directory(tmp_path: Path) -> None:
+def test_child_processes_find_the_benchmarks_from_another_directory(tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
     done = bench(
@@ -207,7 +205,7 @@ def test_processes_of_the_bench_find_it_from_another_directory(tmp_path: Path) -
 
 def test_make_starts_it_with_its_arguments() -> None:
     done = subprocess.run(
-        ["make", "--dry-run", "bench", "ARGS=--list --json"],
+        ["make", "--no-print-directory", "--dry-run", "bench", "ARGS=--list --json"],
         capture_output=True,
         text=True,
         check=True,
@@ -218,9 +216,9 @@ def test_make_starts_it_with_its_arguments() -> None:
 
 
 @pytest.mark.parametrize("page", ["reference/bench.md", "explanation/icks.md"])
-def test_the_commands_in_a_page_name_options_and_cases_that_exist(page: str) -> None:
+def test_commands_in_the_docs_name_options_and_cases_that_exist(page: str) -> None:
     commands = re.findall(r'make bench ARGS="(.*?)"', (ROOT / "docs" / page).read_text())
-    with BenchServers() as servers:  # starts nothing
+    with BenchServers() as servers:  # starts no server
         cases = all_cases(servers, FULL)
 
     assert commands

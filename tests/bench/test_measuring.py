@@ -1,4 +1,4 @@
-"""How figures are come by: in turn, medians, the worst limit, reasons for what is missing."""
+"""How figures are measured: interleaved runs, medians, the worst limit, and a reason for each missing figure."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -55,7 +55,7 @@ def test_contestants_are_measured_in_turn() -> None:
     assert order == ["limit", "ours", "peer"] * 2
 
 
-def test_a_figure_is_the_median_beside_the_slower_of_two_limits() -> None:
+def test_a_figure_is_the_median_compared_with_the_slower_of_two_limits() -> None:
     case = Case(
         "c",
         "records/s",
@@ -72,7 +72,7 @@ def test_a_figure_is_the_median_beside_the_slower_of_two_limits() -> None:
     assert outcome.peers["peer"].ratio == 3
 
 
-def test_where_less_is_better_the_limit_is_the_larger() -> None:
+def test_when_less_is_better_the_limit_is_the_larger() -> None:
     case = Case("c", "ms", "", giving(4), limits={"a": giving(1), "b": giving(2)}, better="less")
 
     assert only(compare(case, rounds=1)).limit == 2
@@ -94,7 +94,7 @@ def test_a_run_may_give_several_figures_and_each_is_compared() -> None:
     assert (tail.case, tail.value, tail.peers) == ("latency-p99", 9, {})
 
 
-def test_a_peer_that_cannot_run_is_left_out_with_its_reason() -> None:
+def test_a_peer_that_cannot_run_is_left_out_with_a_reason() -> None:
     def absent() -> Figures:
         raise NotMeasured("not installed")
 
@@ -104,7 +104,7 @@ def test_a_peer_that_cannot_run_is_left_out_with_its_reason() -> None:
     assert outcome.skipped == {"p": "not installed"}
 
 
-def test_a_case_that_we_cannot_run_is_not_an_outcome() -> None:
+def test_a_case_that_cannot_run_has_no_outcome() -> None:
     def ours() -> Figures:
         raise NotMeasured("no Java")
 
@@ -112,7 +112,7 @@ def test_a_case_that_we_cannot_run_is_not_an_outcome() -> None:
         compare(Case("c", "records/s", "", ours), rounds=1)
 
 
-def test_who_fails_in_a_later_round_keeps_the_rounds_before_and_its_reason_is_told() -> None:
+def test_a_failure_in_a_later_round_keeps_the_earlier_rounds_and_is_reported() -> None:
     case = Case("c", "records/s", "", giving(1), peers={"p": giving(2, 4), "q": giving(5)})
 
     outcome = only(compare(case, rounds=2))
@@ -122,7 +122,7 @@ def test_who_fails_in_a_later_round_keeps_the_rounds_before_and_its_reason_is_to
     assert outcome.skipped == {"ours": "StopIteration: ", "q": "StopIteration: "}
 
 
-def test_what_nobody_expected_costs_the_case_and_not_the_run() -> None:
+def test_an_unexpected_error_fails_the_case_and_not_the_run() -> None:
     def ours() -> Figures:
         raise OSError("the disk is full")
 
@@ -130,7 +130,7 @@ def test_what_nobody_expected_costs_the_case_and_not_the_run() -> None:
         compare(Case("c", "records/s", "", ours), rounds=5)
 
 
-def test_ctrl_c_keeps_the_runs_that_were_finished() -> None:
+def test_ctrl_c_keeps_the_finished_runs() -> None:
     left = iter([2.0])
 
     def peer() -> Figures:
@@ -148,7 +148,7 @@ def test_ctrl_c_keeps_the_runs_that_were_finished() -> None:
     assert outcome.skipped == {"p": "interrupted by Ctrl-C"}
 
 
-def test_an_error_of_clean_up_after_ctrl_c_is_not_a_failure_of_the_case() -> None:
+def test_a_cleanup_error_after_ctrl_c_is_not_a_failure_of_the_case() -> None:
     def ours() -> Figures:
         try:
             signal.raise_signal(signal.SIGINT)
@@ -161,9 +161,9 @@ def test_an_error_of_clean_up_after_ctrl_c_is_not_a_failure_of_the_case() -> Non
     assert interrupt.value.outcomes == []
 
 
-def test_ctrl_c_that_python_drops_ends_the_case_before_the_next_run() -> None:
+def test_a_ctrl_c_that_python_swallows_ends_the_case_before_the_next_run() -> None:
     def ours() -> Figures:
-        with suppress(KeyboardInterrupt):  # as in a finalizer
+        with suppress(KeyboardInterrupt):  # as inside a finalizer
             signal.raise_signal(signal.SIGINT)
         return {"": 1.0}
 
@@ -173,9 +173,9 @@ def test_ctrl_c_that_python_drops_ends_the_case_before_the_next_run() -> None:
     assert only(interrupt.value.outcomes).runs == [1]
 
 
-def test_what_takes_very_long_is_measured_only_if_it_is_asked_for_by_its_name() -> None:
+def test_very_long_cases_are_measured_only_when_named_in_full() -> None:
     huge = "backlog-streamer-10000000"
-    with BenchServers() as servers:  # starts nothing
+    with BenchServers() as servers:  # starts no server
         cases = all_cases(servers, FULL)
 
     assert huge in find_left_out(cases, [], quick=False)
@@ -183,7 +183,7 @@ def test_what_takes_very_long_is_measured_only_if_it_is_asked_for_by_its_name() 
     assert huge not in find_left_out(cases, [huge], quick=False)
 
 
-def test_quick_leaves_out_what_is_slow_unless_anything_is_asked_for() -> None:
+def test_quick_leaves_out_slow_cases_unless_cases_are_named() -> None:
     with BenchServers() as servers:
         cases = all_cases(servers, QUICK)
 
@@ -193,7 +193,7 @@ def test_quick_leaves_out_what_is_slow_unless_anything_is_asked_for() -> None:
     assert "spark-drain-2" not in find_left_out(cases, ["spark"], quick=True)
 
 
-def test_a_percentile_is_a_value_that_was_measured() -> None:
+def test_a_percentile_is_a_measured_value() -> None:
     values = [float(n) for n in range(100)]
 
     assert percentile(values, 0.5) == 50

@@ -1,4 +1,4 @@
-"""What peers need: said in their heads, looked for, and told when it is missing."""
+"""Peers declare their requirements, which are looked up; a missing one is reported."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def with_postgres(root: Path, release: str, *extensions: str) -> Path:
     return binaries
 
 
-def test_the_newest_postgres_that_has_the_extension_is_taken(tmp_path: Path) -> None:
+def test_the_newest_postgres_with_the_extension_is_chosen(tmp_path: Path) -> None:
     with_postgres(tmp_path, "9", "pgq")
     expected = with_postgres(tmp_path, "15", "pgq", "other")
     with_postgres(tmp_path, "17", "other")
@@ -28,19 +28,19 @@ def test_the_newest_postgres_that_has_the_extension_is_taken(tmp_path: Path) -> 
     assert find_binaries_with("pgq", tmp_path) == expected
 
 
-def test_no_postgres_is_taken_that_lacks_it(tmp_path: Path) -> None:
+def test_a_postgres_without_the_extension_is_not_chosen(tmp_path: Path) -> None:
     with_postgres(tmp_path, "17", "other")
 
     assert find_binaries_with("pgq", tmp_path) is None
     assert find_binaries_with("pgq", tmp_path / "empty") is None
 
 
-def test_a_peer_says_in_its_head_what_it_needs() -> None:
+def test_a_peer_declares_its_requirements_in_its_header() -> None:
     assert parse_needs(DIRECTORY / "pgq.py")["extension"] == "pgq"
     assert parse_needs(DIRECTORY / "skip_locked.py") == {}
 
 
-def test_a_peer_is_measured_at_what_it_does() -> None:
+def test_a_peer_is_measured_only_at_the_work_it_does() -> None:
     with BenchServers() as servers:
         consumers, relays = (find_peers(work, servers, Backlog(1)) for work in ("consume", "drain"))
 
@@ -49,7 +49,7 @@ def test_a_peer_is_measured_at_what_it_does() -> None:
     assert "skip-locked" in relays
 
 
-def test_a_peer_that_cannot_run_tells_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_cannot_run_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.peer_scripts.find_binaries_with", lambda *_: None)
 
     with (

@@ -1,4 +1,4 @@
-"""Pictures: which cases have one, what is written, and what is said where nothing can be drawn."""
+"""Plots: which cases have one, which files are written, and the error when matplotlib is missing."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ def outcome(case: str, *runs: float) -> Outcome:
     return Outcome(case, "records/s", "more", runs[0], None, None, {}, {}, list(runs), {})
 
 
-def test_a_picture_is_written_as_png_and_svg_the_same_from_the_same_figures(tmp_path: Path) -> None:
+def test_a_plot_is_written_as_png_and_svg_and_is_reproducible(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: the group bench")
     from benchmarks.plot import draw  # noqa: PLC0415  needs matplotlib
 
@@ -49,7 +49,7 @@ def bench_without_matplotlib(*arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_without_matplotlib_the_picture_is_refused_before_anything_is_measured(
+def test_without_matplotlib_a_plot_is_refused_before_anything_is_measured(
     tmp_path: Path,
 ) -> None:
     done = bench_without_matplotlib("--only", "latency-10", "--plot", str(tmp_path / "pictures"))

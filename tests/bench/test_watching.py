@@ -1,4 +1,4 @@
-"""What is known of other processes: when records arrived, and how far a backlog is done."""
+"""What the benchmarks observe of other processes: when records arrived, and how much of a backlog is done."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from benchmarks.watching import arrivals, run_engine
 from benchmarks.watching.processes import start_process
 
 
-def test_what_was_noted_is_told_and_half_a_line_is_not(
+def test_complete_lines_are_read_and_a_partial_line_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "arrivals"
@@ -32,7 +32,7 @@ def test_what_was_noted_is_told_and_half_a_line_is_not(
     assert found[1] == found[2] <= found[3]
 
 
-def test_a_rate_counts_from_the_first_sight_of_any_to_the_last_record(
+def test_a_rate_counts_from_the_first_record_seen_to_the_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = iter([0, 0, 120, 150, 200])
@@ -44,12 +44,12 @@ def test_a_rate_counts_from_the_first_sight_of_any_to_the_last_record(
     assert next(seen, None) is None
 
 
-def test_what_was_over_before_it_was_seen_is_not_measured() -> None:
+def test_a_run_that_ended_before_it_was_seen_is_not_measured() -> None:
     with pytest.raises(NotMeasured):
         epochs.measure_rate(lambda: 200, 200)
 
 
-def test_an_engine_is_not_bound_to_more_cores_than_there_are() -> None:
+def test_an_engine_that_needs_more_cores_than_there_are_is_not_measured() -> None:
     with (
         pytest.raises(NotMeasured, match="10000 cores are needed, there are"),
         run_engine("inline", "postgresql://nowhere", "redis://nowhere", cores=10_000),
@@ -57,7 +57,7 @@ def test_an_engine_is_not_bound_to_more_cores_than_there_are() -> None:
         pass
 
 
-def test_a_process_that_ends_at_its_start_costs_its_case_alone() -> None:
+def test_a_process_that_fails_to_start_fails_only_its_case() -> None:
     with pytest.raises(NotMeasured, match="ended while it was starting"), start_process(print):
         pass
 
@@ -72,7 +72,7 @@ def test_each_spark_session_is_stopped_once(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(session, "_stop", stop)
 
-    with remember_interrupts(), BenchServers() as servers:  # starts nothing
+    with remember_interrupts(), BenchServers() as servers:  # starts no server
         first = session.get_session(servers, 1)
         assert session.get_session(servers, 1) is first
         second = session.get_session(servers, 2)

@@ -1,4 +1,4 @@
-"""A follower returns the records after a position, even if other records were requested ahead or its connection was cut."""
+"""A follower returns the records after a position, even if other records were prefetched or its connection was cut."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +21,7 @@ from penstock.testing import eventually
 
 @pytest.fixture
 def shard(streamer: Streamer, connection: Connection, things: Log) -> ShardName:
-    """The first shard, with some 30 records."""
+    """The first shard, with about 30 records."""
     stage_rows(connection, things, 60)
     streamer.drain()
     return things.shard_names[0]
@@ -29,7 +29,7 @@ def shard(streamer: Streamer, connection: Connection, things: Log) -> ShardName:
 
 @pytest.fixture
 def client(redis_url: str) -> Iterator[redis.Redis]:
-    """A client of its own for the follower, with a name by which its connections can be found."""
+    """A separate client for the follower, whose connections can be found by its name."""
     joint = "&" if "?" in redis_url else "?"
     with connect_redis(f"{redis_url}{joint}client_name=follower") as opened:
         yield opened
@@ -37,7 +37,7 @@ def client(redis_url: str) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def follower(client: redis.Redis) -> Iterator[Follower]:
-    """Ten records at a time."""
+    """A follower that reads ten records at a time."""
     made = Follower(client, "penstock", count=10)
     yield made
     made.close()
@@ -47,7 +47,7 @@ def offsets(follower: Follower, shard: ShardName, after: int) -> list[int]:
     return [record.offset for record in follower.wait({shard: Offset(after)}, None)[shard]]
 
 
-def test_records_requested_ahead_come_next(follower: Follower, shard: ShardName) -> None:
+def test_prefetched_records_are_returned_next(follower: Follower, shard: ShardName) -> None:
     follower.request_ahead({shard: Offset(0)})
     first = follower.wait({shard: Offset(0)}, None)[shard]
     follower.request_ahead({shard: first[-1].offset})
@@ -56,7 +56,7 @@ def test_records_requested_ahead_come_next(follower: Follower, shard: ShardName)
     assert offsets(follower, shard, 10) == list(range(11, 21))
 
 
-def test_records_requested_ahead_for_another_position_are_dropped(
+def test_records_prefetched_for_another_position_are_dropped(
     follower: Follower, shard: ShardName
 ) -> None:
     follower.request_ahead({shard: Offset(10)})
@@ -65,14 +65,14 @@ def test_records_requested_ahead_for_another_position_are_dropped(
     assert offsets(follower, shard, 10) == list(range(11, 21))
 
 
-def test_the_last_of_two_requests_ahead_counts(follower: Follower, shard: ShardName) -> None:
+def test_the_last_of_two_prefetches_counts(follower: Follower, shard: ShardName) -> None:
     follower.request_ahead({shard: Offset(0)})
     follower.request_ahead({shard: Offset(10)})
 
     assert offsets(follower, shard, 10) == list(range(11, 21))
 
 
-def test_a_connection_that_was_cut_after_a_request_ahead_is_replaced(
+def test_a_connection_cut_after_a_prefetch_is_replaced(
     follower: Follower, shard: ShardName, redis_client: redis.Redis
 ) -> None:
     assert offsets(follower, shard, 0) == list(range(1, 11))
@@ -84,12 +84,12 @@ def test_a_connection_that_was_cut_after_a_request_ahead_is_replaced(
     assert offsets(follower, shard, 10) == list(range(11, 21))
 
 
-def test_a_wait_without_records_ends_empty(follower: Follower, shard: ShardName) -> None:
+def test_a_wait_without_records_returns_nothing(follower: Follower, shard: ShardName) -> None:
     assert follower.wait({shard: Offset(1000)}, 1) == {}
     assert follower.wait({shard: Offset(1000)}, None) == {}
 
 
-def test_fields_in_another_order_and_more_of_them_are_read_and_a_foreign_entry_is_refused(
+def test_reordered_and_additional_fields_are_read_and_a_foreign_entry_is_refused(
     follower: Follower, shard: ShardName, redis_client: redis.Redis
 ) -> None:
     stream = f"penstock:{{{shard}}}:log"
@@ -110,7 +110,7 @@ def test_a_late_reply_is_not_taken_for_the_next_one(
 ) -> None:
     """Behind a Sentinel the client library keeps a connection open after a reply has timed out."""
 
-    class Lasting(client.connection_pool.connection_class):  # type: ignore[name-defined,misc]  # the server's kind
+    class Lasting(client.connection_pool.connection_class):  # type: ignore[name-defined,misc]  # the server's kind of connection
         def read_response(self, *arguments: Any, **options: Any) -> Any:
             return super().read_response(*arguments, **{"disconnect_on_error": False, **options})
 
@@ -122,15 +122,15 @@ def test_a_late_reply_is_not_taken_for_the_next_one(
     assert offsets(follower, shard, 0) == list(range(1, 11))
 
 
-def test_a_follower_of_several_shards_is_woken_once_when_all_of_them_have_records(
+def test_a_follower_of_several_shards_wakes_once_when_all_of_them_have_records(
     follower: Follower, streamer: Streamer, connection: Connection, things: Log
 ) -> None:
-    """The records that the streamer publishes in a round are one delivery, not one for each shard."""
+    """The records that the streamer publishes in one round arrive as one delivery, not as one per shard."""
     streamer.drain()
     if not wakes_once(streamer):
         pytest.skip("before Redis 7.2 a waiting client gets the first of the streams alone")
     stage_rows(connection, things, 10)
-    streamer.drain()  # the script is loaded then
+    streamer.drain()  # loads the script
     assert streamer._publisher is not None
     tails = dict(streamer._publisher.tails)
     with ThreadPoolExecutor(1) as thread:

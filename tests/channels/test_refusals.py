@@ -1,4 +1,4 @@
-"""A Redis that answers but refuses writes: no refusal is taken for success, nothing is lost, and the write is retried."""
+"""A Redis that answers but refuses writes: no refusal counts as success, no record is lost, and the write is retried."""
 
 import shutil
 import threading
@@ -20,7 +20,7 @@ from penstock.testing import eventually
 
 
 def cannot_save(client: Any, directory: Path) -> None:
-    """Its snapshots fail, as on a full disk."""
+    """Snapshots fail, as on a full disk."""
     shutil.rmtree(directory)
     client.config_set("save", "1 1")
     client.set("anything", "1")
@@ -39,7 +39,7 @@ REFUSALS: dict[str, Callable[[Any, Path], None]] = {
 
 @pytest.fixture
 def own_redis(tmp_path: Path, programs: Programs) -> Iterator[EmbeddedRedis]:
-    """A server of the test's own."""
+    """A Redis of the test's own, which it may stop or fill."""
     server = EmbeddedRedis(tmp_path / "redis", settings={"appendonly": "no"}, binary=programs.redis)
     server.start()
     yield server
@@ -48,7 +48,7 @@ def own_redis(tmp_path: Path, programs: Programs) -> Iterator[EmbeddedRedis]:
 
 @pytest.fixture
 def own_streamer(flow: Pipeline, database_url: str, own_redis: EmbeddedRedis) -> Iterator[Streamer]:
-    """A streamer to that server."""
+    """A streamer connected to that server."""
     made = Streamer(flow, database_url, own_redis.url)
     yield made
     made.close()
@@ -83,10 +83,10 @@ def test_a_refusal_is_reported_and_the_records_wait(
     assert streamer.drain() == 20
 
 
-def test_a_redis_without_transactions_gets_each_shard_separately(
+def test_a_redis_without_transactions_is_written_shard_by_shard(
     own_redis: EmbeddedRedis, things: Log, connection: Connection, own_streamer: Streamer
 ) -> None:
-    """Forbidden by access rules or a proxy: a consumer is woken more than once, and no record is lost or doubled."""
+    """ACLs or a proxy may forbid MULTI: a consumer then wakes more than once, and no record is lost or doubled."""
     with redis.Redis.from_url(own_redis.url) as client:
         client.execute_command("ACL", "SETUSER", "default", "-multi")
         stage_rows(connection, things, 20)

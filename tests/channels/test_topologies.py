@@ -55,7 +55,7 @@ def work(flow: Pipeline, books: Connection, database_url: str, cluster: Cluster)
     made.close()
 
 
-def test_shards_lie_on_several_nodes_of_a_cluster_and_the_log_is_exact(
+def test_the_shards_are_on_several_nodes_of_a_cluster_and_the_log_is_exact(
     work: Work, books: Connection, things: Log, cluster: Cluster
 ) -> None:
     for _ in range(3):
@@ -72,7 +72,7 @@ def test_shards_lie_on_several_nodes_of_a_cluster_and_the_log_is_exact(
 
 
 @pytest.mark.slow
-def test_a_node_of_a_cluster_that_comes_back_empty_is_filled_again(
+def test_a_cluster_node_that_comes_back_empty_is_filled_again(
     work: Work, books: Connection, things: Log, cluster: Cluster
 ) -> None:
     """Guarantee 9: shard by shard."""
@@ -90,14 +90,14 @@ def test_a_node_of_a_cluster_that_comes_back_empty_is_filled_again(
 
 
 @pytest.mark.slow
-def test_a_node_of_a_cluster_that_dies_is_waited_for(
+def test_a_cluster_node_that_dies_is_waited_for(
     work: Work, books: Connection, things: Log, cluster: Cluster
 ) -> None:
     """Guarantee 13: the records of its shards stay in Postgres."""
     change(books, KEYS)
     work.drain()
     with connect_redis(cluster.url) as client:
-        node = cluster.node_of(client, f"penstock:{{{things.shard_names[0]}}}:log")
+        node = cluster.find_node(client, f"penstock:{{{things.shard_names[0]}}}:log")
     change(books, KEYS)
     node.kill()
     with pytest.raises(ServerUnavailable):
@@ -129,7 +129,7 @@ def test_a_shard_that_moves_to_another_node_is_followed(
 
 
 def persist(work: Work) -> None:
-    """As the loops do: tries again on a new connection if the server does not answer."""
+    """Retries on a new connection while the server does not answer, as the loops do."""
     try:
         work.drain()
     except ServerUnavailable:
@@ -160,13 +160,13 @@ def test_a_failover_under_load_leaves_the_log_exact(
     database_url: str,
     watched: Watched,
 ) -> None:
-    """Guarantee 9: the publisher resends from the journal what the new primary lacks; redis-py finds it through the Sentinel."""
+    """Guarantee 9: the publisher resends from the journal what the new primary lacks; redis-py finds the primary through Sentinel."""
     with Load(database_url) as load:
         done = monotonic() + 8
 
         def hurt() -> None:
             load.go_on(1.5)
-            # The replica no longer gets what the primary takes.
+            # The replica no longer receives the primary's writes.
             with redis.Redis.from_url(watched.replica.url) as client:
                 client.replicaof("127.0.0.1", "1")
                 load.go_on(0.5)
@@ -203,7 +203,7 @@ def test_a_failover_under_load_leaves_the_log_exact(
 def test_a_replica_refuses_writes_and_records_wait(
     flow: Pipeline, books: Connection, database_url: str, watched: Watched, things: Log
 ) -> None:
-    """Guarantee 13: READONLY is not taken for success, and the write is retried."""
+    """Guarantee 13: READONLY does not count as success, and the write is retried."""
     change(books, KEYS)
     streamer = Streamer(flow, database_url, watched.replica.url)
     with pytest.raises(AppendRefused, match="read only replica"):
@@ -217,8 +217,8 @@ def test_a_replica_refuses_writes_and_records_wait(
         assert check_exact(books, client, things) == len(KEYS)
 
 
-def test_sentinels_that_are_away_are_reported_at_once(flow: Pipeline, database_url: str) -> None:
-    """Guarantee 15: our time limits apply to Sentinels too, and their clients do not retry by themselves."""
+def test_unreachable_sentinels_are_reported_at_once(flow: Pipeline, database_url: str) -> None:
+    """Guarantee 15: Penstock's time limits apply to Sentinels too, and Sentinel clients do not retry by themselves."""
     streamer = Streamer(
         flow, database_url, "redis+sentinel://127.0.0.1:1,127.0.0.1:2/0?service=log"
     )

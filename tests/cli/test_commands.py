@@ -1,4 +1,4 @@
-"""What commands print where, and what they end with."""
+"""What each command prints, on which stream, and its exit code."""
 
 import json
 import signal
@@ -38,10 +38,10 @@ def parsed(done: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(done.stdout)
 
 
-# the way of a record
+# from staged to applied
 
 
-def test_stream_and_consume_move_what_is_staged(
+def test_stream_and_consume_process_what_is_staged(
     penstock: CommandLine, connection: Connection
 ) -> None:
     stage(connection, 10)
@@ -55,7 +55,7 @@ def test_stream_and_consume_move_what_is_staged(
     assert effects(connection) == 10
 
 
-def test_a_consumer_may_be_given_some_of_its_shards(
+def test_a_consumer_may_be_limited_to_some_of_its_shards(
     penstock: CommandLine, connection: Connection
 ) -> None:
     stage(connection, 10)
@@ -67,7 +67,7 @@ def test_a_consumer_may_be_given_some_of_its_shards(
     assert penstock("consume", "reader", "--drain", "--shards", "0,2").returncode == 2
 
 
-def test_the_log_is_json_lines_where_no_terminal_is(
+def test_the_log_is_json_lines_without_a_terminal(
     penstock: CommandLine, connection: Connection
 ) -> None:
     stage(connection, 1)
@@ -79,7 +79,7 @@ def test_the_log_is_json_lines_where_no_terminal_is(
     assert [json.loads(line)["event"] for line in lines] == ["streaming"]
 
 
-def test_run_moves_everything_until_it_is_asked_to_stop(
+def test_run_processes_everything_until_it_is_stopped(
     penstock: CommandLine, started: Started, connection: Connection
 ) -> None:
     stage(connection, 10)
@@ -93,7 +93,7 @@ def test_run_moves_everything_until_it_is_asked_to_stop(
 
 @pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("command", [("stream",), ("consume", "reader"), ("status", "--watch")])
-def test_a_signal_ends_a_worker_in_order(
+def test_a_signal_ends_a_worker_cleanly(
     started: Started, connection: Connection, which: signal.Signals, command: tuple[str, ...]
 ) -> None:
     process = started(*command)
@@ -106,10 +106,10 @@ def test_a_signal_ends_a_worker_in_order(
     assert process.wait(5) == 0
 
 
-def test_a_second_interrupt_ends_a_handler_that_does_not_end(
+def test_a_second_interrupt_ends_a_handler_that_hangs(
     penstock: CommandLine, started: Started, connection: Connection
 ) -> None:
-    """Its transaction is rolled back, and its batch comes again."""
+    """Its transaction is rolled back, and its batch is delivered again."""
     stage(connection, 1, '{"slow": true}')
     penstock("stream", "--drain")
     process = started("consume", "reader")
@@ -140,7 +140,7 @@ def states(connection: Connection) -> list[str]:
     return [state for (state,) in rows]
 
 
-# looking
+# Inspect
 
 
 def test_status_is_a_table_for_people_and_json_for_programs(
@@ -179,13 +179,13 @@ def test_tail_prints_records_with_their_payloads(
     assert newest[0].startswith("things/")
     records = chosen.stdout.splitlines()
     assert [json.loads(line)["offset"] for line in records] == [3, 4]
-    # As it is in Postgres, to the digit.
+    # exactly as in Postgres, to the digit
     assert '"big": 123456789012345678901234567890' in records[0]
     assert '"exact": 1.10' in records[0]
     assert penstock("tail", "nothing").returncode == 2
 
 
-def test_tail_follows_until_it_is_asked_to_stop(
+def test_tail_follows_until_it_is_stopped(
     penstock: CommandLine, started: Started, connection: Connection
 ) -> None:
     stage(connection, 1)
@@ -203,7 +203,7 @@ def test_tail_follows_until_it_is_asked_to_stop(
     assert process.wait(5) == 0
 
 
-def test_doctor_ends_with_1_for_an_error_and_3_without_a_server(
+def test_doctor_exits_with_1_for_an_error_and_3_without_a_server(
     penstock: CommandLine, connection: Connection
 ) -> None:
     penstock("stream", "--drain")
@@ -211,13 +211,13 @@ def test_doctor_ends_with_1_for_an_error_and_3_without_a_server(
     done = penstock("doctor", "--json")
     away = penstock("doctor", PENSTOCK_DATABASE_URL="postgresql://nobody@127.0.0.1:1/none")
 
-    assert done.returncode == 1  # fsync is off on the server of the tests
+    assert done.returncode == 1  # the tests' server runs with fsync off
     assert [f["check"] for f in parsed(done) if f["grade"] == "error"] == ["durability"]
     assert away.returncode == 3
     assert "→" in away.stdout
 
 
-def test_a_reader_of_our_output_may_leave(penstock: CommandLine, connection: Connection) -> None:
+def test_a_closed_output_pipe_is_no_error(penstock: CommandLine, connection: Connection) -> None:
     stage(connection, 2000, json.dumps({"pad": "x" * 200}))
     penstock("stream", "--drain")
     process = penstock.start("tail", "things", "--from", "1")
@@ -232,7 +232,7 @@ def test_a_reader_of_our_output_may_leave(penstock: CommandLine, connection: Con
     process.stderr.close()
 
 
-# mending
+# Repair
 
 
 def test_dead_letters_are_listed_shown_retried_and_dropped(
@@ -263,7 +263,9 @@ def test_dead_letters_are_listed_shown_retried_and_dropped(
     assert effects(connection) == 1
 
 
-def test_a_consumer_is_retired_only_with_yes(penstock: CommandLine, connection: Connection) -> None:
+def test_a_consumer_is_retired_only_with_apply(
+    penstock: CommandLine, connection: Connection
+) -> None:
     penstock("stream", "--drain")
 
     plan = penstock("consumers", "retire", "reader")
@@ -275,7 +277,9 @@ def test_a_consumer_is_retired_only_with_yes(penstock: CommandLine, connection: 
     assert parsed(penstock("consumers", "list", "--json")) == []
 
 
-def test_a_checkpoint_is_reset_only_with_yes(penstock: CommandLine, connection: Connection) -> None:
+def test_a_checkpoint_is_reset_only_with_apply(
+    penstock: CommandLine, connection: Connection
+) -> None:
     stage(connection, 10)
     penstock("stream", "--drain")
     penstock("consume", "reader", "--drain")
@@ -284,11 +288,11 @@ def test_a_checkpoint_is_reset_only_with_yes(penstock: CommandLine, connection: 
     assert sum(move["again"] for move in parsed(plan)) == 10
     assert "0 records applied" in penstock("consume", "reader", "--drain").stderr
     done = penstock("reset", "checkpoint", "reader", "--to", "earliest", "--apply")
-    assert "checkpoint moved" in done.stderr  # the audit
+    assert "checkpoint moved" in done.stderr  # the audit entry
     assert "10 records applied" in penstock("consume", "reader", "--drain").stderr
 
 
-def test_a_changed_past_ends_the_streamer_with_5_until_a_new_epoch_is_opened(
+def test_a_diverged_history_ends_the_streamer_with_5_until_a_new_epoch_is_opened(
     penstock: CommandLine, connection: Connection, redis_client: redis.Redis
 ) -> None:
     stage(connection, 10)
@@ -312,7 +316,7 @@ def test_a_changed_past_ends_the_streamer_with_5_until_a_new_epoch_is_opened(
     assert "nothing to do" in penstock("reset", "epoch").stdout
 
 
-def test_a_consumer_with_a_halted_shard_does_not_end_well(
+def test_a_consumer_with_a_halted_shard_exits_with_an_error(
     penstock: CommandLine, connection: Connection
 ) -> None:
     stage(connection, 2, '{"bad": true}')
@@ -329,7 +333,7 @@ def test_a_consumer_with_a_halted_shard_does_not_end_well(
     assert "docs: errors#halted" in done.stderr
 
 
-# being used wrongly
+# wrong use
 
 
 @pytest.mark.parametrize(
@@ -346,7 +350,7 @@ def test_a_consumer_with_a_halted_shard_does_not_end_well(
         (("frobnicate",), "No such command"),
     ],
 )
-def test_wrong_use_ends_with_2_and_says_what_is_right(
+def test_wrong_use_exits_with_2_and_names_the_right_use(
     penstock: CommandLine, arguments: tuple[str, ...], says: str
 ) -> None:
     done = penstock(*arguments)
@@ -357,35 +361,35 @@ def test_wrong_use_ends_with_2_and_says_what_is_right(
     assert done.stdout == ""
 
 
-def test_without_an_application_it_says_how_to_name_one(penstock: CommandLine) -> None:
+def test_without_an_application_the_error_shows_how_to_name_one(penstock: CommandLine) -> None:
     done = penstock("stream", PENSTOCK_APP="")
 
     assert done.returncode == 2
     assert "--app module:attribute" in done.stderr
 
 
-def test_one_url_alone_is_refused(bare: CommandLine) -> None:
+def test_a_database_url_without_a_redis_url_is_refused(bare: CommandLine) -> None:
     done = bare("status", "--database-url", "postgresql://h/d")
 
     assert done.returncode == 2
     assert "--redis-url is missing" in done.stderr
 
 
-def test_an_unreachable_server_ends_with_3(penstock: CommandLine) -> None:
+def test_an_unreachable_server_exits_with_3(penstock: CommandLine) -> None:
     postgres = penstock("stream", "--drain", PENSTOCK_DATABASE_URL="postgresql://127.0.0.1:1/d")
     valkey = penstock("status", PENSTOCK_REDIS_URL="redis://127.0.0.1:1/0")
 
     assert (postgres.returncode, valkey.returncode) == (3, 3)
-    assert "epoch 1" in valkey.stdout  # what Postgres knows is shown all the same
+    assert "epoch 1" in valkey.stdout  # what Postgres has is still shown
 
 
-def test_an_unexpected_error_shows_its_class_and_with_debug_its_lines(
+def test_an_unexpected_error_shows_its_class_and_with_debug_its_traceback(
     penstock: CommandLine,
 ) -> None:
     (penstock.directory / "shop.py").write_text(
         (penstock.directory / "shop.py").read_text()
-        + "\nclass Odd(Pipeline):\n    @property\n    def schema(self): raise RuntimeError('payload')\n"
-        "    @schema.setter\n    def schema(self, value): pass\n"
+        + "\nclass Odd(Pipeline):\n    @property\n    def scope(self): raise RuntimeError('payload')\n"
+        "    @scope.setter\n    def scope(self, value): pass\n"
         "odd = Odd([])\n"
     )
 
@@ -398,7 +402,7 @@ def test_an_unexpected_error_shows_its_class_and_with_debug_its_lines(
     assert "shop.py" in long.stderr
 
 
-def test_a_database_without_tables_is_initialised_by_init(
+def test_init_creates_the_missing_tables_that_stream_reports(
     penstock: CommandLine, postgres: Any
 ) -> None:
     url = postgres.create_database("fresh")
@@ -430,14 +434,14 @@ def test_the_version_is_shown() -> None:
     assert done.stdout.startswith("penstock ")
 
 
-def test_help_lists_every_command_as_the_command_describes_itself() -> None:
+def test_help_shows_every_command_with_its_own_description() -> None:
     for entry in COMMANDS:
         command = entry.load()
         assert (entry.name, " ".join(command.help.split())) == (entry.name, entry.help)
 
 
-def test_help_loads_nothing_heavy(bare: CommandLine) -> None:
-    """It is asked for often, by people who wait."""
+def test_help_imports_nothing_heavy(bare: CommandLine) -> None:
+    """Users wait for it, and ask for it often."""
     done = subprocess.run(
         [
             sys.executable,

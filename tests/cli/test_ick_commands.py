@@ -1,4 +1,4 @@
-"""What the commands print of an Ick."""
+"""The commands' output for an Ick."""
 
 import json
 
@@ -42,7 +42,7 @@ def test_status_has_a_table_of_icks(indexing: CommandLine) -> None:
         assert (shard["published"], shard["entries"]) == (6, None)
 
 
-def test_tail_prints_the_members_that_wait_longest(
+def test_tail_prints_the_members_that_have_waited_longest(
     indexing: CommandLine, redis_client: redis.Redis
 ) -> None:
     ick = DirtyList(redis_client, "penstock:{index/1}:ick")

@@ -1,4 +1,4 @@
-"""Pages that are made from the code are as the code is; every error has its section and its exit code."""
+"""Generated pages match the code; every error has a section in the docs and an exit code."""
 
 import importlib
 import pkgutil
@@ -31,7 +31,7 @@ def all_errors() -> list[type[PenstockError]]:
 
 
 @pytest.mark.parametrize("error", all_errors(), ids=lambda error: error.__name__)
-def test_an_error_has_its_page_and_its_exit_code(error: type[PenstockError]) -> None:
+def test_an_error_has_a_section_and_an_exit_code(error: type[PenstockError]) -> None:
     assert error.page == f"errors#{error.__name__.lower()}"
     assert error.__name__ in SECTIONS
     assert f"Exit code {error.exit_code}." in SECTIONS[error.__name__]
@@ -40,11 +40,11 @@ def test_an_error_has_its_page_and_its_exit_code(error: type[PenstockError]) -> 
     assert error.__doc__
 
 
-def test_no_section_is_about_an_error_that_is_gone() -> None:
+def test_every_section_belongs_to_an_existing_error() -> None:
     assert set(SECTIONS) == {error.__name__ for error in all_errors()}
 
 
-def test_every_page_that_an_error_text_names_exists() -> None:
+def test_every_page_named_in_an_error_text_exists() -> None:
     source = Path(penstock.__file__).parent
     named = {
         anchor
@@ -56,6 +56,6 @@ def test_every_page_that_an_error_text_names_exists() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(pages()))
-def test_a_page_made_from_the_code_is_up_to_date(name: str) -> None:
-    """If not: python -m penstock.cli.reference."""
+def test_a_generated_page_is_up_to_date(name: str) -> None:
+    """If this fails, run ``python -m penstock.cli.reference``."""
     assert (REFERENCE / name).read_text() == pages()[name]

@@ -1,4 +1,4 @@
-"""``penstock reconcile`` and ``consume --from tables``, as users have them."""
+"""``penstock reconcile`` and ``consume --from tables`` as users run them."""
 
 import json
 
@@ -36,7 +36,7 @@ def count(tables):
 
 @pytest.fixture
 def bank(penstock: CommandLine, connection: Connection, things: Log) -> CommandLine:
-    """An application whose consumer holds what the canonical table says."""
+    """An application whose consumer holds the same rows as the canonical table."""
     (penstock.directory / "shop.py").write_text(BANK)
     connection.execute("CREATE TABLE public.copies (key text PRIMARY KEY, number int)")
     connection.execute("CREATE TABLE public.counted AS SELECT 0::bigint AS n")
@@ -80,12 +80,12 @@ def test_differences_are_shown_repaired_and_gone(bank: CommandLine, connection: 
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(240)
-def test_a_new_consumer_begins_with_the_tables(
+def test_a_new_consumer_begins_from_the_tables(
     bank: CommandLine, connection: Connection, things: Log
 ) -> None:
     connection.execute(
         "UPDATE penstock.staged_records SET data = '{\"number\": 0}'"
-    )  # history is of no use any more
+    )  # nothing can be read from history any more
 
     first = bank("consume", "copies", "--from", "tables", "--drain")
     stage_rows(connection, things, 3, prefix="new")
@@ -102,7 +102,7 @@ def test_a_new_consumer_begins_with_the_tables(
     assert connection.execute("SELECT n FROM public.counted").fetchall() == [(53,)]
 
 
-def test_what_goes_together_is_said(bank: CommandLine) -> None:
+def test_options_that_need_each_other_are_named(bank: CommandLine) -> None:
     assert "needs --apply" in bank("reconcile", "--whole").stderr
     assert "no reconciliation 'nothing'" in bank("reconcile", "nothing").stderr
     assert bank("consume", "copies", "--from", "history").returncode == 2

@@ -1,4 +1,4 @@
-"""Spark's standalone cluster: a master and two workers, each a process of its own."""
+"""Reconciliation on a standalone Spark cluster: a master and two workers, each its own process."""
 
 import json
 import os
@@ -23,7 +23,7 @@ SPARK = Path(pyspark.__file__).parent / "bin" / "spark-class"
 
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[str]:
-    """The address of a cluster of two workers."""
+    """The URL of a cluster with two workers."""
     environment = {
         **os.environ,
         "JAVA_HOME": str(find_java()),
@@ -66,7 +66,7 @@ def master(tmp_path: Path) -> Iterator[str]:
             process.wait(30)
 
 
-def test_the_same_run_on_two_workers(
+def test_reconciliation_runs_on_two_workers(
     bank: CommandLine,  # noqa: F811  the fixture
     connection: Connection,
     master: str,

@@ -1,4 +1,4 @@
-"""Passwords and payloads are in no log, no error and no table; a payload is printed only where it was asked for."""
+"""No log, error or table shows a password or a payload; a payload is printed only on request."""
 
 import subprocess
 from collections.abc import Iterator
@@ -34,7 +34,9 @@ COMMANDS = [
 @pytest.fixture
 def secret_redis(tmp_path: Path) -> Iterator[str]:
     server = EmbeddedRedis(tmp_path / "redis", settings={"requirepass": PASSWORD}, port=0)
-    server._password = PASSWORD  # the server takes any; this one is looked for
+    server._password = (
+        PASSWORD  # Valkey accepts any password; this one is searched for in the output
+    )
     server.start()
     yield server.url
     server.remove()
@@ -44,7 +46,7 @@ def secret_redis(tmp_path: Path) -> Iterator[str]:
 def guarded(
     penstock: CommandLine, postgres: EmbeddedPostgres, connection: Connection, secret_redis: str
 ) -> Iterator[CommandLine]:
-    """A pipeline on servers with that password, with a record of that payload, and a handler that cannot bear it."""
+    """A pipeline on servers with that password, a record with that payload, and a handler that fails on it."""
     connection.execute("CREATE TABLE public.effects (record_id bigint)")
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
@@ -81,7 +83,7 @@ def test_neither_password_nor_payload_is_shown(guarded: CommandLine, level: str)
         ("PENSTOCK_REDIS_URL", f"nonsense://u:{PASSWORD}@h"),
     ],
 )
-def test_a_server_that_cannot_be_reached_is_named_without_its_password(
+def test_an_unreachable_server_is_named_without_its_password(
     penstock: CommandLine, connection: Connection, variable: str, url: str, level: str
 ) -> None:
     connection.execute(
@@ -101,7 +103,7 @@ def test_a_server_that_cannot_be_reached_is_named_without_its_password(
         assert_silent(done)
 
 
-def test_sentinels_that_cannot_be_reached_are_named_without_their_password(
+def test_unreachable_sentinels_are_named_without_their_password(
     penstock: CommandLine, connection: Connection
 ) -> None:
     penstock("stream", "--drain")
@@ -121,14 +123,14 @@ def test_a_wrong_password_is_not_shown(guarded: CommandLine) -> None:
     assert_silent(done)
 
 
-def test_a_setting_that_is_refused_does_not_show_its_value(penstock: CommandLine) -> None:
+def test_an_invalid_setting_does_not_show_its_value(penstock: CommandLine) -> None:
     done = penstock("status", PENSTOCK_IDLE=PASSWORD)
 
     assert done.returncode == 2
     assert_silent(done)
 
 
-def test_a_payload_is_printed_where_it_was_asked_for(guarded: CommandLine) -> None:
+def test_a_payload_is_printed_on_request(guarded: CommandLine) -> None:
     guarded("stream", "--drain")
 
     done = guarded("tail", "things")
@@ -137,10 +139,10 @@ def test_a_payload_is_printed_where_it_was_asked_for(guarded: CommandLine) -> No
     assert PAYLOAD not in done.stderr
 
 
-def test_a_statement_that_fails_in_a_handler_does_not_show_what_it_was_given(
+def test_a_statement_that_fails_in_a_handler_does_not_show_its_parameters(
     guarded: CommandLine, connection: Connection
 ) -> None:
-    """The driver's errors quote values; of theirs, only the class and the first line are kept."""
+    """The driver's errors quote values; only their class and first line are kept."""
     application = guarded.directory / "shop.py"
     application.write_text(
         application.read_text()

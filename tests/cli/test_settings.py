@@ -1,4 +1,4 @@
-"""A setting comes from the first place that has it, and secrets do not show."""
+"""A setting takes its value from the first source that has one, and secrets are not shown."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_option_comes_first_then_the_environment_then_the_file_then_the_default(
+def test_the_option_wins_over_the_environment_the_file_and_the_default(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_IDLE", "0.2")
@@ -37,11 +37,11 @@ def test_the_option_comes_first_then_the_environment_then_the_file_then_the_defa
     assert settings.engine == "spark"
 
 
-def test_no_file_is_no_problem(tmp_path: Path) -> None:
+def test_a_missing_file_is_not_an_error(tmp_path: Path) -> None:
     assert load_settings({}, directory=tmp_path).app is None
 
 
-def test_an_empty_variable_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_counts_as_unset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_DATABASE_URL", "")
 
     assert load_settings({}, directory=tmp_path).database_url is None
@@ -57,7 +57,7 @@ def test_an_empty_variable_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("log_level", "loud"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_by_name(
+def test_an_invalid_value_is_refused_with_the_settings_name(
     name: str, value: object, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidSetting, match=f"^{name}: "):
@@ -71,14 +71,14 @@ def test_a_misspelt_setting_in_the_file_is_refused(tmp_path: Path) -> None:
         load_settings({}, directory=tmp_path)
 
 
-def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.penstock")
 
     with pytest.raises(InvalidSetting, match="pyproject"):
         load_settings({}, directory=tmp_path)
 
 
-def test_a_secret_shows_nowhere(tmp_path: Path) -> None:
+def test_a_secret_is_never_shown(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[tool.penstock]\ndatabase_url = "postgresql://u:hunter2@h/d"\nredis_url = ["hunter2"]\n'
     )
@@ -92,7 +92,7 @@ def test_a_secret_shows_nowhere(tmp_path: Path) -> None:
     assert settings.redis_url.value == "redis://:hunter2@h"
 
 
-def test_every_setting_has_a_sentence() -> None:
+def test_every_setting_is_described() -> None:
     assert [s.name for s in describe_settings().values() if not s.sentence.endswith(".")] == []
 
 
@@ -104,7 +104,7 @@ def test_every_setting_has_a_sentence() -> None:
         (("run",), "pyspark", "spark"),
     ],
 )
-def test_a_command_that_is_not_installed_in_full_says_what_to_install(
+def test_a_command_whose_extra_is_missing_says_what_to_install(
     penstock: CommandLine, command: tuple[str, ...], package: str, extra: str
 ) -> None:
     (penstock.directory / "sitecustomize.py").write_text(

@@ -1,4 +1,4 @@
-"""``penstock verify``, as users have it: its exit codes, its list, its JSON."""
+"""``penstock verify`` as users run it: its exit codes, its list, its JSON."""
 
 import json
 
@@ -20,7 +20,7 @@ def streamed(penstock: CommandLine, connection: Connection, things: Log) -> Comm
     return penstock
 
 
-def test_all_that_is_well_ends_with_0(streamed: CommandLine) -> None:
+def test_without_findings_the_exit_code_is_0(streamed: CommandLine) -> None:
     done = streamed("verify")
 
     assert done.returncode == 0, done.stderr
@@ -31,7 +31,7 @@ def test_all_that_is_well_ends_with_0(streamed: CommandLine) -> None:
     assert "log level" not in done.stderr
 
 
-def test_what_is_wrong_is_listed_and_ends_with_4(
+def test_findings_are_listed_and_the_exit_code_is_4(
     streamed: CommandLine, redis_client: redis.Redis
 ) -> None:
     redis_client.xdel("penstock:{things/1}:log", "3-0")
@@ -48,7 +48,7 @@ def test_what_is_wrong_is_listed_and_ends_with_4(
     assert (found["findings"][0]["shard"], found["findings"][0]["offset"]) == (1, 3)
 
 
-def test_a_time_that_is_none_is_refused(streamed: CommandLine) -> None:
+def test_an_invalid_time_is_refused(streamed: CommandLine) -> None:
     refused = streamed("verify", "--from", "soon")
 
     assert refused.returncode == 2

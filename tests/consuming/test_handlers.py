@@ -1,4 +1,4 @@
-"""Handlers as people write them: none is lost, and none ends the worker."""
+"""Handlers as users write them: no record is lost, and none ends the worker."""
 
 import asyncio
 import threading
@@ -31,7 +31,7 @@ INSERT = text("INSERT INTO public.effects VALUES (:id, :key)")
 
 
 class Reader:
-    """A consumer that is declared when its handler is known, and what it did."""
+    """A consumer whose handler is declared later, with its effects and dead letters."""
 
     def __init__(
         self, flow: Pipeline, channel: Any, connection: Connection, urls: tuple[str, str]
@@ -48,7 +48,7 @@ class Reader:
         return self.workers[-1]
 
     def drain(self) -> dict[str, str]:
-        """Applies what there is; gives the halted shards and why."""
+        """Applies all records; returns the halted shards with their reasons."""
         halted: dict[str, str] = {}
 
         def note(consumed: Consumed) -> None:
@@ -104,7 +104,7 @@ async def apply_one(session: AsyncSession, record: Record) -> None:
 
 @pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])
 def test_an_async_handler_is_awaited(reader: Reader, staged: int, each: bool) -> None:  # noqa: FBT001
-    """Guarantee 5: with the checkpoint, in one transaction."""
+    """Guarantee 5: in one transaction with the checkpoint."""
     reader.declare(apply_one if each else apply_all, each=each)
     reader.drain()
 
@@ -118,8 +118,8 @@ def test_an_async_handler_is_awaited(reader: Reader, staged: int, each: bool) ->
 
 @pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])
 @pytest.mark.usefixtures("staged")
-def test_what_an_async_handler_fails_with_is_isolated(reader: Reader, each: bool) -> None:  # noqa: FBT001
-    """Guarantee 21: what it had done before it failed is rolled back."""
+def test_a_failure_of_an_async_handler_is_isolated(reader: Reader, each: bool) -> None:  # noqa: FBT001
+    """Guarantee 21: its effects before the failure are rolled back."""
 
     async def one(session: AsyncSession, record: Record) -> None:
         await apply_one(session, record)
@@ -196,7 +196,7 @@ def test_a_cancelled_async_handler_fails_like_any_other(reader: Reader) -> None:
 
 
 @pytest.mark.usefixtures("staged")
-def test_a_worker_of_an_async_handler_says_that_it_needs_a_thread_of_its_own(
+def test_a_worker_of_an_async_handler_in_a_running_loop_says_that_it_needs_its_own_thread(
     reader: Reader,
 ) -> None:
     reader.declare(apply_all)
@@ -256,14 +256,14 @@ class AsyncCallable:
         ("reader", "cannot be called"),
     ],
 )
-def test_a_handler_that_could_not_do_its_work_is_refused(
+def test_a_handler_that_cannot_work_is_refused(
     flow: Pipeline, things: Log, handler: Any, says: str
 ) -> None:
     with pytest.raises(DeclarationError, match=says):
         flow.consumer(reads=things, name="reader")(handler)
 
 
-def test_a_handler_without_a_name_needs_one(flow: Pipeline, things: Log) -> None:
+def test_a_nameless_handler_needs_a_name(flow: Pipeline, things: Log) -> None:
     with pytest.raises(DeclarationError, match="name=…"):
         flow.consumer(reads=things)(NamelessHandler())
     flow.consumer(reads=things, name="reader")(NamelessHandler())
@@ -279,10 +279,10 @@ def test_an_object_with_an_async_call_is_awaited(reader: Reader) -> None:
 
 @pytest.mark.parametrize("handler", [returns_a_coroutine, returns_a_generator])
 @pytest.mark.usefixtures("staged")
-def test_a_handler_that_returns_what_nobody_runs_halts_its_shard(
+def test_a_handler_that_returns_a_coroutine_or_a_generator_halts_its_shard(
     reader: Reader, handler: Handler
 ) -> None:
-    """Guarantee 5: nothing counts as applied that was not."""
+    """Guarantee 5: a record that was not applied does not count as applied."""
     reader.declare(handler)
     halted = reader.drain()
 
@@ -314,7 +314,7 @@ class Customer(Base):
 def test_two_workers_with_an_orm_handler_lose_no_update(
     reader: Reader, things: Log, streamer: Streamer, run: int
 ) -> None:
-    """Guarantee 5: two shards that change one row from the value that they read: the later one begins again."""
+    """Guarantee 5: two shards change one row, each from the value it has read: the later one is retried."""
     reader.connection.execute("CREATE TABLE public.customers (id text PRIMARY KEY, orders bigint)")
     reader.connection.execute("INSERT INTO public.customers VALUES ('c', 0)")
 
@@ -348,12 +348,12 @@ def test_two_workers_with_an_orm_handler_lose_no_update(
     assert reader.dead() == []
 
 
-# --- what a handler may not do to its transaction ---
+# --- what a handler may not do with its transaction ---
 
 
 def swallows(session: Session, records: Sequence[Record]) -> None:
     apply(session, records)
-    with suppress(Exception):  # as people do
+    with suppress(Exception):  # a common mistake
         session.execute(text("SELECT 1 / 0"))
 
 
@@ -397,10 +397,10 @@ DEFERRED = (
     ids=["deferred", "swallows", "read-only", "ROLLBACK", "rollback()", "commit()"],
 )
 @pytest.mark.usefixtures("staged")
-def test_what_spoils_a_transaction_is_the_batchs_failure_with_its_reason(
+def test_breaking_the_transaction_fails_the_batch_with_a_reason(
     reader: Reader, handler: Handler, reason: str
 ) -> None:
-    """Guarantee 21: retried, isolated, dead-lettered; the worker goes on, and no effect is left behind."""
+    """Guarantee 21: retried, isolated, dead-lettered; the worker goes on, and no effect remains."""
     reader.connection.execute(DEFERRED)
 
     def only_the_second(session: Session, records: Sequence[Record]) -> None:
@@ -421,7 +421,7 @@ def test_what_spoils_a_transaction_is_the_batchs_failure_with_its_reason(
 @pytest.mark.usefixtures("staged")
 @pytest.mark.parametrize("fails_then", [False, True], ids=["returns", "fails"])
 def test_a_handler_that_commits_halts_its_shard_at_once(reader: Reader, fails_then: bool) -> None:  # noqa: FBT001
-    """Guarantee 5: its effects are there without the checkpoint, and another attempt would double them."""
+    """Guarantee 5: its effects are committed without the checkpoint, and another attempt would double them."""
 
     def commits(session: Session, records: Sequence[Record]) -> None:
         apply(session, records)
@@ -453,17 +453,17 @@ def test_a_handler_may_use_savepoints(reader: Reader) -> None:
     assert (reader.effects(), reader.dead()) == (ALL, [])
 
 
-# --- failures that say nothing about the record ---
+# --- failures that are not the record's fault ---
 
 
-def test_a_handler_that_always_loses_is_paused_and_bounded(
+def test_a_handler_that_always_loses_conflicts_pauses_and_ends(
     reader: Reader,
     connection: Connection,
     things: Log,
     streamer: Streamer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Guarantee 17: it is no hot loop, and it ends."""
+    """Guarantee 17: retries are paused and bounded."""
     monkeypatch.setattr("penstock.consuming.delivery.LONGEST_CONFLICT_PAUSE_S", 0.02)
     attempts: list[int] = []
 
@@ -499,8 +499,8 @@ def test_a_stop_is_noticed_between_attempts(reader: Reader, staged: int) -> None
 
 
 @pytest.mark.usefixtures("staged")
-def test_a_shard_whose_handler_asks_to_wait_holds_up_no_other(reader: Reader) -> None:
-    """Guarantee 21: `TryAgain(after=…)` is waited for, and the other shard goes on."""
+def test_a_shard_whose_handler_raises_try_again_holds_up_no_other(reader: Reader) -> None:
+    """Guarantee 21: the shard waits for `TryAgain(after=…)`, and the other shard goes on."""
     asked: list[float] = []
 
     def waits(session: Session, record: Record) -> None:
@@ -533,7 +533,7 @@ class Unspeakable(Exception):
     ids=["surrogate", "nul", "unspeakable"],
 )
 @pytest.mark.usefixtures("staged")
-def test_an_error_that_cannot_be_put_into_words_dead_letters_its_record(
+def test_an_error_whose_text_cannot_be_made_dead_letters_its_record(
     reader: Reader, error: Exception
 ) -> None:
     def fails(session: Session, record: Record) -> None:
@@ -557,7 +557,7 @@ def test_a_record_with_the_longest_key_is_dead_lettered(
     streamer: Streamer,
     park_key: bool,  # noqa: FBT001
 ) -> None:
-    """A key may have more bytes than an entry of an index."""
+    """A key may be longer than an index entry allows."""
     key = "".join(chr(0x4E00 + number * 7919 % 20000) for number in range(1000))
     for _ in range(2):
         connection.execute(
@@ -600,13 +600,13 @@ def test_a_handler_that_exits_ends_the_worker_as_a_failure(
     assert (reader.effects(), reader.dead()) == ([], [])
 
 
-# --- the brake ---
+# --- halting after many dead letters ---
 
 
-def test_a_deploy_whose_every_record_fails_is_braked(
+def test_a_deploy_that_fails_every_record_is_halted(
     reader: Reader, connection: Connection, things: Log, streamer: Streamer
 ) -> None:
-    """Guarantee 21: the consumer halts; an operator lets it go on, and nothing is lost."""
+    """Guarantee 21: the consumer halts; an operator resumes it, and nothing is lost."""
     stage_rows(connection, things, 200)
     streamer.drain()
     broken = [True]
@@ -629,7 +629,7 @@ def test_a_deploy_whose_every_record_fails_is_braked(
     assert reader.effects() == list(range(1, 201))
 
 
-def test_records_that_fail_now_and_then_are_no_bad_deploy(
+def test_records_that_fail_occasionally_do_not_halt_the_consumer(
     reader: Reader, connection: Connection, things: Log, streamer: Streamer
 ) -> None:
     stage_rows(connection, things, 200)
@@ -666,7 +666,7 @@ def test_a_handler_may_stage_records_in_a_pipeline_without_rules(
     assert (echoes, reader.dead()) == (staged, [])
 
 
-# --- the server's own trouble ---
+# --- the server's own failures ---
 
 
 @pytest.mark.usefixtures("staged")
@@ -694,7 +694,7 @@ def test_a_table_that_is_locked_for_seconds_dead_letters_nothing(
 
 
 def _watch_waiting(reader: Reader) -> set[str]:
-    """What `penstock status` would say that the consumer waits for, collected while it does."""
+    """Collects what `penstock status` would show as the reason for waiting, while the consumer waits."""
     found: set[str] = set()
     url = reader.urls[0]
 
@@ -715,10 +715,8 @@ def _watch_waiting(reader: Reader) -> set[str]:
     "sqlstate", ["57014", "53300", "53100", "55P03", "57P03", "08006", "25P03", "25P04", "58030"]
 )
 @pytest.mark.usefixtures("staged")
-def test_what_a_server_cannot_do_for_a_moment_dead_letters_nothing(
-    reader: Reader, sqlstate: str
-) -> None:
-    """Guarantee 13: one classification, by SQLSTATE."""
+def test_a_transient_server_error_dead_letters_nothing(reader: Reader, sqlstate: str) -> None:
+    """Guarantee 13: errors are classified by SQLSTATE, in one place."""
     failures = iter([True] * 6)
 
     def refused(session: Session, records: Sequence[Record]) -> None:
@@ -735,8 +733,8 @@ def test_what_a_server_cannot_do_for_a_moment_dead_letters_nothing(
 
 
 @pytest.mark.usefixtures("staged")
-def test_a_read_only_moment_is_waited_out(reader: Reader, database_url: str) -> None:
-    """Guarantee 13: nothing was tried, and the worker's loop asks again."""
+def test_a_temporarily_read_only_server_is_waited_for(reader: Reader, database_url: str) -> None:
+    """Guarantee 13: no attempt is counted, and the worker's loop tries again."""
     with psycopg.connect(database_url, autocommit=True) as admin:
         [(name,)] = admin.execute("SELECT current_database()")
         reader.declare(apply)
@@ -754,8 +752,8 @@ def test_a_read_only_moment_is_waited_out(reader: Reader, database_url: str) -> 
 
 
 @pytest.mark.usefixtures("staged")
-def test_what_a_handler_left_on_its_connection_does_not_outlive_a_failure(reader: Reader) -> None:
-    """A rollback does not release a session's lock; the connection is a new one after a failure."""
+def test_a_session_lock_of_a_handler_does_not_outlive_its_failure(reader: Reader) -> None:
+    """A rollback does not release a session's lock; after a failure the worker opens a new connection."""
 
     def locks(session: Session, records: Sequence[Record]) -> None:
         if any(record.id == 2 for record in records):
@@ -797,7 +795,7 @@ def test_the_first_failure_is_logged_with_its_traceback_and_without_values(reade
     assert "secret" not in str(logs)
 
 
-def test_an_update_that_the_server_computes_may_run_under_read_committed(
+def test_an_update_computed_by_the_server_may_run_at_read_committed(
     reader: Reader, staged: int
 ) -> None:
     """The opt-in: no conflict, since no value that was read is written back."""

@@ -1,4 +1,4 @@
-"""Icks in the pipeline: what is marked in Postgres is done by the consumer, whatever is lost, sent again, or killed."""
+"""Icks in the pipeline: every member marked in Postgres is processed, despite losses, repeated sends and kills."""
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -23,7 +23,7 @@ from penstock.testing import eventually
 
 @pytest.fixture
 def index() -> Ick:
-    """A list of what is dirty, of two shards, that keeps nothing longer than it must."""
+    """An Ick of two shards with `keep` zero."""
     return Ick("index", shards=2, keep=timedelta(0))
 
 
@@ -45,7 +45,7 @@ MakeWorker = Callable[..., IckWorker]
 def make_worker(
     flow: Pipeline, index: Ick, database_url: str, redis_url: str
 ) -> Iterator[MakeWorker]:
-    """A worker of the consumer, which is declared when the first is made."""
+    """Creates workers of one consumer, which is declared with the first of them."""
     made: list[IckWorker] = []
 
     def make(handler: Callable[..., Any] | None = None, **options: Any) -> IckWorker:
@@ -60,15 +60,15 @@ def make_worker(
         worker.close()
 
 
-def ick_of(client: redis.Redis, shard: int) -> DirtyList:
+def get_ick(client: redis.Redis, shard: int) -> DirtyList:
     return DirtyList(client, f"penstock:{{index/{shard}}}:ick")
 
 
 def waiting(client: redis.Redis) -> dict[bytes, float]:
-    """What both shards hold, with scores."""
+    """Members of both shards that are dirty or held, with their scores."""
     found: dict[bytes, float] = {}
     for shard in (0, 1):
-        keys = ick_of(client, shard).keys
+        keys = get_ick(client, shard).keys
         for key in (keys.dirty, keys.held):
             marks: Any = client.zrange(key, 0, -1, withscores=True)
             found.update(dict(marks))
@@ -76,7 +76,7 @@ def waiting(client: redis.Redis) -> dict[bytes, float]:
 
 
 def retain(streamer: Streamer) -> int:
-    """Rounds with retention until it removes no more; gives how many records went."""
+    """Runs rounds with retention until it removes nothing more; returns the number of records removed."""
     return sum(retain_now(streamer) for _ in range(3))
 
 
@@ -85,7 +85,7 @@ def staged(connection: Connection) -> int:
     return int(count)
 
 
-def test_what_is_marked_is_folded_and_handed_to_the_consumer(
+def test_marks_are_coalesced_and_their_members_reach_the_consumer(
     documents: Connection,
     index: Ick,
     streamer: Streamer,
@@ -102,7 +102,7 @@ def test_what_is_marked_is_folded_and_handed_to_the_consumer(
     check_copy(documents, redis_client, index)
 
 
-def test_the_score_is_the_time_when_the_first_record_was_staged(
+def test_the_score_is_the_time_at_which_the_first_record_was_staged(
     documents: Connection, streamer: Streamer, redis_client: redis.Redis
 ) -> None:
     mark_changed(documents, ["a"])
@@ -115,13 +115,13 @@ def test_the_score_is_the_time_when_the_first_record_was_staged(
     assert waiting(redis_client) == {b"a": first.timestamp()}
 
 
-def test_a_batch_that_is_sent_again_makes_nothing_dirty_that_is_done(
+def test_a_batch_that_is_sent_again_marks_no_processed_member(
     documents: Connection,
     streamer: Streamer,
     make_worker: MakeWorker,
     redis_client: redis.Redis,
 ) -> None:
-    """Guarantees 1 and 6: the second batch is compared, and marks nothing."""
+    """Guarantees 1 and 6: the position is compared, so the second batch marks nothing."""
     mark_changed(documents, ["a", "b", "c"])
     streamer.drain()
     make_worker().drain()
@@ -133,7 +133,7 @@ def test_a_batch_that_is_sent_again_makes_nothing_dirty_that_is_done(
     assert waiting(redis_client) == {}
 
 
-def test_a_member_that_changes_while_it_is_worked_on_comes_again(
+def test_a_member_that_changes_while_it_is_processed_comes_again(
     documents: Connection,
     index: Ick,
     streamer: Streamer,
@@ -156,14 +156,14 @@ def test_a_member_that_changes_while_it_is_worked_on_comes_again(
     check_copy(documents, redis_client, index)
 
 
-def test_a_redis_that_comes_back_empty_is_told_again_what_was_not_done(
+def test_a_redis_that_comes_back_empty_is_marked_again_with_what_was_not_processed(
     documents: Connection,
     index: Ick,
     streamer: Streamer,
     make_worker: MakeWorker,
     redis_client: redis.Redis,
 ) -> None:
-    """Guarantees 6 and 9: retention has kept what was dirty, and only that has to be done again."""
+    """Guarantees 6 and 9: retention has kept the marks of dirty members, and only those are processed again."""
     worker = make_worker()
     mark_changed(documents, [f"old {n}" for n in range(50)])
     streamer.drain()
@@ -185,18 +185,18 @@ def test_a_redis_that_comes_back_empty_is_told_again_what_was_not_done(
     check_copy(documents, redis_client, index)
 
 
-def test_a_redis_that_loses_the_ick_alone_is_told_again(
+def test_a_redis_that_loses_only_the_ick_is_marked_again(
     documents: Connection,
     streamer: Streamer,
     make_worker: MakeWorker,
     redis_client: redis.Redis,
 ) -> None:
-    """Guarantee 6: somebody deletes the Ick; its position means nothing then."""
+    """Guarantee 6: the Ick was deleted, so its position no longer counts."""
     make_worker().drain()
     mark_changed(documents, ["a", "b", "c"])
     streamer.drain()
     for shard in (0, 1):
-        ick_of(redis_client, shard).delete()
+        get_ick(redis_client, shard).delete()
     assert waiting(redis_client) == {}
 
     retain(streamer)
@@ -206,10 +206,10 @@ def test_a_redis_that_loses_the_ick_alone_is_told_again(
     assert set(waiting(redis_client)) == {b"a", b"b", b"c"}
 
 
-def test_a_stream_that_was_written_as_a_log_is_no_position(
+def test_a_stream_written_as_a_log_is_no_position_of_an_ick(
     documents: Connection, streamer: Streamer, redis_client: redis.Redis
 ) -> None:
-    """A streamer that does not know yet that the channel is an Ick appends records: none of them was marked."""
+    """A streamer that does not yet know that the channel is an Ick appends records, and marks none."""
     mark_changed(documents, [f"d{n}" for n in range(20)])
     streamer.open()
     *_, publisher = streamer._opened()
@@ -225,7 +225,7 @@ def test_a_stream_that_was_written_as_a_log_is_no_position(
     assert len(waiting(redis_client)) == 20
 
 
-def test_retention_keeps_what_is_not_done_and_nothing_else(
+def test_retention_keeps_unprocessed_marks_and_nothing_else(
     documents: Connection,
     streamer: Streamer,
     make_worker: MakeWorker,
@@ -243,13 +243,13 @@ def test_retention_keeps_what_is_not_done_and_nothing_else(
     assert staged(documents) <= 20
 
 
-def test_retention_goes_on_under_load_that_never_lets_the_ick_be_empty(
+def test_retention_makes_progress_under_load_that_never_empties_the_ick(
     documents: Connection,
     streamer: Streamer,
     make_worker: MakeWorker,
     redis_client: redis.Redis,
 ) -> None:
-    """Whatever waited when a mark was left has been done once everything that waits is newer."""
+    """Once every waiting member is newer than a mark, all members that waited at that mark have been processed."""
     worker = make_worker(batch=10)
     removed = 0
     for number in range(12):
@@ -266,14 +266,14 @@ def test_retention_goes_on_under_load_that_never_lets_the_ick_be_empty(
     assert removed > 100
 
 
-def test_a_consumer_that_is_killed_in_its_turn_is_succeeded(
+def test_the_reservation_of_a_dead_consumer_is_taken_over(
     documents: Connection,
     index: Ick,
     streamer: Streamer,
     make_worker: MakeWorker,
     redis_client: redis.Redis,
 ) -> None:
-    """Guarantees 4 and 6: its reservation stands still, and no transaction of its works on the shard."""
+    """Guarantees 4 and 6: its reservation is stale, and it has no transaction open on the shard."""
     mark_changed(documents, ["a", "b", "c", "d"])
     streamer.drain()
     for shard in index.shard_names:
@@ -284,14 +284,14 @@ def test_a_consumer_that_is_killed_in_its_turn_is_succeeded(
     check_copy(documents, redis_client, index)
 
 
-def test_a_consumer_that_works_for_long_is_not_succeeded(
+def test_a_consumer_in_a_long_transaction_is_not_taken_over(
     documents: Connection,
     streamer: Streamer,
     make_worker: MakeWorker,
     redis_client: redis.Redis,
     index: Ick,
 ) -> None:
-    """Its transaction holds the checkpoint's row: whoever would take over sees that."""
+    """Its transaction holds a lock on the checkpoint's row, which other workers see."""
     answers: list[bool] = []
 
     def slow(session: Session, members: Sequence[str]) -> None:
@@ -315,7 +315,7 @@ def test_two_workers_share_the_shards(
     make_worker: MakeWorker,
     redis_client: redis.Redis,
 ) -> None:
-    """Guarantees 5 and 6: a shard that one of them works on is passed over by the other."""
+    """Guarantees 5 and 6: each skips a shard that the other works on."""
     applied: list[int] = []
 
     def share(session: Session, members: Sequence[str]) -> None:
@@ -333,13 +333,13 @@ def test_two_workers_share_the_shards(
     check_copy(documents, redis_client, index)
 
 
-def test_a_poison_member_is_set_aside_with_its_reason_and_the_others_are_done(
+def test_a_poison_member_is_dead_lettered_and_the_others_are_processed(
     documents: Connection,
     streamer: Streamer,
     make_worker: MakeWorker,
     redis_client: redis.Redis,
 ) -> None:
-    """Guarantee 21: and when it can be done, its dead letter goes."""
+    """Guarantee 21: its dead letter is removed once it has been processed."""
     poison = {"d7"}
 
     def picky(session: Session, members: Sequence[str]) -> None:
@@ -368,12 +368,12 @@ def test_a_poison_member_is_set_aside_with_its_reason_and_the_others_are_done(
     assert documents.execute(letters).fetchall() == []
 
 
-def test_a_member_that_is_no_text_is_set_aside(
+def test_a_member_that_is_not_text_is_dead_lettered(
     documents: Connection, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
 ) -> None:
-    """A producer of another kind may add any bytes."""
+    """Any other producer may add arbitrary bytes."""
     streamer.open()
-    ick_of(redis_client, 0).add({b"\xff\x00": 5, b"good": 6})
+    get_ick(redis_client, 0).add({b"\xff\x00": 5, b"good": 6})
 
     assert make_worker(attempts=1).drain() == 1
     [(key, reason)] = documents.execute("SELECT key, reason FROM penstock.dead_letters").fetchall()
@@ -381,7 +381,7 @@ def test_a_member_that_is_no_text_is_set_aside(
     assert "UTF-8" in reason
 
 
-def test_a_shard_halts_if_poison_is_to_stop_it(
+def test_a_shard_halts_on_poison_if_declared_so(
     documents: Connection, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
 ) -> None:
     def fails(_session: Session, _members: Sequence[str]) -> None:
@@ -398,7 +398,7 @@ def test_a_shard_halts_if_poison_is_to_stop_it(
     assert set(waiting(redis_client)) == {b"a"}
 
 
-def test_each_gets_one_member_a_call(
+def test_each_passes_one_member_per_call(
     documents: Connection, streamer: Streamer, make_worker: MakeWorker
 ) -> None:
     seen: list[str] = []
@@ -413,7 +413,7 @@ def test_each_gets_one_member_a_call(
     assert sorted(seen) == ["a", "b", "c"]
 
 
-def test_an_ick_that_was_told_what_postgres_has_lost_stops_everybody(
+def test_marks_that_postgres_has_lost_stop_streamer_and_consumer(
     documents: Connection, streamer: Streamer, make_worker: MakeWorker
 ) -> None:
     """Guarantees 6 and 10."""
@@ -428,7 +428,7 @@ def test_an_ick_that_was_told_what_postgres_has_lost_stops_everybody(
         make_worker().open()
 
 
-def test_a_member_done_without_a_commit_comes_again_and_is_done_again(
+def test_a_member_processed_but_not_committed_is_processed_again(
     documents: Connection,
     index: Ick,
     streamer: Streamer,
@@ -448,7 +448,7 @@ def test_a_member_done_without_a_commit_comes_again_and_is_done_again(
     check_copy(documents, redis_client, index)
 
 
-def test_a_handler_that_commits_by_itself_is_found_out(
+def test_a_handler_that_commits_halts_its_shard(
     documents: Connection, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
 ) -> None:
     def commits(session: Session, _members: Sequence[str]) -> None:
@@ -482,14 +482,14 @@ def test_an_ick_has_one_consumer_and_a_log_is_no_ick(
         flow.marks_dirty(Pipeline, to=Log("things"), key="id")  # type: ignore[arg-type]
 
 
-def test_a_worker_that_loses_its_connection_goes_on_with_what_it_holds(
+def test_a_worker_that_loses_its_connection_continues_its_reservation(
     documents: Connection,
     index: Ick,
     streamer: Streamer,
     make_worker: MakeWorker,
     redis_client: redis.Redis,
 ) -> None:
-    """Nobody has to wait for patience: it is the same holder."""
+    """Nothing has to become stale first: the holder is the same."""
     worker = make_worker()
     worker.open()
     mark_changed(documents, ["a", "b", "c"])
@@ -499,7 +499,7 @@ def test_a_worker_that_loses_its_connection_goes_on_with_what_it_holds(
 
     worker.close()
     worker.open()
-    worker._holder_watch = {}  # would be asked if it were busy
+    worker._holder_watch = {}  # would be consulted if the reservation were busy
 
     assert worker.drain() == 3
     eventually(lambda: not waiting(redis_client), "all is done")

@@ -1,4 +1,4 @@
-"""Payloads as the application's own types: validated once, and a bad one is dead-lettered."""
+"""Payloads as the application's own types: validated once, and dead-lettered if invalid."""
 
 import sys
 import typing
@@ -48,7 +48,7 @@ MODELS = [AsDataclass, AsTypedDict, AsStruct, AsModel]
 
 @pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_handler_gets_its_type_and_a_payload_that_does_not_fit_is_dead_lettered(
+def test_a_handler_gets_its_type_and_an_invalid_payload_is_dead_lettered(
     flow: Pipeline,
     things: Log,
     connection: Connection,
@@ -58,7 +58,7 @@ def test_a_handler_gets_its_type_and_a_payload_that_does_not_fit_is_dead_lettere
     model: type[Any],
     each: bool,  # noqa: FBT001
 ) -> None:
-    """Guarantee 21: at once, without other attempts, and the reason holds no value."""
+    """Guarantee 21: at once, without further attempts, and the reason contains no value."""
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
         """SELECT 'things', 0, i::text, 'insert', 'thing',
@@ -117,6 +117,8 @@ def test_a_model_that_cannot_be_validated_is_refused_before_a_record_is_read(
 
 
 @pytest.mark.parametrize("model", [dict, list[int], "Ride", 7])
-def test_what_is_no_model_is_refused(flow: Pipeline, things: Log, model: Any) -> None:
+def test_an_argument_that_is_not_a_model_is_refused(
+    flow: Pipeline, things: Log, model: Any
+) -> None:
     with pytest.raises(DeclarationError, match="a dataclass, a TypedDict"):
         flow.consumer(reads=things, name="reader", payload=model)(lambda _session, _records: None)

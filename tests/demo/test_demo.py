@@ -1,4 +1,4 @@
-"""The demo tells the truth: equal when it is, and not when it is not."""
+"""The demo reports equality when its copies are equal, and a difference when they are not."""
 
 import contextlib
 import json
@@ -48,7 +48,7 @@ def staged(connection: Connection) -> int:
         ({"distance": "far"}, "Parameter 'distance' must be a floating-point number."),
     ],
 )
-def test_bad_input_is_refused_as_the_original_does(
+def test_invalid_input_is_refused_as_by_the_original(
     api: TestClient, connection: Connection, body: dict[str, str], message: str
 ) -> None:
     answer = api.post("/rides", json=body)
@@ -65,7 +65,7 @@ def test_a_declined_card_leaves_no_ride_and_no_record(
     assert staged(connection) == 0
 
 
-def test_every_change_is_staged_and_losses_and_doubles_show(
+def test_every_change_is_staged_and_the_check_finds_losses_and_doubles(
     api: TestClient, connection: Connection, database_url: str, redis_url: str
 ) -> None:
     ride = api.post("/rides", json={"distance": 100.0}).json()["id"]
@@ -93,7 +93,7 @@ def test_every_change_is_staged_and_losses_and_doubles_show(
         assert audit(connection, client).doubled == 1
 
 
-def test_a_ride_that_the_index_has_forgotten_shows(
+def test_the_check_finds_an_index_that_missed_a_change(
     api: TestClient, connection: Connection, database_url: str, redis_url: str
 ) -> None:
     """Guarantee 6."""
@@ -156,7 +156,7 @@ def test_the_demo_ends_equal(tmp_path: Path, engine: str, seconds: str, drift: s
     assert (done.returncode, report["equal"], report["lost"], report["doubled"]) == (0, True, 0, 0)
     assert report["staged"] == report["published"] > 100
     assert report["kills"] >= 1
-    assert report["crashes"] >= int(seconds) // 20  # a consumer lives nine seconds at the longest
+    assert report["crashes"] >= int(seconds) // 20  # a consumer lives at most nine seconds
     assert report["out_of_order"] == 0
     assert report["skipped"] > 0
     assert {c["total"] for c in report["consumers"].values()} == {report["canonical_total"]}
@@ -175,12 +175,12 @@ def test_the_demo_ends_equal(tmp_path: Path, engine: str, seconds: str, drift: s
         assert late_consumer["applied"] < report["staged"]
 
 
-def test_clients_that_never_began_can_be_stopped() -> None:
+def test_clients_that_never_started_can_be_stopped() -> None:
     Simulator("http://localhost").stop()
 
 
-def processes_of(mark: str) -> list[int]:
-    """All processes that have inherited the mark in their environment."""
+def find_processes(mark: str) -> list[int]:
+    """Returns all processes that inherited the mark in their environment."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -202,10 +202,10 @@ def processes_of(mark: str) -> list[int]:
         ),
     ],
 )
-def test_nothing_outlives_the_demo(
+def test_no_process_outlives_the_demo(
     tmp_path: Path, engine: str, signals: list[signal.Signals]
 ) -> None:
-    """Guarantee 27: killed in the middle, or asked twice to stop."""
+    """Guarantee 27: killed midway, or asked twice to stop."""
     mark = uuid.uuid4().hex
     with (tmp_path / "output").open("wb") as output:
         demo = subprocess.Popen(
@@ -221,10 +221,10 @@ def test_nothing_outlives_the_demo(
         "the demo runs",
         timeout_s=90,
     )
-    assert len(processes_of(mark)) > 4
+    assert len(find_processes(mark)) > 4
 
     for number in signals:
         demo.send_signal(number)
     demo.wait(10)
 
-    eventually(lambda: not processes_of(mark), "nothing of it is left", timeout_s=20)
+    eventually(lambda: not find_processes(mark), "all its processes have ended", timeout_s=20)

@@ -1,4 +1,4 @@
-"""The embedded servers can be hurt in every way that the other tests need, and come back."""
+"""The embedded servers can be killed, restarted and restored as the other tests need it."""
 
 import os
 import signal
@@ -60,14 +60,14 @@ def test_one_url_serves_psycopg_and_sqlalchemy(postgres: EmbeddedPostgres) -> No
     assert value(postgres.url, "SHOW work_mem") == "5MB"
 
 
-def test_loopback_wants_the_password(postgres: EmbeddedPostgres) -> None:
+def test_loopback_requires_the_password(postgres: EmbeddedPostgres) -> None:
     assert value(postgres.tcp_url, "SELECT 1") == 1
     password = postgres.tcp_url.split(":")[2].partition("@")[0]
     with pytest.raises(psycopg.OperationalError, match="password"):
         psycopg.connect(postgres.tcp_url.replace(password, "guess"))
 
 
-def test_only_the_owner_can_enter(postgres: EmbeddedPostgres, valkey: EmbeddedRedis) -> None:
+def test_only_the_owner_can_connect(postgres: EmbeddedPostgres, valkey: EmbeddedRedis) -> None:
     """Guarantee 34."""
     sockets = Path(postgres.url.partition("host=")[2].partition("&")[0])
 
@@ -94,7 +94,7 @@ def test_postgres_comes_back_at_the_same_url_after_sigkill(postgres: EmbeddedPos
     assert value(url, "SELECT count(*) FROM survives") == 1
 
 
-def test_a_pid_file_that_names_a_stranger_is_in_nobodys_way(postgres: EmbeddedPostgres) -> None:
+def test_a_stale_pid_file_that_names_another_process_is_ignored(postgres: EmbeddedPostgres) -> None:
     postgres.kill()
     pid_file = postgres.data_directory / "postmaster.pid"
     lines = pid_file.read_text().splitlines()
@@ -105,7 +105,7 @@ def test_a_pid_file_that_names_a_stranger_is_in_nobodys_way(postgres: EmbeddedPo
     assert value(postgres.url, "SELECT 1") == 1
 
 
-def test_an_older_past_of_postgres_can_be_put_back(
+def test_postgres_can_be_restored_to_an_older_state(
     postgres: EmbeddedPostgres, tmp_path: Path
 ) -> None:
     value(postgres.url, "CREATE TABLE past (id int)")
@@ -133,7 +133,7 @@ def test_databases_are_made_from_templates_and_dropped_under_sessions(
         psycopg.connect(copy)
 
 
-def test_a_second_owner_is_told_who_is_there(
+def test_a_second_owner_learns_the_first_ones_process(
     postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directories, "GRACE_S", 0.1)
@@ -145,14 +145,14 @@ def test_a_second_owner_is_told_who_is_there(
     assert value(postgres.url, "SELECT 1") == 1
 
 
-def test_a_wrong_setting_is_reported_in_postgres_own_words(tmp_path: Path) -> None:
+def test_an_invalid_setting_is_reported_in_postgres_own_words(tmp_path: Path) -> None:
     server = EmbeddedPostgres(tmp_path / "wrong", settings={"wal_level": "enormous"})
     with pytest.raises(ServerUnavailable, match="invalid value for parameter"):
         server.start()
     server.remove()
 
 
-def test_redis_keeps_url_and_data_over_sigkill_and_restart(valkey: EmbeddedRedis) -> None:
+def test_redis_keeps_its_url_and_data_across_sigkill_and_restart(valkey: EmbeddedRedis) -> None:
     url = valkey.url
     with redis.Redis.from_url(url) as client:
         client.set("survives", "1")
@@ -168,7 +168,7 @@ def test_redis_keeps_url_and_data_over_sigkill_and_restart(valkey: EmbeddedRedis
         assert client.config_get("appendfsync") == {"appendfsync": "always"}
 
 
-def test_an_older_past_of_redis_can_be_put_back(valkey: EmbeddedRedis, tmp_path: Path) -> None:
+def test_redis_can_be_restored_to_an_older_state(valkey: EmbeddedRedis, tmp_path: Path) -> None:
     with redis.Redis.from_url(valkey.url) as client:
         client.set("past", "old")
     valkey.copy_to(tmp_path / "snapshot")
@@ -181,7 +181,7 @@ def test_an_older_past_of_redis_can_be_put_back(valkey: EmbeddedRedis, tmp_path:
         assert client.get("past") == "old"
 
 
-def test_redis_on_a_port_wants_its_password(tmp_path: Path) -> None:
+def test_redis_on_a_port_requires_its_password(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path / "redis", port=0) as server:
         with redis.Redis.from_url(server.url) as client:
             assert client.ping()
@@ -203,7 +203,7 @@ time.sleep(60)
 
 
 @pytest.mark.slow
-def test_servers_end_with_their_owner_and_the_next_owner_takes_over(tmp_path: Path) -> None:
+def test_servers_end_with_their_owner_and_a_new_owner_can_start_them(tmp_path: Path) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
@@ -227,7 +227,7 @@ def test_servers_end_with_their_owner_and_the_next_owner_takes_over(tmp_path: Pa
         next_owner.remove()
 
 
-def test_data_of_another_release_is_named_at_once(tmp_path: Path) -> None:
+def test_data_of_another_release_is_reported_at_once(tmp_path: Path) -> None:
     with (
         EmbeddedPostgres(tmp_path / "old") as server,
         psycopg.connect(server.url, autocommit=True) as connection,

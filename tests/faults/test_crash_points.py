@@ -1,4 +1,4 @@
-"""A process that is gone between two writes: at every crash point that there is, and again, the next one goes on exactly."""
+"""A process exits between two writes, at every crash point, twice; its successor continues exactly."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from fixtures.crashing import CRASHED, INDEX, THINGS, exit_code_of_a_crash, work
+from fixtures.crashing import CRASHED, INDEX, THINGS, run_until_crash, work
 from fixtures.dirty import DOCUMENTS, check_copy
 from fixtures.truth import TABLES, check_exact
 from penstock.channels.log import Batch, append_together, extents
@@ -30,8 +30,8 @@ def books(connection: Connection) -> Connection:
     return connection
 
 
-def begin_at_a_changed_past(point: str, books: Connection, client: redis.Redis) -> None:
-    """What the points of an epoch and of a reset need: a server that was promoted; a log that is ahead."""
+def make_history_diverge(point: str, books: Connection, client: redis.Redis) -> None:
+    """Sets up what the crash points of an epoch and of a reset need: a promoted server, or a log that is ahead."""
     if point.startswith("epoch."):
         books.execute("UPDATE penstock.epochs SET timeline = 77")
     if point.startswith("reset."):
@@ -46,13 +46,13 @@ def begin_at_a_changed_past(point: str, books: Connection, client: redis.Redis) 
 def test_a_crash_at_any_point_loses_and_doubles_nothing(
     point: str, books: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
 ) -> None:
-    """Guarantees 4 and 6: gone at the first passing, its successor at the second; who comes then goes on."""
+    """Guarantees 4 and 6: the process exits at the first passing, its successor at the second; the third one finishes the work."""
     work(database_url, redis_url, reset=False)
-    begin_at_a_changed_past(point, books, redis_client)
+    make_history_diverge(point, books, redis_client)
     reset = point.startswith("reset.")
 
-    first = exit_code_of_a_crash(point, 1, database_url, redis_url, reset=reset)
-    second = exit_code_of_a_crash(point, 2, database_url, redis_url, reset=reset)
+    first = run_until_crash(point, 1, database_url, redis_url, reset=reset)
+    second = run_until_crash(point, 2, database_url, redis_url, reset=reset)
     work(database_url, redis_url, reset=reset)
 
     assert first == CRASHED
@@ -61,15 +61,15 @@ def test_a_crash_at_any_point_loses_and_doubles_nothing(
     check_copy(books, redis_client, INDEX)
 
 
-def test_every_crash_point_is_passed_somewhere_and_none_goes_by_another_name() -> None:
-    """The tuple is complete: no point is skipped by the test above."""
+def test_every_crash_point_in_the_sources_is_listed_and_none_has_another_name() -> None:
+    """The tuple is complete: the test above skips no point."""
     passed = [
         name
         for path in SOURCES.rglob("*.py")
         for name in re.findall(r'crashpoint\("([^"]+)"\)', path.read_text())
     ]
 
-    # A handler's transaction names its points by what it applies.
+    # A handler's transaction puts its own name before the point's.
     passed += [
         f"{applies}.{point}"
         for path in SOURCES.rglob("*.py")
@@ -80,10 +80,10 @@ def test_every_crash_point_is_passed_somewhere_and_none_goes_by_another_name() -
     assert sorted(passed) == sorted(CRASH_POINTS + RECONCILING_CRASH_POINTS + SPARK_CRASH_POINTS)
 
 
-def test_nothing_is_installed_that_would_crash_by_itself(
+def test_without_an_installed_crash_the_work_passes_every_point(
     books: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
 ) -> None:
-    """The work without crashes passes every point but those of a changed past."""
+    """All but those of an epoch and of a reset, which need a diverged history."""
     passed: set[str] = set()
     install_crashpoint(passed.add)
     try:

@@ -1,4 +1,4 @@
-"""Members become dirty without a pause, while consumers are killed and replies are lost: none is forgotten."""
+"""Members become dirty continuously while consumers are killed and replies are lost: none is forgotten."""
 
 import random
 import threading
@@ -15,14 +15,14 @@ from sqlalchemy.orm import Session
 
 from fixtures.crashing import INDEX
 from fixtures.dirty import DOCUMENTS, check_copy, mark_changed
-from fixtures.plant import Processes
 from fixtures.proxy import Harm, Proxy, behind
+from fixtures.running_pipeline import Processes
 from penstock.channels.ick import inspect_shards
 from penstock.channels.log import extents
 from penstock.channels.routing import ick_shard_keys
 from penstock.database.connections import Connection, connect_postgres
 from penstock.journal import journal_tails
-from penstock.records import ShardName
+from penstock.records import DEFAULT_SCOPE, ShardName
 from penstock.testing import eventually
 
 SECONDS = 30.0
@@ -48,7 +48,7 @@ _WRITE = text("INSERT INTO public.copies VALUES (:key, :version)")
 
 
 def copy_as_it_was(session: Session, members: Sequence[str]) -> None:
-    """Reads the documents, takes its time, and writes what it has read: what changes meanwhile has to come again."""
+    """Reads the documents, waits, and writes what it has read: members that change meanwhile have to come again."""
     rows = session.execute(_READ, {"keys": list(members)}).all()
     threading.Event().wait(random.random() * 0.05)
     session.execute(_FORGET, {"keys": list(members)})
@@ -57,9 +57,9 @@ def copy_as_it_was(session: Session, members: Sequence[str]) -> None:
 
 
 class Changes:
-    """Documents that change and are deleted as long as the context lasts; each change marks in its transaction.
+    """Documents that change and are deleted while the context lasts; each change marks in its own transaction.
 
-    Some of them are those that a consumer works on at that very moment, and do not change again soon.
+    Some of them are those that a consumer is processing at that moment, and do not change again soon.
     """
 
     def __init__(self, database_url: str, client: redis.Redis) -> None:
@@ -121,7 +121,7 @@ def test_two_consumers_that_are_killed_and_lose_replies_forget_no_member(
     dice, alive = random.Random(3), [indexers(*role) for role in roles]
     kills = 0
     with Changes(database_url, redis_client) as changes:
-        eventually(lambda: copies(connection) > 0, "members are done", timeout_s=60)
+        eventually(lambda: copies(connection) > 0, "members are processed", timeout_s=60)
         end = monotonic() + SECONDS
         while monotonic() < end:
             redis_proxy.harm(b"EVALSHA", dice.choice(list(Harm)), skip=dice.randrange(10))
@@ -145,15 +145,18 @@ def copies(connection: Connection) -> int:
 
 
 def all_is_done(connection: Connection, client: redis.Redis) -> bool:
-    """Everything staged was told to the Ick, and nothing waits there."""
-    looks = inspect_shards(client, "penstock", INDEX.shard_names).values()
+    """Returns whether every staged record is marked in the Ick, and no member waits there."""
+    states = inspect_shards(client, "penstock", INDEX.shard_names).values()
     [(last,)] = connection.execute("SELECT max(id) FROM penstock.staged_records").fetchall()
     [(sequenced,)] = connection.execute(
         "SELECT max(id) FROM penstock.journal j, unnest(j.record_ids) id"
     ).fetchall()
-    told = extents(client, "penstock", INDEX.shard_names)
+    found = extents(client, "penstock", INDEX.shard_names)
     return (
         (last is None or last == sequenced)
-        and all(told[shard].tail == last for shard, last in journal_tails(connection).items())
-        and all(look.stats is None or not look.stats.total.size for look in looks)
+        and all(
+            found[shard].tail == last
+            for shard, last in journal_tails(connection, DEFAULT_SCOPE).items()
+        )
+        and all(state.stats is None or not state.stats.total.size for state in states)
     )

@@ -1,4 +1,4 @@
-"""SIGKILL at random, over and over, under load."""
+"""SIGKILL at random, repeatedly, under load."""
 
 import os
 import random
@@ -10,7 +10,7 @@ import redis
 
 from fixtures.engines import Start, effects
 from fixtures.flow import stage_rows
-from fixtures.plant import THINGS, Processes
+from fixtures.running_pipeline import THINGS, Processes
 from fixtures.truth import TABLES, Load, await_everything
 from penstock import Log
 from penstock.database.connections import Connection, connect_postgres
@@ -28,7 +28,7 @@ def test_fifty_kills_under_load_lose_and_double_nothing(
     things: Log,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Guarantee 4: streamer, consumers and Spark's driver, all of a process group at once."""
+    """Guarantee 4: streamer, consumers and Spark's driver, killed together as one process group."""
     engine = "spark" if "spark" in request.node.name else "inline"
     done, dice = threading.Event(), random.Random(7)
 
@@ -46,7 +46,7 @@ def test_fifty_kills_under_load_lose_and_double_nothing(
             before = len(effects(connection, "one"))
             process = start()
             grown = lambda before=before: len(effects(connection, "one")) > before  # noqa: E731
-            eventually(grown, "it works again after a kill", timeout_s=60)
+            eventually(grown, "records flow again after a kill", timeout_s=60)
             done.wait(dice.random() * 0.4)
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -71,7 +71,7 @@ def test_streamers_and_consumers_killed_one_by_one_lose_and_double_nothing(
     database_url: str,
     redis_client: redis.Redis,
 ) -> None:
-    """Guarantee 4: `penstock stream` and `penstock consume`, each its own process, any of them at any moment."""
+    """Guarantee 4: `penstock stream` and `penstock consume`, each in its own process, killed at any moment."""
     roles = [("stream",), ("stream",), ("consume", "one"), ("consume", "one"), ("consume", "two")]
     connection.execute(TABLES)
     dice, alive = random.Random(11), [penstock_processes(*role) for role in roles]

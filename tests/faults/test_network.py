@@ -1,4 +1,4 @@
-"""What a network does to the streamer and to a consumer: replies get lost, connections are cut, or hang."""
+"""Network faults at the streamer and at a consumer: lost replies, cut connections, hanging ones."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +39,7 @@ class Workers:
         ]
 
     def drain(self) -> None:
-        """Until nothing is left; what the network breaks is tried again, as the loops do."""
+        """Drains all of them; network failures are retried, as the loops do."""
         persist(self.streamer.drain, self.streamer.close)
         for worker in self.consumers:
             persist(worker.drain, worker.close)
@@ -58,7 +58,7 @@ def persist(work: Callable[[], int], close: Callable[[], None]) -> None:
             close()
         else:
             return
-    raise AssertionError("it fails over and over")
+    raise AssertionError("it keeps failing")
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def workers(
 
 
 @pytest.mark.parametrize("harm", Harm)
-def test_an_append_whose_answer_is_lost_is_sent_again_and_adds_nothing(
+def test_an_append_whose_reply_is_lost_is_sent_again_and_adds_nothing(
     workers: Workers,
     books: Connection,
     things: Log,
@@ -91,7 +91,7 @@ def test_an_append_whose_answer_is_lost_is_sent_again_and_adds_nothing(
     redis_proxy: Proxy,
     harm: Harm,
 ) -> None:
-    """Guarantee 1: whether it was carried out is asked, not guessed."""
+    """Guarantee 1: the log itself is asked whether the append was carried out."""
     change(books, KEYS)
     workers.drain()
     change(books, KEYS)
@@ -103,7 +103,7 @@ def test_an_append_whose_answer_is_lost_is_sent_again_and_adds_nothing(
     in_log = sum(redis_client.xlen(f"penstock:{{{shard}}}:log") for shard in things.shard_names)
     workers.drain()
 
-    # The shards' calls are under way together: of those behind the first, none or all may have been carried out.
+    # The shards' calls are in flight together: after the first, none or all may have been carried out.
     assert (in_log == len(KEYS)) is (harm is Harm.LOSE_REQUEST)
     assert check_exact(books, redis_client, things) == 2 * len(KEYS)
 
@@ -117,7 +117,7 @@ def test_a_cut_at_any_commit_loses_and_doubles_nothing(
     postgres_proxy: Proxy,
     harm: Harm,
 ) -> None:
-    """Guarantee 16: at the first COMMIT of a streamer's and two consumers' work, the second, and so on; both outcomes."""
+    """Guarantee 16: at the first COMMIT of a streamer and two consumers, at the second, and so on; with both outcomes."""
     commits = 0
     while postgres_proxy.harmed == commits:
         change(books, KEYS)
@@ -129,7 +129,7 @@ def test_a_cut_at_any_commit_loses_and_doubles_nothing(
         commits += 1
         assert check_exact(books, redis_client, things) == commits * len(KEYS)
 
-    # Registrations, the tick, retention, the batches of the consumers.
+    # Registrations, the tick, retention, the consumers' batches.
     assert commits > 8
 
 
@@ -143,7 +143,7 @@ def test_a_cut_at_any_request_to_redis_loses_and_doubles_nothing(
     redis_proxy: Proxy,
     harm: Harm,
 ) -> None:
-    """Guarantee 1: at the first request, the second, and so on, until the work is done without harm."""
+    """Guarantee 1: at the first request, at the second, and so on, until the work is done without a fault."""
     requests = 0
     while redis_proxy.harmed == requests:
         change(books, KEYS)
@@ -171,7 +171,7 @@ def test_a_cut_at_any_request_to_postgres_ends_no_consumer(
     harm: Harm,
     is_async: bool,  # noqa: FBT001
 ) -> None:
-    """Guarantee 15: also while it connects, and while it registers."""
+    """Guarantee 15: also while the worker connects or registers."""
     connection.execute("CREATE TABLE public.effects (record_id bigint)")
 
     def plain(session: Session, records: Sequence[Record]) -> None:
@@ -195,17 +195,17 @@ def test_a_cut_at_any_request_to_postgres_ends_no_consumer(
         postgres_proxy.harm(b"", harm, skip=requests)
         wanted = 4 * (requests + 1)
         end = monotonic() + 20
-        worker.run(lambda: len(effects()) >= wanted or monotonic() > end)  # noqa: B023  called in this turn
+        worker.run(lambda: len(effects()) >= wanted or monotonic() > end)  # noqa: B023  called in this round
         postgres_proxy.heal()
         requests += 1
         assert effects() == list(range(1, wanted + 1))
 
-    # Logging in, registering, the batches.
+    # Connecting, registering, the batches.
     assert requests > 11
 
 
 @pytest.mark.parametrize("cut", ["postgres", "redis"])
-def test_loops_that_wait_for_work_survive_a_cut(
+def test_waiting_loops_survive_a_cut(
     workers: Workers,
     books: Connection,
     things: Log,
@@ -214,7 +214,7 @@ def test_loops_that_wait_for_work_survive_a_cut(
     redis_proxy: Proxy,
     cut: str,
 ) -> None:
-    """Guarantee 15: a server that is restarted meets nobody in the middle of a statement, but in a pause."""
+    """Guarantee 15: a restarted server usually interrupts a wait, not a statement."""
     proxy = {"postgres": postgres_proxy, "redis": redis_proxy}[cut]
     with at_work(workers):
         for number in range(3):
@@ -224,14 +224,14 @@ def test_loops_that_wait_for_work_survive_a_cut(
             proxy.heal()
             assert proxy.accepted > number
         change(books, KEYS)
-        eventually(lambda: _arrived(books), "it goes on", timeout_s=15)
+        eventually(lambda: _arrived(books), "records flow again", timeout_s=15)
 
     assert check_exact(books, redis_client, things) == 4 * len(KEYS)
 
 
 @contextmanager
 def at_work(workers: Workers) -> Iterator[None]:
-    """The loops, each in a thread; one that ended by itself is told of."""
+    """Runs the loops, each in a thread; asserts at the end that none has failed."""
     done, failed = threading.Event(), list[BaseException]()
 
     def guarded(loop: Callable[[Callable[[], bool]], None]) -> None:
@@ -254,8 +254,8 @@ def at_work(workers: Workers) -> Iterator[None]:
 
 
 @pytest.fixture
-def impatience(monkeypatch: pytest.MonkeyPatch) -> float:
-    """All time limits are a second, so that tests need not wait for them."""
+def short_time_limits(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Sets all time limits to about a second, so that tests need not wait for them."""
     monkeypatch.setattr(connections.WorkerConnection, "longest_silence_s", 1.0)
     monkeypatch.setattr(connections.HandlerConnection, "longest_silence_s", 1.0)
     monkeypatch.setitem(connections._KEEPALIVE, "connect_timeout", 2)
@@ -267,8 +267,8 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> float:
 @pytest.mark.chaos
 @pytest.mark.parametrize("silent", ["postgres", "redis"])
 @pytest.mark.parametrize("who", ["streamer", "consumer"])
-@pytest.mark.usefixtures("impatience")
-def test_a_server_that_falls_silent_is_given_up_and_tried_again(
+@pytest.mark.usefixtures("short_time_limits")
+def test_a_server_that_stops_answering_times_out_and_is_tried_again(
     workers: Workers,
     books: Connection,
     things: Log,
@@ -278,7 +278,7 @@ def test_a_server_that_falls_silent_is_given_up_and_tried_again(
     silent: str,
     who: str,
 ) -> None:
-    """Guarantee 15: nothing waits for ever, neither on a connection that is there nor for a new one."""
+    """Guarantee 15: nothing waits for ever, neither on an open connection nor for a new one."""
     change(books, KEYS)
     workers.drain()
     change(books, KEYS)
@@ -301,7 +301,7 @@ def test_a_server_that_falls_silent_is_given_up_and_tried_again(
 
 
 @pytest.mark.slow
-def test_slow_servers_are_only_slow(
+def test_slow_servers_cause_no_failure(
     workers: Workers,
     books: Connection,
     things: Log,
@@ -309,7 +309,7 @@ def test_slow_servers_are_only_slow(
     postgres_proxy: Proxy,
     redis_proxy: Proxy,
 ) -> None:
-    """Guarantee 15: a delay is no failure."""
+    """Guarantee 15: a delay is not a failure."""
     postgres_proxy.delay(0.01)
     redis_proxy.delay(0.01)
     change(books, KEYS)
@@ -319,10 +319,10 @@ def test_slow_servers_are_only_slow(
 
 
 @pytest.mark.chaos
-def test_a_redis_that_is_away_is_asked_for_at_growing_pauses(
+def test_an_unreachable_redis_is_retried_at_growing_intervals(
     workers: Workers, books: Connection, things: Log, redis_client: redis.Redis, redis_proxy: Proxy
 ) -> None:
-    """Guarantee 13: no busy loop, and everything arrives when it is back."""
+    """Guarantee 13: no busy loop, and everything arrives once it is back."""
     with at_work(workers):
         change(books, KEYS)
         eventually(lambda: _arrived(books), "records flow")
@@ -332,7 +332,7 @@ def test_a_redis_that_is_away_is_asked_for_at_growing_pauses(
         eventually(lambda: monotonic() - began > 3, "three seconds go by")
         attempts = redis_proxy.accepted - before
         redis_proxy.heal()
-        eventually(lambda: _arrived(books), "it goes on", timeout_s=15)
+        eventually(lambda: _arrived(books), "records flow again", timeout_s=15)
 
     # 0.1 + 0.2 + 0.4 + 0.8 + 1.6 s: five attempts each, of at most two connections.
     assert 3 <= attempts <= 30

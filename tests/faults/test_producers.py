@@ -1,4 +1,4 @@
-"""Many producers at once, with everything that makes ids and commits disagree."""
+"""Many producers at once, in every way that makes the order of ids differ from the order of commits."""
 
 import random
 import threading
@@ -7,7 +7,7 @@ from time import monotonic
 
 import pytest
 
-from fixtures.flow import LookAtLog
+from fixtures.flow import ReadLog
 from penstock import Log
 from penstock.database.connections import Connection, connect_postgres
 from penstock.streaming import RoundResult, Streamer
@@ -20,7 +20,7 @@ INSERT = (
 
 
 def produce(url: str, number: int, until: float, committed: Counter[str]) -> None:
-    """Changes rows of its own keys and shared ones, under their locks; some of it is rolled back."""
+    """Changes random rows, under their locks; some of the transactions are rolled back."""
     dice = random.Random(number)
     with connect_postgres(url, application=f"producer {number}") as connection:
         while monotonic() < until:
@@ -51,11 +51,11 @@ def test_everything_committed_is_in_the_log_once_in_order_while_a_transaction_is
     database_url: str,
     streamer: Streamer,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
     seconds: float,
     held_s: float,
 ) -> None:
-    """Guarantees 2, 8 and 14: sequenced = committed, dense, per-key order; the held one delays no one else."""
+    """Guarantees 2, 8 and 14: sequenced = committed, dense, in order per key; the open transaction delays no other."""
     connection.execute(
         "CREATE TABLE public.versions AS SELECT 'k' || i AS key, 0 AS version FROM generate_series(0, 49) AS i"
     )
@@ -67,13 +67,13 @@ def test_everything_committed_is_in_the_log_once_in_order_while_a_transaction_is
     ]
     for thread in threads:
         thread.start()
-    passes: list[RoundResult] = []
+    rounds: list[RoundResult] = []
     with connect_postgres(database_url, application="held") as held:
         with held.transaction():
             held.execute(INSERT, {"shard": 0, "key": "held", "version": 1})
             began = monotonic()
-            streamer.run(lambda: monotonic() - began > held_s, passes.append)
-        sequenced_meanwhile = sum(done.sequenced for done in passes)
+            streamer.run(lambda: monotonic() - began > held_s, rounds.append)
+        sequenced_meanwhile = sum(done.sequenced for done in rounds)
     for thread in threads:
         thread.join()
     streamer.drain()

@@ -1,4 +1,4 @@
-"""A streamer that is suspended and wakes up late believes what was true when it fell asleep."""
+"""A suspended streamer that wakes up late still believes what was true when it was suspended."""
 
 import os
 import signal
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from fixtures.crashing import INDEX, THINGS, streamer_that_falls_asleep, work
+from fixtures.crashing import INDEX, THINGS, start_suspended_streamer, work
 from fixtures.dirty import DOCUMENTS, check_copy
-from fixtures.plant import THINGS as PLANTS_THINGS
-from fixtures.plant import Processes
+from fixtures.running_pipeline import THINGS as RUNNING_THINGS
+from fixtures.running_pipeline import Processes
 from fixtures.truth import TABLES, Load, await_everything, change
 from penstock.database.connections import Connection
 from penstock.testing import eventually
@@ -48,7 +48,7 @@ def sleepers() -> Iterator[list[BaseProcess]]:
 
 
 @pytest.mark.parametrize("point", [*WHILE_LOCKED, *BETWEEN])
-def test_a_streamer_that_sleeps_holds_up_nobody_for_long_and_does_no_harm_when_it_wakes(
+def test_a_suspended_streamer_delays_others_only_briefly_and_does_no_harm_when_it_resumes(
     point: str,
     books: Connection,
     database_url: str,
@@ -56,14 +56,16 @@ def test_a_streamer_that_sleeps_holds_up_nobody_for_long_and_does_no_harm_when_i
     redis_client: redis.Redis,
     sleepers: list[BaseProcess],
 ) -> None:
-    """Guarantee 3: nothing trusts a lease; what it locked, the server unlocks."""
+    """Guarantee 3: nothing relies on a lease; the server releases the sleeper's locks."""
     work(database_url, redis_url, reset=False)
     change(books, ["k1", "k2", "k3"])
-    sleeper = streamer_that_falls_asleep(point, database_url, redis_url)
+    sleeper = start_suspended_streamer(point, database_url, redis_url)
     sleepers.append(sleeper)
     assert sleeper.pid is not None
     stat = Path("/proc", str(sleeper.pid), "stat")
-    eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it sleeps")
+    eventually(
+        lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the streamer is suspended"
+    )
 
     work(database_url, redis_url, reset=False)
     os.kill(sleeper.pid, signal.SIGCONT)
@@ -75,10 +77,10 @@ def test_a_streamer_that_sleeps_holds_up_nobody_for_long_and_does_no_harm_when_i
     check_copy(books, redis_client, INDEX)
 
 
-def test_streamers_suspended_by_turns_under_load_make_one_log(
+def test_streamers_suspended_alternately_under_load_make_one_log(
     penstock_processes: Processes, books: Connection, database_url: str, redis_client: redis.Redis
 ) -> None:
-    """Guarantee 3: each wakes up in the middle of what the other has done meanwhile."""
+    """Guarantee 3: each resumes after the other has worked in the meantime."""
     streamers = [penstock_processes("stream") for _ in range(2)]
     for name in ("one", "two"):
         penstock_processes("consume", name)
@@ -91,7 +93,7 @@ def test_streamers_suspended_by_turns_under_load_make_one_log(
             sleeper.send_signal(signal.SIGCONT)
             load.go_on(0.1)
 
-    assert await_everything(books, redis_client, PLANTS_THINGS) > 300
+    assert await_everything(books, redis_client, RUNNING_THINGS) > 300
     assert [streamer.poll() for streamer in streamers] == [None, None]
 
 

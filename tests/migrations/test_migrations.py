@@ -1,4 +1,4 @@
-"""The tables are made, upgraded, taken away; by several at once; as SQL; as a branch beside the application's own."""
+"""The schema is created, upgraded and removed; by several processes at once; as SQL; as a branch of the application's Alembic."""
 
 import subprocess
 import sys
@@ -20,6 +20,7 @@ from penstock.database.tables import metadata
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import SchemaMissing
 from penstock.journal import journal_tails
+from penstock.records import DEFAULT_SCOPE
 
 TABLES = {"staged_records", "epochs", "ticks", "journal", "channels", "checkpoints", "dead_letters"}
 
@@ -51,18 +52,18 @@ def test_up_then_down_then_up(fresh_url: str) -> None:
     assert tables(fresh_url) >= TABLES
 
 
-def test_workers_of_this_release_ask_for_the_migration_that_they_need(fresh_url: str) -> None:
+def test_workers_of_this_release_require_their_migration(fresh_url: str) -> None:
     """Guarantee 26."""
     initialise(fresh_url, revision="penstock_0003")
     with connect_postgres(fresh_url, application="test") as connection:
         with pytest.raises(SchemaMissing, match=r"journal_bounds.* penstock init"):
-            journal_tails(connection)
+            journal_tails(connection, DEFAULT_SCOPE)
         initialise(fresh_url)
 
-        assert journal_tails(connection) == {}
+        assert journal_tails(connection, DEFAULT_SCOPE) == {}
 
 
-def test_where_an_empty_journal_begins_and_ends(fresh_url: str) -> None:
+def test_an_empty_journal_begins_at_1_and_ends_at_0(fresh_url: str) -> None:
     initialise(fresh_url)
     with psycopg.connect(fresh_url) as connection:
         row = connection.execute("SELECT * FROM penstock.journal_bounds('none', 0)").fetchone()
@@ -70,7 +71,7 @@ def test_where_an_empty_journal_begins_and_ends(fresh_url: str) -> None:
     assert row == (1, 0)
 
 
-def test_several_at_once_take_turns(fresh_url: str) -> None:
+def test_several_at_once_run_one_after_the_other(fresh_url: str) -> None:
     """Guarantee 26."""
     with ThreadPoolExecutor(6) as pool:
         before = list(pool.map(lambda _: initialise(fresh_url), range(6)))
@@ -78,7 +79,7 @@ def test_several_at_once_take_turns(fresh_url: str) -> None:
     assert sorted(map(str, before)) == ["None", *[shipped_revision()] * 5]
 
 
-def test_another_schema_is_made_apart(fresh_url: str) -> None:
+def test_another_schema_is_independent(fresh_url: str) -> None:
     initialise(fresh_url)
     initialise(fresh_url, "outbox_two")
 
@@ -94,7 +95,7 @@ def test_the_sql_makes_the_same_tables(fresh_url: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Did not recognize type:sqlalchemy.exc.SAWarning")  # xid8
-def test_the_migrated_schema_is_what_the_code_believes(fresh_url: str) -> None:
+def test_the_migrated_schema_matches_the_tables_in_the_code(fresh_url: str) -> None:
     initialise(fresh_url)
     engine = create_engine(engine_url(fresh_url), connect_args={"options": "-c search_path=public"})
     with engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""Consumers that are registered, and retired."""
+"""Registered consumers are listed and retired."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def _reader(connection: Connection, flow: Pipeline, things: Log) -> None:
         """Does nothing."""
 
     flow.consumer(reads=things)(reader)
-    register_consumer(connection, flow.schema, flow.get_consumer("reader"))
+    register_consumer(connection, flow.scope, flow.get_consumer("reader"))
 
 
 def test_a_registered_consumer_is_listed(connection: Connection) -> None:
@@ -33,14 +33,14 @@ def test_a_plan_to_retire_changes_nothing(connection: Connection) -> None:
     assert len(plan) == 1
 
 
-def test_a_retired_consumer_no_longer_holds_anything(connection: Connection) -> None:
+def test_a_retired_consumer_holds_up_retention_no_longer(connection: Connection) -> None:
     retire(connection, "reader", apply=True)
 
     assert list_consumers(connection) == []
     assert connection.execute("SELECT FROM penstock.checkpoints").fetchall() == []
 
 
-def test_a_name_that_nobody_has_is_refused_with_those_that_there_are(
+def test_an_unknown_name_is_refused_with_the_list_of_consumers(
     connection: Connection,
 ) -> None:
     with pytest.raises(Unknown, match="there are: reader"):

@@ -1,4 +1,4 @@
-"""Records that were set aside are tried again, once, in order, or given up."""
+"""Dead letters are retried once, in order, or dropped."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ from penstock.testing import eventually
 
 
 class Desk:
-    """A consumer that refuses what it is told to, and what was set aside."""
+    """A consumer with dead letters, whose handler refuses the words of a set."""
 
     worker: LogWorker
 
@@ -87,7 +87,7 @@ def desk(
     worker.close()
 
 
-def test_what_was_set_aside_is_listed_without_its_payload(desk: Desk) -> None:
+def test_dead_letters_are_listed_without_payloads(desk: Desk) -> None:
     found = newest(desk.connection)
 
     assert {(letter.place, letter.parked) for letter in found} == {
@@ -100,19 +100,19 @@ def test_what_was_set_aside_is_listed_without_its_payload(desk: Desk) -> None:
     assert len(newest(desk.connection, limit=1)) == 1
 
 
-def test_one_is_shown_with_its_payload(desk: Desk) -> None:
+def test_a_dead_letter_is_shown_with_its_payload(desk: Desk) -> None:
     record = read_record(desk.connection, at(desk.letters(), "0/1"))
 
     assert record is not None
     assert (record.data, record.headers, record.key) == ({"word": "a1"}, {"v": 1}, "a")
 
 
-def test_a_place_where_there_is_none_is_refused(desk: Desk) -> None:
+def test_an_offset_without_a_dead_letter_is_refused(desk: Desk) -> None:
     with pytest.raises(Unknown, match="list shows"):
         at(desk.letters(), "0/2")
 
 
-def test_a_mended_handler_applies_them_in_order_and_they_are_gone(desk: Desk) -> None:
+def test_a_fixed_handler_applies_them_in_order_and_removes_them(desk: Desk) -> None:
     desk.refused = set()
 
     done = desk.retry()
@@ -127,7 +127,7 @@ def test_a_mended_handler_applies_them_in_order_and_they_are_gone(desk: Desk) ->
     assert counts(desk) == (4, 0)
 
 
-def test_one_that_fails_again_stays_with_the_others_of_its_key(desk: Desk) -> None:
+def test_a_record_that_fails_again_stays_with_the_others_of_its_key(desk: Desk) -> None:
     done = desk.retry()
 
     assert [each.outcome for each in done] == ["failed", "kept", "kept"]
@@ -138,7 +138,7 @@ def test_one_that_fails_again_stays_with_the_others_of_its_key(desk: Desk) -> No
     assert desk.effects() == ["b1"]
 
 
-def test_one_that_is_parked_waits_for_the_one_before_it(desk: Desk) -> None:
+def test_a_parked_record_waits_for_the_earlier_one(desk: Desk) -> None:
     desk.refused = set()
 
     done = desk.retry([at(desk.letters(), "0/3")])
@@ -147,7 +147,7 @@ def test_one_that_is_parked_waits_for_the_one_before_it(desk: Desk) -> None:
     assert desk.effects() == ["b1"]
 
 
-def test_a_letter_that_somebody_else_has_retried_is_not_applied_twice(desk: Desk) -> None:
+def test_a_letter_that_another_process_has_retried_is_not_applied_twice(desk: Desk) -> None:
     desk.refused = set()
     letters = desk.letters()
     desk.retry(letters)
@@ -158,7 +158,7 @@ def test_a_letter_that_somebody_else_has_retried_is_not_applied_twice(desk: Desk
     assert desk.effects() == ["b1", "a1", "a2", "a3"]
 
 
-def test_a_handler_that_ends_its_transaction_is_found_out(desk: Desk) -> None:
+def test_a_handler_that_ends_its_transaction_is_detected(desk: Desk) -> None:
     desk.refused, desk.ends_transaction = set(), True
 
     with pytest.raises(BrokenTransaction):
@@ -167,10 +167,10 @@ def test_a_handler_that_ends_its_transaction_is_found_out(desk: Desk) -> None:
     assert len(desk.letters()) == 3
 
 
-def test_a_record_of_the_key_is_not_parked_while_it_is_being_freed(
+def test_a_record_of_the_key_is_not_parked_while_the_key_is_being_freed(
     desk: Desk, streamer: Streamer
 ) -> None:
-    """Both take the checkpoint's row: the worker passes by until the key is free."""
+    """Both lock the checkpoint's row: the worker skips the shard until the key is free."""
     desk.refused = set()
     with connect_postgres(desk.url, application="retry") as busy, busy.transaction():
         busy.execute("SELECT FROM penstock.checkpoints WHERE shard = 0 FOR UPDATE")
@@ -186,7 +186,7 @@ def test_a_record_of_the_key_is_not_parked_while_it_is_being_freed(
     assert desk.effects() == ["b1", "a4"]
 
 
-def test_what_is_dropped_is_gone_without_an_effect(desk: Desk) -> None:
+def test_a_dropped_dead_letter_is_removed_without_an_effect(desk: Desk) -> None:
     dropped = drop(desk.connection, [at(desk.letters(), "things/0/1")])
 
     assert dropped == 1

@@ -1,4 +1,4 @@
-"""The doctor finds what is wrong, and says what to type."""
+"""The doctor finds what is wrong, and names the command that fixes it."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ from penstock.streaming import Streamer
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServers]:
-    """Both servers as they should be."""
+    """Both servers, configured correctly."""
     servers = EmbeddedServers(tmp_path_factory.mktemp("sound"))
     servers.start()
     initialise(servers.database_url)
@@ -46,7 +46,7 @@ def reader(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> It
 
 
 def found(findings: list[CheckResult], check: str, grade: str) -> list[CheckResult]:
-    """Those of one check, and of one grade."""
+    """Returns the findings of one check with one grade."""
     return [finding for finding in findings if (finding.check, finding.grade) == (check, grade)]
 
 
@@ -56,7 +56,9 @@ def only(findings: list[CheckResult], check: str, grade: str) -> CheckResult:
     return chosen[0]
 
 
-def test_all_is_well_where_all_is_well(flow: Pipeline, things: Log, sound: EmbeddedServers) -> None:
+def test_a_sound_system_passes_every_check(
+    flow: Pipeline, things: Log, sound: EmbeddedServers
+) -> None:
     flow.consumer(reads=things, name="reader")(lambda _session, _records: None)
     with (
         connect_postgres(sound.database_url, application="test") as connection,
@@ -76,7 +78,7 @@ def test_all_is_well_where_all_is_well(flow: Pipeline, things: Log, sound: Embed
     }
 
 
-def test_every_finding_that_is_not_well_says_what_to_do(
+def test_every_finding_that_is_not_ok_names_a_fix(
     connection: Connection, redis_client: redis.Redis, flow: Pipeline
 ) -> None:
     connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN id SET CACHE 20")
@@ -87,27 +89,27 @@ def test_every_finding_that_is_not_well_says_what_to_do(
     assert [f for f in findings if f.grade != "ok" and not f.fix] == []
 
 
-def test_a_server_that_keeps_nothing_through_a_crash_is_an_error(
+def test_a_server_that_is_not_durable_is_an_error(
     connection: Connection, redis_client: redis.Redis
 ) -> None:
-    """The server of the test run is one."""
+    """The tests' own server is not durable."""
     assert "fsync" in only(diagnose(connection, redis_client), "durability", "error").message
 
 
-def test_postgres_away_is_all_that_is_said(redis_client: redis.Redis) -> None:
+def test_an_unreachable_postgres_is_the_only_finding(redis_client: redis.Redis) -> None:
     [finding] = diagnose(None, redis_client)
 
     assert (finding.check, finding.grade, finding.unreachable) == ("postgres", "error", True)
 
 
-def test_redis_away_is_said_once(connection: Connection) -> None:
+def test_an_unreachable_redis_is_reported_once(connection: Connection) -> None:
     with connect_redis("redis://127.0.0.1:1/0") as away:
         findings = diagnose(connection, away)
 
     assert len([finding for finding in findings if finding.unreachable]) == 1
 
 
-def test_missing_tables_are_made_by_init(
+def test_missing_tables_are_fixed_by_init(
     postgres: EmbeddedPostgres, redis_client: redis.Redis
 ) -> None:
     with connect_postgres(postgres.database_url("postgres"), application="test") as empty:
@@ -116,7 +118,7 @@ def test_missing_tables_are_made_by_init(
     assert only(findings, "schema", "error").fix == "penstock init"
 
 
-def test_an_older_schema_is_brought_up_to_date_by_init(
+def test_an_older_schema_is_fixed_by_init(
     connection: Connection, redis_client: redis.Redis
 ) -> None:
     connection.execute("UPDATE penstock.alembic_version SET version_num = 'penstock_0000'")
@@ -160,7 +162,7 @@ def test_a_prepared_transaction_is_named(
     assert "'forgotten'" in finding.message
 
 
-def test_a_record_that_the_sequencer_passed_over_is_found(
+def test_a_committed_record_without_an_offset_is_found(
     connection: Connection, redis_client: redis.Redis, streamer: Streamer, things: Log
 ) -> None:
     stage_rows(connection, things, 5)
@@ -197,15 +199,13 @@ def test_rows_deleted_by_hand_are_found(
     ]
 
 
-def test_ids_drawn_in_advance_are_an_error(
-    connection: Connection, redis_client: redis.Redis
-) -> None:
+def test_an_identity_cache_is_an_error(connection: Connection, redis_client: redis.Redis) -> None:
     connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN id SET CACHE 20")
 
     assert "SET CACHE 1" in only(diagnose(connection, redis_client), "identity", "error").message
 
 
-def test_numbers_near_their_end_are_an_error(
+def test_ids_near_their_limit_are_an_error(
     connection: Connection, redis_client: redis.Redis
 ) -> None:
     """Guarantee 29."""
@@ -216,7 +216,7 @@ def test_numbers_near_their_end_are_an_error(
     assert "exact up to" in only(diagnose(connection, redis_client), "identity", "error").message
 
 
-def test_another_number_of_shards_is_an_error(
+def test_a_changed_number_of_shards_is_an_error(
     connection: Connection, redis_client: redis.Redis, streamer: Streamer
 ) -> None:
     streamer.drain()
@@ -226,7 +226,7 @@ def test_another_number_of_shards_is_an_error(
     assert "of 3 shards" in only(findings, "channels", "error").message
 
 
-def test_a_consumer_that_nobody_declares_is_to_be_retired(
+def test_a_registered_but_undeclared_consumer_can_be_retired(
     connection: Connection,
     redis_client: redis.Redis,
     flow: Pipeline,
@@ -244,7 +244,7 @@ def test_a_consumer_that_nobody_declares_is_to_be_retired(
     assert finding.fix == "penstock consumers retire reader --apply"
 
 
-def test_a_halted_shard_and_its_way_on_are_shown(
+def test_a_halted_shard_is_shown_with_the_command_to_resume_it(
     connection: Connection,
     redis_client: redis.Redis,
     flow: Pipeline,
@@ -262,7 +262,7 @@ def test_a_halted_shard_and_its_way_on_are_shown(
     assert "reset checkpoint reader --resume" in finding.fix
 
 
-def test_records_that_nobody_streams_are_an_error(
+def test_records_that_no_streamer_publishes_are_an_error(
     connection: Connection,
     redis_client: redis.Redis,
     flow: Pipeline,
@@ -277,7 +277,7 @@ def test_records_that_nobody_streams_are_an_error(
     )
 
 
-def test_rights_that_workers_need_are_looked_for(
+def test_missing_privileges_of_a_worker_are_found(
     connection: Connection, redis_client: redis.Redis, database_url: str
 ) -> None:
     connection.execute("DROP ROLE IF EXISTS onlooker")
@@ -297,7 +297,7 @@ def test_rights_that_workers_need_are_looked_for(
     assert "SELECT on journal" not in finding.message
 
 
-def test_an_eviction_policy_that_takes_any_key_is_refused(
+def test_an_eviction_policy_that_may_evict_any_key_is_refused(
     connection: Connection, redis_client: redis.Redis
 ) -> None:
     redis_client.config_set("maxmemory-policy", "allkeys-lru")
@@ -311,7 +311,7 @@ def test_an_eviction_policy_that_takes_any_key_is_refused(
     assert finding.fix == "CONFIG SET maxmemory-policy noeviction"
 
 
-def test_an_eviction_policy_for_mortal_keys_is_fine(redis_client: redis.Redis) -> None:
+def test_an_eviction_policy_for_volatile_keys_is_accepted(redis_client: redis.Redis) -> None:
     redis_client.config_set("maxmemory-policy", "volatile-lru")
     try:
         check_eviction(redis_client)
@@ -334,7 +334,7 @@ def test_a_key_with_a_time_to_live_and_a_foreign_entry_are_found(
     assert any(second in error.fix for error in errors)
 
 
-def test_someone_elses_key_in_place_of_a_shard_is_found(
+def test_a_foreign_key_in_place_of_a_shard_is_found(
     connection: Connection, redis_client: redis.Redis, streamer: Streamer, things: Log
 ) -> None:
     streamer.drain()
@@ -367,14 +367,14 @@ def test_a_replica_is_an_error(connection: Connection, redis_url: str, tmp_path:
     assert "replica" in only(findings, "redis", "error").message
 
 
-def test_looking_changes_nothing(
+def test_a_diagnosis_changes_nothing(
     connection: Connection,
     redis_client: redis.Redis,
     streamer: Streamer,
     things: Log,
     flow: Pipeline,
 ) -> None:
-    """Not even an epoch is opened where one is due."""
+    """It does not even open an epoch when one is due."""
     stage_rows(connection, things, 20)
     streamer.drain()
     connection.execute("UPDATE penstock.epochs SET timeline = 77")

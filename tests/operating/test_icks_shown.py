@@ -1,4 +1,4 @@
-"""What ``status`` and ``doctor`` say of an Ick is what is so, and looking changes nothing."""
+"""``status`` and ``doctor`` report the true state of an Ick, and change nothing."""
 
 from datetime import timedelta
 from typing import Any
@@ -37,7 +37,7 @@ def documents(connection: Connection) -> Connection:
     return connection
 
 
-def keys_of(shard: int) -> IckShardKeys:
+def get_keys(shard: int) -> IckShardKeys:
     return ick_shard_keys("penstock", ShardName("index", Shard(shard)))
 
 
@@ -55,7 +55,7 @@ def of(findings: list[CheckResult], check: str) -> list[CheckResult]:
     return [finding for finding in findings if finding.check == check]
 
 
-def test_status_says_sizes_age_folds_and_who_holds_the_reservation(
+def test_status_shows_sizes_age_coalescing_and_the_holder(
     documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
 ) -> None:
     for _ in range(5):
@@ -64,9 +64,9 @@ def test_status_says_sizes_age_folds_and_who_holds_the_reservation(
         "UPDATE penstock.staged_records SET created_at = created_at - interval '1 hour' WHERE shard = 1"
     )
     streamer.drain()
-    holder = Reservations(redis_client, keys_of(0).name, holder="me", size=3)
+    holder = Reservations(redis_client, get_keys(0).name, holder="me", size=3)
     assert isinstance(holder.reserve(), Reservation)
-    DirtyList(redis_client, keys_of(1).name).reserve(2)
+    DirtyList(redis_client, get_keys(1).name).reserve(2)
 
     first, second = icks(documents, redis_client, flow)
 
@@ -105,17 +105,17 @@ def test_an_ick_that_was_never_marked_is_empty(
         )
 
 
-def test_an_infinite_score_is_no_age(
+def test_an_infinite_score_has_no_age(
     connection: Connection, redis_client: redis.Redis, flow: Pipeline
 ) -> None:
-    """Redis::Ick takes them."""
-    redis_client.set(keys_of(0).ick.version, "ick.v1")
-    redis_client.zadd(keys_of(0).ick.dirty, {"a": float("-inf")})
+    """Redis::Ick accepts infinite scores."""
+    redis_client.set(get_keys(0).ick.version, "ick.v1")
+    redis_client.zadd(get_keys(0).ick.dirty, {"a": float("-inf")})
 
     assert icks(connection, redis_client, flow)[0].oldest_s is None
 
 
-def test_looking_writes_nothing(
+def test_inspecting_writes_nothing(
     documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
 ) -> None:
     mark_changed(documents, ["a", "b", "c", "d"])
@@ -134,7 +134,7 @@ def test_a_damaged_ick_is_reported_and_the_others_are_shown(
 ) -> None:
     mark_changed(documents, ["a", "b", "c", "d"])
     streamer.drain()
-    redis_client.set(keys_of(0).ick.dirty, "somebody's")
+    redis_client.set(get_keys(0).ick.dirty, "somebody's")
 
     found = status(documents, redis_client, flow)
     first, second = icks(documents, redis_client, flow)
@@ -145,14 +145,14 @@ def test_a_damaged_ick_is_reported_and_the_others_are_shown(
     assert (second.damage, second.members > 0) == (None, True)
 
 
-def test_the_doctor_finds_damage_and_what_it_says_to_do_brings_every_member_back(
+def test_the_doctor_finds_damage_and_its_fix_restores_every_member(
     documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
 ) -> None:
-    """Guarantee 6: what was not processed is marked again."""
+    """Guarantee 6: every member that was not processed is marked again."""
     mark_changed(documents, [f"d{n}" for n in range(20)])
     streamer.drain()
     members = {each.member for each in oldest(redis_client, "penstock", flow.shard_names, 100)}
-    keys = keys_of(0)
+    keys = get_keys(0)
     redis_client.set(keys.ick.dirty, "somebody's")
 
     [finding] = [f for f in of(diagnose(documents, redis_client, flow), "icks") if f.grade != "ok"]
@@ -171,23 +171,23 @@ def test_the_doctor_finds_damage_and_what_it_says_to_do_brings_every_member_back
     assert of(diagnose(documents, redis_client, flow), "icks")[0].grade == "ok"
 
 
-def test_the_doctor_names_a_key_that_will_vanish(
+def test_the_doctor_names_a_key_that_will_expire(
     documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
 ) -> None:
     mark_changed(documents, ["a", "b", "c", "d"])
     streamer.drain()
-    for key in (keys_of(0).ick.dirty, keys_of(1).progress):
+    for key in (get_keys(0).ick.dirty, get_keys(1).progress):
         redis_client.expire(key, 1000)
 
     findings = of(diagnose(documents, redis_client, flow), "keys")
 
     assert {f.fix for f in findings if f.grade == "error"} == {
-        f"PERSIST {keys_of(0).ick.dirty}",
-        f"PERSIST {keys_of(1).progress}",
+        f"PERSIST {get_keys(0).ick.dirty}",
+        f"PERSIST {get_keys(1).progress}",
     }
 
 
-def test_the_doctor_says_that_members_wait_that_nobody_does(
+def test_the_doctor_reports_members_that_no_consumer_processes(
     documents: Connection,
     redis_client: redis.Redis,
     flow: Pipeline,
@@ -199,7 +199,7 @@ def test_the_doctor_says_that_members_wait_that_nobody_does(
     streamer.drain()
 
     [idle] = of(diagnose(documents, redis_client, flow), "icks")
-    holder = Reservations(redis_client, keys_of(0).name, holder="me", size=3)
+    holder = Reservations(redis_client, get_keys(0).name, holder="me", size=3)
     holder.reserve()
     [held] = of(diagnose(documents, redis_client, flow), "icks")
 
@@ -209,7 +209,7 @@ def test_the_doctor_says_that_members_wait_that_nobody_does(
     assert f"held by {holder.holder}" in held.message
 
 
-def test_only_an_ick_is_repaired_as_one(
+def test_only_an_ick_can_be_repaired(
     connection: Connection, redis_client: redis.Redis, things: Log
 ) -> None:
     with pytest.raises(Unknown, match="no Ick 'things'"):
@@ -218,7 +218,7 @@ def test_only_an_ick_is_repaired_as_one(
         reset_ick(connection, redis_client, "nothing")
 
 
-def test_what_is_whole_is_left_alone(
+def test_an_intact_ick_is_not_changed(
     documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
 ) -> None:
     mark_changed(documents, ["a", "b", "c", "d"])

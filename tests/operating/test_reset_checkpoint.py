@@ -1,4 +1,4 @@
-"""Moving a checkpoint by hand."""
+"""Resetting a checkpoint by hand."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -58,7 +58,7 @@ def test_without_apply_nothing_moves(connection: Connection, reader: LogWorker) 
     )
 
 
-def test_back_to_the_earliest_everything_is_applied_again(
+def test_after_a_reset_to_earliest_everything_is_applied_again(
     connection: Connection, reader: LogWorker, applied: list[Record]
 ) -> None:
     first = list(applied)
@@ -70,7 +70,7 @@ def test_back_to_the_earliest_everything_is_applied_again(
     assert sorted(r.id for r in applied) == sorted(r.id for r in first)
 
 
-def test_one_shard_goes_to_one_offset(
+def test_one_shard_can_be_reset_to_an_offset(
     connection: Connection, reader: LogWorker, applied: list[Record]
 ) -> None:
     applied.clear()
@@ -96,19 +96,19 @@ def test_an_offset_that_does_not_exist_yet_is_refused(
         reset_checkpoint(connection, "reader", Offset(1000), shard=0, apply=True)
 
 
-def test_nobody_is_moved_by_a_wrong_name(connection: Connection, reader: LogWorker) -> None:
+def test_a_wrong_name_moves_no_checkpoint(connection: Connection, reader: LogWorker) -> None:
     with pytest.raises(Unknown, match="there are: reader"):
         reset_checkpoint(connection, "raeder", "latest", apply=True)
 
 
-def test_a_halted_shard_goes_on_after_resume(
+def test_a_halted_shard_resumes_behind_the_failing_record(
     connection: Connection,
     reader: LogWorker,
     streamer: Streamer,
     things: Log,
     applied: list[Record],
 ) -> None:
-    """The record at fault is passed over here; the same after the handler was fixed."""
+    """Here the failing record is skipped; after a fix of the handler it need not be."""
     stage_rows(connection, things, 1, "bad")
     stage_rows(connection, things, 10, "good")
     streamer.drain()
@@ -126,10 +126,10 @@ def test_a_halted_shard_goes_on_after_resume(
     assert reset_checkpoint(connection, "reader", resume=True) == ()
 
 
-def test_dead_letters_that_come_again_are_removed(
+def test_dead_letters_that_will_be_read_again_are_removed(
     connection: Connection, reader: LogWorker
 ) -> None:
-    """They would be dead-lettered a second time, and collide."""
+    """Otherwise they would collide when they are dead-lettered again."""
     connection.execute(
         "INSERT INTO penstock.dead_letters SELECT 'reader', 'things', 0, n, n, 'k', 'a', 'o', '{}', NULL, now(), 'r', 1 "
         "FROM generate_series(1, 4) AS n"

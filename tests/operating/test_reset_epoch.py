@@ -1,4 +1,4 @@
-"""After Postgres has lost what was published, an operator decides, and everything is exact again."""
+"""After Postgres has lost what was published, an operator resets the epoch, and everything is exact again."""
 
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ LINEAR = {"fsync": "off", "full_page_writes": "off", "max_prepared_transactions"
 
 
 class Scene:
-    """A pipeline with one consumer, on whatever Postgres is at the URL now."""
+    """A pipeline with one consumer, on the Postgres at a given URL."""
 
     def __init__(self, flow: Pipeline, things: Log, client: redis.Redis, redis_url: str) -> None:
         self.things, self.client = things, client
@@ -69,7 +69,7 @@ class Scene:
         }
 
     def assert_exact(self, url: str) -> None:
-        """Every committed record is in the log once and has one effect; nothing else has."""
+        """Asserts that every committed record is in the log once and has one effect, and that nothing else is there."""
         with connect_postgres(url, application="test") as connection:
             committed = connection.execute(
                 "SELECT id, key FROM penstock.staged_records ORDER BY id"
@@ -95,7 +95,7 @@ def scene(flow: Pipeline, things: Log, redis_client: redis.Redis, redis_url: str
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
-    """A Postgres of the test's own, with the tables."""
+    """A separate Postgres with the tables, which a test may restore."""
     made = EmbeddedPostgres(tmp_path / "postgres", settings=LINEAR)
     made.start()
     initialise(made.url)
@@ -105,10 +105,10 @@ def server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     made.remove()
 
 
-def test_a_database_put_back_to_an_older_copy_goes_on_in_a_new_epoch(
+def test_a_database_restored_from_an_older_copy_continues_in_a_new_epoch(
     scene: Scene, flow: Pipeline, server: EmbeddedPostgres, tmp_path: Path
 ) -> None:
-    """What was published and then lost leaves the log; what Postgres has is delivered once."""
+    """Records that were published and then lost leave the log; those that Postgres has are delivered once."""
     scene.stage(server.url, 50, "kept")
     scene.stream(server.url)
     scene.consume(server.url)
@@ -143,7 +143,7 @@ def test_a_database_put_back_to_an_older_copy_goes_on_in_a_new_epoch(
 
 
 @pytest.mark.slow
-def test_numbers_of_lost_records_are_not_given_out_again(
+def test_ids_of_lost_records_are_not_reused(
     scene: Scene, flow: Pipeline, server: EmbeddedPostgres, tmp_path: Path
 ) -> None:
     scene.stage(server.url, 5, "kept")
@@ -164,13 +164,13 @@ def test_numbers_of_lost_records_are_not_given_out_again(
 
 
 @pytest.mark.slow
-def test_a_database_loaded_into_another_cluster_goes_on_in_a_new_epoch(
+def test_a_database_loaded_into_another_cluster_continues_in_a_new_epoch(
     scene: Scene, flow: Pipeline, database_url: str, server: EmbeddedPostgres
 ) -> None:
-    """Its records' transaction ids mean nothing there: nothing is sequenced twice, nothing is missed."""
+    """Its records' transaction ids mean nothing there: no record is sequenced twice, and none is missed."""
     with connect_postgres(database_url, application="test") as connection:
         connection.execute(EFFECTS)
-        # Far from where the young cluster is.
+        # Far ahead of the new cluster.
         for _ in range(2000):
             connection.execute("SELECT pg_current_xact_id()")
     scene.stage(database_url, 50, "streamed")
@@ -195,7 +195,7 @@ def test_a_database_loaded_into_another_cluster_goes_on_in_a_new_epoch(
     assert plan.deleted == ()
     assert plan.foreign == 75
     scene.stream(moved)
-    # The young cluster comes to the ids that the records had.
+    # The new cluster reaches the transaction ids of the records.
     with connect_postgres(moved, application="test") as connection:
         for _ in range(4000):
             connection.execute("SELECT pg_current_xact_id()")
@@ -205,10 +205,10 @@ def test_a_database_loaded_into_another_cluster_goes_on_in_a_new_epoch(
     scene.assert_exact(moved)
 
 
-def test_ids_of_another_cluster_are_seen_even_if_the_last_tick_is_older(
+def test_ids_of_another_cluster_are_noticed_even_when_the_last_tick_is_older(
     scene: Scene, database_url: str
 ) -> None:
-    """A record from the future of this cluster's ids would be sequenced when they come to it, perhaps twice."""
+    """Otherwise a record with a future id would be sequenced when this cluster reaches it, perhaps twice."""
     scene.stage(database_url, 1, "k")
     with connect_postgres(database_url, application="test") as connection:
         connection.execute(
@@ -219,10 +219,10 @@ def test_ids_of_another_cluster_are_seen_even_if_the_last_tick_is_older(
         scene.stream(database_url)
 
 
-def test_transactions_that_are_open_meanwhile_lose_nothing_and_double_nothing(
+def test_concurrent_transactions_are_neither_lost_nor_doubled_by_a_reset(
     scene: Scene, flow: Pipeline, database_url: str, connection: Connection
 ) -> None:
-    """One has staged already: it is waited for.  One has its id already, and stages afterwards."""
+    """One has already staged: the reset waits for it.  The other has its id, and stages after the reset."""
     connection.execute(EFFECTS)
     scene.stage(database_url, 20, "first")
     scene.stream(database_url)
@@ -239,7 +239,9 @@ def test_transactions_that_are_open_meanwhile_lose_nothing_and_double_nothing(
             target=lambda: reset_epoch(connection, scene.client, flow, apply=True), daemon=True
         )
         resetting.start()
-        eventually(lambda: waits_for_a_lock(database_url), "the reset waits for who has staged")
+        eventually(
+            lambda: waits_for_a_lock(database_url), "the reset waits for the open transaction"
+        )
         staged.execute("COMMIT")
         resetting.join(20)
         stage_rows(later, scene.things, 5, "later")
@@ -272,7 +274,7 @@ def test_a_prepared_transaction_that_has_staged_stops_the_reset(
     assert reset_epoch(connection, scene.client, flow, apply=True).applied
 
 
-def test_a_streamer_of_the_old_epoch_is_shut_out(
+def test_a_streamer_of_the_old_epoch_is_fenced_out(
     scene: Scene, flow: Pipeline, database_url: str, connection: Connection, streamer: Streamer
 ) -> None:
     stage_rows(connection, scene.things, 5, "a")
@@ -287,7 +289,7 @@ def test_a_streamer_of_the_old_epoch_is_shut_out(
         streamer.drain()
 
 
-def test_a_reset_that_did_not_come_to_its_end_is_seen_and_done_again(
+def test_an_interrupted_reset_is_noticed_and_can_be_repeated(
     scene: Scene,
     flow: Pipeline,
     database_url: str,
@@ -301,7 +303,7 @@ def test_a_reset_that_did_not_come_to_its_end_is_seen_and_done_again(
     original = epoch_module._fence
 
     def crash(*arguments: object) -> None:
-        original(*arguments)  # type: ignore[arg-type]  # passed on as they are
+        original(*arguments)  # type: ignore[arg-type]  # passed on unchanged
         raise KeyboardInterrupt
 
     monkeypatch.setattr(epoch_module, "_fence", crash)
@@ -317,10 +319,10 @@ def test_a_reset_that_did_not_come_to_its_end_is_seen_and_done_again(
     scene.assert_exact(database_url)
 
 
-def test_a_checkpoint_beyond_the_journal_goes_back_to_its_end(
+def test_a_checkpoint_beyond_the_journal_is_moved_back_to_its_end(
     scene: Scene, flow: Pipeline, database_url: str, connection: Connection
 ) -> None:
-    """It has passed records that Postgres has lost; those at the same offsets now are others."""
+    """It has passed records that Postgres has lost; the same offsets now belong to other records."""
     connection.execute(EFFECTS)
     scene.stage(database_url, 20, "first")
     scene.stream(database_url)
@@ -354,7 +356,7 @@ def test_a_log_that_agrees_is_not_replayed(
 
 
 def pretend_loss(scene: Scene, epoch: int) -> None:
-    """The log says that it was written in an epoch that Postgres does not know."""
+    """Makes the log look as if written in an epoch that Postgres does not know."""
     for shard in scene.things.shard_names:
         scene.client.set(log_keys("penstock", shard).epoch, epoch)
 

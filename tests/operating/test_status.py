@@ -1,4 +1,4 @@
-"""What ``status`` says is what is so."""
+"""``status`` reports the true state."""
 
 from collections.abc import Iterator, Sequence
 
@@ -38,7 +38,7 @@ def totals(found: Status) -> tuple[int, int, int | None]:
     )
 
 
-def test_a_record_is_staged_then_sequenced_and_published_then_applied(
+def test_a_record_counts_as_staged_then_as_published_then_as_applied(
     connection: Connection,
     redis_client: redis.Redis,
     flow: Pipeline,
@@ -65,7 +65,7 @@ def test_a_record_is_staged_then_sequenced_and_published_then_applied(
     assert after.consumers[0].declared is True
 
 
-def test_the_age_of_a_lag_is_that_of_the_first_record_not_applied(
+def test_the_age_of_a_lag_is_that_of_the_first_record_not_yet_applied(
     connection: Connection,
     redis_client: redis.Redis,
     flow: Pipeline,
@@ -73,7 +73,7 @@ def test_the_age_of_a_lag_is_that_of_the_first_record_not_applied(
     streamer: Streamer,
 ) -> None:
     flow.consumer(reads=things, name="reader")(lambda _session, _records: None)
-    register_consumer(connection, flow.schema, flow.get_consumer("reader"))
+    register_consumer(connection, flow.scope, flow.get_consumer("reader"))
     stage_rows(connection, things, 20)
     connection.execute(
         "UPDATE penstock.staged_records SET created_at = created_at - interval '1 hour' WHERE id = "
@@ -102,7 +102,7 @@ def test_the_oldest_open_transaction_is_named(
     assert found.pid == pid
 
 
-def test_without_redis_the_rest_is_shown(
+def test_without_redis_everything_else_is_shown(
     connection: Connection, flow: Pipeline, things: Log
 ) -> None:
     with connect_redis("redis://127.0.0.1:1/0") as away:
@@ -132,10 +132,10 @@ def test_the_last_run_of_each_reconciliation_is_shown(
     ]
 
 
-def test_a_database_without_tables_says_what_to_type(
+def test_a_database_without_tables_names_the_command_to_run(
     postgres: object, redis_client: redis.Redis
 ) -> None:
-    url = postgres.database_url("postgres")  # type: ignore[attr-defined]  # the fixture of the run
+    url = postgres.database_url("postgres")  # type: ignore[attr-defined]  # the run's fixture
     with (
         connect_postgres(url, application="test") as empty,
         pytest.raises(SchemaMissing, match="penstock init"),
@@ -143,10 +143,10 @@ def test_a_database_without_tables_says_what_to_type(
         status(empty, redis_client)
 
 
-def test_asking_takes_the_same_number_of_statements_however_many_shards(
+def test_status_takes_the_same_number_of_round_trips_for_any_number_of_shards(
     connection: Connection, redis_client: redis.Redis
 ) -> None:
-    """The server counts; a round trip a shard would make a status of many shards slow."""
+    """One round trip per shard would make the status of many shards slow."""
 
     def statements_for(shards: int) -> int:
         pipeline = Pipeline([Log("many", shards=shards)])
@@ -155,7 +155,9 @@ def test_asking_takes_the_same_number_of_statements_however_many_shards(
         status(connection, redis_client, pipeline)
         return commands(redis_client) - before
 
-    assert statements_for(64) - statements_for(2) == 62  # XINFO in one pipeline, a reply each
+    assert (
+        statements_for(64) - statements_for(2) == 62
+    )  # XINFO in one pipeline, one command per shard
 
 
 def commands(client: redis.Redis) -> int:
@@ -164,7 +166,7 @@ def commands(client: redis.Redis) -> int:
     return int(info["total_commands_processed"])
 
 
-def test_what_a_shard_waits_for_is_shown(
+def test_the_reason_why_a_shard_waits_is_shown(
     flow: Pipeline,
     things: Log,
     connection: Connection,

@@ -1,4 +1,4 @@
-"""The wheel, not the tree: built by way of the sdist, installed into an empty environment."""
+"""The built wheel instead of the checkout: made from the sdist, and installed into an empty environment."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
-    """An environment that holds the wheel, and nothing of the checkout."""
+    """An environment that has the wheel installed, and nothing of the checkout."""
     directory = tmp_path_factory.mktemp("empty")
     venv.create(directory, with_pip=False)
     site = next((directory / "lib").glob("python*/site-packages"))
@@ -38,7 +38,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
 
 
 def run(environment: Path, code: str, *, borrow: tuple[str, ...]) -> str:
-    """Runs code in the environment, with single packages borrowed from the one that tests."""
+    """Runs code in that environment, with some packages borrowed from the tests' environment."""
     site = next((environment / "lib").glob("python*/site-packages"))
     home = next(Path(p) for p in sys.path if p.endswith("site-packages"))
     for package in borrow:
@@ -62,7 +62,7 @@ def run(environment: Path, code: str, *, borrow: tuple[str, ...]) -> str:
     return done.stdout
 
 
-def test_the_wheel_carries_every_script_and_migration(wheel: Path) -> None:
+def test_the_wheel_contains_every_script_and_migration(wheel: Path) -> None:
     names = set(ZipFile(wheel).namelist())
 
     for directory, pattern in (("lua", "*.lua"), ("migrations", "*.py")):
@@ -73,7 +73,7 @@ def test_the_wheel_carries_every_script_and_migration(wheel: Path) -> None:
             assert f"penstock/{path.relative_to(ROOT / 'src' / 'penstock')}" in names
 
 
-def test_the_wheel_carries_the_package_alone(wheel: Path) -> None:
+def test_the_wheel_contains_only_the_package(wheel: Path) -> None:
     folders = {name.partition("/")[0] for name in ZipFile(wheel).namelist()}
 
     assert {re.sub(r"-\d.*(?=\.dist-info)", "", folder) for folder in folders} == {
@@ -83,7 +83,7 @@ def test_the_wheel_carries_the_package_alone(wheel: Path) -> None:
     }
 
 
-def test_an_application_that_stages_needs_sqlalchemy_alone(empty: Path) -> None:
+def test_an_application_that_only_stages_needs_only_sqlalchemy(empty: Path) -> None:
     loaded = run(
         empty,
         "import penstock, sys; print(*sorted({n.partition('.')[0] for n in sys.modules}))",
@@ -105,7 +105,7 @@ def test_an_application_that_stages_needs_sqlalchemy_alone(empty: Path) -> None:
     assert not heavy & set(loaded)
 
 
-def test_the_installed_package_finds_its_scripts_and_its_migrations(empty: Path) -> None:
+def test_the_installed_package_finds_its_scripts_and_migrations(empty: Path) -> None:
     code = (
         "from penstock.channels.scripts import script; from penstock.database.initialise import migration_sql; "
         "print(len(script('log/append').sha), 'CREATE TABLE' in migration_sql())"
@@ -117,12 +117,12 @@ def test_the_installed_package_finds_its_scripts_and_its_migrations(empty: Path)
     assert run(empty, code, borrow=borrow).split() == ["40", "True"]
 
 
-def test_a_zipped_wheel_works_as_it_is(wheel: Path, tmp_path: Path) -> None:
+def test_a_zipped_wheel_can_be_imported(wheel: Path, tmp_path: Path) -> None:
     """As Spark ships it to executors."""
     code = (
         f"import sys; sys.path.insert(0, {str(wheel)!r}); import penstock; assert '.whl' in penstock.__file__; "
         "from penstock.channels.scripts import script; from penstock.database.statements import statements; "
-        "print(len(script('log/append').sha), len(statements('penstock.streaming')) > 5)"
+        "print(len(script('log/append').sha), len(statements('penstock.streaming', 'penstock')) > 5)"
     )
     paths = [p for p in sys.path if p.endswith("site-packages")]
     done = subprocess.run(

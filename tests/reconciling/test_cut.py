@@ -1,4 +1,4 @@
-"""A cut is a snapshot and the offsets that equal it; a consumer pinned there holds what the tables say."""
+"""A cut is a snapshot and the offsets that match it; a consumer pinned at a cut holds what the tables contain."""
 
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
@@ -16,7 +16,7 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, Halted, ServerUnavailable, Unknown
 from penstock.reconciling import Barrier, Cut, cut, pinned
 from penstock.reconciling.cut import export_snapshot
-from penstock.records import Record
+from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import tick
 
@@ -93,7 +93,7 @@ def test_a_pinned_state_equals_the_tables_at_every_cut_under_load(
     database_url: str,
     redis_url: str,
 ) -> None:
-    """Guarantee 28: no false alarm under load; a cut shows what its offsets say."""
+    """Guarantee 28: no false alarm under load; the state at a cut matches its offsets."""
     spec = flow.get_consumer(totals)
     streamer, rival = (Streamer(flow, database_url, redis_url) for _ in range(2))
     worker = LogWorker(flow, spec, database_url, redis_url)
@@ -104,8 +104,11 @@ def test_a_pinned_state_equals_the_tables_at_every_cut_under_load(
         streamer.run, rival.run, worker.run, *(producer(database_url, n) for n in range(4))
     ):
         for _ in range(15):
-            barrier = Barrier(spec)
-            with cut(connect, within=barrier.place) as at, pinned(connect, barrier, at) as state:
+            barrier = Barrier(spec, DEFAULT_SCOPE)
+            with (
+                cut(connect, DEFAULT_SCOPE, within=barrier.place) as at,
+                pinned(connect, barrier, at) as state,
+            ):
                 tables = seen_in(
                     connect,
                     at.snapshot,
@@ -125,9 +128,9 @@ def test_a_pinned_state_equals_the_tables_at_every_cut_under_load(
 def test_a_cut_delays_no_producer_and_no_later_tick(
     accounts: Connection, connect: Connect, things: Log
 ) -> None:
-    with cut(connect) as at:
+    with cut(connect, DEFAULT_SCOPE) as at:
         stage_rows(accounts, things, 10)
-        later = tick(accounts)
+        later = tick(accounts, DEFAULT_SCOPE)
 
         assert later.sequenced == 10
         assert at.offsets == {}
@@ -136,46 +139,46 @@ def test_a_cut_delays_no_producer_and_no_later_tick(
         ]
 
 
-def test_a_cut_that_is_suspended_holds_up_sequencers_for_a_while_only(
+def test_a_suspended_cut_delays_sequencers_only_until_a_time_limit(
     connection: Connection, connect: Connect, things: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guarantee 3: as soon as it holds them, the server waits for it no longer than the limit."""
+    """Guarantee 3: while the cut holds its locks, the server limits how long the transaction may be idle."""
     stage_rows(connection, things, 10)
     connection.execute("SET lock_timeout = '5s'")
     sequenced: list[int] = []
 
     def asleep(holder: Connection) -> str:
-        sequenced.append(tick(connection).sequenced)
+        sequenced.append(tick(connection, DEFAULT_SCOPE).sequenced)
         return export_snapshot(holder)
 
     cutting = import_module("penstock.reconciling.cut")  # `cut` is the function
     monkeypatch.setattr(cutting, "SUSPENDED_S", 0.2)
     monkeypatch.setattr(cutting, "export_snapshot", asleep)
 
-    with pytest.raises(ServerUnavailable, match="idle-in-transaction"), cut(connect):
+    with pytest.raises(ServerUnavailable, match="idle-in-transaction"), cut(connect, DEFAULT_SCOPE):
         pass
     assert sequenced == [10]
 
 
-def test_a_cut_sequences_what_nobody_has_sequenced(
+def test_a_cut_sequences_records_that_are_not_sequenced_yet(
     connection: Connection, connect: Connect, things: Log
 ) -> None:
     stage_rows(connection, things, 10)
 
-    with cut(connect) as at:
+    with cut(connect, DEFAULT_SCOPE) as at:
         assert sum(at.offsets.values()) == 10
-        assert tick(connection).sequenced == 0
+        assert tick(connection, DEFAULT_SCOPE).sequenced == 0
 
 
-def test_an_open_transaction_is_in_no_cut_until_it_commits(
+def test_an_open_transaction_is_in_no_cut_before_it_commits(
     connection: Connection, connect: Connect, things: Log
 ) -> None:
     with connect() as slow, slow.transaction():
         stage_rows(slow, things, 3, "slow")
         stage_rows(connection, things, 5, "fast")
-        with cut(connect) as at:
+        with cut(connect, DEFAULT_SCOPE) as at:
             assert sum(at.offsets.values()) == 5
-    with cut(connect) as at:
+    with cut(connect, DEFAULT_SCOPE) as at:
         assert sum(at.offsets.values()) == 8
 
 
@@ -194,17 +197,17 @@ def change(connection: Connection, times: int) -> None:
         connection.execute(CHANGE, {"account": number % 20, "cents": 1})
 
 
-def test_a_consumer_stops_at_the_barrier_and_goes_on_when_it_is_lifted(
+def test_a_consumer_stops_at_the_barrier_and_continues_when_it_is_lifted(
     flow: Pipeline,
     streamer: Streamer,
     paused_worker: LogWorker,
     connection: Connection,
     connect: Connect,
 ) -> None:
-    barrier = Barrier(paused_worker.consumer)
+    barrier = Barrier(paused_worker.consumer, DEFAULT_SCOPE)
     change(connection, 20)
     streamer.drain()
-    with cut(connect, within=barrier.place) as at:
+    with cut(connect, DEFAULT_SCOPE, within=barrier.place) as at:
         change(connection, 20)
         streamer.drain()
         for _ in range(10):
@@ -217,11 +220,11 @@ def test_a_consumer_stops_at_the_barrier_and_goes_on_when_it_is_lifted(
     assert paused_worker.drain() == 20
 
 
-def test_a_consumer_does_not_wait_for_a_run_that_has_died(
+def test_a_consumer_does_not_wait_for_a_dead_run(
     streamer: Streamer, paused_worker: LogWorker, connection: Connection, connect: Connect
 ) -> None:
-    barrier = Barrier(paused_worker.consumer)
-    with cut(connect, within=barrier.place) as at:
+    barrier = Barrier(paused_worker.consumer, DEFAULT_SCOPE)
+    with cut(connect, DEFAULT_SCOPE, within=barrier.place) as at:
         pass
     change(connection, 20)
     streamer.drain()
@@ -239,11 +242,11 @@ def test_a_consumer_that_does_not_run_is_named(
     connection: Connection,
     connect: Connect,
 ) -> None:
-    barrier = Barrier(paused_worker.consumer)
+    barrier = Barrier(paused_worker.consumer, DEFAULT_SCOPE)
     change(connection, 3)
 
     with (
-        cut(connect, within=barrier.place) as at,
+        cut(connect, DEFAULT_SCOPE, within=barrier.place) as at,
         pytest.raises(BarrierMissed, match="3 records before it"),
         pinned(connect, barrier, at, timeout_s=0.1),
     ):
@@ -251,7 +254,7 @@ def test_a_consumer_that_does_not_run_is_named(
     assert connection.execute("SELECT count(*) FROM penstock.barriers").fetchone() == (0,)
 
 
-def test_a_consumer_that_was_never_registered_or_has_halted_is_named(
+def test_a_consumer_that_was_never_registered_or_is_halted_is_named(
     flow: Pipeline,
     totals: str,
     accounts: Connection,
@@ -262,8 +265,8 @@ def test_a_consumer_that_was_never_registered_or_has_halted_is_named(
     spec = flow.get_consumer(totals)
 
     def pin() -> Cut:
-        barrier = Barrier(spec)
-        with cut(connect, within=barrier.place) as at, pinned(connect, barrier, at):
+        barrier = Barrier(spec, DEFAULT_SCOPE)
+        with cut(connect, DEFAULT_SCOPE, within=barrier.place) as at, pinned(connect, barrier, at):
             return at
 
     with pytest.raises(Unknown, match="never run"):

@@ -1,4 +1,4 @@
-"""The same stories on both engines."""
+"""The same scenarios on both engines."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ READY_S = 60.0
 def test_records_have_one_effect_across_a_kill_a_poison_record_and_a_clean_stop(
     start: Start, connection: Connection, things: Log
 ) -> None:
-    """Guarantees 4, 21 and 27: killed under load, started again, told to stop: lost 0, doubled 0."""
+    """Guarantees 4, 21 and 27: killed under load, started again, stopped by a signal: none lost, none doubled."""
     process = start()
     stage_rows(connection, things, 200, "first ")
     eventually(lambda: len(effects(connection, "one")) >= 100, "records flow", timeout_s=READY_S)

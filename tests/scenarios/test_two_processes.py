@@ -1,4 +1,4 @@
-"""The ordinary ORM handler, in two processes at once: a shop counts the orders of its customers."""
+"""The ordinary ORM handler in two processes: a shop counts its customers' orders."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def count_orders(session, record):
 
 
 @pytest.fixture
-def shop() -> str:
+def application_source() -> str:
     return APPLICATION
 
 
@@ -48,7 +48,7 @@ def things() -> Log:
 def test_an_orm_handler_in_two_processes_counts_every_order(
     start: Start, connection: Connection, things: Log
 ) -> None:
-    """Guarantee 5: four shards change one row from the value that they read, and no update is lost."""
+    """Guarantee 5: four shards update one row from the value they have read, and no update is lost."""
     connection.execute("CREATE TABLE public.customers (id text PRIMARY KEY, orders bigint)")
     connection.execute("INSERT INTO public.customers VALUES ('c', 0)")
     for _ in range(2):

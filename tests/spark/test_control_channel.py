@@ -1,4 +1,4 @@
-"""The control channel: tasks end with their driver, and when it tells them to."""
+"""The control channel: tasks end with their driver, or when it closes the channel."""
 
 from penstock.spark.engine.control_channel import ControlChannel, ControlServer, Line
 from penstock.testing import eventually
@@ -15,7 +15,7 @@ def test_a_task_runs_until_the_driver_closes_the_channel() -> None:
         eventually(lambda: not control.is_open(), "the task notices it")
 
 
-def test_a_task_that_connects_after_the_close_does_not_begin() -> None:
+def test_a_task_that_connects_after_the_close_does_not_start() -> None:
     server = ControlServer("127.0.0.1", lambda _: None)
     server.close()
     with ControlChannel(server.address, "first") as control:
@@ -45,7 +45,7 @@ def test_a_connection_without_the_token_is_closed_unread() -> None:
     assert received == []
 
 
-def test_when_one_task_finishes_its_epoch_all_tasks_of_it_end_restarted_ones_too() -> None:
+def test_when_one_task_finishes_its_epoch_all_its_tasks_end_including_restarted_ones() -> None:
     server = ControlServer("127.0.0.1", lambda _: None)
     with (
         ControlChannel(server.address, "first") as one,

@@ -17,7 +17,7 @@ TASKS = [Task(None, ()), Task("one", (0, 1))]
 def test_a_restarted_task_ends_with_its_epoch_and_not_a_full_epoch_later(
     connection: Connection, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise nothing is streamed meanwhile: the next epoch, which has the streamer, waits for the last task of this one."""
+    """Otherwise nothing is streamed until then: the next epoch, which runs the streamer, waits for this one's last task."""
     connection.execute(TABLES)
     monkeypatch.setenv("PENSTOCK_DATABASE_URL", database_url)
     monkeypatch.setenv("PENSTOCK_REDIS_URL", redis_url)

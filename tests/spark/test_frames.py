@@ -9,7 +9,7 @@ import pytest
 import redis
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812  the usual name
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
@@ -23,7 +23,7 @@ from penstock.declarations import ConsumerSpec
 from penstock.errors import DeclarationError
 from penstock.operating.reset import reset_checkpoint
 from penstock.reconciling import Barrier, cut, pinned
-from penstock.records import Offset, Shard, ShardName
+from penstock.records import DEFAULT_SCOPE, Offset, Shard, ShardName
 from penstock.spark.engine.dataframes import _end, _Share, start_dataframes
 from penstock.streaming import Streamer
 from penstock.testing import eventually
@@ -33,7 +33,7 @@ Run = Callable[..., None]
 
 
 class CrashError(Exception):
-    """Stands for the end of the process at a crash point."""
+    """Simulates the end of the process at a crash point."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def counts(connection: Connection) -> Connection:
 
 @pytest.fixture
 def consumer(flow: Pipeline, things: Log, counts: Connection) -> ConsumerSpec:
-    """Counts records by the first letter of their key, in Spark."""
+    """A consumer that counts records by the first letter of their key, in Spark."""
 
     @flow.consumer(reads=things, dataframe=True)
     def letters(session: Session, frame: DataFrame) -> None:
@@ -69,7 +69,7 @@ def run(
     redis_url: str,
     tmp_path: Path,
 ) -> Run:
-    """Applies what there is.  Each run makes a new directory for Spark's checkpoints, as if the last had been deleted."""
+    """Applies all records.  Each run has a new directory for Spark's checkpoints, as if the last one had been deleted."""
 
     def apply() -> None:
         query = start_dataframes(
@@ -99,7 +99,7 @@ def counted(connection: Connection) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_every_record_counts_once_whatever_becomes_of_sparks_checkpoints(
+def test_every_record_counts_once_whatever_happens_to_sparks_checkpoints(
     run: Run, streamer: Streamer, connection: Connection, things: Log
 ) -> None:
     """Guarantee 4: Spark's offsets decide nothing."""
@@ -157,7 +157,7 @@ def test_two_queries_at_once_count_once(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_was_moved_back_is_where_the_next_run_begins(
+def test_the_next_run_begins_at_a_checkpoint_that_was_moved_back(
     run: Run, streamer: Streamer, connection: Connection, things: Log
 ) -> None:
     stage_rows(connection, things, 50, "a")
@@ -170,7 +170,7 @@ def test_a_checkpoint_that_was_moved_back_is_where_the_next_run_begins(
     assert counted(connection) == {"a": 100}
 
 
-def test_what_the_log_has_lost_comes_from_postgres(
+def test_records_that_the_log_has_lost_come_from_postgres(
     run: Run, streamer: Streamer, connection: Connection, things: Log, redis_client: redis.Redis
 ) -> None:
     """Guarantee 12."""
@@ -185,7 +185,7 @@ def test_what_the_log_has_lost_comes_from_postgres(
 
 
 @pytest.mark.slow
-def test_a_frame_stops_at_a_barrier_and_goes_on_behind_it(
+def test_a_dataframe_ends_at_a_barrier_and_the_rest_is_applied_after_it(
     run: Run,
     consumer: ConsumerSpec,
     streamer: Streamer,
@@ -201,8 +201,8 @@ def test_a_frame_stops_at_a_barrier_and_goes_on_behind_it(
     def connect() -> Connection:
         return connect_postgres(database_url, application="test")
 
-    barrier = Barrier(consumer)
-    with cut(connect, within=barrier.place) as at:
+    barrier = Barrier(consumer, DEFAULT_SCOPE)
+    with cut(connect, DEFAULT_SCOPE, within=barrier.place) as at:
         stage_rows(connection, things, 40, "b")
         streamer.drain()
         running = threading.Thread(target=run)
@@ -215,8 +215,8 @@ def test_a_frame_stops_at_a_barrier_and_goes_on_behind_it(
 
 
 @pytest.mark.parametrize(("barrier", "last"), [(None, 40), (50, 40), (7, 7), (0, 0)])
-def test_nothing_behind_a_barrier_is_due(barrier: int | None, last: int) -> None:
-    """Guarantee 28: nor where the shard was empty at the cut."""
+def test_nothing_beyond_a_barrier_is_due(barrier: int | None, last: int) -> None:
+    """Guarantee 28: also in a shard that was empty at the cut."""
     locked = Checkpoint(
         ShardName("things", Shard(0)),
         Offset(0),
@@ -229,7 +229,7 @@ def test_nothing_behind_a_barrier_is_due(barrier: int | None, last: int) -> None
     assert _end(locked, _Share(Offset(1), Offset(40))) == last
 
 
-def test_it_runs_on_spark_only(
+def test_a_dataframe_consumer_needs_the_spark_engine(
     flow: Pipeline, consumer: ConsumerSpec, database_url: str, redis_url: str
 ) -> None:
     with pytest.raises(DeclarationError, match="--engine spark"):

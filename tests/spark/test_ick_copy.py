@@ -16,7 +16,7 @@ import pytest
 import redis
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812  the usual name
 
 from fixtures.dirty import DOCUMENTS, check_copy, mark_changed
 from penstock import Ick, Pipeline
@@ -42,7 +42,7 @@ def documents(connection: Connection, streamer: Streamer) -> Connection:
 
 
 def change(connection: Connection, streamer: Streamer, dice: random.Random) -> None:
-    """Changes some documents and deletes one, and has them marked."""
+    """Changes some documents, deletes one, and marks them."""
     keys = [f"d{dice.randrange(60)}" for _ in range(15)]
     with connection.transaction():
         mark_changed(connection, sorted(set(keys)))
@@ -51,7 +51,7 @@ def change(connection: Connection, streamer: Streamer, dice: random.Random) -> N
 
 
 def rebuild(spark: SparkSession, database_url: str, dirty: DataFrame) -> None:
-    """Replaces the copies of the members with their documents as they are now."""
+    """Replaces the copies of the members by their current documents."""
     keys = [row.member for row in dirty.select("member").collect()]
     documents = (
         spark.read.format("penstock.table")
@@ -75,7 +75,7 @@ def test_a_copy_follows_its_table_through_failing_batches_and_lost_checkpoints(
     redis_url: str,
     tmp_path: Path,
 ) -> None:
-    """Guarantees 4 and 6: batches fail before and after their effect, and documents change under them."""
+    """Guarantees 4 and 6: batches fail before and after their effect, while documents change."""
     dice = random.Random(2)
     ends = iter(["before", "after", "", "after"])
     failed = 0
@@ -116,7 +116,7 @@ def test_a_copy_follows_its_table_through_failing_batches_and_lost_checkpoints(
 
 
 @pytest.mark.slow
-def test_the_pages_example_keeps_a_copy(
+def test_the_example_of_the_docs_keeps_a_copy(
     spark: SparkSession,
     documents: Connection,
     streamer: Streamer,
@@ -125,7 +125,7 @@ def test_the_pages_example_keeps_a_copy(
     redis_url: str,
     tmp_path: Path,
 ) -> None:
-    """Word for word, except for the checkpoint directory and the servers."""
+    """Run word for word, except for the checkpoint directory and the servers."""
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     [rebuilds] = [block for block in blocks if "def rebuild" in block]
     [marks] = [block for block in blocks if "stale" in block]

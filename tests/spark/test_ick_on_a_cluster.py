@@ -34,10 +34,10 @@ def client(cluster: Cluster) -> Iterator[Any]:
 
 
 @pytest.fixture
-def told(
+def marked(
     connection: Connection, flow: Pipeline, cluster: Cluster, database_url: str
 ) -> Iterator[Connection]:
-    """20 members are dirty."""
+    """The connection, after 20 members have been marked dirty."""
     connection.execute(DOCUMENTS)
     mark_changed(connection, [f"d{n}" for n in range(20)])
     streamer = Streamer(flow, database_url, cluster.url)
@@ -46,19 +46,19 @@ def told(
     streamer.close()
 
 
-def test_status_tail_doctor_and_reset_know_it(
-    told: Connection, flow: Pipeline, client: Any
+def test_status_tail_doctor_and_reset_support_a_cluster(
+    marked: Connection, flow: Pipeline, client: Any
 ) -> None:
-    shards = status(told, client, flow).channels[0].shards
-    well = [f for f in diagnose(told, client, flow) if f.check == "icks"]
+    shards = status(marked, client, flow).channels[0].shards
+    sound = [f for f in diagnose(marked, client, flow) if f.check == "icks"]
     keys = ick_shard_keys("penstock", INDEX.shard_names[1])
     client.set(keys.ick.dirty, "somebody's")
-    [ill] = [f for f in diagnose(told, client, flow) if f.check == "icks"]
-    [mended] = reset_ick(told, client, "index", flow, apply=True)
+    [damaged] = [f for f in diagnose(marked, client, flow) if f.check == "icks"]
+    [repaired] = reset_ick(marked, client, "index", flow, apply=True)
 
     assert sum(shard.ick.dirty for shard in shards if shard.ick is not None) == 20
-    assert [f.grade for f in well] == ["ok"]
-    assert (ill.grade, mended.key, client.type(keys.ick.version)) == (
+    assert [f.grade for f in sound] == ["ok"]
+    assert (damaged.grade, repaired.key, client.type(keys.ick.version)) == (
         "error",
         keys.ick.dirty,
         b"string",
@@ -67,8 +67,8 @@ def test_status_tail_doctor_and_reset_know_it(
 
 
 @pytest.mark.spark
-def test_spark_reads_and_marks_it(
-    told: Connection, client: Any, cluster: Cluster, spark: SparkSession, tmp_path: Path
+def test_spark_reads_and_marks_an_ick_on_a_cluster(
+    marked: Connection, client: Any, cluster: Cluster, spark: SparkSession, tmp_path: Path
 ) -> None:
     where = {"channel": "index", "shards": "2", "redisUrl": cluster.url}
     spark.range(5).selectExpr("concat('new', id) member").write.format("penstock.ick").options(

@@ -12,7 +12,7 @@ import redis
 from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812  the usual name
 
 from fixtures.redis_ick import RedisIck
 from penstock import Ick
@@ -34,7 +34,7 @@ def where(redis_url: str) -> dict[str, str]:
 
 @pytest.fixture
 def icks(redis_client: redis.Redis) -> list[DirtyList]:
-    """Its shards."""
+    """The shards of that Ick."""
     return [DirtyList(redis_client, ick_shard_keys("penstock", s).name) for s in INDEX.shard_names]
 
 
@@ -64,7 +64,7 @@ def members(frame: DataFrame) -> list[str]:
 def run(
     spark: SparkSession, where: dict[str, str], checkpoint: Path, batch: Batch, **options: str
 ) -> list[Any]:
-    """Runs a query over the members that wait now; returns the progress of micro-batches that had members."""
+    """Runs a query over the members that wait now; returns the progress of the micro-batches that had members."""
     query = (
         spark.readStream.format("penstock.ick")
         .options(**where)
@@ -79,7 +79,7 @@ def run(
     return [each for each in query.recentProgress if each["numInputRows"]]
 
 
-def test_a_stream_takes_what_is_dirty_and_commits_it_when_its_batch_is_done(
+def test_a_stream_takes_dirty_members_and_commits_them_when_their_batch_is_done(
     spark: SparkSession, where: dict[str, str], icks: list[DirtyList], tmp_path: Path
 ) -> None:
     for score in (1_700_000_000.5, 1_800_000_000):
@@ -159,7 +159,7 @@ def fail_once(seen: list[list[str]], meanwhile: Callable[[], None] = lambda: Non
     return batch
 
 
-def test_a_batch_that_failed_is_run_again_with_the_same_members(
+def test_a_failed_batch_is_run_again_with_the_same_members(
     spark: SparkSession, where: dict[str, str], icks: list[DirtyList], tmp_path: Path
 ) -> None:
     """Guarantee 6: members that became dirty meanwhile wait until the batch is done."""
@@ -210,7 +210,7 @@ def test_a_replay_of_a_reservation_that_was_taken_over_commits_nothing(
     redis_client: redis.Redis,
     tmp_path: Path,
 ) -> None:
-    """Guarantees 5 and 6: a driver that was taken for dead comes back."""
+    """Guarantees 5 and 6: a driver that was presumed dead comes back."""
     mark(icks, ["a", "b", "c", "d"], 1)
     seen: list[list[str]] = []
     others = [Reservations(redis_client, ick.keys.version, holder="other") for ick in icks]
@@ -306,7 +306,7 @@ def test_the_reservation_of_a_long_batch_does_not_become_stale(
 
 
 @pytest.mark.slow
-def test_a_task_that_runs_again_reads_the_same(
+def test_a_task_that_runs_again_reads_the_same_members(
     spark: SparkSession, where: dict[str, str], icks: list[DirtyList], tmp_path: Path
 ) -> None:
     """Guarantee 5."""
@@ -398,7 +398,7 @@ def test_a_batch_read_reserves_nothing(
 def test_an_ick_outside_a_pipeline_is_read_by_its_key(
     spark: SparkSession, redis_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    """A Ruby process marks."""
+    """Such an Ick is marked by a Ruby process, for example."""
     ruby = RedisIck(redis_client, "ride-index")
     ruby.add({"a": 1, "b": 2})
     seen: list[list[str]] = []
@@ -432,7 +432,7 @@ def test_invalid_options_are_refused(
         spark.read.format("penstock.ick").options(**options).load().collect()
 
 
-def test_offsets_are_json_that_spark_compares(redis_url: str, icks: list[DirtyList]) -> None:
+def test_offsets_are_json_that_spark_can_compare(redis_url: str, icks: list[DirtyList]) -> None:
     one = sequence(redis_url)
     mark(icks, ["a", "b", "c", "d"], 1)
 
@@ -465,7 +465,7 @@ def test_a_batch_marks_its_members_each_in_its_shard_with_the_lowest_score(
         assert {INDEX.shard_for(member) for member in found} <= {shard}
 
 
-def test_members_without_a_score_are_dirty_since_now_by_redis_clock(
+def test_members_without_a_score_are_dirty_as_of_redis_current_time(
     spark: SparkSession, where: dict[str, str], icks: list[DirtyList], redis_client: redis.Redis
 ) -> None:
     before: Any = redis_client.time()
@@ -496,7 +496,7 @@ def test_a_time_is_a_score(
         ("'a' name", "no column 'member'"),
     ],
 )
-def test_rows_that_are_no_marks_are_refused_and_nothing_is_written(
+def test_rows_that_are_not_marks_are_refused_and_nothing_is_written(
     spark: SparkSession, where: dict[str, str], redis_client: redis.Redis, rows: str, said: str
 ) -> None:
     with pytest.raises(Exception, match=said):

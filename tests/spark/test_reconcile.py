@@ -1,4 +1,4 @@
-"""Reconcile: what a consumer holds against the canonical tables, exactly, and repaired."""
+"""Reconcile: a consumer's state is compared exactly with the canonical tables, and repaired."""
 
 import random
 import threading
@@ -19,7 +19,7 @@ from penstock.crashpoints import RECONCILING_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, DeclarationError, PenstockError, Refused
 from penstock.reconciling import DifferenceKind, Reconciled, reconcile
-from penstock.records import Record
+from penstock.records import DEFAULT_SCOPE, Record
 from penstock.spark.reconcile import SparkComparer, Tables
 from penstock.streaming import Streamer
 
@@ -41,7 +41,7 @@ class CrashError(Exception):
 
 @pytest.fixture
 def bank(flow: Pipeline, things: Log, connection: Connection) -> Connection:
-    """Accounts, and two consumers that total them: one by account, one as a single sum."""
+    """Accounts, and two consumers that total them: one per account, one as a single sum."""
     connection.execute(
         "CREATE TABLE public.accounts AS SELECT i AS id, 0::bigint AS cents, 'name ' || i AS name FROM generate_series(1, 200) i"
     )
@@ -94,6 +94,7 @@ def run(spark: SparkSession, flow: Pipeline, bank: Connection, database_url: str
         comparer = SparkComparer(spark, database_url, None if report is None else str(report))
         return reconcile(
             lambda: connect_postgres(database_url, application=application),
+            DEFAULT_SCOPE,
             flow.get_reconciliation(name),
             comparer,
             **options,
@@ -127,7 +128,7 @@ def settle(flow: Pipeline, database_url: str, redis_url: str) -> None:
         worker.close()
 
 
-def plant(connection: Connection) -> None:
+def seed_drift(connection: Connection) -> None:
     """Thirty differences of all kinds except repeated rows."""
     connection.execute("DELETE FROM public.totals WHERE id <= 10")
     connection.execute(
@@ -138,7 +139,7 @@ def plant(connection: Connection) -> None:
 
 
 @pytest.mark.chaos
-def test_what_was_planted_is_found_and_repaired_and_nothing_else_under_load(
+def test_seeded_drift_is_found_and_repaired_under_load_without_false_alarms(
     run: Run, working: Any, bank: Connection, database_url: str
 ) -> None:
     """Guarantee 28: every difference, no false alarm, while records flow."""
@@ -151,7 +152,7 @@ def test_what_was_planted_is_found_and_repaired_and_nothing_else_under_load(
     change(bank, 400)
     with working(produce):
         clean = run()
-        plant(bank)
+        seed_drift(bank)
         found = run()
         repaired = run(intent="repair")
         again = run()
@@ -225,7 +226,7 @@ def test_state_and_position_are_replaced_together_under_load(
     with working(produce):
         if intent == "replace":
             run()
-            plant(bank)
+            seed_drift(bank)
         for _ in range(3):
             run(intent=intent)
             assert run().clean
@@ -236,7 +237,7 @@ def test_state_and_position_are_replaced_together_under_load(
 def test_fifty_bootstraps_under_load_with_kills(
     run: Run, working: Any, bank: Connection, database_url: str
 ) -> None:
-    """Guarantee 28: whenever a run is killed, the next one makes state and position agree."""
+    """Guarantee 28: whenever a run is killed, the next one brings state and position into agreement."""
     dice, killed = random.Random(28), 0
 
     def produce(stopped: Callable[[], bool]) -> None:
@@ -245,7 +246,7 @@ def test_fifty_bootstraps_under_load_with_kills(
                 change(producing, 20, cents=3, first=101)
 
     def kill() -> None:
-        """Closes the connections, which is what Postgres sees of a SIGKILL."""
+        """Closes the connections, as Postgres sees a SIGKILL."""
         bank.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'penstock bootstrap'"
         )
@@ -262,7 +263,7 @@ def test_fifty_bootstraps_under_load_with_kills(
                 killed += 1
             killer.cancel()
             if number % 5 == 0:
-                plant(bank)
+                seed_drift(bank)
                 run(intent="bootstrap")
             assert run().clean
     assert killed > 5
@@ -281,7 +282,7 @@ def test_a_run_that_dies_at_any_point_is_harmless(
 ) -> None:
     change(bank, 200)
     settle(flow, database_url, redis_url)
-    plant(bank)
+    seed_drift(bank)
 
     def crash(name: str) -> None:
         if name == point:
@@ -306,7 +307,7 @@ def test_two_operators_at_once_are_harmless(
 ) -> None:
     change(bank, 200)
     settle(flow, database_url, redis_url)
-    plant(bank)
+    seed_drift(bank)
 
     with working():
         threads = [threading.Thread(target=run, kwargs={"intent": "repair"}) for _ in range(2)]
@@ -339,7 +340,7 @@ def test_records_that_were_dead_lettered_are_not_repaired_twice(
     assert bank.execute("SELECT count(*) FROM penstock.dead_letters").fetchone() == (0,)
 
 
-def test_what_cannot_be_compared_is_named(
+def test_a_reconciliation_that_cannot_be_compared_is_refused_with_the_reason(
     run: Run, flow: Pipeline, bank: Connection, database_url: str, redis_url: str
 ) -> None:
     settle(flow, database_url, redis_url)

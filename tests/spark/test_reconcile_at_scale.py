@@ -1,4 +1,4 @@
-"""Reconcile at the size of a real table: a million keys, a thousand differences, thousands of records a second."""
+"""Reconcile at the size of a real table: a million keys, a thousand differences, thousands of records per second."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -13,17 +13,17 @@ from fixtures.flow import at_work
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection, connect_postgres
 from penstock.reconciling import DifferenceKind, Reconciled, reconcile
-from penstock.records import Record
+from penstock.records import DEFAULT_SCOPE, Record
 from penstock.spark.reconcile import SparkComparer, Tables
 
 KEYS = 1_000_000
 CHANGES = 50
-"""Records of one producer's transaction."""
+"""Number of records in one producer's transaction."""
 
 RATE = 5_000
 """Records per second that producers stage, if the machine is fast enough."""
 
-# Ascending, as the consumer does it: two that change the same accounts must not wait for each other.
+# In ascending order, as in the consumer: transactions that change the same accounts must not deadlock.
 CHANGE = """
 WITH chosen AS (
     SELECT DISTINCT 1 + (random() * (%(keys)s - 1))::bigint AS id FROM generate_series(1, %(changes)s)
@@ -38,7 +38,7 @@ INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
 SELECT 'things', id %% 2, id::text, 'change', 'account', '{"cents": 3}' FROM locked
 """
 
-PLANT = (
+DRIFT = (
     "DELETE FROM public.totals WHERE id %% 1000 = 1 AND id <= 300000",
     "UPDATE public.totals SET cents = cents + 1 WHERE id %% 1000 = 2 AND id <= 300000",
     "UPDATE public.totals SET cents = NULL WHERE id %% 1000 = 3 AND id <= 100000",
@@ -97,9 +97,10 @@ def test_a_thousand_differences_in_a_million_keys_under_load(
                 staged += producing.execute(CHANGE, {"keys": KEYS, "changes": CHANGES}).rowcount
                 pause.wait(max(0.0, began + staged / RATE - monotonic()))
 
-    def run(repair: bool = False) -> Reconciled:  # noqa: FBT001, FBT002  read where it is called
+    def run(repair: bool = False) -> Reconciled:  # noqa: FBT001, FBT002  named at the call
         return reconcile(
             lambda: connect_postgres(database_url, application="reconcile"),
+            DEFAULT_SCOPE,
             flow.get_reconciliation("totals"),
             SparkComparer(spark, database_url),
             intent="repair" if repair else "compare",
@@ -108,7 +109,7 @@ def test_a_thousand_differences_in_a_million_keys_under_load(
     began = monotonic()
     with at_work(flow, database_url, redis_url, produce):
         clean = run()
-        for statement in PLANT:
+        for statement in DRIFT:
             bank.execute(statement, {"keys": KEYS})
         found, repaired, again = run(), run(repair=True), run()
     seconds = monotonic() - began
@@ -123,7 +124,7 @@ def test_a_thousand_differences_in_a_million_keys_under_load(
     assert clean.comparison.counts == {}
     assert found.comparison is not None
     counts = found.comparison.counts
-    # A row that was deleted comes again with the next record of its key, and is wrong from then on.
+    # A deleted row returns with the next record of its key, and is wrong from then on.
     assert counts[DifferenceKind.MISSING] + counts[DifferenceKind.DIFFERENT] == 700
     assert counts[DifferenceKind.SURPLUS] == 300
     assert found.comparison.total == 1000

@@ -1,4 +1,4 @@
-"""Reconciliation with keys of every kind, and with lost snapshots."""
+"""Reconciliation with keys of every kind, and when its snapshot is lost."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import ServerUnavailable, SnapshotLost
 from penstock.reconciling import Intent, Reconciled, Rows, StateComparison, reconcile
-from penstock.records import Record
+from penstock.records import DEFAULT_SCOPE, Record
 from penstock.spark.reconcile import SparkComparer, Tables
 
 pytestmark = pytest.mark.spark
@@ -86,6 +86,7 @@ def test_composite_and_text_keys_of_any_collation(
     def run(intent: Intent = "compare") -> Reconciled:
         return reconcile(
             lambda: connect_postgres(database_url, application="test"),
+            DEFAULT_SCOPE,
             state,
             SparkComparer(spark, database_url),
             intent=intent,
@@ -113,12 +114,12 @@ class WithoutSnapshots(SparkComparer):
         self._connection = connection
 
     def compare(self, *arguments: Any, **options: Any) -> StateComparison:
-        """Too late."""
+        """Compares after the connections were closed."""
         self._cut()
         return super().compare(*arguments, **options)
 
     def rows(self, *arguments: Any, **options: Any) -> Rows:
-        """Rows are read on demand, which is too late as well."""
+        """Closes the connections before the rows are read, which happens on demand."""
         rows = super().rows(*arguments, **options)
         self._cut()
         return rows
@@ -143,6 +144,7 @@ def test_a_lost_snapshot_is_reported(
     with pytest.raises((SnapshotLost, ServerUnavailable)):
         reconcile(
             lambda: connect_postgres(database_url, application="lost"),
+            DEFAULT_SCOPE,
             state,
             WithoutSnapshots(spark, database_url, connection),
             intent=intent,

@@ -8,9 +8,9 @@ import pytest
 import redis
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812  the usual name
 
-from fixtures.flow import LookAtLog, stage_rows
+from fixtures.flow import ReadLog, stage_rows
 from penstock import Log
 from penstock.database.connections import Connection
 from penstock.errors import ForeignLog, Gap
@@ -40,7 +40,7 @@ def ids(frame: DataFrame) -> list[int]:
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_batch_reads_every_record_with_all_its_fields(
-    spark: SparkSession, where: dict[str, str], source: str, logged: LookAtLog, things: Log
+    spark: SparkSession, where: dict[str, str], source: str, logged: ReadLog, things: Log
 ) -> None:
     rows = spark.read.format(source).options(**where).load().collect()
     held = {(r.shard, r.offset): r for records in logged(things).values() for r in records}
@@ -80,7 +80,7 @@ def stream(spark: SparkSession, source: str, where: dict[str, str], **options: A
 
 
 def run_now(frame: DataFrame, checkpoint: Path) -> tuple[list[int], list[Any]]:
-    """Reads the records that are there; returns their ids and the progress of the micro-batches."""
+    """Reads the records present now; returns their ids and the progress of the micro-batches."""
     found: list[int] = []
     query = (
         frame.writeStream.foreachBatch(lambda batch, _: found.extend(ids(batch)))
@@ -119,17 +119,17 @@ def copy_to(
 
 
 @pytest.mark.slow
-def test_a_stream_goes_on_from_its_checkpoint_and_repeats_nothing_in_the_log_without_it(
+def test_a_stream_continues_from_its_checkpoint_and_repeats_nothing_in_the_log_without_it(
     spark: SparkSession,
     where: dict[str, str],
     connection: Connection,
     streamer: Streamer,
     things: Log,
     redis_client: redis.Redis,
-    logged: LookAtLog,
+    logged: ReadLog,
     tmp_path: Path,
 ) -> None:
-    """Guarantees 1 and 5: the log compares, whatever Spark believes it has written."""
+    """Guarantees 1 and 5: the log compares every write, whatever Spark believes it has written."""
     target = {**where, "namespace": "mirror"}
     copy_to(spark, where, target, tmp_path / "a")
     stage_rows(connection, things, 50, "more")
@@ -161,7 +161,7 @@ def test_an_emptied_log_is_refilled_from_postgres(
 def test_rows_that_do_not_follow_the_tail_of_the_log_are_refused(
     spark: SparkSession, where: dict[str, str], redis_client: redis.Redis, things: Log
 ) -> None:
-    """A log never begins in the middle: another task may have the earlier rows."""
+    """A log cannot begin in the middle: another task may have the earlier rows."""
     staged = spark.read.format("penstock.staged").options(**where).load()
     target = {**where, "namespace": "mirror"}
 
@@ -175,7 +175,9 @@ def test_rows_that_do_not_follow_the_tail_of_the_log_are_refused(
     assert redis_client.keys("mirror*:log") == []
 
 
-def test_another_record_at_its_place_is_refused(spark: SparkSession, where: dict[str, str]) -> None:
+def test_another_record_at_the_same_offset_is_refused(
+    spark: SparkSession, where: dict[str, str]
+) -> None:
     """Guarantee 30."""
     staged = spark.read.format("penstock.staged").options(**where).load()
 
@@ -185,7 +187,7 @@ def test_another_record_at_its_place_is_refused(spark: SparkSession, where: dict
         ).save()
 
 
-def test_lost_records_fail_the_query_or_are_skipped_if_it_accepts_that(
+def test_lost_records_fail_the_query_unless_it_accepts_the_loss(
     spark: SparkSession,
     where: dict[str, str],
     redis_client: redis.Redis,
@@ -207,7 +209,7 @@ def test_lost_records_fail_the_query_or_are_skipped_if_it_accepts_that(
 
 
 @pytest.mark.slow
-def test_a_log_that_was_emptied_is_waited_for(
+def test_an_emptied_log_is_waited_for(
     spark: SparkSession,
     where: dict[str, str],
     redis_client: redis.Redis,
@@ -231,7 +233,7 @@ def test_a_log_that_was_emptied_is_waited_for(
     assert third == list(range(101, 111))
 
 
-def test_the_lag_shows_in_the_progress(
+def test_the_lag_is_shown_in_the_progress(
     spark: SparkSession, where: dict[str, str], tmp_path: Path
 ) -> None:
     frame = stream(
@@ -276,7 +278,7 @@ def test_a_micro_batch_has_few_tasks_for_few_records_or_as_many_as_requested(
     assert len(asked_for) >= 4
 
 
-def test_a_foreign_entry_in_the_stream_is_named(
+def test_a_foreign_entry_in_the_stream_is_reported(
     where: dict[str, str], redis_client: redis.Redis
 ) -> None:
     """Guarantee 30."""

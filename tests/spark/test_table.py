@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import InvalidSetting, Unknown
 from penstock.reconciling import cut
+from penstock.records import DEFAULT_SCOPE
 from penstock.spark.sources.table import TableSource
 
 pytestmark = pytest.mark.spark
@@ -59,7 +60,7 @@ def test_every_row_comes_once_with_its_types(
     assert rows[9].maybe is None
 
 
-def test_columns_and_rows_are_chosen_in_postgres(
+def test_columns_and_rows_are_selected_in_postgres(
     spark: SparkSession, connection: Connection, database_url: str
 ) -> None:
     connection.execute(ALL_TYPES)
@@ -87,7 +88,7 @@ def test_all_tasks_read_the_given_snapshot(
         "CREATE TABLE public.accounts AS SELECT i AS id, 100 AS cents FROM generate_series(1, 5000) i"
     )
 
-    with cut(lambda: connect_postgres(database_url, application="test")) as at:
+    with cut(lambda: connect_postgres(database_url, application="test"), DEFAULT_SCOPE) as at:
         frame = table(spark, database_url, table="public.accounts", snapshot=at.snapshot)
         connection.execute("UPDATE public.accounts SET cents = 0")
         connection.execute("INSERT INTO public.accounts SELECT 9, 9 FROM generate_series(1, 5000)")
@@ -98,7 +99,9 @@ def test_all_tasks_read_the_given_snapshot(
         frame.count()
 
 
-def test_what_cannot_be_read_is_named(connection: Connection, database_url: str) -> None:
+def test_a_table_that_cannot_be_read_is_refused_with_the_reason(
+    connection: Connection, database_url: str
+) -> None:
     def schema(**options: str) -> str:
         return TableSource({"databaseUrl": database_url, **options}).schema()
 

@@ -13,7 +13,7 @@ from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import InvalidSetting
-from penstock.records import Offset, Record, Shard, ShardName
+from penstock.records import DEFAULT_SCOPE, Offset, Record, Shard, ShardName
 from penstock.spark.reconcile import verify as engine
 from penstock.streaming import Streamer, tick
 from penstock.verifying import FindingKind, VerificationRange, bounds
@@ -25,7 +25,7 @@ STREAM = "penstock:{things/0}:log"
 
 @pytest.fixture
 def things(request: pytest.FixtureRequest) -> Log:
-    """A channel that keeps records for an hour, or as long as the test says."""
+    """A channel that keeps records for an hour, or as long as the test's parameter."""
     return Log("things", shards=2, keep=getattr(request, "param", timedelta(hours=1)))
 
 
@@ -37,7 +37,7 @@ def consumed(
     database_url: str,
     redis_url: str,
 ) -> Connection:
-    """Two hundred records of twenty keys in ten ticks, published; a consumer has passed the first hundred."""
+    """Two hundred records of twenty keys in ten ticks, published; a consumer has applied the first hundred."""
 
     @flow.consumer(reads=things)
     def reader(session: object, records: Sequence[Record]) -> None: ...
@@ -55,7 +55,7 @@ def consumed(
 
 
 def rewrite(client: redis.Redis, change: Callable[[Entries], Entries]) -> None:
-    """Rewrites the stream of shard 0 with other entries."""
+    """Rewrites the entries in the stream of shard 0."""
     entries: Any = client.xrange(STREAM)
     client.delete(STREAM)
     for entry_id, fields in change(entries):
@@ -63,7 +63,7 @@ def rewrite(client: redis.Redis, change: Callable[[Entries], Entries]) -> None:
 
 
 def number_at(connection: Connection, offset: int, shard: int = 0) -> int:
-    """The record that the journal has at an offset."""
+    """Returns the id of the record at an offset of the journal."""
     [(record,)] = connection.execute(
         "SELECT record_ids[%(offset)s - first_offset + 1] FROM penstock.journal "
         "WHERE shard = %(shard)s AND %(offset)s BETWEEN first_offset AND last_offset",
@@ -79,7 +79,7 @@ def test_a_sound_system_has_no_findings(consumed: Connection, verified: Verify) 
     assert (done.findings, done.unpublished, done.overtaken) == ([], 0, 0)
 
 
-def test_the_size_of_tasks_changes_nothing(
+def test_the_size_of_tasks_does_not_affect_the_result(
     consumed: Connection, verified: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "OFFSETS_A_TASK", 7)
@@ -96,7 +96,7 @@ def test_large_payloads_are_read_a_few_at_a_time(
         "SELECT 'things', 0, 'k', 'a', 'o', to_jsonb(string_agg(md5(n::text), '')) FROM generate_series(1, 32768) n"
     )
     streamer.drain()
-    reader = engine.VerificationReader((), database_url, redis_url, "penstock", "penstock")
+    reader = engine.VerificationReader((), database_url, redis_url, DEFAULT_SCOPE)
 
     assert reader._offsets_a_read(VerificationRange(ShardName("things", Shard(0)), 0, 1, 1)) == 15
     assert (
@@ -260,9 +260,7 @@ def test_a_hole_in_the_journal_is_named_with_the_records_it_left(
     assert (overlooked.where, overlooked.record) == ("staged", min(records))
 
 
-def test_a_record_that_the_journal_has_twice_is_doubled(
-    consumed: Connection, verified: Verify
-) -> None:
+def test_a_record_twice_in_the_journal_is_doubled(consumed: Connection, verified: Verify) -> None:
     consumed.execute(
         "UPDATE penstock.journal SET record_ids[1] = (SELECT record_ids[1] FROM penstock.journal WHERE shard = 0 AND first_offset = 1) "
         "WHERE shard = 0 AND 90 BETWEEN first_offset AND last_offset"
@@ -274,7 +272,7 @@ def test_a_record_that_the_journal_has_twice_is_doubled(
     assert (doubled.where, doubled.record) == ("journal", number_at(consumed, 1))
 
 
-def test_a_record_that_two_shards_have_is_doubled(consumed: Connection, verified: Verify) -> None:
+def test_a_record_in_two_shards_is_doubled(consumed: Connection, verified: Verify) -> None:
     consumed.execute(
         "UPDATE penstock.journal SET record_ids[1] = (SELECT record_ids[1] FROM penstock.journal WHERE shard = 0 AND first_offset = 1) "
         "WHERE shard = 1 AND first_offset = 1"
@@ -286,7 +284,7 @@ def test_a_record_that_two_shards_have_is_doubled(consumed: Connection, verified
     assert "at things/0 offset 1 too" in doubled.text
 
 
-def test_an_order_that_no_tick_can_have_is_inverted(consumed: Connection, verified: Verify) -> None:
+def test_an_order_that_no_tick_produces_is_inverted(consumed: Connection, verified: Verify) -> None:
     consumed.execute(
         "UPDATE penstock.journal SET record_ids[1] = record_ids[2], record_ids[2] = record_ids[1] WHERE shard = 0 AND first_offset = 1"
     )
@@ -299,7 +297,9 @@ def test_an_order_that_no_tick_can_have_is_inverted(consumed: Connection, verifi
     }
 
 
-def test_a_record_that_no_tick_took_is_overlooked(consumed: Connection, verified: Verify) -> None:
+def test_a_committed_record_without_an_offset_is_overlooked(
+    consumed: Connection, verified: Verify
+) -> None:
     consumed.execute(
         "INSERT INTO penstock.staged_records (xid, channel, shard, key, action, object, data) "
         "VALUES ('3', 'things', 0, 'k', 'a', 'o', '{}')"
@@ -345,11 +345,11 @@ def test_records_removed_before_a_consumer_passed_them_are_missing(
     assert (found.kind, found.where, found.offset) == (FindingKind.MISSING, "consumer reader", 6)
 
 
-def test_unpublished_records_are_no_finding(
+def test_unpublished_records_are_not_findings(
     consumed: Connection, verified: Verify, things: Log, flow: Pipeline, database_url: str
 ) -> None:
     stage_rows(consumed, things, 10)
-    tick(consumed)
+    tick(consumed, DEFAULT_SCOPE)
     stage_rows(consumed, things, 10)
     done = verified()
 
@@ -377,7 +377,7 @@ def test_transactions_without_a_common_lock_may_overtake_and_are_counted(
     assert (done.clean, done.overtaken) == (True, 3)
 
 
-def test_a_verification_can_start_later(
+def test_a_verification_can_start_at_a_later_offset_or_time(
     consumed: Connection, verified: Verify, redis_client: redis.Redis
 ) -> None:
     redis_client.xdel(STREAM, "41-0")

@@ -18,7 +18,7 @@ from penstock.channels.ick import DirtyList
 from penstock.channels.server import connect_redis
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.records import Record
+from penstock.records import DEFAULT_SCOPE, Record
 from penstock.spark.reconcile.verify import SparkExaminer
 from penstock.streaming import Streamer, streamer, tick
 from penstock.testing import eventually
@@ -35,7 +35,7 @@ def things() -> Log:
 
 @pytest.fixture
 def index(request: pytest.FixtureRequest) -> Ick:
-    """An Ick that keeps staged rows, or only as long as the test says."""
+    """An Ick that keeps staged rows for an hour, or as long as the test's parameter."""
     return Ick("index", shards=2, keep=getattr(request, "param", timedelta(hours=1)))
 
 
@@ -56,7 +56,7 @@ def documents(connection: Connection) -> Connection:
 def marked(
     documents: Connection, flow: Pipeline, streamer: Streamer, database_url: str, redis_url: str
 ) -> Connection:
-    """A hundred members marked; sixty of them marked again after the consumer has processed all."""
+    """The connection, after a hundred members were marked, processed, and sixty of them marked again."""
     mark_changed(documents, [f"d{n}" for n in range(100)])
     streamer.drain()
     worker = make_worker(flow, flow.get_consumer("indexer"), database_url, redis_url)
@@ -67,7 +67,7 @@ def marked(
     return documents
 
 
-def test_an_ick_has_no_entries_and_everything_before_it_is_compared(
+def test_an_ick_has_no_entries_but_its_staged_records_and_journal_are_compared(
     marked: Connection, verified: Verify
 ) -> None:
     done = verified()
@@ -75,7 +75,7 @@ def test_an_ick_has_no_entries_and_everything_before_it_is_compared(
     assert (done.findings, done.records, done.unpublished) == ([], 160, 0)
 
 
-def test_marks_that_are_lost_or_overlooked_before_an_ick_are_found(
+def test_lost_and_overlooked_marks_of_an_ick_are_found(
     marked: Connection, verified: Verify
 ) -> None:
     marked.execute(
@@ -93,7 +93,7 @@ def test_members_that_are_not_marked_yet_count_as_unpublished(
     marked: Connection, verified: Verify
 ) -> None:
     mark_changed(marked, ["d1", "d2"])
-    tick(marked)
+    tick(marked, DEFAULT_SCOPE)
     done = verified()
 
     assert (done.clean, done.records, done.unpublished) == (True, 162, 2)
@@ -118,7 +118,7 @@ def test_a_deleted_ick_that_is_not_refilled_is_named(
 
 
 @pytest.mark.slow
-def test_a_log_on_the_nodes_of_a_cluster_is_read_and_compared(
+def test_a_log_on_a_cluster_is_read_and_compared(
     documents: Connection,
     flow: Pipeline,
     things: Log,
@@ -131,7 +131,7 @@ def test_a_log_on_the_nodes_of_a_cluster_is_read_and_compared(
     mark_changed(documents, ["d1", "d2"])
     streaming.drain()
     streaming.close()
-    examiner = SparkExaminer(spark, database_url, cluster.url)
+    examiner = SparkExaminer(spark, database_url, cluster.url, DEFAULT_SCOPE)
     where = {"databaseUrl": database_url, "redisUrl": cluster.url, "channel": things.name}
     assert spark.read.format("penstock.log").options(**where).load().count() == 40
     with connect_redis(cluster.url) as client:
@@ -165,7 +165,7 @@ def test_a_stream_of_a_cluster_waits_for_records_of_all_its_shards(
             streaming.drain()
             eventually(
                 lambda: spark.table("of_cluster").count() == count,  # noqa: B023  used at once
-                "they came",
+                "the records arrive",
                 timeout_s=60,
             )
         assert query.isActive
@@ -183,7 +183,7 @@ def at_work(
     redis_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[[], int]]:
-    """Runs producers, a streamer, three consumers and continuous retention; returns how many records it removed."""
+    """Runs producers, a streamer, three consumers and continuous retention; its value returns the number of records removed."""
     monkeypatch.setattr(streamer, "RETAIN_EVERY_S", 0.0)
     for name in ("one", "two"):
 
@@ -228,7 +228,7 @@ def at_work(
 def test_there_is_no_false_alarm_under_load(
     verified: Verify, at_work: Callable[[], int], runs: int
 ) -> None:
-    """Guarantees 12 and 28: producers, streamer, consumers, retention and trimming at work."""
+    """Guarantees 12 and 28: with producers, streamer, consumers and retention running."""
     eventually(lambda: at_work() > 0, "retention is at work", timeout_s=30)
     compared = 0
     for _ in range(runs):

@@ -1,4 +1,4 @@
-"""SQLAlchemy's async sessions stage like sync ones: the hooks are on the session inside."""
+"""SQLAlchemy's async sessions stage like sync ones: the hooks are on the inner sync session."""
 
 import asyncio
 import re
@@ -154,7 +154,7 @@ def test_records_are_staged_explicitly(
 def test_an_async_handler_stages_without_rules(
     rides: Log, database_url: str, application: Engine, staged: StagedRecords
 ) -> None:
-    """Each function of the sync API, from ``async def``, in one transaction with the handler's own statements."""
+    """Each function of the sync API, called from ``async def``, in one transaction with the handler's own statements."""
     index = Ick("index")
     plain = Pipeline([rides, index])
 
@@ -200,7 +200,7 @@ def test_an_async_handler_stages_without_rules(
     ],
     ids=["stage", "stage_many", "mark_dirty"],
 )
-def test_an_async_session_in_a_sync_call_is_refused_with_the_call_to_type(
+def test_an_async_session_in_a_sync_call_is_refused_with_the_right_call(
     call: Callable[[Any, Log, Ick], object], advice: str, rides: Log
 ) -> None:
     with pytest.raises(
@@ -209,7 +209,7 @@ def test_an_async_session_in_a_sync_call_is_refused_with_the_call_to_type(
         call(orm.AsyncSession(), rides, Ick("index"))
 
 
-def test_a_session_in_the_async_call_is_refused_with_the_call_to_type(rides: Log) -> None:
+def test_a_sync_session_in_the_async_call_is_refused_with_the_right_call(rides: Log) -> None:
     for session in (Session(), scoped_session(sessionmaker())):
         call = stage_async(session, rides, key=1, action="a", object="b", data=None)  # type: ignore[arg-type]
         with pytest.raises(NotAttached, match=r"takes an AsyncSession, not Session.*: stage\("):

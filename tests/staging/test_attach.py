@@ -17,7 +17,7 @@ def _rule(pipeline: Pipeline, rides: Log, application: Engine) -> None:
     pipeline.stages(Ride, to=rides, key="id", data=["id"])
 
 
-def test_a_sessionmaker_and_no_other(
+def test_a_sessionmaker_is_affected_and_no_other(
     pipeline: Pipeline, application: Engine, staged: StagedRecords
 ) -> None:
     attached, other = sessionmaker(application), sessionmaker(application)
@@ -90,7 +90,7 @@ def test_a_session_attached_during_its_transaction_is_guarded(
 def test_a_pipeline_without_rules_stages_explicitly(
     rides: Log, application: Engine, staged: StagedRecords
 ) -> None:
-    """The guard registers no statement events, which alone cost about 4 µs a statement."""
+    """Its guard registers no statement events, which alone cost about 4 µs per statement."""
     index = Ick("index")
     maker = sessionmaker(application)
     Pipeline([rides, index]).attach(maker)

@@ -1,4 +1,4 @@
-"""Records that the application stages itself."""
+"""Records that the application stages explicitly."""
 
 from datetime import date
 from typing import Any
@@ -53,7 +53,7 @@ def test_a_record_is_a_row_of_the_transaction(
 def test_the_session_is_flushed_first(
     sessions: Sessions, rides: Log, pipeline: Pipeline, staged: StagedRecords
 ) -> None:
-    """Guarantee 2: the row's lock is taken before the record's id is drawn."""
+    """Guarantee 2: the row is locked before the record's id is drawn."""
     pipeline.stages(Ride, to=rides, key="id", data=["id"])
     with sessions.begin() as session:
         session.add(Ride(id=1))
@@ -62,7 +62,7 @@ def test_the_session_is_flushed_first(
     assert [record.action for record in staged()] == ["insert", "imported"]
 
 
-def test_many_records_are_one_insert_in_order(
+def test_several_records_are_one_insert_in_order(
     sessions: Sessions, rides: Log, statements: list[str], staged: StagedRecords
 ) -> None:
     records: list[Staging] = [
@@ -78,10 +78,10 @@ def test_many_records_are_one_insert_in_order(
     assert [record.data for record in staged()] == [[number] for number in range(500)]
 
 
-def test_a_fault_names_the_record_and_writes_nothing(
+def test_an_error_names_the_record_and_nothing_is_written(
     sessions: Sessions, rides: Log, staged: StagedRecords
 ) -> None:
-    """Guarantee 22: the error has the field's path."""
+    """Guarantee 22: the error contains the path of the field."""
     good: Staging = {"key": 1, "action": "imported", "object": "ride", "data": 1}
     reason = r"^records\[1\]\.data\.lines\[0\]: is of type bytes"
     with sessions.begin() as session, pytest.raises(InvalidRecord, match=reason):
@@ -137,7 +137,7 @@ def test_an_invalid_field_is_refused(
         " ",
     ],
 )
-def test_a_key_is_free_text(
+def test_a_key_may_be_any_text(
     key: str, sessions: Sessions, rides: Log, staged: StagedRecords
 ) -> None:
     """Guarantees 23 and 31: values are bound, never written into SQL."""
@@ -149,7 +149,7 @@ def test_a_key_is_free_text(
     ]
 
 
-def test_an_error_for_what_is_not_attached_names_the_call_to_make(
+def test_a_session_that_is_not_attached_is_refused_with_the_call_to_make(
     application: Engine, rides: Log, pipeline: Pipeline
 ) -> None:
     with Session(application) as session:
@@ -207,10 +207,10 @@ def test_a_missing_table_names_the_command_to_run(application: Engine, rides: Lo
             stage_one(session, rides)
 
 
-def test_an_error_that_can_be_retried_is_not_wrapped(
+def test_a_retryable_error_is_not_wrapped(
     application: Engine, sessions: Sessions, rides: Log
 ) -> None:
-    """Guarantees 17 and 33: the application's own retry recognises it; it shows no payload."""
+    """Guarantees 17 and 33: the application's own retry recognises it, and it shows no payload."""
     with sessions() as session, application.connect() as other:
         other.execute(text("LOCK TABLE penstock.staged_records IN ACCESS EXCLUSIVE MODE"))
         session.execute(text("SET LOCAL lock_timeout = '10ms'"))

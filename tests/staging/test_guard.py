@@ -98,7 +98,7 @@ def test_a_bypass_is_refused_before_it_writes(
             BypassedStaging, match=r"Ride.*\n.*penstock=\"staged\".*capture"
         ) as refused:
             bypass(session)
-        if session.is_active:  # bulk methods end the session's transaction, as SQLAlchemy has it
+        if session.is_active:  # bulk methods end the session's transaction, as SQLAlchemy documents
             session.commit()
 
     assert "rides" in str(refused.value)
@@ -136,14 +136,14 @@ def test_a_bypass_that_was_staged_explicitly_passes(
     ],
     ids=str,
 )
-def test_a_statement_that_changes_no_class_with_rules_passes(
+def test_a_statement_on_a_class_without_rules_passes(
     statement: Any, ruled: Pipeline, sessions: Sessions
 ) -> None:
     with sessions.begin() as session:
         session.execute(statement)
 
 
-def test_only_the_kinds_of_change_in_a_rule_are_guarded(
+def test_only_the_kinds_of_change_that_a_rule_names_are_guarded(
     pipeline: Pipeline, rides: Log, sessions: Sessions
 ) -> None:
     pipeline.stages(Ride, to=rides, on=["insert"], key="id")
@@ -189,10 +189,10 @@ def test_other_connections_are_not_checked(
         connection.execute(RIDES.delete())
 
 
-def test_a_write_by_a_mapper_event_is_refused(
+def test_a_write_in_a_mapper_event_is_refused(
     ruled: Pipeline, sessions: Sessions, staged: StagedRecords
 ) -> None:
-    """During the flush only the unit of work's own statements pass."""
+    """During a flush only the unit of work's own statements pass."""
 
     def touch(_: object, connection: Any, ride: Ride) -> None:
         connection.execute(RIDES.update().values(status="touched"))
@@ -230,7 +230,7 @@ class Archived(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
-def test_a_schema_in_the_statement_counts(
+def test_the_schema_in_a_statement_is_respected(
     pipeline: Pipeline, rides: Log, sessions: Sessions
 ) -> None:
     """A name without a schema may be either table, so it is refused."""

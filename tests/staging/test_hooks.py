@@ -29,7 +29,7 @@ def ruled(pipeline: Pipeline, rides: Log) -> Pipeline:
     return pipeline
 
 
-def changes_of(records: Sequence[Staged]) -> list[tuple[str, str]]:
+def list_changes(records: Sequence[Staged]) -> list[tuple[str, str]]:
     return [(record.action, record.key) for record in records]
 
 
@@ -81,10 +81,10 @@ def test_a_rollback_to_a_savepoint_removes_its_records(
         with session.begin_nested():
             session.add(Ride(id=3))
 
-    assert changes_of(staged()) == [("insert", "1"), ("insert", "3")]
+    assert list_changes(staged()) == [("insert", "1"), ("insert", "3")]
 
 
-def test_a_hundred_objects_are_one_insert(
+def test_a_hundred_objects_are_staged_by_one_insert(
     ruled: Pipeline, sessions: Sessions, statements: list[str], staged: StagedRecords
 ) -> None:
     with sessions.begin() as session:
@@ -105,7 +105,7 @@ def test_a_hundred_objects_are_one_insert(
     assert len(staged()) == 200
 
 
-def test_records_are_in_the_order_of_the_row_locks(
+def test_records_follow_the_order_of_the_row_locks(
     ruled: Pipeline, sessions: Sessions, statements: list[str]
 ) -> None:
     """Guarantee 2: ids of one key follow the locks, since records are inserted after the flush's own writes."""
@@ -135,10 +135,10 @@ def test_an_unchanged_object_is_not_staged(
         other.status = "new"
         mutable.extra["a"] = 2
 
-    assert changes_of(staged()[3:]) == [("update", "3")]
+    assert list_changes(staged()[3:]) == [("update", "3")]
 
 
-def test_a_relationship_alone_is_not_an_update(
+def test_a_changed_relationship_alone_is_not_an_update(
     pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
 ) -> None:
     pipeline.stages(Rider, to=rides, key="id", data=["name"])
@@ -148,10 +148,10 @@ def test_a_relationship_alone_is_not_an_update(
         rider = session.get_one(Rider, 1)
         rider.rides.append(Ride(id=1))
 
-    assert changes_of(staged()) == [("insert", "1")]
+    assert list_changes(staged()) == [("insert", "1")]
 
 
-def test_a_foreign_key_that_follows_a_relationship_is_an_update(
+def test_a_foreign_key_changed_through_a_relationship_is_an_update(
     ruled: Pipeline, sessions: Sessions, staged: StagedRecords
 ) -> None:
     with sessions.begin() as session:
@@ -160,7 +160,7 @@ def test_a_foreign_key_that_follows_a_relationship_is_an_update(
         rider = session.get_one(Rider, 1)
         rider.rides.append(session.get_one(Ride, 1))
 
-    assert changes_of(staged()) == [("insert", "1"), ("update", "1")]
+    assert list_changes(staged()) == [("insert", "1"), ("update", "1")]
 
 
 def test_a_column_set_to_an_sql_expression_is_an_update_with_its_result(
@@ -196,7 +196,7 @@ def test_attributes_that_objects_lack_are_loaded_in_one_select(
         for ride in objects:
             ride.status = "done"
         session.flush()
-        # SQLAlchemy itself loads an expired object, one by one, before it can update it.
+        # Before an update, SQLAlchemy itself loads expired objects one by one.
         selects = [s for s in statements if s.startswith("SELECT") and " IN " in s]
         for ride in objects:
             ride.extra["again"] = True
@@ -216,10 +216,10 @@ def test_attributes_that_objects_lack_are_loaded_in_one_select(
     assert staged()[23].data["extra"] == {"n": 3, "again": True}
 
 
-def test_a_mutable_value_loaded_by_the_hooks_notices_changes(
+def test_a_mutable_value_loaded_by_the_hooks_still_tracks_changes(
     pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
 ) -> None:
-    """The hooks, not the ORM, set it on the object."""
+    """The hooks set it on the object, not the ORM."""
     pipeline.stages(Ride, to=rides, on=["update"], key="id", data=["extra"])
     with sessions.begin() as session:
         session.add(Ride(id=1, extra={"a": 1}))
@@ -245,10 +245,10 @@ def test_values_set_by_the_server_are_in_the_record(
     assert [(record.key, record.data) for record in staged()] == [(str(number), [number, 1])]
 
 
-def test_a_delete_stages_the_values_of_the_row(
+def test_a_delete_stages_the_row_as_it_was_in_the_database(
     pipeline: Pipeline, rides: Log, sessions: Sessions, statements: list[str], staged: StagedRecords
 ) -> None:
-    """The record lacks values that were set but never written, and has those that were not loaded."""
+    """The record lacks values that were set but never written, and includes those that were not loaded."""
     pipeline.stages(Ride, to=rides, on=["delete"], key="id", data=["status", "fare", "notes"])
     with sessions.begin() as session:
         objects = [Ride(id=number, fare=Decimal(number), notes="n") for number in range(5)]
@@ -270,7 +270,7 @@ def test_a_delete_stages_the_values_of_the_row(
 def test_a_row_that_another_transaction_deleted_is_not_staged_again(
     ruled: Pipeline, sessions: Sessions, staged: StagedRecords
 ) -> None:
-    """Guarantee 8: each record is of a change that happened; SQLAlchemy only warns here."""
+    """Guarantee 8: a record stands for a change that happened; SQLAlchemy only warns here."""
     with sessions() as late, sessions() as early:
         early.add(Ride(id=1))
         early.commit()
@@ -281,7 +281,7 @@ def test_a_row_that_another_transaction_deleted_is_not_staged_again(
         with pytest.raises(StaleDataError, match="found 0"):
             late.commit()
 
-    assert changes_of(staged()) == [("insert", "1"), ("delete", "1")]
+    assert list_changes(staged()) == [("insert", "1"), ("delete", "1")]
 
 
 def test_cascades_and_orphans_are_staged(
@@ -295,7 +295,7 @@ def test_cascades_and_orphans_are_staged(
         session.flush()
         session.delete(rider)
 
-    assert changes_of(staged()[2:]) == [("delete", "1"), ("delete", "2")]
+    assert list_changes(staged()[2:]) == [("delete", "1"), ("delete", "2")]
     assert staged()[2].data == {"id": 1, "status": "new", "fare": "0.00"}
 
 
@@ -325,7 +325,7 @@ def test_merge_and_autoflush_are_staged(
         assert session.scalar(select(func.count()).select_from(Ride)) == 1
         session.merge(Ride(id=1, status="done"))
 
-    assert changes_of(staged()) == [("insert", "1"), ("update", "1")]
+    assert list_changes(staged()) == [("insert", "1"), ("update", "1")]
 
 
 def test_changes_made_during_commit_are_staged(
@@ -355,7 +355,7 @@ def test_a_failed_flush_stages_nothing_and_the_next_one_only_its_own_changes(
         session.add(Ride(id=3))
         session.commit()
 
-    assert changes_of(staged()) == [("insert", "3")]
+    assert list_changes(staged()) == [("insert", "3")]
 
 
 def test_a_savepoint_rolled_back_just_before_a_flush_changes_nothing(
@@ -370,7 +370,7 @@ def test_a_savepoint_rolled_back_just_before_a_flush_changes_nothing(
         session.add(Ride(id=1))
         session.commit()
 
-    assert changes_of(staged()) == [("insert", "1")]
+    assert list_changes(staged()) == [("insert", "1")]
 
 
 def test_a_record_that_cannot_be_staged_fails_the_whole_flush(
@@ -389,7 +389,7 @@ def test_a_record_that_cannot_be_staged_fails_the_whole_flush(
     assert staged() == []
 
 
-def test_rules_apply_in_the_order_of_their_declaration_also_late_ones(
+def test_rules_apply_in_the_order_of_their_declaration_including_late_ones(
     ruled: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
 ) -> None:
     with sessions.begin() as session:
@@ -419,7 +419,7 @@ def test_two_pipelines_stage_their_own_records(
     ruled: Pipeline, sessions: Sessions, staged: StagedRecords
 ) -> None:
     other = Pipeline([Log("others")])
-    other.stages(Ride, to=other.get_channel("others"), key="id", data=["id"])
+    other.stages(Ride, to=other.channels["others"], key="id", data=["id"])
     other.attach(sessions)
     with sessions.begin() as session:
         session.add(Ride(id=1))
@@ -427,10 +427,10 @@ def test_two_pipelines_stage_their_own_records(
     assert [record.channel for record in staged()] == ["rides", "others"]
 
 
-def test_the_insert_privilege_is_enough(
+def test_a_producer_needs_only_the_insert_privilege(
     ruled: Pipeline, sessions: Sessions, application: Engine, staged: StagedRecords
 ) -> None:
-    """Guarantee 32: a producer reads none of Penstock's tables."""
+    """Guarantee 32: it reads none of Penstock's tables."""
     with application.begin() as connection:
         for grant in (
             "CREATE ROLE producer",
@@ -463,7 +463,7 @@ def test_two_phase_commit_carries_the_record(
         assert staged() == []
         session.commit()
 
-    assert changes_of(staged()) == [("insert", "1")]
+    assert list_changes(staged()) == [("insert", "1")]
 
 
 class Node(Base):
@@ -476,10 +476,10 @@ class Node(Base):
     )
 
 
-def test_a_foreign_key_written_afterwards_is_staged(
+def test_a_foreign_key_written_by_post_update_is_staged(
     pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
 ) -> None:
-    """``post_update`` writes a second UPDATE, of an object without changes at the time of the first."""
+    """``post_update`` writes a second UPDATE, for an object that had no changes at the first."""
     pipeline.stages(Node, to=rides, key="id", data=["parent_id"])
     with sessions.begin() as session:
         one, two = Node(id=1), Node(id=2)

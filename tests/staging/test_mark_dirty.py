@@ -47,7 +47,7 @@ def test_each_change_marks_the_member_without_a_payload(
 
 
 @pytest.mark.parametrize("object_is", ["loaded", "expired"])
-def test_a_change_of_the_member_marks_the_old_and_the_new_one(
+def test_a_change_of_the_member_column_marks_the_old_and_the_new_member(
     pipeline: Pipeline, index: Ick, sessions: Sessions, staged: StagedRecords, object_is: str
 ) -> None:
     """Guarantee 6: the rider who loses the ride is marked too, even if the object had not loaded the column."""
@@ -64,7 +64,7 @@ def test_a_change_of_the_member_marks_the_old_and_the_new_one(
     assert members(staged) == [("update", "1"), ("update", "2")]
 
 
-def test_none_marks_nothing(
+def test_a_member_of_none_marks_nothing(
     pipeline: Pipeline, index: Ick, sessions: Sessions, staged: StagedRecords
 ) -> None:
     pipeline.marks_dirty(Ride, to=index, key="rider_id")
@@ -79,7 +79,7 @@ def test_none_marks_nothing(
     assert members(staged) == [("update", "1"), ("update", "1")]
 
 
-def test_a_trigger_marks_as_the_hooks_do(
+def test_a_trigger_marks_the_same_members_as_the_hooks(
     pipeline: Pipeline, index: Ick, application: Engine, staged: StagedRecords
 ) -> None:
     rule = pipeline.marks_dirty(Ride, to=index, key="rider_id", capture="trigger")

@@ -1,4 +1,4 @@
-"""A wake-up after the commit: best effort, and a failure never reaches the application."""
+"""A nudge after the commit: best effort, and a failure never reaches the application."""
 
 import logging
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def listener(database_url: str) -> Iterator[psycopg.Connection]:
 
 
 def heard(listener: psycopg.Connection) -> list[str]:
-    listener.execute("SELECT")  # what was sent before has arrived with the answer
+    listener.execute("SELECT")  # notifications sent earlier arrive before the reply
     return [note.channel for note in listener.notifies(timeout=0.05)]
 
 
@@ -64,7 +64,7 @@ def test_a_commit_that_staged_nothing_does_not_nudge(
     assert heard(listener) == []
 
 
-def test_an_application_that_did_not_ask_sends_no_nudge(
+def test_an_application_that_did_not_enable_nudges_sends_none(
     sessions: sessionmaker[Session], listener: psycopg.Connection, statements: list[str]
 ) -> None:
     with sessions.begin() as session:
@@ -92,7 +92,7 @@ def test_a_commit_inside_an_outer_transaction_does_not_nudge(
     assert "not sent" not in caplog.text
 
 
-def test_a_pool_of_one_connection_is_enough(
+def test_a_nudge_works_with_a_pool_of_one_connection(
     database_url: str, application: Engine, pipeline: Pipeline, listener: psycopg.Connection
 ) -> None:
     engine = create_engine(

@@ -1,4 +1,4 @@
-"""Every value that passes the check reads back equal from Postgres, in the documented encoding."""
+"""Every value that passes validation reads back equal from Postgres, in the documented encoding."""
 
 import json
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def connection(postgres: EmbeddedPostgres) -> Iterator[psycopg.Connection]:
 
 
 def assert_same(value: Any, back: Any, connection: psycopg.Connection) -> None:
-    """A consumer that knows the type recovers the value."""
+    """Asserts that a consumer that knows the type can recover the value."""
     if isinstance(value, dict):
         assert value.keys() == back.keys()
         for key, member in value.items():
@@ -85,7 +85,7 @@ def _read(value: Any, back: Any) -> Any:
 @example({"": {"": [""]}, "\u2028": "\x7f\x01"})
 @example(datetime(2026, 3, 29, 2, 30, tzinfo=UTC))
 @example(r"\u0000")
-def test_a_value_that_passes_reads_back_equal(connection: psycopg.Connection, value: Any) -> None:
+def test_a_valid_value_reads_back_equal(connection: psycopg.Connection, value: Any) -> None:
     """Guarantee 22: ``jsonb`` accepts every value that passes."""
     row = connection.execute(
         "SELECT CAST(%s AS jsonb)::text", (json_text(value, "data", 10**7),)

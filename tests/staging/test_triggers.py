@@ -57,7 +57,7 @@ class Loud(types.TypeDecorator[str]):
 
 
 class Sample(Base):
-    """A column of every type that both triggers and hooks can encode."""
+    """One column of every type that both triggers and hooks can encode."""
 
     __tablename__ = 'sam\'ple\\s "x"'
 
@@ -88,7 +88,7 @@ FULL: dict[str, Any] = {
     "day": date(2026, 1, 2),
     "clock": time(1, 2, 3),
     "moment": datetime(2026, 1, 2, 3, 4, 5, 600, tzinfo=timezone(timedelta(hours=5))),
-    "local": datetime(2026, 1, 2, 3, 4, 5),  # noqa: DTZ001  a naive one is meant
+    "local": datetime(2026, 1, 2, 3, 4, 5),  # noqa: DTZ001  naive on purpose
     "span": timedelta(days=-1, hours=3, minutes=4, microseconds=500_000),
     "colour": Colour.BLUE,
     "extra": {"b": [1, 2.5, None], "a": "x"},
@@ -160,7 +160,7 @@ def test_every_writer_is_captured_once(
     assert [r.shard for r in records] == [rides.shard_for(r.key) for r in records]
 
 
-def test_the_order_within_a_statement_is_kept(
+def test_the_order_within_a_statement_is_preserved(
     captured: StagingRule, application: Engine, staged: StagedRecords
 ) -> None:
     """Guarantee 2: inserts and updates of one upsert, in the order in which Postgres made them."""
@@ -203,15 +203,15 @@ def test_an_invalid_key_fails_the_statement(
 
 
 def test_truncate_is_refused(captured: StagingRule, application: Engine) -> None:
-    """Guarantee 7: it has no rows to stage."""
+    """Guarantee 7: it provides no rows to stage."""
     with application.connect() as connection, pytest.raises(IntegrityError, match="use DELETE"):
         connection.execute(text("TRUNCATE sequenced"))
 
 
-def test_a_writer_needs_no_privilege_on_penstocks_tables(
+def test_a_writer_needs_no_privileges_on_penstocks_tables(
     captured: StagingRule, application: Engine, staged: StagedRecords
 ) -> None:
-    """Guarantee 32: it gets none, and its search path has no effect on the trigger."""
+    """Guarantee 32: it has none, and its search path does not affect the trigger."""
     with application.begin() as connection:
         connection.execute(text("CREATE ROLE writer"))
         connection.execute(text("GRANT ALL ON sequenced TO writer"))
@@ -242,7 +242,7 @@ def test_a_writer_needs_no_privilege_on_penstocks_tables(
 def test_a_trigger_stages_the_same_records_as_the_hooks(
     rides: Log, application: Engine, staged: StagedRecords
 ) -> None:
-    """The same objects, captured both ways; only values loaded from the database can be compared."""
+    """Captured both ways from the same objects; only values loaded from the database are comparable."""
     by_hooks, by_trigger = Pipeline([rides]), Pipeline([rides])
     by_hooks.stages(Sample, to=rides, key="note", object="sample")
     rule = by_trigger.stages(Sample, to=rides, key="note", object="sample", capture="trigger")
@@ -279,7 +279,7 @@ def quoted_table() -> str:
     return '"' + Sample.__tablename__.replace('"', '""') + '"'
 
 
-def test_a_condition_in_sql(
+def test_a_trigger_may_have_a_condition_in_sql(
     pipeline: Pipeline, rides: Log, application: Engine, staged: StagedRecords
 ) -> None:
     rule = pipeline.stages(
@@ -300,7 +300,9 @@ def test_a_condition_in_sql(
     assert [(record.key, record.data) for record in staged()] == [("2", {})]
 
 
-def test_partitions_are_captured(rides: Log, application: Engine, staged: StagedRecords) -> None:
+def test_changes_in_partitions_are_captured(
+    rides: Log, application: Engine, staged: StagedRecords
+) -> None:
     pipeline = Pipeline([rides])
     rule = pipeline.stages(Sequenced, to=rides, key="id", data=["group"], capture="trigger")
     with application.begin() as connection:
@@ -327,7 +329,7 @@ def test_partitions_are_captured(rides: Log, application: Engine, staged: Staged
     ]
 
 
-def test_the_migration_goes_up_and_down(
+def test_a_migration_with_triggers_goes_up_and_down(
     captured: StagingRule,
     pipeline: Pipeline,
     rides: Log,
@@ -361,8 +363,10 @@ def test_the_migration_goes_up_and_down(
     assert len(staged()) == 1
 
 
-def test_the_migration_can_be_printed(captured: StagingRule, pipeline: Pipeline) -> None:
-    """``alembic upgrade --sql`` changes neither colons nor percent signs."""
+def test_a_migration_with_triggers_can_be_printed_as_sql(
+    captured: StagingRule, pipeline: Pipeline
+) -> None:
+    """``alembic upgrade --sql`` leaves colons and percent signs unchanged."""
     migration: dict[str, Any] = {}
     exec(trigger_migration(pipeline, revision="abc"), migration)
     printed = StringIO()

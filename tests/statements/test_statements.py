@@ -1,4 +1,4 @@
-"""Every statement is prepared against the migrated schema; every script is loaded and keeps the rules of its header."""
+"""Every statement is prepared against the migrated schema; every script is loaded, and its header is checked."""
 
 import re
 from pathlib import Path
@@ -10,6 +10,7 @@ import redis
 from penstock.channels.scripts import script
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
+from penstock.records import DEFAULT_SCOPE
 
 SOURCE = Path(__file__).parents[2] / "src" / "penstock"
 LUA = Path(__file__).parents[2] / "lua"
@@ -17,9 +18,15 @@ PACKAGES = sorted(
     ".".join(("penstock", *path.parent.relative_to(SOURCE).parts))
     for path in SOURCE.rglob("statements.sql")
 )
-NAMED = [(package, name) for package in PACKAGES for name in statements(package)]
-UTILITY = re.compile(r"^(--.*\n)*(LOCK|SET|CREATE)\b")  # Postgres prepares no utility statements
-PREPARABLE = [(p, name) for p, name in NAMED if not UTILITY.match(statements(p)[name].decode())]
+NAMED = [
+    (package, name) for package in PACKAGES for name in statements(package, DEFAULT_SCOPE.schema)
+]
+UTILITY = re.compile(r"^(--.*\n)*(LOCK|SET|CREATE)\b")  # Postgres cannot prepare utility statements
+PREPARABLE = [
+    (p, name)
+    for p, name in NAMED
+    if not UTILITY.match(statements(p, DEFAULT_SCOPE.schema)[name].decode())
+]
 _PARAMETERS = re.compile(r"%\((\w+)\)s")
 FILES = sorted(str(path.relative_to(LUA).with_suffix("")) for path in LUA.rglob("*.lua"))
 SCRIPTS = [name for name in FILES if "_" not in name.rpartition("/")[2][:1]]
@@ -28,7 +35,7 @@ FRAGMENTS = [name for name in FILES if name not in SCRIPTS]
 
 @pytest.mark.parametrize(("package", "name"), PREPARABLE)
 def test_a_statement_fits_the_schema(connection: Connection, package: str, name: str) -> None:
-    sql = statements(package)[name].decode()
+    sql = statements(package, DEFAULT_SCOPE.schema)[name].decode()
     order: list[str] = []
 
     def numbered(match: re.Match[str]) -> str:
@@ -39,7 +46,7 @@ def test_a_statement_fits_the_schema(connection: Connection, package: str, name:
     prepared = re.sub(r"%\((\w+)\)s", numbered, sql).replace("%%", "%")
     with connection.transaction():
         connection.execute("SET search_path = ''")
-        for other in statements(package).values():
+        for other in statements(package, DEFAULT_SCOPE.schema).values():
             if b"CREATE TEMPORARY TABLE" in other and "pg_temp." in sql:
                 connection.execute(other)
         connection.execute(f"PREPARE checked AS {prepared}".encode())
@@ -52,7 +59,7 @@ def test_a_statement_is_used(package: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_compiles_and_declares_all_that_it_touches(
+def test_a_script_compiles_and_declares_every_key_it_uses(
     redis_client: redis.Redis, name: str
 ) -> None:
     loaded = redis_client.script_load(script(name).text)
@@ -66,7 +73,7 @@ def test_a_script_compiles_and_declares_all_that_it_touches(
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_an_error_in_a_script_names_the_line_of_its_file(
+def test_an_error_in_a_script_names_the_line_in_its_file(
     redis_client: redis.Redis, name: str
 ) -> None:
     text = (LUA / f"{name}.lua").read_text()
@@ -75,7 +82,7 @@ def test_an_error_in_a_script_names_the_line_of_its_file(
 
 
 @pytest.mark.parametrize("name", FRAGMENTS)
-def test_a_fragment_is_the_beginning_of_several_scripts(name: str) -> None:
+def test_a_fragment_begins_several_scripts(name: str) -> None:
     texts = [(LUA / f"{other}.lua").read_text() for other in SCRIPTS]
     body = (LUA / f"{name}.lua").read_text()
 
@@ -83,25 +90,29 @@ def test_a_fragment_is_the_beginning_of_several_scripts(name: str) -> None:
         sum(bool(re.search(rf"^-- includes: .*\b{name}\b", text, re.MULTILINE)) for text in texts)
         > 1
     )
-    assert not re.search(r"\S.*--", body)  # its comments are lines of their own
+    assert not re.search(r"\S.*--", body)  # comments are on lines of their own
     assert not re.search(r"(KEYS|ARGV)\[\d|pcall", body)
     assert len(body.splitlines()) <= 120
 
 
-JOURNAL_BOUNDS = [(p, n) for p, n in PREPARABLE if "journal_bounds" in statements(p)[n].decode()]
+JOURNAL_BOUNDS = [
+    (p, n)
+    for p, n in PREPARABLE
+    if "journal_bounds" in statements(p, DEFAULT_SCOPE.schema)[n].decode()
+]
 
 
 @pytest.mark.parametrize(("package", "name"), JOURNAL_BOUNDS)
-def test_where_the_journal_begins_and_ends_is_a_probe_of_its_index(
+def test_the_extent_of_the_journal_is_an_index_probe(
     connection: Connection, package: str, name: str
 ) -> None:
-    """Postgres inlines the function: the plan names the index, and neither a function nor the whole table."""
+    """Postgres inlines the function: the plan names the index, and neither a function nor a sequential scan."""
     connection.execute(
         "INSERT INTO penstock.journal (channel, shard, first_offset, last_offset, record_ids, epoch) "
         "SELECT 'c', i % 4, i, i, ARRAY[i::bigint], 1 FROM generate_series(1, 20000) i"
     )
     connection.execute("ANALYZE penstock.journal")
-    sql = statements(package)[name].decode()
+    sql = statements(package, DEFAULT_SCOPE.schema)[name].decode()
     integers = {"shard", "tail", "records", "bytes", "shards", "chunk"}
     integers |= {"max_inline_records", "max_inline_bytes"}
     values: dict[str, Any] = {
@@ -113,7 +124,7 @@ def test_where_the_journal_begins_and_ends_is_a_probe_of_its_index(
         values["shards"] = [1]
     with connection.transaction():
         if name == "sequence_committed":
-            connection.execute(statements(package)["prepare_tick"])
+            connection.execute(statements(package, DEFAULT_SCOPE.schema)["prepare_tick"])
         plan = "\n".join(
             line for (line,) in connection.execute(f"EXPLAIN {sql}".encode(), values or None)
         )
@@ -124,13 +135,13 @@ def test_where_the_journal_begins_and_ends_is_a_probe_of_its_index(
 
 
 @pytest.mark.parametrize("name", ["newest_tick", "sequence_committed"])
-def test_what_runs_at_every_round_reads_no_whole_table(connection: Connection, name: str) -> None:
+def test_statements_of_every_round_scan_no_table(connection: Connection, name: str) -> None:
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
         "SELECT 'c', 0, 'k', 'a', 'o', '{}' FROM generate_series(1, 20000)"
     )
     connection.execute("ANALYZE penstock.staged_records")
-    sql = statements("penstock.streaming")
+    sql = statements("penstock.streaming", DEFAULT_SCOPE.schema)
     with connection.transaction():
         if name == "sequence_committed":
             connection.execute(sql["prepare_tick"])

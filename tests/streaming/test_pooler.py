@@ -1,4 +1,4 @@
-"""A pooler in transaction mode between us and Postgres: a real one, which changes the session with every transaction."""
+"""A real pooler in transaction mode between Penstock and Postgres: it changes the session with every transaction."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ from fixtures.flow import running, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.records import Record
+from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import Sequencer
 from penstock.testing import eventually
@@ -45,15 +45,15 @@ def test_records_go_through_two_streamers_and_a_consumer_behind_a_pooler(
     with running(*(streamer.run for streamer in streamers), worker.run):
         for number in range(20):
             stage_rows(connection, things, 25, f"{number} ")
-            eventually(lambda n=number: seen() > n * 25, "it goes on")  # type: ignore[misc]
-        eventually(lambda: seen() == 500, "all of it is there")
+            eventually(lambda n=number: seen() > n * 25, "records flow again")  # type: ignore[misc]
+        eventually(lambda: seen() == 500, "all records arrive")
 
 
-def test_a_sequencer_gives_its_prepared_statements_up_behind_a_pooler(
+def test_a_sequencer_behind_a_pooler_stops_using_prepared_statements(
     things: Log, connection: Connection, pooled_connection: Connection
 ) -> None:
-    """Guarantee 18: a pooler follows those of the protocol, if any, and not those of SQL."""
-    sequencer = Sequencer(pooled_connection, prepare=True)
+    """Guarantee 18: a pooler tracks prepared statements of the protocol at most, never those of SQL."""
+    sequencer = Sequencer(pooled_connection, DEFAULT_SCOPE, prepare=True)
 
     for _ in range(10):
         stage_rows(connection, things, 2)

@@ -1,4 +1,4 @@
-"""What the publisher promises: the log is the journal, whatever happened to Redis or to a reply."""
+"""The publisher keeps the log equal to the journal, whatever happens to Redis or to a reply."""
 
 import math
 from contextlib import closing
@@ -9,11 +9,11 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
-from fixtures.flow import LookAtLog, stage_rows
+from fixtures.flow import ReadLog, stage_rows
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.errors import AppendRefused, Fenced, ForeignLog, HistoryDiverged
-from penstock.records import Epoch, Offset, Record, ShardName
+from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Record, Scope, ShardName
 from penstock.streaming import Streamer, tick
 from penstock.streaming.unpublished import BATCH_BYTES, unpublished
 
@@ -28,8 +28,8 @@ def dense(log: dict[ShardName, list[Record]]) -> bool:
     )
 
 
-def test_what_is_staged_is_in_the_log_in_order_and_dense(
-    streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
+def test_staged_records_are_in_the_log_in_order_and_without_gaps(
+    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
 ) -> None:
     stage_rows(connection, things, 2500)
 
@@ -40,8 +40,8 @@ def test_what_is_staged_is_in_the_log_in_order_and_dense(
     assert all(sorted(r.id for r in records) == [r.id for r in records] for records in log.values())
 
 
-def test_payloads_arrive_as_they_were_staged(
-    streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
+def test_payloads_arrive_unchanged(
+    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
 ) -> None:
     data = '{"text": "ü\\n\\"quoted\\"", "n": 12345678901234567890.125, "list": [1, null, true]}'
     connection.execute(
@@ -57,17 +57,19 @@ def test_payloads_arrive_as_they_were_staged(
     assert record.data["text"] == 'ü\n"quoted"'
 
 
-def test_what_came_along_with_the_tick_is_not_read_again(
+def test_inline_records_are_not_read_again(
     streamer: Streamer,
     connection: Connection,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     streamer.drain()
     asked: list[dict[ShardName, Offset]] = []
 
-    def nothing_to_read(_: Connection, target: Any, tails: Any, **_options: Any) -> Any:
+    def nothing_to_read(
+        _: Connection, _scope: Scope, target: Any, tails: Any, **_options: Any
+    ) -> Any:
         asked.append({shard: tails[shard] for shard in target})
         yield from ()
 
@@ -79,14 +81,14 @@ def test_what_came_along_with_the_tick_is_not_read_again(
     assert asked[0] == {shard: len(records) for shard, records in logged(things).items()}
 
 
-def test_what_came_along_waits_for_what_a_redis_has_lost(
+def test_inline_records_wait_for_records_that_redis_has_lost(
     streamer: Streamer,
     connection: Connection,
     redis_client: redis.Redis,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
 ) -> None:
-    """Guarantee 4: the log is filled from its beginning, not from the last tick on."""
+    """Guarantee 4: the log is filled from its beginning, not from the last tick."""
     stage_rows(connection, things, 30)
     streamer.drain()
     redis_client.flushall()
@@ -97,13 +99,13 @@ def test_what_came_along_waits_for_what_a_redis_has_lost(
     assert dense(logged(things))
 
 
-def test_what_came_along_waits_for_what_an_earlier_tick_has_left(
-    streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
+def test_inline_records_wait_for_those_of_an_earlier_tick(
+    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
 ) -> None:
-    """Guarantee 1: as after a crash between a tick and its publishing, and seen before it is sent."""
+    """Guarantee 1: as after a crash between a tick and its publishing; the gap is noticed before anything is sent."""
     streamer.open()
     stage_rows(connection, things, 30)
-    left = tick(connection)
+    left = tick(connection, DEFAULT_SCOPE)
     stage_rows(connection, things, 30)
     assert streamer._publisher is not None
     streamer._publisher.advance_target(left.tails)
@@ -115,8 +117,8 @@ def test_what_came_along_waits_for_what_an_earlier_tick_has_left(
     assert [each for each in logs if each["event"] == "log was behind, replaying"] == []
 
 
-def test_of_few_heavy_records_what_did_not_come_along_is_read(
-    streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
+def test_of_few_heavy_records_those_that_are_not_inline_are_read(
+    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
 ) -> None:
     connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN data SET STORAGE EXTERNAL")
     connection.execute(
@@ -131,9 +133,9 @@ def test_of_few_heavy_records_what_did_not_come_along_is_read(
 
 
 def test_a_lost_reply_does_not_double_a_record(
-    streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
+    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
 ) -> None:
-    """Guarantee 1: what was sent is sent again, and the log does not change."""
+    """Guarantee 1: the batch is sent again, and the log does not change."""
     stage_rows(connection, things, 100)
     streamer.drain()
     before = logged(things)
@@ -152,9 +154,9 @@ def test_two_streamers_make_one_log(
     redis_url: str,
     connection: Connection,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
 ) -> None:
-    """Guarantee 3: two at once, one of them with old news, are slow, never wrong."""
+    """Guarantee 3: two at once, one of them out of date, are slow, never wrong."""
     rival = Streamer(flow, database_url, redis_url)
     rival.open()
     for number in range(20):
@@ -176,9 +178,9 @@ def test_a_flushed_redis_is_filled_again_from_the_journal(
     redis_client: redis.Redis,
     connection: Connection,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
 ) -> None:
-    """Guarantee 9: nothing is kept in Redis alone until everyone has passed it."""
+    """Guarantee 9: Postgres keeps every record until all consumers have passed it."""
     stage_rows(connection, things, 500)
     streamer.drain()
     before = logged(things)
@@ -194,14 +196,14 @@ def test_a_flushed_redis_is_filled_again_from_the_journal(
     assert sum(map(len, after.values())) == 501
 
 
-def test_a_redis_put_back_to_an_older_state_is_filled_up(
+def test_a_redis_restored_to_an_older_state_is_filled_up(
     streamer: Streamer,
     redis_client: redis.Redis,
     connection: Connection,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
 ) -> None:
-    """Guarantee 9: the script's comparison, not the publisher's memory, decides."""
+    """Guarantee 9: the script's comparison decides, not the publisher's memory."""
     stage_rows(connection, things, 50, "old")
     streamer.drain()
     keys = redis_client.keys("*")
@@ -231,7 +233,7 @@ def test_a_small_backlog_goes_to_redis_in_one_call_unless_it_is_heavy(
     payload_bytes: int,
     calls: int,
 ) -> None:
-    """A Redis that takes in many megabytes at once serves nobody else meanwhile."""
+    """A Redis that receives many megabytes at once serves no other client meanwhile."""
     streamer.drain()
     redis_client.config_resetstat()
     connection.execute(
@@ -256,10 +258,10 @@ def test_scripts_that_the_server_has_forgotten_are_loaded_again(
     assert streamer.drain() == 5
 
 
-def test_scripts_that_are_forgotten_under_way_are_called_again_in_order(
+def test_scripts_forgotten_during_a_round_are_called_again_in_order(
     streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
 ) -> None:
-    """Guarantee 19: several calls are under way when the first one says that the script is gone."""
+    """Guarantee 19: several calls are in flight when the first one reports that the script is missing."""
     for again in range(5):
         stage_rows(connection, things, 2500, str(again))
         redis_client.script_flush()
@@ -272,7 +274,7 @@ def test_scripts_that_are_forgotten_under_way_are_called_again_in_order(
 def test_a_redis_that_refuses_writes_keeps_records_in_postgres(
     streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
 ) -> None:
-    """Guarantee 13: a refusal is never taken for success."""
+    """Guarantee 13: a refusal never counts as success."""
     streamer.open()
     redis_client.config_set("maxmemory", "1")
     try:
@@ -298,10 +300,10 @@ def test_a_key_of_another_type_stops_the_streamer(
         streamer.drain()
 
 
-def test_another_record_in_our_place_stops_the_streamer(
+def test_another_record_at_the_same_offset_stops_the_streamer(
     streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
 ) -> None:
-    """Guarantee 30, invariant 3: the entry at the shared offset must carry our record's id."""
+    """Guarantee 30, invariant 3: the entry at the shared offset must have the same record id."""
     streamer.open()
     for shard in things.shard_names:
         redis_client.xadd(f"penstock:{{{shard}}}:log", {"id": "999"}, id="1-0")
@@ -311,13 +313,13 @@ def test_another_record_in_our_place_stops_the_streamer(
         streamer.drain()
 
 
-def test_an_id_given_out_again_is_not_taken_for_our_record(
+def test_a_reused_id_is_not_taken_for_the_same_record(
     streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
 ) -> None:
-    """Guarantee 10: a Postgres that lost commits hands their ids to others; the time of staging tells them apart."""
+    """Guarantee 10: a Postgres that lost commits reuses their ids; the time of staging tells the records apart."""
     stage_rows(connection, things, 2)
     streamer.drain()
-    client: Any = redis_client  # its stubs are narrower than what it takes
+    client: Any = redis_client  # the stubs are narrower than what it accepts
     for key in client.keys("*:log"):
         for entry_id, fields in client.xrange(key):
             client.delete(key)
@@ -328,10 +330,10 @@ def test_an_id_given_out_again_is_not_taken_for_our_record(
         streamer._publisher.resend(1)
 
 
-def test_a_publisher_of_an_older_epoch_is_shut_out(
+def test_a_publisher_of_an_older_epoch_is_fenced_out(
     streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
 ) -> None:
-    """Guarantee 3: a zombie of a past that Postgres has left writes nothing."""
+    """Guarantee 3: a zombie of an older epoch writes nothing."""
     streamer.open()
     for shard in things.shard_names:
         redis_client.set(f"penstock:{{{shard}}}:epoch", "2")
@@ -344,7 +346,7 @@ def test_a_publisher_of_an_older_epoch_is_shut_out(
 def test_large_payloads_end_a_batch_early(
     streamer: Streamer, connection: Connection, things: Log
 ) -> None:
-    """Memory is bounded by weight, not only by number."""
+    """Memory is bounded by bytes, not only by the number of records."""
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
         "SELECT 'things', 0, i::text, 'insert', 'thing', to_jsonb(payload) FROM generate_series(1, 60) AS i, "
@@ -352,7 +354,9 @@ def test_large_payloads_end_a_batch_early(
     )
     streamer.round()
     shard = things.shard_names[0]
-    reading = unpublished(connection, {shard: Offset(60)}, {}, epoch=Epoch(1), until=math.inf)
+    reading = unpublished(
+        connection, DEFAULT_SCOPE, {shard: Offset(60)}, {}, epoch=Epoch(1), until=math.inf
+    )
     with closing(reading) as batches:
         found = [(batch.first, batch.count) for batch in batches]
 
@@ -372,7 +376,7 @@ def test_every_shard_is_published_in_a_round_however_short_it_is(
     seconds: float,
     tails: set[int],
 ) -> None:
-    """Busy shards do not starve those that come after them; and while there is time, it goes on."""
+    """Busy shards do not starve the others; while there is time, the round continues."""
     monkeypatch.setattr("penstock.streaming.publisher.ROUND_S", seconds)
     many = Log("many", shards=64, keep=timedelta(hours=1))
     streamer = Streamer(Pipeline([many]), database_url, redis_url)
@@ -390,13 +394,13 @@ def test_every_shard_is_published_in_a_round_however_short_it_is(
         streamer.close()
 
 
-def test_a_hole_in_the_journal_is_never_published_over(
-    streamer: Streamer, connection: Connection, things: Log, logged: LookAtLog
+def test_a_hole_in_the_journal_is_never_skipped(
+    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
 ) -> None:
     """Guarantee 3: an offset belongs to one record for ever, or to none."""
     for _ in range(3):
         stage_rows(connection, things, 20)
-        tick(connection)
+        tick(connection, DEFAULT_SCOPE)
     connection.execute(
         "DELETE FROM penstock.journal WHERE shard = 0 AND first_offset = "
         "(SELECT min(first_offset) FROM penstock.journal WHERE shard = 0 AND first_offset > 1)"
@@ -406,14 +410,14 @@ def test_a_hole_in_the_journal_is_never_published_over(
         streamer.drain()
 
 
-def test_journal_rows_that_are_deleted_before_they_are_published_are_not_waited_for(
+def test_journal_rows_deleted_before_they_are_published_are_not_waited_for(
     streamer: Streamer, connection: Connection, things: Log
 ) -> None:
-    """A streamer at work must not spin for records that will never come."""
+    """Otherwise the streamer would spin, waiting for records that never come."""
     streamer.drain()
     assert streamer._publisher is not None
     stage_rows(connection, things, 20)
-    streamer._publisher.advance_target(tick(connection).tails)
+    streamer._publisher.advance_target(tick(connection, DEFAULT_SCOPE).tails)
     connection.execute("DELETE FROM penstock.journal")
     before = streamer.round()
     streamer._refresh_at = 0.0
@@ -423,7 +427,7 @@ def test_journal_rows_that_are_deleted_before_they_are_published_are_not_waited_
     assert (after.backlog, after.idle) == (0, True)
 
 
-def test_no_key_of_ours_expires_and_all_of_a_shard_share_a_slot(
+def test_no_key_expires_and_all_keys_of_a_shard_share_a_slot(
     streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
 ) -> None:
     stage_rows(connection, things, 50)

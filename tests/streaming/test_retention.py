@@ -1,4 +1,4 @@
-"""What retention promises: nothing goes before every consumer has passed it and `keep` is over."""
+"""Retention removes nothing before every consumer has passed it and `keep` is over."""
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -8,19 +8,19 @@ from time import monotonic
 import pytest
 import redis
 
-from fixtures.flow import LookAtLog, retain_now, stage_rows
+from fixtures.flow import ReadLog, retain_now, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
-from penstock.records import Record
+from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer, tick
 from penstock.streaming.retention import Retained, retain
 
 
 @pytest.fixture
 def things() -> Log:
-    """A channel that forgets as soon as it may."""
+    """A channel with `keep` zero."""
     return Log("things", shards=2, keep=timedelta(0))
 
 
@@ -39,14 +39,14 @@ def staged_count(connection: Connection) -> int:
     return int(row[0])
 
 
-def test_nothing_is_forgotten_that_a_consumer_has_not_passed(
+def test_nothing_is_removed_before_every_consumer_has_passed_it(
     worker: LogWorker,
     streamer: Streamer,
     connection: Connection,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
 ) -> None:
-    """Guarantee 12: the slowest checkpoint decides; a declared consumer counts before it first ran."""
+    """Guarantee 12: the slowest checkpoint decides; a declared consumer counts before its first run."""
     for number in range(5):
         stage_rows(connection, things, 40, f"{number} ")
         streamer.drain()
@@ -56,12 +56,12 @@ def test_nothing_is_forgotten_that_a_consumer_has_not_passed(
     assert sum(map(len, logged(things).values())) == 200
 
 
-def test_what_everyone_has_passed_goes_from_postgres_and_redis(
+def test_records_that_all_consumers_have_passed_are_removed_from_postgres_and_redis(
     worker: LogWorker,
     streamer: Streamer,
     connection: Connection,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
 ) -> None:
     for number in range(5):
         stage_rows(connection, things, 40, f"{number} ")
@@ -74,14 +74,14 @@ def test_what_everyone_has_passed_goes_from_postgres_and_redis(
     assert sum(map(len, logged(things).values())) == left
 
 
-def test_what_is_much_is_forgotten_in_short_transactions_shard_by_shard(
+def test_a_large_backlog_is_removed_in_short_transactions_alternating_between_shards(
     streamer: Streamer,
     connection: Connection,
     redis_client: redis.Redis,
     things: Log,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is staged meanwhile waits for one of them, and no shard for all of another's."""
+    """Producers wait for one short transaction at most, and no shard waits for all of another's records."""
     monkeypatch.setattr("penstock.streaming.retention.RECORDS_PER_TRANSACTION", 30)
     for number in range(40):
         stage_rows(connection, things, 20, f"{number} ")
@@ -93,11 +93,19 @@ def test_what_is_much_is_forgotten_in_short_transactions_shard_by_shard(
     left = things.shard_names
     for _ in range(10):
         rounds.append(
-            retain(connection, redis_client, things, tails, shards=left, until=monotonic())
+            retain(
+                connection,
+                redis_client,
+                DEFAULT_SCOPE,
+                things,
+                tails,
+                shards=left,
+                until=monotonic(),
+            )
         )
         left = rounds[-1].left
         seen.append(staged_count(connection))
-    rest = retain(connection, redis_client, things, tails)
+    rest = retain(connection, redis_client, DEFAULT_SCOPE, things, tails)
 
     removed = [before - after for before, after in pairwise(seen)]
     assert removed == [each.records for each in rounds]
@@ -108,16 +116,16 @@ def test_what_is_much_is_forgotten_in_short_transactions_shard_by_shard(
     assert staged_count(connection) == seen[-1] - rest.records <= 40
 
 
-def test_what_has_grown_since_the_last_statistics_is_looked_up_all_the_same(
+def test_rows_are_removed_by_index_even_when_the_statistics_are_old(
     streamer: Streamer, connection: Connection, things: Log
 ) -> None:
-    """A join of the journal with itself, or a look through all records, holds up what is staged meanwhile."""
+    """A join of the journal with itself, or a scan of all records, would hold up producers."""
     connection.execute("ALTER TABLE penstock.journal SET (autovacuum_enabled = off)")
     connection.execute("ALTER TABLE penstock.staged_records SET (autovacuum_enabled = off)")
     for number in range(300):
         stage_rows(connection, things, 4, f"{number} ")
-        tick(connection)
-    sql = statements("penstock.streaming")
+        tick(connection, DEFAULT_SCOPE)
+    sql = statements("penstock.streaming", DEFAULT_SCOPE.schema)
     where = {"channel": "things", "shard": 0, "floor": 10_000, "keep": timedelta(0)}
     with connection.transaction():
         connection.execute(sql["prepare_retention"])
@@ -131,7 +139,7 @@ def test_what_has_grown_since_the_last_statistics_is_looked_up_all_the_same(
     assert "Seq Scan on staged_records" not in text
 
 
-def test_retention_rests_when_every_shard_has_had_its_turn_however_slow_it_is(
+def test_retention_pauses_once_it_has_gone_through_all_shards_however_slow_it_is(
     streamer: Streamer, connection: Connection, things: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise every round of a streamer with many shards would retain."""
@@ -145,7 +153,7 @@ def test_retention_rests_when_every_shard_has_had_its_turn_however_slow_it_is(
     assert rounds == things.shards
 
 
-def test_offsets_go_on_after_everything_was_forgotten(
+def test_offsets_continue_after_everything_was_removed(
     worker: LogWorker, streamer: Streamer, connection: Connection, things: Log
 ) -> None:
     stage_rows(connection, things, 40)
@@ -160,7 +168,7 @@ def test_offsets_go_on_after_everything_was_forgotten(
     assert offsets == (80,)
 
 
-def test_keep_holds_what_everyone_has_passed(
+def test_keep_retains_records_that_all_consumers_have_passed(
     database_url: str, redis_url: str, connection: Connection
 ) -> None:
     kept = Log("kept", shards=1, keep=timedelta(hours=1))
@@ -174,10 +182,10 @@ def test_keep_holds_what_everyone_has_passed(
     assert staged_count(connection) == 30
 
 
-def test_a_record_that_the_journal_does_not_name_is_not_deleted(
+def test_a_record_that_is_not_in_the_journal_is_not_deleted(
     worker: LogWorker, streamer: Streamer, connection: Connection, things: Log
 ) -> None:
-    """Rows go by the journal's ids, never by range: what was missed stays behind to be found."""
+    """Rows are deleted by the journal's ids, never by range: a missed record remains and can be found."""
     for number in range(3):
         stage_rows(connection, things, 10, f"{number} ")
         streamer.drain()
@@ -192,13 +200,13 @@ def test_a_record_that_the_journal_does_not_name_is_not_deleted(
     assert found == ("missed",)
 
 
-def test_a_flushed_redis_without_the_forgotten_records_begins_where_the_journal_begins(
+def test_a_flushed_redis_is_refilled_from_the_first_record_the_journal_still_has(
     worker: LogWorker,
     streamer: Streamer,
     connection: Connection,
     things: Log,
     redis_url: str,
-    logged: LookAtLog,
+    logged: ReadLog,
 ) -> None:
     """Guarantees 9 and 12 together."""
     for number in range(4):

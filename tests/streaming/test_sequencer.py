@@ -1,4 +1,4 @@
-"""What the sequencer promises: everything committed, once, densely, whatever the order of commits."""
+"""The sequencer numbers everything committed, once, without gaps, whatever the order of commits."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +9,7 @@ from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import UnsafeSetting
+from penstock.records import DEFAULT_SCOPE
 from penstock.streaming.sequencer import (
     JOURNAL_CHUNK,
     MAX_INLINE_RECORDS,
@@ -26,31 +27,31 @@ def sequenced_ids(connection: Connection) -> list[int]:
     return sorted(id_ for row in connection.execute(JOURNAL) for id_ in row[3])
 
 
-def test_a_tick_sequences_what_is_committed_and_nothing_else(
+def test_a_tick_sequences_exactly_what_is_committed(
     connection: Connection, database_url: str, things: Log
 ) -> None:
-    """Guarantee 2: what is open is not seen; it is not forgotten either."""
+    """Guarantee 2: records of an open transaction are not visible yet, and are sequenced later."""
     with connect_postgres(database_url, application="other") as other:
         with other.transaction():
             stage_rows(other, things, 3, "open")
             stage_rows(connection, things, 5, "committed")
 
-            assert tick(connection).sequenced == 5
-            assert tick(connection).sequenced == 0
+            assert tick(connection, DEFAULT_SCOPE).sequenced == 5
+            assert tick(connection, DEFAULT_SCOPE).sequenced == 0
 
-        assert tick(connection).sequenced == 3
+        assert tick(connection, DEFAULT_SCOPE).sequenced == 3
 
 
 def test_a_lower_id_that_commits_later_is_sequenced(
     connection: Connection, database_url: str, things: Log
 ) -> None:
-    """Guarantee 2: ids are drawn before commit; the well-known `id > last` loses this record."""
+    """Guarantee 2: ids are drawn before commit; the usual `id > last` would lose this record."""
     with connect_postgres(database_url, application="slow") as slow:
         with slow.transaction():
             stage_rows(slow, things, 1, "early id, late commit")
             stage_rows(connection, things, 1, "late id, early commit")
-            tick(connection)
-        tick(connection)
+            tick(connection, DEFAULT_SCOPE)
+        tick(connection, DEFAULT_SCOPE)
 
     assert sequenced_ids(connection) == [1, 2]
 
@@ -62,9 +63,9 @@ def test_a_transaction_that_gets_its_id_after_drawing_from_the_sequence_is_seque
     with connect_postgres(database_url, application="slow") as slow, slow.transaction():
         slow.execute("SELECT nextval(pg_get_serial_sequence('penstock.staged_records', 'id'))")
         stage_rows(connection, things, 2)
-        tick(connection)
+        tick(connection, DEFAULT_SCOPE)
         stage_rows(slow, things, 1, "late")
-    tick(connection)
+    tick(connection, DEFAULT_SCOPE)
 
     assert len(sequenced_ids(connection)) == 3
 
@@ -72,13 +73,13 @@ def test_a_transaction_that_gets_its_id_after_drawing_from_the_sequence_is_seque
 def test_rolled_back_records_and_savepoints_leave_no_hole_in_the_offsets(
     connection: Connection, things: Log
 ) -> None:
-    """Guarantee 8: only what is committed is numbered, and the numbers have no hole."""
+    """Guarantee 8: only committed records get offsets, and the offsets have no hole."""
     for number in range(10):
         with connection.transaction():
             stage_rows(connection, things, 3, f"kept {number}")
             with connection.transaction(force_rollback=True):
                 stage_rows(connection, things, 3, f"undone {number}")
-        tick(connection)
+        tick(connection, DEFAULT_SCOPE)
 
     for shard in range(things.shards):
         entries = [row for row in connection.execute(JOURNAL).fetchall() if row[0] == shard]
@@ -90,27 +91,27 @@ def test_rolled_back_records_and_savepoints_leave_no_hole_in_the_offsets(
 def test_two_sequencers_at_once_do_not_number_a_record_twice(
     connection: Connection, database_url: str, things: Log
 ) -> None:
-    """Guarantee 3: the primary key of ticks lets one of them through."""
+    """Guarantee 3: the primary key of ticks admits only one of them."""
     stage_rows(connection, things, 100)
     with connect_postgres(database_url, application="rival") as rival:
-        # The rival is held at the tick's primary key, by a lock that it has to wait for.
+        # The rival waits for a lock on the tick's primary key.
         rival.execute("SET lock_timeout = '200ms'")
         with connection.transaction():
             connection.execute(
                 "INSERT INTO penstock.ticks (tick, snapshot, epoch) VALUES (1, pg_current_snapshot(), 1)"
             )
             with pytest.raises(Exception, match="lock timeout"):
-                tick(rival)
-        contended = tick(rival)
+                tick(rival, DEFAULT_SCOPE)
+        contended = tick(rival, DEFAULT_SCOPE)
 
     assert contended.number == 1
     assert len(sequenced_ids(connection)) == contended.sequenced
 
 
-def test_a_sequencer_that_loses_the_race_goes_on_from_the_others_tick(
+def test_a_sequencer_that_loses_the_race_continues_from_the_others_tick(
     connection: Connection, database_url: str, things: Log
 ) -> None:
-    """Guarantee 3: it has waited, has done nothing, and does not fail."""
+    """Guarantee 3: it waits, does nothing, and does not fail."""
     stage_rows(connection, things, 100)
     with (
         connect_postgres(database_url, application="rival") as rival,
@@ -120,7 +121,7 @@ def test_a_sequencer_that_loses_the_race_goes_on_from_the_others_tick(
             connection.execute(
                 "INSERT INTO penstock.ticks (tick, snapshot, epoch) VALUES (1, pg_current_snapshot(), 1)"
             )
-            losing = thread.submit(Sequencer(rival).tick)
+            losing = thread.submit(Sequencer(rival, DEFAULT_SCOPE).tick)
             eventually(lambda: waits_for_a_lock(connection), "it waits for the other")
         lost = losing.result(10)
 
@@ -141,14 +142,14 @@ def test_a_tick_whose_commit_fails_has_not_happened(
     things: Log,
     prepare: bool,  # noqa: FBT001
 ) -> None:
-    """Guarantee 3: what was answered before the commit is not believed."""
+    """Guarantee 3: a result returned before the commit does not count."""
     connection.execute(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused'; END $$; "
         "CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON penstock.journal "
         "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()"
     )
     stage_rows(connection, things, 3)
-    sequencer = Sequencer(connection, prepare=prepare)
+    sequencer = Sequencer(connection, DEFAULT_SCOPE, prepare=prepare)
 
     with pytest.raises(RaiseException, match="refused"):
         sequencer.tick()
@@ -159,13 +160,13 @@ def test_a_tick_whose_commit_fails_has_not_happened(
 
 
 @pytest.mark.parametrize("prepare", [False, True])
-def test_a_tick_is_on_disk_before_it_is_answered_whatever_the_default_is(
+def test_a_tick_is_durable_before_it_returns_whatever_the_default_is(
     connection: Connection,
     database_url: str,
     things: Log,
     prepare: bool,  # noqa: FBT001
 ) -> None:
-    """Guarantee 3: what is sent to Redis is never taken back by a crash of Postgres."""
+    """Guarantee 3: a crash of Postgres never takes back what was sent to Redis."""
     connection.execute(
         "CREATE TABLE seen (setting text); "
         "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS "
@@ -175,7 +176,7 @@ def test_a_tick_is_on_disk_before_it_is_answered_whatever_the_default_is(
     )
     with connect_postgres(database_url, application="lax") as lax:
         lax.execute("SET synchronous_commit = off")
-        sequencer = Sequencer(lax, prepare=prepare)
+        sequencer = Sequencer(lax, DEFAULT_SCOPE, prepare=prepare)
         for _ in range(3):
             stage_rows(connection, things, 1)
             sequencer.tick()
@@ -185,11 +186,11 @@ def test_a_tick_is_on_disk_before_it_is_answered_whatever_the_default_is(
 
 
 @pytest.mark.parametrize("lost", ["DISCARD ALL", "DEALLOCATE ALL"])
-def test_a_session_that_has_been_changed_for_another_is_no_hindrance(
+def test_a_session_that_lost_its_prepared_statements_is_usable(
     connection: Connection, things: Log, lost: str
 ) -> None:
-    """Guarantee 18: behind a pooler that keeps the prepared statements of the protocol, and not those of SQL."""
-    sequencer = Sequencer(connection, prepare=True)
+    """Guarantee 18: behind a pooler that keeps the protocol's prepared statements, and not those of SQL."""
+    sequencer = Sequencer(connection, DEFAULT_SCOPE, prepare=True)
     for _ in range(3):
         stage_rows(connection, things, 2)
         assert sequencer.tick().sequenced == 2
@@ -198,13 +199,13 @@ def test_a_session_that_has_been_changed_for_another_is_no_hindrance(
     assert sequenced_ids(connection) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_session_that_another_sequencer_had_before_is_no_hindrance(
+def test_a_session_that_another_sequencer_used_before_is_usable(
     connection: Connection, things: Log
 ) -> None:
-    """Guarantee 18: its prepared statement is still there."""
+    """Guarantee 18: the other's prepared statement still exists."""
     for _ in range(2):
         stage_rows(connection, things, 2)
-        assert Sequencer(connection, prepare=True).tick().sequenced == 2
+        assert Sequencer(connection, DEFAULT_SCOPE, prepare=True).tick().sequenced == 2
 
     assert sequenced_ids(connection) == [1, 2, 3, 4]
 
@@ -216,7 +217,7 @@ def test_a_tick_is_not_serializable_whatever_the_default_is(
     things: Log,
     prepare: bool,  # noqa: FBT001
 ) -> None:
-    """It would have producers fail that are: it reads where they write."""
+    """A serializable tick would make serializable producers fail, since it reads where they write."""
     stage_rows(connection, things, 3)
     with (
         connect_postgres(database_url, application="strict") as strict,
@@ -226,7 +227,7 @@ def test_a_tick_is_not_serializable_whatever_the_default_is(
             each.execute("SET default_transaction_isolation = serializable")
         with producer.transaction():
             producer.execute("SELECT count(*) FROM penstock.checkpoints")
-            assert Sequencer(strict, prepare=prepare).tick().sequenced == 3
+            assert Sequencer(strict, DEFAULT_SCOPE, prepare=prepare).tick().sequenced == 3
             held = connection.execute(
                 "SELECT count(*) FROM pg_locks WHERE mode = 'SIReadLock' AND pid = %s",
                 [strict.info.backend_pid],
@@ -235,34 +236,34 @@ def test_a_tick_is_not_serializable_whatever_the_default_is(
     assert held == (0,)
 
 
-def test_few_records_come_along_with_their_tick(connection: Connection, things: Log) -> None:
+def test_a_small_tick_returns_its_records_inline(connection: Connection, things: Log) -> None:
     stage_rows(connection, things, MAX_INLINE_RECORDS)
-    few = tick(connection)
+    few = tick(connection, DEFAULT_SCOPE)
     stage_rows(connection, things, MAX_INLINE_RECORDS + 1)
-    many = tick(connection)
+    many = tick(connection, DEFAULT_SCOPE)
 
     assert sum(batch.count for batch in few.inline_records) == MAX_INLINE_RECORDS
     assert {batch.shard: batch.last for batch in few.inline_records} == few.tails
     assert (many.sequenced, many.inline_records) == (MAX_INLINE_RECORDS + 1, [])
 
 
-def test_of_few_heavy_records_the_first_come_along(connection: Connection, things: Log) -> None:
+def test_of_few_heavy_records_the_first_are_inline(connection: Connection, things: Log) -> None:
     connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN data SET STORAGE EXTERNAL")
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
         "SELECT 'things', i %% 2, 'k', 'a', 'o', to_jsonb(repeat('x', %s)) FROM generate_series(1, 8) i",
         [BATCH_BYTES // 2],
     )
-    done = tick(connection)
+    done = tick(connection, DEFAULT_SCOPE)
 
     assert [(str(b.shard), b.first, b.count) for b in done.inline_records] == [("things/0", 1, 2)]
     assert done.tails == dict.fromkeys(things.shard_names, 4)
 
 
 def test_an_idle_tick_writes_nothing(connection: Connection, things: Log) -> None:
-    """No transaction id is taken: an idle pipeline costs a look."""
+    """It takes no transaction id: an idle pipeline costs one query."""
     stage_rows(connection, things, 5)
-    sequencer = Sequencer(connection)
+    sequencer = Sequencer(connection, DEFAULT_SCOPE)
     sequencer.tick()
     before = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())").fetchone()
     for _ in range(20):
@@ -272,26 +273,26 @@ def test_an_idle_tick_writes_nothing(connection: Connection, things: Log) -> Non
     assert after == before
 
 
-def test_a_backlog_is_cut_into_journal_rows_of_bounded_size(
+def test_a_backlog_is_split_into_journal_rows_of_bounded_size(
     connection: Connection, things: Log
 ) -> None:
     stage_rows(connection, things, 5000)
-    done = tick(connection)
+    done = tick(connection, DEFAULT_SCOPE)
 
     sizes = [row[2] - row[1] + 1 for row in connection.execute(JOURNAL)]
     assert (done.sequenced, max(sizes), sum(sizes)) == (5000, JOURNAL_CHUNK, 5000)
     assert connection.execute(
         "SELECT max(pg_column_size(record_ids)) > 8 * %s FROM penstock.journal", [JOURNAL_CHUNK]
-    ).fetchone() == (True,)  # as they are, not compressed
+    ).fetchone() == (True,)  # stored uncompressed
 
 
-def test_ids_handed_out_in_advance_are_refused(connection: Connection) -> None:
+def test_an_identity_cache_is_refused(connection: Connection) -> None:
     """Guarantee 2: CACHE 50 puts the changes of one key out of order within a connection pool."""
-    check_identity_cache(connection)
+    check_identity_cache(connection, DEFAULT_SCOPE)
     connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN id SET CACHE 50")
 
     with pytest.raises(UnsafeSetting, match="SET CACHE 1"):
-        check_identity_cache(connection)
+        check_identity_cache(connection, DEFAULT_SCOPE)
 
 
 def test_a_prepared_transaction_delays_only_itself(connection: Connection, things: Log) -> None:
@@ -301,6 +302,6 @@ def test_a_prepared_transaction_delays_only_itself(connection: Connection, thing
     connection.execute("PREPARE TRANSACTION 'waits'")
     stage_rows(connection, things, 2)
 
-    assert tick(connection).sequenced == 2
+    assert tick(connection, DEFAULT_SCOPE).sequenced == 2
     connection.execute("COMMIT PREPARED 'waits'")
-    assert tick(connection).sequenced == 1
+    assert tick(connection, DEFAULT_SCOPE).sequenced == 1

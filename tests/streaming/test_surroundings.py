@@ -1,4 +1,4 @@
-"""A streamer and a consumer among standbys, poolers, wrong clocks, one hot key, and a large backlog."""
+"""A streamer and a consumer with standbys, poolers, wrong clocks, one hot key, and a large backlog."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 from sqlalchemy.orm import Session
 
-from fixtures.flow import LookAtLog, retain_now, stage_rows
+from fixtures.flow import ReadLog, retain_now, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
@@ -21,7 +21,7 @@ from penstock.streaming import Streamer
 
 @pytest.fixture
 def standby(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
-    """A server that replays what it is given, and takes no writes."""
+    """A standby, which takes no writes."""
     primary = EmbeddedPostgres(tmp_path / "primary")
     primary.start()
     initialise(primary.url)
@@ -48,9 +48,7 @@ def test_a_standby_is_refused(standby: EmbeddedPostgres, flow: Pipeline, redis_u
     streamer.close()
 
 
-def test_a_server_that_takes_no_writes_is_refused(
-    streamer: Streamer, connection: Connection
-) -> None:
+def test_a_read_only_server_is_refused(streamer: Streamer, connection: Connection) -> None:
     """Guarantee 11."""
     connection.execute(
         f'ALTER DATABASE "{connection.info.dbname}" SET default_transaction_read_only = on'.encode()
@@ -62,7 +60,7 @@ def test_a_server_that_takes_no_writes_is_refused(
 
 @pytest.fixture
 def forgetful() -> Iterator[None]:
-    """Every transaction of SQLAlchemy's finds a session that remembers nothing, as behind a pooler."""
+    """Every transaction of SQLAlchemy gets a session without state, as behind a pooler."""
 
     def forget(connection: Any) -> None:
         driver = connection.connection.driver_connection
@@ -77,10 +75,10 @@ def forgetful() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("forgetful")
-def test_no_state_of_a_session_is_leaned_on(
+def test_nothing_depends_on_the_state_of_a_session(
     flow: Pipeline, things: Log, connection: Connection, database_url: str, redis_url: str
 ) -> None:
-    """Guarantee 18: a pooler in transaction mode hands out another session each time."""
+    """Guarantee 18: a pooler in transaction mode may use another session each time."""
     applied: list[int] = []
 
     @flow.consumer(reads=things)
@@ -107,16 +105,16 @@ def test_no_state_of_a_session_is_leaned_on(
     assert sorted(applied) == list(range(1, 201))
 
 
-def test_clocks_that_lie_change_neither_order_nor_number(
+def test_wrong_clocks_change_neither_order_nor_number(
     flow: Pipeline,
     things: Log,
     streamer: Streamer,
     connection: Connection,
-    logged: LookAtLog,
+    logged: ReadLog,
     database_url: str,
     redis_url: str,
 ) -> None:
-    """Guarantee 20: the times of records are shown, and decide nothing."""
+    """Guarantee 20: the times of records are displayed, and decide nothing."""
     applied: list[Record] = []
 
     @flow.consumer(reads=things)
@@ -141,11 +139,11 @@ def test_clocks_that_lie_change_neither_order_nor_number(
     assert [record.id for record in applied] == in_log
 
 
-def test_a_hot_key_holds_up_its_own_shard_only(
+def test_a_hot_key_holds_up_only_its_own_shard(
     streamer: Streamer,
     connection: Connection,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Guarantee 24: every round, however short, sends a batch of every shard."""
@@ -163,7 +161,7 @@ def test_a_hot_key_holds_up_its_own_shard_only(
     assert hot < 20000
 
 
-def test_a_consumer_that_is_far_behind_reads_a_batch_at_a_time(
+def test_a_consumer_that_is_far_behind_reads_one_batch_at_a_time(
     flow: Pipeline,
     things: Log,
     streamer: Streamer,
@@ -171,7 +169,7 @@ def test_a_consumer_that_is_far_behind_reads_a_batch_at_a_time(
     database_url: str,
     redis_url: str,
 ) -> None:
-    """Guarantee 25: what waits in the log is not what is held in memory."""
+    """Guarantee 25: the backlog is in the log, not in memory."""
     sizes: list[int] = []
 
     @flow.consumer(reads=things, batch=100)

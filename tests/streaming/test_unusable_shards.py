@@ -1,4 +1,4 @@
-"""A shard whose keys hold something that Penstock did not write is left out, and the others go on."""
+"""A shard whose keys hold foreign data is skipped, and the others flow."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -8,7 +8,7 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
-from fixtures.flow import LookAtLog, retain_now, stage_rows
+from fixtures.flow import ReadLog, retain_now, stage_rows
 from penstock import Ick, Log, Pipeline
 from penstock.channels.ick import DirtyList, repair
 from penstock.database.connections import Connection
@@ -57,7 +57,7 @@ def append_to_log(client: redis.Redis) -> None:
 
 
 def stage(connection: Connection, things: Log, count: int = 20, prefix: str = "k") -> None:
-    """As many records for each channel."""
+    """Stages the same number of records for each channel."""
     stage_rows(connection, things, count, prefix)
     connection.execute(MARK, [prefix, count])
 
@@ -118,7 +118,7 @@ def test_one_unusable_shard_is_named_and_the_others_flow(
     assert done[-1].idle
 
 
-def test_an_entry_that_is_not_ours_stops_its_shard_only(
+def test_a_foreign_entry_stops_only_its_shard(
     streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log
 ) -> None:
     """Guarantee 30."""
@@ -133,12 +133,12 @@ def test_an_entry_that_is_not_ours_stops_its_shard_only(
 @pytest.mark.parametrize(
     ("harm", "error"), [(damage_ick, DamagedIck), (damage_log, ForeignLog)], ids=["ick", "log"]
 )
-def test_a_drain_ends_with_the_error_after_the_others_are_drained(
+def test_a_drain_drains_the_other_shards_then_ends_with_the_error(
     streamer: Streamer,
     connection: Connection,
     redis_client: redis.Redis,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
     harm: Harm,
     error: type[PenstockError],
 ) -> None:
@@ -161,12 +161,12 @@ def test_a_drain_ends_with_the_error_after_the_others_are_drained(
 
 
 @pytest.mark.usefixtures("_retry_at_once")
-def test_a_shard_that_was_repaired_catches_up(
+def test_a_repaired_shard_catches_up(
     streamer: Streamer,
     connection: Connection,
     redis_client: redis.Redis,
     things: Log,
-    logged: LookAtLog,
+    logged: ReadLog,
 ) -> None:
     damage_ick(redis_client)
     damage_log(redis_client)
@@ -186,7 +186,7 @@ def test_a_shard_that_was_repaired_catches_up(
 
 @pytest.mark.usefixtures("_retry_at_once")
 @pytest.mark.parametrize(("log_every_s", "lines"), [(60.0, 1), (0.0, 11)])
-def test_it_is_logged_once_and_then_at_intervals(
+def test_an_unusable_shard_is_logged_once_and_then_at_intervals(
     streamer: Streamer,
     connection: Connection,
     redis_client: redis.Redis,
@@ -207,10 +207,10 @@ def test_it_is_logged_once_and_then_at_intervals(
     assert about(logs, "shard unusable") == ["index/0"] * lines
 
 
-def test_nothing_is_removed_that_a_damaged_ick_may_need_again(
+def test_retention_keeps_what_a_damaged_ick_may_need_again(
     streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log
 ) -> None:
-    """Guarantee 6: the records of the other shards go as always."""
+    """Guarantee 6: records of the other shards are removed as usual."""
     for number in range(3):
         stage(connection, things, prefix=f"{number} ")
         streamer.drain()
@@ -229,7 +229,7 @@ def test_nothing_is_removed_that_a_damaged_ick_may_need_again(
 def test_a_newer_epoch_in_one_shard_stops_all(
     streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log
 ) -> None:
-    """Guarantee 3: also beside a shard that is unusable."""
+    """Guarantee 3: also when another shard is unusable."""
     streamer.open()
     damage_ick(redis_client)
     redis_client.set("penstock:{things/0}:epoch", "2")
@@ -240,10 +240,10 @@ def test_a_newer_epoch_in_one_shard_stops_all(
 
 
 @pytest.mark.usefixtures("_retry_at_once")
-def test_a_log_that_comes_back_ahead_of_the_journal_stops_all(
+def test_a_repaired_log_that_is_ahead_of_the_journal_stops_all(
     streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log
 ) -> None:
-    """Guarantee 10: Postgres has lost commits; the shard was not compared while it was unusable."""
+    """Guarantee 10: Postgres has lost commits; the shard could not be compared while it was unusable."""
     damage_log(redis_client)
     stage(connection, things)
     rounds(streamer)

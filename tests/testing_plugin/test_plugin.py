@@ -1,4 +1,4 @@
-"""The project of docs/how-to/test-your-application.md, from the wheel, in an environment of its own."""
+"""The example project of docs/how-to/test-your-application.md, with the wheel, in its own environment."""
 
 import os
 import re
@@ -28,7 +28,7 @@ HEAVY = {"penstock", "sqlalchemy", "psycopg", "redis", "alembic", "pyspark", "py
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment that holds the wheel, its dependencies, and nothing of the checkout."""
+    """The Python of an environment with the wheel and its dependencies, and nothing of the checkout."""
     target = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(target)]
     subprocess.run([*build, str(ROOT)], check=True, capture_output=True)
@@ -47,7 +47,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """The project that the page shows."""
+    """The project shown in the docs."""
     for name, content in FILE.findall(PAGE.read_text()):
         (tmp_path / name).write_text(content)
     return tmp_path
@@ -68,17 +68,17 @@ def run_pytest(
 
 
 def passed(done: subprocess.CompletedProcess[str]) -> int:
-    """How many tests have passed; all of them have to."""
+    """Returns the number of passed tests; asserts that none failed."""
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.search(r"(\d+) passed", done.stdout)
     return int(found[1]) if found else 0
 
 
-def test_the_pages_project_passes_from_the_wheel(python: Path, project: Path) -> None:
+def test_the_example_project_passes_with_the_wheel(python: Path, project: Path) -> None:
     assert passed(run_pytest(python, project)) == 8
 
 
-def test_the_pages_project_passes_on_the_users_own_servers(
+def test_the_example_project_passes_on_the_users_own_servers(
     python: Path, project: Path, postgres: EmbeddedPostgres, redis_server: EmbeddedRedis
 ) -> None:
     url = postgres.create_database("of_the_user")

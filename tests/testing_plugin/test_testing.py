@@ -1,4 +1,4 @@
-"""``penstock.testing``: records without a server, what was staged, and a pipeline that is run until nothing is left."""
+"""``penstock.testing``: records without a server, assertions on staged records, and a drained pipeline."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -59,7 +59,7 @@ def test_a_record_reads_as_if_it_had_been_staged() -> None:
 @pytest.mark.parametrize(
     "given", [{"data": {1, 2}}, {"key": None}, {"action": ""}, {"headers": {"a": b"b"}}]
 )
-def test_a_record_that_could_not_be_staged_is_refused(given: dict[str, Any]) -> None:
+def test_an_invalid_record_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidRecord, match=next(iter(given))):
         make_record(**given)
 
@@ -70,7 +70,7 @@ def _rule(pipeline: Pipeline, rides: Log) -> None:
 
 
 @pytest.mark.usefixtures("_rule")
-def test_what_a_transaction_has_staged_is_seen_before_it_commits(
+def test_records_staged_in_a_transaction_are_seen_before_its_commit(
     sessions: sessionmaker[Session], staged: StagedRecords
 ) -> None:
     seen_by_others = staged
@@ -93,7 +93,7 @@ def test_what_a_transaction_has_staged_is_seen_before_it_commits(
 
 
 @pytest.mark.usefixtures("_rule")
-def test_what_was_committed_is_seen_by_every_kind_of_source(
+def test_committed_records_are_seen_through_every_kind_of_source(
     sessions: sessionmaker[Session], application: Engine, rides: Log
 ) -> None:
     with sessions.begin() as session:
@@ -130,7 +130,9 @@ def test_the_schema_is_that_of_the_sessions_pipeline(
 
 
 @pytest.mark.usefixtures("_rule")
-def test_a_failure_lists_the_nearest_first(sessions: sessionmaker[Session]) -> None:
+def test_a_failed_assertion_lists_the_closest_records_first(
+    sessions: sessionmaker[Session],
+) -> None:
     with sessions() as session:
         with pytest.raises(AssertionError, match=r"^no staged record has any content\nnothing was"):
             assert_staged(session)
@@ -153,14 +155,14 @@ def test_a_failure_lists_the_nearest_first(sessions: sessionmaker[Session]) -> N
     assert lines[-1] == "  … and 2 more"
 
 
-def test_an_async_session_is_told_how(application: Engine) -> None:
+def test_an_async_session_is_refused_with_the_call_to_make(application: Engine) -> None:
     with pytest.raises(TypeError, match=r"not Engine; .*run_sync\(staged\)"):
         staged(application)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def working(application: Engine, pipeline: Pipeline, rides: Log) -> sessionmaker[Session]:
-    """Consumers of a log and of an Ick: what the first one reads, it marks for the second."""
+    """Consumers of a log and of an Ick: the first one marks in the Ick what it reads from the log."""
     index = pipeline.add_channel(Ick("index", shards=2))
     assert isinstance(index, Ick)
     pipeline.stages(Ride, to=rides, key="id", data=["id", "status"])
@@ -188,7 +190,7 @@ def working(application: Engine, pipeline: Pipeline, rides: Log) -> sessionmaker
     return maker
 
 
-def test_a_drained_pipeline_has_done_what_its_handlers_staged_too(
+def test_draining_includes_what_handlers_have_staged(
     working: sessionmaker[Session], pipeline: Pipeline, database_url: str, redis_url: str
 ) -> None:
     with working.begin() as session:
@@ -277,8 +279,12 @@ def test_missing_tables_are_named(
         drained(pipeline, postgres.database_url("postgres"), redis_url)
 
 
-def test_each_copy_is_fresh_and_nothing_is_left_behind(postgres: EmbeddedPostgres) -> None:
-    databases = TemplateDatabases(postgres.url, Base.metadata.create_all)
+def test_each_database_is_fresh_and_none_is_left_behind(postgres: EmbeddedPostgres) -> None:
+    # Tests of other folders declare tables in schemas that are not here.
+    tables = [table for table in Base.metadata.sorted_tables if table.schema is None]
+    databases = TemplateDatabases(
+        postgres.url, lambda engine: Base.metadata.create_all(engine, tables)
+    )
     names = []
     for schema in ("penstock", "penstock", "elsewhere"):
         with databases.copy(schema) as url, connect_postgres(url, application="test") as connection:
@@ -306,6 +312,6 @@ def test_only_the_keys_of_the_namespace_are_deleted(redis_client: Any, redis_url
     assert sorted(redis_client.keys()) == [b"session:1", b"shop2:{rides/0}:log"]
 
 
-def test_what_never_comes_is_named() -> None:
+def test_a_condition_that_never_holds_is_named() -> None:
     with pytest.raises(AssertionError, match=r"the flood \(last answer: 0\)"):
         eventually(lambda: 0, "the flood", timeout_s=0.05)

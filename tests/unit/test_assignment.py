@@ -1,4 +1,4 @@
-"""Who does what in an epoch of Spark's."""
+"""Assignment of work to the tasks of an epoch on Spark."""
 
 import os
 
@@ -29,7 +29,7 @@ def test_tasks_fit_the_slots_unless_consumers_alone_exceed_them(
     assert len(assign(shards, slots)) <= max(slots, 1 + len(shards))
 
 
-def test_a_task_survives_being_text() -> None:
+def test_a_task_round_trips_through_text() -> None:
     task = Task("a", (1, 3))
     assert Task.from_json(task.to_json()) == task
 
@@ -37,7 +37,7 @@ def test_a_task_survives_being_text() -> None:
 @pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores"
 )
-def test_cores_that_a_process_is_not_bound_to_do_not_count() -> None:
+def test_cores_that_the_process_may_not_use_do_not_count() -> None:
     bound = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(bound)})
     try:

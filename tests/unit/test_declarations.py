@@ -1,4 +1,4 @@
-"""Declarations that cannot work are refused when they are declared."""
+"""Declarations that cannot work are refused at once."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from penstock import Ick, Log, Pipeline
 from penstock.declarations import ConsumerSpec, StagingRule, checked_changes
 from penstock.errors import DeclarationError, InvalidName
-from penstock.records import Record
+from penstock.records import Record, Scope
 
 
 class Base(DeclarativeBase):
@@ -73,6 +73,8 @@ def test_a_schema_is_an_identifier_without_quotes(schema: Any) -> None:
     """Guarantee 31."""
     with pytest.raises(InvalidName):
         Pipeline(schema=schema)
+    with pytest.raises(InvalidName, match="namespace"):
+        Scope(namespace=schema)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_a_schema_is_an_identifier_without_quotes(schema: Any) -> None:
         {"max_bytes": 2**26 + 1},
     ],
 )
-def test_a_channel_has_bounds(wrong: dict[str, Any]) -> None:
+def test_a_channels_settings_are_bounded(wrong: dict[str, Any]) -> None:
     with pytest.raises(DeclarationError, match=next(iter(wrong))):
         Log("rides", **wrong)
 
@@ -97,8 +99,8 @@ def test_the_shard_of_a_key_is_its_sha256_modulo_the_shards(key: str, shards: in
     assert Log("rides", shards=shards).shard_for(key) == expected
 
 
-def test_the_shards_of_keys_stay_where_they_are() -> None:
-    """Written down, because a change would take the order away from every key."""
+def test_the_shards_of_keys_never_change() -> None:
+    """Recorded here, because a change would break the order of every key."""
     assert [Log("rides", shards=8).shard_for(key) for key in ("1", "2", "ключ", "a:b")] == [
         3,
         2,
@@ -107,7 +109,7 @@ def test_the_shards_of_keys_stay_where_they_are() -> None:
     ]
 
 
-def test_one_change_may_stand_alone() -> None:
+def test_a_rule_may_name_a_single_kind_of_change() -> None:
     assert checked_changes("insert") == {"insert"}
     assert checked_changes(["insert", "delete"]) == {"insert", "delete"}
 
@@ -136,7 +138,7 @@ def test_a_staging_rule_that_cannot_work_is_refused(wrong: dict[str, Any], reaso
         Pipeline([RIDES]).stages(arguments.pop("type"), **arguments)
 
 
-def test_a_rule_is_a_value() -> None:
+def test_rules_compare_by_value() -> None:
     rule = Pipeline([RIDES]).stages(Ride, to=RIDES, key="id", data=["id", "status"])
 
     assert rule == StagingRule(
@@ -158,7 +160,7 @@ def test_names_are_unique_in_a_pipeline() -> None:
         pipeline.consumer(reads=RIDES)(handle)
 
 
-def test_channels_are_compared_by_value() -> None:
+def test_channels_compare_by_value() -> None:
     """A channel that is built again, for instance in another module, is the same channel."""
     pipeline = Pipeline([RIDES, Ick("index")])
     pipeline.stages(Ride, to=Log("rides"), key="id")

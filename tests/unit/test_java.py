@@ -1,4 +1,4 @@
-"""Which Java Spark is given."""
+"""The Java that Spark is started with."""
 
 import shutil
 import subprocess
@@ -23,19 +23,19 @@ openjdk version "ignored" 2025-04-15
 @pytest.mark.parametrize(
     ("number", "expected"), [("1.8", 8), ("9", 9), ("17", 17), ("21", 21), ("25", 25)]
 )
-def test_every_way_of_writing_a_version_is_understood(number: str, expected: int) -> None:
+def test_every_format_of_a_java_version_is_parsed(number: str, expected: int) -> None:
     settings = SETTINGS.format(home="/usr/lib/jvm/some java", number=number)
 
     assert java.parse(settings) == java.Java(Path("/usr/lib/jvm/some java"), expected)
 
 
 @pytest.mark.parametrize("settings", ["", "Error: could not create the Java Virtual Machine."])
-def test_what_is_no_java_is_not_taken_for_one(settings: str) -> None:
+def test_a_program_that_is_not_java_is_not_used(settings: str) -> None:
     assert java.parse(settings) is None
 
 
 def fake_java(directory: Path, number: str) -> Path:
-    """A home whose ``java`` prints settings as Java does: to stderr."""
+    """A home whose ``java`` prints its settings to stderr, as Java does."""
     program = directory / "bin" / "java"
     program.parent.mkdir(parents=True)
     settings = SETTINGS.format(home=directory, number=number)
@@ -46,7 +46,7 @@ def fake_java(directory: Path, number: str) -> Path:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine without Java, without the wheel, and with a home of its own."""
+    """A machine without Java and without the wheel, and with an empty home."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -59,7 +59,7 @@ def with_shell(monkeypatch: pytest.MonkeyPatch, *directories: Path) -> None:
     monkeypatch.setenv("PATH", ":".join([*map(str, directories), "/usr/bin", "/bin"]))
 
 
-def test_java_home_is_asked_first(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_is_tried_first(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_path = fake_java(machine / "in path", "25")
     home = fake_java(machine / "home", "17")
     with_shell(monkeypatch, in_path / "bin")
@@ -68,7 +68,7 @@ def test_java_home_is_asked_first(machine: Path, monkeypatch: pytest.MonkeyPatch
     assert java.find_java() == home
 
 
-def test_an_old_java_home_gives_way_to_the_java_in_path(
+def test_an_old_java_home_is_passed_over_for_the_java_in_path(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_path = fake_java(machine / "in path", "21")
@@ -91,7 +91,7 @@ def test_without_any_java_the_error_says_what_was_found_and_what_to_install(
     assert "penstock[java]" in str(error.value)
 
 
-def test_the_wheels_java_gets_a_shim_that_only_we_can_change(
+def test_the_shim_of_the_wheels_java_is_accessible_only_to_its_owner(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = machine / "a wheel's java"
@@ -104,7 +104,7 @@ def test_the_wheels_java_gets_a_shim_that_only_we_can_change(
     assert [path.name for path in (home / "bin").iterdir()] == ["java"]
 
 
-def test_the_shim_leaves_out_one_word_and_no_other(
+def test_the_shim_drops_one_option_and_no_other(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = machine / "echo java"

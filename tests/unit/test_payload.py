@@ -1,4 +1,4 @@
-"""Which values a record may hold, and that all others are refused."""
+"""Values that a record may contain, and the refusal of all others."""
 
 import json
 import math
@@ -142,13 +142,13 @@ def test_the_limits_are_exact() -> None:
         json_text("ü" * 3, "data", 7)
 
 
-def test_very_deep_nesting_is_an_error_not_a_crash() -> None:
+def test_very_deep_nesting_is_an_error_and_not_a_crash() -> None:
     with pytest.raises(InvalidRecord, match="deeper than 100"):
         json_text(nested(500_000), "data", ENOUGH)
 
 
 def test_an_error_shows_no_value() -> None:
-    """Guarantee 33: it names the field and the type only."""
+    """Guarantee 33: it contains only the field and the type."""
     for value in (
         {"a": ["canary\x00"]},
         {"a": {"canary"}},
@@ -229,7 +229,7 @@ def is_acceptable(value: object) -> bool:
 @given(VALUES)
 @example({"a": r"\u0000"})
 @example([r"\\u0000", "\x00"])
-def test_the_fast_encoder_and_the_check_agree(value: Any) -> None:
+def test_the_fast_encoder_and_the_validation_agree(value: Any) -> None:
     """Guarantee 22: exactly the acceptable values pass, as JSON that Postgres accepts."""
     if is_acceptable(value):
         text = json_text(value, "data", ENOUGH)

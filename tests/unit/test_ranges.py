@@ -1,4 +1,4 @@
-"""Which offsets a batch reads, and which options are valid."""
+"""The offsets that a batch reads, and the validity of options."""
 
 from itertools import pairwise
 from typing import Any
@@ -30,7 +30,7 @@ POSITIONS = st.dictionaries(st.integers(0, 7), st.integers(0, 1000), min_size=1)
 
 
 @given(POSITIONS, st.integers(1, 500), st.data())
-def test_a_limited_batch_takes_as_much_as_it_may(
+def test_a_limited_batch_takes_as_many_records_as_allowed(
     start: dict[int, int], most: int, data: Any
 ) -> None:
     tails = {shard: data.draw(st.integers(0, 1200)) for shard in start}
@@ -41,7 +41,7 @@ def test_a_limited_batch_takes_as_much_as_it_may(
     waiting = {shard: max(0, tails[shard] - at) for shard, at in start.items()}
     assert sum(taken.values()) == min(most, sum(waiting.values()))
     assert all(0 <= taken[shard] <= waiting[shard] for shard in start)
-    # No shard gets more than another that still has records waiting, but for the remainder.
+    # No shard gets more than another shard with records left, up to the remainder.
     hungry = [taken[shard] for shard in start if taken[shard] < waiting[shard]]
     assert not hungry or max(taken.values()) <= min(hungry) + len(start)
 
@@ -118,7 +118,7 @@ def test_an_invalid_option_is_refused(given_options: dict[str, str], text: str) 
         Options.parse("penstock.log", given_options, streaming=False)
 
 
-def test_a_stream_has_no_end_and_names_keep_their_rule() -> None:
+def test_a_stream_has_no_end_and_names_are_validated() -> None:
     with pytest.raises(InvalidSetting, match="a stream has no end"):
         Options.parse("penstock.log", {"channel": "c", "endingOffsets": "latest"}, streaming=True)
     with pytest.raises(InvalidName):

@@ -44,7 +44,7 @@ def _measure_streamer(
     servers: BenchServers, backlog: Backlog, engine: watching.EngineName, cores: int
 ) -> Figures:
     url = servers.stage(backlog)
-    namespace, shards = backlog.pipeline.namespace, backlog.shard_names
+    namespace, shards = backlog.pipeline.scope.namespace, backlog.shard_names
     with (
         servers.redis() as client,
         watching.run_engine(engine, url, servers.redis_url, cores=cores),

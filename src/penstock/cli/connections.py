@@ -9,10 +9,8 @@ from penstock.cli.command import find_pipeline
 from penstock.cli.servers import Servers, servers
 from penstock.database.connections import Connection, connect_postgres
 from penstock.pipeline import Pipeline
+from penstock.records import DEFAULT_SCOPE, Scope
 from penstock.settings import Settings
-
-SCHEMA = NAMESPACE = "penstock"
-"""Schema and namespace of a pipeline, unless it declares others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +21,20 @@ class Connections:
         connection: To Postgres, in autocommit mode.
         client: Of Redis.
         pipeline: None without ``--app``.
-        schema: The pipeline's, or the default.
-        namespace: The pipeline's, or the default.
+        scope: The pipeline's, or the default.
         urls: The URLs of both servers.
     """
 
     connection: Connection
     client: RedisClient
     pipeline: Pipeline | None
-    schema: str
-    namespace: str
+    scope: Scope
     urls: Servers
+
+
+def get_scope(pipeline: Pipeline | None) -> Scope:
+    """The scope of a command: the pipeline's, or the default."""
+    return DEFAULT_SCOPE if pipeline is None else pipeline.scope
 
 
 @contextmanager
@@ -48,13 +49,12 @@ def open_connections(
         ServerUnavailable: Postgres does not answer.  Redis is not contacted yet.
     """
     pipeline = find_pipeline(settings)
-    schema = SCHEMA if pipeline is None else pipeline.schema
-    namespace = NAMESPACE if pipeline is None else pipeline.namespace
+    scope = get_scope(pipeline)
     with (
-        servers(settings, schema=schema, start=start) as urls,
+        servers(settings, schema=scope.schema, start=start) as urls,
         connect_postgres(
             urls.database_url, application=application, prepare=settings.prepare
         ) as connection,
         connect_redis(urls.redis_url) as client,
     ):
-        yield Connections(connection, client, pipeline, schema, namespace, urls)
+        yield Connections(connection, client, pipeline, scope, urls)

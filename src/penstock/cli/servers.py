@@ -25,12 +25,10 @@ class Servers:
     Attributes:
         database_url: Of Postgres.
         redis_url: Of Redis.
-        owned: They are embedded and stop with this command.
     """
 
     database_url: str
     redis_url: str
-    owned: bool = False
 
 
 @contextmanager
@@ -85,7 +83,7 @@ def _start_embedded(directory: Path, schema: str) -> Iterator[Servers]:
         register_secrets([Secret(embedded.database_url), Secret(embedded.redis_url)])
         say(f"Started an embedded Postgres and Valkey in {directory}; they stop with this command.")
         initialise(embedded.database_url, schema)
-        yield Servers(embedded.database_url, embedded.redis_url, owned=True)
+        yield Servers(embedded.database_url, embedded.redis_url)
     finally:
         embedded.stop()
 

@@ -3,18 +3,18 @@
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.errors import Gap
-from penstock.records import Offset, Record, RecordId, ShardName
+from penstock.records import Offset, Record, RecordId, Scope, ShardName
 
 
 def backfill(
-    executor: Executor, schema: str, shard: ShardName, after: Offset, before: Offset, count: int
+    executor: Executor, scope: Scope, shard: ShardName, after: Offset, before: Offset, count: int
 ) -> list[Record]:
     """Up to ``count`` records between two offsets, both excluded, from the journal and the staged records.
 
     Raises:
         Gap: The journal no longer has the record right after ``after``.
     """
-    sql = statements("penstock.consuming", schema)
+    sql = statements("penstock.consuming", scope.schema)
     where = {"channel": shard.channel, "shard": shard.shard}
     rows = executor.execute(
         sql["backfill"], {**where, "after": after, "before": before, "records": count}

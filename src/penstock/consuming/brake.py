@@ -18,7 +18,7 @@ def brake(
     Dead letters are counted over all shards.  Each shard halts at its own next dead letter: a process holds the row of
     its own shard alone.
     """
-    in_a_row = checkpoints.dead_in_a_row(executor) + 1
+    in_a_row = checkpoints.count_failure(executor, shard)
     if in_a_row < consumer.halt_after:
         return None
     reason = (

@@ -7,7 +7,7 @@ from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec
 from penstock.errors import BrokenTransaction, SchemaMissing
-from penstock.records import Offset, Shard, ShardName
+from penstock.records import Offset, Scope, Shard, ShardName
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,6 @@ class Advance:
         applied: Records whose effects are in this transaction.
         skipped: Records that had been applied before.
         dead: Records that are dead-lettered in this transaction.
-        failed: Those of them that failed themselves, and were not parked behind another.
     """
 
     locked: Checkpoint
@@ -54,15 +53,14 @@ class Advance:
     applied: int = 0
     skipped: int = 0
     dead: int = 0
-    failed: int = 0
 
 
 class Checkpoints:
     """The checkpoints of one consumer."""
 
-    def __init__(self, consumer: ConsumerSpec, schema: str) -> None:
+    def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
         self._consumer = consumer
-        self._sql = statements("penstock.consuming", schema)
+        self._sql = statements("penstock.consuming", scope.schema)
 
     def key(self, shard: ShardName) -> dict[str, str | int]:
         """The values that name a shard's row."""
@@ -89,17 +87,15 @@ class Checkpoints:
         }
 
     def lock(
-        self, connection: Executor, shards: Collection[ShardName], *, wait: bool = False
+        self, connection: Executor, shards: Collection[ShardName]
     ) -> dict[ShardName, Checkpoint]:
-        """Locks the shards' rows; those that another process holds are left out, or waited for."""
+        """Locks the shards' rows; those that another process holds are left out."""
         channel = self._consumer.channel.name
         which = {
             "consumer": self._consumer.name,
             "channel": channel,
             "shards": [shard.shard for shard in shards],
         }
-        if wait:
-            connection.execute(self._sql["wait_for_checkpoints"], which)
         rows = connection.execute(self._sql["take_checkpoints"], which).fetchall()
         locked = [Checkpoint(ShardName(channel, Shard(shard)), *rest) for shard, *rest in rows]
         return {checkpoint.shard: checkpoint for checkpoint in locked}
@@ -123,7 +119,6 @@ class Checkpoints:
                 "applied": [each.applied for each in advances],
                 "skipped": [each.skipped for each in advances],
                 "dead": [each.dead for each in advances],
-                "failed": [each.failed for each in advances],
                 "transaction": advances[0].locked.transaction,
             },
         ).rowcount
@@ -142,10 +137,7 @@ class Checkpoints:
         """Notes for ``penstock status`` what a shard waits for; the next advance removes the note."""
         connection.execute(self._sql["note_waiting"], {**self.key(shard), "reason": reason})
 
-    def dead_in_a_row(self, connection: Executor) -> int:
-        """Dead letters of all shards since each of them last applied something."""
-        row = connection.execute(
-            self._sql["dead_in_a_row"],
-            {"consumer": self._consumer.name, "channel": self._consumer.channel.name},
-        ).fetchone()
+    def count_failure(self, executor: Executor, shard: ShardName) -> int:
+        """Counts a dead letter of a locked shard; gives how many there are in a row, over all shards."""
+        row = executor.execute(self._sql["count_failure"], self.key(shard)).fetchone()
         return row[0] if row else 0

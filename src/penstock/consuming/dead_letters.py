@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec
-from penstock.records import Record, ShardName
+from penstock.records import Record, Scope, ShardName
 
 
 class DeadLetters:
     """The dead letters of one consumer, as its own transactions write them."""
 
-    def __init__(self, consumer: ConsumerSpec, schema: str) -> None:
+    def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
         self._consumer = consumer
-        self._sql = statements("penstock.consuming", schema)
+        self._sql = statements("penstock.consuming", scope.schema)
 
     def _where(self, shard: ShardName) -> dict[str, str | int]:
         return {"consumer": self._consumer.name, "channel": shard.channel, "shard": shard.shard}

@@ -1,6 +1,8 @@
 """What a delivery did: what workers count, show, and go on from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.records import Offset, ShardName
 
@@ -18,6 +20,7 @@ class Delivered:
         halted: Why the shard stopped; None if it did not.
         held: The shard stands at a barrier, and has not applied what lies behind.
         retry_after_s: Seconds until what failed is to be delivered again; None if nothing is to be.
+        missing: Records that the log has lost, from the journal: nothing was applied, they have to be delivered first.
         members: Members of an Ick that need not come again.
         latencies_us: For each applied record the time from staging to its handler, by Postgres' clock.
     """
@@ -30,6 +33,7 @@ class Delivered:
     halted: str | None = None
     held: bool = False
     retry_after_s: float | None = None
+    missing: Sequence[Any] = ()
     members: list[bytes] = field(default_factory=list)
     latencies_us: list[int] = field(default_factory=list)
 

@@ -37,7 +37,7 @@ from penstock.database.errors import driver_error, sqlstate
 from penstock.database.executor import Executor
 from penstock.declarations import ConsumerSpec
 from penstock.errors import ServerUnavailable
-from penstock.records import ShardName
+from penstock.records import Scope, ShardName
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -66,6 +66,12 @@ class Source(Protocol[Item_contra]):
         self, shard: ShardName, item: Item_contra, reason: str, attempts: int, /
     ) -> Planner[Delivered]:
         """Dead-letters an item that has failed for good."""
+
+    def identify(self, item: Item_contra, /) -> object:
+        """What tells an item from the others of its shard."""
+
+    def renew(self, items: Sequence[Item_contra], /) -> None:
+        """Makes the items as they were before a handler had them."""
 
     def describe(self, shard: ShardName, item: Item_contra, /) -> str:
         """An item, for the reason of a halt: in a table, where keys may be seen."""
@@ -99,14 +105,14 @@ class Deliverer(Generic[Item]):
     def __init__(
         self,
         consumer: ConsumerSpec,
-        schema: str,
+        scope: Scope,
         source: Source[Item],
     ) -> None:
         self._consumer = consumer
         self._source = source
-        self._checkpoints = Checkpoints(consumer, schema)
+        self._checkpoints = Checkpoints(consumer, scope)
         self._policy = Policy(consumer.attempts, consumer.on_poison)
-        self._trouble: dict[ShardName, Trouble] = {}
+        self._trouble: dict[ShardName, tuple[object, Trouble]] = {}
         self._applied = 0
         self._applied_before: dict[ShardName, int] = {}
         self._shown: set[tuple[str, ...]] = set()
@@ -132,42 +138,55 @@ class Deliverer(Generic[Item]):
         """
         delivery = _Delivery(transaction, shard, self._parts(shard, items), pause, Delivered())
         while delivery.parts and delivery.total.halted is None:
-            part, trouble = delivery.parts.pop(0)
-            try:
-                plan = self._source.plan(shard, part)
-                done = transaction.apply([shard], plan, name=self._source.name)
-            except NotApplied as failed:
-                if not self._goes_on(delivery, part, trouble, failed):
-                    break
-            else:
-                self._count(shard, done)
-                delivery.total.add(done)
-                if done.position is None:
-                    break
+            if not self._deliver_part(delivery):
+                break
         return delivery.total
+
+    def _deliver_part(self, delivery: _Delivery[Item]) -> bool:
+        """One attempt at the next part; false if the delivery is over."""
+        part, trouble = delivery.parts.pop(0)
+        try:
+            plan = self._source.plan(delivery.shard, part)
+            done = delivery.transaction.apply([delivery.shard], plan, name=self._source.name)
+        except NotApplied as failed:
+            self._source.renew(part)
+            return self._goes_on(delivery, part, trouble, failed)
+        if done.missing:
+            # They come first, as a part of their own.
+            delivery.parts[:0] = [(done.missing, NO_TROUBLE), (part, trouble)]
+        self._count(delivery.shard, done)
+        delivery.total.add(done)
+        is_stopped = bool(delivery.parts) and delivery.pause(0)
+        return done.position is not None and not is_stopped
 
     def _parts(
         self, shard: ShardName, items: Sequence[Item]
     ) -> list[tuple[Sequence[Item], Trouble]]:
         """The items, with those that were in trouble when the last delivery ended as a part of their own."""
-        trouble = self._trouble.pop(shard, NO_TROUBLE)
-        if not 0 < trouble.items < len(items):
-            return [(items, trouble)]
-        return [(items[: trouble.items], trouble), (items[trouble.items :], NO_TROUBLE)]
+        first, trouble = self._trouble.pop(shard, (None, NO_TROUBLE))
+        known = (i for i, item in enumerate(items) if self._source.identify(item) == first)
+        at = next(known, None) if trouble.items else None
+        if at is None:
+            return [(items, NO_TROUBLE)]
+        sizes = (at, trouble.items, len(items) - at - trouble.items)
+        parts = zip(divide(items, sizes), (NO_TROUBLE, trouble, NO_TROUBLE), strict=True)
+        return [(part, known) for part, known in parts if part]
 
     def _count(self, shard: ShardName, done: Delivered) -> None:
         if done.applied:
             self._applied += done.applied
-            self._applied_before.pop(shard, None)
+            self._applied_before.pop(shard, None)  # the trouble is over
 
     def _goes_on(
         self, delivery: _Delivery[Item], part: Sequence[Item], trouble: Trouble, failed: NotApplied
     ) -> bool:
         """Carries out what is to happen after a failure; false if the delivery is over."""
         self._show(delivery.shard, failed)
-        match decide(self._policy, len(part), trouble, self._outcome(delivery.shard, failed)):
+        outcome = self._outcome(delivery.shard, trouble, failed)
+        match decide(self._policy, len(part), trouble, outcome):
             case Retry(after_s, known) if after_s > MAX_PAUSE_S:
-                self._postpone(delivery, after_s, known, failed)
+                self._trouble[delivery.shard] = (self._source.identify(part[0]), known)
+                self._postpone(delivery, after_s, failed)
                 return False
             case Retry(after_s, known):
                 delivery.parts.insert(0, (part, known))
@@ -183,18 +202,31 @@ class Deliverer(Generic[Item]):
                 self._halt(delivery, part, f"failed {attempts} times: {failed.reason}")
         return True
 
-    def _outcome(self, shard: ShardName, failed: NotApplied) -> Outcome:
+    def halt(
+        self,
+        transaction: HandlerTransaction,
+        shard: ShardName,
+        items: Sequence[Item],
+        failed: NotApplied,
+    ) -> Delivered:
+        """Halts a shard whose items failed in a transaction that no attempt may follow."""
+        delivery = _Delivery(
+            transaction, shard, [(items, NO_TROUBLE)], lambda _: False, Delivered()
+        )
+        self._show(shard, failed)
+        self._halt(delivery, items, f"failed: {failed.reason}")
+        return delivery.total
+
+    def _outcome(self, shard: ShardName, trouble: Trouble, failed: NotApplied) -> Outcome:
         """What the failure means; only this worker knows whether others pass meanwhile."""
         if not isinstance(failed.outcome, Unavailable):
             return failed.outcome
-        before = self._applied_before.setdefault(shard, self._applied)
-        return Unavailable(others_pass=self._applied > before)
+        if not trouble.waits:
+            self._applied_before[shard] = self._applied
+        return Unavailable(others_pass=self._applied > self._applied_before.get(shard, 0))
 
-    def _postpone(
-        self, delivery: _Delivery[Item], after_s: float, trouble: Trouble, failed: NotApplied
-    ) -> None:
+    def _postpone(self, delivery: _Delivery[Item], after_s: float, failed: NotApplied) -> None:
         """Ends the delivery; the shard's next one begins with the same items and their trouble so far."""
-        self._trouble[delivery.shard] = trouble
         delivery.total.retry_after_s = after_s
         log.warning(
             "waiting",

@@ -24,6 +24,9 @@ Item = TypeVar("Item")
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 10.0
 
+MAX_ASKED_PAUSE_S = 86_400.0
+"""Upper bound, in seconds, on the pause that a handler asks for."""
+
 FIRST_CONFLICT_PAUSE_S = 0.005
 LONGEST_CONFLICT_PAUSE_S = 1.0
 MAX_CONFLICTS = 20
@@ -203,7 +206,8 @@ def decide(policy: Policy, size: int, trouble: Trouble, outcome: Outcome) -> Dec
             return _after_refusal(policy, size, trouble, outcome)
         case AskedToWait(after_s):
             asked = replace(trouble, asked=trouble.asked + 1, items=size)
-            return Retry(pause_s(asked.asked) if after_s is None else max(0.0, after_s), asked)
+            pause = pause_s(asked.asked) if after_s is None else after_s
+            return Retry(min(MAX_ASKED_PAUSE_S, max(FIRST_PAUSE_S, pause)), asked)
         case Failed():
             return _after_failure(policy, size, trouble, outcome)
         case Broken():
@@ -249,8 +253,11 @@ def _conflict_pause_s(times: int) -> float:
 
 
 def trouble_for_part(trouble: Trouble, size: int) -> Trouble:
-    """What a part of a split batch starts with: one attempt is left to it, but a single item has all of its own."""
-    return replace(trouble, items=size, failures=trouble.failures if size > 1 else 0)
+    """What a part of a split batch starts with: one attempt is left to it, but a single item has all of its own.
+
+    A part may lose against other transactions as often as the whole batch.
+    """
+    return replace(trouble, conflicts=0, items=size, failures=trouble.failures if size > 1 else 0)
 
 
 def divide(items: Sequence[Item], sizes: Sequence[int]) -> list[Sequence[Item]]:

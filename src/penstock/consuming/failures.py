@@ -1,6 +1,5 @@
 """What an exception in a handler's transaction means, and how it is put into words that hold no payload."""
 
-import asyncio
 import re
 import traceback
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from penstock.errors import (
 
 MAX_REASON_CHARACTERS = 500
 MAX_FRAMES = 12
+MAX_CAUSES = 20
 _OURS = re.compile(r"penstock[\\/]consuming[\\/]")
 
 
@@ -65,37 +65,63 @@ class InvalidPayload(ValueError):
     """A payload does not fit the consumer's model; the text names the fields, and no values."""
 
 
-def find_outcome(error: BaseException, culprit: int | None = None) -> Outcome:
+def find_outcome(
+    error: BaseException, culprit: int | None = None, depth: int = MAX_CAUSES
+) -> Outcome:
     """What an exception means for the items, raised by the handler, its flush, the advance or COMMIT.
+
+    An exception that was raised from another one, or a group of them, means what these mean.
 
     Args:
         error: What was raised.
         culprit: Index of the item at fault, if it is known.
+        depth: How many causes to follow: they may form a circle.
     """
+    if isinstance(error, BaseExceptionGroup) and depth:
+        members = (find_outcome(each, culprit, depth - 1) for each in error.exceptions)
+        return max(members, key=_gravity)
+    outcome = _find_own_outcome(error, culprit)
+    if isinstance(outcome, Failed) and not outcome.for_certain and error.__cause__ and depth:
+        return find_outcome(error.__cause__, culprit, depth - 1)
+    return outcome
+
+
+_GRAVITY = (Conflict, AskedToWait, Unavailable, Failed, Broken)
+
+
+def _gravity(outcome: Outcome) -> int:
+    """Which of several outcomes counts."""
+    return _GRAVITY.index(type(outcome))
+
+
+def _find_own_outcome(error: BaseException, culprit: int | None) -> Outcome:
     match error:
         case TryAgain():
-            return AskedToWait(error.after)
+            return AskedToWait(error.after_s)
         case HandlerNotRun() | HandlerCommitted():
             return Broken()
         case InvalidPayload():
             return Failed(culprit, for_certain=True)
+        case ServerUnavailable():
+            return Unavailable()
+        case _ if is_unavailable(error):
+            return Unavailable()
         case _:
-            return _by_kind(error, culprit)
+            return _find_outcome_in_postgres(error, culprit)
 
 
-def _by_kind(error: BaseException, culprit: int | None) -> Outcome:
-    kind = classify(error)
-    if kind is ErrorKind.CONFLICT:
-        return Conflict()
-    # Read-only the transaction was made by the handler: the checkpoint's row could be locked before.
-    if _is_refused(error) or (kind is ErrorKind.UNAVAILABLE and sqlstate(error) != READ_ONLY):
-        return Unavailable()
-    return Failed(culprit)
-
-
-def _is_refused(error: BaseException) -> bool:
-    """By a server that is not the transaction's own."""
-    return isinstance(error, ServerUnavailable) or is_unavailable(error)
+def _find_outcome_in_postgres(error: BaseException, culprit: int | None) -> Outcome:
+    match classify(error):
+        case ErrorKind.CONFLICT:
+            return Conflict()
+        case ErrorKind.SCHEMA:
+            # Code that was deployed before its migration.
+            return Unavailable()
+        case ErrorKind.UNAVAILABLE if sqlstate(error) != READ_ONLY:
+            # Read-only the transaction was made by the handler: the checkpoint's row could be locked before.
+            return Unavailable()
+        case _:
+            return Failed(culprit)
 
 
 def reason(error: BaseException, phase: str = "") -> str:
@@ -141,5 +167,7 @@ def _short(path: str) -> str:
 
 
 def is_exit(error: BaseException) -> bool:
-    """Whether the handler wanted the process to end; a cancelled task is a failure like any other."""
-    return not isinstance(error, Exception | asyncio.CancelledError)
+    """Whether the handler wanted the process to end; a cancelled task or a panic in a library is a failure like any other."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_exit(each) for each in error.exceptions)
+    return isinstance(error, SystemExit | KeyboardInterrupt)

@@ -11,18 +11,28 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol, TypeVar
 
+import structlog
 from sqlalchemy import Connection as EngineConnection
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from penstock.consuming.failures import Culprit
+from penstock.consuming.failures import Culprit, is_exit
 from penstock.consuming.payloads import decode_payloads, make_decoder
 from penstock.database.connections import make_async_engine, make_engine
+from penstock.database.errors import IN_FAILED_TRANSACTION, sqlstate
 from penstock.declarations import ConsumerSpec
-from penstock.errors import BrokenTransaction, DeclarationError, HandlerNotRun
+from penstock.errors import (
+    BrokenTransaction,
+    DeclarationError,
+    HandlerExited,
+    HandlerNotRun,
+)
 from penstock.pipeline import Pipeline
+
+log = structlog.get_logger("penstock.consumer")
 
 Result = TypeVar("Result")
 
@@ -53,8 +63,29 @@ class HandlerSession(Session):
         )
 
 
+class Aborts:
+    """Remembers the database error that a session of an engine met last: what a handler hides is found here."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.last: BaseException | None = None
+        event.listen(engine, "handle_error", self._note)
+
+    def _note(self, context: ExceptionContext) -> None:
+        error = context.original_exception
+        if (
+            sqlstate(error) != IN_FAILED_TRANSACTION
+        ):  # what follows the error that aborted the transaction
+            self.last = error
+
+
 class Caller(Protocol):
-    """Where a consumer's transactions run, and how its handler is called in them."""
+    """Where a consumer's transactions run, and how its handler is called in them.
+
+    Attributes:
+        aborts: The database error that the handler's session met last.
+    """
+
+    aborts: Aborts
 
     @property
     def engine(self) -> Engine:
@@ -90,6 +121,7 @@ class _SyncCaller:
         self._decode = make_decoder(consumer)
         application = f"consumer {consumer.name}"
         self.engine = make_engine(database_url, application=application, **chosen)
+        self.aborts = Aborts(self.engine)
         # Handlers may change classes that the pipeline stages: their sessions stage like any other.
         self._sessions = sessionmaker(class_=HandlerSession, join_transaction_mode="rollback_only")
         pipeline.attach(self._sessions)
@@ -104,7 +136,7 @@ class _SyncCaller:
             if self._consumer.each:
                 _each(self._consumer, session, items)
             else:
-                _done(self._consumer, self._consumer.handler(session, items))
+                _refuse_unrun(self._consumer, self._consumer.handler(session, items))
             session.flush()
 
     def close(self) -> None:
@@ -116,19 +148,29 @@ def _each(consumer: ConsumerSpec, session: Session, items: Iterable[Any]) -> Non
     for index, item in enumerate(items):
         try:
             if (returned := handler(session, item)) is not None:
-                _done(consumer, returned)
-        except Exception as error:
+                _refuse_unrun(consumer, returned)
+        except BaseException as error:
+            if is_exit(error):
+                raise
             raise Culprit(index) from error
 
 
-def _done(consumer: ConsumerSpec, returned: object) -> None:
+_LAZY = (map, filter, zip)
+
+
+def _refuse_unrun(consumer: ConsumerSpec, returned: object) -> None:
     """Makes sure that a handler has run, and not only made something that would."""
-    if inspect.isawaitable(returned) or inspect.isgenerator(returned):
+    if (
+        inspect.isawaitable(returned)
+        or inspect.isgenerator(returned)
+        or inspect.isasyncgen(returned)
+        or isinstance(returned, _LAZY)
+    ):
         with suppress(Exception):
             returned.close()  # type: ignore[union-attr]  # coroutines and generators have it
         raise HandlerNotRun(
             f"consumer {consumer.name}: the handler returned a {type(returned).__name__}, which nobody runs: "
-            "declare it with `async def` if it is to be awaited"
+            "await what it returns, or declare it with `async def`; run through an iterator with a loop"
         )
 
 
@@ -147,13 +189,20 @@ class _AsyncCaller:
             database_url, application=application, **chosen
         )
         self.engine = self._engine.sync_engine
+        self.aborts = Aborts(self.engine)
         self._sessions = sessionmaker(class_=HandlerSession)
         pipeline.attach(self._sessions)
         self._loop = asyncio.Runner()
+        self._loop.get_loop().set_exception_handler(self._log_task_error)
 
     def enter(self, function: Callable[[], Result]) -> Result:
         _refuse_running_loop(self._consumer)
-        return self._loop.run(greenlet_spawn(function))
+        try:
+            return self._loop.run(greenlet_spawn(function))
+        except (SystemExit, KeyboardInterrupt) as error:
+            # Raised by a task that the handler has started: asyncio lets it out past everything.
+            self._loop.close()
+            raise HandlerExited(exit_text(self._consumer, error)) from error
 
     def call(self, connection: EngineConnection, items: Any) -> None:
         if self._decode is not None:
@@ -161,28 +210,78 @@ class _AsyncCaller:
         await_only(self._handle(connection, items))
 
     async def _handle(self, connection: EngineConnection, items: Sequence[Any]) -> None:
-        async with AsyncSession(
-            bind=AsyncConnection(self._engine, connection),
-            sync_session_class=self._sessions.class_,
-            join_transaction_mode="rollback_only",
-        ) as session:
-            if self._consumer.each:
-                await self._each(session, items)
-            else:
-                await self._consumer.handler(session, items)  # type: ignore[misc]  # checked when it was declared
-            await session.flush()
+        try:
+            async with (
+                AsyncSession(
+                    bind=AsyncConnection(self._engine, connection),
+                    sync_session_class=self._sessions.class_,
+                    join_transaction_mode="rollback_only",
+                    close_resets_only=False,  # a task that is left behind cannot use it in the next transaction
+                ) as session
+            ):
+                await self._run(session, items)
+                await session.flush()
+                self._refuse_tasks(session, items)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # by Ctrl-C, and not by the handler
+                raise KeyboardInterrupt from error
+            raise
 
-    async def _each(self, session: AsyncSession, items: Iterable[Any]) -> None:
+    async def _run(self, session: AsyncSession, items: Sequence[Any]) -> None:
         handler: Any = self._consumer.handler
+        if not self._consumer.each:
+            _refuse_unrun(self._consumer, await handler(session, items))
+            return
         for index, item in enumerate(items):
             try:
-                await handler(session, item)
-            except (Exception, asyncio.CancelledError) as error:
+                if (returned := await handler(session, item)) is not None:
+                    _refuse_unrun(self._consumer, returned)
+            except BaseException as error:
+                if is_exit(error):
+                    raise
                 raise Culprit(index) from error
 
+    def _refuse_tasks(self, session: AsyncSession, items: Sequence[Any]) -> None:
+        """Makes sure that no task works on with the session or the records, after the transaction is over."""
+        ours = {id(session), id(items), *map(id, items)}
+        left = [task for task in asyncio.all_tasks() if not task.done() and _uses(task, ours)]
+        if left:
+            for task in left:
+                task.cancel()
+            raise HandlerNotRun(
+                f"consumer {self._consumer.name}: the handler left {len(left)} tasks behind that work on its session or "
+                "its records: await them, for example with asyncio.TaskGroup"
+            )
+
+    def _log_task_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """In place of asyncio's own, which logs the error's text."""
+        error = type(context.get("exception")).__name__
+        log.error("task of a handler failed", consumer=self._consumer.name, error=error)
+
     def close(self) -> None:
-        self.enter(self.engine.dispose)
+        with suppress(RuntimeError):  # the loop is closed after an exit
+            self.enter(self.engine.dispose)
         self._loop.close()
+
+
+def _uses(task: asyncio.Task[Any], objects: set[int]) -> bool:
+    """Whether one of the objects is a variable of the task's coroutine."""
+    frame = getattr(task.get_coro(), "cr_frame", None)
+    is_current = task is asyncio.current_task()
+    return (
+        frame is not None
+        and not is_current
+        and any(id(each) in objects for each in frame.f_locals.values())
+    )
+
+
+def exit_text(consumer: ConsumerSpec, error: BaseException) -> str:
+    """What to say of a handler that wants the process to end."""
+    return (
+        f"consumer {consumer.name}: the handler raised {type(error).__name__}; nothing of its batch is committed. "
+        "To have a batch retried, raise TryAgain or any other exception"
+    )
 
 
 def _refuse_running_loop(consumer: ConsumerSpec) -> None:

@@ -13,7 +13,7 @@ from penstock.consuming.failures import InvalidPayload, NotApplied
 from penstock.consuming.transaction import Locked, Plan, Planner
 from penstock.database.executor import Executor
 from penstock.declarations import ConsumerSpec
-from penstock.records import Offset, ShardName
+from penstock.records import Offset, Scope, ShardName
 
 MICROSECONDS = 1_000_000
 LATEST_S = 2**40
@@ -58,10 +58,10 @@ class IckSource:
 
     name = "members"
 
-    def __init__(self, consumer: ConsumerSpec, schema: str) -> None:
+    def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
         self._consumer = consumer
-        self._checkpoints = Checkpoints(consumer, schema)
-        self._dead_letters = DeadLetters(consumer, schema)
+        self._checkpoints = Checkpoints(consumer, scope)
+        self._dead_letters = DeadLetters(consumer, scope)
 
     def plan(self, shard: ShardName, members: Sequence[ReservedMember]) -> Planner[Delivered]:
         """Applies the members."""
@@ -111,10 +111,17 @@ class IckSource:
             halted = brake(self._consumer, self._checkpoints, executor, shard, last)
             return Plan(
                 Delivered(checkpoint.offset, dead=1, members=[member.member], halted=halted),
-                advances=[Advance(checkpoint, checkpoint.offset, dead=1, failed=1)],
+                advances=[Advance(checkpoint, checkpoint.offset, dead=1)],
             )
 
         return planner
+
+    def identify(self, member: ReservedMember) -> object:
+        """The member."""
+        return member.member
+
+    def renew(self, members: Sequence[ReservedMember]) -> None:
+        """Nothing to do: a handler gets texts."""
 
     def describe(self, shard: ShardName, member: ReservedMember) -> str:
         """The member, and where it is."""

@@ -94,7 +94,7 @@ class IckWorker(Worker[ReservedMember]):
         for shard in self._shards:
             ick = self._icks[shard] = Reservations(
                 self._client,
-                ick_shard_keys(self._pipeline.namespace, shard).name,
+                ick_shard_keys(self._pipeline.scope.namespace, shard).name,
                 holder=self._holder,
                 size=self.consumer.batch,
             )
@@ -104,7 +104,7 @@ class IckWorker(Worker[ReservedMember]):
         self._halted, self._done_up_to, self._progress_at = set(), {}, 0.0
 
     def _source(self) -> IckSource:
-        return IckSource(self.consumer, self._pipeline.schema)
+        return IckSource(self.consumer, self._pipeline.scope)
 
     def round(self, block_ms: int | None = None) -> Consumed:
         """Waits for members, ``block_ms`` at the longest, and visits each shard that has some.
@@ -235,7 +235,7 @@ class IckWorker(Worker[ReservedMember]):
     def _follow(self) -> None:
         """Moves the checkpoints up to what is done: nothing before that has to be kept."""
         transaction, _ = self._opened()
-        found = update_progress(self._client, self._pipeline.namespace, self._shards)
+        found = update_progress(self._client, self._pipeline.scope.namespace, self._shards)
         for shard, progress in found.items():
             if progress.done_up_to > self._done_up_to.get(shard, Offset(0)):
                 transaction.apply([shard], plan_progress(shard, progress.done_up_to))

@@ -12,7 +12,7 @@ from penstock.consuming.transaction import Locked, Plan, Planner
 from penstock.database.executor import Executor
 from penstock.declarations import ConsumerSpec
 from penstock.errors import Gap
-from penstock.records import Offset, Record, ShardName
+from penstock.records import Offset, Record, Scope, ShardName
 
 
 class LogSource:
@@ -20,10 +20,10 @@ class LogSource:
 
     name = "consumer"
 
-    def __init__(self, consumer: ConsumerSpec, schema: str) -> None:
-        self._consumer, self._schema = consumer, schema
-        self._checkpoints = Checkpoints(consumer, schema)
-        self._dead_letters = DeadLetters(consumer, schema)
+    def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
+        self._consumer, self._scope = consumer, scope
+        self._checkpoints = Checkpoints(consumer, scope)
+        self._dead_letters = DeadLetters(consumer, scope)
 
     def plan(self, shard: ShardName, records: Sequence[Record]) -> Planner[Delivered]:
         """Applies what is due of one shard."""
@@ -36,12 +36,10 @@ class LogSource:
                 return Plan(Delivered(halted=checkpoint.halted))
             if checkpoint.held:
                 return Plan(Delivered(position=checkpoint.offset, held=True))
-            try:
-                due, filled = self._due(executor, checkpoint, records)
-            except Gap as error:
-                self._checkpoints.halt(executor, shard, str(error))
-                return Plan(Delivered(position=checkpoint.offset, halted=str(error)))
-            return self._apply(executor, checkpoint, due, filled)
+            comparison = compare(checkpoint.offset, records, checkpoint.barrier)
+            if comparison.gap and not comparison.fresh:
+                return self._fill(executor, checkpoint, records)
+            return self._apply(executor, checkpoint, comparison)
 
         return planner
 
@@ -88,10 +86,19 @@ class LogSource:
             halted = brake(self._consumer, self._checkpoints, executor, shard, last)
             return Plan(
                 Delivered(position=record.offset, dead=1, halted=halted),
-                advances=[Advance(checkpoint, record.offset, dead=1, failed=1)],
+                advances=[Advance(checkpoint, record.offset, dead=1)],
             )
 
         return planner
+
+    def identify(self, record: Record) -> object:
+        """Its offset."""
+        return record.offset
+
+    def renew(self, records: Sequence[Record]) -> None:
+        """What a handler has changed of their payloads is parsed anew."""
+        for record in records:
+            record.forget_parsed()
 
     def describe(self, _: ShardName, record: Record) -> str:
         """Where the record stands, and its number."""
@@ -101,32 +108,23 @@ class LogSource:
         """Where the record stands."""
         return record.place
 
-    def _due(
+    def _fill(
         self, executor: Executor, checkpoint: Checkpoint, records: Sequence[Record]
-    ) -> tuple[Comparison, int]:
-        """What comes right after the checkpoint, and how many of it the journal had to give.
-
-        Raises:
-            Gap: The journal does not reach back to the checkpoint.
-        """
-        comparison = compare(checkpoint.offset, records, checkpoint.barrier)
-        if comparison.fresh or not comparison.gap:
-            return comparison, 0
+    ) -> Plan[Delivered]:
+        """Reads what lies between the checkpoint and the records from the journal; halts if it has them no more."""
         before = next(record.offset for record in records if record.offset > checkpoint.offset)
         if checkpoint.barrier is not None:
             before = Offset(min(before, checkpoint.barrier + 1))
-        filled = backfill(
-            executor,
-            self._schema,
-            checkpoint.shard,
-            checkpoint.offset,
-            before,
-            self._consumer.batch,
-        )
-        return Comparison(filled, comparison.skipped, gap=True), len(filled)
+        shard, after, count = checkpoint.shard, checkpoint.offset, self._consumer.batch
+        try:
+            missing = backfill(executor, self._scope, shard, after, before, count)
+        except Gap as error:
+            self._checkpoints.halt(executor, shard, str(error))
+            return Plan(Delivered(position=after, halted=str(error)))
+        return Plan(Delivered(position=after, backfilled=len(missing), missing=missing))
 
     def _apply(
-        self, executor: Executor, checkpoint: Checkpoint, due: Comparison, filled: int
+        self, executor: Executor, checkpoint: Checkpoint, due: Comparison
     ) -> Plan[Delivered]:
         parked = self._parked(executor, checkpoint.shard, due.fresh)
         if parked:
@@ -141,7 +139,7 @@ class LogSource:
             due = Comparison([r for r in due.fresh if r.key not in keys], due.skipped, due.gap)
         last = max([checkpoint.offset, *(r.offset for r in (*due.fresh[-1:], *parked[-1:]))])
         delivered = _delivered(checkpoint, due, last)
-        delivered.dead, delivered.backfilled = len(parked), filled
+        delivered.dead = len(parked)
         advance = Advance(checkpoint, last, len(due.fresh), due.skipped, dead=len(parked))
         moves = last > checkpoint.offset or due.skipped
         return Plan(delivered, due.fresh or None, [advance] if moves else [])

@@ -17,6 +17,7 @@ from penstock.channels.log import Follower, extents
 from penstock.consuming.backfill import backfill
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivered import Consumed, Delivered
+from penstock.consuming.delivery import Broken
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.log_source import LogSource
 from penstock.consuming.transaction import HandlerTransaction
@@ -70,7 +71,7 @@ class LogWorker(Worker[Record]):
                 f"consumer {consumer.name} is set-based (dataframe=True) and runs on Spark: penstock run --engine spark"
             )
         super().__init__(pipeline, consumer, database, redis_url, **options)
-        self._records = LogSource(consumer, pipeline.schema)
+        self._records = LogSource(consumer, pipeline.scope)
         self._follower: Follower | None = None
         self._positions: dict[ShardName, Offset] = {}
         self._held: set[ShardName] = set()
@@ -80,13 +81,15 @@ class LogWorker(Worker[Record]):
     def _registered(self, connection: Connection) -> None:
         """Reads where the consumer stands."""
         crashpoint("consumer.after_register")
-        standing = Checkpoints(self.consumer, self._pipeline.schema).all(connection)
+        standing = Checkpoints(self.consumer, self._pipeline.scope).all(connection)
         self._positions = {shard: standing.get(shard, Offset(0)) for shard in self._shards}
 
     def open(self) -> None:
         """As ``Worker.open``, and reads the consumer's checkpoints."""
         super().open()
-        self._follower = Follower(self._client, self._pipeline.namespace, count=self.consumer.batch)
+        self._follower = Follower(
+            self._client, self._pipeline.scope.namespace, count=self.consumer.batch
+        )
         self._held, self._reread_at = set(), 0.0
 
     def close(self) -> None:
@@ -125,6 +128,7 @@ class LogWorker(Worker[Record]):
             # There is more, most likely: Redis looks it up while this is applied.
             last = {shard: records[-1].offset for shard, records in found.items()}
             self._follower.request_ahead({**awake, **last})
+        self._retrying -= awake.keys() - found.keys()  # another process has done it
         self._deliver(found, consumed)
         if self._reread_chance and found and random.random() < self._reread_chance:  # noqa: S311  not for secrets
             self.rewind(consumed.applied)
@@ -165,6 +169,12 @@ class LogWorker(Worker[Record]):
         try:
             return transaction.apply(found, self._records.plan_together(found), name="together")
         except NotApplied as failed:
+            for records in found.values():
+                self._records.renew(records)
+            if isinstance(failed.outcome, Broken):
+                # Alone, each shard would be called once more.
+                _, deliverer = self._opened()
+                return {s: deliverer.halt(transaction, s, r, failed) for s, r in found.items()}
             # It need not be about all of them: alone, each has its own attempts.
             log.info(
                 "failed together, going shard by shard",
@@ -180,9 +190,9 @@ class LogWorker(Worker[Record]):
         """
         self._reread_at = monotonic() + REREAD_CHECKPOINTS_S
         transaction, _ = self._opened()
-        standing = transaction.read(Checkpoints(self.consumer, self._pipeline.schema).all)
+        standing = transaction.read(Checkpoints(self.consumer, self._pipeline.scope).all)
         self._positions.update((s, at) for s, at in standing.items() if s in self._positions)
-        ends = extents(self._client, self._pipeline.namespace, list(self._positions))
+        ends = extents(self._client, self._pipeline.scope.namespace, list(self._positions))
         lost = {
             shard: Offset(end.tail + 1)
             for shard, end in ends.items()
@@ -193,9 +203,9 @@ class LogWorker(Worker[Record]):
     def _backfill(
         self, lost: Mapping[ShardName, Offset], executor: Executor
     ) -> dict[ShardName, list[Record]]:
-        schema, count = self._pipeline.schema, self.consumer.batch
+        scope, count = self._pipeline.scope, self.consumer.batch
         return {
-            shard: backfill(executor, schema, shard, self._positions[shard], before, count)
+            shard: backfill(executor, scope, shard, self._positions[shard], before, count)
             for shard, before in lost.items()
         }
 

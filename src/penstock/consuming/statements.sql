@@ -4,14 +4,6 @@ FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s AND channel = %(channel)s
 ORDER BY shard;
 
--- :name wait_for_checkpoints
--- Waits for what another process works on; take_checkpoints then finds the rows locked by this transaction.
-SELECT
-FROM {schema}.checkpoints
-WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = ANY (%(shards)s::integer[])
-ORDER BY shard
-FOR UPDATE;
-
 -- :name take_checkpoints
 -- The row lock is the mutual exclusion: the process that holds it works on the shard, others skip it.  The transaction's id
 -- proves later that effects and checkpoint are in one transaction; the clock is the one that staged the records.  A barrier
@@ -39,20 +31,31 @@ SET "offset" = (%(offsets)s::bigint[])[array_position(%(shards)s::integer[], sha
     applied = applied + (%(applied)s::bigint[])[array_position(%(shards)s::integer[], shard)],
     skipped = skipped + (%(skipped)s::bigint[])[array_position(%(shards)s::integer[], shard)],
     dead = dead + (%(dead)s::bigint[])[array_position(%(shards)s::integer[], shard)],
-    dead_in_a_row = CASE
-        WHEN (%(applied)s::bigint[])[array_position(%(shards)s::integer[], shard)] > 0 THEN 0
-        ELSE dead_in_a_row
-    END + (%(failed)s::bigint[])[array_position(%(shards)s::integer[], shard)],
     waiting = NULL,
     updated_at = clock_timestamp()
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = ANY (%(shards)s::integer[])
   AND "offset" = (%(expected)s::bigint[])[array_position(%(shards)s::integer[], shard)]
   AND pg_current_xact_id() = %(transaction)s::xid8;
 
--- :name dead_in_a_row
-SELECT sum(dead_in_a_row)::bigint
-FROM {schema}.checkpoints
-WHERE consumer = %(consumer)s AND channel = %(channel)s;
+-- :name count_failure
+-- Counts a dead letter of a locked shard, and gives how many there are in a row: with nothing applied between them, in any
+-- shard of the consumer.  What had been applied at a shard's last one says whether it still counts.
+WITH now AS (
+    SELECT coalesce(sum(applied), 0)::bigint AS applied
+    FROM {schema}.checkpoints
+    WHERE consumer = %(consumer)s AND channel = %(channel)s
+), counted AS (
+    UPDATE {schema}.checkpoints c
+    SET dead_in_a_row = CASE WHEN c.applied_at_dead = now.applied THEN c.dead_in_a_row + 1 ELSE 1 END,
+        applied_at_dead = now.applied
+    FROM now
+    WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
+    RETURNING c.dead_in_a_row
+)
+SELECT (SELECT dead_in_a_row FROM counted) + coalesce(sum(c.dead_in_a_row), 0)::bigint
+FROM {schema}.checkpoints c, now
+WHERE c.consumer = %(consumer)s AND c.channel = %(channel)s AND c.shard <> %(shard)s
+  AND c.applied_at_dead = now.applied;
 
 -- :name halt
 UPDATE {schema}.checkpoints

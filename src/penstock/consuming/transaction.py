@@ -27,7 +27,7 @@ from penstock.consuming.failures import (
     find_outcome,
     is_exit,
 )
-from penstock.consuming.handler import make_caller
+from penstock.consuming.handler import exit_text, make_caller
 from penstock.crashpoints import crashpoint
 from penstock.database import errors
 from penstock.database.errors import CONFLICTS, postgres_errors, sqlstate
@@ -92,7 +92,7 @@ class HandlerTransaction:
         """
         self._consumer = consumer
         self._keeps_connection = pooled
-        self._checkpoints = Checkpoints(consumer, pipeline.schema)
+        self._checkpoints = Checkpoints(consumer, pipeline.scope)
         self._caller = make_caller(pipeline, consumer, database_url, prepare=prepare, pooled=pooled)
         self._engine = self._caller.engine.execution_options(isolation_level=consumer.isolation)
         self._connection: EngineConnection | None = None
@@ -102,7 +102,6 @@ class HandlerTransaction:
         shards: Collection[ShardName],
         plan: Planner[Result],
         *,
-        wait: bool = False,
         name: str = "consumer",
     ) -> Result:
         """One transaction.
@@ -110,7 +109,6 @@ class HandlerTransaction:
         Args:
             shards: Whose checkpoints to lock.
             plan: Says what to do.
-            wait: Whether to wait for checkpoints that another process holds, instead of leaving them out.
             name: Of its crash points.
 
         Raises:
@@ -119,7 +117,7 @@ class HandlerTransaction:
             SchemaMissing: The tables are not there.
             HandlerExited: The handler wants the process to end; nothing was committed.
         """
-        return self._caller.enter(lambda: self._apply(shards, plan, wait, name))
+        return self._caller.enter(lambda: self._apply(shards, plan, name))
 
     def read(self, function: Callable[[Executor], Result]) -> Result:
         """Runs statements that change nothing, on the same connection.
@@ -146,13 +144,13 @@ class HandlerTransaction:
         self,
         shards: Collection[ShardName],
         plan: Planner[Result],
-        wait: bool,  # noqa: FBT001  private
         name: str,
     ) -> Result:
         with self._connected() as connection:
+            self._caller.aborts.last = None
             transaction = connection.begin()
             statements = make_executor(connection)
-            planned, xid = self._plan(statements, shards, plan, wait)
+            planned, xid = self._plan(statements, shards, plan)
             if planned.items is not None:
                 self._call(connection, planned.items, xid)
                 crashpoint(f"{name}.after_apply")
@@ -167,12 +165,11 @@ class HandlerTransaction:
         statements: Executor,
         shards: Collection[ShardName],
         plan: Planner[Result],
-        wait: bool,  # noqa: FBT001  private
     ) -> tuple[Plan[Result], str]:
         """What to do, and the id of the transaction that has the locks."""
         try:
             with postgres_errors(f"locking checkpoints of {self._consumer.name}"):
-                locked = self._checkpoints.lock(statements, shards, wait=wait)
+                locked = self._checkpoints.lock(statements, shards)
                 xid = next(iter(locked.values())).transaction if locked else ""
                 return plan(statements, locked), xid
         except CONFLICTS as error:
@@ -185,12 +182,10 @@ class HandlerTransaction:
             index, error = None, raised
             if isinstance(raised, Culprit):
                 index, error = raised.index, raised.__cause__ or raised
-            if is_exit(error):
-                raise HandlerExited(
-                    f"consumer {self._consumer.name}: the handler raised {type(error).__name__}; nothing of its batch is "
-                    "committed. To have a batch retried, raise TryAgain or any other exception"
-                ) from error
-            error = self._committed_by_handler(connection, xid) or error
+            committed = self._committed_by_handler(connection, xid)
+            if committed is None and is_exit(error):
+                raise HandlerExited(exit_text(self._consumer, error)) from error
+            error = committed or error
             raise NotApplied(find_outcome(error, index), error) from error
 
     def _advance(self, statements: Executor, planned: Plan[Result], xid: str) -> None:
@@ -207,10 +202,13 @@ class HandlerTransaction:
         who = f"consumer {self._consumer.name}"
         match sqlstate(error):
             case errors.IN_FAILED_TRANSACTION:
-                return BrokenTransaction(
+                text = (
                     f"{who}: the handler caught a database error and went on, but Postgres had given the transaction up. "
                     "Let the error out, or put what may fail into `with session.begin_nested():`"
                 )
+                hidden = BrokenTransaction(text)
+                hidden.__cause__ = self._caller.aborts.last
+                return hidden
             case errors.READ_ONLY:
                 return BrokenTransaction(
                     f"{who}: the handler made its transaction read-only, so the checkpoint cannot be moved"
@@ -224,7 +222,9 @@ class HandlerTransaction:
         """What to say of a handler that committed before it failed; None if it did not."""
         with suppress(Exception):  # the connection may be gone: the next attempt will see
             connection.rollback()
-            return _committed(make_executor(connection), f"consumer {self._consumer.name}", xid)
+            with connection.begin():
+                statements = make_executor(connection)
+                return _committed(statements, f"consumer {self._consumer.name}", xid)
         return None
 
     @contextmanager
@@ -258,6 +258,8 @@ class HandlerTransaction:
         except Exception:  # noqa: BLE001  the connection is gone, and so is what was done on it
             log.debug("connection gone", consumer=self._consumer.name)
         self._give_back()
+        # One that the handler has closed is in the pool already, with a transaction open.
+        self._engine.dispose()
 
     def _give_back(self) -> None:
         connection, self._connection = self._connection, None

@@ -116,19 +116,19 @@ class Worker(ABC, Generic[Item]):
             DeclarationError: The pipeline does not fit what is registered.
             HistoryDiverged: Redis has records that Postgres does not know.
         """
-        schema, namespace = self._pipeline.schema, self._pipeline.namespace
+        scope = self._pipeline.scope
         with connect_postgres(
             self._database_url, application=f"consumer {self.consumer.name}", prepare=self._prepare
         ) as connection:
-            register_consumer(connection, schema, self.consumer)
+            register_consumer(connection, scope, self.consumer)
             self._registered(connection)
             self._client = connect_redis(self._redis_url)
-            check_tails(connection, self._client, schema, namespace, self._shards)
+            check_tails(connection, self._client, scope, self._shards)
         self._transaction = HandlerTransaction(
             self._pipeline, self.consumer, self._database_url, prepare=self._prepare
         )
         if self._deliverer is None:
-            self._deliverer = Deliverer(self.consumer, schema, self._source())
+            self._deliverer = Deliverer(self.consumer, scope, self._source())
         self._rest_until = {}
         _spare_what_is_loaded()
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, cast
 
 import psycopg
+from psycopg.rows import tuple_row
 from sqlalchemy import Connection as EngineConnection
 from sqlalchemy.util import await_only
 
@@ -36,7 +37,16 @@ class Executor(Protocol):
 def make_executor(connection: EngineConnection) -> Executor:
     """Executes on the driver's connection below one of SQLAlchemy's."""
     driver = cast("Any", connection.connection).driver_connection
-    return _Awaited(driver) if isinstance(driver, psycopg.AsyncConnection) else driver
+    return (_Awaited if isinstance(driver, psycopg.AsyncConnection) else _Direct)(driver)
+
+
+class _Direct:
+    def __init__(self, connection: psycopg.Connection[Row]) -> None:
+        self._connection = connection
+
+    def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> Rows:
+        # Not with the connection's row factory, which a handler may have changed.
+        return self._connection.cursor(row_factory=tuple_row).execute(query, params)
 
 
 class _Awaited:
@@ -46,7 +56,8 @@ class _Awaited:
         self._connection = connection
 
     def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> Rows:
-        cursor = await_only(self._connection.execute(query, params))
+        cursor = self._connection.cursor(row_factory=tuple_row)
+        await_only(cursor.execute(query, params))
         return _Fetched(
             cursor.rowcount, await_only(cursor.fetchall()) if cursor.description else []
         )

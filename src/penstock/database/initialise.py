@@ -13,14 +13,13 @@ from sqlalchemy import text
 from penstock.database.connections import make_engine
 from penstock.database.errors import postgres_errors
 from penstock.database.resources import directory
-from penstock.database.statements import DEFAULT_SCHEMA
-from penstock.declarations import checked_schema
+from penstock.records import DEFAULT_SCOPE, checked_schema
 
 _LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))")
 
 
 def initialise(
-    database_url: str, schema: str = DEFAULT_SCHEMA, *, revision: str = "head"
+    database_url: str, schema: str = DEFAULT_SCOPE.schema, *, revision: str = "head"
 ) -> str | None:
     """Creates or upgrades the tables; returns the revision before, or None if there were none.
 
@@ -57,7 +56,7 @@ def initialise(
     return before
 
 
-def migration_sql(schema: str = DEFAULT_SCHEMA) -> str:
+def migration_sql(schema: str = DEFAULT_SCOPE.schema) -> str:
     """The SQL that ``initialise`` runs on an empty database.
 
     Raises:
@@ -73,7 +72,7 @@ def migration_sql(schema: str = DEFAULT_SCHEMA) -> str:
 
 def shipped_revision() -> str:
     """The newest revision in this release."""
-    with _config(DEFAULT_SCHEMA) as config:
+    with _config(DEFAULT_SCOPE.schema) as config:
         return ScriptDirectory.from_config(config).get_current_head() or ""
 
 

@@ -10,10 +10,10 @@ from psycopg.rows import class_row
 
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.statements import statements
 from penstock.declarations import Channel, ConsumerSpec
 from penstock.errors import DeclarationError
-from penstock.records import Shard, ShardName
+from penstock.records import Scope, Shard, ShardName
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,14 @@ class RegisteredChannel:
         return tuple(ShardName(self.name, Shard(number)) for number in range(self.shards))
 
 
-def registered_channels(
-    connection: Connection, schema: str = DEFAULT_SCHEMA
-) -> dict[str, RegisteredChannel]:
+def registered_channels(connection: Connection, scope: Scope) -> dict[str, RegisteredChannel]:
     """All registered channels, by name and in its order.
 
     Raises:
         ServerUnavailable: Postgres does not answer.
         SchemaMissing: The tables are not there.
     """
-    statement = statements("penstock.database", schema)["registered_channels"]
+    statement = statements("penstock.database", scope.schema)["registered_channels"]
     with (
         postgres_errors("reading the channels"),
         connection.cursor(row_factory=class_row(RegisteredChannel)) as cursor,
@@ -55,7 +53,7 @@ def registered_channels(
         return {channel.name: channel for channel in cursor.execute(statement)}
 
 
-def register_channel(connection: Connection, schema: str, channel: Channel) -> None:
+def register_channel(connection: Connection, scope: Scope, channel: Channel) -> None:
     """Registers a channel, or updates its ``keep``.
 
     Raises:
@@ -63,7 +61,7 @@ def register_channel(connection: Connection, schema: str, channel: Channel) -> N
         ServerUnavailable: Postgres does not answer.
         SchemaMissing: The tables are not there.
     """
-    sql = statements("penstock.database", schema)
+    sql = statements("penstock.database", scope.schema)
     with postgres_errors(f"registering channel {channel.name}"):
         connection.execute(
             sql["register_channel"],
@@ -74,7 +72,7 @@ def register_channel(connection: Connection, schema: str, channel: Channel) -> N
                 "keep": channel.keep,
             },
         )
-    registered = registered_channels(connection, schema)[channel.name]
+    registered = registered_channels(connection, scope)[channel.name]
     if (registered.kind, registered.shards) != (channel.kind, channel.shards):
         raise DeclarationError(
             f"channel {channel.name} is declared as a {channel.kind} of {channel.shards} shards, but runs as a "
@@ -83,7 +81,7 @@ def register_channel(connection: Connection, schema: str, channel: Channel) -> N
         )
 
 
-def register_consumer(connection: Connection, schema: str, consumer: ConsumerSpec) -> None:
+def register_consumer(connection: Connection, scope: Scope, consumer: ConsumerSpec) -> None:
     """Gives a consumer a checkpoint, at its ``start``, in each shard where it has none.
 
     Raises:
@@ -91,8 +89,8 @@ def register_consumer(connection: Connection, schema: str, consumer: ConsumerSpe
         ServerUnavailable: Postgres does not answer.
         SchemaMissing: The tables are not there.
     """
-    register_channel(connection, schema, consumer.channel)
-    sql = statements("penstock.database", schema)
+    register_channel(connection, scope, consumer.channel)
+    sql = statements("penstock.database", scope.schema)
     with postgres_errors(f"registering consumer {consumer.name}"), connection.transaction():
         # Retention takes the same lock, so it does not remove what `start` has just pointed at.
         connection.execute(sql["lock_channel"], {"channel": consumer.channel.name})

@@ -11,14 +11,11 @@ import re
 from functools import cache
 from importlib.resources import files
 
-DEFAULT_SCHEMA = "penstock"
-"""The schema of Penstock's tables, unless the pipeline names another."""
-
 _HEADING = re.compile(r"^-- :name (?P<name>\w+)\n", re.MULTILINE)
 
 
 @cache
-def statements(package: str, schema: str = DEFAULT_SCHEMA) -> dict[str, bytes]:
+def statements(package: str, schema: str) -> dict[str, bytes]:
     """The named statements of ``package``, ready for a psycopg cursor.
 
     Args:

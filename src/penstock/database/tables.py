@@ -134,6 +134,7 @@ def _declare_consuming(tables: MetaData) -> None:
         Column("waiting", Text),
         Column("updated_at", _WHEN, nullable=False, server_default=_NOW),
         Column("dead_in_a_row", BigInteger, nullable=False, server_default=text("0")),
+        Column("applied_at_dead", BigInteger),
     )
     Table(
         "dead_letters",

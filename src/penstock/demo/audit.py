@@ -174,7 +174,7 @@ def audit(connection: Connection, client: RedisClient) -> Audit:
         ServerUnavailable: Redis does not answer.
         psycopg.Error: Postgres does not.
     """
-    log = extents(client, pipeline.namespace, rides.shard_names)
+    log = extents(client, pipeline.scope.namespace, rides.shard_names)
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         [(staged, sequenced, canonical, crashes, resent)] = connection.execute(_COUNTS)

@@ -10,7 +10,7 @@ from penstock.demo.audit import LATE_CONSUMER
 from penstock.demo.rides import CANONICAL_COPIES, keep_copies, ride_index, rides
 from penstock.demo.rides import pipeline as first
 
-pipeline = Pipeline([rides, ride_index], schema=first.schema, namespace=first.namespace)
+pipeline = Pipeline([rides, ride_index], schema=first.scope.schema, namespace=first.scope.namespace)
 
 
 @pipeline.consumer(reads=rides, name=LATE_CONSUMER)

@@ -130,17 +130,17 @@ class Demo:
         """Recreates the demo's schemas and tables, and empties its log."""
         with connect_postgres(self.database_url, application="demo") as connection:
             connection.execute(
-                f"DROP SCHEMA IF EXISTS {SCHEMA}, {pipeline.schema} CASCADE".encode()
+                f"DROP SCHEMA IF EXISTS {SCHEMA}, {pipeline.scope.schema} CASCADE".encode()
             )
             connection.execute(f"CREATE SCHEMA {SCHEMA}".encode())
-        initialise(self.database_url, pipeline.schema)
+        initialise(self.database_url, pipeline.scope.schema)
         engine = make_engine(self.database_url, application="demo")
         Base.metadata.create_all(engine)
         engine.dispose()
         with connect_postgres(self.database_url, application="demo") as connection:
             connection.execute(CONSUMER_TABLES.encode())
         client = connect_redis(self.redis_url)
-        for key in list(client.scan_iter(f"{pipeline.namespace}:*")):
+        for key in list(client.scan_iter(f"{pipeline.scope.namespace}:*")):
             client.delete(key)
         client.close()
 

@@ -18,10 +18,10 @@ from penstock.channels.server import RedisClient, redis_errors
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.statements import statements
 from penstock.errors import ForeignLog, HistoryDiverged, ReadOnlyPostgres, SchemaMissing
 from penstock.journal.reading import journal_tails, known_shards, records_at
-from penstock.records import BEGINNING, Epoch, Offset, Record, ShardName
+from penstock.records import BEGINNING, Epoch, Offset, Record, Scope, ShardName
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,8 @@ class Lineage:
 def check_lineage(
     connection: Connection,
     client: RedisClient,
+    scope: Scope,
     *,
-    schema: str = DEFAULT_SCHEMA,
-    namespace: str = "penstock",
     declared: Iterable[ShardName] = (),
     on_unusable: OnUnusable | None = None,
 ) -> Epoch:
@@ -84,8 +83,7 @@ def check_lineage(
     Args:
         connection: In autocommit mode.
         client: The Redis that holds the log.
-        schema: The Penstock schema.
-        namespace: First part of the keys.
+        scope: Schema and namespace.
         declared: Shards to compare even if Postgres no longer knows them.
         on_unusable: Called with a shard whose keys cannot be compared; None raises.
 
@@ -99,20 +97,18 @@ def check_lineage(
     lineage = examine_lineage(
         connection,
         client,
-        schema=schema,
-        namespace=namespace,
+        scope,
         declared=declared,
         on_unusable=on_unusable,
     )
-    return _open_epoch(connection, schema, lineage) if lineage.has_moved else lineage.epoch
+    return _open_epoch(connection, scope, lineage) if lineage.has_moved else lineage.epoch
 
 
 def examine_lineage(
     connection: Connection,
     client: RedisClient,
+    scope: Scope,
     *,
-    schema: str = DEFAULT_SCHEMA,
-    namespace: str = "penstock",
     declared: Iterable[ShardName] = (),
     on_unusable: OnUnusable | None = None,
 ) -> Lineage:
@@ -121,20 +117,20 @@ def examine_lineage(
     Raises:
         As ``check_lineage``.
     """
-    sql = statements("penstock.journal", schema)
-    current = server_identity(connection, schema)
+    sql = statements("penstock.journal", scope.schema)
+    current = server_identity(connection, scope)
     # Redis first: what it holds was in the journal before, and its epoch in Postgres.  Otherwise a streamer at work would
     # cause false alarms.
-    shards = known_shards(connection, schema, declared)
-    found = ask_each(partial(extents, client, namespace), shards, on_unusable)
-    epochs = ask_each(partial(log_epochs, client, namespace), shards, on_unusable)
+    shards = known_shards(connection, scope, declared)
+    found = ask_each(partial(extents, client, scope.namespace), shards, on_unusable)
+    epochs = ask_each(partial(log_epochs, client, scope), shards, on_unusable)
     newest_written = max(epochs.values(), default=Epoch(0))
     with postgres_errors("comparing epochs"):
         newest = connection.execute(sql["newest_epoch"]).fetchone()
         went_back = connection.execute(sql["transaction_ids_went_back"]).fetchone()
     if newest is None or went_back is None:
         raise SchemaMissing(
-            f"schema {schema} has no epoch or no tick; was it created by hand? Create it with: penstock init"
+            f"schema {scope.schema} has no epoch or no tick; was it created by hand? Create it with: penstock init"
         )
     if went_back[0]:
         raise HistoryDiverged(
@@ -147,13 +143,13 @@ def examine_lineage(
             f"the log was written in epoch {newest_written}, Postgres knows only {newest[0]}: Postgres has lost commits, or a reset "
             "did not come to its end. See docs: errors#historydiverged; then: penstock reset epoch"
         )
-    _compare_tails(connection, client, schema, namespace, found, on_unusable)
+    _compare_tails(connection, client, scope, found, on_unusable)
     epoch, system_identifier, timeline = newest
     return Lineage(epoch, ServerIdentity(system_identifier, timeline), current)
 
 
 def log_epochs(
-    client: RedisClient, namespace: str, shards: Sequence[ShardName]
+    client: RedisClient, scope: Scope, shards: Sequence[ShardName]
 ) -> dict[ShardName, Epoch]:
     """The epoch in which each shard was last written, without shards that never were.
 
@@ -163,7 +159,7 @@ def log_epochs(
     """
     pipeline = client.pipeline(transaction=False)
     for shard in shards:
-        pipeline.get(log_keys(namespace, shard).epoch)
+        pipeline.get(log_keys(scope.namespace, shard).epoch)
     with redis_errors("reading the log's epochs"):
         replies = pipeline.execute()
     return {
@@ -182,14 +178,14 @@ def _parse_epoch(shard: ShardName, reply: bytes | str) -> Epoch:
         ) from error
 
 
-def server_identity(connection: Connection, schema: str = DEFAULT_SCHEMA) -> ServerIdentity:
+def server_identity(connection: Connection, scope: Scope) -> ServerIdentity:
     """The identity of the server.
 
     Raises:
         ReadOnlyPostgres: A standby, or a server that takes no writes.
         ServerUnavailable: Postgres does not answer.
     """
-    statement = statements("penstock.journal", schema)["server_state"]
+    statement = statements("penstock.journal", scope.schema)["server_state"]
     with (
         postgres_errors("reading the identity of Postgres"),
         connection.cursor(row_factory=class_row(_ServerState)) as cursor,
@@ -207,8 +203,7 @@ def server_identity(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Ser
 def check_tails(
     connection: Connection,
     client: RedisClient,
-    schema: str,
-    namespace: str,
+    scope: Scope,
     shards: Sequence[ShardName],
 ) -> None:
     """Checks that the log of each shard ends where its journal ends, or before, and with the same record.
@@ -219,19 +214,18 @@ def check_tails(
         ForeignLog: A key of ours holds something else.
     """
     # Redis first: what it holds was in the journal before.  Otherwise a streamer at work would cause false alarms.
-    _compare_tails(connection, client, schema, namespace, extents(client, namespace, shards))
+    _compare_tails(connection, client, scope, extents(client, scope.namespace, shards))
 
 
 def _compare_tails(
     connection: Connection,
     client: RedisClient,
-    schema: str,
-    namespace: str,
+    scope: Scope,
     found: Mapping[ShardName, Extent],
     on_unusable: OnUnusable | None = None,
 ) -> None:
     """Refuses a log that is ahead of the journal, or that has another record at its tail."""
-    journal = journal_tails(connection, schema)
+    journal = journal_tails(connection, scope)
     for shard, extent in found.items():
         if extent.tail > journal.get(shard, BEGINNING):
             raise HistoryDiverged(
@@ -240,11 +234,11 @@ def _compare_tails(
                 "this is another database. See docs: errors#historydiverged; then: penstock reset epoch"
             )
     tails = {shard: extent.tail for shard, extent in found.items() if extent.entries}
-    journaled = records_at(connection, schema, tails)
+    journaled = records_at(connection, scope, tails)
     for shard, tail in tails.items():
         newest: Record | None = None
         with isolated(shard, on_unusable):
-            newest = _newest(client, namespace, shard, tail)
+            newest = _newest(client, scope, shard, tail)
         if shard in journaled and newest is not None and not journaled[shard].is_same_as(newest):
             raise HistoryDiverged(
                 f"{shard} offset {tail}: the log holds record {newest.id}, the journal has {journaled[shard].id} there"
@@ -254,15 +248,15 @@ def _compare_tails(
             )
 
 
-def _newest(client: RedisClient, namespace: str, shard: ShardName, tail: Offset) -> Record | None:
+def _newest(client: RedisClient, scope: Scope, shard: ShardName, tail: Offset) -> Record | None:
     """The record at the log's tail; None if the entry has been removed."""
-    records = read(client, namespace, shard, Offset(tail - 1), 1)
+    records = read(client, scope.namespace, shard, Offset(tail - 1), 1)
     return records[0] if records and records[0].offset == tail else None
 
 
-def _open_epoch(connection: Connection, schema: str, lineage: Lineage) -> Epoch:
+def _open_epoch(connection: Connection, scope: Scope, lineage: Lineage) -> Epoch:
     """Opens a new epoch, because the server is another one and nothing published was lost."""
-    sql = statements("penstock.journal", schema)
+    sql = statements("penstock.journal", scope.schema)
     following, old, new = Epoch(lineage.epoch + 1), lineage.recorded, lineage.current
     with postgres_errors("opening an epoch"), connection.transaction():
         connection.execute("SET LOCAL synchronous_commit = on")

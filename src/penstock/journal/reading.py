@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
-from penstock.database.statements import DEFAULT_SCHEMA, statements
-from penstock.records import Offset, Record, RecordId, Shard, ShardName
+from penstock.database.statements import statements
+from penstock.records import Offset, Record, RecordId, Scope, Shard, ShardName
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class MissedRecords:
     first: RecordId
 
 
-def missed_records(connection: Connection, schema: str = DEFAULT_SCHEMA) -> list[MissedRecords]:
+def missed_records(connection: Connection, scope: Scope) -> list[MissedRecords]:
     """The records that the last tick saw and that have no offset.
 
     Raises:
@@ -50,7 +50,7 @@ def missed_records(connection: Connection, schema: str = DEFAULT_SCHEMA) -> list
     """
     with postgres_errors("looking for missed records"):
         rows = connection.execute(
-            statements("penstock.journal", schema)["missed_records"]
+            statements("penstock.journal", scope.schema)["missed_records"]
         ).fetchall()
     return [
         MissedRecords(ShardName(channel, Shard(shard)), count, first)
@@ -58,7 +58,7 @@ def missed_records(connection: Connection, schema: str = DEFAULT_SCHEMA) -> list
     ]
 
 
-def journal_tails(connection: Connection, schema: str = DEFAULT_SCHEMA) -> dict[ShardName, Offset]:
+def journal_tails(connection: Connection, scope: Scope) -> dict[ShardName, Offset]:
     """The last offset of every shard in the journal.
 
     Raises:
@@ -66,13 +66,13 @@ def journal_tails(connection: Connection, schema: str = DEFAULT_SCHEMA) -> dict[
     """
     with postgres_errors("reading the journal's tails"):
         rows = connection.execute(
-            statements("penstock.journal", schema)["journal_tails"]
+            statements("penstock.journal", scope.schema)["journal_tails"]
         ).fetchall()
     return {ShardName(channel, Shard(shard)): Offset(last) for channel, shard, _, last in rows}
 
 
 def known_shards(
-    connection: Connection, schema: str = DEFAULT_SCHEMA, declared: Iterable[ShardName] = ()
+    connection: Connection, scope: Scope, declared: Iterable[ShardName] = ()
 ) -> list[ShardName]:
     """Every shard that is registered, in the journal, or ``declared``.
 
@@ -80,13 +80,13 @@ def known_shards(
         ServerUnavailable: Postgres does not answer.
         SchemaMissing: The tables are not there.
     """
-    channels = registered_channels(connection, schema).values()
+    channels = registered_channels(connection, scope).values()
     registered = (shard for channel in channels for shard in channel.shard_names)
-    return sorted({*registered, *journal_tails(connection, schema), *declared})
+    return sorted({*registered, *journal_tails(connection, scope), *declared})
 
 
 def records_at(
-    connection: Connection, schema: str, offsets: Mapping[ShardName, Offset]
+    connection: Connection, scope: Scope, offsets: Mapping[ShardName, Offset]
 ) -> dict[ShardName, JournaledRecord]:
     """The journal's record at one offset of each shard, without the shards where it has none.
 
@@ -95,7 +95,7 @@ def records_at(
     """
     with postgres_errors("reading the journal"):
         rows = connection.execute(
-            statements("penstock.journal", schema)["records_at"],
+            statements("penstock.journal", scope.schema)["records_at"],
             {
                 "channels": [shard.channel for shard in offsets],
                 "shards": [shard.shard for shard in offsets],

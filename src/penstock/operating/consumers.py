@@ -7,8 +7,9 @@ import structlog
 
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.statements import statements
 from penstock.errors import Unknown
+from penstock.records import DEFAULT_SCOPE, Scope
 
 log = structlog.get_logger("penstock.operator")
 
@@ -37,7 +38,7 @@ class RegisteredConsumer:
 
 
 def list_consumers(
-    connection: Connection, consumer: str | None = None, *, schema: str = DEFAULT_SCHEMA
+    connection: Connection, consumer: str | None = None, *, scope: Scope = DEFAULT_SCOPE
 ) -> list[RegisteredConsumer]:
     """The registered consumers, or those of one name.
 
@@ -45,14 +46,14 @@ def list_consumers(
         ServerUnavailable: Postgres does not answer.
         SchemaMissing: The tables are not there.
     """
-    sql = statements("penstock.operating", schema)
+    sql = statements("penstock.operating", scope.schema)
     with postgres_errors("reading the consumers"):
         rows = connection.execute(sql["registered_consumers"], {"consumer": consumer}).fetchall()
     return [RegisteredConsumer(*row) for row in rows]
 
 
 def retire(
-    connection: Connection, consumer: str, *, apply: bool = False, schema: str = DEFAULT_SCHEMA
+    connection: Connection, consumer: str, *, apply: bool = False, scope: Scope = DEFAULT_SCOPE
 ) -> list[RegisteredConsumer]:
     """Plans the removal of a consumer's checkpoints and dead letters; with ``apply``, carries it out.
 
@@ -63,14 +64,15 @@ def retire(
         ServerUnavailable: Postgres does not answer.
         SchemaMissing: The tables are not there.
     """
-    sql = statements("penstock.operating", schema)
+    sql = statements("penstock.operating", scope.schema)
     with postgres_errors(f"retiring {consumer}"), connection.transaction():
-        found = list_consumers(connection, consumer, schema=schema)
+        found = list_consumers(connection, consumer, scope=scope)
         if not found:
-            raise unknown_consumer(connection, consumer, schema)
+            raise unknown_consumer(connection, consumer, scope)
         for each in found if apply else ():
             connection.execute(
-                statements("penstock.database", schema)["lock_channel"], {"channel": each.channel}
+                statements("penstock.database", scope.schema)["lock_channel"],
+                {"channel": each.channel},
             )
             connection.execute(sql["lock_checkpoints"], {"consumer": consumer})
             connection.execute(
@@ -89,9 +91,9 @@ def retire(
     return found
 
 
-def unknown_consumer(connection: Connection, consumer: str, schema: str) -> Unknown:
+def unknown_consumer(connection: Connection, consumer: str, scope: Scope) -> Unknown:
     """The error for a name that is not registered; it lists the names that are."""
-    names = sorted({each.consumer for each in list_consumers(connection, schema=schema)})
+    names = sorted({each.consumer for each in list_consumers(connection, scope=scope)})
     return Unknown(
         f"no consumer {consumer!r} is registered; there are: {', '.join(names) or 'none'}"
     )

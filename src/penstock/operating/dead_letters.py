@@ -8,8 +8,8 @@ of one key are retried in the order of the log; after one that fails, the others
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from time import sleep
-from typing import Literal
+from time import monotonic, sleep
+from typing import Literal, TypeVar
 
 import structlog
 
@@ -28,13 +28,20 @@ from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Pla
 from penstock.database.connections import Connection, Database, get_database_url
 from penstock.database.errors import postgres_errors
 from penstock.database.executor import Executor
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec, Ick
 from penstock.errors import ServerUnavailable, Unknown
 from penstock.pipeline import Pipeline
-from penstock.records import Offset, Record, RecordId, Shard, ShardName
+from penstock.records import DEFAULT_SCOPE, Offset, Record, RecordId, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.operator")
+
+Result = TypeVar("Result")
+
+LOCK_TIMEOUT_S = 60.0
+"""How long a retry waits, in seconds, for a moment in which no worker holds the shard."""
+
+LOCK_POLL_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +104,7 @@ def newest(
     consumer: str | None = None,
     *,
     limit: int = 50,
-    schema: str = DEFAULT_SCHEMA,
+    scope: Scope = DEFAULT_SCOPE,
 ) -> list[DeadLetter]:
     """The newest dead letters, of one consumer or of all.
 
@@ -107,14 +114,14 @@ def newest(
     """
     with postgres_errors("reading dead letters"):
         rows = connection.execute(
-            statements("penstock.operating", schema)["dead_letters"],
+            statements("penstock.operating", scope.schema)["dead_letters"],
             {"consumer": consumer, "limit": limit},
         ).fetchall()
     return [DeadLetter(*row) for row in rows]
 
 
 def of_consumer(
-    connection: Connection, consumer: str, *, schema: str = DEFAULT_SCHEMA
+    connection: Connection, consumer: str, *, scope: Scope = DEFAULT_SCOPE
 ) -> list[DeadLetter]:
     """All dead letters of a consumer, in the order of the log.
 
@@ -124,7 +131,8 @@ def of_consumer(
     """
     with postgres_errors("reading dead letters"):
         rows = connection.execute(
-            statements("penstock.operating", schema)["dead_letters_of"], {"consumer": consumer}
+            statements("penstock.operating", scope.schema)["dead_letters_of"],
+            {"consumer": consumer},
         ).fetchall()
     return [DeadLetter(*row) for row in rows]
 
@@ -142,7 +150,7 @@ def at(letters: Iterable[DeadLetter], place: str) -> DeadLetter:
 
 
 def read_record(
-    connection: Connection, letter: DeadLetter, *, schema: str = DEFAULT_SCHEMA
+    connection: Connection, letter: DeadLetter, *, scope: Scope = DEFAULT_SCOPE
 ) -> Record | None:
     """The record with its payload; None if the dead letter is gone.
 
@@ -151,7 +159,7 @@ def read_record(
     """
     with postgres_errors("reading a dead letter"):
         row = connection.execute(
-            statements("penstock.operating", schema)["dead_letter"], _key(letter)
+            statements("penstock.operating", scope.schema)["dead_letter"], _key(letter)
         ).fetchone()
     return None if row is None else _record(letter, row)
 
@@ -178,7 +186,7 @@ def retry(
         transaction = HandlerTransaction(
             pipeline, consumer, get_database_url(database), prepare=prepare
         )
-        trial = _Trial(transaction, consumer, pipeline.schema)
+        trial = _Trial(transaction, consumer, pipeline.scope)
         try:
             for letter in sorted(
                 (each for each in letters if each.consumer == name),
@@ -197,14 +205,14 @@ def retry(
 
 
 def drop(
-    connection: Connection, letters: Sequence[DeadLetter], *, schema: str = DEFAULT_SCHEMA
+    connection: Connection, letters: Sequence[DeadLetter], *, scope: Scope = DEFAULT_SCOPE
 ) -> int:
     """Gives dead letters up for ever: their records will have had no effect. Gives their number.
 
     Raises:
         ServerUnavailable: Postgres does not answer.
     """
-    sql = statements("penstock.operating", schema)
+    sql = statements("penstock.operating", scope.schema)
     dropped = 0
     for letter in letters:
         with postgres_errors("dropping a dead letter"), connection.transaction():
@@ -221,14 +229,21 @@ def drop(
     return dropped
 
 
+class _ShardBusy(NotApplied):
+    """A worker holds the shard."""
+
+    def __init__(self) -> None:
+        super().__init__(Conflict(), self)
+
+
 class _Trial:
     """Retries the dead letters of one consumer, one after the other."""
 
     def __init__(
-        self, transaction: HandlerTransaction, consumer: ConsumerSpec, schema: str
+        self, transaction: HandlerTransaction, consumer: ConsumerSpec, scope: Scope
     ) -> None:
         self._transaction, self._consumer = transaction, consumer
-        self._sql = statements("penstock.operating", schema)
+        self._sql = statements("penstock.operating", scope.schema)
         self._failed: set[tuple[str, int, str]] = set()
 
     def run(self, letter: DeadLetter) -> Retried:
@@ -239,7 +254,7 @@ class _Trial:
         trouble = NO_TROUBLE
         while True:
             try:
-                return self._transaction.apply([_shard(letter)], self._plan(letter), wait=True)
+                return self._apply(letter, self._plan(letter))
             except NotApplied as failed:
                 _raise_if_not_the_letters(letter, failed)
                 decision = decide(Policy(attempts=1), 1, trouble, failed.outcome)
@@ -250,13 +265,37 @@ class _Trial:
                 trouble = decision.trouble
                 sleep(decision.after_s)
 
+    def _apply(self, letter: DeadLetter, plan: Planner[Result]) -> Result:
+        """Between two transactions of a worker: its next one leaves the shard alone while this one holds it.
+
+        Waiting for the row's lock is no way: at REPEATABLE READ it fails if the worker has moved the checkpoint meanwhile.
+        """
+        shard = _shard(letter)
+
+        def planner(executor: Executor, locked: Locked) -> Plan[Result]:
+            if shard not in locked:
+                raise _ShardBusy
+            return plan(executor, locked)
+
+        deadline = monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                return self._transaction.apply([shard], planner)
+            except _ShardBusy:
+                if monotonic() > deadline:
+                    raise ServerUnavailable(
+                        f"retrying {letter.place}: a worker has held {shard} for {LOCK_TIMEOUT_S:.0f} s. "
+                        "Try again, or stop it"
+                    ) from None
+            sleep(LOCK_POLL_S)
+
     def _plan(self, letter: DeadLetter) -> Planner[Retried]:
         """Effect and removal in one transaction."""
 
         def planner(executor: Executor, locked: Locked) -> Plan[Retried]:
+            checkpoint = locked[_shard(letter)]
             row = executor.execute(self._sql["lock_dead_letter"], _key(letter)).fetchone()
-            checkpoint = locked.get(_shard(letter))
-            if row is None or checkpoint is None:
+            if row is None:
                 return Plan(Retried(letter, "gone"))
             if (earlier := self._earlier(executor, letter)) is not None:
                 why = f"offset {earlier} of its key is dead-lettered, and comes first"
@@ -288,7 +327,7 @@ class _Trial:
             executor.execute(self._sql["failed_again"], {**_key(letter), "reason": reason})
             return Plan(None)
 
-        self._transaction.apply([_shard(letter)], planner, wait=True)
+        self._apply(letter, planner)
 
 
 def _raise_if_not_the_letters(letter: DeadLetter, failed: NotApplied) -> None:

@@ -108,6 +108,7 @@ WITH letters AS (
 )
 UPDATE {schema}.checkpoints
 SET "offset" = %(offset)s,
+    waiting = NULL,
     halted = CASE WHEN %(resume)s THEN NULL ELSE halted END,
     dead_in_a_row = CASE WHEN %(resume)s THEN 0 ELSE dead_in_a_row END,
     updated_at = clock_timestamp()

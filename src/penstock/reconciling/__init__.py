@@ -19,6 +19,7 @@ from penstock.reconciling.run import (
     Comparer,
     Intent,
     Reconciled,
+    find_reconciliations,
     has_never_applied,
     reconcile,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "Rows",
     "StateComparison",
     "cut",
+    "find_reconciliations",
     "has_never_applied",
     "pinned",
     "reconcile",

@@ -16,11 +16,11 @@ from psycopg import IsolationLevel
 
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec
 from penstock.errors import BarrierMissed, Halted, Unknown
 from penstock.reconciling.cut import Connect, Cut, export_snapshot
-from penstock.records import Offset, Shard, ShardName
+from penstock.records import Offset, Scope, Shard, ShardName
 
 EXPIRES_S = 15.0
 """How long a consumer waits at the barrier of a run that has died, in seconds."""
@@ -34,12 +34,12 @@ class Barrier:
 
     Attributes:
         consumer: The consumer.
-        schema: The Penstock schema.
+        scope: Of the pipeline.
         run: Distinguishes it from the barriers of other runs.
     """
 
     consumer: ConsumerSpec
-    schema: str = DEFAULT_SCHEMA
+    scope: Scope
     run: str = field(default_factory=lambda: uuid4().hex)
 
     def place(self, connection: Connection, offsets: Mapping[ShardName, Offset]) -> None:
@@ -67,7 +67,7 @@ class Barrier:
 
     @property
     def _sql(self) -> dict[str, bytes]:
-        return statements("penstock.reconciling", self.schema)
+        return statements("penstock.reconciling", self.scope.schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def read_checkpoints(connection: Connection, barrier: Barrier) -> dict[ShardName
     """
     consumer = barrier.consumer
     rows = connection.execute(
-        statements("penstock.reconciling", barrier.schema)["checkpoints"],
+        statements("penstock.reconciling", barrier.scope.schema)["checkpoints"],
         {"consumer": consumer.name, "channel": consumer.channel.name},
     ).fetchall()
     if not rows:

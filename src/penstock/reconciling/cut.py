@@ -12,9 +12,9 @@ from psycopg import IsolationLevel
 
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.statements import statements
 from penstock.journal import journal_tails
-from penstock.records import Epoch, Offset, ShardName
+from penstock.records import Epoch, Offset, Scope, ShardName
 from penstock.streaming.sequencer import tick_within
 
 Connect = Callable[[], Connection]
@@ -55,7 +55,7 @@ WithinTick = Callable[[Connection, Mapping[ShardName, Offset]], object]
 @contextmanager
 def cut(
     connect: Connect,
-    schema: str = DEFAULT_SCHEMA,
+    scope: Scope,
     within: WithinTick = lambda _connection, _offsets: None,
 ) -> Iterator[Cut]:
     """Makes a cut; its snapshot can be imported until the block ends.
@@ -76,11 +76,11 @@ def cut(
                 ticker.execute(
                     f"SET LOCAL idle_in_transaction_session_timeout = '{SUSPENDED_S}s'".encode()
                 )
-                ticker.execute(statements("penstock.reconciling", schema)["hold_sequencers"])
+                ticker.execute(statements("penstock.reconciling", scope.schema)["hold_sequencers"])
                 snapshot = export_snapshot(holder)
                 ticker.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode())
-                done = tick_within(ticker, schema)
-                offsets = journal_tails(ticker, schema)
+                done = tick_within(ticker, scope)
+                offsets = journal_tails(ticker, scope)
                 within(ticker, offsets)
             ticker.close()
             yield Cut(snapshot, done.number, done.epoch, offsets)

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from penstock.database.connections import Connection
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.statements import statements
+from penstock.records import Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,11 @@ class LastRun:
     paused_s: float | None
 
 
-def last_runs(connection: Connection, schema: str = DEFAULT_SCHEMA) -> tuple[LastRun, ...]:
+def last_runs(connection: Connection, scope: Scope) -> tuple[LastRun, ...]:
     """The last run of each reconciliation, ordered by name.
 
     Raises:
         psycopg.Error: Postgres does not answer.
     """
-    rows = connection.execute(statements("penstock.reconciling", schema)["last_runs"])
+    rows = connection.execute(statements("penstock.reconciling", scope.schema)["last_runs"])
     return tuple(LastRun(*row) for row in rows)

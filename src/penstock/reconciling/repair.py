@@ -13,13 +13,13 @@ from psycopg import sql
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.statements import statements
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import BarrierMissed, Gap, Refused, Unknown
 from penstock.reconciling.comparison import Difference
 from penstock.reconciling.cut import Cut
 from penstock.reconciling.repair_statements import RepairStatements
-from penstock.records import Offset, Shard, ShardName
+from penstock.records import Offset, Scope, Shard, ShardName
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,38 +45,38 @@ class Replaced:
 
 def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
     connection: Connection,
+    scope: Scope,
     spec: ReconciliationSpec,
     at: Cut,
     differences: Sequence[Difference],
     columns: Sequence[str],
     run: int,
-    schema: str = DEFAULT_SCHEMA,
 ) -> int:
     """Repairs the rows of some keys, of a consumer paused at a cut; returns the number of keys.
 
     Args:
         connection: In autocommit mode.
+        scope: Of the pipeline.
         spec: The reconciliation.
         at: The cut in which the canonical rows of the differences were read.
         differences: What differs at this cut.
         columns: The columns that are compared and set.
         run: Number of the run, for the audit.
-        schema: The Penstock schema.
 
     Raises:
         BarrierMissed: The consumer is no longer at the cut.
         Refused: The consumer has dead letters.
         ServerUnavailable: Postgres does not answer; all of it was done, or nothing.
     """
-    sql_ = statements("penstock.reconciling", schema)
+    sql_ = statements("penstock.reconciling", scope.schema)
     with postgres_errors(f"repairing {spec.state}"), connection.transaction():
-        repair = RepairStatements(spec, columns, _read_types(connection, spec)).repair
-        checkpoints = _lock_checkpoints(connection, spec, schema)
+        repair = RepairStatements(spec, columns, _read_types(connection, scope, spec)).repair
+        checkpoints = _lock_checkpoints(connection, scope, spec)
         if any(offset != at.get_offset(shard) for shard, offset in checkpoints.items()):
             raise BarrierMissed(
                 f"consumer {spec.consumer.name} is no longer at the cut: nothing was changed. Try again"
             )
-        _refuse_dead_letters(connection, spec, at, schema)
+        _refuse_dead_letters(connection, scope, spec, at)
         connection.execute(sql_["differences"])
         _copy_differences(connection, differences)
         for statement in repair:
@@ -89,35 +89,37 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
 
 def replace_state(
     connection: Connection,
+    scope: Scope,
     at: Cut,
     tables: Sequence[tuple[ReconciliationSpec, Rows]],
-    schema: str = DEFAULT_SCHEMA,
 ) -> Replaced:
     """Replaces a consumer's whole state by canonical rows, and its checkpoints by the cut in which they were read.
 
     Args:
         connection: In autocommit mode.
+        scope: Of the pipeline.
         at: The cut.
         tables: Every table that the consumer maintains, and its canonical rows.
-        schema: The Penstock schema.
 
     Raises:
         DeclarationError: Canonical rows have a column that the state lacks.
         Gap: Records beyond the cut have been removed meanwhile; nothing was changed.
         ServerUnavailable: Postgres does not answer; all of it was done, or nothing.
     """
-    sql_ = statements("penstock.reconciling", schema)
+    sql_ = statements("penstock.reconciling", scope.schema)
     spec = tables[0][0]
     before = after = 0
     with postgres_errors(f"replacing the state of {spec.consumer.name}"), connection.transaction():
-        copied = [_copy_rows(connection, number, *table) for number, table in enumerate(tables)]
+        copied = [
+            _copy_rows(connection, scope, number, *table) for number, table in enumerate(tables)
+        ]
         # Retention takes the same lock: it cannot remove what the checkpoints move back to.
         connection.execute(
-            statements("penstock.database", schema)["lock_channel"],
+            statements("penstock.database", scope.schema)["lock_channel"],
             {"channel": spec.consumer.channel.name},
         )
-        _lock_checkpoints(connection, spec, schema)
-        _check_kept(connection, spec, at, schema)
+        _lock_checkpoints(connection, scope, spec)
+        _check_kept(connection, scope, spec, at)
         for table in copied:
             before += connection.execute(table.delete_all).rowcount
             after += connection.execute(table.insert_incoming).rowcount
@@ -138,11 +140,11 @@ def _copy_differences(connection: Connection, differences: Sequence[Difference])
 
 
 def _copy_rows(
-    connection: Connection, number: int, spec: ReconciliationSpec, rows: Rows
+    connection: Connection, scope: Scope, number: int, spec: ReconciliationSpec, rows: Rows
 ) -> RepairStatements:
     """Copies the rows of one table into a temporary one, before anything is locked; returns the statements over it."""
     incoming = sql.Identifier("pg_temp", f"penstock_incoming_{number}")
-    table = RepairStatements(spec, rows.columns, _read_types(connection, spec), incoming)
+    table = RepairStatements(spec, rows.columns, _read_types(connection, scope, spec), incoming)
     connection.execute(
         sql.SQL("CREATE TEMPORARY TABLE {} (row jsonb NOT NULL) ON COMMIT DROP").format(
             sql.Identifier(f"penstock_incoming_{number}")
@@ -155,21 +157,21 @@ def _copy_rows(
 
 
 def _lock_checkpoints(
-    connection: Connection, spec: ReconciliationSpec, schema: str
+    connection: Connection, scope: Scope, spec: ReconciliationSpec
 ) -> Mapping[ShardName, Offset]:
     """Locks the consumer's checkpoints: it applies nothing until this transaction ends."""
     channel = spec.consumer.channel.name
     rows = connection.execute(
-        statements("penstock.reconciling", schema)["lock_checkpoints"],
+        statements("penstock.reconciling", scope.schema)["lock_checkpoints"],
         {"consumer": spec.consumer.name, "channel": channel},
     ).fetchall()
     return {ShardName(channel, Shard(shard)): Offset(offset) for shard, offset in rows}
 
 
-def _check_kept(connection: Connection, spec: ReconciliationSpec, at: Cut, schema: str) -> None:
+def _check_kept(connection: Connection, scope: Scope, spec: ReconciliationSpec, at: Cut) -> None:
     channel = spec.consumer.channel.name
     begins = connection.execute(
-        statements("penstock.reconciling", schema)["journal_begins"], {"channel": channel}
+        statements("penstock.reconciling", scope.schema)["journal_begins"], {"channel": channel}
     ).fetchall()
     for shard, first in begins:
         name = ShardName(channel, Shard(shard))
@@ -181,12 +183,12 @@ def _check_kept(connection: Connection, spec: ReconciliationSpec, at: Cut, schem
 
 
 def _refuse_dead_letters(
-    connection: Connection, spec: ReconciliationSpec, at: Cut, schema: str
+    connection: Connection, scope: Scope, spec: ReconciliationSpec, at: Cut
 ) -> None:
     """A dead letter is a known difference: repaired here and retried later, its record would be applied twice."""
     shards = spec.consumer.channel.shard_names
     [(count,)] = connection.execute(
-        statements("penstock.reconciling", schema)["dead_letters_before"],
+        statements("penstock.reconciling", scope.schema)["dead_letters_before"],
         _position_parameters(spec, shards, at),
     ).fetchall()
     if count:
@@ -207,7 +209,9 @@ def _position_parameters(
     }
 
 
-def _read_types(connection: Connection, spec: ReconciliationSpec) -> Mapping[str, str]:
+def _read_types(
+    connection: Connection, scope: Scope, spec: ReconciliationSpec
+) -> Mapping[str, str]:
     """The columns of the state table, and their SQL types.
 
     Raises:
@@ -215,7 +219,7 @@ def _read_types(connection: Connection, spec: ReconciliationSpec) -> Mapping[str
     """
     table = sql.Identifier(*filter(None, (spec.schema, spec.table))).as_string(None)
     rows = connection.execute(
-        statements("penstock.reconciling")["column_types"], {"table": table}
+        statements("penstock.reconciling", scope.schema)["column_types"], {"table": table}
     ).fetchall()
     if not rows:
         raise Unknown(f"reconciliation {spec.name}: there is no table {spec.state}")

@@ -4,7 +4,7 @@ An engine does the comparing (``Comparer``); this module decides at which cut, a
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -15,9 +15,10 @@ from psycopg import IsolationLevel
 
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import register_consumer
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec, ReconciliationSpec
-from penstock.errors import PenstockError, Refused
+from penstock.errors import DeclarationError, PenstockError, Refused
+from penstock.pipeline import Pipeline
 from penstock.reconciling.barrier import EXPIRES_S, Barrier, pinned, wait_until_reached
 from penstock.reconciling.comparison import (
     DIFFERENCES_KEPT,
@@ -27,6 +28,7 @@ from penstock.reconciling.comparison import (
 )
 from penstock.reconciling.cut import Connect, Cut, cut, export_snapshot
 from penstock.reconciling.repair import Rows, repair_rows, replace_state
+from penstock.records import Scope
 
 log = structlog.get_logger("penstock.reconcile")
 
@@ -92,11 +94,11 @@ class Reconciled:
 
 def reconcile(  # noqa: PLR0913  a run has this many parts; most have defaults
     connect: Connect,
+    scope: Scope,
     spec: ReconciliationSpec,
     comparer: Comparer,
     *,
     intent: Intent = "compare",
-    schema: str = DEFAULT_SCHEMA,
     wait_s: float = WAIT_S,
     others: Sequence[ReconciliationSpec] = (),
 ) -> Reconciled:
@@ -104,11 +106,11 @@ def reconcile(  # noqa: PLR0913  a run has this many parts; most have defaults
 
     Args:
         connect: Opens a connection to the primary itself, in autocommit mode.
+        scope: Of the pipeline.
         spec: The reconciliation.
         comparer: The engine that compares.
         intent: ``compare`` changes nothing; ``repair`` corrects the differing rows; ``replace`` replaces the whole state by
             the canonical rows, and the position by the cut; ``bootstrap`` does the same for a consumer that may be new.
-        schema: The Penstock schema.
         wait_s: How long to wait for the consumer to reach the cut, in seconds.
         others: For ``replace`` and ``bootstrap``: the other tables of the consumer, which share its position.
 
@@ -120,7 +122,7 @@ def reconcile(  # noqa: PLR0913  a run has this many parts; most have defaults
         ServerUnavailable: Postgres does not answer.
     """
     began = monotonic()
-    reconciliation = _Run(connect, spec, comparer, schema, wait_s, others)
+    reconciliation = _Run(connect, scope, spec, comparer, wait_s, others)
     run = reconciliation.begin(intent)
     try:
         if intent in {"replace", "bootstrap"}:
@@ -151,9 +153,28 @@ def _outcome(intent: Intent, result: "_RunResult") -> str:
     return "equal" if not result.differs else "repaired" if result.repaired else "differs"
 
 
-def has_never_applied(
-    connect: Connect, consumer: ConsumerSpec, schema: str = DEFAULT_SCHEMA
-) -> bool:
+def find_reconciliations(
+    pipeline: Pipeline, consumer: str, preferred: Iterable[ReconciliationSpec] = ()
+) -> list[ReconciliationSpec]:
+    """Returns one reconciliation for each state table of a consumer.
+
+    A table's first reconciliation in ``preferred`` wins; otherwise the first one declared.
+
+    Raises:
+        DeclarationError: The consumer has no reconciliation.
+    """
+    tables: dict[str, ReconciliationSpec] = {}
+    for spec in (*preferred, *pipeline.reconciliations.values()):
+        if spec.consumer.name == consumer:
+            tables.setdefault(spec.state, spec)
+    if not tables:
+        raise DeclarationError(
+            f"consumer {consumer} has no reconciliation; declare one with pipeline.reconciliation(of=…, state=…, key=…)"
+        )
+    return list(tables.values())
+
+
+def has_never_applied(connect: Connect, scope: Scope, consumer: ConsumerSpec) -> bool:
     """Whether a consumer has not yet applied, skipped or dead-lettered any record.
 
     Raises:
@@ -161,7 +182,8 @@ def has_never_applied(
     """
     with postgres_errors("reading checkpoints"), connect() as connection:
         [(records,)] = connection.execute(
-            statements("penstock.reconciling", schema)["records_seen"], {"consumer": consumer.name}
+            statements("penstock.reconciling", scope.schema)["records_seen"],
+            {"consumer": consumer.name},
         ).fetchall()
     return not records
 
@@ -206,18 +228,18 @@ _NO_RESULT: dict[str, Any] = {
 @dataclass
 class _Run:
     connect: Connect
+    scope: Scope
     spec: ReconciliationSpec
     comparer: Comparer
-    schema: str
     wait_s: float
     others: Sequence[ReconciliationSpec]
 
     def begin(self, intent: Intent) -> int:
         with postgres_errors("beginning a reconciliation"), self.connect() as connection:
             if intent == "bootstrap":
-                register_consumer(connection, self.schema, self.spec.consumer)
+                register_consumer(connection, self.scope, self.spec.consumer)
             [(run,)] = connection.execute(
-                statements("penstock.reconciling", self.schema)["begin_run"],
+                statements("penstock.reconciling", self.scope.schema)["begin_run"],
                 {"name": self.spec.name, "consumer": self.spec.consumer.name, "intent": intent},
             ).fetchall()
         return int(run)
@@ -227,7 +249,7 @@ class _Run:
         try:
             with postgres_errors("ending a reconciliation"), self.connect() as connection:
                 connection.execute(
-                    statements("penstock.reconciling", self.schema)["end_run"],
+                    statements("penstock.reconciling", self.scope.schema)["end_run"],
                     {**columns, "run": run, "outcome": outcome},
                 )
         except PenstockError as error:
@@ -235,9 +257,9 @@ class _Run:
             log.warning("run result not recorded", run=run, error=type(error).__name__)
 
     def compare(self, run: int, intent: Intent) -> _RunResult:
-        barrier = Barrier(self.spec.consumer, self.schema)
+        barrier = Barrier(self.spec.consumer, self.scope)
         with (
-            cut(self.connect, self.schema, barrier.place) as at,
+            cut(self.connect, self.scope, barrier.place) as at,
             pinned(self.connect, barrier, at, timeout_s=self.wait_s) as state,
         ):
             comparison = self.comparer.compare(self.spec, at.snapshot, state.snapshot)
@@ -263,15 +285,15 @@ class _Run:
         self, run: int, differences: Sequence[Difference], result: _RunResult
     ) -> None:
         """Compares some keys again while the consumer is paused, and repairs those that still differ."""
-        barrier = Barrier(self.spec.consumer, self.schema)
+        barrier = Barrier(self.spec.consumer, self.scope)
         with (
-            cut(self.connect, self.schema, barrier.place) as at,
+            cut(self.connect, self.scope, barrier.place) as at,
             self._held(barrier, at) as (snapshot, since),
             self.connect() as connection,
         ):
             now = self.comparer.compare(self.spec, at.snapshot, snapshot, differences)
             result.repaired += repair_rows(
-                connection, self.spec, at, now.differences, now.columns, run, self.schema
+                connection, self.scope, self.spec, at, now.differences, now.columns, run
             )
             result.held_s = max(result.held_s, monotonic() - since)
 
@@ -302,9 +324,9 @@ class _Run:
                 barrier.lift(watcher)
 
     def replace(self) -> _RunResult:
-        with cut(self.connect, self.schema) as at, self.connect() as connection:
+        with cut(self.connect, self.scope) as at, self.connect() as connection:
             tables = [
                 (spec, self.comparer.rows(spec, at.snapshot)) for spec in (self.spec, *self.others)
             ]
-            replaced = replace_state(connection, at, tables, self.schema)
+            replaced = replace_state(connection, self.scope, at, tables)
         return _RunResult(at.tick, repaired=replaced.after)

@@ -183,7 +183,7 @@ def _require_log(channel: Any) -> Channel:
 
 def _insert(session: Session, channel: Channel, rows: list[Row]) -> None:
     attachment = _find_attachment(session, channel)
-    schema = attachment.pipeline.schema
+    schema = attachment.pipeline.scope.schema
     session.flush()
     if not rows:
         return

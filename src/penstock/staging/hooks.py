@@ -224,9 +224,9 @@ def _after_flush(session: Session, context: UOWTransaction) -> None:
     _load_missing(flush, written)
     for attachment in flush.attachments:
         for connection, rows in _make_rows(flush, attachment, written).items():
-            insert_rows(connection, attachment.pipeline.schema, rows)
+            insert_rows(connection, attachment.pipeline.scope.schema, rows)
             if attachment.nudge:
-                nudging.note_staged(session, connection, attachment.pipeline.schema)
+                nudging.note_staged(session, connection, attachment.pipeline.scope.schema)
 
 
 def _make_rows(

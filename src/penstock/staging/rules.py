@@ -18,6 +18,7 @@ from sqlalchemy.orm import Mapper, Session, class_mapper, sessionmaker
 
 from penstock.declarations import Change, Channel, Ick, StagingRule
 from penstock.errors import DeclarationError
+from penstock.records import Scope
 from penstock.staging.rows import Row, make_row
 
 StoredValues = Mapping[str, object]
@@ -40,8 +41,8 @@ class Declarations(Protocol):
         """The channels by name."""
 
     @property
-    def schema(self) -> str:
-        """The Penstock schema, already validated."""
+    def scope(self) -> Scope:
+        """Its schema in Postgres, and its namespace in Redis."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

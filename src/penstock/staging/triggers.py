@@ -102,8 +102,10 @@ def trigger_migration(
         raise DeclarationError(
             "two trigger rules stage the same table to the same channel under the same object name"
         )
-    up = [sql for rule in rules for sql in trigger_sql(rule, pipeline.schema)]
-    down = [sql for rule in reversed(rules) for sql in drop_trigger_sql(rule, pipeline.schema)]
+    up = [sql for rule in rules for sql in trigger_sql(rule, pipeline.scope.schema)]
+    down = [
+        sql for rule in reversed(rules) for sql in drop_trigger_sql(rule, pipeline.scope.schema)
+    ]
     return _MIGRATION.format(
         revision=revision,
         down=down_revision,

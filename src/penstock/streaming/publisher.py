@@ -41,11 +41,10 @@ from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.registry import registered_channels
-from penstock.database.statements import DEFAULT_SCHEMA
 from penstock.errors import Fenced, HistoryDiverged
 from penstock.journal import check_tails, journal_tails
 from penstock.journal.lineage import log_epochs
-from penstock.records import BEGINNING, Epoch, Offset, Record, ShardName
+from penstock.records import BEGINNING, Epoch, Offset, Record, Scope, ShardName
 from penstock.streaming.unpublished import BATCH_BYTES, BATCH_RECORDS, unpublished
 from penstock.streaming.unusable import UnusableShards
 
@@ -86,16 +85,14 @@ class Publisher:
         self,
         connection: Connection,
         client: RedisClient,
+        scope: Scope,
         *,
         epoch: Epoch,
-        schema: str = DEFAULT_SCHEMA,
-        namespace: str = "penstock",
         unusable: UnusableShards | None = None,
     ) -> None:
         self._connection = connection
         self._client = client
-        self._schema = schema
-        self._namespace = namespace
+        self._scope = scope
         self._epoch = epoch
         self._target: dict[ShardName, Offset] = {}
         self._icks: frozenset[str] = frozenset()
@@ -117,22 +114,24 @@ class Publisher:
             ServerUnavailable: Postgres or Redis does not answer.
             HistoryDiverged: A shard that was unusable holds records that Postgres does not know.
         """
-        self._target = journal_tails(self._connection, self._schema)
-        channels = registered_channels(self._connection, self._schema)
+        self._target = journal_tails(self._connection, self._scope)
+        channels = registered_channels(self._connection, self._scope)
         self._icks = frozenset(name for name, channel in channels.items() if channel.kind == "ick")
         for shard in self.unusable.due():
             self._check_unusable(shard)
         shards = [shard for shard in self._target if shard not in self.unusable]
-        found = ask_each(partial(extents, self._client, self._namespace), shards, self.unusable.add)
+        found = ask_each(
+            partial(extents, self._client, self._scope.namespace), shards, self.unusable.add
+        )
         self.tails.update({shard: extent.tail for shard, extent in found.items()})
 
     def _check_unusable(self, shard: ShardName) -> None:
         """Takes a shard back if all of its keys are ours again, and its log is that of the journal."""
         with isolated(shard, self.unusable.add):
-            check_tails(self._connection, self._client, self._schema, self._namespace, [shard])
-            log_epochs(self._client, self._namespace, [shard])
+            check_tails(self._connection, self._client, self._scope, [shard])
+            log_epochs(self._client, self._scope, [shard])
             if shard.channel in self._icks:
-                update_progress(self._client, self._namespace, [shard])
+                update_progress(self._client, self._scope.namespace, [shard])
             self.unusable.remove(shard)
 
     @property
@@ -198,11 +197,11 @@ class Publisher:
         with closing(self._batches(target, tails, prefetched, may_begin=may_begin)) as batches:
             if _count_missing(target, tails) <= BATCH_RECORDS:
                 for group in _groups(batches):
-                    yield from append_together(self._client, self._namespace, group)
+                    yield from append_together(self._client, self._scope.namespace, group)
                 return
             with (
                 closing(_read_ahead(batches)) as ahead,
-                closing(append_ahead(self._client, self._namespace, ahead)) as replies,
+                closing(append_ahead(self._client, self._scope.namespace, ahead)) as replies,
             ):
                 yield from replies
 
@@ -213,7 +212,7 @@ class Publisher:
         target = self._targets(icks=True)
         with closing(self._batches(target, tails, prefetched, may_begin=may_begin)) as batches:
             for marks in map(_coalesce, batches):
-                [reply] = mark_shards(self._client, self._namespace, [marks])
+                [reply] = mark_shards(self._client, self._scope.namespace, [marks])
                 yield marks, reply
 
     def _batches(
@@ -235,11 +234,11 @@ class Publisher:
         tails = {**tails, **{batch.shard: batch.last for batch in following}}
         reading = unpublished(
             self._connection,
+            self._scope,
             target,
             tails,
             epoch=self._epoch,
             until=monotonic() + ROUND_S,
-            schema=self._schema,
         )
         with closing(reading):
             for batch in chain(following, reading):

@@ -21,9 +21,9 @@ from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.statements import statements
 from penstock.declarations import Channel, Ick
-from penstock.records import BEGINNING, Offset, ShardName
+from penstock.records import BEGINNING, Offset, Scope, ShardName
 
 RECORDS_PER_TRANSACTION = 5000
 """A transaction removes no further journal row after this many records, which keeps it short: about 20 ms."""
@@ -64,28 +64,26 @@ class _Removed:
 def retain(  # noqa: PLR0913  two servers, and what is known of the channel
     connection: Connection,
     client: RedisClient,
+    scope: Scope,
     channel: Channel,
     tails: dict[ShardName, Offset],
     *,
     shards: Iterable[ShardName] | None = None,
     until: float = inf,
     on_unusable: OnUnusable | None = None,
-    schema: str = DEFAULT_SCHEMA,
-    namespace: str = "penstock",
 ) -> Retained:
     """Removes from the shards of a channel, one after the other, until nothing is left to remove or time is up.
 
     Args:
         connection: In autocommit mode.
         client: The Redis that holds the log.
+        scope: Of the pipeline.
         channel: The channel; its ``keep`` is counted from the time of sequencing, by Postgres' clock.
         tails: Last offset in the log of each shard.  A shard without consumers is kept until it is published, a shard of
             an Ick until its members have been processed, by whomever.
         shards: The shards to process; None takes all.
         until: Deadline by the monotonic clock; at least one shard is processed.
         on_unusable: Called with a shard whose keys cannot be used; None raises.
-        schema: The Penstock schema.
-        namespace: First part of the keys.
 
     Raises:
         ServerUnavailable: Postgres or Redis does not answer.
@@ -96,18 +94,18 @@ def retain(  # noqa: PLR0913  two servers, and what is known of the channel
     records, evicted = 0, 0
     left = deque(channel.shard_names if shards is None else shards)
     if isinstance(channel, Ick):
-        progress = ask_each(partial(update_progress, client, namespace), left, on_unusable)
+        progress = ask_each(partial(update_progress, client, scope.namespace), left, on_unusable)
         tails = {shard: each.done_up_to for shard, each in progress.items()}
         left = deque(progress)
     while left:
         shard = left.popleft()
-        done = _remove_passed(connection, channel, shard, tails.get(shard, BEGINNING), schema)
+        done = _remove_passed(connection, scope, channel, shard, tails.get(shard, BEGINNING))
         records += done.removed
         if done.journaled >= RECORDS_PER_TRANSACTION:
             left.append(shard)
         if done.last_offset is not None and not isinstance(channel, Ick):
             with isolated(shard, on_unusable):
-                evicted += evict(client, namespace, shard, Offset(done.last_offset + 1))
+                evicted += evict(client, scope.namespace, shard, Offset(done.last_offset + 1))
                 crashpoint("retention.after_evict")
         if monotonic() >= until:
             break
@@ -115,14 +113,14 @@ def retain(  # noqa: PLR0913  two servers, and what is known of the channel
 
 
 def _remove_passed(
-    connection: Connection, channel: Channel, shard: ShardName, tail: Offset, schema: str
+    connection: Connection, scope: Scope, channel: Channel, shard: ShardName, tail: Offset
 ) -> _Removed:
     """Removes rows of one shard, in one transaction."""
-    sql = statements("penstock.streaming", schema)
+    sql = statements("penstock.streaming", scope.schema)
     where = {"channel": shard.channel, "shard": shard.shard}
     with postgres_errors(f"retaining {shard}"), connection.transaction():
         connection.execute(sql["prepare_retention"])
-        connection.execute(statements("penstock.database", schema)["lock_channel"], where)
+        connection.execute(statements("penstock.database", scope.schema)["lock_channel"], where)
         [(slowest,)] = connection.execute(sql["slowest_checkpoint"], where)
         floor = tail if slowest is None else min(slowest, tail)
         limits = {"floor": floor, "keep": channel.keep, "records": RECORDS_PER_TRANSACTION}
@@ -132,7 +130,7 @@ def _remove_passed(
     return _Removed(*row)
 
 
-def remove_old_ticks(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
+def remove_old_ticks(connection: Connection, scope: Scope) -> None:
     """Removes all but the last ``TICKS_KEPT`` ticks.
 
     Raises:
@@ -140,5 +138,5 @@ def remove_old_ticks(connection: Connection, schema: str = DEFAULT_SCHEMA) -> No
     """
     with postgres_errors("removing old ticks"):
         connection.execute(
-            statements("penstock.streaming", schema)["remove_old_ticks"], {"kept": TICKS_KEPT}
+            statements("penstock.streaming", scope.schema)["remove_old_ticks"], {"kept": TICKS_KEPT}
         )

@@ -25,9 +25,9 @@ from penstock.channels.log import Batch
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.statements import statements
 from penstock.errors import UnsafeSetting
-from penstock.records import Epoch, Offset, Shard, ShardName
+from penstock.records import Epoch, Offset, Scope, Shard, ShardName
 from penstock.streaming.unpublished import BATCH_BYTES
 
 JOURNAL_CHUNK = 200
@@ -80,19 +80,17 @@ class Tick:
 class Sequencer:
     """Runs ticks on a connection."""
 
-    def __init__(
-        self, connection: Connection, schema: str = DEFAULT_SCHEMA, *, prepare: bool = False
-    ) -> None:
+    def __init__(self, connection: Connection, scope: Scope, *, prepare: bool = False) -> None:
         """Sends nothing yet.
 
         Args:
             connection: In autocommit mode, to a primary whose lineage has been checked (``check_lineage``).
-            schema: The Penstock schema.
+            scope: Of the pipeline.
             prepare: Whether to use prepared statements, which pay off after a few ticks.  Behind a pooler that switches
                 sessions, the sequencer stops using them.
         """
-        self._connection, self._schema = connection, schema
-        self._sql = statements("penstock.streaming", schema)
+        self._connection, self._scope = connection, scope
+        self._sql = statements("penstock.streaming", scope.schema)
         # The limits are literals: a message of several statements takes no parameters.
         binding = psycopg.ClientCursor(connection)
         self._sequencing = binding.mogrify(self._sql["sequence_committed"], _LIMITS).encode()
@@ -125,14 +123,14 @@ class Sequencer:
         with postgres_errors("looking for records"):
             rows = self._execute_alone(self._sql["newest_tick"])
         if not rows:
-            raise UnsafeSetting(_NO_TICK.format(schema=self._schema))
+            raise UnsafeSetting(_NO_TICK.format(schema=self._scope.schema))
         [(number, epoch, has_new)] = rows
         return Tick(number, 0, epoch), has_new
 
     def _sequence(self) -> Tick:
         with postgres_errors("sequencing"):
             rows = self._execute_alone(self._sequencing, self._sql["prepare_tick"])
-        return _parse_tick(rows, self._schema)
+        return _parse_tick(rows, self._scope)
 
     def _execute_alone(self, statement: bytes, *before: bytes) -> list[tuple[Any, ...]]:
         """Executes statements in a transaction of their own, sent as one message; returns the rows of ``statement``."""
@@ -167,12 +165,12 @@ class Sequencer:
         return results.fetchall() if results.description else []
 
 
-def tick(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
+def tick(connection: Connection, scope: Scope) -> Tick:
     """Runs a single tick: see ``Sequencer.tick``."""
-    return Sequencer(connection, schema).tick()
+    return Sequencer(connection, scope).tick()
 
 
-def tick_within(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
+def tick_within(connection: Connection, scope: Scope) -> Tick:
     """Runs a tick in a REPEATABLE READ transaction that the caller has opened and will commit.
 
     It makes a tick even if there is nothing to sequence; its snapshot then shows the same state.
@@ -181,20 +179,20 @@ def tick_within(connection: Connection, schema: str = DEFAULT_SCHEMA) -> Tick:
         UnsafeSetting: The place where sequencing stopped is lost.
         psycopg.Error: Another sequencer came first, or the connection failed.
     """
-    sql = statements("penstock.streaming", schema)
+    sql = statements("penstock.streaming", scope.schema)
     connection.execute(sql["prepare_tick"])
     rows = connection.execute(sql["sequence_committed"], _LIMITS).fetchall()
-    done = _parse_tick(rows, schema)
+    done = _parse_tick(rows, scope)
     if done.sequenced:
         return done
     [(number,)] = connection.execute(sql["tick_without_records"]).fetchall()
     return Tick(number, 0, done.epoch)
 
 
-def _parse_tick(rows: list[tuple[Any, ...]], schema: str) -> Tick:
+def _parse_tick(rows: list[tuple[Any, ...]], scope: Scope) -> Tick:
     """Reads the rows of ``sequence_committed``: tick, epoch; channel, shard, tail, records; offset; a record's values."""
     if not rows:
-        raise UnsafeSetting(_NO_TICK.format(schema=schema))
+        raise UnsafeSetting(_NO_TICK.format(schema=scope.schema))
     number, epoch, *_ = rows[0]
     sequenced = 0
     tails: dict[ShardName, Offset] = {}
@@ -212,7 +210,7 @@ def _parse_tick(rows: list[tuple[Any, ...]], schema: str) -> Tick:
     return Tick(number, sequenced, epoch, tails, inline)
 
 
-def check_identity_cache(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
+def check_identity_cache(connection: Connection, scope: Scope) -> None:
     """Checks that ids are drawn one at a time: the order of records depends on it.
 
     Raises:
@@ -220,14 +218,14 @@ def check_identity_cache(connection: Connection, schema: str = DEFAULT_SCHEMA) -
         ServerUnavailable: Postgres does not answer.
         SchemaMissing: The tables are not there.
     """
-    sql = statements("penstock.streaming", schema)
+    sql = statements("penstock.streaming", scope.schema)
     with postgres_errors("reading the id sequence of staged_records"):
         row = connection.execute(
-            sql["identity_cache"], {"table": f'"{schema}".staged_records'}
+            sql["identity_cache"], {"table": f'"{scope.schema}".staged_records'}
         ).fetchone()
     cache = None if row is None else row[0]
     if cache != 1:
         raise UnsafeSetting(
-            f"the sequence of {schema}.staged_records hands out ids in advance (CACHE {cache}), which puts "
-            f"changes of one key out of order. ALTER TABLE {schema}.staged_records ALTER COLUMN id SET CACHE 1"
+            f"the sequence of {scope.schema}.staged_records hands out ids in advance (CACHE {cache}), which puts "
+            f"changes of one key out of order. ALTER TABLE {scope.schema}.staged_records ALTER COLUMN id SET CACHE 1"
         )

@@ -124,37 +124,35 @@ class Streamer:
             SchemaMissing: The tables are not there.
             DeclarationError: The pipeline does not fit what is registered.
         """
-        schema, namespace = self._pipeline.schema, self._pipeline.namespace
+        scope = self._pipeline.scope
         connection = connect_postgres(
             self._database_url, application="streamer", prepare=self._prepare
         )
         self._connection, self._client = connection, connect_redis(self._redis_url)
         check_eviction(self._client)
-        check_identity_cache(connection, schema)
+        check_identity_cache(connection, scope)
         epoch = check_lineage(
             connection,
             self._client,
-            schema=schema,
-            namespace=namespace,
+            scope,
             declared=self._pipeline.shard_names,
             on_unusable=self._unusable.add,
         )
         crashpoint("streamer.before_register")
         for channel in self._pipeline.channels.values():
-            register_channel(connection, schema, channel)
+            register_channel(connection, scope, channel)
         crashpoint("streamer.after_channels")
         for consumer in self._pipeline.consumers.values():
-            register_consumer(connection, schema, consumer)
+            register_consumer(connection, scope, consumer)
         crashpoint("streamer.after_register")
         with postgres_errors("listening for nudges"):
-            connection.execute(f'LISTEN "{schema}_nudge"'.encode())
-        self._sequencer = Sequencer(connection, schema, prepare=self._prepare)
+            connection.execute(f'LISTEN "{scope.schema}_nudge"'.encode())
+        self._sequencer = Sequencer(connection, scope, prepare=self._prepare)
         self._publisher = Publisher(
             connection,
             self._client,
+            scope,
             epoch=epoch,
-            schema=schema,
-            namespace=namespace,
             unusable=self._unusable,
         )
         self._refresh_at = self._retain_at = 0.0
@@ -212,20 +210,19 @@ class Streamer:
             retained = retain(
                 connection,
                 self._client,
+                self._pipeline.scope,
                 channels[name],
                 publisher.tails,
                 shards=[shard for shard in shards if shard not in self._unusable],
                 on_unusable=self._unusable.add,
                 until=monotonic() + RETAIN_S / len(self._to_retain),
-                schema=self._pipeline.schema,
-                namespace=self._pipeline.namespace,
             )
             removed += retained.records
             if retained.left:
                 left[name] = retained.left
         self._to_retain = left
         if not left:
-            remove_old_ticks(connection, self._pipeline.schema)
+            remove_old_ticks(connection, self._pipeline.scope)
             self._retain_at = now + RETAIN_EVERY_S
         return removed
 

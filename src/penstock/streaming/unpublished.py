@@ -14,9 +14,9 @@ import psycopg
 from penstock.channels.log import Batch
 from penstock.database.connections import Connection, pipelined
 from penstock.database.errors import postgres_errors
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.statements import statements
 from penstock.errors import HistoryDiverged
-from penstock.records import BEGINNING, Epoch, Offset, ShardName
+from penstock.records import BEGINNING, Epoch, Offset, Scope, ShardName
 
 BATCH_RECORDS = 500
 """Most records per batch: appending that many keeps Redis busy for about 2 ms."""
@@ -32,29 +32,29 @@ Cursor = psycopg.Cursor[tuple[Any, ...]]
 
 def unpublished(
     connection: Connection,
+    scope: Scope,
     target: Mapping[ShardName, Offset],
     tails: Mapping[ShardName, Offset],
     *,
     epoch: Epoch,
     until: float,
-    schema: str = DEFAULT_SCHEMA,
 ) -> Generator[Batch, None, None]:
     """Yields the journal's batches after ``tails``, up to ``target``.  Close it unless you exhaust it.
 
     Args:
         connection: In autocommit mode, and not used for anything else until the end.
+        scope: Of the pipeline.
         target: Last offset of each shard in the journal.
         tails: Last offset of each shard in its log; a shard that is not named is empty.
         epoch: The epoch of the batches.
         until: Deadline by the monotonic clock.  Every shard gets at least one batch, however many shards there are;
             otherwise the first ones, if busy, would starve the others.
-        schema: The Penstock schema.
 
     Raises:
         ServerUnavailable: Postgres does not answer.
         HistoryDiverged: The journal names records that Postgres no longer has, or has a hole.
     """
-    statement = statements("penstock.streaming", schema)["unpublished"]
+    statement = statements("penstock.streaming", scope.schema)["unpublished"]
 
     def request(shard: ShardName, after: Offset) -> tuple[ShardName, Offset, Cursor]:
         arguments = {"channel": shard.channel, "shard": shard.shard, "tail": after}

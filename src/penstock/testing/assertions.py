@@ -11,11 +11,10 @@ from typing import Any
 from sqlalchemy import Connection, Text, cast, select
 from sqlalchemy.orm import Session, scoped_session
 
-from penstock.database.statements import DEFAULT_SCHEMA
 from penstock.database.tables import staged_records
 from penstock.declarations import LARGEST_MAX_BYTES, Channel
 from penstock.errors import InvalidRecord
-from penstock.records import Shard, StagedRecord
+from penstock.records import DEFAULT_SCOPE, Shard, StagedRecord
 from penstock.staging.payload import json_text, key_text
 from penstock.staging.rules import find_attachments
 
@@ -134,7 +133,7 @@ def assert_not_staged(  # noqa: PLR0913  the same
 def _find_schema(source: Source) -> str:
     session = source() if isinstance(source, scoped_session) else source
     attached = find_attachments(session) if isinstance(session, Session) else []
-    return attached[0].pipeline.schema if attached else DEFAULT_SCHEMA
+    return attached[0].pipeline.scope.schema if attached else DEFAULT_SCOPE.schema
 
 
 def _connection(source: Source, schema: str) -> Connection:

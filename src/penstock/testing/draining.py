@@ -51,7 +51,7 @@ def drained(
     last = _LastFailure()
     with ExitStack() as stack:
         connection = stack.enter_context(connect_postgres(database_url, application="test"))
-        failures = _Failures(connection, pipeline.schema)
+        failures = _Failures(connection, pipeline.scope.schema)
         before = failures.dead_letters()
         streamer = Streamer(pipeline, database_url, redis_url)
         stack.callback(streamer.close)

@@ -20,7 +20,7 @@ from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
 from penstock.errors import InvalidSetting
 from penstock.journal import journal_tails
-from penstock.records import BEGINNING, Offset, Shard, ShardName
+from penstock.records import BEGINNING, Offset, Scope, Shard, ShardName
 from penstock.verifying.comparing import VerificationRange
 from penstock.verifying.findings import Finding, FindingKind, UnexpectedEntry
 
@@ -64,10 +64,9 @@ class _PostgresState:
 def read_bounds(
     connection: Connection,
     client: RedisClient,
+    scope: Scope,
     shards: Sequence[ShardName],
     start: Start,
-    schema: str,
-    namespace: str,
 ) -> Bounds:
     """Reads checkpoints, ends of the log and ends of the journal, in this order.
 
@@ -76,16 +75,16 @@ def read_bounds(
         ServerUnavailable: Postgres or Redis does not answer.
         ForeignLog: The key of a shard holds another type.
     """
-    first = _read_starts(connection, shards, start, schema)
-    state = _read_postgres(connection, shards, schema)
-    ends = _read_log_ends(client, shards, state, namespace)
-    journal = journal_tails(connection, schema)
+    first = _read_starts(connection, scope, shards, start)
+    state = _read_postgres(connection, scope, shards)
+    ends = _read_log_ends(client, scope, shards, state)
+    journal = journal_tails(connection, scope)
     findings = list(_check_checkpoints(state, ends, journal))
     ranges, unexpected = [], []
     for shard in shards:
         end = journal.get(shard, BEGINNING)
         if ends[shard] > end:
-            beyond = list(_read_beyond(client, shard, end, ends[shard], namespace))
+            beyond = list(_read_beyond(client, scope, shard, end, ends[shard]))
             unexpected += beyond
             findings += [] if beyond else [_log_ahead(shard, ends[shard], end)]
         after = max(state.begins[shard], first.get(shard, end + 1)) - 1
@@ -109,7 +108,7 @@ def _shard_parameters(shards: Sequence[ShardName]) -> dict[str, Any]:
 
 
 def _read_starts(
-    connection: Connection, shards: Sequence[ShardName], start: Start, schema: str
+    connection: Connection, scope: Scope, shards: Sequence[ShardName], start: Start
 ) -> dict[ShardName, int]:
     """The first offset to verify; a shard without one is left out."""
     if not isinstance(start, str):
@@ -117,7 +116,7 @@ def _read_starts(
     try:
         with postgres_errors("reading the journal"):
             rows = connection.execute(
-                statements("penstock.verifying", schema)["first_since"],
+                statements("penstock.verifying", scope.schema)["first_since"],
                 {**_shard_parameters(shards), "since": start},
             ).fetchall()
     except psycopg.DataError as error:
@@ -129,14 +128,14 @@ def _read_starts(
 
 
 def _read_postgres(
-    connection: Connection, shards: Sequence[ShardName], schema: str
+    connection: Connection, scope: Scope, shards: Sequence[ShardName]
 ) -> _PostgresState:
-    channels = registered_channels(connection, schema)
+    channels = registered_channels(connection, scope)
     icks = {s for s in shards if s.channel in channels and channels[s.channel].kind == "ick"}
     state = _PostgresState(icks, {}, {})
     with postgres_errors("reading checkpoints"):
         rows = connection.execute(
-            statements("penstock.verifying", schema)["checkpoints_and_beginnings"],
+            statements("penstock.verifying", scope.schema)["checkpoints_and_beginnings"],
             _shard_parameters(shards),
         ).fetchall()
     for channel, number, begins, consumer, offset in rows:
@@ -148,13 +147,13 @@ def _read_postgres(
 
 
 def _read_log_ends(
-    client: RedisClient, shards: Sequence[ShardName], state: _PostgresState, namespace: str
+    client: RedisClient, scope: Scope, shards: Sequence[ShardName], state: _PostgresState
 ) -> dict[ShardName, Offset]:
     """The ends of the log; waits up to ``CATCH_UP_TIMEOUT_S`` for it to reach the checkpoints."""
     deadline = monotonic() + CATCH_UP_TIMEOUT_S
     while True:
-        ends = last_offsets(client, namespace, shards)
-        for shard in _missing_icks(client, state.icks, namespace):
+        ends = last_offsets(client, scope.namespace, shards)
+        for shard in _missing_icks(client, scope, state.icks):
             ends[shard] = BEGINNING  # without the Ick, its position means nothing
         behind = any(at > ends[shard] for (_, shard), at in state.checkpoints.items())
         if not behind or monotonic() > deadline:
@@ -163,12 +162,12 @@ def _read_log_ends(
 
 
 def _missing_icks(
-    client: RedisClient, icks: Collection[ShardName], namespace: str
+    client: RedisClient, scope: Scope, icks: Collection[ShardName]
 ) -> Iterator[ShardName]:
     """The Icks that do not exist in Redis."""
     pipeline = client.pipeline(transaction=False)
     for shard in icks:
-        pipeline.exists(ick_shard_keys(namespace, shard).ick.version)
+        pipeline.exists(ick_shard_keys(scope.namespace, shard).ick.version)
     with redis_errors("looking at Icks"):
         replies = pipeline.execute()
     return (shard for shard, exists in zip(icks, replies, strict=True) if not exists)
@@ -199,12 +198,12 @@ def _check_checkpoints(
 
 
 def _read_beyond(
-    client: RedisClient, shard: ShardName, end: Offset, last: Offset, namespace: str
+    client: RedisClient, scope: Scope, shard: ShardName, end: Offset, last: Offset
 ) -> Iterator[UnexpectedEntry]:
     """The first ``BEYOND`` entries of the log beyond the end of the journal."""
     with redis_errors(f"reading {shard}"):
         entries = client.xrange(
-            log_keys(namespace, shard).stream, f"{end + 1}-0", f"{last}", BEYOND
+            log_keys(scope.namespace, shard).stream, f"{end + 1}-0", f"{last}", BEYOND
         )
     for entry_id, fields in entries:
         record = fields.get(b"id", b"")

@@ -9,9 +9,9 @@ from typing import Protocol
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.statements import statements
 from penstock.journal import known_shards, missed_records
-from penstock.records import ShardName
+from penstock.records import DEFAULT_SCOPE, Scope, ShardName
 from penstock.verifying.bounds import Bounds, Start, read_bounds
 from penstock.verifying.comparing import VerificationRange
 from penstock.verifying.findings import (
@@ -84,14 +84,13 @@ class Verified:
         return not self.counts
 
 
-def verify(  # noqa: PLR0913  two servers, an engine and four options
+def verify(
     connection: Connection,
     client: RedisClient,
     examiner: Examiner,
     *,
     start: Start = None,
-    schema: str = DEFAULT_SCHEMA,
-    namespace: str = "penstock",
+    scope: Scope = DEFAULT_SCOPE,
     declared: Iterable[ShardName] = (),
 ) -> Verified:
     """Compares staged records, journal, log and checkpoints.
@@ -101,8 +100,7 @@ def verify(  # noqa: PLR0913  two servers, an engine and four options
         client: The Redis that holds the log.
         examiner: The engine that reads and compares.
         start: Where to begin.  Checkpoints, ends and overlooked records are checked in any case.
-        schema: The Penstock schema.
-        namespace: First part of the keys in Redis.
+        scope: Schema and namespace.
         declared: Shards to verify even if Postgres does not know them.
 
     Raises:
@@ -112,10 +110,10 @@ def verify(  # noqa: PLR0913  two servers, an engine and four options
         SchemaMissing: The tables are not there.
     """
     began = monotonic()
-    shards = known_shards(connection, schema, declared)
-    bounds = read_bounds(connection, client, shards, start, schema, namespace)
+    shards = known_shards(connection, scope, declared)
+    bounds = read_bounds(connection, client, scope, shards, start)
     examined = examiner.examine(bounds.ranges)
-    counts, findings = _collect(connection, schema, bounds, examined)
+    counts, findings = _collect(connection, scope, bounds, examined)
     return Verified(
         examined.records,
         len(shards),
@@ -128,13 +126,13 @@ def verify(  # noqa: PLR0913  two servers, an engine and four options
 
 
 def _collect(
-    connection: Connection, schema: str, bounds: Bounds, examined: Examination
+    connection: Connection, scope: Scope, bounds: Bounds, examined: Examination
 ) -> tuple[Counter[FindingKind], list[Finding]]:
     """All findings, ordered by shard and offset, and how many there are of each kind."""
-    missed = _find_overlooked(connection, schema)
+    missed = _find_overlooked(connection, scope)
     unexpected = [*bounds.unexpected, *examined.unexpected]
     records = {*examined.twice, *(e.record for e in unexpected if e.record is not None)}
-    places = _read_places(connection, schema, records)
+    places = _read_places(connection, scope, records)
     classified = classify(unexpected, places, examined.findings)
     uncounted = [*bounds.findings, *classified, *missed]
     counts = Counter(examined.counts)
@@ -148,21 +146,21 @@ def _collect(
 
 
 def _read_places(
-    connection: Connection, schema: str, records: set[int]
+    connection: Connection, scope: Scope, records: set[int]
 ) -> dict[int, list[JournalPlace]]:
     """Where the journal has these records."""
     places: dict[int, list[JournalPlace]] = {}
     if records:
         with postgres_errors("reading the journal"):
             rows = connection.execute(
-                statements("penstock.verifying", schema)["places"], {"records": list(records)}
+                statements("penstock.verifying", scope.schema)["places"], {"records": list(records)}
             ).fetchall()
         for record, channel, shard, offset in rows:
             places.setdefault(record, []).append((channel, shard, offset))
     return places
 
 
-def _find_overlooked(connection: Connection, schema: str) -> list[Finding]:
+def _find_overlooked(connection: Connection, scope: Scope) -> list[Finding]:
     return [
         Finding(
             FindingKind.OVERLOOKED,
@@ -174,5 +172,5 @@ def _find_overlooked(connection: Connection, schema: str) -> list[Finding]:
             each.first,
             f"{each.count:,} records were committed before the last tick and have no offset; the first is record {each.first}",
         )
-        for each in missed_records(connection, schema)
+        for each in missed_records(connection, scope)
     ]

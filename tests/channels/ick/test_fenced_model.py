@@ -129,7 +129,7 @@ class Fenced(RuleBasedStateMachine):
         way=st.sampled_from(["commit", "exchange", "exchange all", "release"]),
     )
     def a_zombie_wakes(self, which: int, done: set[bytes], way: str) -> None:
-        """A past reservation is used once more, by a zombie or a duplicate, and the reply is lost."""
+        """A zombie or a duplicate reuses an earlier reservation, and the reply is lost."""
         if not self.past:
             return
         reservations, reservation, reads = self.past[which % len(self.past)]
@@ -143,10 +143,10 @@ class Fenced(RuleBasedStateMachine):
         else:
             reservations.exchange(reservation, ALL_MEMBERS if way == "exchange all" else done)
         if current is not None:
-            current.current = None  # not a zombie: its own worker sent this, and died
+            current.current = None  # not a zombie: this worker sent the call itself, and died
 
     @invariant()
-    def what_is_not_in_the_copy_is_in_the_ick(self) -> None:
+    def a_member_with_an_outdated_copy_is_in_the_ick(self) -> None:
         keys = self.ick.keys
         waiting: set[bytes] = set()
         for key in (keys.dirty, keys.reserved, keys.held):
@@ -156,7 +156,7 @@ class Fenced(RuleBasedStateMachine):
         assert {m for m in MEMBERS if self.copy[m] < self.version[m]} <= waiting
 
     @invariant()
-    def the_holder_knows_what_is_held(self) -> None:
+    def a_worker_knows_every_member_it_holds(self) -> None:
         for worker in self.workers:
             if worker.current is not None:
                 now = worker.reservations.read(worker.current)

@@ -20,7 +20,7 @@ KEY = "ride-index"
 
 
 def everything(ick: DirtyList) -> set[bytes]:
-    """All members that are dirty, reserved or held."""
+    """All members: dirty, reserved or held."""
     keys = ick.keys
     return {
         member
@@ -36,7 +36,7 @@ def reserved(answer: object) -> Reservation:
 
 @pytest.fixture
 def ruby(redis_client: redis.Redis) -> RedisIck:
-    """A process with the plain operations."""
+    """A process that uses the plain operations."""
     return RedisIck(redis_client, KEY)
 
 
@@ -62,7 +62,7 @@ def test_plain_a_second_reserve_in_flight_forgets(ick: DirtyList) -> None:
     assert everything(ick) == set()
 
 
-def test_fenced_a_second_reserve_in_flight_is_told_who_holds_it(
+def test_fenced_a_second_reserve_in_flight_learns_who_holds_it(
     ick: DirtyList, fenced: Reservations, other: Reservations
 ) -> None:
     ick.add({"a": 1})
@@ -78,7 +78,7 @@ def test_fenced_a_second_reserve_in_flight_is_told_who_holds_it(
     assert reserved(fenced.exchange(mine)).marks == ((b"a", 2.0),)
 
 
-def test_fenced_a_consumer_that_reserves_again_begins_anew_and_forgets_nothing(
+def test_fenced_a_consumer_that_reserves_again_starts_over_and_forgets_nothing(
     ick: DirtyList, fenced: Reservations
 ) -> None:
     ick.add({"a": 1})
@@ -131,7 +131,7 @@ def test_plain_a_partial_exchange_forgets(ick: DirtyList) -> None:
     assert everything(ick) == set()
 
 
-def test_fenced_a_partial_exchange_keeps_the_newer_dirtiness_apart(
+def test_fenced_a_partial_exchange_keeps_newer_marks_apart(
     ick: DirtyList, fenced: Reservations
 ) -> None:
     ick.add({"a": 1, "b": 2})
@@ -145,7 +145,7 @@ def test_fenced_a_partial_exchange_keeps_the_newer_dirtiness_apart(
     assert third.marks == ((b"a", 3.0),)
 
 
-def test_plain_a_zombie_commits_what_another_has_reserved(ick: DirtyList) -> None:
+def test_plain_a_zombie_commits_members_that_another_has_reserved(ick: DirtyList) -> None:
     ick.add({"a": 1})
     ick.reserve(1)  # the zombie stalls
     ick.reserve(1)
@@ -158,7 +158,7 @@ def test_plain_a_zombie_commits_what_another_has_reserved(ick: DirtyList) -> Non
     assert everything(ick) == set()
 
 
-def test_fenced_a_zombie_finds_that_it_was_superseded(
+def test_fenced_a_zombie_learns_that_it_was_superseded(
     ick: DirtyList, fenced: Reservations, other: Reservations
 ) -> None:
     ick.add({"a": 1})
@@ -194,7 +194,9 @@ def test_plain_a_commit_that_is_sent_twice_forgets(ick: DirtyList) -> None:
     assert everything(ick) == set()
 
 
-def test_fenced_a_commit_that_is_sent_twice_is_one(ick: DirtyList, fenced: Reservations) -> None:
+def test_fenced_a_commit_that_is_sent_twice_takes_effect_once(
+    ick: DirtyList, fenced: Reservations
+) -> None:
     ick.add({"a": 1, "b": 2})
     mine = reserved(fenced.reserve())
     fenced.commit(mine, ["a"])
@@ -206,7 +208,7 @@ def test_fenced_a_commit_that_is_sent_twice_is_one(ick: DirtyList, fenced: Reser
     assert next_.marks == ((b"a", 3.0),)
 
 
-def test_a_plain_consumer_that_commits_whole_batches_may_work_beside_a_fenced_one(
+def test_a_plain_consumer_that_commits_whole_batches_can_work_beside_a_fenced_one(
     ick: DirtyList, ruby: RedisIck, fenced: Reservations
 ) -> None:
     ick.add({"a": 1, "b": 2, "c": 3})
@@ -224,7 +226,7 @@ def test_a_plain_consumer_that_commits_whole_batches_may_work_beside_a_fenced_on
     assert everything(ick) == {b"a", b"c"}
 
 
-def test_a_fenced_consumer_can_leave_a_plain_ones_members_to_it(
+def test_a_fenced_consumer_can_leave_a_plain_consumers_members_to_it(
     ick: DirtyList, ruby: RedisIck, redis_client: redis.Redis
 ) -> None:
     ick.add({"a": 1, "b": 2})
@@ -235,7 +237,7 @@ def test_a_fenced_consumer_can_leave_a_plain_ones_members_to_it(
     assert ruby.sizes() == (0, 1)
 
 
-def test_plain_operations_do_not_see_what_is_held(
+def test_plain_operations_do_not_see_held_members(
     ick: DirtyList, ruby: RedisIck, fenced: Reservations
 ) -> None:
     ick.add({"a": 1})
@@ -252,7 +254,7 @@ def test_plain_operations_do_not_see_what_is_held(
 def test_two_plain_consumers_forget_beside_a_fenced_one_as_they_do_alone(
     ick: DirtyList, ruby: RedisIck, fenced: Reservations
 ) -> None:
-    """The reason why the page allows only one plain consumer."""
+    """Why the documentation allows only one plain consumer."""
     ick.add({"a": 1})
     ruby.reserve(5)  # one consumer processes it
     ick.add({"a": 2})
@@ -273,7 +275,7 @@ def test_plain_an_exchange_that_is_sent_twice_forgets(ick: DirtyList) -> None:
     assert everything(ick) == set()
 
 
-def test_fenced_an_exchange_that_is_sent_twice_gives_the_same_reservation(
+def test_fenced_an_exchange_that_is_sent_twice_returns_the_same_reservation(
     ick: DirtyList, fenced: Reservations
 ) -> None:
     ick.add({"a": 1})
@@ -287,10 +289,10 @@ def test_fenced_an_exchange_that_is_sent_twice_gives_the_same_reservation(
     assert everything(ick) == {b"a"}
 
 
-def test_plain_and_fenced_a_commit_says_how_many_it_found(
+def test_plain_and_fenced_commits_return_how_many_members_they_found(
     ick: DirtyList, fenced: Reservations
 ) -> None:
-    """The exchange of Redis::Ick does not return it."""
+    """Redis::Ick's exchange does not return this number."""
     ick.add({"a": 1, "b": 2, "c": 3})
     ick.reserve(1)
 
@@ -299,7 +301,9 @@ def test_plain_and_fenced_a_commit_says_how_many_it_found(
     assert reserved(fenced.exchange(mine, ["b", "never"])).committed == 1
 
 
-def test_plain_what_backwash_has_put_back_is_done_again_and_not_forgotten(ick: DirtyList) -> None:
+def test_plain_members_that_backwash_returns_are_processed_again_and_not_forgotten(
+    ick: DirtyList,
+) -> None:
     ick.add({"a": 1})
     ick.reserve(1)
     ick.reserve(0, backwash=True)

@@ -75,7 +75,7 @@ DAMAGES = {
 def damaged(
     request: pytest.FixtureRequest, ick: DirtyList, redis_client: redis.Redis
 ) -> tuple[str, dict[bytes, float]]:
-    """A damaged Ick with a dirty and a reserved member: the error text, and the members that are left."""
+    """A damaged Ick with a dirty and a reserved member: the error text, and the members that remain."""
     ick.add({"r": 1, "d": 4})
     ick.reserve(1)
     damage, text, left = DAMAGES[request.param]
@@ -103,7 +103,7 @@ OPERATIONS: dict[str, Callable[[DirtyList], object]] = {
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_operation_names_the_key_what_was_found_and_the_repair_and_writes_nothing(
+def test_every_operation_names_the_key_the_damage_and_the_repair_and_writes_nothing(
     damaged: tuple[str, dict[bytes, float]],
     operation: str,
     ick: DirtyList,
@@ -119,7 +119,7 @@ def test_every_operation_names_the_key_what_was_found_and_the_repair_and_writes_
     assert dump(redis_client) == before
 
 
-def test_in_a_pipeline_the_error_is_the_same_and_other_calls_have_their_results(
+def test_in_a_pipeline_the_error_is_the_same_and_other_calls_return_their_results(
     damaged: tuple[str, dict[bytes, float]], redis_client: redis.Redis
 ) -> None:
     pipeline = redis_client.pipeline()
@@ -133,7 +133,7 @@ def test_in_a_pipeline_the_error_is_the_same_and_other_calls_have_their_results(
     assert added.new == 1
 
 
-def test_repair_keeps_every_member_that_was_there(
+def test_repair_keeps_every_member(
     damaged: tuple[str, dict[bytes, float]], ick: DirtyList, redis_client: redis.Redis
 ) -> None:
     before = dump(redis_client)
@@ -155,7 +155,7 @@ def test_repair_keeps_every_member_that_was_there(
     assert done[0].may_have_lost == (done[0].key in {PSET, CSET})
 
 
-def test_several_damages_are_repaired_at_once(ick: DirtyList, redis_client: redis.Redis) -> None:
+def test_several_faults_are_repaired_at_once(ick: DirtyList, redis_client: redis.Redis) -> None:
     redis_client.set(PSET, "1")
     redis_client.set(CSET, "2")
     redis_client.set(FENCE, "3")
@@ -190,7 +190,7 @@ def test_a_later_format_is_left_alone(ick: DirtyList, redis_client: redis.Redis)
 
 
 @pytest.mark.parametrize("key", [FENCE, HELD])
-def test_a_damaged_fence_stops_fenced_calls_and_plain_ones_go_on(
+def test_a_damaged_fence_stops_fenced_calls_only(
     ick: DirtyList, redis_client: redis.Redis, key: str
 ) -> None:
     ick.add({"a": 1})
@@ -210,7 +210,7 @@ def test_a_damaged_fence_stops_fenced_calls_and_plain_ones_go_on(
     assert again.members == [b"a"]
 
 
-def test_a_fence_that_is_gone_gives_back_what_was_held(
+def test_when_the_fence_is_lost_its_held_members_are_restored(
     ick: DirtyList, redis_client: redis.Redis
 ) -> None:
     ick.add({"a": 1})
@@ -222,7 +222,7 @@ def test_a_fence_that_is_gone_gives_back_what_was_held(
     assert again.members == [b"a"]
 
 
-def test_infinities_that_somebody_else_wrote_are_shown_as_they_are(
+def test_infinite_scores_written_by_others_are_shown_unchanged(
     ick: DirtyList, redis_client: redis.Redis
 ) -> None:
     ick.add({"a": 1})

@@ -1,4 +1,4 @@
-"""Thousands of random steps of the six operations, by us and by Redis::Ick on the same keys, against a plain model."""
+"""Thousands of random steps of the six operations, by Penstock and by Redis::Ick on the same keys, against a plain model."""
 
 from typing import Any
 
@@ -103,7 +103,7 @@ class Model(RuleBasedStateMachine):
         assert self.ours.delete(unlink=unlink) == keys
 
     @invariant()
-    def redis_holds_what_the_model_holds(self) -> None:
+    def redis_matches_the_model(self) -> None:
         stats = self.ours.stats()
 
         assert (stats is not None) == self.exists
@@ -145,11 +145,11 @@ def check(client: redis.Redis, *, examples: int) -> None:
     )
 
 
-def test_the_six_operations_do_what_a_plain_model_does(redis_client: redis.Redis) -> None:
+def test_the_six_operations_match_a_plain_model(redis_client: redis.Redis) -> None:
     check(redis_client, examples=100)
 
 
 @pytest.mark.storm
 @pytest.mark.timeout(600)
-def test_the_six_operations_do_what_a_plain_model_does_for_long(redis_client: redis.Redis) -> None:
+def test_the_six_operations_match_a_plain_model_over_long_runs(redis_client: redis.Redis) -> None:
     check(redis_client, examples=1_500)

@@ -1,4 +1,4 @@
-"""The six operations do what Redis::Ick does."""
+"""The six operations behave as those of Redis::Ick."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ def sizes(ick: DirtyList) -> tuple[int, int, int]:
     return stats.dirty.size, stats.reserved.size, stats.total.size
 
 
-def test_on_an_ick_that_is_not_there_every_operation_has_nothing_to_do(ick: DirtyList) -> None:
+def test_on_a_missing_ick_every_operation_has_nothing_to_do(ick: DirtyList) -> None:
     assert ick.delete() == 0
     assert ick.delete(unlink=True) == 0
     assert ick.stats() is None
@@ -82,7 +82,7 @@ def test_adding_counts_new_and_lowered(ick: DirtyList, *, unlink: bool) -> None:
     assert ick.add({"a": 9}) == Added(1, 0)
 
 
-def test_a_member_named_twice_in_a_call_is_taken_in_order(ick: DirtyList) -> None:
+def test_a_member_named_twice_in_a_call_is_processed_in_order(ick: DirtyList) -> None:
     assert ick.add([("x", 5), ("x", 3), ("x", 9)]) == Added(1, 1)
     assert ick.reserve(1) == [(b"x", 3.0)]
 
@@ -94,7 +94,7 @@ def test_the_lowest_score_stays_however_often_a_member_is_added(ick: DirtyList) 
     assert ick.reserve(9) == [(b"a", 10.0)]
 
 
-def test_adding_checks_the_dirty_set_alone(ick: DirtyList) -> None:
+def test_adding_compares_with_the_dirty_set_only(ick: DirtyList) -> None:
     ick.add({"a": 5})
     ick.reserve(1)
 
@@ -102,7 +102,7 @@ def test_adding_checks_the_dirty_set_alone(ick: DirtyList) -> None:
     assert sizes(ick) == (1, 1, 2)
 
 
-def test_reserve_gives_the_lowest_and_gives_them_again_until_they_are_committed(
+def test_reserve_returns_the_lowest_and_returns_them_again_until_they_are_committed(
     ick: DirtyList,
 ) -> None:
     ick.add({"c": 3, "a": 1, "b": 2})
@@ -123,14 +123,16 @@ def test_equal_scores_come_in_the_order_of_their_bytes(ick: DirtyList) -> None:
     assert names(ick.reserve(3)) == ["C", "a", "b"]
 
 
-def test_commit_does_not_touch_what_is_only_dirty(ick: DirtyList) -> None:
+def test_commit_leaves_members_that_are_only_dirty(ick: DirtyList) -> None:
     ick.add({"a": 1})
 
     assert ick.commit(["a"]) == 0
     assert sizes(ick) == (1, 0, 1)
 
 
-def test_reserving_nothing_gives_nothing_even_when_much_is_reserved(ick: DirtyList) -> None:
+def test_a_reserve_of_size_zero_returns_nothing_even_when_members_are_reserved(
+    ick: DirtyList,
+) -> None:
     ick.add({"a": 1, "b": 2})
     ick.reserve(2)
 
@@ -139,19 +141,19 @@ def test_reserving_nothing_gives_nothing_even_when_much_is_reserved(ick: DirtyLi
     assert sizes(ick) == (0, 2, 2)
 
 
-def test_exchange_commits_first_and_reserves_then(ick: DirtyList) -> None:
+def test_exchange_commits_first_then_reserves(ick: DirtyList) -> None:
     ick.add({"b": 2, "c": 3, "a": 1})
     assert names(ick.reserve(2)) == ["a", "b"]
 
     assert names(ick.exchange(2, ["b"]).marks) == ["a", "c"]
     ick.add({"b": 4})
-    assert names(ick.exchange(2, ["a", "b"]).marks) == ["c", "b"]  # b was dirty only: it stays
+    assert names(ick.exchange(2, ["a", "b"]).marks) == ["c", "b"]  # b was only dirty: it stays
     assert ick.exchange(2, ["b"]) == Exchanged(1, [(b"c", 3.0)])
     assert names(ick.exchange(2, []).marks) == ["c"]
     assert ick.exchange(2, ["c"]) == Exchanged(1, [])
 
 
-def test_an_exchange_of_nothing_is_a_commit(ick: DirtyList) -> None:
+def test_an_exchange_of_size_zero_is_a_commit(ick: DirtyList) -> None:
     ick.add({"a": 1, "b": 2})
     ick.reserve(1)
 
@@ -159,7 +161,7 @@ def test_an_exchange_of_nothing_is_a_commit(ick: DirtyList) -> None:
     assert sizes(ick) == (1, 0, 1)
 
 
-def test_a_full_reservation_takes_nothing_however_low_the_dirty_ones_are(ick: DirtyList) -> None:
+def test_a_full_reservation_takes_no_more_members_however_low_their_scores(ick: DirtyList) -> None:
     ick.add({"a": 5, "b": 6})
     ick.reserve(2)
     ick.add({"x": 1, "a": 2})
@@ -168,7 +170,7 @@ def test_a_full_reservation_takes_nothing_however_low_the_dirty_ones_are(ick: Di
     assert sizes(ick) == (2, 2, 4)
 
 
-def test_a_member_in_both_sets_leaves_the_dirty_one_and_makes_no_room_needed(
+def test_a_member_in_both_sets_leaves_the_dirty_set_and_takes_no_extra_room(
     ick: DirtyList,
 ) -> None:
     ick.add({"a": 5})
@@ -188,7 +190,7 @@ def test_a_member_in_both_sets_keeps_the_lower_score(ick: DirtyList) -> None:
     assert sizes(ick) == (0, 1, 1)
 
 
-def test_a_smaller_reserve_gives_fewer_and_leaves_the_rest_reserved(ick: DirtyList) -> None:
+def test_a_smaller_reserve_returns_fewer_and_leaves_the_rest_reserved(ick: DirtyList) -> None:
     ick.add({"a": 1, "b": 2, "c": 3})
     ick.reserve(3)
 
@@ -200,7 +202,7 @@ def test_a_smaller_reserve_gives_fewer_and_leaves_the_rest_reserved(ick: DirtyLi
     assert sizes(ick) == (3, 0, 3)
 
 
-def test_backwash_gives_the_lowest_of_all(ick: DirtyList) -> None:
+def test_backwash_returns_the_lowest_of_all(ick: DirtyList) -> None:
     ick.add({"a": 10, "b": 11})
     assert names(ick.reserve(2)) == ["a", "b"]
     ick.add({"x": 1, "y": 2, "z": 3})
@@ -211,7 +213,7 @@ def test_backwash_gives_the_lowest_of_all(ick: DirtyList) -> None:
     assert names(ick.exchange(2, ["x"], backwash=True).marks) == ["z", "a"]
     assert names(ick.exchange(2, ["z", "a"], backwash=True).marks) == ["b"]
     ick.add({"p": 0, "q": 1, "c": 12})
-    # p is dirty only: to commit it does nothing.
+    # p is only dirty: committing it has no effect.
     assert names(ick.exchange(4, ["p"], backwash=True).marks) == ["p", "q", "b", "c"]
 
 
@@ -226,7 +228,7 @@ def test_backwash_compares_scores_as_numbers(ick: DirtyList) -> None:
 
 
 @pytest.mark.parametrize("unlink", [False, True])
-def test_delete_counts_the_keys_that_there_were(ick: DirtyList, *, unlink: bool) -> None:
+def test_delete_returns_the_number_of_keys_deleted(ick: DirtyList, *, unlink: bool) -> None:
     assert ick.delete(unlink=unlink) == 0
     ick.add({"a": 1, "b": 2})
     assert ick.delete(unlink=unlink) == 2
@@ -263,7 +265,7 @@ def test_stats_returns_sizes_and_scores_of_each_set(ick: DirtyList) -> None:
     assert (drained.dirty, drained.reserved, drained.total) == (NOTHING, NOTHING, NOTHING)
 
 
-def test_add_and_reserve_look_like_zadd_and_zrange(
+def test_add_and_reserve_take_and_return_values_like_zadd_and_zrange(
     ick: DirtyList, redis_client: redis.Redis
 ) -> None:
     marks = {f"m{i * 7 % 100}": (i * 31 % 57) / 8 for i in range(100)}
@@ -275,7 +277,7 @@ def test_add_and_reserve_look_like_zadd_and_zrange(
 
 @given(score=st.floats(allow_nan=False, allow_infinity=False))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_a_score_comes_back_to_the_bit(ick: DirtyList, score: float) -> None:
+def test_a_score_round_trips_exactly(ick: DirtyList, score: float) -> None:
     ick.delete()
     ick.add({"a": score})
     waiting = ick.stats()
@@ -290,7 +292,7 @@ def test_a_score_comes_back_to_the_bit(ick: DirtyList, score: float) -> None:
     assert ick.reserve(1, backwash=True) == [(b"a", score)]
 
 
-def test_scores_that_differ_in_the_last_bit_are_told_apart(ick: DirtyList) -> None:
+def test_scores_that_differ_in_the_last_bit_are_distinguished(ick: DirtyList) -> None:
     score = 1573000000.1234567
     ick.add({"a": score})
 
@@ -308,7 +310,7 @@ def test_scores_that_differ_in_the_last_bit_are_told_apart(ick: DirtyList) -> No
         (Fraction(1, 3), 1 / 3),
     ],
 )
-def test_any_real_number_is_a_score(ick: DirtyList, score: Any, stored: float) -> None:
+def test_any_finite_number_is_a_score(ick: DirtyList, score: Any, stored: float) -> None:
     ick.add({"a": score})
 
     assert ick.reserve(1) == [(b"a", stored)]
@@ -352,7 +354,7 @@ def test_an_invalid_mark_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize("size", [-1, 1.0, None, "", "1", [], True])
-def test_a_size_is_a_whole_number_from_zero_on(ick: DirtyList, size: Any) -> None:
+def test_a_size_is_a_whole_number_of_at_least_zero(ick: DirtyList, size: Any) -> None:
     with pytest.raises(InvalidIckCall, match="size"):
         ick.reserve(size)
     with pytest.raises(InvalidIckCall, match="size"):
@@ -360,7 +362,7 @@ def test_a_size_is_a_whole_number_from_zero_on(ick: DirtyList, size: Any) -> Non
 
 
 @pytest.mark.parametrize("members", ["ab", b"ab", [5], [None], [["a"]]])
-def test_only_members_can_be_committed(ick: DirtyList, members: Any) -> None:
+def test_only_valid_members_can_be_committed(ick: DirtyList, members: Any) -> None:
     with pytest.raises(InvalidIckCall, match="ride-index: "):
         ick.commit(members)
 
@@ -373,7 +375,7 @@ def test_a_key_is_text(redis_client: redis.Redis, key: Any) -> None:
 
 @given(members=st.sets(st.binary(max_size=20), min_size=1))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_a_member_is_any_bytes(ick: DirtyList, members: set[bytes]) -> None:
+def test_a_member_may_be_any_bytes(ick: DirtyList, members: set[bytes]) -> None:
     ick.delete()
     ick.add(dict.fromkeys(members, 1))
 
@@ -381,7 +383,7 @@ def test_a_member_is_any_bytes(ick: DirtyList, members: set[bytes]) -> None:
     assert ick.commit(members) == len(members)
 
 
-def test_a_client_that_decodes_gets_the_same_bytes(redis_url: str) -> None:
+def test_a_client_that_decodes_replies_gets_the_same_bytes(redis_url: str) -> None:
     marks: dict[Member, Score] = {b"\xff\x00": 1.5, "é": 2}
     for options in ({"decode_responses": True}, {"protocol": 3}):
         with redis.Redis.from_url(redis_url, **options) as client:
@@ -404,7 +406,7 @@ def test_a_call_takes_thousands_of_members(ick: DirtyList, count: int) -> None:
     assert ick.commit(member for member, _ in marks) == 0
 
 
-def test_no_script_call_carries_more_than_a_slice(
+def test_no_script_call_carries_more_than_one_slice(
     ick: DirtyList, redis_client: redis.Redis
 ) -> None:
     count = operations.SLICE * 3 + 1
@@ -426,7 +428,7 @@ def test_marks_for_many_icks_go_in_one_round_trip(redis_client: redis.Redis) -> 
     assert add_each(redis_client, []) == []
 
 
-def test_a_script_that_the_server_has_lost_is_loaded_again(
+def test_a_script_that_the_server_has_forgotten_is_loaded_again(
     ick: DirtyList, redis_client: redis.Redis
 ) -> None:
     """Guarantee 19."""
@@ -445,7 +447,7 @@ def no_memory(redis_client: redis.Redis) -> Iterator[Callable[[], object]]:
     redis_client.config_set("maxmemory", "0")
 
 
-def test_a_server_without_memory_takes_no_marks_and_nothing_is_half_written(
+def test_a_server_without_memory_accepts_no_marks_and_writes_nothing_partially(
     ick: DirtyList, redis_client: redis.Redis, no_memory: Callable[[], object]
 ) -> None:
     """Guarantee 13."""
@@ -459,7 +461,7 @@ def test_a_server_without_memory_takes_no_marks_and_nothing_is_half_written(
 def test_a_server_without_memory_still_reserves(
     ick: DirtyList, no_memory: Callable[[], object]
 ) -> None:
-    """Guarantee 13: otherwise no consumer could ever empty it."""
+    """Guarantee 13: otherwise no consumer could ever empty the Ick."""
     ick.add({"a": 1, "b": 2, "c": 3})
     no_memory()
 

@@ -11,7 +11,7 @@ from penstock.errors import InvalidIckCall
 
 @pytest.mark.parametrize("transaction", [False, True])
 @pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3}])
-def test_results_come_in_their_places_among_the_applications_own(
+def test_results_are_returned_in_order_among_the_applications_own(
     redis_url: str, options: dict[str, Any], *, transaction: bool
 ) -> None:
     with redis.Redis.from_url(redis_url, **options) as client:
@@ -45,7 +45,9 @@ def test_results_come_in_their_places_among_the_applications_own(
     assert deleted == [2, 0]
 
 
-def test_the_order_in_a_pipeline_is_the_order_of_the_calls(redis_client: redis.Redis) -> None:
+def test_calls_in_a_pipeline_run_in_the_order_in_which_they_were_queued(
+    redis_client: redis.Redis,
+) -> None:
     pipeline = redis_client.pipeline()
     ick = QueuedDirtyList(pipeline, "ride-index")
     ick.add({"foo": 10, "bar": 5})
@@ -55,7 +57,7 @@ def test_the_order_in_a_pipeline_is_the_order_of_the_calls(redis_client: redis.R
     assert [member for member, _ in pipeline.execute()[2]] == [b"x", b"bar", b"foo", b"baz"]
 
 
-def test_a_pipeline_needs_no_script_on_the_server(redis_client: redis.Redis) -> None:
+def test_a_pipeline_works_when_the_server_has_no_script_loaded(redis_client: redis.Redis) -> None:
     pipeline = redis_client.pipeline()
     QueuedDirtyList(pipeline, "ride-index").add({"a": 1})
     redis_client.script_flush()
@@ -75,7 +77,9 @@ def test_a_pipeline_can_be_used_again_and_its_client_is_not_changed(
     assert redis_client.eval("return {'added', 1, 2}", 0) == [b"added", 1, 2]
 
 
-def test_a_call_in_a_pipeline_is_one_script_however_large(redis_client: redis.Redis) -> None:
+def test_a_call_in_a_pipeline_is_one_script_call_whatever_its_size(
+    redis_client: redis.Redis,
+) -> None:
     marks = {str(i): i for i in range(9_000)}
     pipeline = redis_client.pipeline()
     ick = QueuedDirtyList(pipeline, "ride-index")
@@ -99,7 +103,7 @@ def test_an_invalid_call_is_refused_when_it_is_queued(redis_client: redis.Redis)
     assert pipeline.execute() == []
 
 
-def test_an_operation_in_a_transaction_that_is_dropped_has_not_happened(
+def test_an_operation_in_a_discarded_transaction_has_no_effect(
     redis_client: redis.Redis,
 ) -> None:
     pipeline: Any = redis_client.pipeline(transaction=True)

@@ -42,7 +42,7 @@ def held_by_server(client: redis.Redis) -> dict[bytes, float]:
     return dict(found)
 
 
-def test_a_reservation_holds_the_lowest_and_an_exchange_brings_the_next(
+def test_a_reservation_holds_the_lowest_and_an_exchange_takes_the_next(
     ick: DirtyList, consumer: Reservations
 ) -> None:
     ick.add({f"m{i}": i for i in range(7)})
@@ -62,7 +62,7 @@ def test_a_reservation_holds_the_lowest_and_an_exchange_brings_the_next(
     assert [r.number for r in (first, second, third, last)] == [1, 2, 3, 4]
 
 
-def test_scores_and_members_come_back_as_they_were(ick: DirtyList, consumer: Reservations) -> None:
+def test_scores_and_members_come_back_unchanged(ick: DirtyList, consumer: Reservations) -> None:
     marks = ((b"\xff\x00", -1e-300), (b"", 1573000000.1234567))
     ick.add(marks)
 
@@ -83,7 +83,7 @@ def test_members_that_are_not_done_stay_held_and_count_towards_the_size(
     assert isinstance(consumer.commit(second, ["m0"]), Superseded)
 
 
-def test_a_commit_goes_on_with_the_rest(ick: DirtyList, consumer: Reservations) -> None:
+def test_a_commit_keeps_the_rest_of_the_reservation(ick: DirtyList, consumer: Reservations) -> None:
     ick.add({"a": 1, "b": 2, "c": 3})
     mine = reserved(consumer.reserve())
 
@@ -102,7 +102,7 @@ def test_a_commit_removes_only_held_members(ick: DirtyList, consumer: Reservatio
     assert stats.total.size == 4
 
 
-def test_release_makes_the_rest_dirty_at_its_old_score(
+def test_release_makes_the_rest_dirty_with_their_old_scores(
     ick: DirtyList, consumer: Reservations, rival: Reservations
 ) -> None:
     ick.add({"a": 1, "b": 2, "c": 3})
@@ -170,7 +170,7 @@ def test_after_a_lost_request_or_reply_the_same_call_gives_the_same_reservation(
                 call()
             return call()
 
-        # Loads the script first, so that the proxy harms the call itself.
+        # Load the script first, so that the proxy breaks the call itself.
         Reservations(ick._client, "other").reserve()
         first = reserved(lossy(consumer.reserve))
         assert (first.number, first.members) == (1, [b"a", b"b"])
@@ -197,7 +197,7 @@ def test_repeating_an_exchange_with_other_members_done_is_superseded(
     assert reserved(consumer.exchange(mine, ["a"])).marks == ((b"b", 2.0), (b"a", 3.0))
 
 
-def test_a_takeover_gets_everything_and_only_from_the_one_that_was_seen(
+def test_a_takeover_gets_all_members_and_only_from_the_reservation_that_was_seen(
     ick: DirtyList, consumer: Reservations, rival: Reservations, redis_client: redis.Redis
 ) -> None:
     ick.add({"a": 1, "b": 2})
@@ -230,10 +230,10 @@ def test_takeover_merges_what_was_held_with_what_is_dirty(
     assert stats.total.size == 1
 
 
-def test_numbers_go_up_past_what_the_destination_has_seen(
+def test_numbers_continue_above_the_one_the_destination_has_seen(
     ick: DirtyList, consumer: Reservations
 ) -> None:
-    """Redis may have been emptied or restored; the destination remembers the number."""
+    """Redis may have been emptied or restored; the destination still has the number."""
     first = reserved(consumer.reserve(above=41))
     assert first.number == 42
     ick.add({"a": 1})
@@ -241,10 +241,10 @@ def test_numbers_go_up_past_what_the_destination_has_seen(
     assert reserved(consumer.reserve(above=99)).number == 100
 
 
-def test_a_number_that_comes_again_does_not_bring_a_zombie_back(
+def test_a_reused_number_does_not_revive_a_zombie(
     ick: DirtyList, consumer: Reservations, rival: Reservations
 ) -> None:
-    """After a failover to a lagging replica, or a deletion, numbers start lower."""
+    """After a failover to a lagging replica, or after a deletion, numbers start lower."""
     ick.add({"a": 1})
     zombies = reserved(consumer.reserve())
     ick.delete()
@@ -260,7 +260,7 @@ def test_a_number_that_comes_again_does_not_bring_a_zombie_back(
 def test_a_holder_is_stale_when_it_has_sent_no_heartbeat_for_long_enough(
     ick: DirtyList, consumer: Reservations, rival: Reservations
 ) -> None:
-    """Guarantee 20: only the watcher's own clock is read, and only for durations."""
+    """Guarantee 20: only the watcher's own clock is read, and only to measure durations."""
     now = 0.0
     watch = HolderWatch(10, clock=lambda: now)
     ick.add({"a": 1})
@@ -299,7 +299,7 @@ def test_stats_name_the_holder_and_count_what_is_held(
     assert (after.held.size, after.dirty.size, after.number, after.holder) == (0, 5, 1, "")
 
 
-def test_deleting_an_ick_deletes_what_is_held(
+def test_deleting_an_ick_deletes_its_held_members(
     ick: DirtyList, consumer: Reservations, redis_client: redis.Redis
 ) -> None:
     ick.add({"a": 1})
@@ -310,7 +310,7 @@ def test_deleting_an_ick_deletes_what_is_held(
 
 
 @pytest.mark.parametrize("count", [3_499, 3_501, 12_000])
-def test_a_reservation_of_thousands_is_possible(
+def test_a_reservation_may_have_thousands_of_members(
     ick: DirtyList, redis_client: redis.Redis, count: int
 ) -> None:
     marks = tuple((f"{i:06d}".encode(), float(i)) for i in range(count))
@@ -326,7 +326,7 @@ def test_a_reservation_of_thousands_is_possible(
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, None, True])
-def test_a_reservation_has_a_size_from_one_on(redis_client: redis.Redis, size: Any) -> None:
+def test_a_reservation_has_a_size_of_at_least_one(redis_client: redis.Redis, size: Any) -> None:
     with pytest.raises(InvalidIckCall, match="from 1 on"):
         Reservations(redis_client, KEY, size=size)
 
@@ -335,7 +335,7 @@ def test_a_reservation_has_a_size_from_one_on(redis_client: redis.Redis, size: A
 def test_no_member_starves_however_often_it_becomes_dirty_again(
     ick: DirtyList, consumer: Reservations, rounds: int
 ) -> None:
-    """It keeps its first score since it was last reserved, so it comes within queue / batch reservations."""
+    """It keeps the first score it got since it was last reserved, so it is taken within queue / batch reservations."""
     queue = 30
     ick.add({f"m{i:02d}": i for i in range(queue)})
     victim, clock = b"m29", float(queue)
@@ -343,7 +343,7 @@ def test_no_member_starves_however_often_it_becomes_dirty_again(
     taken = 1
     for _ in range(rounds):
         while victim not in mine.members:
-            # Everything becomes dirty again, and the victim more often than batches are taken.
+            # All members become dirty again, the victim more often than batches are reserved.
             ick.add(
                 [(member, clock + i) for i, member in enumerate([*mine.members, victim, victim])]
             )

@@ -37,28 +37,28 @@ def enterprise_slot(key: str) -> int:
     return key_slot((match[1] if match else key).encode())
 
 
-def keys_of(key: str, namespace: str = "") -> tuple[str, ...]:
+def make_keys(key: str, namespace: str = "") -> tuple[str, ...]:
     keys = ick_keys(key, namespace)
     return keys.version, keys.dirty, keys.reserved, keys.fence, keys.held
 
 
 def agree(key: str) -> bool:
-    """Whether both kinds of cluster keep the three keys of the original together."""
-    three = keys_of(key)[:3]
+    """Returns whether both kinds of cluster keep the three original keys together."""
+    three = make_keys(key)[:3]
     return (
         len({key_slot(k.encode()) for k in three}) == 1 and len({*map(enterprise_slot, three)}) == 1
     )
 
 
 @pytest.mark.parametrize("key", PLAIN)
-def test_a_plain_name_keeps_all_keys_in_one_slot_everywhere(key: str) -> None:
+def test_a_plain_name_keeps_all_keys_in_one_slot_on_every_cluster(key: str) -> None:
     assert ick_keys(key).is_one_slot
     assert agree(key)
 
 
 @pytest.mark.parametrize("prefix", ["", "shop", "a:b"])
 @pytest.mark.parametrize("key", PLAIN)
-def test_a_prefix_that_is_part_of_the_name_changes_nothing(key: str, prefix: str) -> None:
+def test_a_prefix_in_the_name_changes_nothing(key: str, prefix: str) -> None:
     name = f"{prefix}:{key}"
 
     assert ick_keys(name).is_one_slot
@@ -67,7 +67,7 @@ def test_a_prefix_that_is_part_of_the_name_changes_nothing(key: str, prefix: str
 
 @pytest.mark.parametrize("key", ["{}abc", "{a}bc", "a{b}c", "ab{c}", "abc{}"])
 @pytest.mark.parametrize("prefix", ["", "{}:", "f{o}o:", "{foo}:"])
-def test_a_name_with_braces_is_not_kept_together_by_every_kind_of_cluster(
+def test_a_name_with_braces_is_not_kept_in_one_slot_by_every_kind_of_cluster(
     key: str, prefix: str
 ) -> None:
     assert not agree(prefix + key)
@@ -75,7 +75,9 @@ def test_a_name_with_braces_is_not_kept_together_by_every_kind_of_cluster(
 
 @pytest.mark.parametrize("key", PLAIN)
 @pytest.mark.parametrize("prefix", ["{}:", "f{o}o:"])
-def test_nor_is_a_plain_name_with_a_tagged_prefix(key: str, prefix: str) -> None:
+def test_a_plain_name_with_a_tagged_prefix_is_not_kept_in_one_slot_either(
+    key: str, prefix: str
+) -> None:
     assert not agree(prefix + key)
 
 
@@ -84,8 +86,8 @@ def test_the_check_agrees_with_a_cluster_about_braces(key: str) -> None:
     assert ick_keys(key).is_one_slot == (key in ON_A_CLUSTER)
 
 
-def test_a_namespace_goes_before_each_key_as_in_ruby() -> None:
-    assert keys_of("ride-index", "shop") == (
+def test_a_namespace_precedes_each_key_as_in_ruby() -> None:
+    assert make_keys("ride-index", "shop") == (
         "shop:ride-index",
         "shop:ride-index/ick/{ride-index}/pset",
         "shop:ride-index/ick/{ride-index}/cset",
@@ -108,7 +110,7 @@ def test_on_one_server_every_name_works(redis_client: redis.Redis, key: str) -> 
 def cluster(
     tmp_path_factory: pytest.TempPathFactory, programs: Programs
 ) -> Iterator[redis.RedisCluster]:
-    """A Cluster of one node with all slots: like a large one, it refuses calls across slots."""
+    """A one-node Cluster with all slots: like a large one, it refuses calls across slots."""
     server = EmbeddedRedis(
         tmp_path_factory.mktemp("cluster"),
         settings={"cluster-enabled": "yes", "appendonly": "no"},
@@ -150,7 +152,7 @@ def test_every_operation_works_on_a_cluster(cluster: Any) -> None:
     assert ick.delete() == 2
 
 
-def test_a_pipeline_of_a_cluster_gives_results(cluster: Any) -> None:
+def test_a_cluster_pipeline_returns_results(cluster: Any) -> None:
     pipeline = cluster.pipeline()
     queued = QueuedDirtyList(pipeline, "other-index")
     queued.add({"a": 1, "b": 2})
@@ -166,7 +168,7 @@ def test_a_pipeline_of_a_cluster_gives_results(cluster: Any) -> None:
 
 
 @pytest.mark.parametrize("key", sorted(set(TAGGED) - ON_A_CLUSTER))
-def test_a_name_whose_keys_would_be_in_several_slots_is_refused_on_a_cluster(
+def test_a_name_whose_keys_fall_in_several_slots_is_refused_on_a_cluster(
     cluster: Any, key: str
 ) -> None:
     with pytest.raises(InvalidIckCall, match="would not be in one slot"):

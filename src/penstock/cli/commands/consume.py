@@ -17,7 +17,7 @@ from penstock.database.connections import connect_postgres
 from penstock.errors import Halted, InvalidSetting
 from penstock.operating.status import status
 from penstock.pipeline import Pipeline
-from penstock.reconciling import has_never_applied, reconcile
+from penstock.reconciling import find_reconciliations, has_never_applied, reconcile
 from penstock.settings import Settings
 
 
@@ -45,7 +45,10 @@ def consume(
     chosen = None if shards is None else _parse_shards(shards, consumer.channel.shards)
     if begin not in {None, "tables"}:
         raise InvalidSetting(f"--from {begin}: it takes 'tables'")
-    with servers(settings, schema=pipeline.schema) as urls, ProgressLine("applied") as progress:
+    with (
+        servers(settings, schema=pipeline.scope.schema) as urls,
+        ProgressLine("applied") as progress,
+    ):
         if begin is not None:
             _bootstrap(settings, pipeline, name)
         worker = make_worker(
@@ -75,15 +78,15 @@ def consume(
 
 def _bootstrap(settings: Settings, pipeline: Pipeline, name: str) -> None:
     """Starts a consumer that has applied nothing yet from the canonical rows and their position."""
-    spec, *others = pipeline.find_reconciliations(name)
+    spec, *others = find_reconciliations(pipeline, name)
     with open_connections(settings, "bootstrap") as servers:
         connect = make_connect(servers)
-        if not has_never_applied(connect, spec.consumer, pipeline.schema):
+        if not has_never_applied(connect, pipeline.scope, spec.consumer):
             say(f"{name} has begun already; it continues from its checkpoints")
             return
         with open_comparer(settings, servers) as comparer:
             done = reconcile(
-                connect, spec, comparer, intent="bootstrap", schema=pipeline.schema, others=others
+                connect, pipeline.scope, spec, comparer, intent="bootstrap", others=others
             )
     say(f"{name} begins with {done.repaired:,} rows from the tables, at tick {done.tick}")
 

@@ -20,7 +20,7 @@ consumers = typer.Typer(
 def list_(settings: Settings, json: Json = False) -> None:
     """List the registered consumers."""
     with open_connections(settings, "consumers") as servers:
-        found = list_consumers(servers.connection, schema=servers.schema)
+        found = list_consumers(servers.connection, scope=servers.scope)
     if json:
         show_json(found)
         return
@@ -50,7 +50,7 @@ def retire_(
 ) -> None:
     """Remove a consumer's checkpoints and dead letters. Retention no longer waits for it."""
     with open_connections(settings, "consumers") as servers:
-        found = retire(servers.connection, name, apply=apply, schema=servers.schema)
+        found = retire(servers.connection, name, apply=apply, scope=servers.scope)
         declared = servers.pipeline is not None and name in servers.pipeline.consumers
     for each in found:
         show(

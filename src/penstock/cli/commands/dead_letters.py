@@ -34,7 +34,7 @@ def list_(
 ) -> None:
     """List the newest dead letters, without their payloads."""
     with open_connections(settings, "dead letters") as servers:
-        found = letters.newest(servers.connection, consumer, limit=limit, schema=servers.schema)
+        found = letters.newest(servers.connection, consumer, limit=limit, scope=servers.scope)
     if json:
         show_json(found)
         return
@@ -77,9 +77,9 @@ def show_(
 ) -> None:
     """Show one dead letter, with its payload."""
     with open_connections(settings, "dead letters") as servers:
-        found = letters.of_consumer(servers.connection, consumer, schema=servers.schema)
+        found = letters.of_consumer(servers.connection, consumer, scope=servers.scope)
         letter = letters.at(found, place)
-        record = letters.read_record(servers.connection, letter, schema=servers.schema)
+        record = letters.read_record(servers.connection, letter, scope=servers.scope)
     if record is None:
         raise Unknown(f"the dead letter at {place} is gone")
     if json:
@@ -145,7 +145,7 @@ def drop(
                 f"{'dropped' if apply else 'would drop'} {letter.place}  {letter.action} {letter.object} {letter.key}"
             )
         if apply:
-            letters.drop(servers.connection, chosen, schema=servers.schema)
+            letters.drop(servers.connection, chosen, scope=servers.scope)
     if not apply and chosen:
         say(NOTHING_CHANGED)
 
@@ -154,7 +154,7 @@ def _choose(
     servers: Connections, consumer: str, places: list[str], *, all_: bool, parked: bool
 ) -> list[DeadLetter]:
     """The letters at some places, with ``parked`` also those parked behind them; or all parked ones; or all."""
-    found = letters.of_consumer(servers.connection, consumer, schema=servers.schema)
+    found = letters.of_consumer(servers.connection, consumer, scope=servers.scope)
     if all_:
         return found
     if not places and not parked:

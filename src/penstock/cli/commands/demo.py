@@ -50,7 +50,7 @@ def demo(
         from penstock.demo.run import Demo  # noqa: PLC0415  the same
 
     stop = Stop()
-    with servers(settings, schema=pipeline.schema) as urls:
+    with servers(settings, schema=pipeline.scope.schema) as urls:
         screen = _Screen(quiet=as_json)
         say(
             f"Rocket Rides on the {settings.engine} engine: {seconds:g} s of traffic, once it runs"

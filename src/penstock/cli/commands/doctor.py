@@ -4,7 +4,7 @@ import typer
 
 from penstock.channels.server import connect_redis
 from penstock.cli.command import Json, command, find_pipeline
-from penstock.cli.connections import NAMESPACE, SCHEMA
+from penstock.cli.connections import get_scope
 from penstock.cli.render import show, show_json
 from penstock.cli.servers import Servers, servers
 from penstock.database.connections import Connection, connect_postgres
@@ -32,21 +32,13 @@ def doctor(settings: Settings, json: Json = False) -> None:
 
 def _diagnose(settings: Settings) -> list[CheckResult]:
     pipeline = find_pipeline(settings)
-    schema = SCHEMA if pipeline is None else pipeline.schema
     with (
-        servers(settings, schema=schema, start=False) as urls,
+        servers(settings, schema=get_scope(pipeline).schema, start=False) as urls,
         connect_redis(urls.redis_url) as client,
     ):
         connection = _connect(settings, urls)
         try:
-            return diagnose(
-                connection,
-                client,
-                pipeline,
-                schema=schema,
-                namespace=NAMESPACE if pipeline is None else pipeline.namespace,
-                prepare=settings.prepare,
-            )
+            return diagnose(connection, client, pipeline, prepare=settings.prepare)
         finally:
             if connection is not None:
                 connection.close()

@@ -5,10 +5,11 @@ from typing import Annotated
 import typer
 
 from penstock.cli.command import command, find_pipeline
-from penstock.cli.connections import SCHEMA
+from penstock.cli.connections import get_scope
 from penstock.cli.render import say, show
 from penstock.cli.servers import servers
 from penstock.database.initialise import initialise, migration_sql, shipped_revision
+from penstock.records import DEFAULT_SCOPE
 from penstock.settings import Settings
 
 
@@ -18,13 +19,14 @@ def init(
     sql: Annotated[bool, typer.Option("--sql", help="Print the SQL; change nothing.")] = False,
     schema: Annotated[
         str | None,
-        typer.Option(help=f"The schema of the tables; by default the pipeline's, or {SCHEMA}."),
+        typer.Option(
+            help=f"The schema of the tables; by default the pipeline's, or {DEFAULT_SCOPE.schema}."
+        ),
     ] = None,
 ) -> None:
     """Create or upgrade Penstock's tables."""
     if schema is None:
-        pipeline = find_pipeline(settings)
-        schema = SCHEMA if pipeline is None else pipeline.schema
+        schema = get_scope(find_pipeline(settings)).schema
     if sql:
         show(migration_sql(schema))
         return

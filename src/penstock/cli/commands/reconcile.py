@@ -15,7 +15,13 @@ from penstock.declarations import ReconciliationSpec
 from penstock.errors import InvalidSetting
 from penstock.journal import examine_lineage
 from penstock.pipeline import Pipeline
-from penstock.reconciling import Connect, Intent, Reconciled, StateComparison
+from penstock.reconciling import (
+    Connect,
+    Intent,
+    Reconciled,
+    StateComparison,
+    find_reconciliations,
+)
 from penstock.reconciling import reconcile as run
 from penstock.settings import Settings
 
@@ -77,16 +83,14 @@ def reconcile(  # noqa: PLR0917  options
         open_connections(settings, "reconcile") as servers,
         open_comparer(settings, servers, report) as comparer,
     ):
-        examine_lineage(
-            servers.connection, servers.client, schema=servers.schema, namespace=servers.namespace
-        )
+        examine_lineage(servers.connection, servers.client, servers.scope)
         for spec, *others in groups:
             found = run(
                 make_connect(servers),
+                servers.scope,
                 spec,
                 comparer,
                 intent=intent,
-                schema=servers.schema,
                 wait_s=wait,
                 others=others,
             )
@@ -104,7 +108,7 @@ def _group_by_consumer(
 ) -> list[list[ReconciliationSpec]]:
     """All tables of each consumer together: they share its position."""
     consumers = dict.fromkeys(spec.consumer.name for spec in specs)
-    return [pipeline.find_reconciliations(consumer, specs) for consumer in consumers]
+    return [find_reconciliations(pipeline, consumer, specs) for consumer in consumers]
 
 
 @contextmanager

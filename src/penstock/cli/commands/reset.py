@@ -55,7 +55,7 @@ def checkpoint(  # noqa: PLR0917  options
             shard=shard,
             resume=resume,
             apply=apply,
-            schema=servers.schema,
+            scope=servers.scope,
         )
     if json:
         show_json(moves)
@@ -112,14 +112,7 @@ def _show_moves(moves: tuple[CheckpointMove, ...]) -> None:
 def epoch(settings: Settings, apply: Apply = False, json: Json = False) -> None:
     """After HistoryDiverged, decide that Postgres is right: open a new epoch and replay the log."""
     with open_connections(settings, "reset") as servers:
-        plan = reset_epoch(
-            servers.connection,
-            servers.client,
-            servers.pipeline,
-            apply=apply,
-            schema=servers.schema,
-            namespace=servers.namespace,
-        )
+        plan = reset_epoch(servers.connection, servers.client, servers.pipeline, apply=apply)
     if json:
         show_json(plan)
     else:
@@ -144,8 +137,6 @@ def ick(
             channel,
             servers.pipeline,
             apply=apply,
-            schema=servers.schema,
-            namespace=servers.namespace,
         )
     if json:
         show_json(repairs)

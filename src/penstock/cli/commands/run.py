@@ -32,7 +32,7 @@ def run(
     for name in names:
         pipeline.get_consumer(name)
     with (
-        servers(settings, schema=pipeline.schema) as urls,
+        servers(settings, schema=pipeline.scope.schema) as urls,
         ProgressLine("published and applied") as progress,
     ):
         start = _run_inline if settings.engine == "inline" else _run_on_spark

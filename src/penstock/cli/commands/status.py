@@ -51,13 +51,7 @@ def status(
 
 
 def _show(servers: Connections, *, json: bool, by_shard: bool) -> Status:
-    found = read_status(
-        servers.connection,
-        servers.client,
-        servers.pipeline,
-        schema=servers.schema,
-        namespace=servers.namespace,
-    )
+    found = read_status(servers.connection, servers.client, servers.pipeline)
     if json:
         show_json(found)
     else:

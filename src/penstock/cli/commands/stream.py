@@ -23,7 +23,10 @@ def stream(
     """Sequence and publish staged records; several of these may run at once."""
     stop = Stop()
     pipeline = require_pipeline(settings)
-    with servers(settings, schema=pipeline.schema) as urls, ProgressLine("published") as progress:
+    with (
+        servers(settings, schema=pipeline.scope.schema) as urls,
+        ProgressLine("published") as progress,
+    ):
         streamer = Streamer(
             pipeline,
             urls.database_url,

@@ -75,7 +75,7 @@ def tail(  # noqa: PLR0917  options
 def _find_shards(servers: Connections, channel: str, shard: int | None) -> list[ShardName]:
     known = known_shards(
         servers.connection,
-        servers.schema,
+        servers.scope,
         servers.pipeline.shard_names if servers.pipeline else (),
     )
     found = [each for each in known if each.channel == channel and shard in (None, each.shard)]
@@ -91,14 +91,14 @@ def _find_shards(servers: Connections, channel: str, shard: int | None) -> list[
 
 def _is_ick(servers: Connections, channel: str) -> bool:
     """The channel's kind as registered, otherwise as declared."""
-    registered = registered_channels(servers.connection, servers.schema).get(channel)
+    registered = registered_channels(servers.connection, servers.scope).get(channel)
     declared = servers.pipeline.channels.get(channel) if servers.pipeline is not None else None
     known = registered or declared
     return known is not None and known.kind == "ick"
 
 
 def _print_members(servers: Connections, shards: list[ShardName], most: int, *, json: bool) -> None:
-    for waiting in oldest(servers.client, servers.namespace, shards, most):
+    for waiting in oldest(servers.client, servers.scope.namespace, shards, most):
         show(_format_member(waiting, json=json))
 
 
@@ -129,7 +129,7 @@ def _to_time(score: float) -> datetime | None:
 
 
 def _read_tails(servers: Connections, shards: list[ShardName]) -> Positions:
-    found = extents(servers.client, servers.namespace, shards)
+    found = extents(servers.client, servers.scope.namespace, shards)
     return {shard: extent.tail for shard, extent in found.items()}
 
 
@@ -142,7 +142,7 @@ def _print_newest(
         record
         for shard in shards
         for record in (
-            read_newest(servers.client, servers.namespace, shard, count) if count else []
+            read_newest(servers.client, servers.scope.namespace, shard, count) if count else []
         )
     ]
     by_age = sorted(newest, key=lambda record: (record.staged_us, record.id))
@@ -177,7 +177,7 @@ def _read_range(
     """The records of a shard after one offset and up to another, at most ``most``."""
     while after < end and (most is None or most > 0):
         wanted = BATCH if most is None else min(BATCH, most)
-        records = read(servers.client, servers.namespace, shard, after, wanted)
+        records = read(servers.client, servers.scope.namespace, shard, after, wanted)
         yield from records
         if not records:
             return
@@ -192,7 +192,7 @@ def _shard_name(record: Record) -> ShardName:
 def _follow(
     servers: Connections, positions: Positions, stop: Stop, left: int | None, *, json: bool
 ) -> None:
-    follower = Follower(servers.client, servers.namespace, count=BATCH)
+    follower = Follower(servers.client, servers.scope.namespace, count=BATCH)
     while not stop() and (left is None or left > 0):
         found = follower.wait(positions, BLOCK_MS)
         for shard, records in found.items():

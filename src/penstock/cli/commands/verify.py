@@ -43,14 +43,13 @@ def verify(
     ):
         from penstock.spark.reconcile.verify import SparkExaminer  # noqa: PLC0415  an optional extra
 
-        urls, schema, namespace = servers.urls, servers.schema, servers.namespace
+        urls, scope = servers.urls, servers.scope
         done = run(
             servers.connection,
             servers.client,
-            SparkExaminer(spark, urls.database_url, urls.redis_url, schema, namespace),
+            SparkExaminer(spark, urls.database_url, urls.redis_url, scope),
             start=_parse_start(start),
-            schema=schema,
-            namespace=namespace,
+            scope=scope,
             declared=servers.pipeline.shard_names if servers.pipeline else (),
         )
     if json:

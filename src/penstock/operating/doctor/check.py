@@ -9,7 +9,7 @@ from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
 from penstock.operating.status import Status, status
 from penstock.pipeline import Pipeline
-from penstock.records import ShardName
+from penstock.records import Scope, ShardName
 
 Grade = Literal["ok", "warning", "error"]
 
@@ -56,8 +56,7 @@ class CheckContext:
         connection: To Postgres, in autocommit mode.
         client: Of Redis.
         pipeline: What is declared; None if it is not known.
-        schema: The Penstock schema.
-        namespace: First part of the keys in Redis.
+        scope: Schema and namespace.
         shards: Every known shard.
         prepare: Whether statements are prepared.
     """
@@ -65,8 +64,7 @@ class CheckContext:
     connection: Connection
     client: RedisClient
     pipeline: Pipeline | None
-    schema: str
-    namespace: str
+    scope: Scope
     shards: tuple[ShardName, ...] = ()
     prepare: bool = True
 
@@ -81,8 +79,7 @@ class CheckContext:
             self.connection,
             self.client,
             self.pipeline,
-            schema=self.schema,
-            namespace=self.namespace,
+            scope=self.scope,
         )
 
 

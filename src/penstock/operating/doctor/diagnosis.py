@@ -9,12 +9,12 @@ import redis
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
 from penstock.database.errors import describe
-from penstock.database.statements import DEFAULT_SCHEMA
 from penstock.errors import PenstockError, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
 from penstock.operating.doctor import flow, ick, log, server
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Grade
 from penstock.pipeline import Pipeline
+from penstock.records import DEFAULT_SCOPE, Scope
 
 CHECK_TIMEOUT_S = 20
 """Longest that a statement of a check may take in Postgres, in seconds."""
@@ -25,8 +25,7 @@ def diagnose(
     client: RedisClient,
     pipeline: Pipeline | None = None,
     *,
-    schema: str = DEFAULT_SCHEMA,
-    namespace: str = "penstock",
+    scope: Scope = DEFAULT_SCOPE,
     prepare: bool = True,
 ) -> list[CheckResult]:
     """Runs all checks.
@@ -35,16 +34,15 @@ def diagnose(
         connection: In autocommit mode; None if Postgres cannot be reached.
         client: The Redis that holds the log.
         pipeline: Gives schema and namespace, and what is declared; with None, only what is registered is checked.
-        schema: The Penstock schema, if there is no pipeline.
-        namespace: First part of the keys, if there is no pipeline.
+        scope: Schema and namespace, if there is no pipeline.
         prepare: Whether the workers prepare statements.
     """
     if pipeline is not None:
-        schema, namespace = pipeline.schema, pipeline.namespace
+        scope = pipeline.scope
     if connection is None:
         message, fix = "Postgres cannot be reached", "see --database-url"
         return [CheckResult("postgres", "error", message, fix, unreachable=True)]
-    context = CheckContext(connection, client, pipeline, schema, namespace, prepare=prepare)
+    context = CheckContext(connection, client, pipeline, scope, prepare=prepare)
     connection.execute(f"SET statement_timeout = '{CHECK_TIMEOUT_S}s'".encode())
     try:
         return _check_servers(context)
@@ -67,7 +65,7 @@ def _check_servers(context: CheckContext) -> list[CheckResult]:
     results += _run(flow.SCHEMA, context)
     declared = context.pipeline.shard_names if context.pipeline else ()
     try:
-        shards = known_shards(context.connection, context.schema, declared)
+        shards = known_shards(context.connection, context.scope, declared)
     except (SchemaMissing, ServerUnavailable):
         # Reported above.  Redis can still be checked.
         return results + _check_redis(context)

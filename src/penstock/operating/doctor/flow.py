@@ -39,23 +39,27 @@ NEEDED = {
 
 def schema(context: CheckContext) -> Iterator[CheckResult]:
     """The tables are those of this release."""
-    table = f'"{context.schema}".alembic_version'
-    operating = statements("penstock.operating", context.schema)
+    table = f'"{context.scope.schema}".alembic_version'
+    operating = statements("penstock.operating", context.scope.schema)
     [(exists,)] = context.connection.execute(operating["has_schema"], {"table": table}).fetchall()
-    init = "penstock init" + ("" if context.schema == "penstock" else f" --schema {context.schema}")
+    init = "penstock init" + (
+        "" if context.scope.schema == "penstock" else f" --schema {context.scope.schema}"
+    )
     if not exists:
-        yield CheckResult.error("schema", f"schema {context.schema} has no Penstock tables", init)
+        yield CheckResult.error(
+            "schema", f"schema {context.scope.schema} has no Penstock tables", init
+        )
         return
     rows = context.connection.execute(
-        statements(__package__, context.schema)["revision"]
+        statements(__package__, context.scope.schema)["revision"]
     ).fetchall()
     found, shipped = (rows[0][0] if rows else "none"), shipped_revision()
     if found == shipped:
-        yield CheckResult.ok("schema", f"schema {context.schema} is at revision {found}")
+        yield CheckResult.ok("schema", f"schema {context.scope.schema} is at revision {found}")
     else:
         yield CheckResult.error(
             "schema",
-            f"schema {context.schema} is at revision {found}; this release has {shipped}",
+            f"schema {context.scope.schema} is at revision {found}; this release has {shipped}",
             init,
         )
 
@@ -64,9 +68,9 @@ def privileges(context: CheckContext) -> Iterator[CheckResult]:
     """This role has the privileges that workers need."""
     pairs = [(table, right) for table, rights in NEEDED.items() for right in rights.split()]
     rows = context.connection.execute(
-        statements(__package__, context.schema)["privileges"],
+        statements(__package__, context.scope.schema)["privileges"],
         {
-            "schema": context.schema,
+            "schema": context.scope.schema,
             "tables": [table for table, _ in pairs],
             "privileges": [right for _, right in pairs],
         },
@@ -76,7 +80,7 @@ def privileges(context: CheckContext) -> Iterator[CheckResult]:
         yield CheckResult.warning(
             "privileges",
             f"this role lacks {lacking}",
-            f"GRANT {lacking} in schema {context.schema} to the workers' role",
+            f"GRANT {lacking} in schema {context.scope.schema} to the workers' role",
         )
     else:
         yield CheckResult.ok("privileges", "this role has all privileges that workers need")
@@ -84,10 +88,10 @@ def privileges(context: CheckContext) -> Iterator[CheckResult]:
 
 def identity(context: CheckContext) -> Iterator[CheckResult]:
     """Record ids are drawn one at a time, and ids and offsets are far from their limit."""
-    check_identity_cache(context.connection, context.schema)
+    check_identity_cache(context.connection, context.scope)
     [(highest, offset)] = context.connection.execute(
-        statements(__package__, context.schema)["highest_id"],
-        {"table": f'"{context.schema}".staged_records'},
+        statements(__package__, context.scope.schema)["highest_id"],
+        {"table": f'"{context.scope.schema}".staged_records'},
     ).fetchall()
     if max(highest, offset) > LARGEST_OFFSET // 2:
         yield CheckResult.error(
@@ -103,7 +107,7 @@ def identity(context: CheckContext) -> Iterator[CheckResult]:
 
 def missed(context: CheckContext) -> Iterator[CheckResult]:
     """The sequencer has passed over no record."""
-    found = missed_records(context.connection, context.schema)
+    found = missed_records(context.connection, context.scope)
     if found:
         count, first = sum(each.count for each in found), min(each.first for each in found)
         yield CheckResult.error(
@@ -118,7 +122,7 @@ def missed(context: CheckContext) -> Iterator[CheckResult]:
 
 def journal(context: CheckContext) -> Iterator[CheckResult]:
     """The journal has no holes, and the records that it names exist."""
-    sql = statements(__package__, context.schema)
+    sql = statements(__package__, context.scope.schema)
     holes = context.connection.execute(sql["holes"]).fetchall()
     for channel, shard, count, first in holes:
         yield CheckResult.error(
@@ -142,7 +146,7 @@ def journal(context: CheckContext) -> Iterator[CheckResult]:
 def declared(context: CheckContext) -> Iterator[CheckResult]:
     """The pipeline declares the channels that are registered, and records belong to registered shards."""
     rows = context.connection.execute(
-        statements(__package__, context.schema)["unregistered"], {"most": RECENT_RECORDS}
+        statements(__package__, context.scope.schema)["unregistered"], {"most": RECENT_RECORDS}
     ).fetchall()
     for channel, count in rows:
         yield CheckResult.warning(
@@ -160,7 +164,7 @@ def declared(context: CheckContext) -> Iterator[CheckResult]:
 
 def _compare_channels(context: CheckContext) -> Iterator[CheckResult]:
     assert context.pipeline is not None
-    channels = registered_channels(context.connection, context.schema)
+    channels = registered_channels(context.connection, context.scope)
     registered = {name: (channel.kind, channel.shards) for name, channel in channels.items()}
     declared = {name: (c.kind, c.shards) for name, c in context.pipeline.channels.items()}
     for name, shape in declared.items():

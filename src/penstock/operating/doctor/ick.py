@@ -33,7 +33,7 @@ def _check_channel(context: CheckContext, channel: ChannelStatus) -> Iterator[Ch
 
 
 def _check_damage(context: CheckContext, shard: ShardName) -> Iterator[CheckResult]:
-    keys = ick_shard_keys(context.namespace, shard)
+    keys = ick_shard_keys(context.scope.namespace, shard)
     try:
         damages = repair(context.client, keys.name, dry_run=True)
     except DamagedIck as error:

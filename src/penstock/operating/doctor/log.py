@@ -10,7 +10,7 @@ from penstock.channels.server import check_eviction, info_text, redis_errors
 from penstock.errors import ForeignLog, UnsafeSetting
 from penstock.journal import examine_lineage
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult
-from penstock.records import Offset, ShardName
+from penstock.records import Offset, Scope, ShardName
 
 OLDEST_REDIS = (6, 2)
 NEARLY_FULL = 0.9
@@ -102,11 +102,7 @@ def _saves(client: Any) -> bool:
 def lineage(context: CheckContext) -> Iterator[CheckResult]:
     """Postgres and Redis have seen the same history."""
     found = examine_lineage(
-        context.connection,
-        context.client,
-        schema=context.schema,
-        namespace=context.namespace,
-        declared=context.shards,
+        context.connection, context.client, context.scope, declared=context.shards
     )
     if found.has_moved:
         yield CheckResult.warning(
@@ -120,7 +116,7 @@ def lineage(context: CheckContext) -> Iterator[CheckResult]:
 
 def keys(context: CheckContext) -> Iterator[CheckResult]:
     """The keys of all shards are Penstock's and do not expire."""
-    names = [name for shard in context.shards for name in _all_keys(context.namespace, shard)]
+    names = [name for shard in context.shards for name in _all_keys(context.scope, shard)]
     pipeline = context.client.pipeline(transaction=False)
     for name in names:
         pipeline.pttl(name)
@@ -139,21 +135,21 @@ def keys(context: CheckContext) -> Iterator[CheckResult]:
         )
 
 
-def _all_keys(namespace: str, shard: ShardName) -> tuple[str, ...]:
+def _all_keys(scope: Scope, shard: ShardName) -> tuple[str, ...]:
     """The keys that a shard of any kind can have."""
-    found = ick_shard_keys(namespace, shard)
+    found = ick_shard_keys(scope.namespace, shard)
     return (found.log.stream, found.log.epoch, found.progress, *all_keys(found.ick))
 
 
 def _check_foreign(context: CheckContext, shard: ShardName) -> Iterator[CheckResult]:
     """The first entry of a stream, its last entry and the last id given must be Penstock's."""
     try:
-        extent = extents(context.client, context.namespace, [shard])[shard]
+        extent = extents(context.client, context.scope.namespace, [shard])[shard]
         if extent.entries:
-            read(context.client, context.namespace, shard, Offset(extent.first - 1), 1)
-            read_newest(context.client, context.namespace, shard, 1)
+            read(context.client, context.scope.namespace, shard, Offset(extent.first - 1), 1)
+            read_newest(context.client, context.scope.namespace, shard, 1)
     except ForeignLog as error:
-        key = log_keys(context.namespace, shard).stream
+        key = log_keys(context.scope.namespace, shard).stream
         yield CheckResult.error(
             "keys",
             str(error),

@@ -25,7 +25,7 @@ def postgres(context: CheckContext) -> Iterator[CheckResult]:
         )
         return
     try:
-        identity = server_identity(context.connection, context.schema)
+        identity = server_identity(context.connection, context.scope)
     except ReadOnlyPostgres as error:
         yield CheckResult.error("postgres", str(error), "point database_url at the primary")
         return
@@ -39,7 +39,7 @@ def durability(context: CheckContext) -> Iterator[CheckResult]:
     """A commit survives a crash."""
     names = ["fsync", "full_page_writes", "synchronous_commit"]
     rows = context.connection.execute(
-        statements(__package__, context.schema)["settings"], {"names": names}
+        statements(__package__, context.scope.schema)["settings"], {"names": names}
     )
     found: dict[str, str] = dict(rows.fetchall())
     off = [name for name in ("fsync", "full_page_writes") if found.get(name) == "off"]
@@ -65,7 +65,7 @@ def durability(context: CheckContext) -> Iterator[CheckResult]:
 def transaction_ids(context: CheckContext) -> Iterator[CheckResult]:
     """Postgres is far from refusing writes for lack of transaction ids."""
     [(used,)] = context.connection.execute(
-        statements(__package__, context.schema)["transaction_ids"]
+        statements(__package__, context.scope.schema)["transaction_ids"]
     ).fetchall()
     if used < WRAPAROUND_WARNING:
         yield CheckResult.ok("transaction ids", f"{used:,} since the oldest unfrozen one")
@@ -81,7 +81,7 @@ def transaction_ids(context: CheckContext) -> Iterator[CheckResult]:
 def long_transactions(context: CheckContext) -> Iterator[CheckResult]:
     """No transaction is open for long; one that is delays only its own records."""
     rows = context.connection.execute(
-        statements(__package__, context.schema)["long_transactions"], {"longer_s": LONG_S}
+        statements(__package__, context.scope.schema)["long_transactions"], {"longer_s": LONG_S}
     ).fetchall()
     for pid, application, state, seconds in rows:
         yield CheckResult.warning(
@@ -96,7 +96,7 @@ def long_transactions(context: CheckContext) -> Iterator[CheckResult]:
 def prepared_transactions(context: CheckContext) -> Iterator[CheckResult]:
     """No prepared transaction is unfinished for long."""
     rows = context.connection.execute(
-        statements(__package__, context.schema)["prepared_transactions"], {"longer_s": LONG_S}
+        statements(__package__, context.scope.schema)["prepared_transactions"], {"longer_s": LONG_S}
     ).fetchall()
     for name, seconds in rows:
         yield CheckResult.warning(

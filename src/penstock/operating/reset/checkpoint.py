@@ -11,10 +11,10 @@ import structlog
 
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.statements import statements
 from penstock.errors import Refused, Unknown
 from penstock.operating.consumers import list_consumers, unknown_consumer
-from penstock.records import Offset, Shard, ShardName
+from penstock.records import DEFAULT_SCOPE, Offset, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.operator")
 
@@ -66,7 +66,7 @@ def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have
     shard: int | None = None,
     resume: bool = False,
     apply: bool = False,
-    schema: str = DEFAULT_SCHEMA,
+    scope: Scope = DEFAULT_SCOPE,
 ) -> tuple[CheckpointMove, ...]:
     """Plans the moves of a consumer's checkpoints; with ``apply``, carries them out.
 
@@ -79,21 +79,21 @@ def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have
         shard: Number of the only shard to move; None moves all.
         resume: Whether halted shards continue.
         apply: Carry the plan out.
-        schema: The Penstock schema.
+        scope: Of the pipeline.
 
     Raises:
         Unknown: There is no such consumer or shard.
         Refused: The offset is outside the journal, or one offset was given for several shards.
         ServerUnavailable: Postgres does not answer.
     """
-    sql = statements("penstock.operating", schema)
+    sql = statements("penstock.operating", scope.schema)
     request = _Request(consumer, to, shard, resume)
     with postgres_errors(f"moving checkpoints of {consumer}"), connection.transaction():
         if apply:
-            _lock(connection, consumer, schema)
+            _lock(connection, consumer, scope)
         rows = connection.execute(sql["checkpoint_bounds"], {"consumer": consumer}).fetchall()
         if not rows:
-            raise unknown_consumer(connection, consumer, schema)
+            raise unknown_consumer(connection, consumer, scope)
         moves = _plan(rows, request)
         for move in moves if apply else ():
             connection.execute(
@@ -111,14 +111,14 @@ def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have
     return moves
 
 
-def _lock(connection: Connection, consumer: str, schema: str) -> None:
+def _lock(connection: Connection, consumer: str, scope: Scope) -> None:
     """Locks the consumer's channels, as retention does so that it keeps what a checkpoint moves back to, then its checkpoints."""
-    for each in list_consumers(connection, consumer, schema=schema):
+    for each in list_consumers(connection, consumer, scope=scope):
         connection.execute(
-            statements("penstock.database", schema)["lock_channel"], {"channel": each.channel}
+            statements("penstock.database", scope.schema)["lock_channel"], {"channel": each.channel}
         )
     connection.execute(
-        statements("penstock.operating", schema)["lock_checkpoints"], {"consumer": consumer}
+        statements("penstock.operating", scope.schema)["lock_checkpoints"], {"consumer": consumer}
     )
 
 

@@ -31,12 +31,12 @@ from penstock.channels.server import RedisClient, redis_errors
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.statements import statements
 from penstock.errors import HistoryDiverged, Refused
 from penstock.journal.lineage import ServerIdentity, examine_lineage, log_epochs, server_identity
 from penstock.journal.reading import journal_tails, known_shards, records_at
 from penstock.pipeline import Pipeline
-from penstock.records import Epoch, Offset, Record, RecordId, ShardName
+from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Record, RecordId, Scope, ShardName
 from penstock.streaming.sequencer import JOURNAL_CHUNK
 
 log = structlog.get_logger("penstock.operator")
@@ -126,8 +126,7 @@ def reset_epoch(
     pipeline: Pipeline | None = None,
     *,
     apply: bool = False,
-    schema: str = DEFAULT_SCHEMA,
-    namespace: str = "penstock",
+    scope: Scope = DEFAULT_SCOPE,
 ) -> EpochPlan:
     """Plans a new epoch; with ``apply``, opens it.
 
@@ -138,8 +137,7 @@ def reset_epoch(
         client: The Redis that holds the log.
         pipeline: Gives schema and namespace, and shards that Postgres may have lost.
         apply: Carry the plan out.
-        schema: The Penstock schema, if there is no pipeline.
-        namespace: First part of the keys, if there is no pipeline.
+        scope: Schema and namespace, if there is no pipeline.
 
     Raises:
         Refused: Transactions that have staged records do not end.
@@ -149,21 +147,21 @@ def reset_epoch(
         ForeignLog: A key of the log holds something else; it is not deleted.
     """
     if pipeline is not None:
-        schema, namespace = pipeline.schema, pipeline.namespace
-    sql = statements("penstock.operating", schema)
-    identity = server_identity(connection, schema)
-    reason = _reason(connection, client, schema, namespace)
-    shards = known_shards(connection, schema, pipeline.shard_names if pipeline else ())
+        scope = pipeline.scope
+    sql = statements("penstock.operating", scope.schema)
+    identity = server_identity(connection, scope)
+    reason = _reason(connection, client, scope)
+    shards = known_shards(connection, scope, pipeline.shard_names if pipeline else ())
     with postgres_errors("planning an epoch"), connection.transaction():
         if apply and reason is not None:
             _lock(connection, sql)
         [(snapshot,)] = connection.execute(sql["current_snapshot"]).fetchall()
-        in_redis = _read_redis(client, namespace, shards)
-        plan = _plan(connection, schema, snapshot, in_redis, reason)
+        in_redis = _read_redis(client, scope, shards)
+        plan = _plan(connection, scope, snapshot, in_redis, reason)
         if apply and reason is not None:
-            _write(connection, sql, schema, snapshot, plan, identity, in_redis)
+            _write(connection, sql, scope, snapshot, plan, identity, in_redis)
             crashpoint("reset.before_redis")
-            _fence(client, namespace, shards, plan)
+            _fence(client, scope, shards, plan)
             crashpoint("reset.before_commit")
     if not apply or reason is None:
         return plan
@@ -182,10 +180,10 @@ def reset_epoch(
     return replace(plan, applied=True)
 
 
-def _reason(connection: Connection, client: RedisClient, schema: str, namespace: str) -> str | None:
+def _reason(connection: Connection, client: RedisClient, scope: Scope) -> str | None:
     """Why a new epoch is needed; None if it is not."""
     try:
-        lineage = examine_lineage(connection, client, schema=schema, namespace=namespace)
+        lineage = examine_lineage(connection, client, scope)
     except HistoryDiverged as error:
         return str(error)
     moved = "the server was promoted or replaced; no published record was lost"
@@ -203,16 +201,16 @@ def _lock(connection: Connection, sql: dict[str, bytes]) -> None:
         ) from error
 
 
-def _read_redis(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> _RedisState:
-    ends = {shard: read_newest(client, namespace, shard, LAST_ENTRIES) for shard in shards}
-    epoch = max(log_epochs(client, namespace, shards).values(), default=Epoch(0))
-    return _RedisState(extents(client, namespace, shards), ends, epoch)
+def _read_redis(client: RedisClient, scope: Scope, shards: Sequence[ShardName]) -> _RedisState:
+    ends = {shard: read_newest(client, scope.namespace, shard, LAST_ENTRIES) for shard in shards}
+    epoch = max(log_epochs(client, scope, shards).values(), default=Epoch(0))
+    return _RedisState(extents(client, scope.namespace, shards), ends, epoch)
 
 
 def _plan(
-    connection: Connection, schema: str, snapshot: str, in_redis: _RedisState, reason: str | None
+    connection: Connection, scope: Scope, snapshot: str, in_redis: _RedisState, reason: str | None
 ) -> EpochPlan:
-    sql = statements("penstock.operating", schema)
+    sql = statements("penstock.operating", scope.schema)
     [(epoch,)] = connection.execute(sql["newest_epoch"]).fetchall()
     if reason is None:
         return EpochPlan(None, epoch, epoch)
@@ -230,19 +228,19 @@ def _plan(
             RewoundCheckpoint(consumer, str(ShardName(channel, shard)), offset, journal, letters)
             for consumer, channel, shard, offset, journal, letters in beyond
         ),
-        _find_disagreeing(connection, schema, in_redis),
+        _find_disagreeing(connection, scope, in_redis),
         missing,
     )
 
 
 def _find_disagreeing(
-    connection: Connection, schema: str, in_redis: _RedisState
+    connection: Connection, scope: Scope, in_redis: _RedisState
 ) -> tuple[DeletedStream, ...]:
     """The streams that end beyond the journal, or whose last record differs from the journal's."""
-    journal = journal_tails(connection, schema)
+    journal = journal_tails(connection, scope)
     lasts = {shard: records[-1] for shard, records in in_redis.ends.items() if records}
     journaled = records_at(
-        connection, schema, {shard: record.offset for shard, record in lasts.items()}
+        connection, scope, {shard: record.offset for shard, record in lasts.items()}
     )
     found = []
     for shard, extent in in_redis.extents.items():
@@ -261,7 +259,7 @@ def _find_disagreeing(
 def _write(  # noqa: PLR0913, PLR0917  all of it belongs to one transaction
     connection: Connection,
     sql: dict[str, bytes],
-    schema: str,
+    scope: Scope,
     snapshot: str,
     plan: EpochPlan,
     identity: ServerIdentity,
@@ -269,7 +267,7 @@ def _write(  # noqa: PLR0913, PLR0917  all of it belongs to one transaction
 ) -> None:
     connection.execute("SET LOCAL synchronous_commit = on")
     connection.execute(
-        statements("penstock.journal", schema)["open_epoch"],
+        statements("penstock.journal", scope.schema)["open_epoch"],
         {
             "epoch": plan.new_epoch,
             "system_identifier": identity.system_identifier,
@@ -290,29 +288,27 @@ def _write(  # noqa: PLR0913, PLR0917  all of it belongs to one transaction
     connection.execute(sql["sequence_remaining"], {**epoch, "chunk": JOURNAL_CHUNK})
     connection.execute(sql["store_snapshot"], {**epoch, "snapshot": snapshot})
     connection.execute(sql["set_checkpoint_epochs"], epoch)
-    _skip_ids(connection, sql, schema, in_redis)
+    _skip_ids(connection, sql, scope, in_redis)
 
 
 def _skip_ids(
-    connection: Connection, sql: dict[str, bytes], schema: str, in_redis: _RedisState
+    connection: Connection, sql: dict[str, bytes], scope: Scope, in_redis: _RedisState
 ) -> None:
     """New records get ids that no lost record had: some readers identify records by them."""
     highest = max(
         (record.id for records in in_redis.ends.values() for record in records), default=RecordId(0)
     )
     [(sequence,)] = connection.execute(
-        sql["id_sequence"], {"table": f'"{schema}".staged_records'}
+        sql["id_sequence"], {"table": f'"{scope.schema}".staged_records'}
     ).fetchall()
     connection.execute(sql["skip_ids"], {"table": sequence, "least": highest})
 
 
-def _fence(
-    client: RedisClient, namespace: str, shards: Sequence[ShardName], plan: EpochPlan
-) -> None:
+def _fence(client: RedisClient, scope: Scope, shards: Sequence[ShardName], plan: EpochPlan) -> None:
     """Fences publishers of older epochs, and deletes the streams that disagree with the journal."""
     disagreeing = {each.shard for each in plan.deleted}
     for shard in shards:
-        keys = log_keys(namespace, shard)
+        keys = log_keys(scope.namespace, shard)
         with redis_errors(f"opening epoch {plan.new_epoch} in {shard}"):
             together: Any = client.pipeline(transaction=True)
             together.set(keys.epoch, plan.new_epoch)

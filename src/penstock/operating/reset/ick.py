@@ -9,11 +9,10 @@ from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.database.connections import Connection
 from penstock.database.registry import registered_channels
-from penstock.database.statements import DEFAULT_SCHEMA
 from penstock.errors import Unknown
 from penstock.journal import known_shards
 from penstock.pipeline import Pipeline
-from penstock.records import ShardName
+from penstock.records import DEFAULT_SCOPE, Scope, ShardName
 
 log = structlog.get_logger("penstock.operator")
 
@@ -38,15 +37,14 @@ class IckRepair:
     marked_again: bool
 
 
-def reset_ick(  # noqa: PLR0913  two servers, an Ick and four options
+def reset_ick(
     connection: Connection,
     client: RedisClient,
     channel: str,
     pipeline: Pipeline | None = None,
     *,
     apply: bool = False,
-    schema: str = DEFAULT_SCHEMA,
-    namespace: str = "penstock",
+    scope: Scope = DEFAULT_SCOPE,
 ) -> tuple[IckRepair, ...]:
     """Plans the repair of an Ick; with ``apply``, carries it out.  Deletes only a position, which the streamer restores.
 
@@ -56,19 +54,17 @@ def reset_ick(  # noqa: PLR0913  two servers, an Ick and four options
         ServerUnavailable: A server does not answer; the repair can be repeated.
         AppendRefused: Redis refuses writes.
     """
-    declared = () if pipeline is None else pipeline.shard_names
-    shards = [s for s in known_shards(connection, schema, declared) if s.channel == channel]
-    if not shards or _read_kind(connection, schema, channel, pipeline) != "ick":
+    declared: tuple[ShardName, ...] = ()
+    if pipeline is not None:
+        scope, declared = pipeline.scope, pipeline.shard_names
+    shards = [s for s in known_shards(connection, scope, declared) if s.channel == channel]
+    if not shards or _read_kind(connection, scope, channel, pipeline) != "ick":
         raise Unknown(f"no Ick {channel!r} is registered; see penstock status")
-    return tuple(
-        each for shard in shards for each in _repair(client, namespace, shard, apply=apply)
-    )
+    return tuple(each for shard in shards for each in _repair(client, scope, shard, apply=apply))
 
 
-def _repair(
-    client: RedisClient, namespace: str, shard: ShardName, *, apply: bool
-) -> list[IckRepair]:
-    keys = ick_shard_keys(namespace, shard)
+def _repair(client: RedisClient, scope: Scope, shard: ShardName, *, apply: bool) -> list[IckRepair]:
+    keys = ick_shard_keys(scope.namespace, shard)
     damages = repair(client, keys.name, dry_run=True)
     lossy = any(damage.may_have_lost for damage in damages)
     if apply and damages:
@@ -82,9 +78,9 @@ def _repair(
 
 
 def _read_kind(
-    connection: Connection, schema: str, channel: str, pipeline: Pipeline | None
+    connection: Connection, scope: Scope, channel: str, pipeline: Pipeline | None
 ) -> str | None:
     """The kind of a channel: as registered, otherwise as declared; None if it is neither."""
     declared = pipeline.channels.get(channel) if pipeline is not None else None
-    found = registered_channels(connection, schema).get(channel) or declared
+    found = registered_channels(connection, scope).get(channel) or declared
     return None if found is None else found.kind

@@ -12,7 +12,7 @@ from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.statements import statements
 from penstock.errors import AppendRefused, ForeignLog, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
 from penstock.operating.status.report import (
@@ -26,7 +26,7 @@ from penstock.operating.status.report import (
 )
 from penstock.pipeline import Pipeline
 from penstock.reconciling.history import LastRun, last_runs
-from penstock.records import Shard, ShardName
+from penstock.records import DEFAULT_SCOPE, Scope, Shard, ShardName
 
 MOST_COUNTED = 100_000
 """Most unsequenced records that are counted."""
@@ -39,8 +39,7 @@ def status(
     client: RedisClient,
     pipeline: Pipeline | None = None,
     *,
-    schema: str = DEFAULT_SCHEMA,
-    namespace: str = "penstock",
+    scope: Scope = DEFAULT_SCOPE,
 ) -> Status:
     """Reads Redis and Postgres; changes nothing.
 
@@ -48,23 +47,22 @@ def status(
         connection: In autocommit mode.
         client: The Redis that holds the log; if it does not answer, the rest is returned without it.
         pipeline: Gives schema and namespace, and what is declared; None takes what is registered.
-        schema: The Penstock schema, if there is no pipeline.
-        namespace: First part of the keys, if there is no pipeline.
+        scope: Schema and namespace, if there is no pipeline.
 
     Raises:
         ServerUnavailable: Postgres does not answer.
         SchemaMissing: The tables are not there.
     """
     if pipeline is not None:
-        schema, namespace = pipeline.schema, pipeline.namespace
-    shards = known_shards(connection, schema, pipeline.shard_names if pipeline else ())
-    log, trouble = _read_extents(client, namespace, shards)
-    tables = _read_postgres(connection, schema)
+        scope = pipeline.scope
+    shards = known_shards(connection, scope, pipeline.shard_names if pipeline else ())
+    log, trouble = _read_extents(client, scope, shards)
+    tables = _read_postgres(connection, scope)
     icks: dict[ShardName, ShardState] = {}
     if trouble is None:
-        icks, trouble = _read_icks(client, namespace, _select_icks(shards, tables, pipeline))
+        icks, trouble = _read_icks(client, scope, _select_icks(shards, tables, pipeline))
     return Status(
-        schema,
+        scope.schema,
         epoch=tables.sequencer.epoch,
         tick=tables.sequencer.tick,
         tick_s=tables.sequencer.tick_s,
@@ -99,34 +97,34 @@ class _Tables:
     runs: tuple[LastRun, ...]
 
 
-def _read_postgres(connection: Connection, schema: str) -> _Tables:
-    sql = statements("penstock.operating", schema)
-    journal = statements("penstock.journal", schema)
+def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
+    sql = statements("penstock.operating", scope.schema)
+    journal = statements("penstock.journal", scope.schema)
     with postgres_errors("reading the status"), connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         row = connection.execute(sql["sequencer_state"]).fetchone()
         if row is None:
             raise SchemaMissing(
-                f"schema {schema} has no tick; was it made by hand? Make it with: penstock init"
+                f"schema {scope.schema} has no tick; was it made by hand? Make it with: penstock init"
             )
         tick, epoch, tick_s, following, in_progress, *transaction, now_s = row
         oldest = None if transaction[0] is None else OpenTransaction(*transaction)
         seen = {"next": following, "in_progress": in_progress, "most": MOST_COUNTED}
         return _Tables(
             _Sequencer(tick, epoch, tick_s, oldest, now_s),
-            registered_channels(connection, schema),
+            registered_channels(connection, scope),
             connection.execute(sql["waiting"], seen).fetchall(),
             connection.execute(journal["journal_tails"]).fetchall(),
             connection.execute(sql["progress"]).fetchall(),
-            last_runs(connection, schema),
+            last_runs(connection, scope),
         )
 
 
 def _read_extents(
-    client: RedisClient, namespace: str, shards: list[ShardName]
+    client: RedisClient, scope: Scope, shards: list[ShardName]
 ) -> tuple[dict[ShardName, Extent], str | None]:
     try:
-        return (extents(client, namespace, shards) if shards else {}), None
+        return (extents(client, scope.namespace, shards) if shards else {}), None
     except (ServerUnavailable, ForeignLog) as error:
         return {}, str(error)
 
@@ -142,10 +140,10 @@ def _select_icks(
 
 
 def _read_icks(
-    client: RedisClient, namespace: str, icks: list[ShardName]
+    client: RedisClient, scope: Scope, icks: list[ShardName]
 ) -> tuple[dict[ShardName, ShardState], str | None]:
     try:
-        return (inspect_shards(client, namespace, icks) if icks else {}), None
+        return (inspect_shards(client, scope.namespace, icks) if icks else {}), None
     except (ServerUnavailable, AppendRefused) as error:
         return {}, str(error)
 

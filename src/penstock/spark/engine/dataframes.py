@@ -7,11 +7,11 @@ upper bound, so its checkpoint directory may be lost, copied or old: a query beg
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial, reduce
-from time import sleep
+from time import monotonic, sleep
 from uuid import uuid4
 
 import structlog
@@ -23,7 +23,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.channels.log import extents
 from penstock.channels.server import connect_redis
 from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
-from penstock.consuming.delivery import NO_TROUBLE, Policy, Retry, Trouble, Unavailable, decide
+from penstock.consuming.delivery import (
+    NO_TROUBLE,
+    Broken,
+    Policy,
+    Retry,
+    Trouble,
+    Unavailable,
+    decide,
+)
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.transaction import HandlerTransaction, Locked, Plan
 from penstock.database.connections import connect_postgres
@@ -71,13 +79,13 @@ def start_dataframes(  # noqa: PLR0913, PLR0917  what a query needs
         DeclarationError: The consumer does not fit what is registered.
     """
     with connect_postgres(database_url, application=f"consumer {consumer.name}") as connection:
-        register_consumer(connection, pipeline.schema, consumer)
-        standing = Checkpoints(consumer, pipeline.schema).all(connection)
+        register_consumer(connection, pipeline.scope, consumer)
+        standing = Checkpoints(consumer, pipeline.scope).all(connection)
     options = {
         "channel": consumer.channel.name,
         "shards": str(consumer.channel.shards),
-        "namespace": pipeline.namespace,
-        "schema": pipeline.schema,
+        "namespace": pipeline.scope.namespace,
+        "schema": pipeline.scope.schema,
         "redisUrl": redis_url,
         "databaseUrl": database_url,
         "maxRecordsPerTrigger": str(RECORDS_A_BATCH),
@@ -86,7 +94,7 @@ def start_dataframes(  # noqa: PLR0913, PLR0917  what a query needs
         ),
     }
     rows = (
-        spark.readStream.format(_source(redis_url, pipeline.namespace, standing))
+        spark.readStream.format(_source(redis_url, pipeline.scope.namespace, standing))
         .options(**options)
         .load()
         .where(F.col("shard").isin([shard.shard for shard in standing]))
@@ -137,6 +145,7 @@ class DataFrames:
             pipeline, consumer, database_url, prepare=prepare, pooled=False
         )
         self._stop = stop
+        self._checkpoints = Checkpoints(consumer, pipeline.scope)
 
     def apply(self, frame: DataFrame, _batch: int) -> None:
         """Applies what of a micro-batch no other has applied, in one transaction or, at a barrier, in several.
@@ -157,10 +166,32 @@ class DataFrames:
                     trouble = NO_TROUBLE
                     pause_s = LOOK_AGAIN_S if left else 0.0
                 except NotApplied as failed:
+                    if isinstance(failed.outcome, Broken):
+                        self._halt(left, failed)
                     trouble, pause_s = _again(trouble, failed)
-                sleep(pause_s)
+                self._pause(pause_s)
         finally:
             frame.unpersist()
+
+    def _pause(self, seconds: float) -> None:
+        end = monotonic() + seconds
+        while not self._stop() and (left := end - monotonic()) > 0:
+            sleep(min(left, LOOK_AGAIN_S))
+
+    def _halt(self, left: Collection[ShardName], failed: NotApplied) -> None:
+        """Stops the shards for good: the query would begin again, and double the effects.
+
+        Raises:
+            Halted: Always.
+        """
+
+        def plan(executor: Executor, locked: Locked) -> Plan[None]:
+            for shard in locked:
+                self._checkpoints.halt(executor, shard, failed.reason)
+            return Plan(None)
+
+        self._transaction.apply(left, plan)
+        raise Halted(f"consumer {self._consumer.name} is halted: {failed.reason}") from failed.error
 
     def _shares(self, frame: DataFrame) -> dict[ShardName, _Share]:
         rows = frame.groupBy("shard").agg(F.min("offset"), F.max("offset")).collect()

@@ -21,9 +21,9 @@ from penstock.channels.log import NAMES
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
 from penstock.database.errors import postgres_errors
-from penstock.database.statements import DEFAULT_SCHEMA, statements
+from penstock.database.statements import statements
 from penstock.errors import ServerUnavailable
-from penstock.records import Shard, ShardName
+from penstock.records import Scope, Shard, ShardName
 from penstock.spark.reconcile import task_errors
 from penstock.spark.sources.connections import arrow, postgres, redis_client, warm
 from penstock.verifying import (
@@ -70,8 +70,7 @@ class SparkExaminer:
         spark: SparkSession,
         database_url: str,
         redis_url: str,
-        schema: str = DEFAULT_SCHEMA,
-        namespace: str = "penstock",
+        scope: Scope,
     ) -> None:
         """Sets up.
 
@@ -79,15 +78,14 @@ class SparkExaminer:
             spark: The session.
             database_url: Postgres, as the executors reach it.
             redis_url: The Redis that holds the log, as the executors reach it.
-            schema: The Penstock schema.
-            namespace: First part of the keys in Redis.
+            scope: Of the pipeline.
         """
         self._spark = spark
         self._servers = {
             "databaseUrl": database_url,
             "redisUrl": redis_url,
-            "schema": schema,
-            "namespace": namespace,
+            "schema": scope.schema,
+            "namespace": scope.namespace,
         }
 
     def examine(self, ranges: Sequence[VerificationRange]) -> Examination:
@@ -201,8 +199,7 @@ class VerificationSource(DataSource):
             ),
             given["databaseUrl"],
             given["redisUrl"],
-            given["schema"],
-            given["namespace"],
+            Scope(given["schema"], given["namespace"]),
         )
 
 
@@ -213,8 +210,7 @@ class VerificationReader(DataSourceReader):
     parts: tuple[VerificationPartition, ...]
     database_url: str
     redis_url: str
-    schema: str
-    namespace: str
+    scope: Scope
 
     def partitions(self) -> list[InputPartition]:
         """One task for each range."""
@@ -251,7 +247,7 @@ class VerificationReader(DataSourceReader):
 
     def _read_entries(self, wanted: VerificationRange) -> list[Entry]:
         """The entries of the log up to the last published offset, including any with other ids."""
-        key = log_keys(self.namespace, wanted.shard).stream
+        key = log_keys(self.scope.namespace, wanted.shard).stream
         until = min(wanted.until, wanted.published)
         if until <= wanted.after:
             return []
@@ -263,7 +259,7 @@ class VerificationReader(DataSourceReader):
 
     def _read_expected(self, cursor: Any, wanted: VerificationRange) -> pa.Table:
         """The records that Postgres names.  COPY takes no parameters, so the statement has literals: a checked name, and numbers."""
-        sql = statements("penstock.verifying", self.schema)["expected_records"].decode()
+        sql = statements("penstock.verifying", self.scope.schema)["expected_records"].decode()
         cursor.execute(
             sql
             % {
@@ -291,7 +287,7 @@ class VerificationReader(DataSourceReader):
             row = (
                 postgres(self.database_url)
                 .execute(
-                    statements("penstock.verifying", self.schema)[statement],
+                    statements("penstock.verifying", self.scope.schema)[statement],
                     {**where, "after": wanted.after, "until": wanted.until},
                 )
                 .fetchone()

@@ -73,7 +73,7 @@ class LogStore:
 
     def available(self) -> dict[int, OffsetRange]:
         """From the oldest entry to the tail, for each shard."""
-        found = extents(self._client, self.options.namespace, self._shards())
+        found = extents(self._client, self.options.scope.namespace, self._shards())
         return {
             name.shard: OffsetRange(name, extent.first, extent.tail)
             for name, extent in found.items()
@@ -110,7 +110,7 @@ class LogStore:
         return redis_client(self.options.redis())
 
     def _key(self, shard: ShardName) -> str:
-        return log_keys(self.options.namespace, shard).stream
+        return log_keys(self.options.scope.namespace, shard).stream
 
     def _shards(self) -> list[ShardName]:
         count = number_of_shards(self.options)

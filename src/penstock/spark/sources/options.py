@@ -6,10 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from penstock.database.statements import DEFAULT_SCHEMA
-from penstock.declarations import checked_name, checked_schema
+from penstock.declarations import checked_name
 from penstock.errors import InvalidSetting
-from penstock.records import Offset
+from penstock.records import DEFAULT_SCOPE, Offset, Scope
 
 EARLIEST, LATEST = "earliest", "latest"
 _NUMBERS = {-2: EARLIEST, -1: LATEST}
@@ -50,8 +49,7 @@ class Options:
             few records.
         fail_on_data_loss: ``failOnDataLoss``: whether lost records fail the query, or are skipped with a warning.
         begins: ``beginsAt``, for writing: the first offset of each shard in an empty log; None reads it from the journal.
-        namespace: First part of the keys in Redis.
-        schema: The Penstock schema in Postgres.
+        scope: ``schema`` and ``namespace``.
         redis_url: ``redisUrl``; None takes ``PENSTOCK_REDIS_URL`` from the task's environment.
         database_url: ``databaseUrl``; None takes ``PENSTOCK_DATABASE_URL`` from the task's environment.
     """
@@ -65,8 +63,7 @@ class Options:
     min_partitions: int | None
     fail_on_data_loss: bool
     begins: dict[int, int] | None
-    namespace: str
-    schema: str
+    scope: Scope
     redis_url: str | None
     database_url: str | None
 
@@ -94,8 +91,7 @@ class Options:
             whole_number(source, options, "minpartitions", "minPartitions"),
             _flag(source, options.get("failondataloss", "true"), "failOnDataLoss"),
             _begins(source, options.get("beginsat")),
-            checked_schema(options.get("namespace", "penstock")),
-            checked_schema(options.get("schema", DEFAULT_SCHEMA)),
+            parse_scope(options),
             options.get("redisurl"),
             options.get("databaseurl"),
         )
@@ -132,6 +128,18 @@ def known_options(source: str, given: Mapping[str, Any], known: Collection[str])
     if unknown:
         raise InvalidSetting(f"{source}: there is no option {unknown[0]!r}")
     return options
+
+
+def parse_scope(options: Mapping[str, str]) -> Scope:
+    """The scope of the pipeline, from the options ``schema`` and ``namespace``.
+
+    Raises:
+        InvalidName: One of them breaks the rule for names.
+    """
+    return Scope(
+        options.get("schema", DEFAULT_SCOPE.schema),
+        options.get("namespace", DEFAULT_SCOPE.namespace),
+    )
 
 
 def database_url(source: str, given: str | None) -> str:

@@ -6,6 +6,7 @@ from typing import Protocol
 from penstock.database.connections import connect_postgres
 from penstock.database.registry import registered_channels
 from penstock.errors import InvalidSetting, Unknown
+from penstock.records import Scope
 
 
 class Sharded(Protocol):
@@ -15,7 +16,7 @@ class Sharded(Protocol):
         source: Name of the data source.
         channel: Name of the channel.
         shards: Number of its shards; None reads it from Postgres.
-        schema: The Penstock schema.
+        scope: Of the pipeline.
         database_url: URL of Postgres; None takes it from the environment.
     """
 
@@ -26,7 +27,7 @@ class Sharded(Protocol):
     @property
     def shards(self) -> int | None: ...  # noqa: D102  above
     @property
-    def schema(self) -> str: ...  # noqa: D102  above
+    def scope(self) -> Scope: ...  # noqa: D102  above
     @property
     def database_url(self) -> str | None: ...  # noqa: D102  above
 
@@ -47,10 +48,10 @@ def number_of_shards(options: Sharded) -> int:
             f"{options.source}: give option shards, or databaseUrl to look it up in Postgres"
         )
     with connect_postgres(url, application="spark") as connection:
-        registered = registered_channels(connection, options.schema).get(options.channel)
+        registered = registered_channels(connection, options.scope).get(options.channel)
     if registered is None:
         raise Unknown(
-            f"{options.source}: no channel {options.channel!r} is registered in schema {options.schema}; "
+            f"{options.source}: no channel {options.channel!r} is registered in schema {options.scope.schema}; "
             "a streamer registers it when it starts"
         )
     return registered.shards

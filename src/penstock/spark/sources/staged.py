@@ -88,7 +88,7 @@ class JournalStore:
 
     @property
     def _sql(self) -> dict[str, bytes]:
-        return statements("penstock.spark.sources", self.options.schema)
+        return statements("penstock.spark.sources", self.options.scope.schema)
 
     def _query(self, shard: ShardName, first: int, last: int) -> str:
         """The statement with literal values: the name is checked, and the others are numbers.

@@ -107,7 +107,7 @@ class _Writer:
                 "Do not filter or shuffle them: repartition by shard and sortWithinPartitions by offset"
             )
         batches = self._batches(client, shard, Offset(offsets[0]), _arguments(rows))
-        with closing(append_ahead(client, self._options.namespace, batches)) as replies:
+        with closing(append_ahead(client, self._options.scope.namespace, batches)) as replies:
             for batch, reply in replies:
                 match reply:
                     case Appended(_, added):
@@ -133,7 +133,7 @@ class _Writer:
     def _batches(
         self, client: RedisClient, shard: ShardName, first: Offset, arguments: list[Argument]
     ) -> Iterator[Batch]:
-        epoch, begin = _epoch(client, self._options.namespace, shard), self._begin(shard)
+        epoch, begin = _epoch(client, self._options.scope.namespace, shard), self._begin(shard)
         for start in range(0, len(arguments), RECORDS_A_CALL * FIELDS):
             given = arguments[start : start + RECORDS_A_CALL * FIELDS]
             at = Offset(first + start // FIELDS)

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.channels.routing import ick_shard_keys
-from penstock.database.statements import DEFAULT_SCHEMA
-from penstock.declarations import checked_name, checked_schema
+from penstock.declarations import checked_name
 from penstock.errors import InvalidSetting
-from penstock.records import Shard, ShardName
-from penstock.spark.sources.options import known_options, redis_url, whole_number
+from penstock.records import Scope, Shard, ShardName
+from penstock.spark.sources.options import known_options, parse_scope, redis_url, whole_number
 from penstock.spark.sources.shards import number_of_shards
 
 SOURCE = "penstock.ick"
@@ -45,8 +44,7 @@ class IckOptions:
         max_members: ``maxMembersPerTrigger``: most members of a micro-batch, over all shards; None takes the default.
         takeover_after_s: ``takeoverAfterSeconds``: another holder's reservation is taken over after so many seconds without a
             heartbeat.
-        namespace: First part of a channel's keys in Redis.
-        schema: The Penstock schema in Postgres.
+        scope: ``schema`` and ``namespace``.
         redis_url: ``redisUrl``; None takes ``PENSTOCK_REDIS_URL`` from the task's environment.
         database_url: ``databaseUrl``; None takes ``PENSTOCK_DATABASE_URL``.  Used only to read the number of shards.
     """
@@ -57,8 +55,7 @@ class IckOptions:
     shards: int | None
     max_members: int | None
     takeover_after_s: int
-    namespace: str
-    schema: str
+    scope: Scope
     redis_url: str | None
     database_url: str | None
 
@@ -85,8 +82,7 @@ class IckOptions:
             whole_number(SOURCE, options, "maxmemberspertrigger", "maxMembersPerTrigger"),
             whole_number(SOURCE, options, "takeoverafterseconds", "takeoverAfterSeconds")
             or TAKEOVER_AFTER_S,
-            checked_schema(options.get("namespace", "penstock")),
-            checked_schema(options.get("schema", DEFAULT_SCHEMA)),
+            parse_scope(options),
             options.get("redisurl"),
             options.get("databaseurl"),
         )
@@ -110,7 +106,9 @@ class IckOptions:
         if self.key:
             return {0: self.key}
         return {
-            number: ick_shard_keys(self.namespace, ShardName(self.channel, Shard(number))).name
+            number: ick_shard_keys(
+                self.scope.namespace, ShardName(self.channel, Shard(number))
+            ).name
             for number in range(number_of_shards(self))
         }
 

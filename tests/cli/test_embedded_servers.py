@@ -1,4 +1,4 @@
-"""Without URLs a command runs a Postgres and a Valkey of its own, and others use the same."""
+"""Without URLs, a command runs an embedded Postgres and Valkey, which other commands can share."""
 
 import json
 import signal
@@ -53,7 +53,7 @@ def test_a_second_command_attaches_to_the_servers_of_the_first(
     assert "end with this command" in (running.stderr.read() if running.stderr else "")
 
 
-def test_commands_that_only_look_make_no_servers(own: CommandLine) -> None:
+def test_inspecting_commands_start_no_servers(own: CommandLine) -> None:
     done = own("status")
 
     assert done.returncode == 3
@@ -61,11 +61,11 @@ def test_commands_that_only_look_make_no_servers(own: CommandLine) -> None:
     assert not (own.directory / ".penstock").exists()
 
 
-def test_servers_of_our_own_keep_their_data(own: CommandLine) -> None:
+def test_embedded_servers_keep_their_data(own: CommandLine) -> None:
     first = own("init")
     second = own("init")
-    looked = own("status", "--json")
+    inspected = own("status", "--json")
 
-    assert (first.returncode, second.returncode, looked.returncode) == (0, 0, 0)
+    assert (first.returncode, second.returncode, inspected.returncode) == (0, 0, 0)
     assert "already" in second.stderr
-    assert json.loads(looked.stdout)["epoch"] == 1
+    assert json.loads(inspected.stdout)["epoch"] == 1

@@ -1,0 +1,223 @@
+"""Handlers that type checkers accept, and the types that they see; importing this module declares them all."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypedDict, TypeVar, assert_type
+
+import msgspec
+from pydantic import BaseModel
+from pyspark.sql import DataFrame
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from penstock import Ick, Log, Pipeline, Record
+
+Handler = TypeVar("Handler", bound=Callable[..., object])
+
+rides = Log("rides")
+pipeline = Pipeline([rides])
+
+
+def new_ick(name: str) -> Ick:
+    """An Ick has one consumer."""
+    ick = Ick(name)
+    pipeline.add_channel(ick)
+    return ick
+
+
+@dataclass
+class Fare:
+    amount: int
+
+
+class Stop(TypedDict):
+    name: str
+
+
+class Tip(BaseModel):
+    amount: int
+
+
+class Toll(msgspec.Struct):
+    amount: int
+
+
+# --- batches ---
+
+
+@pipeline.consumer(reads=rides)
+def batch(session: Session, records: Sequence[Record]) -> None:
+    assert_type(records[0].payload, Any)
+    assert_type(records[0].key, str)
+
+
+assert_type(batch, Callable[[Session, Sequence[Record[Any]]], None])
+
+
+@pipeline.consumer(reads=rides, each=False, name="named", batch=10, isolation="READ COMMITTED")
+def batch_with_options(session: Session, records: Sequence[Record]) -> None: ...
+
+
+@pipeline.consumer(reads=rides)
+def takes_any_iterable(session: Session, records: Iterable[Record]) -> None: ...
+
+
+@pipeline.consumer(reads=rides)
+def untyped_payload(session: Session, records: Sequence[Record[Any]]) -> None: ...
+
+
+@pipeline.consumer(reads=rides)
+async def async_batch(session: AsyncSession, records: Sequence[Record]) -> None: ...
+
+
+async def call_them(session: Session, async_session: AsyncSession) -> None:
+    assert_type(batch(session, []), None)
+    assert_type(await async_batch(async_session, []), None)
+
+
+# --- one record a call ---
+
+
+@pipeline.consumer(reads=rides, each=True)
+def each(session: Session, record: Record) -> None:
+    assert_type(record, Record[Any])
+    assert_type(record.data, Any)
+    assert_type(record.headers, dict[str, Any])
+
+
+@pipeline.consumer(reads=rides, each=True)
+async def async_each(session: AsyncSession, record: Record) -> None: ...
+
+
+# --- payloads with a model ---
+
+
+@pipeline.consumer(reads=rides, payload=Fare)
+def dataclass_payload(session: Session, records: Sequence[Record[Fare]]) -> None:
+    assert_type(records[0].payload, Fare)
+    assert_type(sum(record.payload.amount for record in records), int)
+
+
+@pipeline.consumer(reads=rides, payload=Stop, each=True)
+def typeddict_payload(session: Session, record: Record[Stop]) -> None:
+    assert_type(record.payload, Stop)
+    assert_type(record.payload["name"], str)
+
+
+@pipeline.consumer(reads=rides, payload=Tip)
+async def pydantic_payload(session: AsyncSession, records: Sequence[Record[Tip]]) -> None:
+    assert_type(records[0].payload, Tip)
+
+
+@pipeline.consumer(reads=rides, payload=Toll, each=True)
+async def msgspec_payload(session: AsyncSession, record: Record[Toll]) -> None:
+    assert_type(record.payload.amount, int)
+
+
+@pipeline.consumer(reads=rides, payload=Fare, each=True)
+def payload_that_is_not_said(session: Session, record: Record) -> None:
+    assert_type(record.payload, Any)
+
+
+# --- Icks ---
+
+
+@pipeline.consumer(reads=new_ick("members"))
+def members(session: Session, members: Sequence[str]) -> None: ...
+
+
+@pipeline.consumer(reads=new_ick("member"), each=True)
+def member(session: Session, member: str) -> None: ...
+
+
+@pipeline.consumer(reads=new_ick("async-members"))
+async def async_members(session: AsyncSession, members: Sequence[str]) -> None: ...
+
+
+@pipeline.consumer(reads=new_ick("async-member"), each=True)
+async def async_member(session: AsyncSession, member: str) -> None: ...
+
+
+# --- DataFrames ---
+
+
+@pipeline.consumer(reads=rides, dataframe=True)
+def frame(session: Session, frame: DataFrame) -> None: ...
+
+
+assert_type(frame, Callable[[Session, DataFrame], None])
+
+
+# --- other things that can be called ---
+
+
+def of_table(table: str, session: Session, records: Sequence[Record]) -> None: ...
+
+
+async def of_table_async(table: str, session: AsyncSession, records: Sequence[Record]) -> None: ...
+
+
+def with_default(session: Session, records: Sequence[Record], *, dry_run: bool = False) -> None: ...
+
+
+pipeline.consumer(reads=rides, name="partial")(partial(of_table, "rides"))
+pipeline.consumer(reads=rides, name="async-partial")(partial(of_table_async, "rides"))
+pipeline.consumer(reads=rides, name="partial-keyword")(partial(with_default, dry_run=True))
+pipeline.consumer(reads=rides)(with_default)
+
+
+class Totals:
+    def apply(self, session: Session, records: Sequence[Record]) -> None: ...
+
+    async def apply_async(self, session: AsyncSession, records: Sequence[Record]) -> None: ...
+
+    def apply_fare(self, session: Session, record: Record[Fare]) -> None: ...
+
+    @staticmethod
+    def apply_static(session: Session, records: Sequence[Record]) -> None: ...
+
+    @classmethod
+    def apply_class(cls, session: Session, records: Sequence[Record]) -> None: ...
+
+    def __call__(self, session: Session, records: Sequence[Record]) -> None: ...
+
+
+class AsyncTotals:
+    async def __call__(self, session: AsyncSession, records: Sequence[Record]) -> None: ...
+
+
+totals = Totals()
+pipeline.consumer(reads=rides)(totals.apply)
+pipeline.consumer(reads=rides)(totals.apply_async)
+pipeline.consumer(reads=rides, each=True, payload=Fare)(totals.apply_fare)
+pipeline.consumer(reads=rides)(Totals.apply_static)
+pipeline.consumer(reads=rides)(Totals.apply_class)
+pipeline.consumer(reads=rides, name="totals")(totals)
+pipeline.consumer(reads=rides, name="async-totals")(AsyncTotals())
+pipeline.consumer(reads=rides, name="lambda")(lambda _session, _records: None)
+
+
+def noted(function: Handler) -> Handler:
+    return function
+
+
+@pipeline.consumer(reads=rides)
+@noted
+def decorated(session: Session, records: Sequence[Record]) -> None: ...
+
+
+# --- reconciliations ---
+
+
+@pipeline.reconciliation(of=batch, state="public.totals", key="id")
+def canonical(tables: Any) -> str:
+    return "SELECT"
+
+
+assert_type(canonical(1), str)
+pipeline.reconciliation(of=async_batch, state="public.totals", key="id", name="a")(canonical)
+pipeline.reconciliation(of=each, state="public.totals", key="id", name="b")(canonical)
+pipeline.reconciliation(of=frame, state="public.totals", key="id", name="c")(canonical)
+pipeline.reconciliation(of=dataclass_payload, state="public.totals", key="id", name="d")(canonical)
+pipeline.reconciliation(of=totals, state="public.totals", key="id", name="e")(canonical)
