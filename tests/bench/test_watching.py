@@ -1,16 +1,17 @@
 """What the benchmarks observe of other processes: when records arrived, and how much of a backlog is done."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from benchmarks import NotMeasured
-from benchmarks.cases.spark import epochs, session
-from benchmarks.interrupts import remember_interrupts
-from benchmarks.servers import BenchServers
+from benchmarks.cases.spark import epochs
 from benchmarks.watching import arrivals, run_engine
 from benchmarks.watching.processes import start_process
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_complete_lines_are_read_and_a_partial_line_is_not(
@@ -62,20 +63,33 @@ def test_a_process_that_fails_to_start_fails_only_its_case() -> None:
         pass
 
 
+SESSIONS = """
+from benchmarks.cases.spark import session
+from benchmarks.interrupts import remember_interrupts
+from benchmarks.servers import BenchServers
+
+stopped = []
+
+def stop(spark):
+    stopped.append(spark)
+    spark.stop()
+
+session._stop = stop
+with remember_interrupts(), BenchServers() as servers:  # starts no server
+    first = session.get_session(servers, 1)
+    assert session.get_session(servers, 1) is first
+    second = session.get_session(servers, 2)
+    assert stopped == [first]
+assert stopped == [first, second]
+"""
+
+
 @pytest.mark.slow
-def test_each_spark_session_is_stopped_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped: list[SparkSession] = []
+@pytest.mark.spark
+def test_each_spark_session_is_stopped_once() -> None:
+    """In a process of its own: the session of this one is that of other tests."""
+    done = subprocess.run(
+        [sys.executable, "-c", SESSIONS], cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
-    def stop(spark: SparkSession) -> None:
-        stopped.append(spark)
-        spark.stop()
-
-    monkeypatch.setattr(session, "_stop", stop)
-
-    with remember_interrupts(), BenchServers() as servers:  # starts no server
-        first = session.get_session(servers, 1)
-        assert session.get_session(servers, 1) is first
-        second = session.get_session(servers, 2)
-        assert stopped == [first]
-
-    assert stopped == [first, second]
+    assert done.returncode == 0, done.stderr

@@ -50,7 +50,7 @@ def test_a_second_command_attaches_to_the_servers_of_the_first(
     assert doctor.returncode == 0, doctor.stdout
     assert [stat.S_IMODE(path.stat().st_mode) for path in noted] == [0o600, 0o600]
     assert running.wait(20) == 0
-    assert "end with this command" in (running.stderr.read() if running.stderr else "")
+    assert "stop with this command" in (running.stderr.read() if running.stderr else "")
 
 
 def test_inspecting_commands_start_no_servers(own: CommandLine) -> None:
