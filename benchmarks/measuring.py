@@ -135,6 +135,8 @@ def compare(case: Case, rounds: int) -> list[Outcome]:
     except KeyboardInterrupt:
         measurement.mark_interrupted(case.rounds or rounds)
         raise Interrupted(measurement.outcomes()) from None
+    finally:
+        gc.unfreeze()
     return measurement.outcomes()
 
 

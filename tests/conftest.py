@@ -1,5 +1,6 @@
 """What all tests share: real servers, one of each per run, and a header with the tested versions."""
 
+import gc
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
@@ -38,6 +39,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.spark)
         if item.get_closest_marker("spark"):
             item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+def pytest_runtest_teardown() -> None:
+    """Undoes what a task of Spark does to its process when a test calls it in this one.
+
+    Hypothesis asks the garbage collector who refers to its random generator, and warns if it finds nobody; what is
+    frozen is not found.
+    """
+    gc.unfreeze()
 
 
 def _version(distribution: str) -> str:

@@ -3,7 +3,6 @@
 What a round is, the subclasses know: a delivery of records from a log, or of members from an Ick.
 """
 
-import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from time import monotonic, sleep
@@ -130,7 +129,6 @@ class Worker(ABC, Generic[Item]):
         if self._deliverer is None:
             self._deliverer = Deliverer(self.consumer, scope, self._source())
         self._rest_until = {}
-        _spare_what_is_loaded()
 
     def _registered(self, connection: Connection) -> None:
         """The consumer is registered now: what else is to be asked of Postgres at the start."""
@@ -234,14 +232,3 @@ class Worker(ABC, Generic[Item]):
         while not self._stop() and (left := end - monotonic()) > 0:
             sleep(min(left, 0.05))
         return self._stop()
-
-
-def _spare_what_is_loaded() -> None:
-    """Takes what the process has loaded out of the search for cycles, once.
-
-    Records come by the thousand, and so many new objects make Python look through all it has several times a second:
-    a fifth of a consumer's time, and pauses of 50 ms.  What comes later is looked through as ever.
-    """
-    if not gc.get_freeze_count():
-        gc.collect()
-        gc.freeze()

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from penstock.channels.server import connect_redis
-from penstock.cli.command import command, require_pipeline
+from penstock.cli.command import command, require_pipeline, spared_from_garbage_collection
 from penstock.cli.commands.reconcile import make_connect, open_comparer
 from penstock.cli.connections import open_connections
 from penstock.cli.progress import ProgressLine
@@ -48,6 +48,7 @@ def consume(
     with (
         servers(settings, schema=pipeline.scope.schema) as urls,
         ProgressLine("applied") as progress,
+        spared_from_garbage_collection(),
     ):
         if begin is not None:
             _bootstrap(settings, pipeline, name)

@@ -6,7 +6,13 @@ from typing import Annotated
 import typer
 
 from penstock import inline
-from penstock.cli.command import command, parse_conf, require_extra, require_pipeline
+from penstock.cli.command import (
+    command,
+    parse_conf,
+    require_extra,
+    require_pipeline,
+    spared_from_garbage_collection,
+)
 from penstock.cli.progress import ProgressLine
 from penstock.cli.render import say
 from penstock.cli.servers import Servers, servers
@@ -58,20 +64,21 @@ class _Work:
 
 
 def _run_inline(settings: Settings, pipeline: Pipeline, urls: Servers, work: _Work) -> None:
-    inline.run(
-        pipeline,
-        urls.database_url,
-        urls.redis_url,
-        consumers=work.consumers,
-        streamer=work.streamer,
-        stop=work.stop,
-        idle_s=settings.idle,
-        prepare=settings.prepare,
-        resend_chance=settings.resend_chance,
-        report=lambda _who, did: work.progress.add(
-            did.added if isinstance(did, RoundResult) else did.applied
-        ),
-    )
+    with spared_from_garbage_collection():
+        inline.run(
+            pipeline,
+            urls.database_url,
+            urls.redis_url,
+            consumers=work.consumers,
+            streamer=work.streamer,
+            stop=work.stop,
+            idle_s=settings.idle,
+            prepare=settings.prepare,
+            resend_chance=settings.resend_chance,
+            report=lambda _who, did: work.progress.add(
+                did.added if isinstance(did, RoundResult) else did.applied
+            ),
+        )
 
 
 def _run_on_spark(settings: Settings, pipeline: Pipeline, urls: Servers, work: _Work) -> None:
