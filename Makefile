@@ -30,7 +30,7 @@ test: venv  ## the tests, on real servers that they start themselves
 storm: venv  ## the longest tests: kills and faults under load, for STORM_MINUTES minutes
 	@$(BIN)/python -m pytest -m storm $(ARGS)
 
-mutants: venv  ## by hand: plant defects one by one, and see which the tests notice
+mutants: venv  ## by hand: inject defects one by one, and report which the tests notice
 	@PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
 
 lowest: venv  ## a part of the tests, on the oldest dependencies that pyproject.toml allows

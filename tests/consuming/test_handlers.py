@@ -522,6 +522,27 @@ def test_a_shard_whose_handler_raises_try_again_holds_up_no_other(reader: Reader
     assert reader.dead() == []
 
 
+@pytest.mark.usefixtures("staged")
+def test_a_shard_whose_handler_asks_to_wait_again_and_again_holds_up_no_other(
+    reader: Reader,
+) -> None:
+    """However short the time that it names."""
+
+    def waits(session: Session, record: Record) -> None:
+        if record.shard == 0:
+            raise TryAgain("the service is away", after=0.01)
+        session.execute(INSERT, {"id": record.id, "key": record.key})
+
+    reader.declare(waits, each=True)
+    end = monotonic() + 10
+    [(expected,)] = reader.connection.execute(
+        "SELECT count(*) FROM penstock.staged_records WHERE shard = 1"
+    ).fetchall()
+    reader.worker().run(lambda: len(reader.effects()) == expected or monotonic() > end)
+
+    assert len(reader.effects()) == expected > 0
+
+
 class Unspeakable(Exception):
     def __str__(self) -> str:
         raise RuntimeError

@@ -1,4 +1,4 @@
-"""Plants defects one by one in a copy of the checkout, runs the tests, and reports how many turned them red.
+"""Injects defects one by one in a copy of the checkout, runs the tests, and reports how many turned them red.
 
     make mutants ARGS="--sample 40 --seed 3 streaming lua"
 

@@ -1,4 +1,4 @@
-"""Small defects, planted by text in Python, SQL and Lua: one change at one place that is neither comment nor docstring."""
+"""Small defects, injected by text in Python, SQL and Lua: one change at one place that is neither comment nor docstring."""
 
 import ast
 import io
@@ -72,7 +72,7 @@ class Mutant:
 
 
 def find_mutants(path: Path) -> Iterator[Mutant]:
-    """All defects that can be planted in a file, in the order of its lines."""
+    """All defects that can be injected in a file, in the order of its lines."""
     text = path.read_text()
     lines = text.splitlines(keepends=True)
     for number, column, end, replacement in _find_places(path.suffix, text, lines):

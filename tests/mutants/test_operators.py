@@ -1,4 +1,4 @@
-"""Defects are planted in code alone, one at a time."""
+"""Defects are injected into code alone, one at a time."""
 
 from pathlib import Path
 

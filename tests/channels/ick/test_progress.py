@@ -36,7 +36,7 @@ def mark(client: RedisClient, *records: Record) -> None:
 
 
 def done_up_to(client: RedisClient) -> int:
-    """After two looks, since the first may only store a watermark."""
+    """After two calls, since the first may only store a watermark."""
     update_progress(client, "penstock", [SHARD])
     return update_progress(client, "penstock", [SHARD])[SHARD].done_up_to
 
