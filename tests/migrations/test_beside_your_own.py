@@ -12,7 +12,7 @@ from alembic.config import main
 from sqlalchemy import MetaData, Table
 
 from fixtures.command_line import FORKS
-from fixtures.migrations import revision_of, tables
+from fixtures.migrations import get_revision, tables
 from penstock.database.initialise import initialise
 from penstock.database.revisions import newest_shipped
 from penstock.embedded import EmbeddedPostgres
@@ -143,11 +143,11 @@ def test_a_fresh_project_follows_the_page(
     project.alembic("downgrade -1")
     assert tables(own_url, "public") == {"alembic_version"}
     assert "staged_records" in tables(own_url)
-    assert revision_of(own_url) == initialise(own_url) == newest_shipped()
+    assert get_revision(own_url) == initialise(own_url) == newest_shipped()
 
     project.alembic("downgrade -1")
     assert tables(own_url) == {"alembic_version"}
-    assert revision_of(own_url) is None
+    assert get_revision(own_url) is None
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_the_migration_can_be_printed_as_sql(project: Project, own_url: str) -> 
     assert initialise(own_url) == newest_shipped()
     with psycopg.connect(own_url, autocommit=True) as connection:
         connection.execute(project.alembic("downgrade head:base --sql").encode())
-    assert revision_of(own_url) is None
+    assert get_revision(own_url) is None
 
 
 def test_a_migration_that_finds_the_tables_there_changes_nothing(
@@ -175,7 +175,7 @@ def test_a_migration_that_finds_the_tables_there_changes_nothing(
     initialise(own_url)
     project.alembic("upgrade head")
 
-    assert revision_of(own_url) == newest_shipped()
+    assert get_revision(own_url) == newest_shipped()
 
 
 def test_tables_that_hold_records_stay_although_their_migration_is_undone(
@@ -192,7 +192,7 @@ def test_tables_that_hold_records_stay_although_their_migration_is_undone(
 
     assert refused.returncode == 1
     assert "To lose them on purpose, TRUNCATE" in refused.stderr
-    assert revision_of(own_url) == newest_shipped()
+    assert get_revision(own_url) == newest_shipped()
 
 
 def test_another_schema_is_named_in_both_calls(
@@ -202,10 +202,10 @@ def test_another_schema_is_named_in_both_calls(
     migration.write_text(migration.read_text().replace('")', '", schema="outbox")'))
     project.alembic("upgrade head")
 
-    assert revision_of(own_url, "outbox") == newest_shipped()
-    assert revision_of(own_url) is None
+    assert get_revision(own_url, "outbox") == newest_shipped()
+    assert get_revision(own_url) is None
     project.alembic("downgrade base")
-    assert revision_of(own_url, "outbox") is None
+    assert get_revision(own_url, "outbox") is None
 
 
 def test_an_unknown_revision_is_named(project: Project) -> None:

@@ -14,7 +14,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError
 
-from fixtures.migrations import revision_of, tables
+from fixtures.migrations import get_revision, tables
 from fixtures.postgres import engine_url
 from penstock.database.initialise import alembic_config, initialise, migration_sql
 from penstock.database.resources import directory
@@ -153,5 +153,5 @@ def test_the_migrations_run_as_a_branch_beside_the_applications_own(
 
     assert tables(fresh_url) >= TABLES
     assert tables(fresh_url, "public") == {"own", "alembic_version"}
-    assert revision_of(fresh_url) == initialise(fresh_url) == newest_shipped()
+    assert get_revision(fresh_url) == initialise(fresh_url) == newest_shipped()
     assert "alembic_version" not in tables(fresh_url)
