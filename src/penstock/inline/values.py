@@ -1,7 +1,6 @@
 """When two values are equal, and rows as JSON.  Values are the text that Postgres gives for them, so that none is changed."""
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
@@ -18,7 +17,6 @@ NUMBERS = _FLOATS | {types[name].oid for name in ("int2", "int4", "int8", "numer
 """The types of Postgres that are compared as numbers, by their oid."""
 
 _BOOL = types["bool"].oid
-_ZEROS = re.compile(r"(\.\d*?)0+$")
 
 
 def make_equal(expected_oid: int, found_oid: int, tolerance: float | None) -> IsEqual:
@@ -78,13 +76,16 @@ def to_json(columns: Sequence[str], oids: Mapping[str, int], values: Sequence[Va
 
 
 def _value(oid: int, value: Value) -> str:
-    """A number or a truth value as JSON has it, and anything else as the text that Postgres can cast."""
+    """A number or a truth value as JSON has it, and anything else as the text that Postgres can cast.
+
+    The zero below zero of a float is text, because JSON in Postgres has numbers of type numeric alone.
+    """
     if value is None:
         return "null"
     if oid == _BOOL:
         return "true" if value in {"t", "true"} else "false"
-    if oid in NUMBERS and Decimal(value).is_finite():
-        return _ZEROS.sub(r"\1", value).rstrip(".") if "." in value and "e" not in value else value
+    if oid in NUMBERS and value != "-0" and Decimal(value).is_finite():
+        return value
     return _quote(value)
 
 
