@@ -6,7 +6,7 @@
         migrations.upgrade("penstock_0004")
 
     def downgrade() -> None:
-        migrations.downgrade("base")
+        migrations.downgrade("base", start="penstock_0004")
 
 The application's history stays one line, and its ``alembic downgrade`` removes our tables only together with the migration
 that made them.  The revision is written where ``penstock init`` writes it, so that workers and commands find it there.
