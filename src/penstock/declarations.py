@@ -292,7 +292,7 @@ class ReconciliationSpec:
         columns: Columns that are compared; None compares all that the canonical rows have.
         tolerance: For columns of numbers: by how much they may differ.  Nothing is tolerated that is not named.
         canonical: ``canonical(tables)`` gives the rows that the state should hold, out of the application's tables:
-            a query as text or as SQLAlchemy's ``select``, or a Spark DataFrame made with ``tables``.
+            a query as text or as SQLAlchemy's ``select``, or what ``tables`` gives: on Spark, a DataFrame.
     """
 
     name: str

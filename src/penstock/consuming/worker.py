@@ -18,6 +18,7 @@ from penstock.consuming.transaction import HandlerTransaction
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import CONFLICTS, describe, postgres_errors
 from penstock.database.registry import register_consumer
+from penstock.database.revisions import check_revision
 from penstock.declarations import ConsumerSpec
 from penstock.errors import ServerUnavailable
 from penstock.journal import check_tails
@@ -111,7 +112,7 @@ class Worker(ABC, Generic[Item]):
 
         Raises:
             ServerUnavailable: A server does not answer.
-            SchemaMissing: The tables are not there.
+            SchemaMissing: The tables are not there, or of a revision that this release does not work with.
             DeclarationError: The pipeline does not fit what is registered.
             HistoryDiverged: Redis has records that Postgres does not know.
         """
@@ -119,6 +120,7 @@ class Worker(ABC, Generic[Item]):
         with connect_postgres(
             self._database_url, application=f"consumer {self.consumer.name}", prepare=self._prepare
         ) as connection:
+            check_revision(connection, scope)
             register_consumer(connection, scope, self.consumer)
             self._registered(connection)
             self._client = connect_redis(self._redis_url)

@@ -26,3 +26,32 @@ SELECT %(consumer)s, %(channel)s, s.shard,
 FROM unnest(%(shards)s::int[]) AS s (shard),
      LATERAL {schema}.journal_bounds(%(channel)s, s.shard) AS journal
 ON CONFLICT (consumer, channel, shard) DO NOTHING;
+
+-- :name version_tables
+-- Version tables of Alembic that may name the revision of the schema: its own first, and none of another Penstock schema.
+SELECT pg_catalog.format('%%I.%%I', n.nspname, c.relname), n.nspname = %(schema)s AS is_own
+FROM pg_catalog.pg_attribute a
+JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE a.attname = 'version_num' AND c.relkind IN ('r', 'p') AND n.nspname NOT LIKE 'pg\_%%'
+  AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
+  AND EXISTS (
+      SELECT
+      FROM pg_catalog.pg_class s
+      JOIN pg_catalog.pg_namespace o ON o.oid = s.relnamespace
+      WHERE s.relname = 'staged_records' AND o.nspname = %(schema)s
+  )
+  AND (n.nspname = %(schema)s OR NOT EXISTS (
+      SELECT
+      FROM pg_catalog.pg_class s
+      WHERE s.relname = 'staged_records' AND s.relnamespace = n.oid
+  ))
+ORDER BY 2 DESC, 1;
+
+-- :name has_tables
+SELECT EXISTS (
+    SELECT
+    FROM pg_catalog.pg_class s
+    JOIN pg_catalog.pg_namespace n ON n.oid = s.relnamespace
+    WHERE s.relname = 'staged_records' AND n.nspname = %(schema)s
+);

@@ -19,6 +19,7 @@ from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import describe, postgres_errors
 from penstock.database.registry import register_channel, register_consumer
+from penstock.database.revisions import check_revision
 from penstock.errors import ServerUnavailable
 from penstock.journal import check_lineage
 from penstock.pipeline import Pipeline
@@ -121,7 +122,7 @@ class Streamer:
         Raises:
             ServerUnavailable: A server does not answer.
             Refused: An operator has to decide: see ``check_lineage``.
-            SchemaMissing: The tables are not there.
+            SchemaMissing: The tables are not there, or of a revision that this release does not work with.
             DeclarationError: The pipeline does not fit what is registered.
         """
         scope = self._pipeline.scope
@@ -129,6 +130,7 @@ class Streamer:
             self._database_url, application="streamer", prepare=self._prepare
         )
         self._connection, self._client = connection, connect_redis(self._redis_url)
+        check_revision(connection, scope)
         check_eviction(self._client)
         check_identity_cache(connection, scope)
         epoch = check_lineage(

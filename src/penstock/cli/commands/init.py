@@ -8,7 +8,8 @@ from penstock.cli.command import command, find_pipeline
 from penstock.cli.connections import get_scope
 from penstock.cli.render import say, show
 from penstock.cli.servers import servers
-from penstock.database.initialise import initialise, migration_sql, shipped_revision
+from penstock.database.initialise import initialise, migration_sql
+from penstock.database.revisions import newest_shipped
 from penstock.records import DEFAULT_SCOPE
 from penstock.settings import Settings
 
@@ -35,7 +36,7 @@ def init(
     else:
         with servers(settings, schema=schema) as urls:
             before = initialise(urls.database_url, schema)
-    after = shipped_revision()
+    after = newest_shipped()
     if before == after:
         say(f"schema {schema} is at {after} already")
     else:

@@ -2,8 +2,14 @@
 
 from collections.abc import Iterator
 
-from penstock.database.initialise import shipped_revision
 from penstock.database.registry import registered_channels
+from penstock.database.revisions import (
+    find_revision,
+    how_to_upgrade,
+    is_newer,
+    newest_shipped,
+    why_unusable,
+)
 from penstock.database.statements import statements
 from penstock.journal import missed_records
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
@@ -38,29 +44,28 @@ NEEDED = {
 
 
 def schema(context: CheckContext) -> Iterator[CheckResult]:
-    """The tables are those of this release."""
-    table = f'"{context.scope.schema}".alembic_version'
-    operating = statements("penstock.operating", context.scope.schema)
-    [(exists,)] = context.connection.execute(operating["has_schema"], {"table": table}).fetchall()
-    init = "penstock init" + (
-        "" if context.scope.schema == "penstock" else f" --schema {context.scope.schema}"
-    )
-    if not exists:
-        yield CheckResult.error(
-            "schema", f"schema {context.scope.schema} has no Penstock tables", init
-        )
+    """This release works with the tables, and they are its own."""
+    name, shipped = context.scope.schema, newest_shipped()
+    found = find_revision(context.connection, name)
+    if (unusable := why_unusable(found, name)) is not None:
+        yield CheckResult.error("schema", unusable.reason, unusable.fix)
         return
-    rows = context.connection.execute(
-        statements(__package__, context.scope.schema)["revision"]
-    ).fetchall()
-    found, shipped = (rows[0][0] if rows else "none"), shipped_revision()
-    if found == shipped:
-        yield CheckResult.ok("schema", f"schema {context.scope.schema} is at revision {found}")
-    else:
-        yield CheckResult.error(
+    assert found is not None  # or it would be unusable
+    kept = "" if found.is_own else f", kept in {found.table}"
+    message = f"schema {name} is at revision {found.revision}{kept}"
+    if found.revision == shipped:
+        yield CheckResult.ok("schema", message)
+    elif is_newer(found.revision):
+        yield CheckResult.warning(
             "schema",
-            f"schema {context.scope.schema} is at revision {found}; this release has {shipped}",
-            init,
+            f"{message}; this release ships {shipped} and works with it",
+            "pip install --upgrade penstock",
+        )
+    else:
+        yield CheckResult.warning(
+            "schema",
+            f"{message}; this release ships {shipped}, and works with both",
+            how_to_upgrade(found, name),
         )
 
 

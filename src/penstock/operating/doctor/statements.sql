@@ -29,10 +29,6 @@ SELECT p.name, p.privilege
 FROM unnest(%(tables)s::text[], %(privileges)s::text[]) AS p (name, privilege)
 WHERE NOT has_table_privilege(format('%%I.%%I', %(schema)s::text, p.name), p.privilege);
 
--- :name revision
-SELECT version_num
-FROM {schema}.alembic_version;
-
 -- :name highest_id
 SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence(%(table)s, 'id')::regclass), 0),
        coalesce((SELECT max(last_offset) FROM {schema}.journal), 0);

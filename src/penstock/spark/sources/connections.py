@@ -9,11 +9,11 @@ import os
 from functools import cache
 from typing import Any
 
-import redis
 from adbc_driver_postgresql import dbapi as adbc
 
-from penstock.channels.server import RedisClient, connect_redis
+from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection, connect_postgres, plain_url
+from penstock.verifying.reading import connect_unparsed
 
 _postgres: dict[tuple[str, int], Connection] = {}
 
@@ -33,19 +33,7 @@ def redis_client(url: str) -> RedisClient:
 
 @cache
 def _redis_client(url: str, process: int) -> RedisClient:  # noqa: ARG001  part of the key
-    client = connect_redis(url)
-    # On a Cluster, the nodes' clients have built the dictionaries before this callback runs.
-    on_a_cluster = isinstance(client, redis.RedisCluster)
-    client.set_response_callback("XRANGE", _flatten if on_a_cluster else _unchanged)
-    return client
-
-
-def _unchanged(reply: Any, **_options: Any) -> Any:
-    return reply
-
-
-def _flatten(reply: Any, **_options: Any) -> Any:
-    return [(entry, [part for pair in fields.items() for part in pair]) for entry, fields in reply]
+    return connect_unparsed(url)
 
 
 def postgres(url: str) -> Connection:
