@@ -23,7 +23,8 @@ commit.
 
 from penstock.staging.explicit import Staging, mark_dirty, stage, stage_async, stage_many
 from penstock.staging.hooks import attach
-from penstock.staging.triggers import drop_trigger_sql, trigger_migration, trigger_sql
+from penstock.staging.trigger_migration import trigger_migration
+from penstock.staging.triggers import drop_trigger_sql, trigger_sql
 
 __all__ = [
     "Staging",

@@ -37,6 +37,7 @@ from penstock.staging.rules import (
     Target,
     add_attachment,
     find_attachments,
+    make_key,
     null_names,
     resolve_target,
 )
@@ -185,17 +186,28 @@ def _note_old_members(flush: Flush, connection: Connection, state: State) -> Non
     """Notes, before the row is written, the members it had, where a column that holds the member changes."""
     for attachment in flush.attachments:
         for plan in attachment.get_plans(state.mapper):
-            name = plan.member_column(state.mapper)
-            if name is None or name not in state.committed_state:
+            names = plan.member_columns(state.mapper)
+            if state.committed_state.keys().isdisjoint(names):
                 continue
-            old = get_history(state.obj(), name, PassiveFlag.PASSIVE_NO_INITIALIZE).deleted
-            if not old:  # set without having been loaded
-                old = [
-                    values[name]
-                    for _, values in _load_rows(connection, state.mapper, [state], [name])
-                ]
-            if old and old[0] != state.dict.get(name):
-                flush.old_members.setdefault(state, []).append((plan, old[0]))
+            old = _read_old(connection, state, names)
+            if old is not None and old != [state.dict.get(name) for name in names]:
+                flush.old_members.setdefault(state, []).append((plan, make_key(old)))
+
+
+def _read_old(connection: Connection, state: State, names: Sequence[str]) -> list[object] | None:
+    """Reads the values that columns of an object have in its row; None if the row is gone."""
+    known = dict(state.dict)
+    for name in names:
+        if name in state.committed_state:
+            history = get_history(state.obj(), name, PassiveFlag.PASSIVE_NO_INITIALIZE)
+            known.pop(name, None)
+            for value in history.deleted or history.unchanged:
+                known[name] = value
+    if not known.keys() >= set(names):  # not loaded, or set without having been loaded
+        for _, values in _load_rows(connection, state.mapper, [state], names):
+            return [values[name] for name in names]
+        return None
+    return [known[name] for name in names]
 
 
 def _before_delete(_: Mapper[Any], connection: Connection, state: State) -> None:

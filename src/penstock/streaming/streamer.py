@@ -14,6 +14,7 @@ from typing import Self
 import psycopg
 import structlog
 
+from penstock.capture import check_triggers
 from penstock.channels.server import RedisClient, check_eviction, connect_redis, redis_errors
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
@@ -107,6 +108,7 @@ class Streamer:
         self._unusable = UnusableShards()
         self._refresh_at = self._retain_at = 0.0
         self._to_retain: dict[str, tuple[ShardName, ...]] = {}
+        self._has_started = False
 
     def __enter__(self) -> Self:
         self.open()
@@ -121,7 +123,7 @@ class Streamer:
         Raises:
             ServerUnavailable: A server does not answer.
             Refused: An operator has to decide: see ``check_lineage``.
-            SchemaMissing: The tables are not there.
+            SchemaMissing: The tables, or triggers that rules declare, are not there.
             DeclarationError: The pipeline does not fit what is registered.
         """
         scope = self._pipeline.scope
@@ -131,6 +133,9 @@ class Streamer:
         self._connection, self._client = connection, connect_redis(self._redis_url)
         check_eviction(self._client)
         check_identity_cache(connection, scope)
+        if not self._has_started:  # a later release may replace them while this worker runs
+            check_triggers(connection, self._pipeline)
+            self._has_started = True
         epoch = check_lineage(
             connection,
             self._client,
