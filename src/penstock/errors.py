@@ -103,6 +103,10 @@ class InvalidRecord(StagingError):
         self.field = field
 
 
+class UnstagedChanges(UserWarning):
+    """A warning, not an error: changes that a rule seems to cover are not staged, or would not be."""
+
+
 class BypassedStaging(StagingError):
     """A bulk or Core statement would change a published class without staging its records."""
 

@@ -163,6 +163,7 @@ class Pipeline:
         rule = StagingRule(type, to, checked_changes(on), key, data, when, object, capture, headers)
         checks.check_rule(rule, self)
         self._rules.append(rule)
+        hooks.follow(rule, self)
         return rule
 
     def marks_dirty(

@@ -174,17 +174,15 @@ class Attachment:
         """The rules declared so far that the session's hooks follow."""
         return tuple(rule for rule in self.pipeline.rules if rule.capture == "orm")
 
-    def take_new_rules(self) -> Sequence[StagingRule]:
-        """Returns the rules for the hooks that were declared since the last call."""
+    def refresh(self) -> None:
+        """Takes the rules for the hooks that were declared since the last call."""
         rules = self.orm_rules
-        known, self._rules = self._rules, rules
-        if len(rules) == len(known):
-            return ()
-        self._plans = WeakKeyDictionary()
-        return rules[len(known) :]
+        if len(rules) > len(self._rules):
+            self._rules = rules
+            self._plans = WeakKeyDictionary()
 
     def get_plans(self, mapper: Mapper[Any]) -> tuple[Plan, ...]:
-        """Returns the plans for a mapper, from the rules taken so far."""
+        """Returns the plans for a mapper, from the rules of the last refresh."""
         found = self._plans.get(mapper)
         if found is None:
             found = self._plans[mapper] = make_plans(self._rules, mapper)
