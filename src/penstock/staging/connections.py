@@ -25,7 +25,7 @@ class DriverConnection(Protocol):
 
 def is_async_driver(connection: object) -> bool:
     """Returns whether this is an ``AsyncConnection`` of psycopg."""
-    return _is_of(connection, "psycopg", "AsyncConnection")
+    return _is_instance(connection, "psycopg", "AsyncConnection")
 
 
 def insert_directly(connection: Any, schema: str, rows: Sequence[Row], caller: str) -> None:
@@ -43,7 +43,7 @@ def insert_directly(connection: Any, schema: str, rows: Sequence[Row], caller: s
     """
     if isinstance(connection, Connection):
         insert_rows(connection, schema, rows)
-    elif _is_of(connection, "psycopg", "Connection"):
+    elif _is_instance(connection, "psycopg", "Connection"):
         _insert_by_psycopg(connection, schema, rows)
     elif hasattr(connection, "in_atomic_block") and hasattr(connection, "vendor"):
         _insert_by_django(connection, schema, rows)
@@ -113,6 +113,6 @@ def _insert_by_django(connection: Any, schema: str, rows: Sequence[Row]) -> None
         raise refusal
 
 
-def _is_of(connection: object, module: str, name: str) -> bool:
+def _is_instance(connection: object, module: str, name: str) -> bool:
     cls = getattr(sys.modules.get(module), name, None)
     return cls is not None and isinstance(connection, cls)
