@@ -144,25 +144,33 @@ class StagingRule:
         type: The mapped class; subclasses that are mapped are included.
         channel: Where the records go.
         on: The kinds of change that are staged.
-        key: Attribute name or function of the object: records of one key keep their order.
-        data: Names of attributes, or a function of the object that gives the payload; None takes every column.
+        key: Attribute name, several names, or function of the object: records of one key keep their order.  Several
+            values make one key, a JSON array: ``[7, "north"]``.
+        data: Names of attributes, or a function of the object that gives the payload; None takes **every column** except
+            those marked with ``info={"secret": True}``.
         when: Function of the object; a change of an object for which it is false is not staged.  With
             ``capture="trigger"`` a condition in SQL over the columns.
         object: What the records call it; by default the name of the table.
-        capture: ``orm``: by the session's hooks.  ``trigger``: by triggers (``penstock.staging.triggers``) that see
+        capture: ``orm``: by the session's hooks.  ``trigger``: by triggers, installed by ``penstock init``, that see
             every writer; the hooks then leave the class alone, and ``key`` and ``data`` are names of attributes.
+        headers: Metadata beside the payload: a dict for all records of the rule, or a function of the object.
     """
 
     type: builtins.type[Any]
     channel: Channel
     on: frozenset[Change]
-    key: str | Callable[[Any], object]
+    key: str | Sequence[str] | Callable[[Any], object]
     data: Sequence[str] | Callable[[Any], Any] | None = None
     when: Callable[[Any], bool] | str | None = None
     object: str | None = None
     capture: Capture = "orm"
+    headers: Mapping[str, Any] | Callable[[Any], dict[str, Any] | None] | None = None
 
     def __post_init__(self) -> None:
+        self._check_parts()
+        self._check_capture()
+
+    def _check_parts(self) -> None:
         name = self.type.__name__
         unknown = set(self.on) - set(CHANGES)
         if unknown or not self.on:
@@ -175,11 +183,21 @@ class StagingRule:
             )
         if self.data is not None and not callable(self.data):
             object.__setattr__(self, "data", tuple(self.data))
+        if not callable(self.key) and not isinstance(self.key, str):
+            names = tuple(self.key)
+            if not names:
+                raise DeclarationError(
+                    f"staging rule of {name}: key is empty; it takes at least one name of an attribute"
+                )
+            object.__setattr__(self, "key", names if len(names) > 1 else names[0])
         if isinstance(self.channel, Ick) and self.data != ():
             raise DeclarationError(
                 f"staging rule of {name}: channel {self.channel.name} is an Ick, which keeps members and no payloads: "
                 "pipeline.marks_dirty(…) instead of stages(…)"
             )
+
+    def _check_capture(self) -> None:
+        name = self.type.__name__
         if self.capture not in get_args(Capture):
             raise DeclarationError(
                 f"staging rule of {name}: capture={self.capture!r}; it takes 'orm' or 'trigger'"
@@ -190,11 +208,14 @@ class StagingRule:
                 "give a function of the object, or capture='trigger'"
             )
         if self.capture == "trigger" and (
-            callable(self.key) or callable(self.data) or callable(self.when)
+            callable(self.key)
+            or callable(self.data)
+            or callable(self.when)
+            or callable(self.headers)
         ):
             raise DeclarationError(
                 f"staging rule of {name}: a trigger cannot call Python; with capture='trigger', key and data are "
-                "names of attributes and when is SQL text"
+                "names of attributes, when is SQL text and headers is a dict"
             )
 
 

@@ -26,6 +26,7 @@ command line ends with; ``page`` is the section of the documentation that explai
     │   └── AppendRefused         Redis answers, and refuses to write
     ├── JavaMissing               no Java runtime for Spark                       (3)
     ├── SchemaMissing             the database has no Penstock schema, or another (2)
+    │   └── TriggerMissing        a declared trigger is missing or another one
     ├── Gap                       records are gone before a consumer passed them  (4)
     └── Refused                   stopped for safety                              (5)
         ├── HistoryDiverged       Postgres lost commits, or is another one
@@ -100,6 +101,10 @@ class InvalidRecord(StagingError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+
+
+class UnstagedChanges(UserWarning):
+    """A warning, not an error: changes that a rule seems to cover are not staged, or would not be."""
 
 
 class BypassedStaging(StagingError):
@@ -213,6 +218,12 @@ class SchemaMissing(PenstockError):
 
     exit_code = 2
     page = "errors#schemamissing"
+
+
+class TriggerMissing(SchemaMissing):
+    """A trigger that a rule declares is missing, disabled, or is not that of its rule: changes would be lost."""
+
+    page = "errors#triggermissing"
 
 
 class Gap(PenstockError):

@@ -11,6 +11,7 @@ from typing import Any, Generic, Self, TypedDict, Unpack
 import structlog
 from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
 
+from penstock.capture import check_triggers
 from penstock.channels.server import RedisClient, connect_redis, redis_errors
 from penstock.consuming.delivered import Consumed, Delivered
 from penstock.consuming.deliverer import Deliverer, Source
@@ -113,6 +114,7 @@ class Worker(ABC, Generic[Item]):
         Raises:
             ServerUnavailable: A server does not answer.
             SchemaMissing: The tables are not there, or of a revision that this release does not work with.
+            TriggerMissing: A trigger that a rule declares is not there.
             DeclarationError: The pipeline does not fit what is registered.
             HistoryDiverged: Redis has records that Postgres does not know.
         """
@@ -121,6 +123,8 @@ class Worker(ABC, Generic[Item]):
             self._database_url, application=f"consumer {self.consumer.name}", prepare=self._prepare
         ) as connection:
             check_revision(connection, scope)
+            if self._deliverer is None:  # a later release may replace them while this worker runs
+                check_triggers(connection, self._pipeline)
             register_consumer(connection, scope, self.consumer)
             self._registered(connection)
             self._client = connect_redis(self._redis_url)

@@ -55,3 +55,19 @@ SELECT EXISTS (
     JOIN pg_catalog.pg_namespace n ON n.oid = s.relnamespace
     WHERE s.relname = 'staged_records' AND n.nspname = %(schema)s
 );
+
+-- :name lock_migrations
+-- The lock that migrations take: two that replace one function at once fail.
+SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0));
+
+-- :name triggers
+-- Functions that capture changes, each with its triggers.  Those of partitions are clones of their parent's.
+SELECT p.proname, p.prosrc, t.tgname, n.nspname, c.relname, t.tgtype,
+       t.tgenabled IN ('O', 'A') AND t.tgattr::text = '' AND t.tgqual IS NULL
+FROM pg_proc p
+JOIN pg_namespace own ON own.oid = p.pronamespace
+LEFT JOIN pg_trigger t ON t.tgfoid = p.oid AND t.tgparentid = 0
+LEFT JOIN pg_class c ON c.oid = t.tgrelid
+LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE own.nspname = %(schema)s AND p.prorettype = 'trigger'::regtype AND p.proname LIKE 'stage\_%%'
+ORDER BY p.proname, t.tgname;

@@ -14,6 +14,7 @@ from typing import Self
 import psycopg
 import structlog
 
+from penstock.capture import check_triggers
 from penstock.channels.server import RedisClient, check_eviction, connect_redis, redis_errors
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
@@ -108,6 +109,7 @@ class Streamer:
         self._unusable = UnusableShards()
         self._refresh_at = self._retain_at = 0.0
         self._to_retain: dict[str, tuple[ShardName, ...]] = {}
+        self._has_started = False
 
     def __enter__(self) -> Self:
         self.open()
@@ -123,6 +125,7 @@ class Streamer:
             ServerUnavailable: A server does not answer.
             Refused: An operator has to decide: see ``check_lineage``.
             SchemaMissing: The tables are not there, or of a revision that this release does not work with.
+            TriggerMissing: A trigger that a rule declares is not there.
             DeclarationError: The pipeline does not fit what is registered.
         """
         scope = self._pipeline.scope
@@ -133,6 +136,9 @@ class Streamer:
         check_revision(connection, scope)
         check_eviction(self._client)
         check_identity_cache(connection, scope)
+        if not self._has_started:  # a later release may replace them while this worker runs
+            check_triggers(connection, self._pipeline)
+            self._has_started = True
         epoch = check_lineage(
             connection,
             self._client,

@@ -4,12 +4,14 @@ from typing import Annotated
 
 import typer
 
+from penstock.capture import install_triggers, make_triggers
 from penstock.cli.command import command, find_pipeline
 from penstock.cli.connections import get_scope
 from penstock.cli.render import say, show
 from penstock.cli.servers import servers
 from penstock.database.initialise import initialise, migration_sql
 from penstock.database.revisions import newest_shipped
+from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE
 from penstock.settings import Settings
 
@@ -25,19 +27,37 @@ def init(
         ),
     ] = None,
 ) -> None:
-    """Create or upgrade Penstock's tables."""
+    """Create or upgrade Penstock's tables and declared triggers."""
+    pipeline = find_pipeline(settings)
     if schema is None:
-        schema = get_scope(find_pipeline(settings)).schema
+        schema = get_scope(pipeline).schema
+    if pipeline is not None and pipeline.scope.schema != schema:
+        pipeline = None  # its triggers are for another schema
     if sql:
         show(migration_sql(schema))
+        _show_triggers(pipeline)
         return
     if settings.database_url is not None:
-        before = initialise(settings.database_url.value, schema)
+        _initialise(settings.database_url.value, schema, pipeline)
     else:
         with servers(settings, schema=schema) as urls:
-            before = initialise(urls.database_url, schema)
-    after = newest_shipped()
+            _initialise(urls.database_url, schema, pipeline)
+
+
+def _initialise(database_url: str, schema: str, pipeline: Pipeline | None) -> None:
+    before, after = initialise(database_url, schema), newest_shipped()
     if before == after:
         say(f"schema {schema} is at {after} already")
     else:
         say(f"schema {schema}: {before or 'new'} → {after}")
+    if pipeline is not None:
+        for table in install_triggers(database_url, pipeline):
+            say(f"table {table}: trigger installed")
+
+
+def _show_triggers(pipeline: Pipeline | None) -> None:
+    for trigger in make_triggers(pipeline) if pipeline is not None else ():
+        show(f"-- Captures changes of {trigger.rule.type.__name__}\n\nBEGIN;\n")
+        for statement in trigger.statements:
+            show(f"{statement};\n")
+        show("COMMIT;\n")
