@@ -13,7 +13,14 @@ branch_labels = ("penstock",)
 depends_on = None
 
 TABLES = """
-CREATE SCHEMA IF NOT EXISTS {schema};
+-- CREATE SCHEMA IF NOT EXISTS needs the right to create the schema even if it exists.
+DO $$
+BEGIN
+    IF to_regnamespace('{schema}') IS NULL THEN
+        CREATE SCHEMA {schema};
+    END IF;
+END
+$$;
 
 -- Insert-only for applications.  CACHE 1, because a tick numbers records in the order of their ids: a connection that
 -- drew ids ahead would put a later change of a key before an earlier one.
