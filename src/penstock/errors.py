@@ -26,6 +26,7 @@ command line ends with; ``page`` is the section of the documentation that explai
     │   └── AppendRefused         Redis answers, and refuses to write
     ├── JavaMissing               no Java runtime for Spark                       (3)
     ├── SchemaMissing             the database has no Penstock schema, or another (2)
+    ├── PrivilegeMissing          the role lacks a privilege in Postgres          (2)
     ├── Gap                       records are gone before a consumer passed them  (4)
     └── Refused                   stopped for safety                              (5)
         ├── HistoryDiverged       Postgres lost commits, or is another one
@@ -213,6 +214,13 @@ class SchemaMissing(PenstockError):
 
     exit_code = 2
     page = "errors#schemamissing"
+
+
+class PrivilegeMissing(PenstockError):
+    """The role that Penstock connects as lacks a privilege in Postgres."""
+
+    exit_code = 2
+    page = "errors#privilegemissing"
 
 
 class Gap(PenstockError):

@@ -18,6 +18,7 @@ from penstock.consuming.transaction import HandlerTransaction
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import CONFLICTS, describe, postgres_errors
 from penstock.database.registry import register_consumer
+from penstock.database.roles import check_privileges
 from penstock.declarations import ConsumerSpec
 from penstock.errors import ServerUnavailable
 from penstock.journal import check_tails
@@ -100,7 +101,11 @@ class Worker(ABC, Generic[Item]):
         self._deliverer: Deliverer[Item] | None = None
 
     def __enter__(self) -> Self:
-        self.open()
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -112,6 +117,7 @@ class Worker(ABC, Generic[Item]):
         Raises:
             ServerUnavailable: A server does not answer.
             SchemaMissing: The tables are not there.
+            PrivilegeMissing: The role may not consume; the text has the grants.
             DeclarationError: The pipeline does not fit what is registered.
             HistoryDiverged: Redis has records that Postgres does not know.
         """
@@ -119,6 +125,7 @@ class Worker(ABC, Generic[Item]):
         with connect_postgres(
             self._database_url, application=f"consumer {self.consumer.name}", prepare=self._prepare
         ) as connection:
+            check_privileges(connection, scope, "consumer")
             register_consumer(connection, scope, self.consumer)
             self._registered(connection)
             self._client = connect_redis(self._redis_url)

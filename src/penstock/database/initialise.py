@@ -8,11 +8,12 @@ from importlib.resources import as_file
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from penstock.database.connections import make_engine
 from penstock.database.errors import postgres_errors
 from penstock.database.resources import directory
+from penstock.database.statements import statements
 from penstock.records import DEFAULT_SCOPE, checked_schema
 
 _LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))")
@@ -28,6 +29,7 @@ def initialise(
     Raises:
         InvalidName: The schema's name is not valid.
         ServerUnavailable: Postgres does not answer.
+        PrivilegeMissing: The role may not create the schema, or the tables are another role's.
     """
     checked_schema(schema)
     engine = make_engine(database_url, application="init")
@@ -37,7 +39,8 @@ def initialise(
             engine.begin() as connection,
         ):
             connection.execute(_LOCK)
-            connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
+            _create_schema(connection, schema)
+            _become_owner(connection, schema)
             before = connection.execute(
                 text("SELECT to_regclass(:table)::text"), {"table": f"{schema}.alembic_version"}
             ).scalar()
@@ -54,6 +57,21 @@ def initialise(
     finally:
         engine.dispose()
     return before
+
+
+def _create_schema(connection: Connection, schema: str) -> None:
+    """Creates the schema if there is none: IF NOT EXISTS needs the right to create it even if it exists."""
+    known = text("SELECT to_regnamespace(:schema) IS NOT NULL")
+    if not connection.execute(known, {"schema": f'"{schema}"'}).scalar():
+        connection.execute(text(f'CREATE SCHEMA "{schema}"'))
+
+
+def _become_owner(connection: Connection, schema: str) -> None:
+    """Acts as the tables' owner for this transaction, if this role may: new tables are the same owner's."""
+    statement = statements("penstock.database", schema)["owner_to_become"].decode()
+    owner = connection.exec_driver_sql(statement, {"schema": schema}).scalar()
+    if owner is not None:
+        connection.exec_driver_sql(f"SET LOCAL ROLE {owner}")
 
 
 def migration_sql(schema: str = DEFAULT_SCOPE.schema) -> str:

@@ -19,6 +19,7 @@ from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import describe, postgres_errors
 from penstock.database.registry import register_channel, register_consumer
+from penstock.database.roles import check_privileges
 from penstock.errors import ServerUnavailable
 from penstock.journal import check_lineage
 from penstock.pipeline import Pipeline
@@ -109,7 +110,11 @@ class Streamer:
         self._to_retain: dict[str, tuple[ShardName, ...]] = {}
 
     def __enter__(self) -> Self:
-        self.open()
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -122,6 +127,7 @@ class Streamer:
             ServerUnavailable: A server does not answer.
             Refused: An operator has to decide: see ``check_lineage``.
             SchemaMissing: The tables are not there.
+            PrivilegeMissing: The role may not stream; the text has the grants.
             DeclarationError: The pipeline does not fit what is registered.
         """
         scope = self._pipeline.scope
@@ -129,6 +135,7 @@ class Streamer:
             self._database_url, application="streamer", prepare=self._prepare
         )
         self._connection, self._client = connection, connect_redis(self._redis_url)
+        check_privileges(connection, scope, "streamer")
         check_eviction(self._client)
         check_identity_cache(connection, scope)
         epoch = check_lineage(
