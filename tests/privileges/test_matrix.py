@@ -227,7 +227,7 @@ MAY: list[tuple[Verb, set[str]]] = [
     (stream, {"a_streamer", "a_reconciler"}),
     (consume, {"a_consumer", "a_reconciler"}),
     (consume_in_async_handlers, {"a_consumer", "a_reconciler"}),
-    (consume_an_ick, {"a_consumer"}),
+    (consume_an_ick, {"a_consumer", "a_reconciler"}),
     (list_dead_letters, {"a_consumer", "a_viewer", "a_reconciler"}),
     (retry_dead_letters, {"a_consumer", "a_reconciler"}),
     (drop_dead_letters, {"a_consumer", "a_reconciler"}),
@@ -320,4 +320,6 @@ def is_refusal(error: Exception) -> bool:
     """Whether it is about rights and nothing else."""
     if isinstance(error, StagingError):
         return "42501" in str(error)
-    return not isinstance(error, AppendRefused) or acl_grant(str(error), "penstock") is not None
+    return (
+        not isinstance(error, AppendRefused) or acl_grant(str(error), "penstock", "u") is not None
+    )

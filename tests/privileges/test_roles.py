@@ -18,7 +18,7 @@ from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.initialise import initialise, shipped_revision
 from penstock.database.role_plan import make_roles, plan_roles, roles_sql
-from penstock.database.roles import ROLE_NAMES, table_names
+from penstock.database.roles import ROLE_NAMES, rights, table_names
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import InvalidName, PrivilegeMissing, SchemaMissing
 from penstock.operating.doctor import CheckResult, diagnose
@@ -144,6 +144,28 @@ def test_a_login_that_may_not_make_roles_changes_nothing(
         make_roles(poor, "penstock", "poor")
 
     assert connection.execute("SELECT FROM pg_roles WHERE rolname LIKE 'poor%'").fetchall() == []
+
+
+def test_a_grant_that_postgres_only_warns_of_is_an_error(
+    connection: Connection, database_url: str, login: str
+) -> None:
+    """GRANT by a role that has the privilege, and may not pass it on."""
+    make_roles(connection, "penstock", "warned")
+    connection.execute(f"GRANT warned_owner TO {login}".encode())
+    connection.execute("REVOKE USAGE ON SCHEMA penstock FROM warned_viewer")
+
+    with (
+        connect_postgres(as_login(database_url, login), application="test") as poor,
+        pytest.raises(PrivilegeMissing, match=r"may not GRANT USAGE ON SCHEMA.*warned_viewer"),
+    ):
+        make_roles(poor, "penstock", "warned")
+
+
+def test_each_table_is_some_roles_work() -> None:
+    """A new table has to appear in the list of rights, or the workers cannot use it."""
+    named = {right.name for role in ("streamer", "consumer") for right in rights(role)}
+
+    assert set(table_names()) - named == set()
 
 
 # init without a superuser
@@ -379,9 +401,23 @@ def test_the_doctor_names_a_command_that_redis_refuses(
     assert (finding.grade, finding.fix) == ("warning", "ACL SETUSER penstock_consumer +info")
 
 
-@pytest.mark.parametrize("login", ["a_viewer", "a_streamer", "a_consumer", "a_producer", "nobody"])
+@pytest.mark.parametrize(
+    ("login", "message"),
+    [
+        ("a_owner", "a_owner has what it takes to stage, stream, consume, view"),
+        ("a_viewer", "a_viewer has what it takes to view"),
+        ("a_streamer", "a_streamer has what it takes to stream"),
+        ("a_consumer", "a_consumer has what it takes to consume"),
+        ("a_producer", "a_producer has what it takes to stage"),
+        (
+            "nobody",
+            "nobody lacks some of what it takes to stage: USAGE on the schema; INSERT (channel, ",
+        ),
+    ],
+)
 def test_the_doctor_runs_as_any_role(
     login: str,
+    message: str,
     database_url_for: UrlFor,
     redis_url_for: UrlFor,
     streamer: Streamer,
@@ -400,6 +436,7 @@ def test_the_doctor_runs_as_any_role(
     assert [finding.check for finding in errors] == [
         "durability"
     ]  # the tests' server is not durable
+    assert only(findings, "privileges").message.startswith(message)
     if login == "a_viewer":
         warnings = {finding.check for finding in findings if finding.grade == "warning"}
         assert warnings <= {"persistence", "channels"}
@@ -488,11 +525,45 @@ def test_options_that_do_not_go_together_are_refused(
     assert bare("init", *options).returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "role"),
+    [
+        (("stream",), "streamer"),
+        (("stream", "--drain"), "streamer"),
+        (("consume", "reader"), "consumer"),
+        (("run", "--engine", "inline"), "streamer"),
+    ],
+)
 def test_a_worker_command_without_rights_is_one_line_and_exits_with_2(
-    penstock: CommandLine, connection: Connection, database_url: str, login: str
+    penstock: CommandLine, database_url: str, login: str, arguments: tuple[str, ...], role: str
 ) -> None:
-    done = penstock("stream", "--drain", PENSTOCK_DATABASE_URL=as_login(database_url, login))
+    done = penstock(*arguments, PENSTOCK_DATABASE_URL=as_login(database_url, login))
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
 
     assert done.returncode == 2
-    assert f"error: the role {login} lacks " in done.stderr
-    assert "GRANT penstock_streamer TO" in done.stderr
+    assert len(errors) == 1
+    assert f"the role {login} lacks " in errors[0]
+    assert f"GRANT penstock_{role} TO" in errors[0]
+
+
+def test_what_any_command_may_not_read_is_one_line_and_exits_with_2(
+    penstock: CommandLine, database_url: str, login: str
+) -> None:
+    for arguments in (("status",), ("dead-letters", "list"), ("consumers", "list")):
+        done = penstock(*arguments, PENSTOCK_DATABASE_URL=as_login(database_url, login))
+
+        assert done.returncode == 2, done.stderr
+        assert "permission denied for schema penstock" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_right_that_is_revoked_while_a_worker_runs_ends_it_with_its_name(
+    flow: Pipeline, things: Log, connection: Connection, database_url_for: UrlFor, redis_url: str
+) -> None:
+    streamer = Streamer(flow, database_url_for("a_streamer"), redis_url)
+    streamer.drain()
+    connection.execute("REVOKE INSERT ON penstock.journal FROM penstock_streamer")
+    stage_rows(connection, things, 1)
+
+    with pytest.raises(PrivilegeMissing, match="sequencing: permission denied for table journal"):
+        streamer.run(lambda: False)

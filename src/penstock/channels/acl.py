@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
+from penstock.channels.server import RedisClient
 from penstock.records import checked_schema
 
 AclUser = Literal["owner", "streamer", "consumer", "viewer"]
@@ -23,14 +24,17 @@ _SCRIPTS = "+evalsha +script|load"
 _READ_LOG = "+get +exists +type +pttl +xinfo|stream +xread +xrange +xrevrange"
 _READ_ICK = "+zcard +zrange +zrevrange +hget +hmget"
 _READ = f"{_CONNECT} {_SCRIPTS} {_READ_LOG} {_READ_ICK}"
-_STREAM = (
-    f"{_READ} +info +multi +exec +discard +set +setnx +del +xadd +xtrim +zadd +hset +hdel +hincrby"
+_WRITE_ICK = "+set +setnx +del +zadd +zrem +zremrangebyrank +hset +hdel +hincrby"
+_STREAM = f"{_READ} {_WRITE_ICK} +info +multi +exec +discard +xadd +xtrim"
+
+_REFUSAL = re.compile(
+    "NOPERM|no permissions|ACL failure|user executing the script can't", re.IGNORECASE
 )
 
 COMMANDS: Mapping[AclUser, str] = {
-    "owner": f"{_STREAM} +zrem +zremrangebyrank +rename +persist",
+    "owner": f"{_STREAM} +rename +persist",
     "streamer": _STREAM,
-    "consumer": f"{_READ} +set +setnx +del +zadd +zrem +zremrangebyrank +hset +hdel +hincrby",
+    "consumer": f"{_READ} {_WRITE_ICK}",
     "viewer": f"{_READ} +info",
 }
 """The commands of each user, as rules of an ACL."""
@@ -57,19 +61,28 @@ def acl_rules(user: AclUser, namespace: str) -> str:
     return f"on resetkeys resetchannels -@all {keys} {COMMANDS[user]}"
 
 
-def acl_grant(refusal: str, namespace: str) -> str | None:
+def acl_grant(refusal: str, namespace: str, user: str) -> str | None:
     """The command that gives a user what Redis has refused it for; None if the text says nothing of rights.
 
     Args:
         refusal: Text of the error: ``NOPERM User x has no permissions to run the 'info' command``.
         namespace: Of the pipeline.
+        user: Name of the user, which not every release puts into the text.
     """
-    if not re.search("NOPERM|no permissions|ACL failure", refusal, re.IGNORECASE):
+    if not _REFUSAL.search(refusal):
         return None
-    user = re.search(r"User (\S+) has", refusal)
+    if "run this command" in refusal:  # Redis 7.0 does not say which
+        return f"the rules of {user}: penstock init --roles --acl setuser"
     refused = re.search(r"run the '([^']+)' command", refusal)
     rule = f"+{refused[1]}" if refused else f"~{namespace}:{{*}}:*"
-    return f"ACL SETUSER {user[1] if user else 'NAME'} {rule}"
+    return f"ACL SETUSER {user} {rule}"
+
+
+def user_of(client: RedisClient) -> str:
+    """The user that a client logs in as."""
+    pool = getattr(client, "connection_pool", None)
+    options = getattr(pool, "connection_kwargs", {}) or getattr(client, "connection_kwargs", {})
+    return options.get("username") or "default"
 
 
 def acl_lines(namespace: str, prefix: str, form: AclFormat) -> list[str]:

@@ -19,7 +19,7 @@ from penstock.database.roles import (
     table_names,
 )
 from penstock.database.statements import statements
-from penstock.errors import SchemaMissing
+from penstock.errors import PrivilegeMissing, SchemaMissing
 from penstock.records import checked_schema
 
 _WORKING: tuple[RoleName, ...] = ROLE_NAMES[1:]
@@ -107,6 +107,12 @@ def make_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
         plan = plan_roles(connection, schema, prefix)
         for statement in plan.statements:
             connection.execute(statement.encode())
+        # Postgres only warns of a GRANT by a role that has a privilege and may not pass it on.
+        if left := plan_roles(connection, schema, prefix).statements:
+            raise PrivilegeMissing(
+                f"making the roles: this role may not {left[0]}. Nothing was changed. Run it as a superuser, or give an "
+                "administrator the script: penstock init --roles --sql"
+            )
     return plan
 
 

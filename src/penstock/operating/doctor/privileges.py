@@ -51,10 +51,13 @@ def _needed(role: RoleName) -> frozenset[Right]:
 
 
 def _find_partial(missing: Missing, complete: list[RoleName]) -> list[RoleName]:
-    """Works that the login has privileges for which no work that it may do explains."""
-    explained = frozenset[Right]().union(*(_needed(role) for role in complete))
+    """Works that the login has privileges for which no work that it may do explains.
+
+    By tables alone: everyone may call functions unless that was revoked.
+    """
+    explained = frozenset[Right]().union(*(rights(role) for role in complete))
     held = {role: _needed(role) - set(missing[role]) for role in missing if missing[role]}
-    unexplained = {role: {r for r in held[role] - explained if r.name} for role in held}
+    unexplained = {role: {r for r in held[role] - explained if r.kind == "TABLE"} for role in held}
     most = max(map(len, unexplained.values()), default=0)
     return [role for role, found in unexplained.items() if found and len(found) == most]
 
