@@ -531,7 +531,7 @@ def test_options_that_do_not_go_together_are_refused(
         (("stream",), "streamer"),
         (("stream", "--drain"), "streamer"),
         (("consume", "reader"), "consumer"),
-        (("run", "--engine", "inline"), "streamer"),
+        (("run", "--engine", "inline"), "(streamer|consumer)"),
     ],
 )
 def test_a_worker_command_without_rights_is_one_line_and_exits_with_2(
@@ -543,7 +543,7 @@ def test_a_worker_command_without_rights_is_one_line_and_exits_with_2(
     assert done.returncode == 2
     assert len(errors) == 1
     assert f"the role {login} lacks " in errors[0]
-    assert f"GRANT penstock_{role} TO" in errors[0]
+    assert re.search(f"GRANT penstock_{role} TO", errors[0])
 
 
 def test_what_any_command_may_not_read_is_one_line_and_exits_with_2(

@@ -78,7 +78,7 @@ def acl_grant(refusal: str, namespace: str, user: str) -> str | None:
     return f"ACL SETUSER {user} {rule}"
 
 
-def user_of(client: RedisClient) -> str:
+def get_user(client: RedisClient) -> str:
     """The user that a client logs in as."""
     pool = getattr(client, "connection_pool", None)
     options = getattr(pool, "connection_kwargs", {}) or getattr(client, "connection_kwargs", {})

@@ -6,7 +6,7 @@ from dataclasses import replace
 import psycopg
 import redis
 
-from penstock.channels.acl import acl_grant, user_of
+from penstock.channels.acl import acl_grant, get_user
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
 from penstock.database.errors import describe, first_line
@@ -103,7 +103,7 @@ def _run_one(check: Check, context: CheckContext) -> list[CheckResult]:
     except PrivilegeMissing as error:
         return [CheckResult.warning(name, str(error), _SEE_PRIVILEGES)]
     except PenstockError as error:
-        if grant := acl_grant(str(error), context.scope.namespace, user_of(context.client)):
+        if grant := acl_grant(str(error), context.scope.namespace, get_user(context.client)):
             return [CheckResult.warning(name, str(error), grant)]
         away = isinstance(error, ServerUnavailable)
         return [CheckResult(name, "error", str(error), f"see docs: {error.page}", unreachable=away)]
