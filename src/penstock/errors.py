@@ -27,6 +27,7 @@ command line ends with; ``page`` is the section of the documentation that explai
     ├── JavaMissing               no Java runtime for Spark                       (3)
     ├── SchemaMissing             the database has no Penstock schema, or another (2)
     │   └── TriggerMissing        a declared trigger is missing or another one
+    ├── PrivilegeMissing          the role lacks a privilege in Postgres          (2)
     ├── Gap                       records are gone before a consumer passed them  (4)
     └── Refused                   stopped for safety                              (5)
         ├── HistoryDiverged       Postgres lost commits, or is another one
@@ -224,6 +225,13 @@ class TriggerMissing(SchemaMissing):
     """A trigger that a rule declares is missing, disabled, or is not that of its rule: changes would be lost."""
 
     page = "errors#triggermissing"
+
+
+class PrivilegeMissing(PenstockError):
+    """The role that Penstock connects as lacks a privilege in Postgres."""
+
+    exit_code = 2
+    page = "errors#privilegemissing"
 
 
 class Gap(PenstockError):

@@ -17,13 +17,14 @@ import psycopg
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from penstock.errors import PenstockError, SchemaMissing, ServerUnavailable
+from penstock.errors import PenstockError, PrivilegeMissing, SchemaMissing, ServerUnavailable
 
 CONFLICTS = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
 """Errors of psycopg that mean: the transaction lost against another one, and nothing of it happened."""
 
 READ_ONLY = "25006"
 IN_FAILED_TRANSACTION = "25P02"
+LACKS_PRIVILEGE = "42501"
 
 _SCHEMA = {"42P01", "42703", "42883", "3F000"}
 _UNAVAILABLE_CLASSES = {
@@ -101,11 +102,16 @@ def postgres_errors(what: str) -> Iterator[None]:
     Raises:
         ServerUnavailable: The server cannot do it now; what was being done may have happened.
         SchemaMissing: A table or function of ours is not there.
+        PrivilegeMissing: The connection's role may not do it.
     """
     try:
         yield
     except (psycopg.Error, DBAPIError, PoolTimeout) as error:
         cause = driver_error(error)
+        if sqlstate(error) == LACKS_PRIVILEGE:
+            raise PrivilegeMissing(
+                f"{what}: {first_line(cause)}. Connect as a role that may, or see what this one lacks: penstock doctor"
+            ) from error
         match classify(error):
             case ErrorKind.UNAVAILABLE:
                 raise ServerUnavailable(f"{what}: {_why_unavailable(cause)}") from error

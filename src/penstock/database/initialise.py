@@ -7,7 +7,7 @@ from importlib.resources import as_file
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from penstock.database.connections import make_engine
 from penstock.database.errors import postgres_errors
@@ -20,6 +20,7 @@ from penstock.database.revisions import (
     newest_shipped,
     why_unusable,
 )
+from penstock.database.statements import statements
 from penstock.errors import SchemaMissing
 from penstock.records import DEFAULT_SCOPE, checked_schema
 
@@ -38,6 +39,7 @@ def initialise(
         InvalidName: The schema's name is not valid.
         SchemaMissing: The schema is newer than this release, or the application's own Alembic keeps its revision.
         ServerUnavailable: Postgres does not answer.
+        PrivilegeMissing: The role may not create the schema, or the tables are another role's.
     """
     checked_schema(schema)
     engine = make_engine(database_url, application="init")
@@ -50,7 +52,8 @@ def initialise(
             before = find_revision(make_executor(connection), schema)
             if before is not None and not _may_migrate(before, schema):
                 return before.revision
-            connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
+            _create_schema(connection, schema)
+            _become_owner(connection, schema)
             with alembic_config(schema) as config:
                 config.attributes["connection"] = connection
                 if revision == "base":
@@ -78,6 +81,21 @@ def _may_migrate(before: FoundRevision, schema: str) -> bool:
             f"to {newest_shipped()}: alembic upgrade heads"
         )
     return before.is_own
+
+
+def _create_schema(connection: Connection, schema: str) -> None:
+    """Creates the schema if there is none: IF NOT EXISTS needs the right to create it even if it exists."""
+    known = text("SELECT to_regnamespace(:schema) IS NOT NULL")
+    if not connection.execute(known, {"schema": f'"{schema}"'}).scalar():
+        connection.execute(text(f'CREATE SCHEMA "{schema}"'))
+
+
+def _become_owner(connection: Connection, schema: str) -> None:
+    """Acts as the tables' owner for this transaction, if this role may: new tables are the same owner's."""
+    statement = statements("penstock.database", schema)["owner_to_become"].decode()
+    owner = connection.exec_driver_sql(statement, {"schema": schema}).scalar()
+    if owner is not None:
+        connection.exec_driver_sql(f"SET LOCAL ROLE {owner}")
 
 
 def migration_sql(schema: str = DEFAULT_SCOPE.schema) -> str:

@@ -21,6 +21,7 @@ from penstock.database.connections import Connection, Database, connect_postgres
 from penstock.database.errors import describe, postgres_errors
 from penstock.database.registry import register_channel, register_consumer
 from penstock.database.revisions import check_revision
+from penstock.database.roles import check_privileges
 from penstock.errors import ServerUnavailable
 from penstock.journal import check_lineage
 from penstock.pipeline import Pipeline
@@ -112,7 +113,11 @@ class Streamer:
         self._has_started = False
 
     def __enter__(self) -> Self:
-        self.open()
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -126,6 +131,7 @@ class Streamer:
             Refused: An operator has to decide: see ``check_lineage``.
             SchemaMissing: The tables are not there, or of a revision that this release does not work with.
             TriggerMissing: A trigger that a rule declares is not there.
+            PrivilegeMissing: The role may not stream; the text has the grants.
             DeclarationError: The pipeline does not fit what is registered.
         """
         scope = self._pipeline.scope
@@ -134,6 +140,7 @@ class Streamer:
         )
         self._connection, self._client = connection, connect_redis(self._redis_url)
         check_revision(connection, scope)
+        check_privileges(connection, scope, "streamer")
         check_eviction(self._client)
         check_identity_cache(connection, scope)
         if not self._has_started:  # a later release may replace them while this worker runs

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from penstock.database.roles import quote
 from penstock.database.statements import statements
 from penstock.errors import ReadOnlyPostgres
 from penstock.journal.lineage import server_identity
@@ -89,7 +90,17 @@ def long_transactions(context: CheckContext) -> Iterator[CheckResult]:
             f"process {pid} ({application or 'unnamed'}, {state}) has been in a transaction for {format_age(seconds)}",
             f"end it in its application, or SELECT pg_terminate_backend({pid})",
         )
-    if not rows:
+    [(sees_others,)] = context.connection.execute(
+        statements(__package__, context.scope.schema)["sees_others"]
+    ).fetchall()
+    if not sees_others:
+        login = context.connection.info.user
+        yield CheckResult.warning(
+            "long transactions",
+            f"{login} does not see those of other roles",
+            f"GRANT pg_read_all_stats TO {quote(login)};",
+        )
+    elif not rows:
         yield CheckResult.ok("long transactions", f"none open for more than {LONG_S} s")
 
 
