@@ -13,8 +13,14 @@ from sqlalchemy import text
 from penstock.database.connections import make_engine
 from penstock.database.errors import postgres_errors
 from penstock.database.resources import directory
+from penstock.database.transactions import OUR_SEARCH_PATH, set_local
 from penstock.records import DEFAULT_SCOPE, checked_schema
 
+_SETTINGS = [
+    # A migration may wait and rewrite for long, and its functions and operators are Postgres' own.
+    text(statement.decode())
+    for statement in (OUR_SEARCH_PATH, *set_local({"statement_timeout": "0", "lock_timeout": "0"}))
+]
 _LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))")
 
 
@@ -36,6 +42,8 @@ def initialise(
             postgres_errors("creating Penstock's tables"),
             engine.begin() as connection,
         ):
+            for setting in _SETTINGS:
+                connection.execute(setting)
             connection.execute(_LOCK)
             connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
             before = connection.execute(

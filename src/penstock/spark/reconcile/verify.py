@@ -229,7 +229,7 @@ class VerificationReader(DataSourceReader):
 
     def _compare(self, part: VerificationRange) -> Iterator[pa.RecordBatch]:
         try:
-            with arrow(self.database_url) as connection, connection.cursor() as cursor:
+            with arrow(self.database_url) as cursor:
                 for wanted in _divide(part, self._offsets_a_read(part)):
                     # The log first: a published record that Postgres names afterwards was in the log before.
                     entries = self._read_entries(wanted)
