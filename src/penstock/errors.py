@@ -35,6 +35,7 @@ command line ends with; ``page`` is the section of the documentation that explai
         ├── DamagedIck            a key of an Ick holds something else, or is missing
         ├── ReadOnlyPostgres      a standby or a read-only server
         ├── Fenced                a newer epoch has taken over
+        ├── HiddenRows            row-level security hides rows from Penstock
         └── UnsafeSetting         a setting of a server endangers records
 """
 
@@ -276,6 +277,12 @@ class Fenced(Refused):
     """A newer epoch of the log has been opened; this process belongs to an old one."""
 
     page = "errors#fenced"
+
+
+class HiddenRows(Refused):
+    """A policy of row-level security applies to what Penstock reads; rows that it hides would be lost silently."""
+
+    page = "errors#hiddenrows"
 
 
 class UnsafeSetting(Refused):

@@ -695,9 +695,12 @@ def test_a_table_that_is_locked_for_seconds_dead_letters_nothing(
     reader: Reader, database_url: str
 ) -> None:
     """Guarantee 13: a migration's lock is not the records' fault."""
-    with psycopg.connect(database_url, autocommit=True) as admin:
-        admin.execute("ALTER ROLE CURRENT_USER SET lock_timeout = '50ms'")
-    reader.declare(apply)
+
+    def impatient(session: Session, records: Sequence[Record]) -> None:
+        session.execute(text("SET LOCAL lock_timeout = '50ms'"))
+        apply(session, records)
+
+    reader.declare(impatient)
     holder = psycopg.connect(database_url)
     holder.execute("LOCK public.effects")
     freed = threading.Timer(2.5, holder.close)
@@ -707,8 +710,6 @@ def test_a_table_that_is_locked_for_seconds_dead_letters_nothing(
         reader.drain()
     finally:
         freed.join()
-        with psycopg.connect(database_url, autocommit=True) as admin:
-            admin.execute("ALTER ROLE CURRENT_USER RESET lock_timeout")
 
     assert (reader.effects(), reader.dead()) == (ALL, [])
     assert any("LockNotAvailable" in each for each in waiting)

@@ -4,6 +4,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import as_file
+from typing import Any, cast
 
 from alembic import command
 from alembic.config import Config
@@ -11,7 +12,7 @@ from sqlalchemy import Connection, text
 
 from penstock.database.connections import make_engine
 from penstock.database.errors import postgres_errors
-from penstock.database.executor import make_executor
+from penstock.database.executor import Executor
 from penstock.database.resources import directory
 from penstock.database.revisions import (
     FoundRevision,
@@ -21,9 +22,15 @@ from penstock.database.revisions import (
     why_unusable,
 )
 from penstock.database.statements import statements
+from penstock.database.transactions import OUR_SEARCH_PATH, set_local
 from penstock.errors import SchemaMissing
 from penstock.records import DEFAULT_SCOPE, checked_schema
 
+_SETTINGS = [
+    # A migration may wait and rewrite for long, and its functions and operators are Postgres' own.
+    text(statement.decode())
+    for statement in (OUR_SEARCH_PATH, *set_local({"statement_timeout": "0", "lock_timeout": "0"}))
+]
 LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))")
 """Two processes may migrate at once: the second one waits for this lock, then finds the work done."""
 
@@ -48,8 +55,10 @@ def initialise(
             postgres_errors("creating Penstock's tables"),
             engine.begin() as connection,
         ):
+            for setting in _SETTINGS:
+                connection.execute(setting)
             connection.execute(LOCK)
-            before = find_revision(make_executor(connection), schema)
+            before = find_revision(_driver_connection(connection), schema)
             if before is not None and not _may_migrate(before, schema):
                 return before.revision
             _create_schema(connection, schema)
@@ -63,6 +72,11 @@ def initialise(
     finally:
         engine.dispose()
     return None if before is None else before.revision
+
+
+def _driver_connection(connection: Connection) -> Executor:
+    driver: Any = connection.connection
+    return cast("Executor", driver.driver_connection)
 
 
 def _may_migrate(before: FoundRevision, schema: str) -> bool:

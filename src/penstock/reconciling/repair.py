@@ -3,6 +3,9 @@
 Each is one transaction that locks the consumer's checkpoints.  Rows are repaired while the consumer is paused at a cut,
 where they must be what the tables show.  A whole replacement needs no pause: state and position become those of the cut,
 and the records beyond it are applied as usual.
+
+The state's table, its operators and its triggers are the application's, and are found by the role's search_path.  All
+statements that need them come last in the transaction, after those that need only our own tables.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +17,7 @@ from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
+from penstock.database.transactions import OUR_SEARCH_PATH, ROLES_SEARCH_PATH
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import BarrierMissed, Gap, Refused, Unknown
 from penstock.reconciling.comparison import Difference
@@ -79,6 +83,7 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
         _refuse_dead_letters(connection, scope, spec, at)
         connection.execute(sql_["differences"])
         _copy_differences(connection, differences)
+        connection.execute(ROLES_SEARCH_PATH)
         for statement in repair:
             connection.execute(statement)
         connection.execute(sql_["note_repairs"], {"run": run})
@@ -120,12 +125,13 @@ def replace_state(
         )
         _lock_checkpoints(connection, scope, spec)
         _check_kept(connection, scope, spec, at)
-        for table in copied:
-            before += connection.execute(table.delete_all).rowcount
-            after += connection.execute(table.insert_incoming).rowcount
         positions = _position_parameters(spec, spec.consumer.channel.shard_names, at)
         connection.execute(sql_["put_checkpoints"], {**positions, "epoch": at.epoch})
         connection.execute(sql_["drop_dead_letters"], positions)
+        connection.execute(ROLES_SEARCH_PATH)
+        for table in copied:
+            before += connection.execute(table.delete_all).rowcount
+            after += connection.execute(table.insert_incoming).rowcount
         crashpoint("replace.before_commit")
     crashpoint("replace.after_commit")
     return Replaced(before, after)
@@ -218,9 +224,11 @@ def _read_types(
         Unknown: There is no such table.
     """
     table = sql.Identifier(*filter(None, (spec.schema, spec.table))).as_string(None)
-    rows = connection.execute(
-        statements("penstock.reconciling", scope.schema)["column_types"], {"table": table}
-    ).fetchall()
+    sql_ = statements("penstock.reconciling", scope.schema)
+    connection.execute(ROLES_SEARCH_PATH)
+    [(oid,)] = connection.execute(sql_["find_table"], {"table": table}).fetchall()
+    connection.execute(OUR_SEARCH_PATH)
+    rows = connection.execute(sql_["column_types"], {"table": oid}).fetchall()
     if not rows:
         raise Unknown(f"reconciliation {spec.name}: there is no table {spec.state}")
     return dict(rows)

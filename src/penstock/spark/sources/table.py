@@ -14,6 +14,7 @@ from psycopg import sql
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from penstock.database.connections import TableConnection
 from penstock.database.errors import postgres_errors
 from penstock.errors import InvalidSetting, SnapshotLost, Unknown
 from penstock.spark.sources.connections import arrow, postgres, warm
@@ -105,7 +106,8 @@ class _Relation:
             raise InvalidSetting("penstock.table: give one of the options table and query")
         table = _quoted(options["table"]) if "table" in options else None
         source = table or f"({options['query']}) AS q"
-        connection = postgres(database_url("penstock.table", options.get("databaseurl")))
+        url = database_url("penstock.table", options.get("databaseurl"))
+        connection = postgres(url, TableConnection)
         wanted = options.get("columns")
         names = "*" if wanted is None else ", ".join(map(_identifier, wanted.split(",")))
         with postgres_errors("reading the columns of a table"):
@@ -141,7 +143,7 @@ class TableReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Slices of about the same size."""
-        connection = postgres(self._url)
+        connection = postgres(self._url, TableConnection)
         column = self._relation.options.get("partitioncolumn")
         with postgres_errors("dividing a table"):
             if column is not None:
@@ -166,8 +168,7 @@ class TableReader(DataSourceReader):
         conditions = " AND ".join(f"({c})" for c in (partition.condition, *self._conditions))
         query = f"SELECT {expressions} FROM {self._relation.source} WHERE {conditions}"
         schema = pa.schema([(field.name, field.type) for field in self._fields])
-        with arrow(self._url) as connection, connection.cursor() as cursor:
-            self._enter_snapshot(cursor)
+        with arrow(self._url, TableConnection, self._enter_snapshot) as cursor:
             cursor.execute(query)
             for batch in cursor.fetch_record_batch():
                 if batch.num_rows:
@@ -192,9 +193,11 @@ class TableReader(DataSourceReader):
 
 def _by_position(connection: Any, table: str, count: int | None) -> Iterator[Slice]:
     """Slices by position on disk.  If the table has grown since the snapshot, its new rows are not part of it."""
+    # By the role's search_path, which no other function may be found by.
     [(kind, has_children, size, page)] = connection.execute(
-        "SELECT relkind::text, relhassubclass, pg_relation_size(oid), current_setting('block_size')::bigint "
-        "FROM pg_class WHERE oid = %s::regclass",
+        "SELECT relkind::text, relhassubclass, pg_catalog.pg_relation_size(oid::pg_catalog.regclass), "
+        "pg_catalog.current_setting('block_size')::bigint "
+        "FROM pg_catalog.pg_class WHERE oid OPERATOR(pg_catalog.=) (%s::pg_catalog.regclass)::pg_catalog.oid",
         (table,),
     ).fetchall()
     if kind not in {"r", "m"} or has_children or connection.info.server_version < _TID_RANGES_SINCE:
@@ -210,7 +213,7 @@ def _by_position(connection: Any, table: str, count: int | None) -> Iterator[Sli
 
 def _by_column(connection: Any, relation: _Relation, column: str, count: int) -> Iterator[Slice]:
     """Slices by the values of a column; the first and the last are open-ended, so that they cover every row."""
-    query = f"SELECT DISTINCT percentile_disc({{}}) WITHIN GROUP (ORDER BY {column})::text FROM {relation.source}"
+    query = f"SELECT DISTINCT pg_catalog.percentile_disc({{}}) WITHIN GROUP (ORDER BY {column})::text FROM {relation.source}"
     edges: list[str] = []
     for part in range(1, count):
         [(edge,)] = connection.execute(query.format(part / count).encode()).fetchall()
