@@ -23,7 +23,9 @@ from sqlalchemy import (
     LargeBinary,
     Numeric,
     String,
+    cast,
     insert,
+    literal,
     text,
     types,
     update,
@@ -352,12 +354,11 @@ def test_times_that_python_does_not_have_are_captured_exactly(
     with application.begin() as connection:
         apply(connection, trigger_sql(rule, "penstock"))
         connection.execute(text("SET LOCAL timezone = 'UTC'"))
-        connection.execute(
-            text(
-                f'INSERT INTO {quoted_table()} ("the id", "no""te", moment, local, day) '
-                "VALUES (CAST(:id AS uuid), 'x', CAST(:value AS timestamptz), CAST(:value AS timestamp), CAST(:value AS date))"
-            ).bindparams(id=str(UUID(int=1)), value=value)
-        )
+        times = {
+            name: cast(literal(value, String), getattr(Sample, name).type)
+            for name in ("moment", "local", "day")
+        }
+        connection.execute(insert(Sample).values(id=UUID(int=1), note="x", **times))
 
     [record] = staged()
     assert (record.data["moment"], record.data["local"], record.data["day"]) == (moment, local, day)

@@ -335,11 +335,8 @@ def _render_expression(kind: types.TypeEngine[Any], value: str) -> str | None:  
 
 def _render_timestamp(value: str, form: str) -> str:
     """Infinity, which has no digits, is a word; a year before 1 has ``BC`` behind it, as in Postgres' own JSON."""
-    return f"""(CASE
-            WHEN NOT isfinite({value}) THEN ({value})::text
-            WHEN {value} < timestamp '0001-01-01' THEN to_char({value}, '{form} BC')
-            ELSE to_char({value}, '{form}')
-        END)"""
+    era = f"CASE WHEN {value} < timestamp '0001-01-01' THEN ' BC' ELSE '' END"
+    return f"coalesce(to_char({value}, '{form}' || {era}), ({value})::text)"
 
 
 _CONVERSIONS = ("process_bind_param", "process_result_value", "bind_processor", "result_processor")
