@@ -63,8 +63,9 @@ def postgres(url: str) -> Connection:
 
 
 def arrow(url: str) -> Any:
-    """A new connection that returns Arrow batches; the task closes it."""
-    return adbc.connect(plain_url(url))
+    """A new connection that returns Arrow batches, whose text is UTF-8; the task closes it."""
+    plain = plain_url(url)
+    return adbc.connect(f"{plain}{'&' if '?' in plain else '?'}client_encoding=UTF8")
 
 
 def warm() -> None:
