@@ -102,7 +102,8 @@ FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s;
 
 -- :name column_types
-SELECT attname, format_type(atttypid, atttypmod)
+-- Each column's type, and the same without a length, precision or scale, which holds more.
+SELECT attname, format_type(atttypid, atttypmod), format_type(atttypid, -1)
 FROM pg_attribute
 WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped
 ORDER BY attnum;
