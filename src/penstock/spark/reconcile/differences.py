@@ -11,7 +11,7 @@ from pyspark.sql.types import IntegerType, LongType, ShortType, StringType, Stru
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import DeclarationError
 from penstock.reconciling.comparison import Difference, DifferenceKind
-from penstock.spark.reconcile.exact import FLOAT, NUMBERS, kind_of
+from penstock.spark.reconcile.exact import FLOAT, NUMBERS, get_kind
 from penstock.spark.reconcile.rows import quote, restore_names, row_to_json, to_json
 
 _KEY = "penstock key"
@@ -121,7 +121,7 @@ def _equal(numbered: str, column: str, spec: ReconciliationSpec, types: StructTy
     a, b = F.col(f"e.{numbered}"), F.col(f"s.{numbered}")
     if column not in spec.tolerance:
         return a.eqNullSafe(b)
-    kind = kind_of(types[column])
+    kind = get_kind(types[column])
     if kind not in NUMBERS:
         raise DeclarationError(
             f"reconciliation {spec.name}: tolerance is for numbers; {quote(column)} is {kind}"

@@ -49,7 +49,7 @@ _FINITE = r"^([0-9].*?)( BC)?$"
 """A date or a timestamp that is not infinite, and its era."""
 
 
-def kind_of(field: StructField) -> str:
+def get_kind(field: StructField) -> str:
     """What a column is, whether in Spark's own type or as text; the name of its type if it is nothing that can be aligned."""
     known = field.metadata.get(KIND)
     if known is not None:
@@ -64,7 +64,7 @@ def to_exact(frame: DataFrame) -> DataFrame:
 
 
 def _exact(field: StructField) -> Column:
-    value, kind = F.col(quote(field.name)), kind_of(field)
+    value, kind = F.col(quote(field.name)), get_kind(field)
     if kind not in _TIMES | {NUMERIC} or isinstance(field.dataType, StringType):
         return value
     if kind == NUMERIC:
@@ -122,7 +122,7 @@ def _aligned(
 ) -> DataFrame:
     selected = []
     for column in columns:
-        kind, beside = kind_of(frame.schema[column]), kind_of(other.schema[column])
+        kind, beside = get_kind(frame.schema[column]), get_kind(other.schema[column])
         common = _common(frozenset({kind, beside}), is_key=column in spec.key)
         if common is None:
             canonical, state = (beside, kind) if found else (kind, beside)
