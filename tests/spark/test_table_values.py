@@ -145,6 +145,7 @@ UNUSUAL = {
     "standard_conforming_strings": "off",
     "bytea_output": "escape",
     "default_transaction_isolation": "serializable",
+    "client_encoding": "LATIN1",
 }
 
 
@@ -327,6 +328,26 @@ def test_times_arrive_exactly_or_not_at_all(values_url: str, micros: list[int]) 
     table = read(values_url, query=query)
     assert table.column("x").to_pylist() == expected
     assert table.column("y").to_pylist() == [at.replace(tzinfo=None) for at in expected]
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_text_of_a_database_in_another_encoding(postgres: EmbeddedPostgres, encoding: str) -> None:
+    """It need not be Penstock's database, which is in UTF8."""
+    name = f"table_in_{encoding.lower()}"
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(
+            f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LOCALE 'C'".encode()
+        )
+    try:
+        url = postgres.database_url(name)
+        assert read_value(url, "1e30::numeric")[1] == Decimal("1e30")
+        if encoding == "LATIN1":
+            assert read_value(url, "chr(228)") == ("string", "\u00e4")
+        else:
+            with pytest.raises(OSError, match="invalid byte sequence"):
+                read_value(url, "chr(228)")
+    finally:
+        postgres.drop_database(name)
 
 
 MOVING = "UPDATE public.moving SET value = value + 1"

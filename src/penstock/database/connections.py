@@ -1,6 +1,8 @@
 """Connections to Postgres, for the workers: psycopg for our own statements, an engine for the sessions of consumers.
 
-No session state is relied on, so a pooler in transaction mode may stand between (``prepare=False`` then).
+No session state is relied on, so a pooler in transaction mode may stand between (``prepare=False`` then).  Statements that
+return times or intervals ask for them in binary: psycopg can read their text only in Postgres' default styles, and a role or
+a database may have others.
 """
 
 from collections.abc import Generator
@@ -103,6 +105,7 @@ def connect_postgres(url: str, *, application: str, prepare: bool = True) -> Con
             plain_url(url),
             autocommit=True,
             application_name=f"penstock {application}",
+            client_encoding="UTF8",  # whatever the role's is
             **_KEEPALIVE,
         )
     connection.prepare_threshold = 3 if prepare else None
@@ -155,6 +158,7 @@ def _engine_options(application: str, prepare: bool, pooled: bool) -> dict[str, 
         "poolclass": None if pooled else NullPool,
         "connect_args": {
             "application_name": f"penstock {application}",
+            "client_encoding": "UTF8",  # whatever the role's is
             "prepare_threshold": 3 if prepare else None,
             **_KEEPALIVE,
         },

@@ -10,7 +10,8 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
-from penstock.database.connections import make_engine
+from penstock.database.connections import connect_postgres, make_engine
+from penstock.database.encoding import check_encoding
 from penstock.database.errors import postgres_errors
 from penstock.database.resources import directory
 from penstock.records import DEFAULT_SCOPE, checked_schema
@@ -28,8 +29,11 @@ def initialise(
     Raises:
         InvalidName: The schema's name is not valid.
         ServerUnavailable: Postgres does not answer.
+        UnsafeSetting: The database is not in UTF8.
     """
     checked_schema(schema)
+    with connect_postgres(database_url, application="init") as reached:
+        check_encoding(reached)
     engine = make_engine(database_url, application="init")
     try:
         with (
