@@ -205,6 +205,14 @@ def test_a_column_may_have_any_name(values_url: str, name: str) -> None:
     assert table.to_pydict() == {name: ["1.5"]}
 
 
+def test_a_table_may_have_any_name(connection: Connection, database_url: str) -> None:
+    connection.execute('CREATE TABLE public."a.b, `c" AS SELECT 7 AS x')
+
+    table = read(database_url, table='["public", "a.b, `c"]')
+
+    assert table.to_pydict() == {"x": [7]}
+
+
 def test_a_schema_of_the_readers_own_chooses_the_types(values_url: str) -> None:
     query = "SELECT 1.50::numeric AS cents, 'infinity'::timestamptz AS at, 7 AS id"
 

@@ -317,23 +317,23 @@ def _by_column(connection: Any, relation: _Relation, column: str, count: int) ->
         begin = end
 
 
-def _names(option: str, given: str) -> list[str]:
-    """Names of columns: separated by commas, or as a JSON list, in which a name may contain anything."""
+def _names(option: str, given: str, separator: str = ",") -> list[str]:
+    """Names of columns, or the parts of a table's: separated, or as a JSON list, in which a name may contain anything."""
     if not given.lstrip().startswith("["):
-        return [name.strip() for name in given.split(",") if name.strip()]
+        return [name.strip() for name in given.split(separator) if name.strip()]
     try:
         names = json.loads(given)
     except ValueError:
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InvalidSetting(
-            f"penstock.table: {option} is {given[:80]!r}; it takes names separated by commas, or a JSON list of names"
+            f"penstock.table: {option} is {given[:80]!r}; it takes names with {separator!r} between them, or a JSON list of names"
         )
     return names
 
 
-def _quoted(name: str) -> str:
-    return ".".join(_identifier(part.strip()) for part in name.split("."))
+def _quoted(table: str) -> str:
+    return ".".join(map(_identifier, _names("table", table, ".")))
 
 
 def _identifier(name: str) -> str:
