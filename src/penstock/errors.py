@@ -21,6 +21,7 @@ command line ends with; ``page`` is the section of the documentation that explai
     ├── Halted                    shards of a consumer are halted                 (1)
     ├── BarrierMissed             a consumer did not stop at a cut                (1)
     ├── SnapshotLost              a snapshot ended before it was read             (1)
+    ├── UnreadableValue           a value that Spark's type cannot hold           (1)
     ├── DemoFailed                the demo could not finish                       (1)
     ├── ServerUnavailable         Postgres or Redis cannot be reached or started  (3)
     │   └── AppendRefused         Redis answers, and refuses to write
@@ -187,6 +188,12 @@ class SnapshotLost(PenstockError):
     """The snapshot for reading the tables is gone; nothing was compared and nothing changed."""
 
     page = "errors#snapshotlost"
+
+
+class UnreadableValue(PenstockError):
+    """A value of a table that Spark's type for its column cannot hold; the error names the column."""
+
+    page = "errors#unreadablevalue"
 
 
 class DemoFailed(PenstockError):

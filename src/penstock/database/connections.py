@@ -2,6 +2,8 @@
 
 No session state is relied on, so a pooler in transaction mode may stand between (``prepare=False`` then).  Each transaction
 begins with its own settings: see ``transactions``.
+Statements that return times or intervals ask for them in binary: psycopg can read their text only in Postgres' default styles,
+and a role or a database may have others.
 """
 
 from collections.abc import Generator, Iterator
@@ -188,6 +190,7 @@ def connect_postgres(
             plain_url(url),
             autocommit=True,
             application_name=f"penstock {application}",
+            client_encoding="UTF8",  # whatever the role's is
             **_KEEPALIVE,
         )
     connection.prepare_threshold = 3 if prepare else None
@@ -248,6 +251,7 @@ def _engine_options(application: str, prepare: bool, pooled: bool) -> dict[str, 
         "poolclass": None if pooled else NullPool,
         "connect_args": {
             "application_name": f"penstock {application}",
+            "client_encoding": "UTF8",  # whatever the role's is
             "prepare_threshold": 3 if prepare else None,
             **_KEEPALIVE,
         },

@@ -10,7 +10,8 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, text
 
-from penstock.database.connections import make_engine
+from penstock.database.connections import connect_postgres, make_engine
+from penstock.database.encoding import check_encoding
 from penstock.database.errors import postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.resources import directory
@@ -47,8 +48,11 @@ def initialise(
         SchemaMissing: The schema is newer than this release, or the application's own Alembic keeps its revision.
         ServerUnavailable: Postgres does not answer.
         PrivilegeMissing: The role may not create the schema, or the tables are another role's.
+        UnsafeSetting: The database is not in UTF8.
     """
     checked_schema(schema)
+    with connect_postgres(database_url, application="init") as reached:
+        check_encoding(reached)
     engine = make_engine(database_url, application="init")
     try:
         with (

@@ -106,7 +106,8 @@ WHERE consumer = %(consumer)s;
 SELECT pg_catalog.to_regclass(%(table)s)::pg_catalog.oid;
 
 -- :name column_types
-SELECT attname, format_type(atttypid, atttypmod)
+-- Each column's type, and the same without a length, precision or scale, which holds more.
+SELECT attname, format_type(atttypid, atttypmod), format_type(atttypid, -1)
 FROM pg_attribute
 WHERE attrelid = %(table)s::oid AND attnum > 0 AND NOT attisdropped
 ORDER BY attnum;

@@ -115,7 +115,7 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
             registered_channels(connection, scope),
             connection.execute(sql["waiting"], seen).fetchall(),
             connection.execute(journal["journal_tails"]).fetchall(),
-            connection.execute(sql["progress"]).fetchall(),
+            connection.execute(sql["progress"], binary=True).fetchall(),
             last_runs(connection, scope),
         )
 

@@ -74,7 +74,7 @@ def postgres(url: str, kind: _Kind = WorkerConnection) -> WorkerConnection:
 def arrow(
     url: str, kind: _Kind = WorkerConnection, begin: Callable[[Any], None] = lambda _: None
 ) -> Iterator[Any]:
-    """A cursor that returns Arrow batches, in a transaction of its own with our settings, but without timeouts.
+    """A cursor that returns Arrow batches, whose text is UTF-8, in a transaction of its own with our settings, but without timeouts.
 
     Args:
         url: Of Postgres.
@@ -85,7 +85,7 @@ def arrow(
         HiddenRows: A policy of row-level security applies to a table.
     """
     try:
-        with adbc.connect(plain_url(url)) as connection, connection.cursor() as cursor:
+        with adbc.connect(_in_utf8(url)) as connection, connection.cursor() as cursor:
             version = int(connection.adbc_get_info()["vendor_version"])
             settings = table_settings(version)
             if kind is not TableConnection:
@@ -98,6 +98,11 @@ def arrow(
         if error.sqlstate == _INSUFFICIENT_PRIVILEGE and "row-level security" in str(error):
             raise HiddenRows(f"reading: {hidden_rows(str(error).splitlines()[0])}") from error
         raise
+
+
+def _in_utf8(url: str) -> str:
+    plain = plain_url(url)
+    return f"{plain}{'&' if '?' in plain else '?'}client_encoding=UTF8"
 
 
 def warm() -> None:
