@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fixtures.command_line import CommandLine
-from penstock.cli.logs import mask
 from penstock.database.connections import Connection
+from penstock.display import mask
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis
 
 PASSWORD = "canary-in-the-mine"

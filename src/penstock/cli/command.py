@@ -24,6 +24,7 @@ from penstock.cli.render import show_error
 from penstock.errors import DeclarationError, InvalidSetting
 from penstock.loading import load_pipeline
 from penstock.pipeline import Pipeline
+from penstock.records import Offset, Place, parse_place
 from penstock.settings import (
     Secret,
     SettingDescription,
@@ -160,6 +161,15 @@ def _metavar(setting: SettingDescription) -> str | None:
 def parse_conf(settings: Settings) -> dict[str, str]:
     """The setting ``conf`` as names and values."""
     return dict(pair.partition("=")[::2] for pair in settings.conf)
+
+
+def parse_position(text: str) -> Offset | Place:
+    """An offset, or a place such as ``rides/2 offset 4118``.
+
+    Raises:
+        InvalidSetting: The text is neither.
+    """
+    return Offset(int(text)) if text.isascii() and text.isdigit() else parse_place(text)
 
 
 def require_pipeline(settings: Settings) -> Pipeline:

@@ -6,7 +6,7 @@ import typer
 
 from penstock.cli.command import command, find_pipeline
 from penstock.cli.connections import get_scope
-from penstock.cli.render import say, show
+from penstock.cli.render import say, show_text
 from penstock.cli.servers import servers
 from penstock.database.initialise import initialise, migration_sql, shipped_revision
 from penstock.records import DEFAULT_SCOPE
@@ -28,7 +28,7 @@ def init(
     if schema is None:
         schema = get_scope(find_pipeline(settings)).schema
     if sql:
-        show(migration_sql(schema))
+        show_text(migration_sql(schema))
         return
     if settings.database_url is not None:
         before = initialise(settings.database_url.value, schema)

@@ -14,6 +14,7 @@ from adbc_driver_postgresql import dbapi as adbc
 
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.database.connections import Connection, connect_postgres, plain_url
+from penstock.logs import configure_task
 
 _postgres: dict[tuple[str, int], Connection] = {}
 
@@ -28,6 +29,7 @@ def _close() -> None:
 
 def redis_client(url: str) -> RedisClient:
     """A client that returns stream entries as they are on the wire, without a dictionary for each."""
+    configure_task()
     return _redis_client(url, os.getpid())
 
 
@@ -54,6 +56,7 @@ def postgres(url: str) -> Connection:
     Raises:
         ServerUnavailable: Postgres does not answer.
     """
+    configure_task()
     known = _postgres.get((url, os.getpid()))
     if known is None or known.closed or known.broken:
         if known is not None:
