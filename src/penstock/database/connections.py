@@ -14,7 +14,8 @@ from sqlalchemy import URL, Engine, NullPool, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from penstock.database.errors import postgres_errors
+from penstock.database.errors import connection_errors
+from penstock.database.urls import parse_postgres_url
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -96,9 +97,10 @@ def connect_postgres(url: str, *, application: str, prepare: bool = True) -> Con
         prepare: False behind a pooler that cannot keep prepared statements.
 
     Raises:
+        InvalidSetting: The URL cannot be understood, or has an option with a value that libpq does not take.
         ServerUnavailable: No connection.
     """
-    with postgres_errors("connecting to Postgres"):
+    with connection_errors():
         connection = WorkerConnection.connect(
             plain_url(url),
             autocommit=True,
@@ -121,7 +123,7 @@ def make_engine(url: str, *, application: str, prepare: bool = True, pooled: boo
     """An engine for sessions of consumers; payloads never show in its errors.
 
     Raises:
-        sqlalchemy.exc.ArgumentError: The URL cannot be understood.
+        InvalidSetting: The URL cannot be understood.
     """
     engine = create_engine(_driver_url(url), **_engine_options(application, prepare, pooled))
     event.listen(
@@ -138,7 +140,7 @@ def make_async_engine(
     """The same for handlers that are ``async def``.
 
     Raises:
-        sqlalchemy.exc.ArgumentError: The URL cannot be understood.
+        InvalidSetting: The URL cannot be understood.
     """
     options = _engine_options(application, prepare, pooled)
     options["connect_args"]["async_creator_fn"] = AsyncHandlerConnection.connect
@@ -146,7 +148,7 @@ def make_async_engine(
 
 
 def _driver_url(url: str) -> URL:
-    return make_url(url).set(drivername="postgresql+psycopg")
+    return make_url(parse_postgres_url(url).for_sqlalchemy).set(drivername="postgresql+psycopg")
 
 
 def _engine_options(application: str, prepare: bool, pooled: bool) -> dict[str, Any]:  # noqa: FBT001  private
@@ -173,6 +175,9 @@ def get_database_url(database: Database) -> str:
 
 
 def plain_url(url: str) -> str:
-    """The URL without a driver's name in its scheme."""
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme.partition('+')[0]}{separator}{rest}"
+    """The URL for libpq: without a driver's name in its scheme, and percent-encoded.
+
+    Raises:
+        InvalidSetting: It is not the URL of a Postgres.
+    """
+    return parse_postgres_url(url).plain

@@ -17,7 +17,7 @@ import psycopg
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from penstock.errors import PenstockError, SchemaMissing, ServerUnavailable
+from penstock.errors import InvalidSetting, PenstockError, SchemaMissing, ServerUnavailable
 
 CONFLICTS = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
 """Errors of psycopg that mean: the transaction lost against another one, and nothing of it happened."""
@@ -123,6 +123,35 @@ def _why_unavailable(cause: BaseException) -> str:
     if sqlstate(cause) is None or isinstance(cause, psycopg.errors.ConnectionException):
         return f"Postgres does not answer: {first_line(cause)}"
     return f"Postgres cannot do it now: {type(cause).__name__}: {first_line(cause)}"
+
+
+@contextmanager
+def connection_errors() -> Iterator[None]:
+    """Translates the driver's errors while it connects; nothing has been sent yet, so their texts hold no payload.
+
+    Raises:
+        InvalidSetting: An option of the URL has a value that libpq does not take.
+        ServerUnavailable: No connection: the server is away, or refuses the user, the password or the database.
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        said = _why_not_connected(error)
+        if said.startswith("connection is bad: invalid "):
+            raise InvalidSetting(f"database_url: {said.partition(': ')[2]}") from error
+        if "FATAL:" not in said:
+            raise ServerUnavailable(
+                f"connecting to Postgres: Postgres does not answer: {said}"
+            ) from error
+        raise ServerUnavailable(
+            f"connecting to Postgres: Postgres refuses: {said}. Check user, password and database of database_url"
+        ) from error
+
+
+def _why_not_connected(error: psycopg.Error) -> str:
+    """Of several attempts the one that a server has answered, because it says more."""
+    lines = [line.strip(" -\t") for line in str(error).splitlines()] or [type(error).__name__]
+    return next((line for line in lines if "FATAL:" in line), lines[0])
 
 
 def describe(error: BaseException) -> str:
