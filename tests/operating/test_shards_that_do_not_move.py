@@ -12,10 +12,11 @@ from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
+from penstock.errors import Unknown
 from penstock.journal import known_shards
 from penstock.operating.doctor import diagnose
 from penstock.operating.status import Status, status
-from penstock.records import DEFAULT_SCOPE, Shard, ShardName
+from penstock.records import DEFAULT_SCOPE, Shard, ShardName, parse_place
 from penstock.streaming import Streamer
 from penstock.verifying import Finding, FindingKind
 from penstock.verifying.bounds import read_bounds
@@ -146,6 +147,26 @@ def test_a_damaged_shard_is_an_error_and_the_others_are_shown(
     if damage == "another type":
         [finding] = findings(connection, redis_client, reading)
         assert (finding.where, finding.shard) == ("log", 0)
+
+
+def test_a_verification_from_a_place_compares_its_shard_alone(
+    connection: Connection,
+    redis_client: redis.Redis,
+    reading: Pipeline,
+    things: Log,
+    streamer: Streamer,
+) -> None:
+    stage_rows(connection, things, 20)
+    streamer.drain()
+    shards = list(reading.shard_names)
+
+    def ranges(place: str) -> list[tuple[str, int]]:
+        found = read_bounds(connection, redis_client, DEFAULT_SCOPE, shards, parse_place(place))
+        return [(str(each.shard), each.after) for each in found.ranges]
+
+    assert ranges("things/1 offset 3") == [("things/1", 2)]
+    with pytest.raises(Unknown, match="no shard things/9"):
+        ranges("things/9 offset 3")
 
 
 def test_status_exits_with_1_if_a_shard_does_not_move(
