@@ -5,6 +5,7 @@ terminal, a newline forges a line, and a bidirectional override reorders one.  E
 line of its log goes through here.
 """
 
+import codecs
 import json
 import re
 
@@ -35,7 +36,22 @@ def escape(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
+    return "".join(each if each.isprintable() else _as_json(each) for each in text)
+
+
+def _as_json(text: str) -> str:
+    return json.dumps(text)[1:-1]
+
+
+def _escape_unencodable(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return _as_json(error.object[error.start : error.end]), error.end
+
+
+UNENCODABLE = "penstock.json"
+"""Handler of encoding errors that escapes what a terminal's encoding lacks, instead of raising."""
+
+codecs.register_error(UNENCODABLE, _escape_unencodable)
 
 
 def escape_lines(text: str) -> str:

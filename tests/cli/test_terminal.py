@@ -113,6 +113,25 @@ def test_what_people_read_is_left_as_it_is() -> None:
     assert json.loads(escape(json.dumps("\x9b" + text, ensure_ascii=False))) == "\x9b" + text
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_what_the_terminals_encoding_lacks_is_escaped(
+    penstock: CommandLine, connection: Connection, form: tuple[str, ...]
+) -> None:
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "VALUES ('things', 0, '東京 👍', 'insert', 'thing', '{}')"
+    )
+    penstock("stream", "--drain")
+    penstock.environment["PYTHONIOENCODING"] = "latin-1"
+    process = penstock.start("tail", "things", *form)
+    stdout, stderr = process.communicate(timeout=60)
+
+    assert (process.returncode, stderr) == (0, "")
+    assert r"\u6771\u4eac \ud83d\udc4d" in stdout
+    if form:
+        assert json.loads(stdout)["key"] == "東京 👍"
+
+
 @pytest.mark.parametrize("width", [60, 20])
 def test_no_column_is_missing_on_a_narrow_terminal(
     hostile: CommandLine, connection: Connection, width: int

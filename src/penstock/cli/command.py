@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from penstock.cli.logs import configure_log
-from penstock.cli.render import show_error
+from penstock.cli.render import prepare_output, show_error
 from penstock.errors import DeclarationError, InvalidSetting
 from penstock.loading import load_pipeline
 from penstock.pipeline import Pipeline
@@ -85,6 +85,7 @@ def command(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]
 def _run(function: Callable[..., None], chosen: dict[str, Any], arguments: dict[str, Any]) -> None:
     """Loads the settings and runs the command; an error becomes a line on stderr and an exit code."""
     debug = chosen["log_level"] == "debug"
+    prepare_output()
     try:
         settings = load_settings(chosen)
         debug = settings.log_level == "debug"

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from io import TextIOWrapper
 from typing import Any
 
 from rich.cells import cell_len
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.display import escape, escape_lines, mask
+from penstock.display import UNENCODABLE, escape, escape_lines, mask
 from penstock.errors import PenstockError
 
 WIDE = 200
@@ -29,6 +30,13 @@ GAP = 2
 """Width of the space between two columns, in characters."""
 
 CLEAR = "\x1b[H\x1b[2J"
+
+
+def prepare_output() -> None:
+    """Escapes on stdout and stderr what the terminal's encoding lacks: output never fails after something was done."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=UNENCODABLE)
 
 
 def say(text: str) -> None:
