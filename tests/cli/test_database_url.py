@@ -41,7 +41,7 @@ def guest(postgres: EmbeddedPostgres, connection: Connection) -> Iterator[str]:
         ("postgresql://nowhere.invalid/d", 3, "nowhere.invalid"),
     ],
 )
-@pytest.mark.parametrize("command", [("status",), ("stream", "--drain"), ("doctor",)])
+@pytest.mark.parametrize("command", [("status",), ("stream", "--drain"), ("doctor",), ("init",)])
 def test_a_wrong_url_is_one_line(
     penstock: CommandLine, url: str, code: int, said: str, command: tuple[str, ...]
 ) -> None:
@@ -112,7 +112,7 @@ def test_what_the_server_refuses_is_said(guest: str, old: str, new: str, said: s
 def test_a_missing_database_is_named(penstock: CommandLine, guest: str) -> None:
     url = guest.rpartition("/")[0] + "/missing"
 
-    for command in ("status", "doctor"):
+    for command in ("status", "doctor", "init"):
         done = penstock(command, PENSTOCK_DATABASE_URL=url)
 
         assert done.returncode == 3

@@ -9,6 +9,7 @@ connection and a value that is too long for an index under the same ``Operationa
     STATEMENT      everything else: the statement or its values are at fault, and will be again
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
@@ -21,6 +22,12 @@ from penstock.errors import InvalidSetting, PenstockError, SchemaMissing, Server
 
 CONFLICTS = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
 """Errors of psycopg that mean: the transaction lost against another one, and nothing of it happened."""
+
+_CONNECTING = ("connection failed: ", "connection is bad: ", "failed to resolve host ")
+"""How the driver's errors begin when it cannot connect."""
+
+_INVALID_OPTION = re.compile(r"connection is bad: (invalid (?:\w+ value|port number): .*)")
+"""What libpq says of an option before it connects."""
 
 READ_ONLY = "25006"
 IN_FAILED_TRANSACTION = "25P02"
@@ -100,6 +107,7 @@ def postgres_errors(what: str) -> Iterator[None]:
 
     Raises:
         ServerUnavailable: The server cannot do it now; what was being done may have happened.
+        InvalidSetting: An option of the URL has a value that libpq does not take.
         SchemaMissing: A table or function of ours is not there.
     """
     try:
@@ -107,6 +115,8 @@ def postgres_errors(what: str) -> Iterator[None]:
     except (psycopg.Error, DBAPIError, PoolTimeout) as error:
         cause = driver_error(error)
         match classify(error):
+            case ErrorKind.UNAVAILABLE if str(cause).startswith(_CONNECTING):
+                raise _not_connected(what, cause) from error
             case ErrorKind.UNAVAILABLE:
                 raise ServerUnavailable(f"{what}: {_why_unavailable(cause)}") from error
             case ErrorKind.SCHEMA:
@@ -136,22 +146,25 @@ def connection_errors() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        said = _why_not_connected(error)
-        if said.startswith("connection is bad: invalid "):
-            raise InvalidSetting(f"database_url: {said.partition(': ')[2]}") from error
-        if "FATAL:" not in said:
-            raise ServerUnavailable(
-                f"connecting to Postgres: Postgres does not answer: {said}"
-            ) from error
-        raise ServerUnavailable(
-            f"connecting to Postgres: Postgres refuses: {said}. Check user, password and database of database_url"
-        ) from error
+        raise _not_connected("connecting to Postgres", error) from error
 
 
-def _why_not_connected(error: psycopg.Error) -> str:
+def _not_connected(what: str, error: BaseException) -> InvalidSetting | ServerUnavailable:
+    said = _why_not_connected(error)
+    if (invalid := _INVALID_OPTION.match(said)) is not None:
+        return InvalidSetting(f"database_url: {invalid[1]}")
+    said = said.removeprefix("connection failed: ")
+    if "FATAL:" not in said:
+        return ServerUnavailable(f"{what}: Postgres does not answer: {said}")
+    return ServerUnavailable(
+        f"{what}: Postgres refuses: {said}. Check user, password and database of database_url"
+    )
+
+
+def _why_not_connected(error: BaseException) -> str:
     """Of several attempts the one that a server has answered, because it says more."""
-    lines = [line.strip(" -\t") for line in str(error).splitlines()] or [type(error).__name__]
-    return next((line for line in lines if "FATAL:" in line), lines[0])
+    lines = [" ".join(line.strip("- ").split()) for line in str(error).splitlines()]
+    return next((line for line in lines if "FATAL:" in line), (lines or [type(error).__name__])[0])
 
 
 def describe(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from penstock.errors import InvalidSetting
 
-EXAMPLE = "postgresql://user:password@host/database"
+EXAMPLE = "postgresql://host/database"
 _SCHEMES = ("postgresql", "postgres")
 _SCHEME = re.compile(r"[a-z][a-z0-9.-]{0,30}", re.IGNORECASE)
 _BROKEN_ENCODING = re.compile(r"%(?![0-9A-Fa-f]{2})")
