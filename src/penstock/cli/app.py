@@ -57,7 +57,9 @@ COMMANDS = (
         "consume", RUN, "Apply records with one consumer; several processes share its shards."
     ),
     CommandEntry(
-        "status", INSPECT, "Show how far records are staged, sequenced, published and applied."
+        "status",
+        INSPECT,
+        "Show how far records are staged, sequenced, published and applied; exits with 1 if a shard does not move.",
     ),
     CommandEntry(
         "tail",

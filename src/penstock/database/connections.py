@@ -18,7 +18,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from typing_extensions import override
 
-from penstock.database.errors import postgres_errors
+from penstock.database.errors import connection_errors
 from penstock.database.transactions import (
     HANDLER_TIMEOUT_S,
     REPLY_TIMEOUT_S,
@@ -28,6 +28,7 @@ from penstock.database.transactions import (
     set_local_in_one,
     table_settings,
 )
+from penstock.database.urls import parse_postgres_url
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -183,9 +184,10 @@ def connect_postgres(
         kind: ``TableConnection`` for the application's tables.
 
     Raises:
+        InvalidSetting: The URL cannot be understood, or has an option with a value that libpq does not take.
         ServerUnavailable: No connection.
     """
-    with postgres_errors("connecting to Postgres"):
+    with connection_errors():
         connection = kind.connect(
             plain_url(url),
             autocommit=True,
@@ -215,7 +217,7 @@ def make_engine(url: str, *, application: str, prepare: bool = True, pooled: boo
     """An engine for sessions of consumers; payloads never show in its errors.
 
     Raises:
-        sqlalchemy.exc.ArgumentError: The URL cannot be understood.
+        InvalidSetting: The URL cannot be understood.
     """
     engine = create_engine(_driver_url(url), **_engine_options(application, prepare, pooled))
     event.listen(
@@ -232,7 +234,7 @@ def make_async_engine(
     """The same for handlers that are ``async def``.
 
     Raises:
-        sqlalchemy.exc.ArgumentError: The URL cannot be understood.
+        InvalidSetting: The URL cannot be understood.
     """
     options = _engine_options(application, prepare, pooled)
     options["connect_args"]["async_creator_fn"] = AsyncHandlerConnection.connect
@@ -240,7 +242,7 @@ def make_async_engine(
 
 
 def _driver_url(url: str) -> URL:
-    return make_url(url).set(drivername="postgresql+psycopg")
+    return make_url(parse_postgres_url(url).for_sqlalchemy).set(drivername="postgresql+psycopg")
 
 
 def _engine_options(application: str, prepare: bool, pooled: bool) -> dict[str, Any]:  # noqa: FBT001  private
@@ -270,6 +272,9 @@ def get_database_url(database: Database) -> str:
 
 
 def plain_url(url: str) -> str:
-    """The URL without a driver's name in its scheme."""
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme.partition('+')[0]}{separator}{rest}"
+    """The URL for libpq: without a driver's name in its scheme, and percent-encoded.
+
+    Raises:
+        InvalidSetting: It is not the URL of a Postgres.
+    """
+    return parse_postgres_url(url).plain

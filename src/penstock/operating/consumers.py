@@ -93,6 +93,20 @@ def retire(
     return found
 
 
+def check_registered(
+    connection: Connection, consumer: str, *, scope: Scope = DEFAULT_SCOPE
+) -> None:
+    """Checks that a consumer of that name is registered.
+
+    Raises:
+        Unknown: None is; the error lists those that are.
+        ServerUnavailable: Postgres does not answer.
+        SchemaMissing: The tables are not there.
+    """
+    if not list_consumers(connection, consumer, scope=scope):
+        raise unknown_consumer(connection, consumer, scope)
+
+
 def unknown_consumer(connection: Connection, consumer: str, scope: Scope) -> Unknown:
     """The error for a name that is not registered; it lists the names that are."""
     names = sorted({each.consumer for each in list_consumers(connection, scope=scope)})

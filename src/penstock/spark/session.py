@@ -16,6 +16,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import PenstockError, ServerUnavailable
+from penstock.logs import FORMAT, LEVEL, share_with_tasks
 from penstock.spark.java import find_java
 from penstock.spark.sources import register
 
@@ -64,6 +65,7 @@ def spark_session(
         JavaMissing: No Java runtime.
     """
     os.environ["JAVA_HOME"] = str(find_java())
+    share_with_tasks()
     # Otherwise workers take the first `python3` on the PATH.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -174,5 +176,5 @@ def _write_no_checksums(spark: SparkSession) -> None:
     local.setWriteChecksum(False)
 
 
-_SHARED = ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL", "PYTHONPATH")
+_SHARED = ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL", FORMAT, LEVEL, "PYTHONPATH")
 """Environment variables of this process that executors on other machines need."""

@@ -8,7 +8,7 @@ from penstock.capture import install_triggers, make_triggers
 from penstock.channels.acl import acl_lines
 from penstock.cli.command import NOTHING_CHANGED, Apply, command, find_pipeline
 from penstock.cli.connections import get_scope
-from penstock.cli.render import say, show
+from penstock.cli.render import say, show_text
 from penstock.cli.servers import servers
 from penstock.database.connections import connect_postgres
 from penstock.database.initialise import initialise, migration_sql
@@ -63,11 +63,11 @@ def init(  # noqa: PLR0917  its options
     scope = get_scope(pipeline)
     scope = scope if schema is None else Scope(schema, scope.namespace)
     if acl is not None:
-        show("\n".join(acl_lines(scope.namespace, role_prefix or scope.schema, acl)))
+        show_text("\n".join(acl_lines(scope.namespace, role_prefix or scope.schema, acl)))
     elif not roles:
         _init_tables(settings, scope.schema, pipeline, sql=sql)
     elif sql:
-        show(roles_sql(scope.schema, role_prefix or scope.schema))
+        show_text(roles_sql(scope.schema, role_prefix or scope.schema))
     else:
         _init_roles(settings, scope.schema, role_prefix or scope.schema, apply=apply)
 
@@ -76,7 +76,7 @@ def _init_tables(settings: Settings, schema: str, pipeline: Pipeline | None, *, 
     if pipeline is not None and pipeline.scope.schema != schema:
         pipeline = None  # its triggers are for another schema
     if sql:
-        show(migration_sql(schema))
+        show_text(migration_sql(schema))
         _show_triggers(pipeline)
         return
     if settings.database_url is not None:
@@ -99,10 +99,10 @@ def _initialise(database_url: str, schema: str, pipeline: Pipeline | None) -> No
 
 def _show_triggers(pipeline: Pipeline | None) -> None:
     for trigger in make_triggers(pipeline) if pipeline is not None else ():
-        show(f"-- Captures changes of {trigger.rule.type.__name__}\n\nBEGIN;\n")
+        show_text(f"-- Captures changes of {trigger.rule.type.__name__}\n\nBEGIN;\n")
         for statement in trigger.statements:
-            show(f"{statement};\n")
-        show("COMMIT;\n")
+            show_text(f"{statement};\n")
+        show_text("COMMIT;\n")
 
 
 def _init_roles(settings: Settings, schema: str, prefix: str, *, apply: bool) -> None:
@@ -118,7 +118,7 @@ def _plan_or_make(database_url: str, schema: str, prefix: str, *, apply: bool) -
     with connect_postgres(database_url, application="init") as connection:
         plan = carry_out(connection, schema, prefix)
     for statement in plan.statements:
-        show(f"{statement};")
+        show_text(f"{statement};")
     for note in plan.notes:
         say(note)
     if not plan.statements:

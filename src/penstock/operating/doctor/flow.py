@@ -172,6 +172,7 @@ def consumers(context: CheckContext) -> Iterator[CheckResult]:
     findings = [
         *_check_sequencing(current),
         *_check_halted(current),
+        *_check_unread(current),
         *_check_declared(current),
         *_check_dead_letters(current),
         *_check_lag(current),
@@ -201,6 +202,16 @@ def _check_halted(current: Status) -> Iterator[CheckResult]:
             "consumers",
             f"{consumer} is halted in {shard}: {reason}",
             f"fix the cause, then: penstock reset checkpoint {consumer} --resume --apply",
+        )
+
+
+def _check_unread(current: Status) -> Iterator[CheckResult]:
+    for shard, count, reason in current.unread:
+        yield CheckResult.error(
+            "unread shards",
+            f"{shard}: {count:,} records; {reason}",
+            "start the consumer again, which adds the checkpoint, or declare the channel and run penstock stream; "
+            "otherwise find out what staged them",
         )
 
 

@@ -24,6 +24,7 @@ from penstock.database.connections import (
 from penstock.database.errors import hidden_rows
 from penstock.database.transactions import own_settings, set_local, table_settings
 from penstock.errors import HiddenRows
+from penstock.logs import configure_task
 from penstock.verifying.reading import connect_unparsed
 
 _Kind = type[WorkerConnection]
@@ -43,6 +44,7 @@ def _close() -> None:
 
 def redis_client(url: str) -> RedisClient:
     """A client that returns stream entries as they are on the wire, without a dictionary for each."""
+    configure_task()
     return _redis_client(url, os.getpid())
 
 
@@ -61,6 +63,7 @@ def postgres(url: str, kind: _Kind = WorkerConnection) -> WorkerConnection:
     Raises:
         ServerUnavailable: Postgres does not answer.
     """
+    configure_task()
     key = (url, kind, os.getpid())
     known = _postgres.get(key)
     if known is None or known.closed or known.broken:
