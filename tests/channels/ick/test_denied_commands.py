@@ -60,7 +60,7 @@ def filled(redis_client: redis.Redis, ick: DirtyList) -> Iterator[Filled]:
 
 
 def deny(client: redis.Redis, command: str) -> None:
-    client.acl_setuser("limited", commands=[f"-{command}"])
+    client.acl_setuser("limited", enabled=True, commands=[f"-{command}"])
 
 
 def left(client: Any) -> set[bytes]:
@@ -109,7 +109,7 @@ def test_a_holder_commits_no_member_that_an_interrupted_exchange_has_added(
 
     with suppress(AppendRefused):
         filled.consumer.exchange(filled.held, [])
-    redis_client.acl_setuser("limited", categories=["+@all"])
+    redis_client.acl_setuser("limited", enabled=True, categories=["+@all"])
     filled.consumer.release(filled.held, filled.held.members)
     assert left(redis_client) >= MEMBERS - set(filled.held.members)
 
@@ -122,7 +122,7 @@ def test_an_interrupted_move_can_be_repeated_when_the_user_may(
 
     with pytest.raises(AppendRefused, match="Redis refuses"):
         MOVES[move](filled)
-    redis_client.acl_setuser("limited", categories=["+@all"])
+    redis_client.acl_setuser("limited", enabled=True, categories=["+@all"])
     MOVES[move](filled)
     taken = Reservations(redis_client, KEY, holder="next", size=20)
     current = taken.reserve()
