@@ -13,7 +13,7 @@ import redis
 
 from penstock.channels.log.entries import parse_entries, parse_offset
 from penstock.channels.routing import log_keys
-from penstock.channels.server import RedisClient, redis_errors, translate_error
+from penstock.channels.server import REDIS_ERRORS, RedisClient, redis_errors, translate_error
 from penstock.records import BEGINNING, Offset, Record, ShardName
 
 
@@ -76,7 +76,7 @@ def _streams(
     for shard, reply in zip(shards, replies, strict=True):
         if isinstance(reply, redis.ResponseError) and "no such key" in str(reply):
             yield shard, None
-        elif isinstance(reply, redis.RedisError):
+        elif isinstance(reply, REDIS_ERRORS):
             raise translate_error(reply, f"inspecting {shard}") from reply
         else:
             yield shard, reply
