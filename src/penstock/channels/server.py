@@ -46,7 +46,7 @@ REDIS_ERRORS = (redis.RedisError, RedisClusterException)
 
 RedisFailure = redis.RedisError | RedisClusterException
 
-_REFUSALS = (
+REFUSALS = (
     "OOM",
     "READONLY",
     "MISCONF",
@@ -171,9 +171,10 @@ def _set_up_and_check(connection: Any) -> None:
             raise
         # It is too old for the greeting, which the check below tells better.
     except redis.ConnectionError as error:
-        if "closed by server" not in str(error):
+        if not _CUT.search(str(error)):
             raise
-        raise redis.ConnectionError(f"the server {_CLOSED}") from error
+        own = _CLOSED_TLS if isinstance(connection, redis.SSLConnection) else _CLOSED
+        raise redis.ConnectionError(f"{own}: {error}") from error
     _check_version(connection)
 
 
@@ -266,7 +267,7 @@ def _translate_unavailable(error: RedisFailure, what: str) -> ServerUnavailable 
         )
     if isinstance(error, RedisClusterException) or (
         isinstance(error, (redis.ConnectionError, redis.TimeoutError))
-        and _word(error) not in _REFUSALS
+        and _word(error) not in REFUSALS
     ):
         return ServerUnavailable(
             f"{what}: Redis does not answer ({type(error).__name__}: {_reason(error)}){_advice(error)}"
@@ -295,12 +296,16 @@ def _text(error: Exception) -> str:
 
 
 _COMMAND = re.compile(r"^Command # \d+ \(.*\) of pipeline caused error: ", re.DOTALL)
-_CLOSED = "closed the connection at the first command"
+_CUT = re.compile("closed by server|while (reading|writing)")
+_CLOSED = "the server closed the connection at the first command"
+_CLOSED_TLS = "the server closed the TLS connection at the first command"
 _ADVICE = {
     "CERTIFICATE_VERIFY_FAILED": "name the file of the CA's certificate: ?ssl_ca_certs=/path/ca.pem",
     "WRONG_VERSION_NUMBER": "does this port speak TLS? Without TLS it is redis://, not rediss://",
     "record layer failure": "does this port speak TLS? Without TLS it is redis://, not rediss://",
+    _CLOSED_TLS: "does it want a client's certificate? ?ssl_certfile=/path/client.pem&ssl_keyfile=/path/client.key",
     _CLOSED: "does this port speak TLS, or another protocol? With TLS it is rediss://, not redis://",
+    "Timeout connecting": "is the address right and, for rediss://, does the port speak TLS?",
     "luster mode is not enabled": "it is a single server: redis://, not redis+cluster://",
 }
 
@@ -317,7 +322,7 @@ def is_unavailable(error: BaseException) -> bool:
     """Whether an error of the client library says that Redis cannot do it now, and will: away, loading, full, read-only."""
     if isinstance(error, redis.ConnectionError | redis.TimeoutError | RedisClusterException):
         return True
-    return isinstance(error, redis.RedisError) and _word(error) in _REFUSALS
+    return isinstance(error, redis.RedisError) and _word(error) in REFUSALS
 
 
 def _word(error: Exception) -> str:
