@@ -89,7 +89,10 @@ def _state(stats: IckStats | Exception | None, count: Any, shard: ShardName) -> 
                 raise translate_error(error, what) from error
             return ShardState(None, 0, 0, str(damage or translate_error(error, what)))
     assert not isinstance(stats, Exception)
-    records, dirtied = (int(number or 0) for number in count)
+    try:
+        records, dirtied = (int(number or 0) for number in count)
+    except ValueError:
+        return ShardState(None, 0, 0, f"{shard}: the counts of its records are no numbers")
     return ShardState(stats, records, dirtied)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-from penstock.channels.log.entries import parse_entries, parse_offset
+from penstock.channels.log.entries import Fields, parse_entries, parse_leading, parse_offset
 from penstock.channels.routing import log_keys
 from penstock.channels.server import REDIS_ERRORS, RedisClient, redis_errors, translate_error
 from penstock.records import BEGINNING, Offset, Record, ShardName
@@ -99,9 +99,29 @@ def read(
         ServerUnavailable: Redis does not answer.
         ForeignLog: The stream holds entries that Penstock did not write.
     """
+    return parse_entries(shard, _range(client, namespace, shard, after, count))
+
+
+def read_leading(
+    client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int
+) -> list[Record]:
+    """As ``read``, up to the first entry that Penstock did not write.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        ForeignLog: The first entry is such a one.
+    """
+    return parse_leading(shard, _range(client, namespace, shard, after, count))
+
+
+def _range(
+    client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int
+) -> Sequence[tuple[bytes, Fields]]:
     with redis_errors(f"reading {shard}"):
-        entries = client.xrange(log_keys(namespace, shard).stream, f"{after + 1}-0", "+", count)
-    return parse_entries(shard, entries)
+        entries: Sequence[tuple[bytes, Fields]] = client.xrange(
+            log_keys(namespace, shard).stream, f"{after + 1}-0", "+", count
+        )
+    return entries
 
 
 def read_newest(client: RedisClient, namespace: str, shard: ShardName, count: int) -> list[Record]:
