@@ -49,7 +49,7 @@ def user(redis_client: redis.Redis) -> Iterator[str]:
     redis_client.acl_deluser("app")
 
 
-def url_of(redis_url: str, user: str, password: str) -> str:
+def make_url(redis_url: str, user: str, password: str) -> str:
     return redis_url.replace("unix://", f"unix://{user}:{password}@", 1)
 
 
@@ -63,13 +63,13 @@ def asked(url: str) -> PenstockError:
 
 
 def test_a_percent_encoded_password_is_accepted(redis_url: str, user: str) -> None:
-    with connect_redis(url_of(redis_url, user, QUOTED)) as client:
+    with connect_redis(make_url(redis_url, user, QUOTED)) as client:
         assert client.acl_whoami() in ("app", b"app")
 
 
 @pytest.mark.parametrize("protocol", ["", "&protocol=2"])
 def test_a_wrong_password_is_named_as_such(redis_url: str, user: str, protocol: str) -> None:
-    error = asked(url_of(redis_url, user, "wrong") + protocol)
+    error = asked(make_url(redis_url, user, "wrong") + protocol)
 
     assert isinstance(error, ServerUnavailable)
     assert re.search(

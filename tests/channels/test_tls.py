@@ -15,7 +15,7 @@ import redis
 
 from fixtures.command_line import CommandLine
 from fixtures.flow import stage_rows
-from fixtures.tls import SYSTEM_REDIS, Certificates, key_of, tls_settings
+from fixtures.tls import SYSTEM_REDIS, Certificates, find_key, tls_settings
 from penstock import Log, Pipeline
 from penstock.channels.server import connect_redis, redis_errors
 from penstock.consuming import LogWorker
@@ -130,7 +130,7 @@ def test_a_server_that_wants_a_client_certificate_gets_it(
     settings = tls_settings(certificates, certificates.server, found) | {"tls-auth-clients": "yes"}
     with EmbeddedRedis(tmp_path, settings=settings, binary=SYSTEM_REDIS):
         url = f"rediss://127.0.0.1:{found}"
-        own = {"ssl_certfile": certificates.client, "ssl_keyfile": key_of(certificates.client)}
+        own = {"ssl_certfile": certificates.client, "ssl_keyfile": find_key(certificates.client)}
 
         assert ask(url, ssl_ca_certs=certificates.ca, **own) == "default"
         assert "; does it want a client's certificate?" in refusal(
@@ -234,7 +234,7 @@ def tls_postgres(directory: Path, certificates: Certificates) -> Iterator[Embedd
     server.start()
     for name, source in (
         ("server.crt", certificates.server),
-        ("server.key", key_of(certificates.server)),
+        ("server.key", find_key(certificates.server)),
     ):
         target = server.data_directory / name
         target.write_bytes(source.read_bytes())

@@ -140,7 +140,7 @@ class IckWorker(Worker[ReservedMember]):
 
         Raises:
             DamagedIck: A shard's Ick is damaged; all other shards are drained.
-            As ``round``.
+            PenstockError: Any other that ``round`` raises.
         """
         applied = 0
         while True:

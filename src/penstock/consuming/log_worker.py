@@ -240,7 +240,7 @@ class LogWorker(Worker[Record]):
 
         Raises:
             ForeignLog: A shard's keys hold something that Penstock did not write; all other shards are drained.
-            As ``round``.
+            PenstockError: Any other that ``round`` raises.
         """
         applied = 0
         while True:
