@@ -197,7 +197,7 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _one_of(**values: Any) -> Callable[[str], Any]:
+def _choice(**values: Any) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         if text.lower() not in values:
             raise ValueError(f"one of {', '.join(values)}")
@@ -206,13 +206,13 @@ def _one_of(**values: Any) -> Callable[[str], Any]:
     return parse
 
 
-_switch = _one_of(true=True, false=False)
+_switch = _choice(true=True, false=False)
 
 _OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "username": _text,
     "password": _text,
     "client_name": _text,
-    "protocol": _one_of(**{"2": 2, "3": 3}),
+    "protocol": _choice(**{"2": 2, "3": 3}),
     "socket_timeout": _seconds,
     "socket_connect_timeout": _seconds,
     "socket_keepalive": _switch,
@@ -230,5 +230,5 @@ _TLS_OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "ssl_keyfile": _text,
     "ssl_password": _text,
     "ssl_check_hostname": _switch,
-    "ssl_cert_reqs": _one_of(required="required", optional="optional", none="none"),
+    "ssl_cert_reqs": _choice(required="required", optional="optional", none="none"),
 }
