@@ -143,7 +143,8 @@ class Streamer:
         connection = connect_postgres(
             self._database_url, application="streamer", prepare=self._prepare
         )
-        self._connection, self._client = connection, connect_redis(self._redis_url)
+        self._connection = connection  # first: to be closed if Redis does not answer
+        self._client = connect_redis(self._redis_url)
         check_revision(connection, scope)
         check_privileges(connection, scope, "streamer")
         check_eviction(self._client)
