@@ -29,7 +29,7 @@ REPLY_TIMEOUT_S = 15.0
 RedisClient = Any
 """``redis.Redis`` or ``redis.RedisCluster``: the same methods, but no common type."""
 
-_REFUSALS = (
+REFUSALS = (
     "OOM",
     "READONLY",
     "MISCONF",
@@ -106,7 +106,7 @@ def translate_error(error: redis.RedisError | RedisClusterException, what: str) 
     text = str(error)
     if isinstance(error, RedisClusterException) or (
         isinstance(error, (redis.ConnectionError, redis.TimeoutError))
-        and _word(error) not in _REFUSALS
+        and _word(error) not in REFUSALS
     ):
         return ServerUnavailable(f"{what}: Redis does not answer ({type(error).__name__})")
     if "WRONGTYPE" in text:
@@ -121,7 +121,7 @@ def is_unavailable(error: BaseException) -> bool:
     """Whether an error of the client library says that Redis cannot do it now, and will: away, loading, full, read-only."""
     if isinstance(error, redis.ConnectionError | redis.TimeoutError | RedisClusterException):
         return True
-    return isinstance(error, redis.RedisError) and _word(error) in _REFUSALS
+    return isinstance(error, redis.RedisError) and _word(error) in REFUSALS
 
 
 def _word(error: redis.RedisError) -> str:

@@ -19,6 +19,7 @@ from penstock.operating.status import (
 )
 from penstock.operating.status import status as read_status
 from penstock.settings import Settings
+from penstock.streaming.faults import Faults
 
 CLEAR = "\x1b[H\x1b[2J"
 
@@ -71,6 +72,7 @@ def _format(found: Status, *, by_shard: bool) -> str:
         parts += ["", _format_reconciliations(found)]
     parts += [f"halted: {consumer} {shard}: {reason}" for consumer, shard, reason in found.halted]
     parts += [f"{consumer} {shard}: {reason}" for consumer, shard, reason in found.waiting]
+    parts += _format_faults(found.faults)
     parts += [
         f"damaged: {channel.channel}/{shard.shard}: {shard.ick.damage}"
         for channel in found.channels
@@ -78,6 +80,21 @@ def _format(found: Status, *, by_shard: bool) -> str:
         if shard.ick is not None and shard.ick.damage is not None
     ]
     return "\n".join(parts)
+
+
+def _format_faults(faults: Faults) -> list[str]:
+    """Records without an offset and shards that are not published."""
+    isolated = faults.isolated
+    lines = [
+        f"isolated: record {each.id} of {each.shard}: {each.reason}" for each in isolated.first
+    ]
+    if isolated.count > len(isolated.first):
+        lines.append(f"isolated: {isolated.count - len(isolated.first):,} more records")
+    lines += [
+        f"unknown: {each.shard}: {each.records:,} records from record {each.first} on, of no registered channel"
+        for each in faults.unknown
+    ]
+    return lines + [f"stopped: {each.shard}: {each.reason}" for each in faults.stopped]
 
 
 def _format_head(found: Status) -> str:

@@ -2,18 +2,20 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 from typing import Any
 
 from penstock.channels.ick import ShardState, inspect_shards
+from penstock.channels.isolation import ShardError, ask_each
 from penstock.channels.log import Extent, extents
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
-from penstock.errors import AppendRefused, ForeignLog, SchemaMissing, ServerUnavailable
+from penstock.errors import AppendRefused, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
 from penstock.operating.status.report import (
     ChannelStatus,
@@ -27,6 +29,7 @@ from penstock.operating.status.report import (
 from penstock.pipeline import Pipeline
 from penstock.reconciling.history import LastRun, last_runs
 from penstock.records import DEFAULT_SCOPE, Scope, Shard, ShardName
+from penstock.streaming.faults import Faults, StoppedShard, read_faults
 
 MOST_COUNTED = 100_000
 """Most unsequenced records that are counted."""
@@ -56,7 +59,8 @@ def status(
     if pipeline is not None:
         scope = pipeline.scope
     shards = known_shards(connection, scope, pipeline.shard_names if pipeline else ())
-    log, trouble = _read_extents(client, scope, shards)
+    stopped: dict[ShardName, str] = {}
+    log, trouble = _read_extents(client, scope, shards, stopped)
     tables = _read_postgres(connection, scope)
     icks: dict[ShardName, ShardState] = {}
     if trouble is None:
@@ -67,6 +71,7 @@ def status(
         tick=tables.sequencer.tick,
         tick_s=tables.sequencer.tick_s,
         redis=trouble,
+        faults=_add_stopped(tables.faults, stopped),
         channels=_Channels(
             tables, _RedisState(log, icks, tables.sequencer.now_s), pipeline
         ).build(),
@@ -95,6 +100,7 @@ class _Tables:
     tails: list[Row]
     progress: list[Row]
     runs: tuple[LastRun, ...]
+    faults: Faults
 
 
 def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
@@ -114,19 +120,32 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
             _Sequencer(tick, epoch, tick_s, oldest, now_s),
             registered_channels(connection, scope),
             connection.execute(sql["waiting"], seen).fetchall(),
-            connection.execute(journal["journal_tails"]).fetchall(),
+            connection.execute(journal["registered_tails"]).fetchall(),
             connection.execute(sql["progress"]).fetchall(),
             last_runs(connection, scope),
+            read_faults(connection, scope),
         )
 
 
 def _read_extents(
-    client: RedisClient, scope: Scope, shards: list[ShardName]
+    client: RedisClient, scope: Scope, shards: list[ShardName], stopped: dict[ShardName, str]
 ) -> tuple[dict[ShardName, Extent], str | None]:
+    """What the streams hold, without those that cannot be read, which are added to ``stopped``."""
+
+    def add(shard: ShardName, error: ShardError) -> None:
+        stopped[shard] = str(error)
+
     try:
-        return (extents(client, scope.namespace, shards) if shards else {}), None
-    except (ServerUnavailable, ForeignLog) as error:
+        return ask_each(partial(extents, client, scope.namespace), shards, add), None
+    except ServerUnavailable as error:
         return {}, str(error)
+
+
+def _add_stopped(faults: Faults, stopped: Mapping[ShardName, str]) -> Faults:
+    """Adds the shards that the streamer has not noted yet."""
+    noted = {each.shard for each in faults.stopped}
+    more = (StoppedShard(s, reason, 0.0) for s, reason in stopped.items() if s not in noted)
+    return replace(faults, stopped=(*faults.stopped, *more))
 
 
 def _select_icks(
@@ -186,9 +205,7 @@ class _Channels:
         self._staged = {
             ShardName(channel, shard): (count, age) for channel, shard, count, age in tables.waiting
         }
-        self._sequenced = {
-            ShardName(channel, shard): last for channel, shard, _, last in tables.tails
-        }
+        self._sequenced = {ShardName(channel, shard): last for channel, shard, last in tables.tails}
         self._redis = redis
 
     def build(self) -> tuple[ChannelStatus, ...]:

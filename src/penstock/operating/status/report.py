@@ -6,6 +6,7 @@ from datetime import datetime
 
 from penstock.reconciling.history import LastRun
 from penstock.records import Shard, ShardName
+from penstock.streaming.faults import Faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,7 @@ class Status:
         tick: Number of the last tick that found records.
         tick_s: How long ago that was, in seconds.
         redis: Why Redis could not be read; None if it could.
+        faults: Records without an offset, shards of no registered channel, and shards that are stopped.
         channels: Ordered by name.
         consumers: Ordered by name.
         reconciliations: The last run of each, ordered by name.
@@ -173,6 +175,7 @@ class Status:
     tick: int
     tick_s: float
     redis: str | None
+    faults: Faults
     channels: tuple[ChannelStatus, ...]
     consumers: tuple[ConsumerStatus, ...]
     reconciliations: tuple[LastRun, ...]
