@@ -1,4 +1,4 @@
-"""``penstock run`` on Spark ends cleanly, whoever is sent the signal, and names a JVM that was killed."""
+"""``penstock run`` on Spark ends cleanly, whichever of its processes get the signal, and names a JVM that was killed."""
 
 import os
 import signal

@@ -125,6 +125,8 @@ def postgres_errors(what: str) -> Iterator[None]:
         yield
     except (psycopg.Error, DBAPIError, PoolTimeout) as error:
         cause = driver_error(error)
+        if _is_hidden(cause):
+            raise HiddenRows(f"{what}: {hidden_rows(first_line(cause))}") from error
         if sqlstate(error) == LACKS_PRIVILEGE:
             raise PrivilegeMissing(
                 f"{what}: {first_line(cause)}. Connect as a role that may, or see what this one lacks: penstock doctor"
@@ -140,8 +142,6 @@ def postgres_errors(what: str) -> Iterator[None]:
                 ) from error
             case ErrorKind.CONFLICT:
                 raise cause from error if cause is not error else None
-            case _ if _is_hidden(cause):
-                raise HiddenRows(f"{what}: {hidden_rows(first_line(cause))}") from error
             case _:
                 raise
 

@@ -209,7 +209,9 @@ class _Channels:
         self._staged = {
             ShardName(channel, shard): (count, age) for channel, shard, count, age in tables.waiting
         }
-        self._sequenced = {ShardName(channel, shard): last for channel, shard, last in tables.tails}
+        self._sequenced = {
+            ShardName(channel, shard): last for channel, shard, _, last in tables.tails
+        }
         self._redis = redis
 
     def build(self) -> tuple[ChannelStatus, ...]:
