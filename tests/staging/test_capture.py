@@ -271,6 +271,13 @@ def test_two_processes_may_install_at_once(
         list(pool.map(lambda each: install_triggers(database_url, each), pipelines))
 
 
+def test_text_that_ends_the_functions_body_is_refused(rides: Log, database_url: str) -> None:
+    """Guarantee 31."""
+    pipeline = declare(rides, headers={"x": "$penstock$; DROP TABLE parcels; --"})
+    with pytest.raises(DeclarationError, match=r"contains \$penstock\$"):
+        install_triggers(database_url, pipeline)
+
+
 class Apart(DeclarativeBase):
     """A registry whose classes refer to one that is never defined."""
 

@@ -31,7 +31,8 @@ def init(
     if schema is None:
         schema = get_scope(pipeline).schema
     if pipeline is not None and pipeline.scope.schema != schema:
-        pipeline = None  # its triggers are for another schema
+        say(f"triggers are left out: the pipeline's are for schema {pipeline.scope.schema}")
+        pipeline = None
     if sql:
         show(migration_sql(schema))
         _show_triggers(pipeline)
