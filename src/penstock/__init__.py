@@ -14,6 +14,7 @@ Two engines run these steps: ``inline`` (threads in one Python process) and ``sp
 Around them:
 
     database     Postgres: connections, errors, statements, tables
+    migrations   the tables in the migrations of the application's own Alembic
     operating    what operators ask: status, doctor, resets, dead letters
     cli          the command line
     embedded     Postgres and Valkey from wheels

@@ -31,6 +31,9 @@ CHANGES: tuple[Change, ...] = ("insert", "update", "delete")
 DEAD_LETTERS_IN_A_ROW = 100
 """So many failures with nothing applied between them are a bad deploy rather than bad records."""
 
+MIN_IDLE_TIMEOUT_S, MAX_IDLE_TIMEOUT_S = 0.1, 86_400.0
+"""Limits of ``ConsumerSpec.idle_timeout_s``, in seconds."""
+
 MEMBERS_A_BATCH = 500
 """Most members that a consumer of an Ick holds at once, by default: a script call for so many takes a millisecond or two."""
 
@@ -245,6 +248,9 @@ class ConsumerSpec:
         park_key: With ``dead_letter``: later records of the same key are dead-lettered too, so that their order holds.
         isolation: Isolation level of the transaction.  Under ``READ COMMITTED`` two shards that update one row from the
             value they read lose one of the updates: choose it for handlers whose SQL computes the new value itself.
+        idle_timeout_s: Longest time, in seconds, that the handler may go without a statement on its session, computing or
+            waiting for a service.  Then Postgres ends the transaction, and other processes take the shards over; a batch
+            that fails in this way is bisected like any other.  A suspended process keeps its shards for this long.
     """
 
     name: str
@@ -260,6 +266,7 @@ class ConsumerSpec:
     halt_after: int = DEAD_LETTERS_IN_A_ROW
     park_key: bool = False
     isolation: Isolation = "REPEATABLE READ"
+    idle_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
         checked_name(self.name, "consumer")
@@ -272,6 +279,11 @@ class ConsumerSpec:
                 raise DeclarationError(
                     f"consumer {self.name}: {setting} is {getattr(self, setting)}; it takes at least 1"
                 )
+        if not MIN_IDLE_TIMEOUT_S <= self.idle_timeout_s <= MAX_IDLE_TIMEOUT_S:
+            raise DeclarationError(
+                f"consumer {self.name}: idle_timeout_s is {self.idle_timeout_s}; it takes {MIN_IDLE_TIMEOUT_S:g} to "
+                f"{MAX_IDLE_TIMEOUT_S:g} seconds"
+            )
         if self.isolation not in get_args(Isolation):
             raise DeclarationError(
                 f"consumer {self.name}: isolation={self.isolation!r}; it takes {', '.join(get_args(Isolation))}"
@@ -313,7 +325,7 @@ class ReconciliationSpec:
         columns: Columns that are compared; None compares all that the canonical rows have.
         tolerance: For columns of numbers: by how much they may differ.  Nothing is tolerated that is not named.
         canonical: ``canonical(tables)`` gives the rows that the state should hold, out of the application's tables:
-            a query as text or as SQLAlchemy's ``select``, or a Spark DataFrame made with ``tables``.
+            a query as text or as SQLAlchemy's ``select``, or what ``tables`` gives: on Spark, a DataFrame.
     """
 
     name: str

@@ -24,7 +24,9 @@ from sqlalchemy import (
     LargeBinary,
     Numeric,
     String,
+    cast,
     insert,
+    literal,
     text,
     types,
     update,
@@ -270,6 +272,99 @@ def test_a_trigger_stages_the_same_records_as_the_hooks(
     assert records[0].data["moment"] == "2026-01-01T22:04:05.000600+00:00"
     assert records[0].data["exact"] == "-12345.600"
     assert records[0].data["span"] == "P-1DT3H4M0.5S"
+
+
+HOSTILE_SETTINGS = {
+    "timezone": "Asia/Tokyo",
+    "datestyle": "SQL, DMY",
+    "intervalstyle": "sql_standard",
+    "extra_float_digits": "-15",
+    "standard_conforming_strings": "off",
+    "bytea_output": "escape",
+}
+
+
+def test_a_capture_does_not_depend_on_the_writers_settings(
+    rides: Log, application: Engine, staged: StagedRecords
+) -> None:
+    """Guarantee 22: a number keeps its digits, and a time its zone, whatever the role or the database is set to."""
+    rule = Pipeline([rides]).stages(Sample, to=rides, key="note", capture="trigger")
+    precise = {**FULL, "real": 0.1 + 0.2}
+    with application.begin() as connection:
+        apply(connection, trigger_sql(rule, "penstock"))
+        connection.execute(insert(Sample).values(id=UUID(int=1), **precise))
+        for name, value in HOSTILE_SETTINGS.items():
+            connection.execute(text(f"SET LOCAL {name} = '{value}'"))
+        connection.execute(
+            text(f'UPDATE {quoted_table()} SET "the id" = :id').bindparams(id=UUID(int=2))
+        )
+
+    first, second = staged()
+    assert second.data == {**first.data, "id": str(UUID(int=2))}
+    assert second.data["real"] == 0.1 + 0.2
+
+
+def test_a_condition_does_not_depend_on_the_writers_settings(
+    pipeline: Pipeline, rides: Log, application: Engine, staged: StagedRecords
+) -> None:
+    rule = pipeline.stages(
+        Sample,
+        to=rides,
+        key="note",
+        data=[],
+        capture="trigger",
+        when="changed.moment::date = '2026-01-01' AND changed.moment::text LIKE '2026%'",
+    )
+    with application.begin() as connection:
+        apply(connection, trigger_sql(rule, "penstock"))
+        for name, value in HOSTILE_SETTINGS.items():
+            connection.execute(text(f"SET LOCAL {name} = '{value}'"))
+        connection.execute(insert(Sample).values(id=UUID(int=1), **FULL))
+
+    assert [record.key for record in staged()] == [FULL["note"]]
+
+
+@pytest.mark.parametrize(
+    ("value", "moment", "local", "day"),
+    [
+        ("infinity", "infinity", "infinity", "infinity"),
+        ("-infinity", "-infinity", "-infinity", "-infinity"),
+        (
+            "0044-03-15 BC",
+            "0044-03-15T00:00:00.000000+00:00 BC",
+            "0044-03-15T00:00:00.000000 BC",
+            "0044-03-15 BC",
+        ),
+        (
+            "20260-01-02",
+            "20260-01-02T00:00:00.000000+00:00",
+            "20260-01-02T00:00:00.000000",
+            "20260-01-02",
+        ),
+    ],
+)
+def test_times_that_python_does_not_have_are_captured_exactly(
+    rides: Log,
+    application: Engine,
+    staged: StagedRecords,
+    value: str,
+    moment: str,
+    local: str,
+    day: str,
+) -> None:
+    """Guarantee 22: infinity is not NULL, and 44 BC is not 44 AD."""
+    rule = Pipeline([rides]).stages(Sample, to=rides, key="note", capture="trigger")
+    with application.begin() as connection:
+        apply(connection, trigger_sql(rule, "penstock"))
+        connection.execute(text("SET LOCAL timezone = 'UTC'"))
+        times = {
+            name: cast(literal(value, String), getattr(Sample, name).type)
+            for name in ("moment", "local", "day")
+        }
+        connection.execute(insert(Sample).values(id=UUID(int=1), note="x", **times))
+
+    [record] = staged()
+    assert (record.data["moment"], record.data["local"], record.data["day"]) == (moment, local, day)
 
 
 def trigger_name(rule: StagingRule) -> str:

@@ -19,6 +19,8 @@ from penstock.consuming.transaction import HandlerTransaction
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import CONFLICTS, describe, postgres_errors
 from penstock.database.registry import register_consumer
+from penstock.database.revisions import check_revision
+from penstock.database.roles import check_privileges
 from penstock.declarations import ConsumerSpec
 from penstock.errors import ServerUnavailable
 from penstock.journal import check_tails
@@ -101,7 +103,11 @@ class Worker(ABC, Generic[Item]):
         self._deliverer: Deliverer[Item] | None = None
 
     def __enter__(self) -> Self:
-        self.open()
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -112,7 +118,9 @@ class Worker(ABC, Generic[Item]):
 
         Raises:
             ServerUnavailable: A server does not answer.
-            SchemaMissing: The tables, or triggers that rules declare, are not there.
+            SchemaMissing: The tables are not there, or of a revision that this release does not work with.
+            TriggerMissing: A trigger that a rule declares is not there.
+            PrivilegeMissing: The role may not consume; the text has the grants.
             DeclarationError: The pipeline does not fit what is registered.
             HistoryDiverged: Redis has records that Postgres does not know.
         """
@@ -120,6 +128,8 @@ class Worker(ABC, Generic[Item]):
         with connect_postgres(
             self._database_url, application=f"consumer {self.consumer.name}", prepare=self._prepare
         ) as connection:
+            check_revision(connection, scope)
+            check_privileges(connection, scope, "consumer")
             if self._deliverer is None:  # a later release may replace them while this worker runs
                 check_triggers(connection, self._pipeline)
             register_consumer(connection, scope, self.consumer)

@@ -17,6 +17,7 @@ Differences between triggers and hooks:
 
 * A trigger sees the stored value, the hooks the object's: ``Decimal("5")`` in a ``numeric(9, 2)`` is ``"5.00"``.
 * A trigger writes a float NaN or infinity as text; the hooks refuse it.  A trigger does not limit the payload's size.
+* A trigger writes an infinite time as ``"infinity"``, and a year before 1 with ``BC`` behind it; Python has neither.
 * A key that is NULL, empty or too long fails the writing statement with SQLSTATE 23514.
 """
 
@@ -202,6 +203,10 @@ _FUNCTION = """CREATE OR REPLACE FUNCTION {function}() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET intervalstyle = 'iso_8601'
+SET extra_float_digits = 1
+SET datestyle = 'ISO, YMD'
+SET timezone = 'UTC'
+SET standard_conforming_strings = on
 AS $penstock$
 DECLARE
     penstock_row record;
@@ -336,7 +341,7 @@ def _render_expression(kind: types.TypeEngine[Any], value: str) -> str | None:  
         return _render_enum(kind, value)
     if isinstance(kind, types.DateTime):
         zone, offset = (" AT TIME ZONE 'UTC'", '"+00:00"') if kind.timezone else ("", "")
-        return f"""to_char({value}{zone}, 'YYYY-MM-DD"T"HH24:MI:SS.US{offset}')"""
+        return _render_timestamp(f"{value}{zone}", f'YYYY-MM-DD"T"HH24:MI:SS.US{offset}')
     if isinstance(kind, types.Time):
         return None if kind.timezone else f"to_char({value}, 'HH24:MI:SS.US')"
     if isinstance(kind, (types.Numeric, types.Float)):
@@ -353,6 +358,12 @@ def _render_expression(kind: types.TypeEngine[Any], value: str) -> str | None:  
             else None
         )
     return value if isinstance(kind, _SAME_IN_BOTH) else None
+
+
+def _render_timestamp(value: str, form: str) -> str:
+    """Infinity, which has no digits, is a word; a year before 1 has ``BC`` behind it, as in Postgres' own JSON."""
+    era = f"CASE WHEN {value} < timestamp '0001-01-01' THEN ' BC' ELSE '' END"
+    return f"coalesce(to_char({value}, '{form}' || {era}), ({value})::text)"
 
 
 _CONVERSIONS = ("process_bind_param", "process_result_value", "bind_processor", "result_processor")

@@ -38,6 +38,8 @@ from penstock.consuming.transaction import HandlerTransaction, Locked, Plan
 from penstock.database.connections import connect_postgres
 from penstock.database.executor import Executor
 from penstock.database.registry import register_consumer
+from penstock.database.revisions import check_revision
+from penstock.database.roles import check_privileges
 from penstock.declarations import ConsumerSpec
 from penstock.errors import Gap, Halted, ServerUnavailable
 from penstock.pipeline import Pipeline
@@ -77,10 +79,14 @@ def start_dataframes(  # noqa: PLR0913, PLR0917  what a query needs
 
     Raises:
         ServerUnavailable: Postgres does not answer.
+        SchemaMissing: This release does not work with the schema.
         TriggerMissing: A trigger that a rule declares is not there.
+        PrivilegeMissing: The role may not consume; the text has the grants.
         DeclarationError: The consumer does not fit what is registered.
     """
     with connect_postgres(database_url, application=f"consumer {consumer.name}") as connection:
+        check_revision(connection, pipeline.scope)
+        check_privileges(connection, pipeline.scope, "consumer")
         check_triggers(connection, pipeline)
         register_consumer(connection, pipeline.scope, consumer)
         standing = Checkpoints(consumer, pipeline.scope).all(connection)
