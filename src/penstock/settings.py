@@ -68,7 +68,7 @@ class Settings:
     redis_url: Secret | None = field(
         default=None,
         metadata=_setting(
-            "The Redis or Valkey that holds the log: redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://."
+            "The Redis or Valkey that holds the log: redis://, redis+cluster:// or redis+sentinel://, with TLS rediss…, or unix://."
         ),
     )
     data_directory: Path = field(

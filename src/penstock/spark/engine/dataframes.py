@@ -41,7 +41,7 @@ from penstock.database.registry import register_consumer
 from penstock.database.revisions import check_revision
 from penstock.database.roles import check_privileges
 from penstock.declarations import ConsumerSpec
-from penstock.errors import Gap, Halted, ServerUnavailable
+from penstock.errors import ForeignLog, Gap, Halted, ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.records import Offset, Shard, ShardName
 
@@ -122,9 +122,12 @@ def start_dataframes(  # noqa: PLR0913, PLR0917  what a query needs
 
 
 def _source(redis_url: str, namespace: str, standing: Mapping[ShardName, Offset]) -> str:
-    """The log; or Postgres, if the log has lost what comes after a checkpoint."""
-    with closing(connect_redis(redis_url)) as client:
-        held = extents(client, namespace, list(standing))
+    """The log; or Postgres, if the log has lost what comes after a checkpoint, or is not Penstock's alone."""
+    try:
+        with closing(connect_redis(redis_url)) as client:
+            held = extents(client, namespace, list(standing))
+    except ForeignLog:
+        return "penstock.staged"
     complete = all(held[shard].first <= offset + 1 for shard, offset in standing.items())
     return "penstock.log" if complete else "penstock.staged"
 
