@@ -304,11 +304,18 @@ def test_a_rule_is_checked_before_the_mappers_can_be_configured(rides: Log) -> N
 def test_a_subclass_defined_after_the_rule_is_refused_when_it_is_installed(
     rides: Log, database_url: str
 ) -> None:
+    class Own(DeclarativeBase):
+        pass
+
+    class Animal(Own):
+        __tablename__ = "early_animals"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
     index = Ick("index")
     pipeline = Pipeline([rides, index])
-    pipeline.marks_dirty(Early, to=index, key="id", capture="trigger")
+    pipeline.marks_dirty(Animal, to=index, key="id", capture="trigger")
 
-    class Later(Early):
+    class Cat(Animal):
         pass
 
     with pytest.raises(DeclarationError, match="inheritance"):
