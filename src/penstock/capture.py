@@ -13,6 +13,7 @@ import psycopg
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import first_line, postgres_errors
 from penstock.database.statements import statements
+from penstock.database.transactions import OUR_SEARCH_PATH, ROLES_SEARCH_PATH
 from penstock.errors import TriggerMissing
 from penstock.pipeline import Pipeline
 from penstock.staging.trigger_names import Trigger, make_name, quote_table
@@ -146,23 +147,28 @@ def _install(connection: Connection, pipeline: Pipeline, trigger: Trigger) -> bo
         connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
         if _compare(trigger, _read_installed(connection, pipeline)) is None:
             return False
+        # The class may leave the schema of its table to the search path of the application's role.
+        connection.execute(ROLES_SEARCH_PATH)
         for statement in trigger.statements:
             connection.execute(statement.encode())
-        _try_columns(connection, trigger)
+        [(table,)] = connection.execute(
+            "SELECT %s::pg_catalog.regclass::pg_catalog.oid",
+            [quote_table(trigger.schema, trigger.table)],
+        ).fetchall()
+        connection.execute(OUR_SEARCH_PATH)
+        _try_columns(connection, trigger, table)
     return True
 
 
-def _try_columns(connection: Connection, trigger: Trigger) -> None:
+def _try_columns(connection: Connection, trigger: Trigger, table: int) -> None:
     """Reads no row of the table with the function's columns and condition: Postgres looks at them only when it fires."""
-    table = quote_table(trigger.schema, trigger.table)
     [(qualified,)] = connection.execute(
         "SELECT format('%%I.%%I', n.nspname, c.relname) FROM pg_class c "
-        "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s::regclass",
+        "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
         [table],
     ).fetchall()
     columns = ", ".join(quote_table("changed", name) for name in trigger.columns)
     condition = trigger.rule.when if isinstance(trigger.rule.when, str) else "true"
-    connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
     connection.execute(
         f"SELECT {columns}, (\n{condition}\n) IS TRUE FROM {qualified} AS changed WHERE false".encode()
     )

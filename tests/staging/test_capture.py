@@ -271,6 +271,13 @@ def test_two_processes_may_install_at_once(
         list(pool.map(lambda each: install_triggers(database_url, each), pipelines))
 
 
+def test_text_that_ends_the_functions_body_is_refused(rides: Log, database_url: str) -> None:
+    """Guarantee 31."""
+    pipeline = declare(rides, headers={"x": "$penstock$; DROP TABLE parcels; --"})
+    with pytest.raises(DeclarationError, match=r"contains \$penstock\$"):
+        install_triggers(database_url, pipeline)
+
+
 class Apart(DeclarativeBase):
     """A registry whose classes refer to one that is never defined."""
 
@@ -297,11 +304,18 @@ def test_a_rule_is_checked_before_the_mappers_can_be_configured(rides: Log) -> N
 def test_a_subclass_defined_after_the_rule_is_refused_when_it_is_installed(
     rides: Log, database_url: str
 ) -> None:
+    class Own(DeclarativeBase):
+        pass
+
+    class Animal(Own):
+        __tablename__ = "early_animals"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
     index = Ick("index")
     pipeline = Pipeline([rides, index])
-    pipeline.marks_dirty(Early, to=index, key="id", capture="trigger")
+    pipeline.marks_dirty(Animal, to=index, key="id", capture="trigger")
 
-    class Later(Early):
+    class Cat(Animal):
         pass
 
     with pytest.raises(DeclarationError, match="inheritance"):

@@ -16,7 +16,13 @@ from penstock.errors import DeclarationError, InvalidRecord
 SECRET = {"secret": True}
 
 
-class Account(Base):
+class HasToken:
+    """A mixin: its columns are copied."""
+
+    token: Mapped[str | None] = mapped_column(deferred=True, info=SECRET)
+
+
+class Account(HasToken, Base):
     __tablename__ = "accounts"
 
     bank: Mapped[str] = mapped_column(primary_key=True)
@@ -157,7 +163,7 @@ def test_the_default_payload_leaves_out_what_is_marked_secret(
     pipeline = Pipeline([rides, other])
     pipeline.stages(Account, to=rides, key="number", capture=capture)
     pipeline.stages(Account, to=other, key="number", data=["password"], capture=capture)
-    account = Account(bank="n", number=1, password="canary", pin=b"canary", balance=2.5)
+    account = Account(bank="n", number=1, password="canary", pin=b"canary", token="canary")
     write(application, pipeline, account)
     maker = sessionmaker(application)
     pipeline.attach(maker)

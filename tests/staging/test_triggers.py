@@ -1,5 +1,6 @@
 """Triggers capture every writer, and stage the same records as the hooks."""
 
+import asyncio
 import importlib.util
 from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta, timezone
@@ -32,6 +33,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import IntegrityError, ProgrammingError
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
 from typing_extensions import override
 
@@ -492,6 +494,29 @@ def test_an_alembic_operation_creates_and_drops_the_triggers_of_classes(
         connection.execute(writing, {"status": "new:x"})
 
     assert [record.data["status"] for record in staged()] == ["new:x"]
+
+
+def test_an_alembic_operation_works_with_asyncpg(
+    pipeline: Pipeline, rides: Log, application: Engine, database_url: str, staged: StagedRecords
+) -> None:
+    """It takes one statement an execute."""
+    pipeline.stages(Ride, to=rides, key="id", data=["status"], capture="trigger")
+
+    def migrate(connection: Connection) -> None:
+        operations: Any = Operations(MigrationContext.configure(connection))
+        operations.create_penstock_triggers(pipeline, Ride)
+        connection.execute(text("INSERT INTO rides (status, fare, extra) VALUES ('a', 0, '{}')"))
+        operations.drop_penstock_triggers(pipeline, Ride)
+
+    async def run() -> None:
+        engine = create_async_engine(database_url.replace("postgresql:", "postgresql+asyncpg:", 1))
+        async with engine.begin() as connection:
+            await connection.run_sync(migrate)
+        await engine.dispose()
+
+    asyncio.run(run())
+
+    assert [record.data for record in staged()] == [{"status": "a"}]
 
 
 def test_an_alembic_operation_names_a_class_without_a_trigger(

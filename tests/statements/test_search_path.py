@@ -172,6 +172,7 @@ def test_nobody_opens_a_connection_without_our_settings() -> None:
         "database/connections.py",
         "spark/sources/connections.py",
         "streaming/sequencer.py",  # sends the settings in its own message
+        "staging/connections.py",  # a cursor of the application's own connection
         "embedded/databases.py",  # creates databases on our own server
         "embedded/postgres.py",
         "staging/connections.py",  # wraps the connection that the application gives

@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Column, ForeignKey, event
 from sqlalchemy.orm import Mapper, Session, class_mapper
@@ -27,8 +27,8 @@ _LIBRARIES = ("penstock.", "sqlalchemy.")
 _pipelines: WeakSet[Declarations] = WeakSet()
 """Pipelines with rules for the hooks."""
 
-_warned: set[tuple[type[Any], type[Any]]] = set()
-"""Pairs of a class of sessions and a mapped class for which the warning has been given."""
+_warned: WeakKeyDictionary[type[Session], WeakSet[type[Any]]] = WeakKeyDictionary()
+"""Mapped classes for which sessions of a class have been given the warning."""
 
 _unconfigured: list[tuple[StagingRule, Declarations]] = []
 """Rules whose classes refer to some that are not mapped yet."""
@@ -51,8 +51,7 @@ def watch_rule(rule: StagingRule, pipeline: Declarations) -> None:
 
 def warn_if_unattached(session: Session, mapper: Mapper[Any]) -> None:
     """Warns if a session writes an object of a class with rules, and none of their pipelines is attached to it."""
-    pair = (type(session), mapper.class_)
-    if pair in _warned:
+    if mapper.class_ in _warned.get(type(session), ()):
         return
     attached = [attachment.pipeline for attachment in find_attachments(session)]
     for pipeline in list(_pipelines):
@@ -62,8 +61,8 @@ def warn_if_unattached(session: Session, mapper: Mapper[Any]) -> None:
                 "not attached to the session: nothing is staged. Attach it where sessions are created: "
                 "pipeline.attach(…) takes a sessionmaker, the Session class or one session"
             )
-            break
-    _warned.add(pair)
+            _warned.setdefault(type(session), WeakSet()).add(mapper.class_)
+            return
 
 
 def _has_rule(pipeline: Declarations, mapper: Mapper[Any]) -> bool:

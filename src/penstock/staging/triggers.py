@@ -69,6 +69,8 @@ def make_trigger(rule: StagingRule, schema: str) -> Trigger:
     name, truncate = make_name(rule), make_name(rule, "truncate")
     function = f"{quote(schema)}.{quote(name)}"
     create = _add_version(_render_function(rule, mapper, schema, function))
+    if create.count(_QUOTE) > 2:  # noqa: PLR2004  before and after the body
+        raise make_error(rule, f"a name, a value or the condition contains {_QUOTE}")
     types = {name: _ROW + sum(_TYPE_BITS[change] for change in rule.on)}
     if "delete" in rule.on:
         types[truncate] = _BEFORE + _TRUNCATE

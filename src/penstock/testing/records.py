@@ -33,7 +33,7 @@ def make_record(  # noqa: PLR0913  a record has this many parts; all have defaul
     Args:
         data: The payload, as ``stage`` takes it: what the handler reads has been through the same JSON.
         channel: The channel or its name.
-        key: A str, int or UUID.
+        key: A str, int or UUID, or a tuple of them.
         action: What happened.
         object: What it happened to.
         headers: Beside the payload.

@@ -74,7 +74,8 @@ def init(  # noqa: PLR0917  its options
 
 def _init_tables(settings: Settings, schema: str, pipeline: Pipeline | None, *, sql: bool) -> None:
     if pipeline is not None and pipeline.scope.schema != schema:
-        pipeline = None  # its triggers are for another schema
+        say(f"triggers are left out: the pipeline's are for schema {pipeline.scope.schema}")
+        pipeline = None
     if sql:
         show_text(migration_sql(schema))
         _show_triggers(pipeline)
