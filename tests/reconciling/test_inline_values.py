@@ -302,3 +302,26 @@ def test_both_sides_are_read_in_their_snapshots(
         assert list(comparer.rows(spec, snapshot).rows) == ['{"id":1,"v":1}']
     with pytest.raises(SnapshotLost, match="Begin again with another cut"):
         comparer.compare(spec, snapshot, snapshot)
+
+
+def test_keys_are_ordered_alike_whatever_their_collation(run: Run, connection: Connection) -> None:
+    """Guarantee 28: two sides in two orders would differ in every key."""
+    if not connection.execute("SELECT FROM pg_collation WHERE collname = 'und-x-icu'").fetchall():
+        pytest.skip("this Postgres has no linguistic collation; Debian's has: --servers system")
+    names = ["a", "B", "b", "A", " a", "a b", "ab", "\u00e4", "z", "Z", "_", "1", "\U0001f680"]
+    connection.execute('CREATE TABLE public.state (id text COLLATE "und-x-icu", v int)')
+    connection.execute("INSERT INTO public.state SELECT n, 1 FROM unnest(%s::text[]) n", (names,))
+
+    assert run('SELECT id COLLATE "C" AS id, v FROM public.state').clean
+
+
+def test_a_repeated_row_is_doubled_and_repaired(run: Run, connection: Connection) -> None:
+    connection.execute(
+        "CREATE TABLE public.state AS SELECT 1 AS id, 1 AS v FROM (VALUES (1), (2)) t"
+    )
+    found = run("SELECT 1 AS id, 1 AS v").comparison
+
+    assert found is not None
+    assert found.counts == {DifferenceKind.DOUBLED: 1}
+    assert run("SELECT 1 AS id, 1 AS v", "repair").repaired == 1
+    assert connection.execute("SELECT * FROM public.state").fetchall() == [(1, 1)]
