@@ -29,7 +29,15 @@ from penstock.declarations import Ick, Log
 from penstock.errors import PenstockError, TryAgain
 from penstock.pipeline import Pipeline
 from penstock.records import Record
-from penstock.staging.explicit import Staging, mark_dirty, stage, stage_async, stage_many
+from penstock.staging.explicit import (
+    Staging,
+    mark_dirty,
+    mark_dirty_async,
+    stage,
+    stage_async,
+    stage_many,
+    stage_many_async,
+)
 
 __all__ = [
     "Ick",
@@ -40,7 +48,9 @@ __all__ = [
     "Staging",
     "TryAgain",
     "mark_dirty",
+    "mark_dirty_async",
     "stage",
     "stage_async",
     "stage_many",
+    "stage_many_async",
 ]

@@ -68,7 +68,7 @@ class Settings:
     redis_url: Secret | None = field(
         default=None,
         metadata=_setting(
-            "The Redis or Valkey that holds the log: redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://."
+            "The Redis or Valkey that holds the log: redis://, redis+cluster:// or redis+sentinel://, with TLS rediss…, or unix://."
         ),
     )
     data_directory: Path = field(
@@ -226,7 +226,7 @@ def load_settings(chosen: Mapping[str, object], *, directory: Path | None = None
             "; ".join(problems)
             + f". Settings come from options, {PREFIX}… and [tool.penstock] of {pyproject}"
         ) from None
-    except ValueError as error:  # pyproject.toml is not TOML, or a variable is not JSON
+    except (ValueError, OSError) as error:  # pyproject.toml is not TOML, or a variable is not JSON
         raise InvalidSetting(
             f"the settings cannot be read: {type(error).__name__} in {pyproject} or in {PREFIX}…"
         ) from None

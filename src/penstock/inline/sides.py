@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import IsolationLevel, sql
 
-from penstock.database.connections import HANDLER_TIMEOUT_S, Connection, connect_postgres
+from penstock.database.connections import Connection, TableConnection, connect_postgres
 from penstock.database.errors import first_line, postgres_errors
+from penstock.database.transactions import HANDLER_TIMEOUT_S
 from penstock.errors import SnapshotLost, Unknown
 from penstock.inline.tables import quote
 from penstock.inline.values import NUMBERS, Value
@@ -77,8 +78,10 @@ def in_snapshot(database_url: str, snapshot: str) -> Iterator[Connection]:
         SnapshotLost: The transaction that held the snapshot has ended.
         ServerUnavailable: Postgres does not answer.
     """
-    with connect_postgres(database_url, application="reconcile", prepare=False) as connection:
-        connection.longest_silence_s = HANDLER_TIMEOUT_S  # type: ignore[attr-defined]  # a sort may take long
+    with connect_postgres(
+        database_url, application="reconcile", prepare=False, kind=TableConnection
+    ) as connection:
+        connection.longest_silence_s = HANDLER_TIMEOUT_S  # a sort may take long
         connection.isolation_level, connection.read_only = IsolationLevel.REPEATABLE_READ, True
         with postgres_errors("reading in a snapshot"), connection.transaction():
             _enter(connection, snapshot)

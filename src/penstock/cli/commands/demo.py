@@ -12,7 +12,7 @@ from rich.text import Text
 
 from penstock.cli.command import Json, command, require_extra
 from penstock.cli.engines import choose_engine
-from penstock.cli.render import say, show, show_json, table_text
+from penstock.cli.render import say, show_json, show_text, table_text
 from penstock.cli.servers import servers
 from penstock.cli.signals import INTERRUPTED, Stop
 from penstock.settings import Settings
@@ -78,8 +78,8 @@ def demo(
     if as_json:
         show_json(_to_json(progress))
     else:
-        show(_format_table(progress))
-        show(_format_verdict(progress))
+        show_text(_format_table(progress))
+        show_text(_format_verdict(progress))
     if not progress.equal:
         raise typer.Exit(DIFFERENCES)
 
@@ -96,7 +96,7 @@ class _Screen:
 
     def show(self, progress: "DemoProgress") -> None:
         if self._live is not None:
-            self._live.update(Text.from_ansi(_format_table(progress)), refresh=True)
+            self._live.update(Text(_format_table(progress)), refresh=True)
         elif monotonic() >= self._next:
             self._next = monotonic() + SAY_EVERY_S
             say(_format_line(progress))

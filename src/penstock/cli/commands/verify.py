@@ -4,11 +4,10 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.command import Json, command
+from penstock.cli.command import Json, command, parse_position
 from penstock.cli.connections import open_connections
 from penstock.cli.engines import open_examiner
 from penstock.cli.render import seconds, show, show_json, show_table
-from penstock.records import Offset
 from penstock.settings import Settings
 from penstock.verifying import Start, Verified
 from penstock.verifying import verify as run
@@ -30,8 +29,9 @@ def verify(
         str | None,
         typer.Option(
             "--from",
-            metavar="OFFSET|TIME",
-            help="Begin at this offset of each shard, or with the records sequenced since this time; by default at the beginning of the journal.",
+            metavar="OFFSET|PLACE|TIME",
+            help="Begin at this offset of each shard, or with the records sequenced since this time; by default at the beginning of the journal. "
+            "A place, such as 'rides/2 offset 4118', begins there and compares its shard alone.",
         ),
     ] = None,
     json: Json = False,
@@ -58,7 +58,10 @@ def verify(
 
 
 def _parse_start(text: str | None) -> Start:
-    return Offset(int(text)) if text is not None and text.isascii() and text.isdigit() else text
+    """An offset or a place; anything else is a time, which Postgres parses."""
+    if text is None or not (text.isdigit() or " offset " in text):
+        return text
+    return parse_position(text)
 
 
 def _show(done: Verified) -> None:

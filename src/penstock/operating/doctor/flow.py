@@ -31,17 +31,6 @@ SLOW_S = 60.0
 STALLED_S = 15.0
 """Age of the oldest unsequenced record that is an error, in seconds."""
 
-NEEDED = {
-    "staged_records": "SELECT DELETE",
-    "journal": "SELECT INSERT DELETE",
-    "ticks": "SELECT INSERT DELETE",
-    "epochs": "SELECT INSERT",
-    "channels": "SELECT INSERT UPDATE",
-    "checkpoints": "SELECT INSERT UPDATE DELETE",
-    "dead_letters": "SELECT INSERT UPDATE DELETE",
-}
-"""The privileges that the workers' roles need, by table."""
-
 
 def schema(context: CheckContext) -> Iterator[CheckResult]:
     """This release works with the tables, and they are its own."""
@@ -67,28 +56,6 @@ def schema(context: CheckContext) -> Iterator[CheckResult]:
             f"{message}; this release ships {shipped}, and works with both",
             how_to_upgrade(found, name),
         )
-
-
-def privileges(context: CheckContext) -> Iterator[CheckResult]:
-    """This role has the privileges that workers need."""
-    pairs = [(table, right) for table, rights in NEEDED.items() for right in rights.split()]
-    rows = context.connection.execute(
-        statements(__package__, context.scope.schema)["privileges"],
-        {
-            "schema": context.scope.schema,
-            "tables": [table for table, _ in pairs],
-            "privileges": [right for _, right in pairs],
-        },
-    ).fetchall()
-    if rows:
-        lacking = ", ".join(f"{right} on {table}" for table, right in rows)
-        yield CheckResult.warning(
-            "privileges",
-            f"this role lacks {lacking}",
-            f"GRANT {lacking} in schema {context.scope.schema} to the workers' role",
-        )
-    else:
-        yield CheckResult.ok("privileges", "this role has all privileges that workers need")
 
 
 def identity(context: CheckContext) -> Iterator[CheckResult]:
@@ -205,6 +172,7 @@ def consumers(context: CheckContext) -> Iterator[CheckResult]:
     findings = [
         *_check_sequencing(current),
         *_check_halted(current),
+        *_check_unread(current),
         *_check_declared(current),
         *_check_dead_letters(current),
         *_check_lag(current),
@@ -234,6 +202,16 @@ def _check_halted(current: Status) -> Iterator[CheckResult]:
             "consumers",
             f"{consumer} is halted in {shard}: {reason}",
             f"fix the cause, then: penstock reset checkpoint {consumer} --resume --apply",
+        )
+
+
+def _check_unread(current: Status) -> Iterator[CheckResult]:
+    for shard, count, reason in current.unread:
+        yield CheckResult.error(
+            "unread shards",
+            f"{shard}: {count:,} records; {reason}",
+            "start the consumer again, which adds the checkpoint, or declare the channel and run penstock stream; "
+            "otherwise find out what staged them",
         )
 
 
@@ -271,4 +249,4 @@ def _check_lag(current: Status) -> Iterator[CheckResult]:
 
 
 SCHEMA: tuple[Check, ...] = (schema,)
-CHECKS: tuple[Check, ...] = (privileges, identity, missed, journal, declared, consumers)
+CHECKS: tuple[Check, ...] = (identity, missed, journal, declared, consumers)

@@ -218,7 +218,7 @@ class VerificationReader(DataSourceReader):
 
     def _compare(self, part: VerificationRange) -> Iterator[pa.RecordBatch]:
         try:
-            with arrow(self.database_url) as connection, connection.cursor() as cursor:
+            with arrow(self.database_url) as cursor:
                 reading = postgres(self.database_url)
                 for wanted in divide(part, offsets_a_read(reading, self.scope, part)):
                     # The log first: a published record that Postgres names afterwards was in the log before.
