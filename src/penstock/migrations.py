@@ -19,11 +19,11 @@ from typing import Any
 
 from alembic import context, op
 from alembic.script import Script, ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from penstock.database.initialise import LOCK, alembic_config
 from penstock.database.tables import metadata
-from penstock.errors import Unknown
+from penstock.errors import SchemaMissing, Unknown
 from penstock.records import DEFAULT_SCOPE, checked_schema
 
 __all__ = ["downgrade", "include_object", "upgrade"]
@@ -42,6 +42,7 @@ def upgrade(to: str, *, start: str = _BASE, schema: str = DEFAULT_SCOPE.schema) 
 
     Raises:
         Unknown: This release ships no such revision.
+        SchemaMissing: The tables are there, and their revision is kept elsewhere.
         InvalidName: The schema's name is not valid.
     """
     with _history(schema) as scripts:
@@ -144,10 +145,19 @@ def _read_revision(schema: str, start: str) -> str:
         return start
     connection = op.get_bind()
     connection.execute(LOCK)
-    table = connection.scalar(text("SELECT to_regclass(:t)::text"), {"t": _table(schema)})
-    if table is None:
-        return _BASE
-    return connection.scalar(text(f"SELECT version_num FROM {_table(schema)}")) or _BASE
+    found = _exists(connection, _table(schema)) and connection.scalar(
+        text(f"SELECT version_num FROM {_table(schema)}")
+    )
+    if not found and _exists(connection, f'"{schema}".staged_records'):
+        raise SchemaMissing(
+            f"schema {schema} has Penstock's tables already, and {_table(schema)} does not name their revision. "
+            f"See docs: {SchemaMissing.page}"
+        )
+    return found or _BASE
+
+
+def _exists(connection: Connection, table: str) -> bool:
+    return bool(connection.scalar(text("SELECT to_regclass(:table) IS NOT NULL"), {"table": table}))
 
 
 def _write_revision(schema: str, revision: str) -> None:

@@ -123,7 +123,7 @@ def test_the_check_finds_an_index_that_missed_a_change(
         ("inline", "4", "--no-reconcile"),
         pytest.param(
             *("inline", "4", "--reconcile"),
-            marks=[pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(240)],
+            marks=[pytest.mark.chaos, pytest.mark.timeout(240)],
         ),
         pytest.param(
             *("spark", "20", "--reconcile"),

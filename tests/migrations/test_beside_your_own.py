@@ -185,6 +185,14 @@ def test_a_migration_that_finds_the_tables_there_changes_nothing(
     assert get_revision(own_url) == newest_shipped()
 
 
+def test_tables_whose_revision_is_lost_are_left_alone(project: Project, own_url: str) -> None:
+    initialise(own_url)
+    with psycopg.connect(own_url) as connection:
+        connection.execute("DROP TABLE penstock.alembic_version")
+
+    assert "does not name their revision" in project.run("upgrade head").stderr
+
+
 def test_tables_that_hold_records_stay_although_their_migration_is_undone(
     project: Project, own_url: str
 ) -> None:

@@ -41,6 +41,8 @@ REFUSED = {
 
 COMMANDS = [
     "run --engine inline",
+    pytest.param("run --engine spark", marks=[pytest.mark.spark, pytest.mark.slow]),
+    "verify",
     "stream",
     "consume reader",
     "status",

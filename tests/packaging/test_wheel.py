@@ -112,7 +112,7 @@ def test_the_installed_package_finds_its_scripts_and_migrations(empty: Path) -> 
     )
     borrow = (
         "sqlalchemy", "typing_extensions", "redis", "alembic", "mako", "markupsafe", "psycopg", "psycopg_binary*",
-        "greenlet", "hiredis",
+        "greenlet", "hiredis", "structlog",
     )  # fmt: skip
     assert run(empty, code, borrow=borrow).split() == ["40", "True"]
 

@@ -1,5 +1,6 @@
 """The inline comparison and its repair are exact for every type of Postgres."""
 
+import tracemalloc
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 
@@ -11,10 +12,12 @@ from sqlalchemy.orm import Session
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.errors import DeclarationError, InvalidSetting, Unknown
+from penstock.errors import DeclarationError, InvalidSetting, SnapshotLost, Unknown
 from penstock.inline import InlineComparer, Tables, needs_spark
 from penstock.inline.values import make_equal, to_json
 from penstock.reconciling import DifferenceKind, Intent, Reconciled, reconcile
+from penstock.reconciling import run as reconciling
+from penstock.reconciling.cut import export_snapshot
 from penstock.records import DEFAULT_SCOPE, Record
 
 VALUES = {
@@ -116,11 +119,24 @@ KEYS = {
 }
 
 
+HOSTILE = {
+    "DateStyle": "'SQL, DMY'",
+    "IntervalStyle": "sql_standard",
+    "bytea_output": "escape",
+    "extra_float_digits": "-15",
+    "TimeZone": "'Asia/Kathmandu'",
+}
+
+
+@pytest.mark.parametrize("settings", [{}, HOSTILE], ids=["default", "hostile"])
 @pytest.mark.parametrize("intent", ["repair", "replace"])
 def test_every_type_is_compared_and_repaired_exactly(
-    run: Run, connection: Connection, intent: Intent
+    run: Run, connection: Connection, intent: Intent, settings: dict[str, str]
 ) -> None:
-    """Guarantee 28."""
+    """Guarantee 28: whatever a database sets for its connections."""
+    for name, value in settings.items():
+        database = connection.info.dbname
+        connection.execute(f"ALTER DATABASE {database} SET {name} = {value}".encode())
     columns = ", ".join(f'"{type_}" {type_}' for type_ in VALUES)
     connection.execute(f"CREATE TABLE public.canonical (id int, {columns})".encode())
     connection.execute("CREATE TABLE public.state AS TABLE public.canonical")
@@ -173,6 +189,35 @@ def test_keys_of_any_type_meet(run: Run, connection: Connection) -> None:
         assert run(query, "repair", state=table).repaired == 1, type_
         assert connection.execute(f"SELECT v FROM {table}".encode()).fetchall() == [(2,)]
         assert run(query, state=table).clean
+
+
+def test_a_repair_reads_the_keys_of_its_batch_alone(
+    run: Run, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection.execute("CREATE TABLE public.state (a int[], b text, v int)")
+    connection.execute(
+        "INSERT INTO public.state SELECT ARRAY[i], i::text, 0 FROM generate_series(1, 30) i"
+    )
+    query = "SELECT ARRAY[i] AS a, i::text AS b, i AS v FROM generate_series(1, 20) i"
+    monkeypatch.setattr(reconciling, "REPAIR_BATCH", 7)
+
+    assert run(query, "repair", key=("a", "b")).repaired == 30
+    assert run(query, key=("a", "b")).clean
+    assert run("SELECT a, count(*) AS v FROM public.state GROUP BY a", "repair", key="a").repaired
+
+
+def test_memory_holds_a_part_of_the_rows(run: Run, connection: Connection) -> None:
+    connection.execute(
+        "CREATE TABLE public.state AS SELECT i AS id, repeat('x', 100000) AS v FROM generate_series(1, 800) i"
+    )
+    tracemalloc.start()
+    try:
+        assert run("TABLE public.state").clean
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 60_000_000, "less than either side, which is 80 MB"
 
 
 def test_what_cannot_be_compared_is_named(run: Run, connection: Connection) -> None:
@@ -236,3 +281,47 @@ def test_json_has_numbers_and_truth_as_such_and_the_rest_as_text() -> None:
     assert to_json(tuple(oids), oids, ("1.50", "NaN", "t", 'a"', None)) == (
         '{"n":1.50,"f":"NaN","b":true,"t":"a\\"","z":null}'
     )
+
+
+def test_both_sides_are_read_in_their_snapshots(
+    run: Run, flow: Pipeline, connection: Connection, database_url: str
+) -> None:
+    """Guarantee 28: what is committed after the cut is not seen."""
+    connection.execute("CREATE TABLE public.canonical AS SELECT 1 AS id, 1 AS v")
+    connection.execute("CREATE TABLE public.state AS TABLE public.canonical")
+    assert run("TABLE public.canonical").clean
+    [spec] = flow.reconciliations.values()
+    comparer = InlineComparer(database_url)
+    with connect_postgres(database_url, application="test") as holder, holder.transaction():
+        holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        snapshot = export_snapshot(holder)
+        connection.execute("UPDATE public.canonical SET v = 2")
+        connection.execute("DELETE FROM public.state")
+
+        assert comparer.compare(spec, snapshot, snapshot).equal
+        assert list(comparer.rows(spec, snapshot).rows) == ['{"id":1,"v":1}']
+    with pytest.raises(SnapshotLost, match="Begin again with another cut"):
+        comparer.compare(spec, snapshot, snapshot)
+
+
+def test_keys_are_ordered_alike_whatever_their_collation(run: Run, connection: Connection) -> None:
+    """Guarantee 28: two sides in two orders would differ in every key."""
+    if not connection.execute("SELECT FROM pg_collation WHERE collname = 'und-x-icu'").fetchall():
+        pytest.skip("this Postgres has no linguistic collation; Debian's has: --servers system")
+    names = ["a", "B", "b", "A", " a", "a b", "ab", "\u00e4", "z", "Z", "_", "1", "\U0001f680"]
+    connection.execute('CREATE TABLE public.state (id text COLLATE "und-x-icu", v int)')
+    connection.execute("INSERT INTO public.state SELECT n, 1 FROM unnest(%s::text[]) n", (names,))
+
+    assert run('SELECT id COLLATE "C" AS id, v FROM public.state').clean
+
+
+def test_a_repeated_row_is_doubled_and_repaired(run: Run, connection: Connection) -> None:
+    connection.execute(
+        "CREATE TABLE public.state AS SELECT 1 AS id, 1 AS v FROM (VALUES (1), (2)) t"
+    )
+    found = run("SELECT 1 AS id, 1 AS v").comparison
+
+    assert found is not None
+    assert found.counts == {DifferenceKind.DOUBLED: 1}
+    assert run("SELECT 1 AS id, 1 AS v", "repair").repaired == 1
+    assert connection.execute("SELECT * FROM public.state").fetchall() == [(1, 1)]

@@ -21,13 +21,20 @@ from penstock.inline.values import NUMBERS, Value
 from penstock.reconciling import Difference
 
 ROWS_A_FETCH = 5_000
+CHARACTERS_A_FETCH = 8 * 1024 * 1024
+"""Most characters of one fetch, as estimated from the rows of the last one."""
+_FIRST_FETCH, _SAMPLE = 100, 50
 
 _SETTINGS = {
+    # Text that every setting of the connection that repairs reads in the same way.
     "DateStyle": "ISO",
-    "IntervalStyle": "postgres",
+    "IntervalStyle": "iso_8601",
     "bytea_output": "hex",
     "extra_float_digits": "1",
     "cursor_tuple_fraction": "1",  # every row is fetched
+    # One side waits while Postgres sorts the other, however long that takes.
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
 }
 
 Key = tuple[Value, ...]
@@ -149,8 +156,13 @@ def read_rows(connection: Connection, side: Side, columns: Sequence[str]) -> Ite
 
 def _stream(connection: Connection, query: str) -> Iterator[Key]:
     with connection.cursor(name="penstock_rows") as cursor:
-        cursor.itersize = ROWS_A_FETCH
-        yield from cursor.execute(query.encode())
+        cursor.execute(query.encode())
+        count = _FIRST_FETCH
+        while rows := cursor.fetchmany(count):
+            yield from rows
+            sample = rows[:: 1 + len(rows) // _SAMPLE]
+            widest = max(sum(len(value or "") for value in row) for row in sample)
+            count = max(1, min(ROWS_A_FETCH, CHARACTERS_A_FETCH // max(1, widest)))
 
 
 def _group(rows: Iterable[Key], keys: int, columns: int) -> Iterator[Group]:
@@ -191,20 +203,37 @@ def _in_type(side: Side, like: Side, column: str) -> str:
 
 
 def _where(side: Side, like: Side, key: Sequence[str], among: Sequence[Difference] | None) -> str:
-    """The condition for the rows of some keys, which an index can answer."""
+    """The condition for the rows of some keys.
+
+    Postgres can push the condition on a single column below a GROUP BY, and answer it from an index.
+    """
     if among is None or not key:
         return ""
     wanted = [json.loads(difference.key, parse_float=str, parse_int=str) for difference in among]
-    lists = ", ".join(
-        sql.SQL("{}::text[]").format([_plain(each[column]) for each in wanted]).as_string(None)
+    values = {column: _text_array(each[column] for each in wanted) for column in key}
+    conditions = [
+        f"{_in_type(side, like, column)} = ANY (CAST({values[column]} AS {like.names[column]}[]))"
         for column in key
-    )
-    names = [f"k{number}" for number in range(len(key))]
+        if not like.names[column].endswith("[]")
+    ]
+    if len(conditions) != 1 or len(key) != 1:
+        conditions.append(_is_among(side, like, values))
+    return f"WHERE {' AND '.join(conditions)}"
+
+
+def _is_among(side: Side, like: Side, values: Mapping[str, str]) -> str:
+    """The condition that the columns together are one of the keys."""
+    columns = ", ".join(_in_type(side, like, column) for column in values)
     typed = ", ".join(
-        f"CAST(w.{name} AS {like.names[column]})" for name, column in zip(names, key, strict=True)
+        f"CAST(w.k{number} AS {like.names[column]})" for number, column in enumerate(values)
     )
-    columns = ", ".join(_in_type(side, like, column) for column in key)
-    return f"WHERE ({columns}) IN (SELECT {typed} FROM unnest({lists}) AS w ({', '.join(names)}))"
+    names = ", ".join(f"k{number}" for number in range(len(values)))
+    lists = ", ".join(values.values())
+    return f"({columns}) IN (SELECT {typed} FROM unnest({lists}) AS w ({names}))"
+
+
+def _text_array(values: Iterable[object]) -> str:
+    return sql.SQL("{}::text[]").format(list(map(_plain, values))).as_string(None)
 
 
 def _plain(value: object) -> str:
