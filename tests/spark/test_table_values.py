@@ -272,6 +272,7 @@ def test_numbers_arrive_exactly_or_not_at_all(values_url: str, numbers: list[Dec
 @example([Decimal(10) ** 30], 38, 18)
 @example([Decimal(48930623119825515241071592)], 38, 18)
 @example([Decimal((2**256 + 5 * 10**18) // 10**18)], 38, 18)
+@example([Decimal(2**256 // 10**38 + 1)], 38, 38)
 @example([Decimal(2**256 + 5)], 38, 0)
 @example([Decimal(f"0.{2**256 + 5:0100}")], 38, 38)
 def test_text_becomes_exactly_this_decimal_or_is_refused(
