@@ -108,6 +108,7 @@ def rows(connection: Connection) -> Connection:
         "extra_float_digits": "-15",
         "standard_conforming_strings": "off",
         "bytea_output": "escape",
+        "array_nulls": "off",
     }.items():
         database = connection.info.dbname
         connection.execute(f"ALTER DATABASE {database} SET {name} = '{value}'".encode())
