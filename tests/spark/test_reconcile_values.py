@@ -1,7 +1,7 @@
 """A reconciliation compares every value exactly, and repairs it to exactly this value."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -108,6 +108,7 @@ def rows(connection: Connection) -> Connection:
         "extra_float_digits": "-15",
         "standard_conforming_strings": "off",
         "bytea_output": "escape",
+        "array_nulls": "off",
     }.items():
         database = connection.info.dbname
         connection.execute(f"ALTER DATABASE {database} SET {name} = '{value}'".encode())
@@ -165,6 +166,15 @@ def test_every_value_is_compared_and_repaired_exactly(
     assert (run().clean, count_apart(rows)) == (True, 0)
 
 
+@pytest.fixture
+def in_berlin(spark: SparkSession) -> Iterator[None]:
+    """A session in a zone where an hour comes twice in October."""
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    yield
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+@pytest.mark.usefixtures("in_berlin")
 def test_rows_computed_by_spark_are_compared_and_repaired_exactly(
     run: Run, keeper: Pipeline, connection: Connection
 ) -> None:

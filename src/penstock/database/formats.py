@@ -10,6 +10,7 @@ _SETTINGS = {
     "extra_float_digits": "1",  # the shortest text that reads back as the same number
     "bytea_output": "hex",
     "lc_monetary": "C",
+    "array_nulls": "on",  # otherwise NULL in an array is read as a word
     "xmloption": "content",
 }
 
