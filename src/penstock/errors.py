@@ -34,6 +34,8 @@ command line ends with; ``page`` is the section of the documentation that explai
         ├── HistoryDiverged       Postgres lost commits, or is another one
         ├── ForeignLog            the stream holds entries of another program
         ├── DamagedIck            a key of an Ick holds something else, or is missing
+        ├── DamagedJournal        rows of the journal, or records that it names, were deleted
+        ├── UnpublishableRecord   Postgres cannot read a record, or Redis does not take it
         ├── ReadOnlyPostgres      a standby or a read-only server
         ├── Fenced                a newer epoch has taken over
         ├── HiddenRows            row-level security hides rows from Penstock
@@ -272,6 +274,18 @@ class DamagedIck(Refused):
     """A key of an Ick holds something that is not an Ick's, or has members without a version."""
 
     page = "errors#damagedick"
+
+
+class DamagedJournal(Refused):
+    """Rows of a shard's journal, or records that it names, were deleted by something other than Penstock."""
+
+    page = "errors#damagedjournal"
+
+
+class UnpublishableRecord(Refused):
+    """A record that Postgres cannot read back, or that Redis does not take; nothing after it in its shard is published."""
+
+    page = "errors#unpublishablerecord"
 
 
 class ReadOnlyPostgres(Refused):

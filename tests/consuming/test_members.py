@@ -437,6 +437,7 @@ def test_marks_that_postgres_has_lost_stop_streamer_and_consumer(
     streamer.drain()
     streamer.close()
     documents.execute("DELETE FROM penstock.journal")
+    documents.execute("DELETE FROM penstock.staged_records")
 
     with pytest.raises(HistoryDiverged):
         streamer.open()

@@ -2,14 +2,18 @@
 -- includes: ick/_intact, ick/pipeline/_position
 -- keys: version, dirty, reserved, position, newest_epoch, progress
 -- args: epoch:int, first:int, last:int, begins:int, id, key, at, marks...
--- returns: {"appended", tail, added} | {"behind", tail} | {"fenced", epoch} | {"foreign", offset, id}
+-- returns: {"appended", tail, added} | {"behind", tail} | {"fenced", epoch} | {"foreign", offset, id} | {"broken", found}
 --
 -- A batch is the records from `first` to `last`, coalesced into one mark (score, member) for each member.  `id`, `key` and
 -- `at` are the last record's.  `begins` is 1 if the journal begins at `first`, so that no earlier record will come.
 -- A batch of which only the beginning is marked is not split: the reply says where to resume.  Marking again a member
 -- that a consumer has done meanwhile would be harmless, but wasted work.  Cost: O(marks × log members).
 
-local epoch_held = tonumber(redis.call("GET", newest_epoch) or "0")
+local text = redis.call("GET", newest_epoch)
+if text and not (#text < 11 and string.match(text, "^%d+$")) then
+  return {"broken", "the key of its epoch holds no number"}
+end
+local epoch_held = tonumber(text or "0")
 if epoch_held > epoch then
   return {"fenced", epoch_held}
 end

@@ -25,6 +25,7 @@ FROM (
     (SELECT channel, shard, created_at
      FROM {schema}.staged_records
      WHERE xid >= %(next)s::xid8
+       AND xid < pg_snapshot_xmax(pg_current_snapshot())
      LIMIT %(most)s)
     UNION ALL
     (SELECT channel, shard, created_at
@@ -193,19 +194,23 @@ SELECT max(epoch)
 FROM {schema}.epochs;
 
 -- :name count_foreign
--- Records whose transaction ids this cluster has not yet assigned: they come from another cluster.
+-- Records whose transaction ids this cluster has not yet assigned: they come from another cluster.  A record of this
+-- cluster is visible to the snapshot of the statement that finds it, however many transactions are running.
 SELECT count(*)
 FROM {schema}.staged_records
-WHERE xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot);
+WHERE xid >= pg_snapshot_xmin(pg_current_snapshot())
+  AND NOT pg_visible_in_snapshot(xid, pg_current_snapshot());
 
 -- :name freeze_foreign
--- 2 is Postgres' id for frozen rows: it lies before every snapshot, so no tick finds these records again.
+-- 3 is the first id that Postgres gives to a transaction: it lies before every snapshot, so no tick finds these records again.
 UPDATE {schema}.staged_records
-SET xid = '2'
-WHERE xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot);
+SET xid = '3'
+WHERE xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
+  AND NOT pg_visible_in_snapshot(xid, %(snapshot)s::pg_snapshot)
+   OR xid < '3';
 
 -- :name unsequenced
--- Records that no journal row names.
+-- Records that no journal row names, without those that no tick would take: see `is_usable` of the sequencer.
 WITH named AS MATERIALIZED (
     SELECT unnest(record_ids) AS id
     FROM {schema}.journal
@@ -213,6 +218,8 @@ WITH named AS MATERIALIZED (
 SELECT channel, shard, count(*)
 FROM {schema}.staged_records r
 WHERE NOT EXISTS (SELECT FROM named WHERE named.id = r.id)
+  AND created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'
+  AND id > 0 AND id <= 9007199254740992 AND octet_length(channel) <= 63
 GROUP BY channel, shard
 ORDER BY channel, shard;
 
@@ -226,6 +233,8 @@ numbered AS (
     SELECT id, channel, shard, row_number() OVER (PARTITION BY channel, shard ORDER BY id) AS place
     FROM {schema}.staged_records r
     WHERE NOT EXISTS (SELECT FROM named WHERE named.id = r.id)
+      AND created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'
+      AND id > 0 AND id <= 9007199254740992 AND octet_length(channel) <= 63
 ),
 tails AS (
     SELECT channel, shard, max(last_offset) AS tail

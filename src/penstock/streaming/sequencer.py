@@ -24,7 +24,7 @@ import psycopg
 from penstock.channels.log import Batch
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.errors import ErrorKind, classify, postgres_errors
 from penstock.database.statements import statements
 from penstock.database.transactions import own_settings, set_local_in_one
 from penstock.errors import UnsafeSetting
@@ -68,6 +68,7 @@ class Tick:
         sequenced: Number of records that got an offset.
         epoch: The epoch of the tick.
         tails: New last offset of each shard that got records.
+        firsts: The first of the new offsets of each of these shards.
         inline_records: The first of these records, a batch per shard; empty if there are many.
     """
 
@@ -75,6 +76,7 @@ class Tick:
     sequenced: int
     epoch: Epoch
     tails: Mapping[ShardName, Offset] = field(default_factory=dict)
+    firsts: Mapping[ShardName, Offset] = field(default_factory=dict)
     inline_records: list[Batch] = field(default_factory=list)
 
 
@@ -95,7 +97,11 @@ class Sequencer:
         # The limits are literals: a message of several statements takes no parameters.
         self._settings = set_local_in_one(own_settings(connection.info.server_version))
         binding = psycopg.ClientCursor(connection)
-        self._sequencing = binding.mogrify(self._sql["sequence_committed"], _LIMITS).encode()
+        sequencing = self._sql["sequence_committed"]
+        self._sequencing = binding.mogrify(sequencing, _LIMITS).encode()
+        self._without_payloads = binding.mogrify(
+            sequencing, {**_LIMITS, "max_inline_records": -1}
+        ).encode()
         self._prepare, self._prepared = prepare, dict[bytes, bytes]()
         self._expects_records = False
 
@@ -130,8 +136,16 @@ class Sequencer:
         return Tick(number, 0, epoch), has_new
 
     def _sequence(self) -> Tick:
+        prepare = self._sql["prepare_tick"]
         with postgres_errors("sequencing"):
-            rows = self._execute_alone(self._sequencing, self._sql["prepare_tick"])
+            try:
+                rows = self._execute_alone(self._sequencing, prepare)
+            except psycopg.Error as error:
+                # A payload may be one that Postgres can store and not write as text.  Only its shard is to stop, when the
+                # publisher reads it.
+                if isinstance(error, _LOST_THE_RACE) or classify(error) is not ErrorKind.STATEMENT:
+                    raise
+                rows = self._execute_alone(self._without_payloads, prepare)
         return _parse_tick(rows, self._scope)
 
     def _execute_alone(self, statement: bytes, *before: bytes) -> list[tuple[Any, ...]]:
@@ -201,18 +215,19 @@ def _parse_tick(rows: list[tuple[Any, ...]], scope: Scope) -> Tick:
     number, epoch, *_ = rows[0]
     sequenced = 0
     tails: dict[ShardName, Offset] = {}
+    firsts: dict[ShardName, Offset] = {}
     inline: list[Batch] = []
     for (channel, shard, tail, records), group in groupby(rows, key=itemgetter(2, 3, 4, 5)):
         if channel is None:
             continue
         name = ShardName(channel, Shard(shard))
         sequenced += records
-        tails[name] = tail
+        tails[name], firsts[name] = tail, Offset(tail - records + 1)
         # In offset order, so whatever exceeds the byte limit is missing at the end.
         if rows_inline := [row for row in group if row[6] is not None]:
             arguments = [value for row in rows_inline for value in row[7:]]
             inline.append(Batch(name, epoch, rows_inline[0][6], begins=False, arguments=arguments))
-    return Tick(number, sequenced, epoch, tails, inline)
+    return Tick(number, sequenced, epoch, tails, firsts, inline)
 
 
 def check_identity_cache(connection: Connection, scope: Scope) -> None:

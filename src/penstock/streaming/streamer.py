@@ -7,7 +7,6 @@ A nudge ends the pause early; nothing depends on its arrival.
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from selectors import EVENT_READ, DefaultSelector
 from time import monotonic, sleep
 from typing import Self
 
@@ -26,6 +25,8 @@ from penstock.errors import ReadOnlyPostgres, ServerUnavailable
 from penstock.journal import check_lineage
 from penstock.pipeline import Pipeline
 from penstock.records import ShardName
+from penstock.streaming.faults import FaultLog
+from penstock.streaming.nudges import Nudges
 from penstock.streaming.publisher import Publisher
 from penstock.streaming.retention import remove_old_ticks, retain
 from penstock.streaming.sequencer import Sequencer, check_identity_cache
@@ -112,6 +113,8 @@ class Streamer:
         self._sequencer: Sequencer | None = None
         self._publisher: Publisher | None = None
         self._unusable = UnusableShards()
+        self._faults = FaultLog(pipeline.scope)
+        self._nudges = Nudges(self._database_url, pipeline.scope)
         self._refresh_at = self._retain_at = 0.0
         self._to_retain: dict[str, tuple[ShardName, ...]] = {}
         self._has_started = False
@@ -166,8 +169,6 @@ class Streamer:
         for consumer in self._pipeline.consumers.values():
             register_consumer(connection, scope, consumer)
         crashpoint("streamer.after_register")
-        with postgres_errors("listening for nudges"):
-            connection.execute(f'LISTEN "{scope.schema}_nudge"'.encode())
         self._sequencer = Sequencer(connection, scope, prepare=self._prepare)
         self._publisher = Publisher(
             connection,
@@ -178,10 +179,13 @@ class Streamer:
         )
         self._refresh_at = self._retain_at = 0.0
         self._to_retain = {}
+        self._faults.reopen()
+        self._nudges.open()
         log.info("streaming", epoch=epoch, channels=sorted(self._pipeline.channels))
 
     def close(self) -> None:
         """Closes the connections.  Work under way is dropped; the next round finds it again."""
+        self._nudges.close()
         if self._connection is not None:
             self._connection.close()
         if self._client is not None:
@@ -194,13 +198,14 @@ class Streamer:
         Raises:
             As ``tick``, ``Publisher.publish`` and ``retain``.
         """
-        _, sequencer, publisher = self._opened()
+        connection, sequencer, publisher = self._opened()
         now = monotonic()
         if now >= self._refresh_at:
             publisher.refresh()
+            self._faults.update(connection, self._unusable.errors)
             self._refresh_at = now + REFRESH_EVERY_S
         ticked = sequencer.tick()
-        publisher.advance_target(ticked.tails)
+        publisher.advance_target(ticked.tails, ticked.firsts)
         published = publisher.publish(ticked.inline_records)
         added, known = published.added, published.known
         if self._resend_chance and added and random.random() < self._resend_chance:  # noqa: S311  not for secrets
@@ -244,6 +249,7 @@ class Streamer:
         self._to_retain = left
         if not left:
             remove_old_ticks(connection, self._pipeline.scope)
+            self._faults.forget(connection)
             self._retain_at = now + RETAIN_EVERY_S
         return removed
 
@@ -252,8 +258,7 @@ class Streamer:
     ) -> None:
         """Runs rounds until ``stop()`` is true.  Reconnects, with growing pauses, if a server does not answer.
 
-        A shard whose keys hold something that Penstock did not write is left out, logged, and checked again every few
-        seconds; the others go on.
+        A shard that cannot be published is left out, logged, and checked again every few seconds; the others go on.
 
         Args:
             stop: Called between rounds.
@@ -270,7 +275,7 @@ class Streamer:
             while not stop():
                 try:
                     if pause:
-                        self._wait(pause)
+                        self._nudges.wait(pause)
                     with postgres_errors("streaming"), redis_errors("streaming"):
                         done = self.round()
                 except (ServerUnavailable, ReadOnlyPostgres, psycopg.Error) as error:
@@ -302,8 +307,7 @@ class Streamer:
         """Runs rounds until nothing is left to publish; returns the number of records published.
 
         Raises:
-            ForeignLog: A shard's keys hold something that Penstock did not write; all other shards are drained.
-            DamagedIck: The same, of an Ick.
+            Refused: One of ``isolation.UNUSABLE``: a shard cannot be published; all other shards are drained.
             PenstockError: As ``round``; nothing is tried again.
         """
         published = 0
@@ -318,16 +322,6 @@ class Streamer:
         if (error := self._unusable.first_error) is not None:
             raise error
         return published
-
-    def _wait(self, pause_s: float) -> None:
-        """Waits for a nudge or the end of the pause."""
-        connection, *_ = self._opened()
-        # Not `notifies(timeout=pause_s)`: it busy-waits through the last millisecond, which costs as much as an idle round.
-        with postgres_errors("waiting"), DefaultSelector() as selector:
-            selector.register(connection, EVENT_READ)
-            if selector.select(pause_s):
-                nudges = sum(1 for _ in connection.notifies(timeout=0))
-                log.debug("nudged", times=nudges)
 
 
 def _sleep_until(stop: Callable[[], bool], seconds: float) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import redis
 
+from penstock.channels.isolation import OnUnusable, isolated
 from penstock.channels.log.entries import Fields, parse_entries, parse_leading, parse_offset
 from penstock.channels.routing import log_keys
 from penstock.channels.server import REDIS_ERRORS, RedisClient, redis_errors, translate_error
@@ -134,6 +135,39 @@ def read_newest(client: RedisClient, namespace: str, shard: ShardName, count: in
     with redis_errors(f"reading {shard}"):
         entries = client.xrevrange(log_keys(namespace, shard).stream, "+", "-", count)
     return parse_entries(shard, reversed(entries))
+
+
+def newest_records(
+    client: RedisClient,
+    namespace: str,
+    shards: Sequence[ShardName],
+    on_unusable: OnUnusable | None = None,
+) -> dict[ShardName, Record]:
+    """The last record of each stream that has one, in one round trip.
+
+    Args:
+        client: The Redis that holds the log.
+        namespace: First part of the keys.
+        shards: The shards to read.
+        on_unusable: Called with a shard whose last entry Penstock did not write; None raises.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        ForeignLog: Penstock did not write an entry, and there is no ``on_unusable``.
+    """
+    pipeline = client.pipeline(transaction=False)
+    for shard in shards:
+        pipeline.xrevrange(log_keys(namespace, shard).stream, "+", "-", 1)
+    with redis_errors("reading the last records"):
+        replies = pipeline.execute(raise_on_error=False)
+    found: dict[ShardName, Record] = {}
+    for shard, reply in zip(shards, replies, strict=True):
+        with isolated(shard, on_unusable):
+            if isinstance(reply, redis.RedisError):
+                raise translate_error(reply, f"reading {shard}") from reply
+            if records := parse_entries(shard, reply):
+                found[shard] = records[0]
+    return found
 
 
 def evict(client: RedisClient, namespace: str, shard: ShardName, before: Offset) -> int:

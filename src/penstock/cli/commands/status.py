@@ -18,6 +18,7 @@ from penstock.operating.status import (
 )
 from penstock.operating.status import status as read_status
 from penstock.settings import Settings
+from penstock.streaming.faults import Faults
 
 Row = tuple[object, ...]
 
@@ -87,10 +88,30 @@ def _format_troubles(found: Status) -> Iterator[str]:
         yield f"halted: {consumer} {shard}: {reason}"
     for consumer, shard, reason in found.waiting:
         yield f"waiting: {consumer} {shard}: {reason}"
+    stopped = {each.shard for each in found.faults.stopped}
     for shard, reason in found.damaged:
-        yield f"damaged: {shard}: {reason}"
+        if shard not in stopped:
+            yield f"damaged: {shard}: {reason}"
+    unknown = {each.shard for each in found.faults.unknown}
     for shard, count, reason in found.unread:
-        yield f"unread: {shard}: {count:,} records; {reason}"
+        if shard not in unknown:
+            yield f"unread: {shard}: {count:,} records; {reason}"
+    yield from _format_faults(found.faults)
+
+
+def _format_faults(faults: Faults) -> list[str]:
+    """Records without an offset and shards that are not published."""
+    isolated = faults.isolated
+    lines = [
+        f"isolated: record {each.id} of {each.shard}: {each.reason}" for each in isolated.first
+    ]
+    if isolated.count > len(isolated.first):
+        lines.append(f"isolated: {isolated.count - len(isolated.first):,} more records")
+    lines += [
+        f"unknown: {each.shard}: {each.records:,} records from record {each.first} on, of no registered channel"
+        for each in faults.unknown
+    ]
+    return lines + [f"stopped: {each.shard}: {each.reason}" for each in faults.stopped]
 
 
 def _format_head(found: Status) -> str:

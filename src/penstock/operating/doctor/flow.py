@@ -19,9 +19,6 @@ from penstock.streaming.sequencer import check_identity_cache
 SAMPLE = 1000
 """Number of journal rows at either end whose records are checked."""
 
-RECENT_RECORDS = 100_000
-"""Number of newest staged records whose channels are checked."""
-
 LARGEST_OFFSET = 2**53
 """Lua's numbers are exact up to here."""
 
@@ -79,17 +76,37 @@ def identity(context: CheckContext) -> Iterator[CheckResult]:
 
 def missed(context: CheckContext) -> Iterator[CheckResult]:
     """The sequencer has passed over no record."""
-    found = missed_records(context.connection, context.scope)
+    found = [m for m in missed_records(context.connection, context.scope) if not m.is_isolated]
     if found:
         count, first = sum(each.count for each in found), min(each.first for each in found)
         yield CheckResult.error(
             "missed records",
             f"{count:,} committed records have no offset and will get none (the first is {first}): the database was partly "
-            "restored, or changed by hand",
+            "restored, or changed by hand, or a producer wrote an old xid",
             "penstock reset epoch",
         )
     else:
         yield CheckResult.ok("missed records", "every record before the last tick has its offset")
+
+
+def isolated(context: CheckContext) -> Iterator[CheckResult]:
+    """No record is isolated, and no shard is stopped."""
+    faults = context.status.faults
+    for record in faults.isolated.first:
+        yield CheckResult.error(
+            "isolated records",
+            f"record {record.id} of {str(record.shard)!r} gets no offset: {record.reason}; {faults.isolated.count:,} in all",
+            f"correct it: UPDATE {context.scope.schema}.staged_records SET xid = pg_current_xact_id(), created_at = "
+            f"clock_timestamp() WHERE id = {record.id}; or DELETE it; and let producers insert no xid, id or created_at",
+        )
+    for stopped in faults.stopped:
+        yield CheckResult.error(
+            "stopped shards",
+            f"{stopped.shard} is not published: {stopped.reason}",
+            "the other shards go on; the streamer checks this one again every few seconds",
+        )
+    if not faults.isolated.count and not faults.stopped:
+        yield CheckResult.ok("shards", "no record is isolated, and no shard is stopped")
 
 
 def journal(context: CheckContext) -> Iterator[CheckResult]:
@@ -117,13 +134,11 @@ def journal(context: CheckContext) -> Iterator[CheckResult]:
 
 def declared(context: CheckContext) -> Iterator[CheckResult]:
     """The pipeline declares the channels that are registered, and records belong to registered shards."""
-    rows = context.connection.execute(
-        statements(__package__, context.scope.schema)["unregistered"], {"most": RECENT_RECORDS}
-    ).fetchall()
-    for channel, count in rows:
-        yield CheckResult.warning(
+    for each in context.status.faults.unknown:
+        yield CheckResult.error(
             "channels",
-            f"{count:,} records are for {channel!r}, which is not registered, or for a shard that it lacks",
+            f"{each.records:,} records (the first is {each.first}) are for {str(each.shard)!r}, whose channel is not registered, "
+            "or lacks the shard: they are not published",
             "declare it in the pipeline, and run penstock stream",
         )
     if context.pipeline is None:
@@ -249,4 +264,4 @@ def _check_lag(current: Status) -> Iterator[CheckResult]:
 
 
 SCHEMA: tuple[Check, ...] = (schema,)
-CHECKS: tuple[Check, ...] = (identity, missed, journal, declared, consumers)
+CHECKS: tuple[Check, ...] = (identity, missed, isolated, journal, declared, consumers)

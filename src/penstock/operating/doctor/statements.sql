@@ -63,11 +63,3 @@ named AS (
 SELECT count(*), min(id)
 FROM named
 WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = named.id);
-
--- :name unregistered
--- Records for a channel that is not registered, or for a shard that it lacks.
-SELECT r.channel, count(*)
-FROM (SELECT channel, shard FROM {schema}.staged_records ORDER BY id DESC LIMIT %(most)s) r
-LEFT JOIN {schema}.channels c ON c.channel = r.channel AND r.shard BETWEEN 0 AND c.shards - 1
-WHERE c.channel IS NULL
-GROUP BY r.channel;

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
@@ -28,6 +28,7 @@ from penstock.operating.status.report import (
 from penstock.pipeline import Pipeline
 from penstock.reconciling.history import LastRun, last_runs
 from penstock.records import DEFAULT_SCOPE, Scope, Shard, ShardName
+from penstock.streaming.faults import Faults, StoppedShard, read_faults
 
 MOST_COUNTED = 100_000
 """Most unsequenced records that are counted."""
@@ -68,6 +69,7 @@ def status(
         tick=tables.sequencer.tick,
         tick_s=tables.sequencer.tick_s,
         redis=trouble,
+        faults=_add_stopped(tables.faults, damage),
         channels=_Channels(
             tables, _RedisState(log, damage, icks, tables.sequencer.now_s), pipeline
         ).build(),
@@ -96,6 +98,7 @@ class _Tables:
     tails: list[Row]
     progress: list[Row]
     runs: tuple[LastRun, ...]
+    faults: Faults
 
 
 def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
@@ -121,6 +124,7 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
             tails,
             connection.execute(sql["progress"], sequenced, binary=True).fetchall(),
             last_runs(connection, scope),
+            read_faults(connection, scope),
         )
 
 
@@ -138,6 +142,13 @@ def _read_extents(
     except ServerUnavailable as error:
         return {}, {}, str(error)
     return found, damage, None
+
+
+def _add_stopped(faults: Faults, stopped: Mapping[ShardName, str]) -> Faults:
+    """Adds the shards that the streamer has not noted yet."""
+    noted = {each.shard for each in faults.stopped}
+    more = (StoppedShard(s, reason, 0.0) for s, reason in stopped.items() if s not in noted)
+    return replace(faults, stopped=(*faults.stopped, *more))
 
 
 def _select_icks(
@@ -198,9 +209,7 @@ class _Channels:
         self._staged = {
             ShardName(channel, shard): (count, age) for channel, shard, count, age in tables.waiting
         }
-        self._sequenced = {
-            ShardName(channel, shard): last for channel, shard, _, last in tables.tails
-        }
+        self._sequenced = {ShardName(channel, shard): last for channel, shard, last in tables.tails}
         self._redis = redis
 
     def build(self) -> tuple[ChannelStatus, ...]:

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from penstock.reconciling.history import LastRun
 from penstock.records import Shard, ShardName
+from penstock.streaming.faults import Faults
 
 NO_SUCH_SHARD = "no channel is registered or declared with this shard, so no consumer reads them"
 
@@ -170,6 +171,7 @@ class Status:
         tick: Number of the last tick that found records.
         tick_s: How long ago that was, in seconds.
         redis: Why Redis could not be read; None if it could.
+        faults: Records without an offset, shards of no registered channel, and shards that are stopped.
         channels: Ordered by name.
         consumers: Ordered by name.
         reconciliations: The last run of each, ordered by name.
@@ -181,6 +183,7 @@ class Status:
     tick: int
     tick_s: float
     redis: str | None
+    faults: Faults
     channels: tuple[ChannelStatus, ...]
     consumers: tuple[ConsumerStatus, ...]
     reconciliations: tuple[LastRun, ...]
@@ -233,8 +236,10 @@ class Status:
 
     @property
     def sound(self) -> bool:
-        """Whether every shard moves: none is halted, damaged or unread, and Redis answers."""
-        return not (self.halted or self.damaged or self.unread or self.redis)
+        """Whether every record moves: no shard is halted, damaged, stopped or unread, no record isolated, and Redis answers."""
+        faults = self.faults
+        at_fault = faults.isolated.count or faults.unknown or faults.stopped
+        return not (at_fault or self.halted or self.damaged or self.unread or self.redis)
 
     def _consumer_shards(
         self, why: Callable[[ConsumerShard], str | None]
