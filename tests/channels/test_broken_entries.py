@@ -184,6 +184,25 @@ def reported(logs: list[Any]) -> set[tuple[str, str]]:
     }
 
 
+def test_a_shard_that_was_left_out_is_not_read_again_at_once(
+    reader: tuple[LogWorker, list[str]],
+    published: Log,
+    stream: str,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.consuming.worker.HALTED_PAUSE_S", 60.0)
+    worker, seen = reader
+    redis_client.delete(stream)
+    redis_client.xadd(stream, {"who": "me"}, id="1-0")
+
+    with capture_logs() as logs:
+        for _ in range(5):
+            worker.round(block_ms=1)
+    assert len([each for each in logs if each["event"] == "shard unusable"]) == 1
+    assert len(seen) == redis_client.xlen(f"penstock:{{{published.shard_names[1]}}}:log")
+
+
 def test_draining_ends_with_the_error_of_the_shard_that_was_left_out(
     reader: tuple[LogWorker, list[str]], published: Log, stream: str, redis_client: redis.Redis
 ) -> None:

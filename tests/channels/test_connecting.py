@@ -16,6 +16,7 @@ from fixtures.servers import Programs
 from fixtures.topologies import Cluster
 from penstock import Log, Pipeline
 from penstock.channels.server import (
+    OLDEST,
     check_eviction,
     connect_redis,
     is_unavailable,
@@ -177,6 +178,15 @@ def test_a_server_that_does_not_know_hello_is_asked_for_its_version(
 
         assert isinstance(error, UnsafeSetting)
         assert "Redis 5.0" in str(error)
+
+
+def test_the_nodes_of_a_cluster_are_checked_too(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in OLDEST:
+        monkeypatch.setitem(OLDEST, name, (99, 0))
+
+    assert isinstance(asked(cluster.url), UnsafeSetting)
 
 
 def test_the_doctor_names_a_server_that_is_too_old(

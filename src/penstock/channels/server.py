@@ -35,7 +35,7 @@ CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 15.0
 """Longest wait for a reply, in seconds: longer than any blocking read, so that it detects a half-open connection."""
 
-OLDEST: Mapping[str, tuple[int, int]] = {"Redis": (6, 2), "Valkey": (7, 2)}
+OLDEST: dict[str, tuple[int, int]] = {"Redis": (6, 2), "Valkey": (7, 2)}
 """The oldest versions that have every command of the scripts."""
 
 RedisClient = Any
@@ -196,7 +196,7 @@ def _check_version(connection: Any) -> None:
 
 def _server_version(connection: Any) -> tuple[str, str]:
     """Name and version of the server: from its greeting, if the protocol has one, or on request."""
-    greeting = connection.handshake_metadata or _ask(connection, "HELLO")
+    greeting = getattr(connection, "handshake_metadata", None) or _ask(connection, "HELLO")
     if greeting:
         pairs = greeting.items() if isinstance(greeting, dict) else _pairs(greeting)
         found = {_as_text(key): _as_text(value) for key, value in pairs}

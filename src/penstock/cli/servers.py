@@ -116,6 +116,6 @@ def _answer(database_url: str, redis_url: str) -> bool:
         connect_postgres(database_url, application="looking for servers").close()
         with connect_redis(redis_url) as client, redis_errors("looking for servers"):
             client.ping()
-    except ServerUnavailable:
+    except (ServerUnavailable, InvalidSetting):
         return False
     return True
