@@ -52,7 +52,7 @@ def test_a_wrong_url_is_one_line(
     assert done.returncode == code
     assert said in line
     assert "unexpected" not in line
-    assert len(shown) == 2  # with the page, or the mend
+    assert len(shown) == 2  # with the page, or the fix
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,7 @@ def test_the_extent_of_the_journal_is_an_index_probe(
     }
     values |= {"latest": True} if "latest" in values else {}
     values |= {"channels": ["c"]} if "channels" in values else {}
+    values |= {"firsts": [1]} if "firsts" in values else {}
     if "%(shards)s::int[]" in sql:
         values["shards"] = [1]
     with connection.transaction():
