@@ -11,6 +11,14 @@ config = context.config
 schema = config.get_main_option("penstock_schema") or "penstock"
 # Two processes may start at once: the second waits for this lock, then finds the work done.
 LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))")
+# CREATE SCHEMA IF NOT EXISTS needs the right to create the schema even if it exists.
+CREATE_SCHEMA = f"""DO $$
+BEGIN
+    IF to_regnamespace('"{schema}"') IS NULL THEN
+        CREATE SCHEMA "{schema}";
+    END IF;
+END
+$$"""
 
 
 def configure(**where: object) -> None:
@@ -30,7 +38,7 @@ def run_offline() -> None:
     """Prints the SQL."""
     configure(dialect_name="postgresql", literal_binds=True)
     with context.begin_transaction():
-        context.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+        context.execute(CREATE_SCHEMA)
         context.run_migrations()
 
 
@@ -46,7 +54,7 @@ def run_online() -> None:
     engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://", 1))
     with engine.begin() as opened:
         opened.execute(LOCK)
-        opened.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
+        opened.execute(text(CREATE_SCHEMA))
         configure(connection=opened)
         context.run_migrations()
 

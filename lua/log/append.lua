@@ -22,7 +22,7 @@ local function argument(offset, place)
   return ARGV[records + (offset - first) * WIDTH + place]
 end
 
-local epoch_held = tonumber(redis.call("GET", newest_epoch) or epoch)
+local epoch_held = tonumber(redis.call("GET", newest_epoch) or "0")
 if epoch_held > epoch then
   return {"fenced", epoch_held}
 end
@@ -54,6 +54,12 @@ elseif tail + 1 < first and begins == 0 then
   return {"behind", tail}
 end
 
+-- Only a publisher that gets this far fences off those of older epochs.  Before the entries: no log without an epoch, should the
+-- server refuse this command.
+if epoch_held < epoch then
+  redis.call("SET", newest_epoch, string.format("%.0f", epoch))
+end
+
 local added = 0
 for offset = math.max(first, tail + 1), last do
   local at = records + (offset - first) * WIDTH
@@ -63,8 +69,4 @@ for offset = math.max(first, tail + 1), last do
   added = added + 1
 end
 
--- After the entries: only a publisher that has written fences off those of older epochs.
-if epoch_held < epoch or added > 0 then
-  redis.call("SET", newest_epoch, string.format("%.0f", epoch))
-end
 return {"appended", math.max(tail, last), added}

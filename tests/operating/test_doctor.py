@@ -277,26 +277,6 @@ def test_records_that_no_streamer_publishes_are_an_error(
     )
 
 
-def test_missing_privileges_of_a_worker_are_found(
-    connection: Connection, redis_client: redis.Redis, database_url: str
-) -> None:
-    connection.execute("DROP ROLE IF EXISTS onlooker")
-    connection.execute("CREATE ROLE onlooker LOGIN")
-    connection.execute("GRANT USAGE ON SCHEMA penstock TO onlooker")
-    connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA penstock TO onlooker")
-    try:
-        with connect_postgres(
-            database_url.replace("postgres@", "onlooker@"), application="test"
-        ) as looking:
-            finding = only(diagnose(looking, redis_client), "privileges", "warning")
-    finally:
-        connection.execute("DROP OWNED BY onlooker")
-        connection.execute("DROP ROLE onlooker")
-
-    assert "INSERT on journal" in finding.message
-    assert "SELECT on journal" not in finding.message
-
-
 def test_an_eviction_policy_that_may_evict_any_key_is_refused(
     connection: Connection, redis_client: redis.Redis
 ) -> None:

@@ -46,7 +46,9 @@ COMMANDS = (
         RUN,
         "Run the pipeline under crashes, repeated sends and a kill; exits with 4 if anything is lost or doubled.",
     ),
-    CommandEntry("init", RUN, "Create or upgrade Penstock's tables."),
+    CommandEntry(
+        "init", RUN, "Create or upgrade Penstock's tables and declared triggers, or its roles."
+    ),
     CommandEntry("run", RUN, "Run the whole pipeline: the streamer and all consumers."),
     CommandEntry(
         "stream", RUN, "Sequence and publish staged records; several of these may run at once."

@@ -18,7 +18,14 @@ import psycopg
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from penstock.errors import InvalidSetting, PenstockError, SchemaMissing, ServerUnavailable
+from penstock.errors import (
+    HiddenRows,
+    InvalidSetting,
+    PenstockError,
+    PrivilegeMissing,
+    SchemaMissing,
+    ServerUnavailable,
+)
 
 CONFLICTS = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
 """Errors of psycopg that mean: the transaction lost against another one, and nothing of it happened."""
@@ -31,6 +38,8 @@ _INVALID_OPTION = re.compile(r"connection is bad: (invalid (?:\w+ value|port num
 
 READ_ONLY = "25006"
 IN_FAILED_TRANSACTION = "25P02"
+LACKS_PRIVILEGE = "42501"
+IDLE_IN_TRANSACTION = "25P03"
 
 _SCHEMA = {"42P01", "42703", "42883", "3F000"}
 _UNAVAILABLE_CLASSES = {
@@ -41,7 +50,7 @@ _UNAVAILABLE_CLASSES = {
 }
 _UNAVAILABLE = {
     READ_ONLY,
-    "25P03",  # idle_in_transaction_session_timeout
+    IDLE_IN_TRANSACTION,  # idle_in_transaction_session_timeout
     "25P04",  # transaction_timeout
     "55006",  # the object is in use
     "55P03",  # lock_timeout, NOWAIT
@@ -109,11 +118,17 @@ def postgres_errors(what: str) -> Iterator[None]:
         ServerUnavailable: The server cannot do it now; what was being done may have happened.
         InvalidSetting: An option of the URL has a value that libpq does not take.
         SchemaMissing: A table or function of ours is not there.
+        PrivilegeMissing: The connection's role may not do it.
+        HiddenRows: A policy of row-level security applies to a table.
     """
     try:
         yield
     except (psycopg.Error, DBAPIError, PoolTimeout) as error:
         cause = driver_error(error)
+        if sqlstate(error) == LACKS_PRIVILEGE:
+            raise PrivilegeMissing(
+                f"{what}: {first_line(cause)}. Connect as a role that may, or see what this one lacks: penstock doctor"
+            ) from error
         match classify(error):
             case ErrorKind.UNAVAILABLE if str(cause).startswith(_CONNECTING):
                 raise _not_connected(what, cause) from error
@@ -125,8 +140,27 @@ def postgres_errors(what: str) -> Iterator[None]:
                 ) from error
             case ErrorKind.CONFLICT:
                 raise cause from error if cause is not error else None
+            case _ if _is_hidden(cause):
+                raise HiddenRows(f"{what}: {hidden_rows(first_line(cause))}") from error
             case _:
                 raise
+
+
+def _is_hidden(cause: BaseException) -> bool:
+    """Whether row-level security applies to a statement that runs with ``row_security = off``; the text is translated."""
+    return isinstance(cause, psycopg.Error) and cause.diag.source_function == "check_enable_rls"
+
+
+def hidden_rows(said: str) -> str:
+    """What to do about row-level security.
+
+    Args:
+        said: What Postgres said, which names the table.
+    """
+    return (
+        f"{said}. Rows that a policy hides would be lost silently. Give the role BYPASSRLS, or connect as the table's owner, or: "
+        "ALTER TABLE … DISABLE ROW LEVEL SECURITY"
+    )
 
 
 def _why_unavailable(cause: BaseException) -> str:

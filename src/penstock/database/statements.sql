@@ -26,3 +26,145 @@ SELECT %(consumer)s, %(channel)s, s.shard,
 FROM unnest(%(shards)s::int[]) AS s (shard),
      LATERAL {schema}.journal_bounds(%(channel)s, s.shard) AS journal
 ON CONFLICT (consumer, channel, shard) DO NOTHING;
+
+-- :name version_tables
+-- Version tables of Alembic that may name the revision of the schema: its own first, and none of another Penstock schema.
+SELECT pg_catalog.format('%%I.%%I', n.nspname, c.relname), n.nspname = %(schema)s AS is_own
+FROM pg_catalog.pg_attribute a
+JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE a.attname = 'version_num' AND c.relkind IN ('r', 'p') AND n.nspname NOT LIKE 'pg\_%%'
+  AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
+  AND EXISTS (
+      SELECT
+      FROM pg_catalog.pg_class s
+      JOIN pg_catalog.pg_namespace o ON o.oid = s.relnamespace
+      WHERE s.relname = 'staged_records' AND o.nspname = %(schema)s
+  )
+  AND (n.nspname = %(schema)s OR NOT EXISTS (
+      SELECT
+      FROM pg_catalog.pg_class s
+      WHERE s.relname = 'staged_records' AND s.relnamespace = n.oid
+  ))
+ORDER BY 2 DESC, 1;
+
+-- :name has_tables
+SELECT EXISTS (
+    SELECT
+    FROM pg_catalog.pg_class s
+    JOIN pg_catalog.pg_namespace n ON n.oid = s.relnamespace
+    WHERE s.relname = 'staged_records' AND n.nspname = %(schema)s
+);
+
+-- :name lock_migrations
+-- The lock that migrations take: two that replace one function at once fail.
+SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0));
+
+-- :name triggers
+-- Functions that capture changes, each with its triggers.  Those of partitions are clones of their parent's.
+SELECT p.proname, p.prosrc, t.tgname, n.nspname, c.relname, t.tgtype,
+       t.tgenabled IN ('O', 'A') AND t.tgattr::text = '' AND t.tgqual IS NULL
+FROM pg_proc p
+JOIN pg_namespace own ON own.oid = p.pronamespace
+LEFT JOIN pg_trigger t ON t.tgfoid = p.oid AND t.tgparentid = 0
+LEFT JOIN pg_class c ON c.oid = t.tgrelid
+LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE own.nspname = %(schema)s AND p.prorettype = 'trigger'::regtype AND p.proname LIKE 'stage\_%%'
+ORDER BY p.proname, t.tgname;
+
+-- :name owner_to_become
+-- The owner of the tables, in quotes, if it is another role that this one may become, and that may create tables.
+-- 'SET' is a privilege of membership since Postgres 16; before, every member may.
+SELECT quote_ident(r.rolname)
+FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_roles r ON r.oid = c.relowner
+WHERE n.nspname = %(schema)s::text AND c.relname = 'alembic_version' AND r.rolname <> current_user
+  AND pg_has_role(r.oid, CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END)
+  AND has_schema_privilege(r.oid, n.oid, 'CREATE');
+
+-- :name lacking
+-- Which of the given rights a role lacks, by their number.  By the catalog and not by `to_regclass`, which fails without
+-- USAGE on the schema.
+SELECT w.number::int
+FROM unnest(%(kinds)s::text[], %(names)s::text[], %(privileges)s::text[], %(columns)s::text[])
+         WITH ORDINALITY AS w (kind, name, privilege, col, number)
+JOIN pg_roles r ON r.rolname = coalesce(%(role)s::text, current_user)
+JOIN pg_namespace n ON n.nspname = %(schema)s::text
+LEFT JOIN pg_class c ON w.kind IN ('TABLE', 'SEQUENCE') AND c.relnamespace = n.oid AND c.relname = w.name
+LEFT JOIN pg_proc p ON w.kind = 'FUNCTION' AND p.pronamespace = n.oid AND p.proname = w.name
+WHERE NOT CASE
+    WHEN w.kind = 'SCHEMA' THEN has_schema_privilege(r.oid, n.oid, w.privilege)
+    WHEN w.kind = 'FUNCTION' THEN has_function_privilege(r.oid, p.oid, w.privilege)
+    WHEN w.kind = 'SEQUENCE' THEN has_sequence_privilege(r.oid, c.oid, w.privilege)
+    WHEN w.col <> '' THEN has_column_privilege(r.oid, c.oid, w.col, w.privilege)
+    ELSE has_table_privilege(r.oid, c.oid, w.privilege)
+END
+ORDER BY w.number;
+
+-- :name has_schema
+SELECT EXISTS (
+    SELECT
+    FROM pg_class c
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = %(schema)s::text AND c.relname = 'staged_records'
+);
+
+-- :name known_roles
+SELECT rolname
+FROM pg_roles
+WHERE rolname = ANY (%(roles)s::text[]);
+
+-- :name owned_by_others
+-- Penstock's tables and functions that are not the owner's; a sequence goes with its table.
+SELECT 'TABLE', relname::text
+FROM pg_class
+WHERE relnamespace = to_regnamespace(%(schema)s::text) AND relname = ANY (%(tables)s::text[])
+  AND relowner IS DISTINCT FROM to_regrole(%(owner)s::text)::oid
+UNION ALL
+SELECT 'FUNCTION', format('%%I(%%s)', proname, pg_get_function_identity_arguments(oid))
+FROM pg_proc
+WHERE pronamespace = to_regnamespace(%(schema)s::text)
+  AND (proname = ANY (%(functions)s::text[]) OR proname LIKE 'stage\_%%' AND prorettype = 'trigger'::regtype)
+  AND proowner IS DISTINCT FROM to_regrole(%(owner)s::text)::oid
+ORDER BY 1, 2;
+
+-- :name granted
+-- Every privilege that the roles hold by name in the schema.
+SELECT r.rolname, o.kind, o.name, a.privilege_type, o.col
+FROM (
+    SELECT 'SCHEMA' AS kind, '' AS name, '' AS col, nspacl AS acl
+    FROM pg_namespace
+    WHERE nspname = %(schema)s::text
+    UNION ALL
+    SELECT CASE relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, relname::text, '', relacl
+    FROM pg_class
+    WHERE relnamespace = to_regnamespace(%(schema)s::text) AND relname = ANY (%(tables)s::text[] || 'staged_records_id_seq'::text)
+    UNION ALL
+    SELECT 'TABLE', c.relname::text, a.attname::text, a.attacl
+    FROM pg_class c
+    JOIN pg_attribute a ON a.attrelid = c.oid
+    WHERE c.relnamespace = to_regnamespace(%(schema)s::text) AND c.relname = ANY (%(tables)s::text[]) AND a.attacl IS NOT NULL
+    UNION ALL
+    SELECT 'FUNCTION', proname::text, '', proacl
+    FROM pg_proc
+    WHERE pronamespace = to_regnamespace(%(schema)s::text) AND proname = ANY (%(functions)s::text[])
+) o
+CROSS JOIN LATERAL aclexplode(o.acl) a
+JOIN pg_roles r ON r.oid = a.grantee
+WHERE r.rolname = ANY (%(roles)s::text[]);
+
+-- :name role_details
+-- Whether this role acts as the owner; the viewer reads tables to come, and sees others' activity; this role may let it.
+SELECT coalesce(pg_has_role(to_regrole(%(owner)s::text), 'USAGE'), me.rolsuper),
+       EXISTS (
+           SELECT
+           FROM pg_default_acl d
+           CROSS JOIN LATERAL aclexplode(d.defaclacl) a
+           WHERE d.defaclrole = to_regrole(%(owner)s::text) AND d.defaclnamespace = to_regnamespace(%(schema)s::text)
+             AND d.defaclobjtype = 'r' AND a.grantee = to_regrole(%(viewer)s::text) AND a.privilege_type = 'SELECT'
+       ),
+       coalesce(pg_has_role(to_regrole(%(viewer)s::text), 'pg_read_all_stats', 'USAGE'), false),
+       me.rolsuper OR pg_has_role('pg_read_all_stats', 'USAGE WITH ADMIN OPTION')
+FROM pg_roles me
+WHERE me.rolname = current_user;

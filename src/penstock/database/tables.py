@@ -44,6 +44,16 @@ class PgSnapshot(UserDefinedType[str]):
         return "pg_snapshot"
 
 
+STAGED_LIMITS = {
+    "channel": """length(channel) BETWEEN 1 AND 63 AND channel COLLATE "C" !~ '[^a-z0-9_.-]'""",
+    "shard": "shard BETWEEN 0 AND 1023",
+    "key": "length(key) BETWEEN 1 AND 1024",
+    "action": "length(action) BETWEEN 1 AND 255",
+    "object": "length(object) BETWEEN 1 AND 255",
+    "created_at": "created_at >= '1900-01-01 00:00:00+00' AND created_at < '2200-01-01 00:00:00+00'",
+}
+"""What the server accepts in a staged record, by column: the limits of ``stage``, for INSERTs written by hand."""
+
 _NOW = text("clock_timestamp()")
 _WHEN = DateTime(timezone=True)
 
@@ -74,6 +84,10 @@ def _declare_streaming(tables: MetaData) -> None:
         Column("headers", JSONB),
         Column("created_at", _WHEN, nullable=False, server_default=_NOW),
         Index("staged_records_xid", "xid"),
+        *(
+            CheckConstraint(rule, name=f"staged_records_{column}")
+            for column, rule in STAGED_LIMITS.items()
+        ),
     )
     Table(
         "epochs",

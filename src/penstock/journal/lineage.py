@@ -205,16 +205,18 @@ def check_tails(
     client: RedisClient,
     scope: Scope,
     shards: Sequence[ShardName],
+    on_unusable: OnUnusable | None = None,
 ) -> None:
     """Checks that the log of each shard ends where its journal ends, or before, and with the same record.
 
     Raises:
         HistoryDiverged: The log holds records that Postgres does not know.
         ServerUnavailable: Postgres or Redis does not answer.
-        ForeignLog: A key of ours holds something else.
+        ForeignLog: A key of ours holds something else, and there is no ``on_unusable``.
     """
     # Redis first: what it holds was in the journal before.  Otherwise a streamer at work would cause false alarms.
-    _compare_tails(connection, client, scope, extents(client, scope.namespace, shards))
+    found = ask_each(partial(extents, client, scope.namespace), shards, on_unusable)
+    _compare_tails(connection, client, scope, found, on_unusable)
 
 
 def _compare_tails(

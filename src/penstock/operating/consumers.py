@@ -48,7 +48,9 @@ def list_consumers(
     """
     sql = statements("penstock.operating", scope.schema)
     with postgres_errors("reading the consumers"):
-        rows = connection.execute(sql["registered_consumers"], {"consumer": consumer}).fetchall()
+        rows = connection.execute(
+            sql["registered_consumers"], {"consumer": consumer}, binary=True
+        ).fetchall()
     return [RegisteredConsumer(*row) for row in rows]
 
 

@@ -116,6 +116,7 @@ def newest(
         rows = connection.execute(
             statements("penstock.operating", scope.schema)["dead_letters"],
             {"consumer": consumer, "limit": limit},
+            binary=True,
         ).fetchall()
     return [DeadLetter(*row) for row in rows]
 
@@ -133,6 +134,7 @@ def of_consumer(
         rows = connection.execute(
             statements("penstock.operating", scope.schema)["dead_letters_of"],
             {"consumer": consumer},
+            binary=True,
         ).fetchall()
     return [DeadLetter(*row) for row in rows]
 
@@ -159,7 +161,7 @@ def read_record(
     """
     with postgres_errors("reading a dead letter"):
         row = connection.execute(
-            statements("penstock.operating", scope.schema)["dead_letter"], _key(letter)
+            statements("penstock.operating", scope.schema)["dead_letter"], _key(letter), binary=True
         ).fetchone()
     return None if row is None else _record(letter, row)
 

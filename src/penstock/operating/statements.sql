@@ -1,6 +1,3 @@
--- :name has_schema
-SELECT to_regclass(%(table)s) IS NOT NULL;
-
 -- :name sequencer_state
 -- The last tick, and the transaction that has been open longest: its own records wait for it.
 SELECT t.tick, t.epoch,

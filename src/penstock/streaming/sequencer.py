@@ -26,6 +26,7 @@ from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
+from penstock.database.transactions import own_settings, set_local_in_one
 from penstock.errors import UnsafeSetting
 from penstock.records import Epoch, Offset, Scope, Shard, ShardName
 from penstock.streaming.unpublished import BATCH_BYTES
@@ -92,6 +93,7 @@ class Sequencer:
         self._connection, self._scope = connection, scope
         self._sql = statements("penstock.streaming", scope.schema)
         # The limits are literals: a message of several statements takes no parameters.
+        self._settings = set_local_in_one(own_settings(connection.info.server_version))
         binding = psycopg.ClientCursor(connection)
         self._sequencing = binding.mogrify(self._sql["sequence_committed"], _LIMITS).encode()
         self._prepare, self._prepared = prepare, dict[bytes, bytes]()
@@ -136,11 +138,12 @@ class Sequencer:
         """Executes statements in a transaction of their own, sent as one message; returns the rows of ``statement``."""
         if self._prepare:
             try:
-                return self._send(*self._isolation, *before, self._prepared_call(statement))
+                calls = map(self._prepared_call, (self._settings, *before, statement))
+                return self._send(*self._isolation, *calls)
             except _SESSION_CHANGED:
                 # A pooler has given us another session, in which nothing was done.
                 self._prepare = False
-        return self._send(*self._isolation, *before, statement)
+        return self._send(*self._isolation, self._settings, *before, statement)
 
     @cached_property
     def _isolation(self) -> tuple[bytes, ...]:
@@ -153,13 +156,15 @@ class Sequencer:
         if statement not in self._prepared:
             # Named by its text: another version in the same session of a pooler has another name.
             name = hashlib.sha256(statement).hexdigest()[:16]
-            self._send(f'PREPARE "penstock {name}" AS '.encode() + statement)
+            prepare = f'PREPARE "penstock {name}" AS '.encode() + statement
+            self._send(self._settings, prepare)
             self._prepared[statement] = f'EXECUTE "penstock {name}"'.encode()
         return self._prepared[statement]
 
     def _send(self, *parts: bytes) -> list[tuple[Any, ...]]:
         """Executes the parts; returns the rows of the last."""
-        results = self._connection.execute(b"; ".join(parts), prepare=False)
+        # Not with the connection's own cursor, which would send our settings apart.
+        results = psycopg.Cursor(self._connection).execute(b"; ".join(parts), prepare=False)
         for _ in parts[1:]:
             results.nextset()
         return results.fetchall() if results.description else []

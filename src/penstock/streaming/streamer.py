@@ -14,12 +14,15 @@ from typing import Self
 import psycopg
 import structlog
 
+from penstock.capture import check_triggers
 from penstock.channels.server import RedisClient, check_eviction, connect_redis, redis_errors
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import describe, postgres_errors
 from penstock.database.registry import register_channel, register_consumer
-from penstock.errors import ServerUnavailable
+from penstock.database.revisions import check_revision
+from penstock.database.roles import check_privileges
+from penstock.errors import ReadOnlyPostgres, ServerUnavailable
 from penstock.journal import check_lineage
 from penstock.pipeline import Pipeline
 from penstock.records import ShardName
@@ -42,6 +45,10 @@ RETAIN_EVERY_S = 5.0
 RETAIN_S = 0.01
 """Time budget of retention in one round, in seconds: records staged meanwhile wait for it."""
 MAX_BACKOFF_S = 10.0
+
+READ_ONLY_S = 120.0
+"""How long a streamer that has worked waits for a primary that has become read-only, in seconds: a switch-over takes less.  At
+its start it does not wait: the URL is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +114,15 @@ class Streamer:
         self._unusable = UnusableShards()
         self._refresh_at = self._retain_at = 0.0
         self._to_retain: dict[str, tuple[ShardName, ...]] = {}
+        self._has_started = False
+        self._worked_at: float | None = None
 
     def __enter__(self) -> Self:
-        self.open()
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -121,16 +134,24 @@ class Streamer:
         Raises:
             ServerUnavailable: A server does not answer.
             Refused: An operator has to decide: see ``check_lineage``.
-            SchemaMissing: The tables are not there.
+            SchemaMissing: The tables are not there, or of a revision that this release does not work with.
+            TriggerMissing: A trigger that a rule declares is not there.
+            PrivilegeMissing: The role may not stream; the text has the grants.
             DeclarationError: The pipeline does not fit what is registered.
         """
         scope = self._pipeline.scope
         connection = connect_postgres(
             self._database_url, application="streamer", prepare=self._prepare
         )
-        self._connection, self._client = connection, connect_redis(self._redis_url)
+        self._connection = connection  # first: to be closed if Redis does not answer
+        self._client = connect_redis(self._redis_url)
+        check_revision(connection, scope)
+        check_privileges(connection, scope, "streamer")
         check_eviction(self._client)
         check_identity_cache(connection, scope)
+        if not self._has_started:  # a later release may replace them while this worker runs
+            check_triggers(connection, self._pipeline)
+            self._has_started = True
         epoch = check_lineage(
             connection,
             self._client,
@@ -240,6 +261,7 @@ class Streamer:
 
         Raises:
             Refused: An operator has to decide.
+            ReadOnlyPostgres: At the start, or for longer than ``READ_ONLY_S``.
             SchemaMissing: The tables are not there.
             DeclarationError: The pipeline does not fit what is registered.
         """
@@ -251,18 +273,24 @@ class Streamer:
                         self._wait(pause)
                     with postgres_errors("streaming"), redis_errors("streaming"):
                         done = self.round()
-                except (ServerUnavailable, psycopg.Error) as error:
+                except (ServerUnavailable, ReadOnlyPostgres, psycopg.Error) as error:
                     self.close()
+                    if isinstance(error, ReadOnlyPostgres) and not self._may_pass():
+                        raise
                     backoff = min(MAX_BACKOFF_S, max(0.1, backoff * 2))
                     log.warning("waiting", reason=describe(error), seconds=backoff)
                     pause = 0.0
                     _sleep_until(stop, backoff)
                     continue
-                backoff = 0.0
+                backoff, self._worked_at = 0.0, monotonic()
                 report(done)
                 pause = self._pause_after(done, pause)
         finally:
             self.close()
+
+    def _may_pass(self) -> bool:
+        """Whether the primary may have become read-only for the time of a switch-over."""
+        return self._worked_at is not None and monotonic() - self._worked_at < READ_ONLY_S
 
     def _pause_after(self, done: RoundResult, pause: float) -> float:
         """The pause after a round, in seconds, given the pause before it."""

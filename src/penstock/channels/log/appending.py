@@ -6,12 +6,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-import redis
-
 from penstock.channels.isolation import UNUSABLE, ShardError
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Argument, Call, CallsAhead, script
-from penstock.channels.server import RedisClient, redis_errors, translate_error
+from penstock.channels.server import REDIS_ERRORS, RedisClient, redis_errors, translate_error
 from penstock.errors import ForeignLog
 from penstock.records import Epoch, Offset, ShardName
 
@@ -158,7 +156,7 @@ def parse_reply(answer: Any, what: str) -> Reply:
         ServerUnavailable: It could not run.
         AppendRefused: Redis does not take writes.
     """
-    if isinstance(answer, redis.RedisError):
+    if isinstance(answer, REDIS_ERRORS):
         error = translate_error(answer, what)
         if isinstance(error, UNUSABLE):
             return Unusable(error)

@@ -11,9 +11,9 @@ from typing import Any
 
 import redis
 
-from penstock.channels.log.entries import parse_entries, parse_offset
+from penstock.channels.log.entries import Fields, parse_entries, parse_leading, parse_offset
 from penstock.channels.routing import log_keys
-from penstock.channels.server import RedisClient, redis_errors, translate_error
+from penstock.channels.server import REDIS_ERRORS, RedisClient, redis_errors, translate_error
 from penstock.records import BEGINNING, Offset, Record, ShardName
 
 
@@ -76,7 +76,7 @@ def _streams(
     for shard, reply in zip(shards, replies, strict=True):
         if isinstance(reply, redis.ResponseError) and "no such key" in str(reply):
             yield shard, None
-        elif isinstance(reply, redis.RedisError):
+        elif isinstance(reply, REDIS_ERRORS):
             raise translate_error(reply, f"inspecting {shard}") from reply
         else:
             yield shard, reply
@@ -99,9 +99,29 @@ def read(
         ServerUnavailable: Redis does not answer.
         ForeignLog: The stream holds entries that Penstock did not write.
     """
+    return parse_entries(shard, _range(client, namespace, shard, after, count))
+
+
+def read_leading(
+    client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int
+) -> list[Record]:
+    """As ``read``, up to the first entry that Penstock did not write.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        ForeignLog: The first entry is such a one.
+    """
+    return parse_leading(shard, _range(client, namespace, shard, after, count))
+
+
+def _range(
+    client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int
+) -> Sequence[tuple[bytes, Fields]]:
     with redis_errors(f"reading {shard}"):
-        entries = client.xrange(log_keys(namespace, shard).stream, f"{after + 1}-0", "+", count)
-    return parse_entries(shard, entries)
+        entries: Sequence[tuple[bytes, Fields]] = client.xrange(
+            log_keys(namespace, shard).stream, f"{after + 1}-0", "+", count
+        )
+    return entries
 
 
 def read_newest(client: RedisClient, namespace: str, shard: ShardName, count: int) -> list[Record]:

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock.cli.command import Json, command, require_extra
+from penstock.cli.engines import choose_engine
 from penstock.cli.render import say, show_json, show_text, table_text
 from penstock.cli.servers import servers
 from penstock.cli.signals import INTERRUPTED, Stop
@@ -39,7 +40,7 @@ def demo(
         bool,
         typer.Option(
             "--reconcile/--no-reconcile",
-            help="Seed drift and repair it, and add a consumer that begins with the tables: on Spark, whatever the engine.",
+            help="Seed drift and repair it, and add a consumer that begins with the tables.",
         ),
     ] = True,
     as_json: Json = False,
@@ -52,12 +53,13 @@ def demo(
     stop = Stop()
     with servers(settings, schema=pipeline.scope.schema) as urls:
         screen = _Screen(quiet=as_json)
+        engine = choose_engine(settings, pipeline.consumers.values())
         say(
-            f"Rocket Rides on the {settings.engine} engine: {seconds:g} s of traffic, once it runs"
+            f"Rocket Rides on the {engine} engine: {seconds:g} s of traffic, once it runs"
             + (", or more if the reconciliation takes longer." if reconcile else ".")
         )
         run = Demo(
-            settings.engine,
+            engine,
             seconds,
             urls.database_url,
             urls.redis_url,

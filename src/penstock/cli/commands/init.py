@@ -1,20 +1,27 @@
-"""``penstock init``: creates or upgrades the tables, or prints the SQL for it."""
+"""``penstock init``: creates or upgrades the tables and the roles, or prints the SQL for it."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from penstock.cli.command import command, find_pipeline
+from penstock.capture import install_triggers, make_triggers
+from penstock.channels.acl import acl_lines
+from penstock.cli.command import NOTHING_CHANGED, Apply, command, find_pipeline
 from penstock.cli.connections import get_scope
 from penstock.cli.render import say, show_text
 from penstock.cli.servers import servers
-from penstock.database.initialise import initialise, migration_sql, shipped_revision
-from penstock.records import DEFAULT_SCOPE
+from penstock.database.connections import connect_postgres
+from penstock.database.initialise import initialise, migration_sql
+from penstock.database.revisions import newest_shipped
+from penstock.database.role_plan import make_roles, plan_roles, roles_sql
+from penstock.errors import InvalidSetting
+from penstock.pipeline import Pipeline
+from penstock.records import DEFAULT_SCOPE, Scope
 from penstock.settings import Settings
 
 
 @command()
-def init(
+def init(  # noqa: PLR0917  its options
     settings: Settings,
     sql: Annotated[bool, typer.Option("--sql", help="Print the SQL; change nothing.")] = False,
     schema: Annotated[
@@ -23,20 +30,100 @@ def init(
             help=f"The schema of the tables; by default the pipeline's, or {DEFAULT_SCOPE.schema}."
         ),
     ] = None,
+    roles: Annotated[
+        bool,
+        typer.Option(
+            "--roles",
+            help="Instead of tables, the roles owner, producer, streamer, consumer and viewer in Postgres: "
+            "shows what is missing; with --apply makes it.",
+        ),
+    ] = False,
+    acl: Annotated[
+        Literal["setuser", "file"] | None,
+        typer.Option(
+            help="With --roles: print the users for Redis, as commands for redis-cli or as lines of an ACL file."
+        ),
+    ] = None,
+    role_prefix: Annotated[
+        str | None,
+        typer.Option(help="First part of the roles' names; by default the name of the schema."),
+    ] = None,
+    apply: Apply = False,
 ) -> None:
-    """Create or upgrade Penstock's tables."""
-    if schema is None:
-        schema = get_scope(find_pipeline(settings)).schema
+    """Create or upgrade Penstock's tables and declared triggers, or its roles."""
+    if not roles and (acl is not None or role_prefix is not None or apply):
+        raise InvalidSetting(
+            "--acl, --role-prefix and --apply belong to --roles: penstock init --roles"
+        )
+    if acl is not None and (sql or apply):
+        raise InvalidSetting(
+            "--acl prints the users for Redis and nothing else; leave out --sql and --apply"
+        )
+    pipeline = find_pipeline(settings)
+    scope = get_scope(pipeline)
+    scope = scope if schema is None else Scope(schema, scope.namespace)
+    if acl is not None:
+        show_text("\n".join(acl_lines(scope.namespace, role_prefix or scope.schema, acl)))
+    elif not roles:
+        _init_tables(settings, scope.schema, pipeline, sql=sql)
+    elif sql:
+        show_text(roles_sql(scope.schema, role_prefix or scope.schema))
+    else:
+        _init_roles(settings, scope.schema, role_prefix or scope.schema, apply=apply)
+
+
+def _init_tables(settings: Settings, schema: str, pipeline: Pipeline | None, *, sql: bool) -> None:
+    if pipeline is not None and pipeline.scope.schema != schema:
+        pipeline = None  # its triggers are for another schema
     if sql:
         show_text(migration_sql(schema))
+        _show_triggers(pipeline)
         return
     if settings.database_url is not None:
-        before = initialise(settings.database_url.value, schema)
+        _initialise(settings.database_url.value, schema, pipeline)
     else:
         with servers(settings, schema=schema) as urls:
-            before = initialise(urls.database_url, schema)
-    after = shipped_revision()
+            _initialise(urls.database_url, schema, pipeline)
+
+
+def _initialise(database_url: str, schema: str, pipeline: Pipeline | None) -> None:
+    before, after = initialise(database_url, schema), newest_shipped()
     if before == after:
         say(f"schema {schema} is at {after} already")
     else:
         say(f"schema {schema}: {before or 'new'} → {after}")
+    if pipeline is not None:
+        for table in install_triggers(database_url, pipeline):
+            say(f"table {table}: trigger installed")
+
+
+def _show_triggers(pipeline: Pipeline | None) -> None:
+    for trigger in make_triggers(pipeline) if pipeline is not None else ():
+        show_text(f"-- Captures changes of {trigger.rule.type.__name__}\n\nBEGIN;\n")
+        for statement in trigger.statements:
+            show_text(f"{statement};\n")
+        show_text("COMMIT;\n")
+
+
+def _init_roles(settings: Settings, schema: str, prefix: str, *, apply: bool) -> None:
+    if settings.database_url is not None:
+        _plan_or_make(settings.database_url.value, schema, prefix, apply=apply)
+        return
+    with servers(settings, schema=schema) as urls:
+        _plan_or_make(urls.database_url, schema, prefix, apply=apply)
+
+
+def _plan_or_make(database_url: str, schema: str, prefix: str, *, apply: bool) -> None:
+    carry_out = make_roles if apply else plan_roles
+    with connect_postgres(database_url, application="init") as connection:
+        plan = carry_out(connection, schema, prefix)
+    for statement in plan.statements:
+        show_text(f"{statement};")
+    for note in plan.notes:
+        say(note)
+    if not plan.statements:
+        say(f"the roles {prefix}_… of schema {schema} have what they need, and no more")
+    elif apply:
+        say(f"Done. Next, let your logins in: GRANT {prefix}_streamer TO …")
+    else:
+        say(NOTHING_CHANGED)

@@ -214,9 +214,11 @@ def _follow(
 
 
 def _format_record(record: Record, *, json: bool) -> str:
+    staged = _to_time(record.staged_us / 1_000_000)
     if not json:
+        shown = f"{staged:%Y-%m-%d %H:%M:%S}" if staged else str(record.staged_us)
         return (
-            f"{record.place}  {record.staged_at:%Y-%m-%d %H:%M:%S}  "
+            f"{record.place}  {shown}  "
             f"{record.action} {record.object} {record.key}  {record.data_json}"
         )
     known = {
@@ -227,7 +229,7 @@ def _format_record(record: Record, *, json: bool) -> str:
         "key": record.key,
         "action": record.action,
         "object": record.object,
-        "staged_at": record.staged_at.isoformat(),
+        "staged_at": staged.isoformat() if staged else str(record.staged_us),
     }
     # The payload is passed through: parsed and serialised again, large numbers would change.
     payload = f'"data": {record.data_json}, "headers": {record.headers_json or "null"}'

@@ -6,8 +6,8 @@ import typer
 
 from penstock.cli.command import Json, command, parse_position
 from penstock.cli.connections import open_connections
+from penstock.cli.engines import open_examiner
 from penstock.cli.render import seconds, show, show_json, show_table
-from penstock.cli.spark import start_spark
 from penstock.settings import Settings
 from penstock.verifying import Start, Verified
 from penstock.verifying import verify as run
@@ -22,7 +22,7 @@ SHOWN_AS_JSON = 1000
 """Most findings shown with ``--json``."""
 
 
-@command("master", "conf")
+@command("engine", "master", "conf")
 def verify(
     settings: Settings,
     start: Annotated[
@@ -39,17 +39,14 @@ def verify(
     """Prove that nothing is missing, doubled, changed or out of order, while everything runs; exits with 4 if something is."""
     with (
         open_connections(settings, "verify") as servers,
-        start_spark(settings, "verifying") as spark,
+        open_examiner(settings, servers) as examiner,
     ):
-        from penstock.spark.reconcile.verify import SparkExaminer  # noqa: PLC0415  an optional extra
-
-        urls, scope = servers.urls, servers.scope
         done = run(
             servers.connection,
             servers.client,
-            SparkExaminer(spark, urls.database_url, urls.redis_url, scope),
+            examiner,
             start=_parse_start(start),
-            scope=scope,
+            scope=servers.scope,
             declared=servers.pipeline.shard_names if servers.pipeline else (),
         )
     if json:

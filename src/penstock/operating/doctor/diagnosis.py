@@ -6,18 +6,21 @@ from dataclasses import replace
 import psycopg
 import redis
 
+from penstock.channels.acl import acl_grant, get_user
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
-from penstock.database.errors import describe
-from penstock.errors import PenstockError, SchemaMissing, ServerUnavailable
+from penstock.database.errors import describe, first_line
+from penstock.errors import PenstockError, PrivilegeMissing, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
-from penstock.operating.doctor import flow, ick, log, server
+from penstock.operating.doctor import capture, flow, ick, log, privileges, server
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Grade
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Scope
 
 CHECK_TIMEOUT_S = 20
 """Longest that a statement of a check may take in Postgres, in seconds."""
+
+_SEE_PRIVILEGES = "see the check of privileges, or run penstock doctor as a viewer"
 
 
 def diagnose(
@@ -62,11 +65,11 @@ def _check_servers(context: CheckContext) -> list[CheckResult]:
     results = _run(server.CHECKS, context)
     if any(result.unreachable for result in results):
         return results + _check_contents(context)
-    results += _run(flow.SCHEMA, context)
+    results += _run((*flow.SCHEMA, *privileges.CHECKS), context)
     declared = context.pipeline.shard_names if context.pipeline else ()
     try:
         shards = known_shards(context.connection, context.scope, declared)
-    except (SchemaMissing, ServerUnavailable):
+    except (SchemaMissing, ServerUnavailable, PrivilegeMissing):
         # Reported above.  Redis can still be checked.
         return results + _check_redis(context)
     return results + _check_contents(replace(context, shards=tuple(shards)))
@@ -75,7 +78,7 @@ def _check_servers(context: CheckContext) -> list[CheckResult]:
 def _check_contents(context: CheckContext) -> list[CheckResult]:
     """Tables and keys; the keys only if Redis answers."""
     redis_results = _check_redis(context)
-    results = _run(flow.CHECKS, context) + redis_results
+    results = _run((*flow.CHECKS, *capture.CHECKS), context) + redis_results
     if not any(result.unreachable for result in redis_results):
         results += _run((*log.CHECKS, *ick.CHECKS), context)
     return results
@@ -97,7 +100,11 @@ def _run_one(check: Check, context: CheckContext) -> list[CheckResult]:
     name = check.__name__.replace("_", " ")
     try:
         return list(check(context))
+    except PrivilegeMissing as error:
+        return [CheckResult.warning(name, str(error), _SEE_PRIVILEGES)]
     except PenstockError as error:
+        if grant := acl_grant(str(error), context.scope.namespace, get_user(context.client)):
+            return [CheckResult.warning(name, str(error), grant)]
         away = isinstance(error, ServerUnavailable)
         return [CheckResult(name, "error", str(error), f"see docs: {error.page}", unreachable=away)]
     except (psycopg.Error, redis.RedisError) as error:
@@ -110,8 +117,8 @@ def _report_failure(name: str, error: psycopg.Error | redis.RedisError) -> Check
             message = f"took longer than {CHECK_TIMEOUT_S} s and was cancelled"
             return CheckResult(name, "warning", message, "run penstock doctor when load is lower")
         case psycopg.errors.InsufficientPrivilege():
-            fix = "run it as the owner and a member of pg_monitor"
-            return CheckResult(name, "warning", "this role lacks the privileges", fix)
+            message = f"this role lacks the privileges: {first_line(error)}"
+            return CheckResult(name, "warning", message, _SEE_PRIVILEGES)
         case psycopg.OperationalError() | redis.ConnectionError():
             where = "Redis" if isinstance(error, redis.RedisError) else "Postgres"
             fix = "see docs: errors#serverunavailable"

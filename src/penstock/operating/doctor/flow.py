@@ -2,8 +2,14 @@
 
 from collections.abc import Iterator
 
-from penstock.database.initialise import shipped_revision
 from penstock.database.registry import registered_channels
+from penstock.database.revisions import (
+    find_revision,
+    how_to_upgrade,
+    is_newer,
+    newest_shipped,
+    why_unusable,
+)
 from penstock.database.statements import statements
 from penstock.journal import missed_records
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
@@ -25,65 +31,31 @@ SLOW_S = 60.0
 STALLED_S = 15.0
 """Age of the oldest unsequenced record that is an error, in seconds."""
 
-NEEDED = {
-    "staged_records": "SELECT DELETE",
-    "journal": "SELECT INSERT DELETE",
-    "ticks": "SELECT INSERT DELETE",
-    "epochs": "SELECT INSERT",
-    "channels": "SELECT INSERT UPDATE",
-    "checkpoints": "SELECT INSERT UPDATE DELETE",
-    "dead_letters": "SELECT INSERT UPDATE DELETE",
-}
-"""The privileges that the workers' roles need, by table."""
-
 
 def schema(context: CheckContext) -> Iterator[CheckResult]:
-    """The tables are those of this release."""
-    table = f'"{context.scope.schema}".alembic_version'
-    operating = statements("penstock.operating", context.scope.schema)
-    [(exists,)] = context.connection.execute(operating["has_schema"], {"table": table}).fetchall()
-    init = "penstock init" + (
-        "" if context.scope.schema == "penstock" else f" --schema {context.scope.schema}"
-    )
-    if not exists:
-        yield CheckResult.error(
-            "schema", f"schema {context.scope.schema} has no Penstock tables", init
-        )
+    """This release works with the tables, and they are its own."""
+    name, shipped = context.scope.schema, newest_shipped()
+    found = find_revision(context.connection, name)
+    if (unusable := why_unusable(found, name)) is not None:
+        yield CheckResult.error("schema", unusable.reason, unusable.fix)
         return
-    rows = context.connection.execute(
-        statements(__package__, context.scope.schema)["revision"]
-    ).fetchall()
-    found, shipped = (rows[0][0] if rows else "none"), shipped_revision()
-    if found == shipped:
-        yield CheckResult.ok("schema", f"schema {context.scope.schema} is at revision {found}")
-    else:
-        yield CheckResult.error(
-            "schema",
-            f"schema {context.scope.schema} is at revision {found}; this release has {shipped}",
-            init,
-        )
-
-
-def privileges(context: CheckContext) -> Iterator[CheckResult]:
-    """This role has the privileges that workers need."""
-    pairs = [(table, right) for table, rights in NEEDED.items() for right in rights.split()]
-    rows = context.connection.execute(
-        statements(__package__, context.scope.schema)["privileges"],
-        {
-            "schema": context.scope.schema,
-            "tables": [table for table, _ in pairs],
-            "privileges": [right for _, right in pairs],
-        },
-    ).fetchall()
-    if rows:
-        lacking = ", ".join(f"{right} on {table}" for table, right in rows)
+    assert found is not None  # or it would be unusable
+    kept = "" if found.is_own else f", kept in {found.table}"
+    message = f"schema {name} is at revision {found.revision}{kept}"
+    if found.revision == shipped:
+        yield CheckResult.ok("schema", message)
+    elif is_newer(found.revision):
         yield CheckResult.warning(
-            "privileges",
-            f"this role lacks {lacking}",
-            f"GRANT {lacking} in schema {context.scope.schema} to the workers' role",
+            "schema",
+            f"{message}; this release ships {shipped} and works with it",
+            "pip install --upgrade penstock",
         )
     else:
-        yield CheckResult.ok("privileges", "this role has all privileges that workers need")
+        yield CheckResult.warning(
+            "schema",
+            f"{message}; this release ships {shipped}, and works with both",
+            how_to_upgrade(found, name),
+        )
 
 
 def identity(context: CheckContext) -> Iterator[CheckResult]:
@@ -277,4 +249,4 @@ def _check_lag(current: Status) -> Iterator[CheckResult]:
 
 
 SCHEMA: tuple[Check, ...] = (schema,)
-CHECKS: tuple[Check, ...] = (privileges, identity, missed, journal, declared, consumers)
+CHECKS: tuple[Check, ...] = (identity, missed, journal, declared, consumers)

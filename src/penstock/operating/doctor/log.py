@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from redis.exceptions import NoPermissionError
+
 from penstock.channels.ick.operations import all_keys
 from penstock.channels.log import extents, read, read_newest
 from penstock.channels.routing import ick_shard_keys, log_keys
@@ -81,6 +83,12 @@ def persistence(context: CheckContext) -> Iterator[CheckResult]:
             f"{', '.join(failing)}: Redis cannot write to its disk",
             "see its log; is the disk full?",
         )
+    elif not int(found.get("aof_enabled", 0)) and _saves(context.client) is None:
+        yield CheckResult.warning(
+            "persistence",
+            "appendonly is off, and this user may not see whether snapshots are on",
+            "as an administrator: CONFIG GET save",
+        )
     elif not int(found.get("aof_enabled", 0)) and not _saves(context.client):
         yield CheckResult.warning(
             "persistence",
@@ -94,9 +102,13 @@ def persistence(context: CheckContext) -> Iterator[CheckResult]:
         )
 
 
-def _saves(client: Any) -> bool:
+def _saves(client: Any) -> bool | None:
+    """Whether snapshots are on; None if the user may not read it: CONFIG GET also shows passwords."""
     with redis_errors("looking at Redis"):
-        return bool(client.config_get("save").get("save"))
+        try:
+            return bool(client.config_get("save").get("save"))
+        except NoPermissionError:
+            return None
 
 
 def lineage(context: CheckContext) -> Iterator[CheckResult]:

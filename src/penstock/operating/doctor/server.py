@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+from penstock.database.encoding import check_encoding
+from penstock.database.roles import quote
 from penstock.database.statements import statements
-from penstock.errors import ReadOnlyPostgres
+from penstock.errors import ReadOnlyPostgres, UnsafeSetting
 from penstock.journal.lineage import server_identity
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
 
@@ -33,6 +35,16 @@ def postgres(context: CheckContext) -> Iterator[CheckResult]:
         "postgres",
         f"{shown}, primary, cluster {identity.system_identifier}, timeline {identity.timeline}",
     )
+
+
+def encoding(context: CheckContext) -> Iterator[CheckResult]:
+    """The database can hold every character."""
+    try:
+        check_encoding(context.connection)
+    except UnsafeSetting as error:
+        yield CheckResult.error("encoding", str(error), "move to a database in UTF8")
+    else:
+        yield CheckResult.ok("encoding", "UTF8")
 
 
 def durability(context: CheckContext) -> Iterator[CheckResult]:
@@ -89,7 +101,17 @@ def long_transactions(context: CheckContext) -> Iterator[CheckResult]:
             f"process {pid} ({application or 'unnamed'}, {state}) has been in a transaction for {format_age(seconds)}",
             f"end it in its application, or SELECT pg_terminate_backend({pid})",
         )
-    if not rows:
+    [(sees_others,)] = context.connection.execute(
+        statements(__package__, context.scope.schema)["sees_others"]
+    ).fetchall()
+    if not sees_others:
+        login = context.connection.info.user
+        yield CheckResult.warning(
+            "long transactions",
+            f"{login} does not see those of other roles",
+            f"GRANT pg_read_all_stats TO {quote(login)};",
+        )
+    elif not rows:
         yield CheckResult.ok("long transactions", f"none open for more than {LONG_S} s")
 
 
@@ -125,6 +147,7 @@ def pooler(context: CheckContext) -> Iterator[CheckResult]:
 
 CHECKS: tuple[Check, ...] = (
     postgres,
+    encoding,
     durability,
     transaction_ids,
     long_transactions,

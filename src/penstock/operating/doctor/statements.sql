@@ -24,14 +24,15 @@ WHERE database = current_database() AND clock_timestamp() - prepared > make_inte
 ORDER BY prepared
 LIMIT 5;
 
--- :name privileges
-SELECT p.name, p.privilege
-FROM unnest(%(tables)s::text[], %(privileges)s::text[]) AS p (name, privilege)
-WHERE NOT has_table_privilege(format('%%I.%%I', %(schema)s::text, p.name), p.privilege);
+-- :name sees_others
+-- Without it, `pg_stat_activity` hides when the transactions of other roles began.
+SELECT pg_has_role('pg_read_all_stats', 'USAGE');
 
--- :name revision
-SELECT version_num
-FROM {schema}.alembic_version;
+-- :name group_roles
+SELECT rolname
+FROM pg_roles
+WHERE NOT rolcanlogin AND right(rolname, length(%(ending)s::text)) = %(ending)s::text
+ORDER BY rolname;
 
 -- :name highest_id
 SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence(%(table)s, 'id')::regclass), 0),

@@ -119,7 +119,7 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
             registered_channels(connection, scope),
             connection.execute(sql["waiting"], seen).fetchall(),
             tails,
-            connection.execute(sql["progress"], sequenced).fetchall(),
+            connection.execute(sql["progress"], sequenced, binary=True).fetchall(),
             last_runs(connection, scope),
         )
 

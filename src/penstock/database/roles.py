@@ -1,0 +1,262 @@
+"""The roles of a pipeline in Postgres, and what each may do.
+
+Group roles without a login: an application's login becomes a member of those that it needs.  ``RIGHTS`` is the only list
+of them; the SQL of ``penstock init --roles``, the check at the start of a worker, and ``penstock doctor`` come from it.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from typing import Literal, get_args
+
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
+from penstock.database.statements import statements
+from penstock.database.tables import metadata
+from penstock.errors import InvalidName, PrivilegeMissing
+from penstock.records import Scope, checked_schema
+
+RoleName = Literal["owner", "producer", "streamer", "consumer", "viewer"]
+"""A role without its prefix."""
+
+ROLE_NAMES: tuple[RoleName, ...] = get_args(RoleName)
+
+Kind = Literal["SCHEMA", "TABLE", "SEQUENCE", "FUNCTION"]
+
+STAGED_COLUMNS = ("channel", "shard", "key", "action", "object", "data", "headers")
+"""What a producer may set.  Postgres sets the others: a producer's own ``id``, ``xid`` or ``created_at`` could hide a
+record from the sequencer, or put it before others."""
+
+_LONGEST_PREFIX = 63 - len("_producer")
+
+_JOURNAL_BOUNDS = {"FUNCTION journal_bounds": "EXECUTE"}
+
+WORKING: Mapping[RoleName, Mapping[str, str]] = {
+    "producer": {"staged_records": f"INSERT ({', '.join(STAGED_COLUMNS)})"},
+    "streamer": {
+        "alembic_version": "SELECT",
+        "staged_records": "SELECT, DELETE",
+        "journal": "SELECT, INSERT, DELETE",
+        "ticks": "SELECT, INSERT, DELETE",
+        "epochs": "SELECT, INSERT",
+        "channels": "SELECT, INSERT, UPDATE (keep)",
+        "checkpoints": "SELECT, INSERT",
+        **_JOURNAL_BOUNDS,
+    },
+    "consumer": {
+        "alembic_version": "SELECT",
+        "staged_records": "SELECT",
+        "journal": "SELECT",
+        "ticks": "SELECT",
+        "epochs": "SELECT",
+        "channels": "SELECT, INSERT, UPDATE (keep)",
+        "checkpoints": "SELECT, INSERT, UPDATE",
+        "barriers": "SELECT",
+        "dead_letters": "SELECT, INSERT, UPDATE, DELETE",
+        **_JOURNAL_BOUNDS,
+    },
+}
+"""What the work itself takes, by object: a worker without one of these does not start."""
+
+_REPAIRING = {
+    "barriers": "INSERT, UPDATE, DELETE",
+    "reconciliations": "SELECT, INSERT, UPDATE",
+    "repairs": "SELECT, INSERT",
+}
+"""What reconciling takes beside that of streamer and consumer."""
+
+
+_KINDS = get_args(Kind)
+_PRIVILEGES = ("USAGE", "CREATE", "EXECUTE", "SELECT", "INSERT", "UPDATE", "DELETE")
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """One privilege on one object of the Penstock schema.
+
+    Attributes:
+        kind: What the object is.
+        name: Its name; empty for the schema.
+        privilege: ``SELECT``, ``INSERT`` ….
+        column: The column, if it is limited to one; else empty.
+    """
+
+    kind: Kind
+    name: str
+    privilege: str
+    column: str = ""
+
+    @property
+    def place(self) -> tuple[int, str, int, int]:
+        """Where it stands among others in a statement: by object, in the order in which SQL is written."""
+        column = STAGED_COLUMNS.index(self.column) if self.column in STAGED_COLUMNS else -1
+        known = self.privilege in _PRIVILEGES
+        privilege = _PRIVILEGES.index(self.privilege) if known else len(_PRIVILEGES)
+        return _KINDS.index(self.kind), self.name, privilege, column
+
+
+def checked_prefix(prefix: str) -> str:
+    """Returns a prefix of role names, if it is valid.
+
+    Raises:
+        InvalidName: Not an unquoted lower-case identifier, or longer than ``_LONGEST_PREFIX`` characters.
+    """
+    checked_schema(prefix, "role prefix")
+    if len(prefix) > _LONGEST_PREFIX:
+        raise InvalidName(
+            f"role prefix {prefix!r}: it has {len(prefix)} characters; Postgres' names of roles leave {_LONGEST_PREFIX}"
+        )
+    return prefix
+
+
+def full_name(prefix: str, role: RoleName) -> str:
+    """The name of a role in Postgres: ``penstock_streamer``."""
+    return f"{prefix}_{role}"
+
+
+@cache
+def working_rights(role: RoleName) -> frozenset[Right]:
+    """What the work of a producer, streamer or consumer takes."""
+    return frozenset({Right("SCHEMA", "", "USAGE"), *_parse(WORKING[role])})
+
+
+@cache
+def rights(role: RoleName) -> frozenset[Right]:
+    """All that a role is granted.  The owner's tables are its own."""
+    match role:
+        case "owner":
+            return frozenset({Right("SCHEMA", "", "USAGE"), Right("SCHEMA", "", "CREATE")})
+        case "consumer":
+            return working_rights(role) | frozenset(_parse(_REPAIRING))
+        case "viewer":
+            tables = dict.fromkeys([*table_names(), "SEQUENCE staged_records_id_seq"], "SELECT")
+            usage = Right("SCHEMA", "", "USAGE")
+            return frozenset({usage, *_parse({**tables, **_JOURNAL_BOUNDS})})
+        case _:
+            return working_rights(role)
+
+
+def table_names() -> list[str]:
+    """The names of all tables of Penstock."""
+    tables = metadata("penstock").tables.values()
+    return sorted(["alembic_version", *(table.name for table in tables)])
+
+
+def _parse(given: Mapping[str, str]) -> Iterator[Right]:
+    """Rights from their short form: ``{"channels": "SELECT, UPDATE (keep)"}``."""
+    for what, privileges in given.items():
+        kind, _, name = what.rpartition(" ")
+        for privilege, columns in re.findall(r"([A-Z]+)(?: \(([^)]*)\))?", privileges):
+            for column in columns.split(", "):
+                yield Right(kind or "TABLE", name, privilege, column)  # type: ignore[arg-type]  # of WORKING
+
+
+def grant_sql(wanted: Iterable[Right], schema: str, to: str) -> list[str]:
+    """``GRANT`` statements, one for each object.
+
+    Args:
+        wanted: What to grant.
+        schema: The Penstock schema.
+        to: Name of the role, as Postgres has it.
+    """
+    return _render("GRANT", "TO", wanted, schema, to)
+
+
+def revoke_sql(surplus: Iterable[Right], schema: str, of: str) -> list[str]:
+    """``REVOKE`` statements, one for each object."""
+    return _render("REVOKE", "FROM", surplus, schema, of)
+
+
+def _render(
+    verb: str, preposition: str, chosen: Iterable[Right], schema: str, role: str
+) -> list[str]:
+    return [
+        f"{verb} {privileges} ON {object_sql(kind, name, schema)} {preposition} {quote(role)}"
+        for kind, name, privileges in _by_object(chosen)
+    ]
+
+
+def _by_object(chosen: Iterable[Right]) -> Iterator[tuple[Kind, str, str]]:
+    """Kind and name of each object, with the privileges on it: ``SELECT, UPDATE (keep)``."""
+    ordered = sorted(chosen, key=lambda right: right.place)
+    for (kind, name), group in groupby(ordered, key=lambda right: (right.kind, right.name)):
+        yield kind, name, _render_privileges(group)
+
+
+def _render_privileges(group: Iterable[Right]) -> str:
+    by_privilege = groupby(group, key=lambda right: right.privilege)
+    return ", ".join(_render_privilege(privilege, each) for privilege, each in by_privilege)
+
+
+def _render_privilege(privilege: str, group: Iterable[Right]) -> str:
+    columns = [right.column for right in group]
+    return privilege if "" in columns else f"{privilege} ({', '.join(columns)})"
+
+
+def object_sql(kind: str, name: str, schema: str) -> str:
+    """An object in a statement: ``TABLE "penstock".ticks``."""
+    if kind == "SCHEMA":
+        return f"SCHEMA {quote(schema)}"
+    arguments = "(text, integer)" if name == "journal_bounds" else ""
+    return f"{kind} {quote(schema)}.{name}{arguments}"
+
+
+def quote(name: str) -> str:
+    """An identifier in double quotes."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def lacking(
+    connection: Connection, scope: Scope, wanted: Iterable[Right], role: str | None = None
+) -> list[Right]:
+    """Those of the rights that a role lacks, in one round trip; rights on objects that do not exist are left out.
+
+    Args:
+        connection: In autocommit mode.
+        scope: Gives the schema.
+        wanted: The rights.
+        role: Name of the role; None is the connection's own.
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+    """
+    listed = sorted(wanted, key=lambda right: right.place)
+    with postgres_errors("reading privileges"):
+        rows = connection.execute(
+            statements("penstock.database", scope.schema)["lacking"],
+            {
+                "schema": scope.schema,
+                "role": role,
+                "kinds": [right.kind for right in listed],
+                "names": [right.name for right in listed],
+                "privileges": [right.privilege for right in listed],
+                "columns": [right.column for right in listed],
+            },
+        ).fetchall()
+    return [listed[number - 1] for (number,) in rows]
+
+
+def check_privileges(connection: Connection, scope: Scope, role: RoleName) -> None:
+    """Checks that the connection's role may do the work of a producer, streamer or consumer.
+
+    Raises:
+        PrivilegeMissing: It may not; the text has the statements that grant what it lacks.
+        ServerUnavailable: Postgres does not answer.
+    """
+    missing = lacking(connection, scope, working_rights(role))
+    if missing:
+        login = connection.info.user
+        grants = "; ".join(grant_sql(missing, scope.schema, login))
+        raise PrivilegeMissing(
+            f"the role {login} lacks {describe(missing)}, which a {role} needs. Grant it: {grants}; or, with the roles "
+            f"of penstock init --roles: GRANT {scope.schema}_{role} TO {quote(login)}"
+        )
+
+
+def describe(chosen: Iterable[Right]) -> str:
+    """Rights for people: ``INSERT on journal, UPDATE (keep) on channels``."""
+    return "; ".join(
+        f"{privileges} on {name or 'the schema'}" for _, name, privileges in _by_object(chosen)
+    )

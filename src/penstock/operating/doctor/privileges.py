@@ -1,0 +1,76 @@
+"""Checks what this login may do in Postgres, and prints what it takes to do the rest."""
+
+from collections.abc import Iterator, Mapping
+
+from penstock.database.roles import (
+    Right,
+    RoleName,
+    describe,
+    grant_sql,
+    lacking,
+    quote,
+    rights,
+    working_rights,
+)
+from penstock.database.statements import statements
+from penstock.operating.doctor.check import Check, CheckContext, CheckResult
+
+_WORK: Mapping[RoleName, str] = {
+    "producer": "stage",
+    "streamer": "stream",
+    "consumer": "consume",
+    "viewer": "view",
+}
+
+Missing = dict[RoleName, list[Right]]
+
+
+def privileges(context: CheckContext) -> Iterator[CheckResult]:
+    """This login has all privileges of each work that it has some of."""
+    login = context.connection.info.user
+    missing: Missing = {
+        role: lacking(context.connection, context.scope, _needed(role)) for role in _WORK
+    }
+    complete = [role for role in _WORK if not missing[role]]
+    partial = _find_partial(missing, complete)
+    if not complete and not partial:
+        partial = [min(_WORK, key=lambda role: len(missing[role]))]
+    for role in partial:
+        yield CheckResult.warning(
+            "privileges",
+            f"{login} lacks some of what it takes to {_WORK[role]}: {describe(missing[role])}",
+            _make_grants(context, role, missing[role], login),
+        )
+    if not partial:
+        able = ", ".join(_WORK[role] for role in complete)
+        yield CheckResult.ok("privileges", f"{login} has what it takes to {able}")
+
+
+def _needed(role: RoleName) -> frozenset[Right]:
+    return rights(role) if role == "viewer" else working_rights(role)
+
+
+def _find_partial(missing: Missing, complete: list[RoleName]) -> list[RoleName]:
+    """Works that the login has privileges for which no work that it may do explains.
+
+    By tables alone: everyone may call functions unless that was revoked.
+    """
+    explained = frozenset[Right]().union(*(rights(role) for role in complete))
+    held = {role: _needed(role) - set(missing[role]) for role in missing if missing[role]}
+    unexplained = {role: {r for r in held[role] - explained if r.kind == "TABLE"} for role in held}
+    most = max(map(len, unexplained.values()), default=0)
+    return [role for role, found in unexplained.items() if found and len(found) == most]
+
+
+def _make_grants(context: CheckContext, role: RoleName, missing: list[Right], login: str) -> str:
+    """The group role, if the database has one for this work; else the privileges one by one."""
+    candidates = context.connection.execute(
+        statements(__package__, context.scope.schema)["group_roles"], {"ending": f"_{role}"}
+    ).fetchall()
+    for (group,) in candidates:
+        if not lacking(context.connection, context.scope, _needed(role), group):
+            return f"GRANT {quote(group)} TO {quote(login)};"
+    return " ".join(f"{grant};" for grant in grant_sql(missing, context.scope.schema, login))
+
+
+CHECKS: tuple[Check, ...] = (privileges,)

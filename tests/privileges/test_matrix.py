@@ -1,0 +1,325 @@
+"""Which role may do what, tried on both servers: each does its own work, and is denied the rest."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import psycopg
+import pytest
+import redis
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from fixtures.postgres import engine_url
+from fixtures.roles import LOGINS, UrlFor
+from penstock import Ick, Log, Pipeline
+from penstock.channels.acl import acl_grant
+from penstock.channels.ick.inspection import oldest
+from penstock.channels.log import read_newest
+from penstock.channels.server import RedisClient, connect_redis
+from penstock.consuming import IckWorker, LogWorker
+from penstock.database.connections import Connection, connect_postgres
+from penstock.database.statements import statements
+from penstock.errors import AppendRefused, PrivilegeMissing, StagingError
+from penstock.operating import consumers, dead_letters
+from penstock.operating.reset import reset_checkpoint, reset_epoch, reset_ick
+from penstock.operating.status import status
+from penstock.reconciling import Barrier, cut
+from penstock.records import DEFAULT_SCOPE, Record
+from penstock.staging import Staging, mark_dirty, stage_async, stage_many
+from penstock.streaming import Streamer
+from penstock.verifying.bounds import read_bounds
+
+things, index = Log("things", shards=1), Ick("index", shards=1, keep=timedelta(0))
+
+
+class Base(DeclarativeBase):
+    """The application's table."""
+
+
+class Thing(Base):
+    __tablename__ = "things"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+pipeline = Pipeline([things, index])
+pipeline.stages(Thing, to=things, key="id")
+EFFECT = text("INSERT INTO public.effects VALUES (:key)")
+
+
+@pipeline.consumer(reads=things, attempts=1)
+def sync_reader(session: Session, records: Sequence[Record]) -> None:
+    for record in records:
+        session.execute(EFFECT, {"key": record.key})
+
+
+@pipeline.consumer(reads=things)
+async def async_reader(session: AsyncSession, records: Sequence[Record]) -> None:
+    for record in records:
+        await session.execute(EFFECT, {"key": record.key})
+
+
+@pipeline.consumer(reads=index)
+def indexer(session: Session, members: Sequence[str]) -> None:
+    for member in members:
+        session.execute(EFFECT, {"key": member})
+
+
+@dataclass
+class Actor:
+    """A login, and the user of the same role."""
+
+    database_url: str
+    redis_url: str
+
+    @contextmanager
+    def connect(self) -> Iterator[tuple[Connection, RedisClient]]:
+        with (
+            connect_postgres(self.database_url, application="test") as connection,
+            connect_redis(self.redis_url) as client,
+        ):
+            yield connection, client
+
+
+Verb = Callable[[Actor], object]
+
+
+def stage_by_hooks(actor: Actor) -> None:
+    engine = create_engine(engine_url(actor.database_url))
+    maker = sessionmaker(engine)
+    pipeline.attach(maker)
+    try:
+        with maker.begin() as session:
+            session.add(Thing())
+            session.flush()
+            one: Staging = {"key": "k", "action": "a", "object": "o", "data": {}}
+            stage_many(session, things, [one, one])
+            mark_dirty(session, index, ["m"])
+    finally:
+        engine.dispose()
+
+
+def stage_in_async_sessions(actor: Actor) -> None:
+    async def run() -> None:
+        engine = create_async_engine(engine_url(actor.database_url))
+        maker = async_sessionmaker(engine)
+        pipeline.attach(maker)
+        try:
+            async with maker.begin() as session:
+                await stage_async(session, things, key="k", action="a", object="o", data={})
+        finally:
+            await engine.dispose()
+
+    asyncio.run(run())
+
+
+def stream(actor: Actor) -> None:
+    with Streamer(pipeline, actor.database_url, actor.redis_url) as streamer:
+        streamer.drain()
+        streamer._retain_at = 0.0
+        streamer.round()
+
+
+def consume(actor: Actor, name: str = "sync-reader") -> None:
+    with LogWorker(
+        pipeline, pipeline.get_consumer(name), actor.database_url, actor.redis_url
+    ) as worker:
+        worker.drain()
+
+
+def consume_in_async_handlers(actor: Actor) -> None:
+    consume(actor, "async-reader")
+
+
+def consume_an_ick(actor: Actor) -> None:
+    spec = pipeline.get_consumer("indexer")
+    with IckWorker(pipeline, spec, actor.database_url, actor.redis_url) as worker:
+        worker.drain()
+
+
+def list_dead_letters(actor: Actor) -> None:
+    with actor.connect() as (connection, _):
+        assert dead_letters.newest(connection, limit=10)
+
+
+def retry_dead_letters(actor: Actor) -> None:
+    with actor.connect() as (connection, _):
+        letters = dead_letters.of_consumer(connection, "sync-reader")
+    [done] = dead_letters.retry(pipeline, letters, actor.database_url)
+    assert done.outcome == "applied"
+
+
+def drop_dead_letters(actor: Actor) -> None:
+    with actor.connect() as (connection, _):
+        letters = dead_letters.of_consumer(connection, "sync-reader")
+        assert dead_letters.drop(connection, letters) == 1
+
+
+def show_status(actor: Actor) -> None:
+    with actor.connect() as (connection, client):
+        assert status(connection, client, pipeline).consumers
+
+
+def tail(actor: Actor) -> None:
+    with actor.connect() as (_, client):
+        assert read_newest(client, "penstock", things.shard_names[0], 5)
+        assert oldest(client, "penstock", index.shard_names, 5)
+
+
+def read_for_verify(actor: Actor) -> None:
+    with actor.connect() as (connection, client):
+        bounds = read_bounds(connection, client, DEFAULT_SCOPE, pipeline.shard_names, None)
+        where = {"channel": "things", "shard": 0, "after": 0, "until": 100}
+        sql = statements("penstock.verifying", "penstock")
+        assert connection.execute(sql["expected_records"], where).fetchall()
+        connection.execute(sql["places"], {"records": [1]})
+        assert bounds.ranges
+
+
+def reconcile(actor: Actor) -> None:
+    """What a reconciliation does in Penstock's tables; it also reads the application's, and repairs the consumer's."""
+    barrier = Barrier(pipeline.get_consumer("sync-reader"), DEFAULT_SCOPE)
+
+    def connect() -> Connection:
+        return connect_postgres(actor.database_url, application="test")
+
+    sql = statements("penstock.reconciling", "penstock")
+    with cut(connect, DEFAULT_SCOPE, within=barrier.place), connect() as connection:
+        barrier.extend(connection)
+        barrier.lift(connection)
+        run = {"name": "n", "consumer": "sync-reader", "intent": "repair"}
+        [(number,)] = connection.execute(sql["begin_run"], run).fetchall()
+        connection.execute(
+            "INSERT INTO penstock.repairs (reconciliation, key, kind) VALUES (%s, '1', 'missing')",
+            [number],
+        )
+        connection.execute("UPDATE penstock.reconciliations SET outcome = 'equal'")
+        connection.execute(sql["last_runs"])
+
+
+def reset_a_checkpoint(actor: Actor) -> None:
+    with actor.connect() as (connection, _):
+        reset_checkpoint(connection, "sync-reader", "earliest", apply=True)
+
+
+def open_an_epoch(actor: Actor) -> None:
+    with actor.connect() as (connection, client):
+        reset_epoch(connection, client, apply=True)
+
+
+def repair_an_ick(actor: Actor) -> None:
+    with actor.connect() as (connection, client):
+        reset_ick(connection, client, "index", apply=True)
+
+
+def retire_a_consumer(actor: Actor) -> None:
+    with actor.connect() as (connection, _):
+        consumers.retire(connection, "sync-reader", apply=True)
+
+
+MAY: list[tuple[Verb, set[str]]] = [
+    (stage_by_hooks, {"a_producer"}),
+    (stage_in_async_sessions, {"a_producer"}),
+    (stream, {"a_streamer", "a_reconciler"}),
+    (consume, {"a_consumer", "a_reconciler"}),
+    (consume_in_async_handlers, {"a_consumer", "a_reconciler"}),
+    (consume_an_ick, {"a_consumer", "a_reconciler"}),
+    (list_dead_letters, {"a_consumer", "a_viewer", "a_reconciler"}),
+    (retry_dead_letters, {"a_consumer", "a_reconciler"}),
+    (drop_dead_letters, {"a_consumer", "a_reconciler"}),
+    (show_status, {"a_viewer", "a_consumer", "a_reconciler"}),
+    (tail, {"a_streamer", "a_consumer", "a_viewer", "a_reconciler", "a_producer", "nobody"}),
+    (read_for_verify, {"a_viewer", "a_streamer", "a_consumer", "a_reconciler"}),
+    (reconcile, {"a_reconciler"}),
+    (reset_a_checkpoint, {"a_consumer", "a_reconciler"}),
+    (open_an_epoch, set()),
+    (repair_an_ick, set()),
+    (retire_a_consumer, set()),
+]
+"""Who may, beside the owner, who may everything.  ``tail`` is the user's of Redis alone."""
+
+REDIS_USERS = {"a_owner": "owner", "a_consumer": "consumer", "a_streamer": "streamer"}
+REDIS_USERS["a_reconciler"] = "streamer"
+
+APPLICATION = """
+CREATE TABLE IF NOT EXISTS public.things (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS public.effects (key text);
+GRANT SELECT, INSERT ON public.things, public.effects TO PUBLIC;
+"""
+
+LETTER = """
+INSERT INTO penstock.dead_letters
+    (consumer, channel, shard, "offset", record_id, key, action, object, data, staged_at, reason, attempts)
+VALUES ('sync-reader', 'things', 0, 1, 1, 'k', 'a', 'o', '{}', clock_timestamp(), 'ValueError', 1)
+ON CONFLICT DO NOTHING
+"""
+
+STAGE = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
+VALUES ('things', 0, 'k', 'a', 'o', '{}'), ('index', 0, 'm', 'dirty', 'member', '{}')
+"""
+
+DENIED = (psycopg.errors.InsufficientPrivilege, PrivilegeMissing, AppendRefused, StagingError)
+
+
+@pytest.fixture
+def world(
+    connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
+) -> Callable[[Verb], None]:
+    """Makes something to do for a verb."""
+    connection.execute(APPLICATION)
+    administrator = Actor(database_url, redis_url)
+    for spec in pipeline.consumers.values():
+        worker = (LogWorker if spec.channel is things else IckWorker)(
+            pipeline, spec, database_url, redis_url
+        )
+        worker.open()
+        worker.close()
+
+    def make(verb: Verb) -> None:
+        connection.execute(LETTER)
+        connection.execute(STAGE)
+        if verb is not stream:
+            stream(administrator)
+        if verb is open_an_epoch:
+            connection.execute("UPDATE penstock.epochs SET timeline = timeline + 1000")
+        if verb is repair_an_ick:
+            redis_client.set("penstock:{index/0}:ick/ick/{penstock:{index/0}:ick}/fence", "foreign")
+
+    return make
+
+
+@pytest.mark.parametrize(("verb", "may"), MAY, ids=[verb.__name__ for verb, _ in MAY])
+def test_each_role_does_its_own_work_and_is_denied_the_rest(
+    verb: Verb,
+    may: set[str],
+    world: Callable[[Verb], None],
+    database_url_for: UrlFor,
+    redis_url_for: UrlFor,
+) -> None:
+    """Guarantee 32."""
+    allowed, refused = set[str](), dict[str, Exception]()
+    for login in LOGINS:
+        world(verb)
+        user = REDIS_USERS.get(login, "viewer")
+        try:
+            verb(Actor(database_url_for(login), redis_url_for(user)))
+            allowed.add(login)
+        except DENIED as error:
+            refused[login] = error
+
+    assert allowed == {*may, "a_owner"}, {login: str(error) for login, error in refused.items()}
+    assert [error for error in refused.values() if not is_refusal(error)] == []
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether it is about rights and nothing else."""
+    if isinstance(error, StagingError):
+        return "42501" in str(error)
+    return (
+        not isinstance(error, AppendRefused) or acl_grant(str(error), "penstock", "u") is not None
+    )
