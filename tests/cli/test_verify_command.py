@@ -52,6 +52,42 @@ def test_findings_are_listed_and_the_exit_code_is_4(
     assert (found["findings"][0]["shard"], found["findings"][0]["offset"]) == (1, 3)
 
 
+def test_a_shard_that_cannot_be_read_does_not_hide_the_others(
+    streamed: CommandLine, redis_client: redis.Redis
+) -> None:
+    redis_client.delete("penstock:{things/0}:log")
+    redis_client.set("penstock:{things/0}:log", "somebody's")
+    redis_client.xdel("penstock:{things/1}:log", "3-0")
+
+    done = streamed("verify", "--json")
+
+    assert done.returncode == 4, done.stderr
+    findings = json.loads(done.stdout)["findings"]
+    assert {(each["kind"], each["shard"]) for each in findings} >= {("surplus", 0), ("missing", 1)}
+
+
+def test_records_that_nobody_reads_are_a_finding(
+    streamed: CommandLine, connection: Connection
+) -> None:
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "VALUES ('things', 7, 'k', 'insert', 'thing', '{}')"
+    )
+    streamed("stream", "--drain")
+
+    done = streamed("verify")
+
+    assert done.returncode == 4, done.stderr
+    assert "no channel is registered or declared with this shard" in done.stdout
+
+
+def test_a_place_verifies_its_shard_alone(streamed: CommandLine) -> None:
+    done = streamed("verify", "--from", "things/1 offset 3", "--json")
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["records"] < 48
+
+
 def test_an_invalid_time_is_refused(streamed: CommandLine) -> None:
     refused = streamed("verify", "--from", "soon")
 

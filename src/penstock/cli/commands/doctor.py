@@ -50,4 +50,5 @@ def _diagnose(settings: Settings) -> list[CheckResult]:
 def _show(result: CheckResult) -> None:
     show(f"{LABELS[result.grade]}  {result.check}: {result.message}")
     if result.fix and result.grade != "ok":
-        show(f"         → {result.fix}")
+        first, *more = result.fix.split("\n")
+        show(f"         → {first}", *(f"           {line}" for line in more))
