@@ -63,7 +63,7 @@ def test_a_hostile_row_is_isolated_and_named_and_everything_else_flows(
     columns: dict[str, str],
     many: int,
 ) -> None:
-    """Guarantee 2: nothing healthy is lost, doubled or out of order, before and after it, in its tick and in others."""
+    """Guarantees 2 and 32: nothing healthy is lost, doubled or out of order, before and after it, in its tick and in others."""
     streamer.drain()
     stage_rows(connection, things, 20, "before")
     with connection.transaction():

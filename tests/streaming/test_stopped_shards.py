@@ -1,6 +1,7 @@
 """One bad shard stops only itself: it is named in the log, in ``status`` and by ``doctor``, and the others do not wait."""
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from time import monotonic, sleep
@@ -275,8 +276,8 @@ def test_every_round_with_a_stopped_shard_is_idle(
 
 # The latency of the other shards, with a fault and without, in one run.
 
-SECONDS = 4.0
-PAUSE_S = 0.01
+SECONDS = 7.0
+PAUSE_S = 0.005
 BETWEEN_STREAMERS = (delete_hole, delete_record, spoil_record)
 """A streamer at work would have published these records before they are harmed."""
 
@@ -320,7 +321,6 @@ def test_a_bad_shard_does_not_slow_the_others(
     harm: Harm,
     shard: str,
     reason: str,
-    record_property: Callable[[str, object], None],
 ) -> None:
     """The latency p99 of another shard is at most twice that of the calm before; the fault comes in the middle."""
     hurt = 0.0
@@ -338,6 +338,8 @@ def test_a_bad_shard_does_not_slow_the_others(
             sleep(1)
             hurt = measure_p99(streamer, connection, redis_client)
 
-    record_property("p99 ratio", hurt / calm)
+    sys.stderr.write(
+        f"{harm.__name__}: p99 {calm:.1f} ms, with the fault {hurt:.1f} ms, {hurt / calm:.2f} times\n"
+    )
     assert [str(each.shard) for each in status(connection, redis_client).faults.stopped] == [shard]
     assert hurt <= 2 * calm, f"calm {calm:.1f} ms, with the fault {hurt:.1f} ms"
