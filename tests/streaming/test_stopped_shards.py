@@ -10,7 +10,7 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
-from fixtures.flow import ReadLog, running
+from fixtures.flow import ReadLog, drop_limits, running
 from penstock import Ick, Log, Pipeline
 from penstock.channels.ick import DirtyList
 from penstock.channels.log import read
@@ -33,6 +33,11 @@ Harm = Callable[[Connection, redis.Redis], object]
 @pytest.fixture
 def flow(things: Log) -> Pipeline:
     return Pipeline([things, Ick("index", shards=2, keep=timedelta(0))])
+
+
+@pytest.fixture(autouse=True)
+def _no_limits(connection: Connection) -> None:
+    drop_limits(connection)
 
 
 @pytest.fixture(autouse=True)
