@@ -253,6 +253,38 @@ def test_concurrent_transactions_are_neither_lost_nor_doubled_by_a_reset(
     scene.assert_exact(database_url)
 
 
+@pytest.mark.parametrize("apply", [False, True])
+def test_records_committed_beside_a_running_transaction_are_not_taken_for_another_clusters(
+    scene: Scene,
+    flow: Pipeline,
+    database_url: str,
+    connection: Connection,
+    apply: bool,  # noqa: FBT001
+) -> None:
+    """Their ids lie beyond that of the running one, which has staged nothing."""
+    connection.execute(EFFECTS)
+    scene.stage(database_url, 20, "first")
+    scene.stream(database_url)
+    pretend_loss(scene, 7)
+    with connect_postgres(database_url, application="running") as running, running.transaction():
+        running.execute("SELECT pg_current_xact_id()")
+        scene.stage(database_url, 5, "beside")
+        before = connection.execute("SELECT id, xid::text FROM penstock.staged_records ORDER BY id")
+        xids = before.fetchall()
+
+        plan = reset_epoch(connection, scene.client, flow, apply=apply)
+
+        after = connection.execute("SELECT id, xid::text FROM penstock.staged_records ORDER BY id")
+        assert after.fetchall() == xids
+    assert plan.foreign == 0
+    assert sum((plan.unsequenced or {}).values()) == 5
+    if apply:
+        scene.stage(database_url, 5, "after")
+        scene.stream(database_url)
+        scene.consume(database_url)
+        scene.assert_exact(database_url)
+
+
 def test_a_prepared_transaction_that_has_staged_stops_the_reset(
     scene: Scene,
     flow: Pipeline,

@@ -175,7 +175,6 @@ def test_nobody_opens_a_connection_without_our_settings() -> None:
         "staging/connections.py",  # a cursor of the application's own connection
         "embedded/databases.py",  # creates databases on our own server
         "embedded/postgres.py",
-        "staging/connections.py",  # wraps the connection that the application gives
     }
 
 

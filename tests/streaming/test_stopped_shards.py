@@ -9,7 +9,7 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
-from fixtures.flow import ReadLog, running
+from fixtures.flow import ReadLog, drop_limits, running
 from penstock import Ick, Log, Pipeline
 from penstock.channels.ick import DirtyList
 from penstock.channels.log import read
@@ -32,6 +32,11 @@ Harm = Callable[[Connection, redis.Redis], object]
 @pytest.fixture
 def flow(things: Log) -> Pipeline:
     return Pipeline([things, Ick("index", shards=2, keep=timedelta(0))])
+
+
+@pytest.fixture(autouse=True)
+def _no_limits(connection: Connection) -> None:
+    drop_limits(connection)
 
 
 @pytest.fixture(autouse=True)
@@ -224,6 +229,9 @@ def test_a_mended_shard_is_taken_back_and_loses_nothing(
     assert sorted(r.id for r in records) == [record for (record,) in staged]
 
 
+@pytest.mark.parametrize(
+    "harm", [delete_published_journal, delete_hole, delete_record], ids=lambda h: h.__name__
+)
 def test_a_journal_that_was_damaged_by_hand_continues_after_a_reset(
     flow: Pipeline,
     streamer: Streamer,
@@ -231,11 +239,12 @@ def test_a_journal_that_was_damaged_by_hand_continues_after_a_reset(
     redis_client: redis.Redis,
     things: Log,
     logged: ReadLog,
+    harm: Harm,
 ) -> None:
     """As the error advises: every record gets an offset again."""
     stage(connection)
     streamer.drain()
-    delete_published_journal(connection, redis_client)
+    harm(connection, redis_client)
     stage(connection)
     streamer.round()
     streamer.close()
@@ -244,9 +253,16 @@ def test_a_journal_that_was_damaged_by_hand_continues_after_a_reset(
     streamer.drain()
 
     records = logged(things)[things.shard_names[0]]
-    assert [r.offset for r in records] == [1, 2, 3, 4]
-    assert len({r.id for r in records}) == 4
+    staged = connection.execute(
+        "SELECT id FROM penstock.staged_records WHERE channel = 'things' AND shard = 0 ORDER BY id"
+    ).fetchall()
+    assert [r.offset for r in records] == list(range(1, len(records) + 1))
+    assert sorted(r.id for r in records) == [record for (record,) in staged]
+    streamer.round()
+    streamer._refresh_at = 0.0
+    streamer.round()
     assert status(connection, redis_client).faults.stopped == ()
+    assert reset_epoch(connection, redis_client, flow).reason is None
 
 
 def test_every_round_with_a_stopped_shard_is_idle(
@@ -264,8 +280,10 @@ def test_every_round_with_a_stopped_shard_is_idle(
 
 # The latency of the other shards, with a fault and without, in one run.
 
-SECONDS = 4.0
-PAUSE_S = 0.01
+SECONDS = 7.0
+PAUSE_S = 0.005
+BETWEEN_STREAMERS = (delete_hole, delete_record, spoil_record)
+"""A streamer at work would have published these records before they are harmed."""
 
 
 def measure_p99(streamer: Streamer, connection: Connection, client: redis.Redis) -> float:
@@ -276,6 +294,7 @@ def measure_p99(streamer: Streamer, connection: Connection, client: redis.Redis)
     end = monotonic() + SECONDS
     while monotonic() < end:
         for shard in (0, 1):
+            insert(connection, shard, channel="index")
             insert(connection, shard)
         began = monotonic()
         after = Offset(after + 1)
@@ -306,17 +325,23 @@ def test_a_bad_shard_does_not_slow_the_others(
     harm: Harm,
     shard: str,
     reason: str,
-    record_property: Callable[[str, object], None],
 ) -> None:
     """The latency p99 of another shard is at most twice that of the calm before; the fault comes in the middle."""
+    hurt = 0.0
     stage(connection)
     with running(streamer.run):
         stage(connection)
         sleep(1)
         calm = measure_p99(streamer, connection, redis_client)
+        if harm not in BETWEEN_STREAMERS:
+            harm(connection, redis_client)
+            hurt = measure_p99(streamer, connection, redis_client)
+    if harm in BETWEEN_STREAMERS:
         harm(connection, redis_client)
-        hurt = measure_p99(streamer, connection, redis_client)
+        with running(streamer.run):
+            sleep(1)
+            hurt = measure_p99(streamer, connection, redis_client)
 
     record_property("p99 ratio", hurt / calm)
     assert [str(each.shard) for each in status(connection, redis_client).faults.stopped] == [shard]
-    assert hurt <= 2 * calm
+    assert hurt <= 2 * calm, f"calm {calm:.1f} ms, with the fault {hurt:.1f} ms"

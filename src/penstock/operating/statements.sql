@@ -219,7 +219,7 @@ SELECT channel, shard, count(*)
 FROM {schema}.staged_records r
 WHERE NOT EXISTS (SELECT FROM named WHERE named.id = r.id)
   AND created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'
-  AND id > 0 AND id <= 9007199254740992 AND octet_length(channel) <= 63
+  AND id BETWEEN 0 AND 9007199254740991 AND octet_length(channel) <= 63
 GROUP BY channel, shard
 ORDER BY channel, shard;
 
@@ -234,7 +234,7 @@ numbered AS (
     FROM {schema}.staged_records r
     WHERE NOT EXISTS (SELECT FROM named WHERE named.id = r.id)
       AND created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'
-      AND id > 0 AND id <= 9007199254740992 AND octet_length(channel) <= 63
+      AND id BETWEEN 0 AND 9007199254740991 AND octet_length(channel) <= 63
 ),
 tails AS (
     SELECT channel, shard, max(last_offset) AS tail
@@ -246,6 +246,38 @@ SELECT channel, shard, coalesce(tail, 0) + min(place), coalesce(tail, 0) + max(p
 FROM numbered
 LEFT JOIN tails USING (channel, shard)
 GROUP BY channel, shard, tail, (place - 1) / %(chunk)s;
+
+-- :name cut_at_damage
+-- Journal rows from the first hole on, or from the first row that names a record that is gone: as far as no log and no
+-- checkpoint is that far.  Their records are sequenced again.
+WITH reached AS (
+    SELECT channel, shard, greatest(tail, (
+               SELECT max(c."offset")
+               FROM {schema}.checkpoints c
+               WHERE c.channel = logs.channel AND c.shard = logs.shard
+           )) AS "offset"
+    FROM unnest(%(channels)s::text[], %(shards)s::int[], %(tails)s::bigint[]) AS logs (channel, shard, tail)
+),
+entries AS (
+    SELECT channel, shard, first_offset, record_ids,
+           lag(last_offset) OVER (PARTITION BY channel, shard ORDER BY first_offset) AS before
+    FROM {schema}.journal
+),
+damaged AS (
+    SELECT channel, shard, min(first_offset) AS first_offset
+    FROM entries
+    JOIN reached USING (channel, shard)
+    WHERE first_offset > reached."offset"
+      AND (first_offset <> before + 1 OR EXISTS (
+              SELECT
+              FROM unnest(record_ids) AS n (id)
+              WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = n.id)
+          ))
+    GROUP BY channel, shard
+)
+DELETE FROM {schema}.journal j
+USING damaged
+WHERE j.channel = damaged.channel AND j.shard = damaged.shard AND j.first_offset >= damaged.first_offset;
 
 -- :name count_missing
 -- Records that the journal names and that do not exist.

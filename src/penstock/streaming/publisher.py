@@ -25,7 +25,7 @@ from typing import assert_never
 import psycopg
 
 from penstock.channels.ick import MarkBatch, mark_shards, update_progress
-from penstock.channels.isolation import ask_each, isolated
+from penstock.channels.isolation import UNUSABLE, ask_each, isolated
 from penstock.channels.log import (
     Appended,
     Batch,
@@ -57,6 +57,7 @@ from penstock.streaming.shard_sender import ShardSender
 from penstock.streaming.unpublished import (
     BATCH_RECORDS,
     coalesce_batch,
+    count_missing,
     group_batches,
     read_ahead,
     unpublished,
@@ -190,7 +191,7 @@ class Publisher:
     def backlog(self) -> int:
         """Records that the journal has and the usable logs, as last heard, lack."""
         target = {s: tail for s, tail in self._target.items() if s not in self.unusable}
-        return _count_missing(target, self.tails)
+        return count_missing(target, self.tails)
 
     def publish(self, prefetched: Sequence[Batch] = ()) -> Published:
         """Sends what the shards lack, one after the other, for about ``ROUND_S`` to logs and as long to Icks.
@@ -212,21 +213,29 @@ class Publisher:
             return self._publish_each_alone()
 
     def _publish_each_alone(self) -> Published:
-        """Publishes the next records of each shard, one shard after the other; leaves out those that fail."""
-        done = Published()
+        """Publishes the next records of each shard, one shard after the other; then leaves out those that failed."""
+        done, failed = Published(), []
         for shard, target in self._target.items():
             if shard not in self.unusable and target > self.tails.get(shard, BEGINNING):
-                with isolated(shard, self.unusable.add):
-                    done = self._publish_alone(shard, done)
+                try:
+                    done = self._publish_alone(shard, done, narrow=False)
+                except (*UNUSABLE, ServerUnavailable, psycopg.Error):
+                    failed.append(shard)
+        for shard in failed:
+            with isolated(shard, self.unusable.add):
+                done = self._publish_alone(shard, done)
         return done
 
-    def _publish_alone(self, shard: ShardName, done: Published = _NOTHING) -> Published:
+    def _publish_alone(
+        self, shard: ShardName, done: Published = _NOTHING, *, narrow: bool = True
+    ) -> Published:
         """Publishes the next batch of a shard; raises as ``ShardSender.send``, and ``HistoryDiverged``."""
         replies = self._sender.send(
             shard,
             self.tails.get(shard, BEGINNING),
             self._target.get(shard, BEGINNING),
             is_ick=shard.channel in self._icks,
+            narrow=narrow,
         )
         for sent, reply in replies:
             done = self._record_reply(done, sent, reply)
@@ -234,11 +243,7 @@ class Publisher:
         return done
 
     def resend(self, records: int) -> Published:
-        """Sends up to ``records`` of each shard's last records again, as after a lost reply.  The log must not change.
-
-        Raises:
-            As ``publish``.
-        """
+        """Sends the last ``records`` of each shard again, as after a lost reply: the log must not change.  Raises as ``publish``."""
         earlier = {shard: Offset(max(0, tail - records)) for shard, tail in self.tails.items()}
         crashpoint("publisher.before_resend")
         return self._send(earlier, may_begin=False)
@@ -291,7 +296,7 @@ class Publisher:
         """Appends to logs.  Several batches may be under way: one that follows a refused one is refused too."""
         target = self._targets(icks=False)
         with closing(self._batches(target, tails, prefetched, may_begin=may_begin)) as batches:
-            if _count_missing(target, tails) <= BATCH_RECORDS:
+            if count_missing(target, tails) <= BATCH_RECORDS:
                 for group in group_batches(batches):
                     yield from append_together(self._client, self._scope.namespace, group)
                 return
@@ -383,11 +388,6 @@ class Publisher:
                 return done
             case _:
                 assert_never(reply)
-
-
-def _count_missing(target: Mapping[ShardName, Offset], tails: Mapping[ShardName, Offset]) -> int:
-    """Number of records between ``tails`` and ``target``."""
-    return sum(max(0, tail - tails.get(shard, BEGINNING)) for shard, tail in target.items())
 
 
 def _refusal(batch: Batch | MarkBatch, reply: Foreign) -> HistoryDiverged:

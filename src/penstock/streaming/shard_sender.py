@@ -33,9 +33,9 @@ class ShardSender:
         self._scope, self._epoch = scope, epoch
 
     def send(
-        self, shard: ShardName, after: Offset, target: Offset, *, is_ick: bool
+        self, shard: ShardName, after: Offset, target: Offset, *, is_ick: bool, narrow: bool
     ) -> Iterator[Sent]:
-        """Sends up to a batch; in smaller and smaller parts if it fails.
+        """Sends up to a batch; with ``narrow``, in smaller and smaller parts if it fails.
 
         Raises:
             UnpublishableRecord: A single record fails.
@@ -48,7 +48,7 @@ class ShardSender:
             try:
                 sent, reply = self._send_part(shard, after, target, most, is_ick=is_ick)
             except (ServerUnavailable, UnpublishableRecord, psycopg.Error) as error:
-                if not self.is_about_a_record(error):
+                if not narrow or not self.is_about_a_record(error):
                     raise
                 if most == 1:
                     raise self._make_error(shard, Offset(after + 1), error) from error

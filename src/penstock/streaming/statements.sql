@@ -96,36 +96,34 @@ baseline AS MATERIALIZED (
 -- 2. Write the journal.  A new record's transaction began after the baseline, or was in progress in it.  Postgres itself
 -- shows only rows whose transactions have committed.  pg_visible_in_snapshot compares the column besides, because a
 -- producer may have written any number into it: each value is found by one tick and no other.
--- `is_usable` is true of everything that Penstock stages: a time that a record can have, an id that Lua counts exactly, a
--- name that a channel can have, an xid that Postgres gives to transactions (1 and 2 are its own).
+-- `is_usable` is true of everything that Penstock stages: a time that a record can have, an id that Lua counts exactly (below
+-- 2^53), a name that a channel can have.
 new_records AS (
     SELECT id, channel, shard,
-           created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'
-               AND id > 0 AND id <= 9007199254740992 AND octet_length(channel) <= 63 AND xid >= '3' AS is_usable
+           created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00' AS has_time
     FROM {schema}.staged_records
-    WHERE xid >= (SELECT pg_snapshot_xmax(snapshot) FROM baseline)
+    WHERE xid >= (SELECT greatest(pg_snapshot_xmax(snapshot), '3') FROM baseline)
       AND xid < pg_snapshot_xmax(pg_current_snapshot())
       AND pg_visible_in_snapshot(xid, (SELECT pg_current_snapshot()))
     UNION ALL
     SELECT id, channel, shard,
            created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'
-               AND id > 0 AND id <= 9007199254740992 AND octet_length(channel) <= 63 AND xid >= '3'
     FROM {schema}.staged_records
     WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(snapshot) FROM baseline))
       AND pg_visible_in_snapshot(xid, (SELECT pg_current_snapshot()))
 ),
 -- Bare ids are nearly sorted and sort five times faster than rows.  An array has a size limit: one array per 2^20 ids.
 id_ranges AS (
-    SELECT channel, shard, id >> 20 AS id_range, is_usable, array_agg(id) AS ids
+    SELECT channel, shard, id >> 20 AS id_range, array_agg(id) AS ids,
+           has_time AND id >> 20 BETWEEN 0 AND 8589934591 AND octet_length(channel) <= 63 AS is_usable
     FROM new_records
-    GROUP BY channel, shard, id_range, is_usable
+    GROUP BY channel, shard, id_range, has_time
 ),
 -- The others get no offset.  A record whose row is corrected, with another xid, is found by the next tick.
 isolated AS (
     INSERT INTO {schema}.isolated_records AS known (record_id, xid, channel, shard, reason)
     SELECT r.id, r.xid, left(r.channel, 63), r.shard,
-           CASE WHEN r.id NOT BETWEEN 1 AND 9007199254740992 THEN 'id is out of range'
-                WHEN r.xid < '3' THEN 'xid is ' || r.xid::text || ', of a transaction that never was'
+           CASE WHEN r.id NOT BETWEEN 0 AND 9007199254740991 THEN 'id is out of range'
                 WHEN octet_length(r.channel) > 63 THEN 'channel is longer than 63 bytes'
                 ELSE 'created_at is ' || r.created_at
            END
@@ -313,7 +311,7 @@ DELETE FROM {schema}.ticks
 WHERE tick < (SELECT max(tick) FROM {schema}.ticks) - %(kept)s;
 
 -- :name isolate_unreachable
--- Rows that no tick finds: their xid is of a transaction that has not begun, or of none at all.
+-- Rows that no tick finds: their xid is of a transaction that has not begun, or of none at all (3 is the first).
 -- At most `most` are noted of either, however many there are.
 INSERT INTO {schema}.isolated_records (record_id, xid, channel, shard, reason, is_early)
 SELECT id, xid, left(channel, 63), shard,

@@ -140,6 +140,11 @@ def _after_hole(rows: list[tuple[Any, ...]]) -> Offset:
     return next(Offset(after[0]) for before, after in pairwise(rows) if after[0] != before[0] + 1)
 
 
+def count_missing(target: Mapping[ShardName, Offset], tails: Mapping[ShardName, Offset]) -> int:
+    """Number of records between ``tails`` and ``target``."""
+    return sum(max(0, tail - tails.get(shard, BEGINNING)) for shard, tail in target.items())
+
+
 def coalesce_batch(batch: Batch) -> MarkBatch:
     """The marks of a batch's records, for an Ick."""
     name, values = batch.shard, batch.arguments

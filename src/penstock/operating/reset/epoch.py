@@ -5,6 +5,7 @@ transaction, while nothing can be staged, sequenced, retained or applied:
 
     snapshot  taken when every transaction that has staged a record is finished
     freeze    records with transaction ids that this cluster has not assigned get an id before every snapshot
+    cut       the journal of a shard ends before a hole, or a record that is gone, if nobody has read that far
     sequence  every record that no journal row names gets an offset at the end of its shard
     tick      the next tick takes what the snapshot does not show: nothing twice, nothing missed
     rewind    checkpoints beyond the end of the journal go back to its end
@@ -188,6 +189,10 @@ def _reason(connection: Connection, client: RedisClient, scope: Scope) -> str | 
         return str(error)
     if any(not missed.is_isolated for missed in missed_records(connection, scope)):
         return "committed records have no offset"
+    sql = statements("penstock.operating", scope.schema)
+    [(missing,)] = connection.execute(sql["count_missing"]).fetchall()
+    if missing:
+        return "the journal names records that are gone"
     moved = "the server was promoted or replaced; no published record was lost"
     return moved if lineage.has_moved else None
 
@@ -286,10 +291,24 @@ def _write(  # noqa: PLR0913, PLR0917  all of it belongs to one transaction
         )
     epoch = {"epoch": plan.new_epoch}
     connection.execute(sql["freeze_foreign"], {"snapshot": snapshot})
+    connection.execute(sql["cut_at_damage"], _kept_tails(in_redis, plan))
     connection.execute(sql["sequence_remaining"], {**epoch, "chunk": JOURNAL_CHUNK})
     connection.execute(sql["store_snapshot"], {**epoch, "snapshot": snapshot})
     connection.execute(sql["set_checkpoint_epochs"], epoch)
     _skip_ids(connection, sql, scope, in_redis)
+
+
+def _kept_tails(in_redis: _RedisState, plan: EpochPlan) -> dict[str, list[Any]]:
+    """Where each log ends; 0 for those that are deleted."""
+    deleted = {each.shard for each in plan.deleted}
+    return {
+        "channels": [shard.channel for shard in in_redis.extents],
+        "shards": [shard.shard for shard in in_redis.extents],
+        "tails": [
+            0 if str(shard) in deleted else extent.tail
+            for shard, extent in in_redis.extents.items()
+        ],
+    }
 
 
 def _skip_ids(
