@@ -1,4 +1,4 @@
-"""Whoever may create functions and operators in a schema of the search_path cannot have Penstock run them."""
+"""A role that may create functions and operators in a schema of the search_path cannot have Penstock run them."""
 
 import ast
 from collections.abc import Iterator, Sequence
