@@ -9,8 +9,9 @@ from time import monotonic, sleep
 
 from benchmarks.application import CHANNEL, NOTE, get_pipeline
 from benchmarks.backlogs import ACCOUNTS
+from benchmarks.connections import connect
 from benchmarks.watching.processes import start_process
-from penstock.database.connections import Connection, connect_postgres
+from penstock.database.connections import Connection
 
 _STAGE = """
 WITH change AS (
@@ -105,7 +106,7 @@ def _produce_freely(  # noqa: PLR0913, PLR0917  the arguments of a process
 ) -> None:
     shard_for = _map_shards(shards)
     committed = 0
-    with connect_postgres(database_url, application="bench") as connection:
+    with connect(database_url) as connection:
         pipe.send("ready")
         pipe.recv()
         until = monotonic() + seconds

@@ -11,8 +11,9 @@ from typing import Self
 
 from benchmarks.application import BULK, EACH, TABLES
 from benchmarks.backlogs import ACCOUNTS, Backlog, drain, fill, unsequence
+from benchmarks.connections import connect
 from penstock.channels.server import RedisClient, connect_redis
-from penstock.database.connections import Connection, connect_postgres
+from penstock.database.connections import Connection
 from penstock.database.initialise import initialise
 from penstock.database.registry import register_consumer
 from penstock.embedded import EmbeddedServers
@@ -70,7 +71,7 @@ class BenchServers:
 
     def postgres(self, database_url: str) -> Connection:
         """A connection in autocommit mode."""
-        return connect_postgres(database_url, application="bench")
+        return connect(database_url)
 
     def redis(self) -> RedisClient:
         """A Redis client."""
@@ -156,7 +157,7 @@ class BenchServers:
 def prepare(database_url: str, fill: Callable[[Connection], None]) -> None:
     """Creates the tables of Penstock and of the application in an empty database, and fills it."""
     initialise(database_url)
-    with connect_postgres(database_url, application="bench") as connection:
+    with connect(database_url) as connection:
         connection.execute(TABLES)
         fill(connection)
 

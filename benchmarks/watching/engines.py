@@ -13,10 +13,10 @@ from typing import Literal
 
 import structlog
 
+from benchmarks.connections import connect
 from benchmarks.measuring import NotMeasured
 from benchmarks.watching.arrivals import FILE, LATE_S, Arrivals, read_notes
 from benchmarks.watching.processes import READY_S, start_process
-from penstock.database.connections import connect_postgres
 from penstock.errors import JavaMissing
 from penstock.loading import load_pipeline
 from penstock.testing import eventually
@@ -59,7 +59,7 @@ def run_engine(  # noqa: PLR0913  the options of an engine
             *(_work, output.name, engine, app, database_url, redis_url, streamer, list(consumers)),
             bound,
         ) as engine_process,
-        connect_postgres(database_url, application="bench") as connection,
+        connect(database_url) as connection,
     ):
 
         def connected() -> bool:

@@ -325,6 +325,7 @@ def test_a_bad_shard_does_not_slow_the_others(
     harm: Harm,
     shard: str,
     reason: str,
+    record_property: Callable[[str, object], None],
 ) -> None:
     """The latency p99 of another shard is at most twice that of the calm before; the fault comes in the middle."""
     hurt = 0.0

@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import ANY
 from uuid import UUID
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
@@ -306,7 +307,7 @@ def test_each_database_is_fresh_and_none_is_left_behind(postgres: EmbeddedPostgr
     )
     names = []
     for schema in ("penstock", "penstock", "elsewhere"):
-        with databases.copy(schema) as url, connect_postgres(url, application="test") as connection:
+        with databases.copy(schema) as url, psycopg.connect(url, autocommit=True) as connection:
             query = f"SELECT current_database(), (SELECT count(*) FROM {schema}.staged_records), (SELECT count(*) FROM rides)"
             [(name, *counts)] = connection.execute(query.encode()).fetchall()
             connection.execute("INSERT INTO riders (name) VALUES ('Ada')")

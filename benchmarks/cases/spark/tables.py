@@ -147,13 +147,12 @@ def _read_by_create_data_frame(servers: BenchServers, url: str) -> int:
 
 
 def _read_by_tuples_into_spark(servers: BenchServers, url: str) -> int:
+    import psycopg  # noqa: PLC0415  for the task
     from pyspark.sql.datasource import (  # noqa: PLC0415  an optional dependency
         DataSource,
         DataSourceReader,
         InputPartition,
     )
-
-    from penstock.database.connections import connect_postgres  # noqa: PLC0415  for the task
 
     fetch_tuples = _fetch_tuples
 
@@ -162,7 +161,7 @@ def _read_by_tuples_into_spark(servers: BenchServers, url: str) -> int:
             return [InputPartition(number) for number in range(4)]
 
         def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-            with connect_postgres(url, application="bench") as c, c.transaction():
+            with psycopg.connect(url, autocommit=True) as c, c.transaction():
                 yield from fetch_tuples(c, f"id % 4 = {partition.value}")
 
     class Source(DataSource):

@@ -188,6 +188,8 @@ class HandlerTransaction:
             committed = self._committed_by_handler(connection, xid)
             if committed is None and is_exit(error):
                 raise HandlerExited(exit_text(self._consumer, error)) from error
+            if self._was_idle(error):
+                error = self._too_slow(error)
             error = committed or error
             raise NotApplied(find_outcome(error, index), error) from error
 
@@ -216,21 +218,25 @@ class HandlerTransaction:
                 return BrokenTransaction(
                     f"{who}: the handler made its transaction read-only, so the checkpoint cannot be moved"
                 )
-            case errors.IDLE_IN_TRANSACTION:
-                return self._too_slow(error)
-            case None if classify(error) is ErrorKind.UNAVAILABLE and self._was_idle():
-                # Sent together, statements that find the connection closed get no code.
+            case _ if self._was_idle(error):
                 return self._too_slow(error)
             case _ if isinstance(error, BrokenTransaction):
                 return _committed(statements, who, xid) or error
             case _:
                 return error
 
-    def _was_idle(self) -> bool:
-        """Whether the handler may have gone too long without a statement."""
-        return monotonic() - self._called_at >= self._consumer.idle_timeout_s
+    def _was_idle(self, error: BaseException) -> bool:
+        """Whether Postgres has ended the transaction because the handler went too long without a statement.
 
-    def _too_slow(self, error: Exception) -> BrokenTransaction:
+        Statements that are sent together find the connection closed, and get no code.
+        """
+        return (
+            monotonic() - self._called_at >= self._consumer.idle_timeout_s
+            and sqlstate(error) in {errors.IDLE_IN_TRANSACTION, None}
+            and classify(error) is ErrorKind.UNAVAILABLE
+        )
+
+    def _too_slow(self, error: BaseException) -> BrokenTransaction:
         slow = BrokenTransaction(
             f"consumer {self._consumer.name}: the handler went {self._consumer.idle_timeout_s:g} s without a statement on its "
             "session, and Postgres ended its transaction. Take a smaller batch, or a longer idle_timeout_s"

@@ -3,9 +3,9 @@
 A setting of a session would not survive a pooler in transaction mode, and would reach other clients of the pooler.  So
 every setting is local to a transaction, and is sent with its first statement, in the same round trip.
 
-    search_path    Our statements find nothing but Postgres' own functions, operators and types.  A role that may
-                   create functions in a schema of the search_path could otherwise have them run with our rights: Postgres
-                   prefers a function of exactly the arguments' types to its own more general one.  Our tables are
+    search_path    Our statements find nothing but Postgres' own functions, operators and types.  A role
+                   that may create functions in a schema of our search_path could otherwise have them run with our rights:
+                   Postgres prefers a function of exactly the arguments' types to its own more general one.  Our tables are
                    always named with their schema.
     row_security   A policy that hides rows from us makes the statement fail.  Hidden records would be lost silently.
     timeouts       Ours instead of the role's or the database's.  One that is shorter than a batch takes would fail it for
