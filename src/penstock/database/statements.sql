@@ -71,7 +71,8 @@ FROM pg_roles
 WHERE rolname = ANY (%(roles)s::text[]);
 
 -- :name owned_by_others
--- Penstock's tables and functions that are not the owner's; a sequence goes with its table.
+-- Penstock's tables and functions that are not the owner's.  A sequence goes with its table.  The functions of triggers
+-- stay: they may use what their owner may use.
 SELECT 'TABLE', relname::text
 FROM pg_class
 WHERE relnamespace = to_regnamespace(%(schema)s::text) AND relname = ANY (%(tables)s::text[])
@@ -79,8 +80,7 @@ WHERE relnamespace = to_regnamespace(%(schema)s::text) AND relname = ANY (%(tabl
 UNION ALL
 SELECT 'FUNCTION', format('%%I(%%s)', proname, pg_get_function_identity_arguments(oid))
 FROM pg_proc
-WHERE pronamespace = to_regnamespace(%(schema)s::text)
-  AND (proname = ANY (%(functions)s::text[]) OR proname LIKE 'stage\_%%' AND prorettype = 'trigger'::regtype)
+WHERE pronamespace = to_regnamespace(%(schema)s::text) AND proname = ANY (%(functions)s::text[])
   AND proowner IS DISTINCT FROM to_regrole(%(owner)s::text)::oid
 ORDER BY 1, 2;
 

@@ -35,7 +35,7 @@ _TRANSACTION_CLASSES = ("08", "25", "40", "53", "55", "57")
 _HINTS = {
     "42P01": "create Penstock's tables: penstock init",
     "3F000": "create Penstock's tables: penstock init",
-    "42501": "grant the role USAGE on the schema and INSERT on staged_records",
+    "42501": "the role is no producer: GRANT penstock_producer TO it, see penstock init --roles",
 }
 
 
