@@ -161,6 +161,27 @@ def test_a_grant_that_postgres_only_warns_of_is_an_error(
         make_roles(poor, "penstock", "warned")
 
 
+def test_a_login_that_may_insert_whole_rows_is_named_by_plan_and_doctor(
+    connection: Connection, redis_client: redis.Redis, database_url_for: UrlFor, login: str
+) -> None:
+    """It was granted before there were roles: as a member of one it would keep what it had."""
+    connection.execute(f"GRANT USAGE ON SCHEMA penstock TO {login}".encode())
+    connection.execute(f"GRANT INSERT ON penstock.staged_records TO {login}, PUBLIC".encode())
+    connection.execute(f"GRANT penstock_producer TO {login}".encode())
+
+    notes = plan_roles(connection, "penstock", "penstock").notes
+    with connect_postgres(database_url_for(login), application="test") as looking:
+        before = only(diagnose(looking, redis_client), "privileges")
+        for note in notes:
+            connection.execute(note.rpartition(": ")[2].encode())
+        after = only(diagnose(looking, redis_client), "privileges")
+
+    assert [note.split()[0] for note in notes] == [login, "public"]
+    assert (before.grade, after.grade) == ("warning", "ok")
+    assert "INSERT (created_at, xid) on staged_records" in before.message
+    assert plan_roles(connection, "penstock", "penstock").notes == ()
+
+
 def test_each_table_is_some_roles_work() -> None:
     """A new table has to appear in the list of rights, or the workers cannot use it."""
     named = {right.name for role in ("streamer", "consumer") for right in rights(role)}

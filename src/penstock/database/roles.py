@@ -173,7 +173,7 @@ def _render(
     verb: str, preposition: str, chosen: Iterable[Right], schema: str, role: str
 ) -> list[str]:
     return [
-        f"{verb} {privileges} ON {object_sql(kind, name, schema)} {preposition} {quote(role)}"
+        f"{verb} {privileges} ON {object_sql(kind, name, schema)} {preposition} {'PUBLIC' if role == 'public' else quote(role)}"
         for kind, name, privileges in _by_object(chosen)
     ]
 
