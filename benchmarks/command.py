@@ -25,7 +25,7 @@ from benchmarks.servers import BenchServers
 from penstock.cli import signals
 from penstock.cli.command import Json, command
 from penstock.cli.logs import configure_log
-from penstock.cli.render import say, show, show_json, table_text
+from penstock.cli.render import say, show_json, show_table, show_text
 from penstock.errors import InvalidSetting, Unknown
 from penstock.settings import Settings
 
@@ -145,7 +145,7 @@ def _list(cases: list[Case], *, json: bool) -> None:
     if json:
         show_json([{"case": c.name, "unit": c.unit, "sentence": c.sentence} for c in cases])
     else:
-        show(table_text(["case", "unit", ""], [(c.name, c.unit, c.sentence) for c in cases]))
+        show_table(["case", "unit", ""], [(c.name, c.unit, c.sentence) for c in cases])
 
 
 def _measure(cases: list[Case], scale: Scale, report: Report) -> None:
@@ -180,7 +180,7 @@ def _publish(report: Report, plot: Path | None, *, json: bool) -> None:
     if json:
         show_json(report)
     else:
-        show(format_report(report))
+        show_text(format_report(report))
     if plot is not None:
         for file in draw(report.cases, plot, report.caption):
             say(f"drawn: {file}")

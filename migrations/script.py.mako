@@ -5,17 +5,21 @@ Revises: ${down_revision | comma,n}
 Create Date: ${create_date}
 """
 
-from alembic import op
+from penstock.database.migrating import execute
 
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 branch_labels = ${repr(branch_labels)}
 depends_on = ${repr(depends_on)}
 
+# One statement each: asyncpg takes no more.
+UP = ("",)
+DOWN = ("",)
+
 
 def upgrade() -> None:
-    ${upgrades if upgrades else "pass"}
+    execute(*UP)
 
 
 def downgrade() -> None:
-    ${downgrades if downgrades else "pass"}
+    execute(*DOWN)

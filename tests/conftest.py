@@ -19,6 +19,7 @@ pytest_plugins = [
     "fixtures.topologies",
     "fixtures.running_pipeline",
     "fixtures.verifying",
+    "fixtures.tls",
     "fixtures.command_line",
     "fixtures.roles",
 ]

@@ -26,6 +26,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "penstock.reconciling": (),
     "penstock.channels.log": (),
     "penstock.channels.ick": (),
+    "penstock.migrations": (),
     "penstock.testing": (),
     "penstock.spark": (),
     "penstock.errors": (),

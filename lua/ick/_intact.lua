@@ -41,16 +41,23 @@ local function swap_pairs(pairs_)
   return pairs_
 end
 
+-- A write that changes nothing.  When memory is full, Redis refuses a script's first write if it could need memory, and lets a
+-- script that has written go on: reserving must work then.
+local function begin_writing()
+  redis.call("ZREMRANGEBYRANK", dirty, 1, 0)
+end
+
 -- Moves the `count` lowest members of one set to another; a member in both keeps the lower score.
--- It removes before it adds: once a script has written, Redis lets it go on when memory is full, and reserving must work then.
+-- It adds before it removes: a command that the server refuses (an ACL, a server without LT) must not cost a member.
 local function move_lowest(from, to, count)
+  begin_writing()
   while count > 0 do
     local lowest = swap_pairs(redis.call("ZRANGE", from, 0, math.min(count, SLICE / 2) - 1, "WITHSCORES"))
     if #lowest == 0 then
       return
     end
-    redis.call("ZREMRANGEBYRANK", from, 0, #lowest / 2 - 1)
     redis.call("ZADD", to, "LT", unpack(lowest))
+    redis.call("ZREMRANGEBYRANK", from, 0, #lowest / 2 - 1)
     count = count - #lowest / 2
   end
 end

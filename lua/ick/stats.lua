@@ -27,7 +27,7 @@ for i, key in ipairs(sets) do
   answer[i * 2 + 5] = score_at(key, -1)
 end
 if has_fence then
-  answer[12] = redis.call("HGET", fence, "number") or "0"
+  answer[12] = string.match(redis.call("HGET", fence, "number") or "", "^%d+$") or "0"
   answer[13] = redis.call("HGET", fence, "holder") or ""
 end
 return answer

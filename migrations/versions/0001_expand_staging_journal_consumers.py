@@ -5,14 +5,15 @@ Revises:
 Create Date: 2026-11-20
 """
 
-from alembic import context, op
+from penstock.database.migrating import execute
 
 revision = "penstock_0001"
 down_revision = None
 branch_labels = ("penstock",)
 depends_on = None
 
-TABLES = """
+UP = (
+    """
 -- CREATE SCHEMA IF NOT EXISTS needs the right to create the schema even if it exists.
 DO $$
 BEGIN
@@ -20,8 +21,9 @@ BEGIN
         CREATE SCHEMA {schema};
     END IF;
 END
-$$;
-
+$$
+""",
+    """
 -- Insert-only for applications.  CACHE 1, because a tick numbers records in the order of their ids: a connection that
 -- drew ids ahead would put a later change of a key before an earlier one.
 CREATE TABLE {schema}.staged_records (
@@ -35,9 +37,12 @@ CREATE TABLE {schema}.staged_records (
     data        jsonb       NOT NULL,
     headers     jsonb,
     created_at  timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-CREATE INDEX staged_records_xid ON {schema}.staged_records (xid);
-
+)
+""",
+    """
+CREATE INDEX staged_records_xid ON {schema}.staged_records (xid)
+""",
+    """
 -- One row for each lineage of the database that the log has followed.
 CREATE TABLE {schema}.epochs (
     epoch             integer     PRIMARY KEY,
@@ -45,21 +50,27 @@ CREATE TABLE {schema}.epochs (
     timeline          integer     NOT NULL,
     reason            text        NOT NULL,
     opened_at         timestamptz NOT NULL DEFAULT clock_timestamp()
-);
+)
+""",
+    """
 INSERT INTO {schema}.epochs (epoch, system_identifier, timeline, reason)
 SELECT 1, system_identifier::text, ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::integer, 'init'
-FROM pg_control_system();
-
+FROM pg_control_system()
+""",
+    """
 -- Inserted, never updated: the newest is the last index entry, however many dead rows a long transaction keeps alive.
 CREATE TABLE {schema}.ticks (
     tick     bigint      PRIMARY KEY,
     snapshot pg_snapshot NOT NULL,
     epoch    integer     NOT NULL,
     at       timestamptz NOT NULL DEFAULT clock_timestamp()
-);
+)
+""",
+    """
 -- A tick that saw nothing: everything staged is new to the first real one.
-INSERT INTO {schema}.ticks (tick, snapshot, epoch) VALUES (0, '1:1:', 1);
-
+INSERT INTO {schema}.ticks (tick, snapshot, epoch) VALUES (0, '1:1:', 1)
+""",
+    """
 CREATE TABLE {schema}.journal (
     channel      text        NOT NULL,
     shard        integer     NOT NULL,
@@ -70,16 +81,18 @@ CREATE TABLE {schema}.journal (
     created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (channel, shard, first_offset),
     CONSTRAINT journal_is_dense CHECK (cardinality(record_ids) = last_offset - first_offset + 1)
-);
-
+)
+""",
+    """
 CREATE TABLE {schema}.channels (
     channel       text        PRIMARY KEY,
     kind          text        NOT NULL,
     shards        integer     NOT NULL,
     keep          interval    NOT NULL,
     registered_at timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-
+)
+""",
+    """
 -- Updated once per batch: free space keeps the updates on the same page.
 CREATE TABLE {schema}.checkpoints (
     consumer   text        NOT NULL,
@@ -93,8 +106,9 @@ CREATE TABLE {schema}.checkpoints (
     halted     text,
     updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (consumer, channel, shard)
-) WITH (fillfactor = 25, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
-
+) WITH (fillfactor = 25, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500)
+""",
+    """
 CREATE TABLE {schema}.dead_letters (
     consumer  text        NOT NULL,
     channel   text        NOT NULL,
@@ -112,25 +126,33 @@ CREATE TABLE {schema}.dead_letters (
     parked    boolean     NOT NULL DEFAULT false,
     failed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (consumer, channel, shard, "offset")
-);
-CREATE INDEX dead_letters_key ON {schema}.dead_letters (consumer, channel, shard, key);
+)
+""",
+    """
+CREATE INDEX dead_letters_key ON {schema}.dead_letters (consumer, channel, shard, key)
+""",
+)
+
+
+# A record that was staged and not applied exists nowhere else.
+REFUSAL = """
+DO $$
+BEGIN
+    IF EXISTS (SELECT FROM {schema}.staged_records) OR EXISTS (SELECT FROM {schema}.dead_letters) THEN
+        RAISE EXCEPTION 'Penstock''s tables are not dropped: staged_records or dead_letters still hold records'
+        USING HINT = 'To lose them on purpose, TRUNCATE {schema}.staged_records, {schema}.dead_letters first';
+    END IF;
+END
+$$
 """
 
 
-def _schema() -> str:
-    """The Penstock schema: ``-x penstock_schema=…``, ``penstock_schema`` in the configuration, or ``penstock``."""
-    given = context.get_x_argument(as_dictionary=True).get("penstock_schema")
-    configured = context.config.get_main_option("penstock_schema")
-    return str(given or configured or "penstock")
-
-
 def upgrade() -> None:
-    quoted = op.get_context().dialect.identifier_preparer.quote_identifier(_schema())
-    op.execute(TABLES.replace("{schema}", quoted))
+    execute(*UP)
 
 
 def downgrade() -> None:
-    quote = op.get_context().dialect.identifier_preparer.quote_identifier
+    execute("LOCK TABLE {schema}.staged_records", REFUSAL)
     for table in (
         "dead_letters",
         "checkpoints",
@@ -140,4 +162,4 @@ def downgrade() -> None:
         "epochs",
         "staged_records",
     ):
-        op.execute(f"DROP TABLE {quote(_schema())}.{table}")
+        execute(f"DROP TABLE {{schema}}.{table}")

@@ -5,14 +5,15 @@ Revises: penstock_0001
 Create Date: 2026-11-21
 """
 
-from alembic import context, op
+from penstock.database.migrating import execute
 
 revision = "penstock_0002"
 down_revision = "penstock_0001"
 branch_labels = None
 depends_on = None
 
-TABLES = """
+UP = (
+    """
 -- Where a consumer stops for a moment.  A barrier expires by the database's clock, so a run that died holds up no consumer.
 -- A run that is too late finds the consumer beyond the barrier, and takes another cut.
 CREATE TABLE {schema}.barriers (
@@ -23,8 +24,9 @@ CREATE TABLE {schema}.barriers (
     run        text        NOT NULL,
     expires_at timestamptz NOT NULL,
     PRIMARY KEY (consumer, channel, shard, run)
-);
-
+)
+""",
+    """
 CREATE TABLE {schema}.reconciliations (
     id         bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name       text        NOT NULL,
@@ -40,9 +42,12 @@ CREATE TABLE {schema}.reconciliations (
     outcome    text        NOT NULL DEFAULT 'running',
     begun_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     ended_at   timestamptz
-);
-CREATE INDEX reconciliations_name ON {schema}.reconciliations (name, id);
-
+)
+""",
+    """
+CREATE INDEX reconciliations_name ON {schema}.reconciliations (name, id)
+""",
+    """
 -- What a repair found in a row, and what it left there.
 CREATE TABLE {schema}.repairs (
     reconciliation bigint      NOT NULL REFERENCES {schema}.reconciliations ON DELETE CASCADE,
@@ -53,23 +58,15 @@ CREATE TABLE {schema}.repairs (
     after          jsonb,
     repaired_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (reconciliation, number)
-);
-"""
-
-
-def _schema() -> str:
-    """The Penstock schema: ``-x penstock_schema=…``, ``penstock_schema`` in the configuration, or ``penstock``."""
-    given = context.get_x_argument(as_dictionary=True).get("penstock_schema")
-    configured = context.config.get_main_option("penstock_schema")
-    return str(given or configured or "penstock")
+)
+""",
+)
 
 
 def upgrade() -> None:
-    quoted = op.get_context().dialect.identifier_preparer.quote_identifier(_schema())
-    op.execute(TABLES.replace("{schema}", quoted))
+    execute(*UP)
 
 
 def downgrade() -> None:
-    quote = op.get_context().dialect.identifier_preparer.quote_identifier
     for table in ("repairs", "reconciliations", "barriers"):
-        op.execute(f"DROP TABLE {quote(_schema())}.{table}")
+        execute(f"DROP TABLE {{schema}}.{table}")

@@ -5,7 +5,7 @@ Revises: penstock_0002
 Create Date: 2026-11-22
 """
 
-from alembic import context, op
+from penstock.database.migrating import execute
 
 revision = "penstock_0003"
 down_revision = "penstock_0002"
@@ -13,42 +13,40 @@ branch_labels = None
 depends_on = None
 
 # An entry of an index has at most 2,704 bytes; a key of 1,000 characters may have 4,000.
-UP = """
+UP = (
+    """
 ALTER TABLE {schema}.checkpoints
     ADD COLUMN waiting         text,
     ADD COLUMN dead_in_a_row   bigint NOT NULL DEFAULT 0,
-    ADD COLUMN applied_at_dead bigint;
+    ADD COLUMN applied_at_dead bigint
+""",
+    """
+DROP INDEX {schema}.dead_letters_key
+""",
+    """
+CREATE INDEX dead_letters_key ON {schema}.dead_letters (consumer, channel, shard, hashtextextended(key, 0))
+""",
+)
 
-DROP INDEX {schema}.dead_letters_key;
-CREATE INDEX dead_letters_key ON {schema}.dead_letters (consumer, channel, shard, hashtextextended(key, 0));
-"""
-
-DOWN = """
-DROP INDEX {schema}.dead_letters_key;
-CREATE INDEX dead_letters_key ON {schema}.dead_letters (consumer, channel, shard, key);
-
+DOWN = (
+    """
+DROP INDEX {schema}.dead_letters_key
+""",
+    """
+CREATE INDEX dead_letters_key ON {schema}.dead_letters (consumer, channel, shard, key)
+""",
+    """
 ALTER TABLE {schema}.checkpoints
     DROP COLUMN waiting,
     DROP COLUMN dead_in_a_row,
-    DROP COLUMN applied_at_dead;
-"""
-
-
-def _schema() -> str:
-    """The Penstock schema: ``-x penstock_schema=…``, ``penstock_schema`` in the configuration, or ``penstock``."""
-    given = context.get_x_argument(as_dictionary=True).get("penstock_schema")
-    configured = context.config.get_main_option("penstock_schema")
-    return str(given or configured or "penstock")
-
-
-def _execute(statements: str) -> None:
-    quoted = op.get_context().dialect.identifier_preparer.quote_identifier(_schema())
-    op.execute(statements.replace("{schema}", quoted))
+    DROP COLUMN applied_at_dead
+""",
+)
 
 
 def upgrade() -> None:
-    _execute(UP)
+    execute(*UP)
 
 
 def downgrade() -> None:
-    _execute(DOWN)
+    execute(*DOWN)

@@ -5,7 +5,7 @@ Revises: penstock_0003
 Create Date: 2026-11-22
 """
 
-from alembic import context, op
+from penstock.database.migrating import execute
 
 revision = "penstock_0004"
 down_revision = "penstock_0003"
@@ -39,18 +39,9 @@ END
 """
 
 
-def _schema() -> str:
-    """The Penstock schema: ``-x penstock_schema=…``, ``penstock_schema`` in the configuration, or ``penstock``."""
-    given = context.get_x_argument(as_dictionary=True).get("penstock_schema")
-    configured = context.config.get_main_option("penstock_schema")
-    return str(given or configured or "penstock")
-
-
 def upgrade() -> None:
-    quoted = op.get_context().dialect.identifier_preparer.quote_identifier(_schema())
-    op.execute(FUNCTION.replace("{schema}", quoted))
+    execute(FUNCTION)
 
 
 def downgrade() -> None:
-    quote = op.get_context().dialect.identifier_preparer.quote_identifier
-    op.execute(f"DROP FUNCTION {quote(_schema())}.journal_bounds")
+    execute("DROP FUNCTION {schema}.journal_bounds")

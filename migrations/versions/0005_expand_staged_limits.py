@@ -5,7 +5,7 @@ Revises: penstock_0004
 Create Date: 2026-11-22
 """
 
-from alembic import context, op
+from penstock.database.migrating import execute
 
 revision = "penstock_0005"
 down_revision = "penstock_0004"
@@ -62,22 +62,9 @@ ALTER TABLE {schema}.staged_records
 """
 
 
-def _schema() -> str:
-    """The Penstock schema: ``-x penstock_schema=…``, ``penstock_schema`` in the configuration, or ``penstock``."""
-    given = context.get_x_argument(as_dictionary=True).get("penstock_schema")
-    configured = context.config.get_main_option("penstock_schema")
-    return str(given or configured or "penstock")
-
-
-def _execute(*statements: str) -> None:
-    quoted = op.get_context().dialect.identifier_preparer.quote_identifier(_schema())
-    for statement in statements:
-        op.execute(statement.replace("{schema}", quoted))
-
-
 def upgrade() -> None:
-    _execute(BOUND, UP, VALIDATE, UNBOUND)
+    execute(BOUND, UP, VALIDATE, UNBOUND)
 
 
 def downgrade() -> None:
-    _execute(BOUND, DOWN, UNBOUND)
+    execute(BOUND, DOWN, UNBOUND)

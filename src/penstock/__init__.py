@@ -14,6 +14,7 @@ Two engines run these steps: ``inline`` (threads in one Python process) and ``sp
 Around them:
 
     database     Postgres: connections, errors, statements, tables
+    migrations   the tables in the migrations of the application's own Alembic
     operating    what operators ask: status, doctor, resets, dead letters
     cli          the command line
     embedded     Postgres and Valkey from wheels
@@ -28,7 +29,15 @@ from penstock.declarations import Ick, Log
 from penstock.errors import PenstockError, TryAgain
 from penstock.pipeline import Pipeline
 from penstock.records import Record
-from penstock.staging.explicit import Staging, mark_dirty, stage, stage_async, stage_many
+from penstock.staging.explicit import (
+    Staging,
+    mark_dirty,
+    mark_dirty_async,
+    stage,
+    stage_async,
+    stage_many,
+    stage_many_async,
+)
 
 __all__ = [
     "Ick",
@@ -39,7 +48,9 @@ __all__ = [
     "Staging",
     "TryAgain",
     "mark_dirty",
+    "mark_dirty_async",
     "stage",
     "stage_async",
     "stage_many",
+    "stage_many_async",
 ]

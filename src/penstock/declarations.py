@@ -31,6 +31,9 @@ CHANGES: tuple[Change, ...] = ("insert", "update", "delete")
 DEAD_LETTERS_IN_A_ROW = 100
 """So many failures with nothing applied between them are a bad deploy rather than bad records."""
 
+MIN_IDLE_TIMEOUT_S, MAX_IDLE_TIMEOUT_S = 0.1, 86_400.0
+"""Limits of ``ConsumerSpec.idle_timeout_s``, in seconds."""
+
 MEMBERS_A_BATCH = 500
 """Most members that a consumer of an Ick holds at once, by default: a script call for so many takes a millisecond or two."""
 
@@ -144,25 +147,33 @@ class StagingRule:
         type: The mapped class; subclasses that are mapped are included.
         channel: Where the records go.
         on: The kinds of change that are staged.
-        key: Attribute name or function of the object: records of one key keep their order.
-        data: Names of attributes, or a function of the object that gives the payload; None takes every column.
+        key: Attribute name, several names, or function of the object: records of one key keep their order.  Several
+            values make one key, a JSON array: ``[7, "north"]``.
+        data: Names of attributes, or a function of the object that gives the payload; None takes **every column** except
+            those marked with ``info={"secret": True}``.
         when: Function of the object; a change of an object for which it is false is not staged.  With
             ``capture="trigger"`` a condition in SQL over the columns.
         object: What the records call it; by default the name of the table.
-        capture: ``orm``: by the session's hooks.  ``trigger``: by triggers (``penstock.staging.triggers``) that see
+        capture: ``orm``: by the session's hooks.  ``trigger``: by triggers, installed by ``penstock init``, that see
             every writer; the hooks then leave the class alone, and ``key`` and ``data`` are names of attributes.
+        headers: Metadata beside the payload: a dict for all records of the rule, or a function of the object.
     """
 
     type: builtins.type[Any]
     channel: Channel
     on: frozenset[Change]
-    key: str | Callable[[Any], object]
+    key: str | Sequence[str] | Callable[[Any], object]
     data: Sequence[str] | Callable[[Any], Any] | None = None
     when: Callable[[Any], bool] | str | None = None
     object: str | None = None
     capture: Capture = "orm"
+    headers: Mapping[str, Any] | Callable[[Any], dict[str, Any] | None] | None = None
 
     def __post_init__(self) -> None:
+        self._check_parts()
+        self._check_capture()
+
+    def _check_parts(self) -> None:
         name = self.type.__name__
         unknown = set(self.on) - set(CHANGES)
         if unknown or not self.on:
@@ -175,11 +186,21 @@ class StagingRule:
             )
         if self.data is not None and not callable(self.data):
             object.__setattr__(self, "data", tuple(self.data))
+        if not callable(self.key) and not isinstance(self.key, str):
+            names = tuple(self.key)
+            if not names:
+                raise DeclarationError(
+                    f"staging rule of {name}: key is empty; it takes at least one name of an attribute"
+                )
+            object.__setattr__(self, "key", names if len(names) > 1 else names[0])
         if isinstance(self.channel, Ick) and self.data != ():
             raise DeclarationError(
                 f"staging rule of {name}: channel {self.channel.name} is an Ick, which keeps members and no payloads: "
                 "pipeline.marks_dirty(…) instead of stages(…)"
             )
+
+    def _check_capture(self) -> None:
+        name = self.type.__name__
         if self.capture not in get_args(Capture):
             raise DeclarationError(
                 f"staging rule of {name}: capture={self.capture!r}; it takes 'orm' or 'trigger'"
@@ -190,11 +211,14 @@ class StagingRule:
                 "give a function of the object, or capture='trigger'"
             )
         if self.capture == "trigger" and (
-            callable(self.key) or callable(self.data) or callable(self.when)
+            callable(self.key)
+            or callable(self.data)
+            or callable(self.when)
+            or callable(self.headers)
         ):
             raise DeclarationError(
                 f"staging rule of {name}: a trigger cannot call Python; with capture='trigger', key and data are "
-                "names of attributes and when is SQL text"
+                "names of attributes, when is SQL text and headers is a dict"
             )
 
 
@@ -224,6 +248,9 @@ class ConsumerSpec:
         park_key: With ``dead_letter``: later records of the same key are dead-lettered too, so that their order holds.
         isolation: Isolation level of the transaction.  Under ``READ COMMITTED`` two shards that update one row from the
             value they read lose one of the updates: choose it for handlers whose SQL computes the new value itself.
+        idle_timeout_s: Longest time, in seconds, that the handler may go without a statement on its session, computing or
+            waiting for a service.  Then Postgres ends the transaction, and other processes take the shards over; a batch
+            that fails in this way is bisected like any other.  A suspended process keeps its shards for this long.
     """
 
     name: str
@@ -239,6 +266,7 @@ class ConsumerSpec:
     halt_after: int = DEAD_LETTERS_IN_A_ROW
     park_key: bool = False
     isolation: Isolation = "REPEATABLE READ"
+    idle_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
         checked_name(self.name, "consumer")
@@ -251,6 +279,11 @@ class ConsumerSpec:
                 raise DeclarationError(
                     f"consumer {self.name}: {setting} is {getattr(self, setting)}; it takes at least 1"
                 )
+        if not MIN_IDLE_TIMEOUT_S <= self.idle_timeout_s <= MAX_IDLE_TIMEOUT_S:
+            raise DeclarationError(
+                f"consumer {self.name}: idle_timeout_s is {self.idle_timeout_s}; it takes {MIN_IDLE_TIMEOUT_S:g} to "
+                f"{MAX_IDLE_TIMEOUT_S:g} seconds"
+            )
         if self.isolation not in get_args(Isolation):
             raise DeclarationError(
                 f"consumer {self.name}: isolation={self.isolation!r}; it takes {', '.join(get_args(Isolation))}"
@@ -292,7 +325,7 @@ class ReconciliationSpec:
         columns: Columns that are compared; None compares all that the canonical rows have.
         tolerance: For columns of numbers: by how much they may differ.  Nothing is tolerated that is not named.
         canonical: ``canonical(tables)`` gives the rows that the state should hold, out of the application's tables:
-            a query as text or as SQLAlchemy's ``select``, or a Spark DataFrame made with ``tables``.
+            a query as text or as SQLAlchemy's ``select``, or what ``tables`` gives: on Spark, a DataFrame.
     """
 
     name: str

@@ -21,19 +21,24 @@ command line ends with; ``page`` is the section of the documentation that explai
     ├── Halted                    shards of a consumer are halted                 (1)
     ├── BarrierMissed             a consumer did not stop at a cut                (1)
     ├── SnapshotLost              a snapshot ended before it was read             (1)
+    ├── UnreadableValue           a value that Spark's type cannot hold           (1)
     ├── DemoFailed                the demo could not finish                       (1)
     ├── ServerUnavailable         Postgres or Redis cannot be reached or started  (3)
     │   └── AppendRefused         Redis answers, and refuses to write
     ├── JavaMissing               no Java runtime for Spark                       (3)
     ├── SchemaMissing             the database has no Penstock schema, or another (2)
+    │   └── TriggerMissing        a declared trigger is missing or another one
     ├── PrivilegeMissing          the role lacks a privilege in Postgres          (2)
     ├── Gap                       records are gone before a consumer passed them  (4)
     └── Refused                   stopped for safety                              (5)
         ├── HistoryDiverged       Postgres lost commits, or is another one
         ├── ForeignLog            the stream holds entries of another program
         ├── DamagedIck            a key of an Ick holds something else, or is missing
+        ├── DamagedJournal        rows of the journal, or records that it names, were deleted
+        ├── UnpublishableRecord   Postgres cannot read a record, or Redis does not take it
         ├── ReadOnlyPostgres      a standby or a read-only server
         ├── Fenced                a newer epoch has taken over
+        ├── HiddenRows            row-level security hides rows from Penstock
         └── UnsafeSetting         a setting of a server endangers records
 """
 
@@ -101,6 +106,10 @@ class InvalidRecord(StagingError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+
+
+class UnstagedChanges(UserWarning):
+    """A warning, not an error: changes that a rule seems to cover are not staged, or would not be."""
 
 
 class BypassedStaging(StagingError):
@@ -183,6 +192,12 @@ class SnapshotLost(PenstockError):
     page = "errors#snapshotlost"
 
 
+class UnreadableValue(PenstockError):
+    """A value of a table that Spark's type for its column cannot hold; the error names the column."""
+
+    page = "errors#unreadablevalue"
+
+
 class DemoFailed(PenstockError):
     """The demo could not finish."""
 
@@ -214,6 +229,12 @@ class SchemaMissing(PenstockError):
 
     exit_code = 2
     page = "errors#schemamissing"
+
+
+class TriggerMissing(SchemaMissing):
+    """A trigger that a rule declares is missing, disabled, or is not that of its rule: changes would be lost."""
+
+    page = "errors#triggermissing"
 
 
 class PrivilegeMissing(PenstockError):
@@ -255,6 +276,18 @@ class DamagedIck(Refused):
     page = "errors#damagedick"
 
 
+class DamagedJournal(Refused):
+    """Rows of a shard's journal, or records that it names, were deleted by something other than Penstock."""
+
+    page = "errors#damagedjournal"
+
+
+class UnpublishableRecord(Refused):
+    """A record that Postgres cannot read back, or that Redis does not take; nothing after it in its shard is published."""
+
+    page = "errors#unpublishablerecord"
+
+
 class ReadOnlyPostgres(Refused):
     """The streamer was pointed at a standby or a read-only server."""
 
@@ -265,6 +298,12 @@ class Fenced(Refused):
     """A newer epoch of the log has been opened; this process belongs to an old one."""
 
     page = "errors#fenced"
+
+
+class HiddenRows(Refused):
+    """A policy of row-level security applies to what Penstock reads; rows that it hides would be lost silently."""
+
+    page = "errors#hiddenrows"
 
 
 class UnsafeSetting(Refused):

@@ -35,6 +35,7 @@ class ConsumerOptions(TypedDict, total=False):
     halt_after: int
     park_key: bool
     isolation: Isolation
+    idle_timeout_s: float
 
 
 class BatchDecorator(Protocol[Payload]):

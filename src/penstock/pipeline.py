@@ -29,7 +29,7 @@ from penstock.handlers import (
     default_name,
 )
 from penstock.records import DEFAULT_SCOPE, Payload, Scope, ShardName
-from penstock.staging import hooks, rules
+from penstock.staging import checks, hooks
 
 Canonical = TypeVar("Canonical", bound=Callable[..., object])
 
@@ -144,22 +144,26 @@ class Pipeline:
         *,
         to: Channel,
         on: Change | Collection[Change] = CHANGES,
-        key: str | Callable[[Any], object],
+        key: str | Sequence[str] | Callable[[Any], object],
         data: Sequence[str] | Callable[[Any], Any] | None = None,
         when: Callable[[Any], bool] | str | None = None,
         object: str | None = None,  # noqa: A002  the word of the rule
         capture: Capture = "orm",
+        headers: Mapping[str, Any] | Callable[[Any], dict[str, Any] | None] | None = None,
     ) -> StagingRule:
         """Declares that changes of a mapped class are staged: see ``StagingRule`` for the parts.
+
+        Without ``data``, the payload has every column of the class that is not marked secret.
 
         Raises:
             DeclarationError: The channel is not of this pipeline, the class is not mapped, it lacks an attribute of
                 the rule, or a part of the rule does not go with another.
         """
         self._own(to, f"staging rule of {type.__name__}")
-        rule = StagingRule(type, to, checked_changes(on), key, data, when, object, capture)
-        rules.check_rule(rule)
+        rule = StagingRule(type, to, checked_changes(on), key, data, when, object, capture, headers)
+        checks.check_rule(rule, self)
         self._rules.append(rule)
+        hooks.follow(rule, self)
         return rule
 
     def marks_dirty(
@@ -167,7 +171,7 @@ class Pipeline:
         type: type[Any],  # noqa: A002  the word of the rule
         *,
         to: Ick,
-        key: str | Callable[[Any], object],
+        key: str | Sequence[str] | Callable[[Any], object],
         on: Change | Collection[Change] = CHANGES,
         capture: Capture = "orm",
     ) -> StagingRule:
@@ -179,8 +183,8 @@ class Pipeline:
         Args:
             type: The mapped class.
             to: The Ick.
-            key: Attribute name, or function of the object, that gives the member: often ``id``.  If it names a column
-                and its value changes, the old member is marked too.  None marks nothing.
+            key: Attribute name, several names, or function of the object, that give the member: often ``id``.  If they
+                name columns and a value changes, the old member is marked too.  None marks nothing.
             on: The kinds of change that mark.  A delete marks as well, since the copy must lose the object.
             capture: How changes are captured: ``orm`` or ``trigger``.
 

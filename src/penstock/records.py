@@ -13,7 +13,7 @@ from typing import Any, Generic, NewType, overload
 
 from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
 
-from penstock.errors import InvalidName
+from penstock.errors import InvalidName, InvalidSetting
 
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 """An SQL identifier that needs no quotes; Postgres silently truncates longer ones."""
@@ -78,6 +78,47 @@ class ShardName:
 
     def __str__(self) -> str:
         return f"{self.channel}/{self.shard}"
+
+
+_PLACE = re.compile(r"([^\s,/]+)/([0-9]+) offset ([0-9]+)(?: \(record [0-9]+\))?")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """Where a record stands: ``rides/2 offset 4118``, in logs, tables and commands alike."""
+
+    shard: ShardName
+    offset: Offset
+
+    def __str__(self) -> str:
+        return f"{self.shard} offset {self.offset}"
+
+
+def parse_places(text: str) -> list[Place]:
+    """The places in a text, separated by spaces or commas; each may be followed by its record, as in an error's text.
+
+    Raises:
+        InvalidSetting: The text holds something else.
+    """
+    found = [
+        Place(ShardName(channel, Shard(int(shard))), Offset(int(offset)))
+        for channel, shard, offset in _PLACE.findall(text)
+    ]
+    if not found or _PLACE.sub("", text).strip(", "):
+        raise InvalidSetting(f"{text!r} is not a place: write it as rides/2 offset 4118")
+    return found
+
+
+def parse_place(text: str) -> Place:
+    """The only place in a text.
+
+    Raises:
+        InvalidSetting: The text holds something else, or several.
+    """
+    found = parse_places(text)
+    if len(found) > 1:
+        raise InvalidSetting(f"{text!r}: give one place")
+    return found[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +257,7 @@ class Record(Generic[Payload]):
     @property
     def place(self) -> str:
         """Where the record stands, for people: ``rides/2 offset 4118``."""
-        return f"{self.channel}/{self.shard} offset {self.offset}"
+        return str(Place(ShardName(self.channel, self.shard), self.offset))
 
     def __repr__(self) -> str:
         return f"<Record {self.place} id={self.id} {self.action} {self.object} key={self.key!r}>"

@@ -68,16 +68,19 @@ class Settings:
     redis_url: Secret | None = field(
         default=None,
         metadata=_setting(
-            "The Redis or Valkey that holds the log: redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://."
+            "The Redis or Valkey that holds the log: redis://, redis+cluster:// or redis+sentinel://, with TLS rediss…, or unix://."
         ),
     )
     data_directory: Path = field(
         default=Path(".penstock"),
         metadata=_setting("Directory of the embedded servers, if no URLs are given."),
     )
-    engine: Literal["spark", "inline"] = field(
-        default="spark",
-        metadata=_setting("Execution engine: Spark, or a single Python process without a JVM."),
+    engine: Literal["auto", "spark", "inline"] = field(
+        default="auto",
+        metadata=_setting(
+            "Execution engine: Spark, or a single Python process without a JVM. With auto, run takes Spark if it is "
+            "installed; verify, reconcile and consume take it only for DataFrames, Parquet, or with --master or --conf."
+        ),
     )
     idle: float = field(
         default=0.05,
@@ -223,7 +226,7 @@ def load_settings(chosen: Mapping[str, object], *, directory: Path | None = None
             "; ".join(problems)
             + f". Settings come from options, {PREFIX}… and [tool.penstock] of {pyproject}"
         ) from None
-    except ValueError as error:  # pyproject.toml is not TOML, or a variable is not JSON
+    except (ValueError, OSError) as error:  # pyproject.toml is not TOML, or a variable is not JSON
         raise InvalidSetting(
             f"the settings cannot be read: {type(error).__name__} in {pyproject} or in {PREFIX}…"
         ) from None

@@ -14,7 +14,7 @@ from fixtures.servers import Programs
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.embedded import EmbeddedRedis
-from penstock.errors import AppendRefused, ServerUnavailable
+from penstock.errors import AppendRefused, PenstockError, ServerUnavailable
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -93,6 +93,22 @@ def test_a_redis_without_transactions_is_written_shard_by_shard(
 
         assert own_streamer.drain() == 20
         assert sum(client.xlen(key) for key in client.keys("*:log")) == 20
+
+
+def test_a_publisher_that_may_not_write_its_epoch_is_refused_every_time(
+    own_redis: EmbeddedRedis, things: Log, connection: Connection, own_streamer: Streamer
+) -> None:
+    """Guarantee 8: a log without an epoch would not fence off the publishers of an older one."""
+    with redis.Redis.from_url(own_redis.url) as client:
+        client.execute_command("ACL", "SETUSER", "default", "-set")
+        stage_rows(connection, things, 20)
+        for _ in range(3):
+            with pytest.raises(PenstockError):
+                own_streamer.drain()
+        client.execute_command("ACL", "SETUSER", "default", "+set")
+
+        own_streamer.drain()
+        assert all(client.get(f"penstock:{{{shard}}}:epoch") for shard in things.shard_names)
 
 
 def test_a_redis_that_is_still_loading_is_waited_for(

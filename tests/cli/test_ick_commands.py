@@ -83,7 +83,7 @@ def test_a_damaged_ick_is_repaired_on_request(
     done = json.loads(indexing("reset", "ick", "index", "--apply", "--json").stdout)
     again = indexing("stream", "--drain")
 
-    assert (refused.returncode, damaged.returncode, again.returncode) == (5, 0, 0)
+    assert (refused.returncode, damaged.returncode, again.returncode) == (5, 1, 0)
     assert "damaged: index/1" in damaged.stdout
     assert "Nothing was changed" in planned.stderr
     assert still == b"somebody's"

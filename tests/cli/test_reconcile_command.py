@@ -5,6 +5,7 @@ import json
 import pytest
 
 from fixtures.command_line import CommandLine
+from fixtures.engines import ENGINES
 from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection
@@ -34,9 +35,12 @@ def count(tables):
 """
 
 
-@pytest.fixture
-def bank(penstock: CommandLine, connection: Connection, things: Log) -> CommandLine:
+@pytest.fixture(params=ENGINES)
+def bank(
+    request: pytest.FixtureRequest, penstock: CommandLine, connection: Connection, things: Log
+) -> CommandLine:
     """An application whose consumer holds the same rows as the canonical table."""
+    penstock.environment["PENSTOCK_ENGINE"] = request.param
     (penstock.directory / "shop.py").write_text(BANK)
     connection.execute("CREATE TABLE public.copies (key text PRIMARY KEY, number int)")
     connection.execute("CREATE TABLE public.counted AS SELECT 0::bigint AS n")
@@ -48,8 +52,6 @@ def bank(penstock: CommandLine, connection: Connection, things: Log) -> CommandL
     return penstock
 
 
-@pytest.mark.slow
-@pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_differences_are_shown_repaired_and_gone(bank: CommandLine, connection: Connection) -> None:
     """Guarantee 28."""
@@ -77,8 +79,6 @@ def test_differences_are_shown_repaired_and_gone(bank: CommandLine, connection: 
     ).fetchall() == [(7,), (8,)]
 
 
-@pytest.mark.slow
-@pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_a_new_consumer_begins_from_the_tables(
     bank: CommandLine, connection: Connection, things: Log

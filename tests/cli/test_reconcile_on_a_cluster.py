@@ -66,6 +66,7 @@ def master(tmp_path: Path) -> Iterator[str]:
             process.wait(30)
 
 
+@pytest.mark.parametrize("bank", ["spark"], indirect=True)
 def test_reconciliation_runs_on_two_workers(
     bank: CommandLine,  # noqa: F811  the fixture
     connection: Connection,

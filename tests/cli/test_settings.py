@@ -1,5 +1,6 @@
 """A setting takes its value from the first source that has one, and secrets are not shown."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def test_the_option_wins_over_the_environment_the_file_and_the_default(
     assert settings.app == "from.option:pipeline"
     assert settings.idle == 0.2
     assert settings.conf == ["a=1", "b=2"]
-    assert settings.engine == "spark"
+    assert settings.engine == "auto"
 
 
 def test_a_missing_file_is_not_an_error(tmp_path: Path) -> None:
@@ -100,8 +101,8 @@ def test_every_setting_is_described() -> None:
     ("command", "package", "extra"),
     [
         (("demo",), "httpx", "demo"),
-        (("verify",), "pyspark", "spark"),
-        (("run",), "pyspark", "spark"),
+        (("verify", "--engine", "spark"), "pyspark", "spark"),
+        (("run", "--engine", "spark"), "pyspark", "spark"),
     ],
 )
 def test_a_command_whose_extra_is_missing_says_what_to_install(
@@ -110,7 +111,8 @@ def test_a_command_whose_extra_is_missing_says_what_to_install(
     (penstock.directory / "sitecustomize.py").write_text(
         f"import sys\nsys.modules['{package}'] = None"
     )
-    penstock.environment["PYTHONPATH"] = str(penstock.directory)
+    paths = [str(penstock.directory), penstock.environment.get("PYTHONPATH", "")]
+    penstock.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     process = penstock.start(*command)
     _, stderr = process.communicate(timeout=60)
 

@@ -6,15 +6,19 @@ import pytest
 import redis
 
 from fixtures.command_line import CommandLine
+from fixtures.engines import ENGINES
 from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 
-@pytest.fixture
-def streamed(penstock: CommandLine, connection: Connection, things: Log) -> CommandLine:
+@pytest.fixture(params=ENGINES)
+def streamed(
+    request: pytest.FixtureRequest, penstock: CommandLine, connection: Connection, things: Log
+) -> CommandLine:
+    penstock.environment["PENSTOCK_ENGINE"] = request.param
     stage_rows(connection, things, 50)
     assert penstock("stream", "--drain").returncode == 0
     return penstock

@@ -522,6 +522,27 @@ def test_a_shard_whose_handler_raises_try_again_holds_up_no_other(reader: Reader
     assert reader.dead() == []
 
 
+@pytest.mark.usefixtures("staged")
+def test_a_shard_whose_handler_asks_to_wait_again_and_again_holds_up_no_other(
+    reader: Reader,
+) -> None:
+    """However short the time that it names."""
+
+    def waits(session: Session, record: Record) -> None:
+        if record.shard == 0:
+            raise TryAgain("the service is away", after=0.01)
+        session.execute(INSERT, {"id": record.id, "key": record.key})
+
+    reader.declare(waits, each=True)
+    end = monotonic() + 10
+    [(expected,)] = reader.connection.execute(
+        "SELECT count(*) FROM penstock.staged_records WHERE shard = 1"
+    ).fetchall()
+    reader.worker().run(lambda: len(reader.effects()) == expected or monotonic() > end)
+
+    assert len(reader.effects()) == expected > 0
+
+
 class Unspeakable(Exception):
     def __str__(self) -> str:
         raise RuntimeError
@@ -674,9 +695,12 @@ def test_a_table_that_is_locked_for_seconds_dead_letters_nothing(
     reader: Reader, database_url: str
 ) -> None:
     """Guarantee 13: a migration's lock is not the records' fault."""
-    with psycopg.connect(database_url, autocommit=True) as admin:
-        admin.execute("ALTER ROLE CURRENT_USER SET lock_timeout = '50ms'")
-    reader.declare(apply)
+
+    def impatient(session: Session, records: Sequence[Record]) -> None:
+        session.execute(text("SET LOCAL lock_timeout = '50ms'"))
+        apply(session, records)
+
+    reader.declare(impatient)
     holder = psycopg.connect(database_url)
     holder.execute("LOCK public.effects")
     freed = threading.Timer(2.5, holder.close)
@@ -686,8 +710,6 @@ def test_a_table_that_is_locked_for_seconds_dead_letters_nothing(
         reader.drain()
     finally:
         freed.join()
-        with psycopg.connect(database_url, autocommit=True) as admin:
-            admin.execute("ALTER ROLE CURRENT_USER RESET lock_timeout")
 
     assert (reader.effects(), reader.dead()) == (ALL, [])
     assert any("LockNotAvailable" in each for each in waiting)

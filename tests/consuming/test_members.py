@@ -243,6 +243,22 @@ def test_retention_keeps_unprocessed_marks_and_nothing_else(
     assert staged(documents) <= 20
 
 
+def test_without_a_consumer_retention_goes_by_what_was_processed_not_by_what_was_marked(
+    documents: Connection, index: Ick, streamer: Streamer, redis_client: redis.Redis
+) -> None:
+    """The members may be processed by another program; there is no checkpoint then that would hold anything."""
+    for number in range(4):
+        mark_changed(documents, [f"{number} {n}" for n in range(10)])
+        streamer.drain()
+    assert (retain(streamer), staged(documents)) == (0, 40)
+
+    for shard in range(index.shards):
+        ick = get_ick(redis_client, shard)
+        ick.commit([member for member, _ in ick.reserve(40)])
+
+    assert retain(streamer) > 0
+
+
 def test_retention_makes_progress_under_load_that_never_empties_the_ick(
     documents: Connection,
     streamer: Streamer,
@@ -421,6 +437,7 @@ def test_marks_that_postgres_has_lost_stop_streamer_and_consumer(
     streamer.drain()
     streamer.close()
     documents.execute("DELETE FROM penstock.journal")
+    documents.execute("DELETE FROM penstock.staged_records")
 
     with pytest.raises(HistoryDiverged):
         streamer.open()

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]  # it ships no types
 import psycopg
 import pytest
 import redis
@@ -75,6 +76,18 @@ def test_only_the_owner_can_connect(postgres: EmbeddedPostgres, valkey: Embedded
         assert private.stat().st_mode & 0o077 == 0
     for secret in (postgres.directory / "password", postgres.log, postgres.directory / "url"):
         assert secret.stat().st_mode & 0o077 == 0
+
+
+def test_servers_listen_on_loopback_only(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "redis", port=0) as server:
+        listening = {
+            each.laddr.ip
+            for process_id in (postgres.process_id, server.process_id)
+            for each in psutil.Process(process_id).net_connections("inet")
+            if each.status == psutil.CONN_LISTEN
+        }
+
+    assert listening == {"127.0.0.1"}
 
 
 def test_postgres_comes_back_at_the_same_url_after_sigkill(postgres: EmbeddedPostgres) -> None:

@@ -26,6 +26,9 @@ from penstock.records import DEFAULT_SCOPE, ShardName
 from penstock.testing import eventually
 
 SECONDS = 30.0
+"""At least this long, and until there were as many harms and kills as below: a slow machine needs longer."""
+
+HARMS, KILLS = 20, 10
 DOCUMENTS_COUNT = 3000
 
 APPLICATION = """
@@ -123,7 +126,7 @@ def test_two_consumers_that_are_killed_and_lose_replies_forget_no_member(
     with Changes(database_url, redis_client) as changes:
         eventually(lambda: copies(connection) > 0, "members are processed", timeout_s=60)
         end = monotonic() + SECONDS
-        while monotonic() < end:
+        while monotonic() < end or redis_proxy.harmed <= HARMS or kills <= KILLS:
             redis_proxy.harm(b"EVALSHA", dice.choice(list(Harm)), skip=dice.randrange(10))
             threading.Event().wait(dice.random() * 0.2)
             if dice.random() < 0.15:
@@ -136,7 +139,7 @@ def test_two_consumers_that_are_killed_and_lose_replies_forget_no_member(
 
     eventually(lambda: all_is_done(connection, redis_client), "all is done", timeout_s=60)
     check_copy(connection, redis_client, INDEX)
-    assert (changes.made > 1000, redis_proxy.harmed > 20, kills > 10) == (True, True, True)
+    assert changes.made > 1000
 
 
 def copies(connection: Connection) -> int:

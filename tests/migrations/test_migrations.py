@@ -10,17 +10,17 @@ import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
+from sqlalchemy.exc import DBAPIError
 
+from fixtures.migrations import get_revision, tables
 from fixtures.postgres import engine_url
-from penstock.database.connections import connect_postgres
-from penstock.database.initialise import initialise, migration_sql, shipped_revision
+from penstock.database.initialise import alembic_config, initialise, migration_sql
 from penstock.database.resources import directory
+from penstock.database.revisions import newest_shipped
 from penstock.database.tables import metadata
 from penstock.embedded import EmbeddedPostgres
-from penstock.errors import SchemaMissing
-from penstock.journal import journal_tails
-from penstock.records import DEFAULT_SCOPE
 
 TABLES = {"staged_records", "epochs", "ticks", "journal", "channels", "checkpoints", "dead_letters"}
 
@@ -32,17 +32,9 @@ def fresh_url(postgres: EmbeddedPostgres) -> Iterator[str]:
     postgres.drop_database("fresh")
 
 
-def tables(url: str, schema: str = "penstock") -> set[str]:
-    with psycopg.connect(url) as connection:
-        rows = connection.execute(
-            "SELECT table_name FROM information_schema.tables WHERE table_schema = %s", (schema,)
-        ).fetchall()
-    return {name for (name,) in rows}
-
-
 def test_up_then_down_then_up(fresh_url: str) -> None:
     assert initialise(fresh_url) is None
-    assert initialise(fresh_url) == shipped_revision()
+    assert initialise(fresh_url) == newest_shipped()
     assert tables(fresh_url) >= TABLES
 
     initialise(fresh_url, revision="base")
@@ -52,15 +44,30 @@ def test_up_then_down_then_up(fresh_url: str) -> None:
     assert tables(fresh_url) >= TABLES
 
 
-def test_workers_of_this_release_require_their_migration(fresh_url: str) -> None:
-    """Guarantee 26."""
-    initialise(fresh_url, revision="penstock_0003")
-    with connect_postgres(fresh_url, application="test") as connection:
-        with pytest.raises(SchemaMissing, match=r"journal_bounds.* penstock init"):
-            journal_tails(connection, DEFAULT_SCOPE)
-        initialise(fresh_url)
+def test_the_newest_revision_is_read_from_the_names_of_the_files() -> None:
+    with alembic_config("penstock") as config:
+        scripts = ScriptDirectory.from_config(config)
 
-        assert journal_tails(connection, DEFAULT_SCOPE) == {}
+    assert scripts.get_current_head() == newest_shipped()
+    for script in scripts.walk_revisions():
+        assert Path(script.path).name.startswith(script.revision.removeprefix("penstock_")[:4])
+
+
+def test_tables_that_hold_records_are_not_dropped(fresh_url: str) -> None:
+    """Guarantee 26."""
+    initialise(fresh_url)
+    with psycopg.connect(fresh_url, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+            "VALUES ('things', 0, 'k', 'a', 'o', '{}')"
+        )
+        with pytest.raises(DBAPIError, match="TRUNCATE"):
+            initialise(fresh_url, revision="base")
+        assert tables(fresh_url) >= TABLES
+
+        connection.execute("TRUNCATE penstock.staged_records")
+        initialise(fresh_url, revision="base")
+        assert not tables(fresh_url) & TABLES
 
 
 def test_an_empty_journal_begins_at_1_and_ends_at_0(fresh_url: str) -> None:
@@ -76,7 +83,7 @@ def test_several_at_once_run_one_after_the_other(fresh_url: str) -> None:
     with ThreadPoolExecutor(6) as pool:
         before = list(pool.map(lambda _: initialise(fresh_url), range(6)))
 
-    assert sorted(map(str, before)) == ["None", *[shipped_revision()] * 5]
+    assert sorted(map(str, before)) == ["None", *[newest_shipped()] * 5]
 
 
 def test_another_schema_is_independent(fresh_url: str) -> None:
@@ -91,7 +98,7 @@ def test_the_sql_makes_the_same_tables(fresh_url: str) -> None:
         connection.execute(migration_sql().encode())
 
     assert tables(fresh_url) >= TABLES
-    assert initialise(fresh_url) == shipped_revision()
+    assert initialise(fresh_url) == newest_shipped()
 
 
 @pytest.mark.filterwarnings("ignore:Did not recognize type:sqlalchemy.exc.SAWarning")  # xid8
@@ -146,3 +153,5 @@ def test_the_migrations_run_as_a_branch_beside_the_applications_own(
 
     assert tables(fresh_url) >= TABLES
     assert tables(fresh_url, "public") == {"own", "alembic_version"}
+    assert get_revision(fresh_url) == initialise(fresh_url) == newest_shipped()
+    assert "alembic_version" not in tables(fresh_url)

@@ -214,6 +214,7 @@ def test_ids_of_another_cluster_are_noticed_even_when_the_last_tick_is_older(
         connection.execute(
             "UPDATE penstock.staged_records SET xid = (pg_current_xact_id()::text::bigint + 1000)::text::xid8"
         )
+        connection.execute("UPDATE penstock.epochs SET system_identifier = '7'")
 
     with pytest.raises(HistoryDiverged, match="another cluster"):
         scene.stream(database_url)

@@ -16,7 +16,8 @@ from fixtures.roles import UrlFor
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.database.initialise import initialise, shipped_revision
+from penstock.database.initialise import initialise
+from penstock.database.revisions import newest_shipped
 from penstock.database.role_plan import make_roles, plan_roles, roles_sql
 from penstock.database.roles import ROLE_NAMES, rights, table_names
 from penstock.embedded import EmbeddedPostgres
@@ -223,7 +224,7 @@ def test_init_and_its_roles_need_no_superuser(maker_url: str, empty_url: str) ->
                 "SELECT DISTINCT tableowner FROM pg_tables WHERE schemaname = 'penstock' AND tablename <> 'alembic_version'"
             ).fetchall()
         assert rows == [("made_owner",)]
-    assert initialise(maker_url) == shipped_revision()
+    assert initialise(maker_url) == newest_shipped()
 
 
 def test_init_by_a_role_that_may_not_says_so(database_url: str, login: str) -> None:

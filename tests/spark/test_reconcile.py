@@ -1,5 +1,6 @@
 """Reconcile: a consumer's state is compared exactly with the canonical tables, and repaired."""
 
+import csv
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from sqlalchemy import column, func, select, table, text
 from sqlalchemy.orm import Session
 
@@ -18,12 +19,12 @@ from penstock.consuming import LogWorker
 from penstock.crashpoints import RECONCILING_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, DeclarationError, PenstockError, Refused
-from penstock.reconciling import DifferenceKind, Reconciled, reconcile
+from penstock.inline import InlineComparer
+from penstock.reconciling import Comparer, DifferenceKind, Reconciled, reconcile
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.spark.reconcile import SparkComparer, Tables
 from penstock.streaming import Streamer
 
-pytestmark = pytest.mark.spark
 Run = Callable[..., Reconciled]
 
 CHANGE = """
@@ -83,15 +84,20 @@ def bank(flow: Pipeline, things: Log, connection: Connection) -> Connection:
     return connection
 
 
-@pytest.fixture
-def run(spark: SparkSession, flow: Pipeline, bank: Connection, database_url: str) -> Run:
+@pytest.fixture(params=["inline", pytest.param("spark", marks=pytest.mark.spark)])
+def run(request: pytest.FixtureRequest, flow: Pipeline, bank: Connection, database_url: str) -> Run:
+    def make_comparer(report: str | None) -> Comparer:
+        if request.param == "inline":
+            return InlineComparer(database_url, report)
+        return SparkComparer(request.getfixturevalue("spark"), database_url, report)
+
     def go(
         name: str = "totals",
         report: Path | None = None,
         application: str = "test",
         **options: Any,
     ) -> Reconciled:
-        comparer = SparkComparer(spark, database_url, None if report is None else str(report))
+        comparer = make_comparer(None if report is None else str(report))
         return reconcile(
             lambda: connect_postgres(database_url, application=application),
             DEFAULT_SCOPE,
@@ -188,7 +194,6 @@ def test_a_repeated_row_is_repaired(
     database_url: str,
     redis_url: str,
     tmp_path: Path,
-    spark: SparkSession,
 ) -> None:
     change(bank, 200)
     settle(flow, database_url, redis_url)
@@ -197,7 +202,7 @@ def test_a_repeated_row_is_repaired(
     bank.execute("UPDATE public.grand SET cents = 1")
 
     with working():
-        found = run(report=tmp_path / "report")
+        found = run(report=tmp_path / "report.csv")
         run(intent="repair")
         assert run().clean
         assert run("grand", intent="repair").repaired == 1
@@ -205,8 +210,13 @@ def test_a_repeated_row_is_repaired(
 
     assert found.comparison is not None
     assert found.comparison.counts == {DifferenceKind.DOUBLED: 3}
-    report = spark.read.parquet(str(tmp_path / "report"))
-    assert sorted(row.key for row in report.collect()) == ['{"id":1}', '{"id":2}', '{"id":3}']
+    [report] = (tmp_path / "report.csv").glob("*.csv")
+    with report.open(newline="") as lines:
+        assert sorted(row["key"] for row in csv.DictReader(lines)) == [
+            '{"id":1}',
+            '{"id":2}',
+            '{"id":3}',
+        ]
     assert bank.execute("SELECT count(*) FROM public.totals").fetchone() == (200,)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from sqlalchemy.orm import Session
 
 from penstock import Log, Pipeline
@@ -12,11 +12,10 @@ from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import ServerUnavailable, SnapshotLost
-from penstock.reconciling import Intent, Reconciled, Rows, StateComparison, reconcile
+from penstock.inline import InlineComparer
+from penstock.reconciling import Comparer, Intent, Reconciled, Rows, StateComparison, reconcile
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.spark.reconcile import SparkComparer, Tables
-
-pytestmark = pytest.mark.spark
 
 STATE = """
 CREATE TABLE public.state (
@@ -71,10 +70,18 @@ def state(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Rec
     return flow.get_reconciliation("keeper")
 
 
+@pytest.fixture(params=["inline", pytest.param("spark", marks=pytest.mark.spark)])
+def comparer(request: pytest.FixtureRequest, database_url: str) -> Comparer:
+    """What compares: one process, or Spark."""
+    if request.param == "inline":
+        return InlineComparer(database_url)
+    return SparkComparer(request.getfixturevalue("spark"), database_url)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("collation", ["C", "default"])
 def test_composite_and_text_keys_of_any_collation(
-    spark: SparkSession,
+    comparer: Comparer,
     state: ReconciliationSpec,
     connection: Connection,
     database_url: str,
@@ -88,7 +95,7 @@ def test_composite_and_text_keys_of_any_collation(
             lambda: connect_postgres(database_url, application="test"),
             DEFAULT_SCOPE,
             state,
-            SparkComparer(spark, database_url),
+            comparer,
             intent=intent,
         )
 
@@ -106,21 +113,20 @@ def test_composite_and_text_keys_of_any_collation(
     assert (repaired.repaired, run().clean, apart) == (3 * len(NAMES), True, 0)
 
 
-class WithoutSnapshots(SparkComparer):
+class WithoutSnapshots:
     """Closes all other connections before it compares, as a restart of Postgres would."""
 
-    def __init__(self, spark: SparkSession, database_url: str, connection: Connection) -> None:
-        super().__init__(spark, database_url)
-        self._connection = connection
+    def __init__(self, comparer: Comparer, connection: Connection) -> None:
+        self._comparer, self._connection = comparer, connection
 
     def compare(self, *arguments: Any, **options: Any) -> StateComparison:
         """Compares after the connections were closed."""
         self._cut()
-        return super().compare(*arguments, **options)
+        return self._comparer.compare(*arguments, **options)
 
     def rows(self, *arguments: Any, **options: Any) -> Rows:
         """Closes the connections before the rows are read, which happens on demand."""
-        rows = super().rows(*arguments, **options)
+        rows = self._comparer.rows(*arguments, **options)
         self._cut()
         return rows
 
@@ -132,7 +138,7 @@ class WithoutSnapshots(SparkComparer):
 
 @pytest.mark.parametrize("intent", ["compare", "bootstrap"])
 def test_a_lost_snapshot_is_reported(
-    spark: SparkSession,
+    comparer: Comparer,
     state: ReconciliationSpec,
     connection: Connection,
     database_url: str,
@@ -146,7 +152,7 @@ def test_a_lost_snapshot_is_reported(
             lambda: connect_postgres(database_url, application="lost"),
             DEFAULT_SCOPE,
             state,
-            WithoutSnapshots(spark, database_url, connection),
+            WithoutSnapshots(comparer, connection),
             intent=intent,
         )
     outcome = connection.execute("SELECT outcome FROM penstock.reconciliations").fetchone()

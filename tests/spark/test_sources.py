@@ -278,12 +278,34 @@ def test_a_micro_batch_has_few_tasks_for_few_records_or_as_many_as_requested(
     assert len(asked_for) >= 4
 
 
+_OURS: dict[Any, Any] = {
+    "id": "5",
+    "key": "k",
+    "action": "insert",
+    "object": "thing",
+    "data": "{}",
+    "headers": "",
+    "ts": "1700000000000000",
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"who": "me"},
+        _OURS | {"id": "abc"},
+        _OURS | {"ts": "x"},
+        _OURS | {"key": b"\xff"},
+        _OURS | {"data": b"\xc3("},
+        _OURS | {"id": "9" * 30},
+    ],
+)
 def test_a_foreign_entry_in_the_stream_is_reported(
-    where: dict[str, str], redis_client: redis.Redis
+    where: dict[str, str], redis_client: redis.Redis, fields: dict[Any, Any]
 ) -> None:
     """Guarantee 30."""
-    redis_client.xadd("penstock:{things/0}:log", {"who": "me"}, id="1000-0")
+    redis_client.xadd("penstock:{things/0}:log", fields, id="1000-0")
     reader = BatchReader(store(where))
 
-    with pytest.raises(ForeignLog, match="1000-0"):
+    with pytest.raises(ForeignLog, match=r"things/0: .*(1000-0|too large)"):
         [list(reader.read(planned)) for planned in reader.partitions()]

@@ -1,5 +1,7 @@
 """Tables of Postgres as DataFrames, in one snapshot."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +11,11 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import InvalidSetting, Unknown
 from penstock.reconciling import cut
 from penstock.records import DEFAULT_SCOPE
+from penstock.spark import snapshot
 from penstock.spark.sources.table import TableSource
 
 pytestmark = pytest.mark.spark
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "spark.md"
 
 ALL_TYPES = """
 CREATE TABLE public.kinds AS
@@ -38,11 +42,13 @@ def test_every_row_comes_once_with_its_types(
 ) -> None:
     connection.execute(ALL_TYPES)
 
-    frame = table(spark, database_url, table="public.kinds", partitions="4")
-    rows = {row.id: row for row in frame.collect()}
+    with snapshot(database_url) as name:
+        frame = table(spark, database_url, table="public.kinds", partitions="4", snapshot=name)
+        rows = {row.id: row for row in frame.collect()}
+        assert frame.rdd.getNumPartitions() == 4
+        assert frame.count() == 1000
 
-    assert frame.rdd.getNumPartitions() == 4
-    assert len(rows) == frame.count() == 1000
+    assert len(rows) == 1000
     seven: Any = rows[7]
     assert (seven.small, seven.big, seven.flag, seven.name, seven.maybe) == (
         7,
@@ -60,6 +66,23 @@ def test_every_row_comes_once_with_its_types(
     assert rows[9].maybe is None
 
 
+def test_the_pages_snapshot_reads_a_table(
+    spark: SparkSession, connection: Connection, database_url: str, tmp_path: Path
+) -> None:
+    """Run word for word, except for the directory and the server."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    [block] = [block for block in blocks if "import snapshot" in block]
+    connection.execute("CREATE TABLE public.rides AS SELECT generate_series(1, 100) AS id")
+    block = block.replace("rides.parquet", str(tmp_path / "rides"))
+    block = block.replace(
+        '.option("table"', f'.option("databaseUrl", "{database_url}").option("table"'
+    )
+
+    exec(block, {"spark": spark, "database_url": database_url})
+
+    assert spark.read.parquet(str(tmp_path / "rides")).count() == 100
+
+
 def test_columns_and_rows_are_selected_in_postgres(
     spark: SparkSession, connection: Connection, database_url: str
 ) -> None:
@@ -71,13 +94,22 @@ def test_columns_and_rows_are_selected_in_postgres(
         database_url,
         query="SELECT id % 10 AS digit, count(*) AS n FROM public.kinds GROUP BY 1",
     )
-    by_text = table(
-        spark, database_url, table="public.kinds", partitionColumn="name", partitions="3"
-    )
+    with snapshot(database_url) as name:
+        by_text = table(
+            spark,
+            database_url,
+            table="public.kinds",
+            partitionColumn="name",
+            partitions="3",
+            snapshot=name,
+        )
+        assert (by_text.rdd.getNumPartitions(), by_text.select("id").distinct().count()) == (
+            3,
+            1000,
+        )
 
     assert (chosen.columns, chosen.count()) == (["id", "cents"], 10)
     assert {row.digit: row.n for row in query.collect()} == dict.fromkeys(range(10), 100)
-    assert (by_text.rdd.getNumPartitions(), by_text.select("id").distinct().count()) == (3, 1000)
 
 
 @pytest.mark.slow
@@ -103,7 +135,7 @@ def test_a_table_that_cannot_be_read_is_refused_with_the_reason(
     connection: Connection, database_url: str
 ) -> None:
     def schema(**options: str) -> str:
-        return TableSource({"databaseUrl": database_url, **options}).schema()
+        return TableSource({"databaseUrl": database_url, **options}).schema().simpleString()
 
     with pytest.raises(Unknown, match="nowhere"):
         schema(table="public.nowhere")
@@ -113,4 +145,14 @@ def test_a_table_that_cannot_be_read_is_refused_with_the_reason(
         schema(table="a", query="SELECT 1")
     with pytest.raises(InvalidSetting, match="no option 'rows'"):
         schema(rows="a")
-    assert schema(query='SELECT 1 AS "a b"') == "`a b` int"
+    with pytest.raises(InvalidSetting, match="two columns are named 'a'"):
+        schema(query="SELECT 1 AS a, 2 AS a")
+    with pytest.raises(InvalidSetting, match="several tasks need a snapshot"):
+        schema(table="penstock.ticks", partitions="2")
+    with pytest.raises(InvalidSetting, match="several tasks need a snapshot"):
+        schema(table="penstock.ticks", partitionColumn="tick")
+    with pytest.raises(InvalidSetting, match="JSON list of names"):
+        schema(table="penstock.ticks", columns="[1]")
+    with pytest.raises(Unknown, match="named in textColumns"):
+        schema(table="penstock.ticks", textColumns="nothing")
+    assert schema(query='SELECT 1 AS "a b"') == "struct<a b:int>"

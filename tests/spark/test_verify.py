@@ -16,9 +16,9 @@ from penstock.errors import InvalidSetting
 from penstock.records import DEFAULT_SCOPE, Offset, Record, Shard, ShardName
 from penstock.spark.reconcile import verify as engine
 from penstock.streaming import Streamer, tick
-from penstock.verifying import FindingKind, VerificationRange, bounds
+from penstock.verifying import FindingKind, VerificationRange, bounds, reading
+from penstock.verifying.reading import OFFSETS_A_READ, offsets_a_read
 
-pytestmark = pytest.mark.spark
 Entries = list[tuple[bytes, dict[Any, Any]]]
 STREAM = "penstock:{things/0}:log"
 
@@ -83,26 +83,27 @@ def test_the_size_of_tasks_does_not_affect_the_result(
     consumed: Connection, verified: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "OFFSETS_A_TASK", 7)
+    monkeypatch.setattr(reading, "OFFSETS_A_READ", 7)
     done = verified()
 
     assert (done.clean, done.records) == (True, 200)
 
 
 def test_large_payloads_are_read_a_few_at_a_time(
-    connection: Connection, streamer: Streamer, database_url: str, redis_url: str
+    connection: Connection, streamer: Streamer
 ) -> None:
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
         "SELECT 'things', 0, 'k', 'a', 'o', to_jsonb(string_agg(md5(n::text), '')) FROM generate_series(1, 32768) n"
     )
     streamer.drain()
-    reader = engine.VerificationReader((), database_url, redis_url, DEFAULT_SCOPE)
 
-    assert reader._offsets_a_read(VerificationRange(ShardName("things", Shard(0)), 0, 1, 1)) == 15
-    assert (
-        reader._offsets_a_read(VerificationRange(ShardName("things", Shard(1)), 0, 1, 1))
-        == engine.OFFSETS_A_READ
-    )
+    def offsets(shard: int) -> int:
+        wanted = VerificationRange(ShardName("things", Shard(shard)), 0, 1, 1)
+        return offsets_a_read(connection, DEFAULT_SCOPE, wanted)
+
+    assert offsets(0) == 15
+    assert offsets(1) == OFFSETS_A_READ
 
 
 def test_deleted_entries_are_missing(

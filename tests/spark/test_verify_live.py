@@ -18,13 +18,12 @@ from penstock.channels.ick import DirtyList
 from penstock.channels.server import connect_redis
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres
+from penstock.inline import InlineExaminer
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.spark.reconcile.verify import SparkExaminer
 from penstock.streaming import Streamer, streamer, tick
 from penstock.testing import eventually
 from penstock.verifying import FindingKind, bounds, verify
-
-pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
@@ -131,16 +130,21 @@ def test_a_log_on_a_cluster_is_read_and_compared(
     mark_changed(documents, ["d1", "d2"])
     streaming.drain()
     streaming.close()
-    examiner = SparkExaminer(spark, database_url, cluster.url, DEFAULT_SCOPE)
+    examiners = (
+        SparkExaminer(spark, database_url, cluster.url, DEFAULT_SCOPE),
+        InlineExaminer(documents, cluster.url, DEFAULT_SCOPE),
+    )
     where = {"databaseUrl": database_url, "redisUrl": cluster.url, "channel": things.name}
     assert spark.read.format("penstock.log").options(**where).load().count() == 40
     with connect_redis(cluster.url) as client:
-        well = verify(documents, client, examiner)
+        sound = [verify(documents, client, examiner) for examiner in examiners]
         client.xdel("penstock:{things/0}:log", "3-0")
-        wrong = verify(documents, client, examiner)
+        wrong = [verify(documents, client, examiner) for examiner in examiners]
 
-    assert (well.findings, well.records) == ([], 42)
-    assert (only(wrong).kind, only(wrong).offset) == (FindingKind.MISSING, 3)
+    assert [(done.findings, done.records) for done in sound] == [([], 42)] * 2
+    assert [(only(done).kind, only(done).offset) for done in wrong] == [
+        (FindingKind.MISSING, 3)
+    ] * 2
 
 
 @pytest.mark.slow

@@ -160,8 +160,21 @@ def test_a_session_that_is_not_attached_is_refused_with_the_call_to_make(
             stage_one(session, Log("others"))
         with pytest.raises(InvalidRecord, match=r"^channel: is of type str"):
             stage_one(session, "rides")  # type: ignore[arg-type]  # on purpose
-    with pytest.raises(NotAttached, match="stage_async"):
-        stage_one(object(), rides)
+        with pytest.raises(NotAttached, match=r"pipeline\.add_channel"):
+            stage_one(session, Log("others"), pipeline=pipeline)
+    with pytest.raises(NotAttached, match=r"takes a Session, or a Connection.*stage_async"):
+        stage_one(object(), rides, pipeline=pipeline)
+
+
+def test_a_session_may_name_the_pipeline_instead_of_attaching_it(
+    application: Engine, rides: Log, pipeline: Pipeline, staged: StagedRecords
+) -> None:
+    with Session(application) as session:
+        session.add(Ride(id=1))
+        stage_one(session, rides, pipeline=pipeline)
+        session.commit()
+
+    assert len(staged()) == 1
 
 
 def test_a_scoped_session_is_accepted(

@@ -23,7 +23,9 @@ from sqlalchemy import (
     LargeBinary,
     Numeric,
     String,
+    cast,
     insert,
+    literal,
     text,
     types,
     update,
@@ -33,6 +35,7 @@ from sqlalchemy.exc import IntegrityError, ProgrammingError
 from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
 from typing_extensions import override
 
+import penstock.alembic_operations  # noqa: F401  adds operations
 from fixtures.application import Base, Ride, StagedRecords
 from penstock import Log, Pipeline
 from penstock.declarations import StagingRule
@@ -269,6 +272,99 @@ def test_a_trigger_stages_the_same_records_as_the_hooks(
     assert records[0].data["span"] == "P-1DT3H4M0.5S"
 
 
+HOSTILE_SETTINGS = {
+    "timezone": "Asia/Tokyo",
+    "datestyle": "SQL, DMY",
+    "intervalstyle": "sql_standard",
+    "extra_float_digits": "-15",
+    "standard_conforming_strings": "off",
+    "bytea_output": "escape",
+}
+
+
+def test_a_capture_does_not_depend_on_the_writers_settings(
+    rides: Log, application: Engine, staged: StagedRecords
+) -> None:
+    """Guarantee 22: a number keeps its digits, and a time its zone, whatever the role or the database is set to."""
+    rule = Pipeline([rides]).stages(Sample, to=rides, key="note", capture="trigger")
+    precise = {**FULL, "real": 0.1 + 0.2}
+    with application.begin() as connection:
+        apply(connection, trigger_sql(rule, "penstock"))
+        connection.execute(insert(Sample).values(id=UUID(int=1), **precise))
+        for name, value in HOSTILE_SETTINGS.items():
+            connection.execute(text(f"SET LOCAL {name} = '{value}'"))
+        connection.execute(
+            text(f'UPDATE {quoted_table()} SET "the id" = :id').bindparams(id=UUID(int=2))
+        )
+
+    first, second = staged()
+    assert second.data == {**first.data, "id": str(UUID(int=2))}
+    assert second.data["real"] == 0.1 + 0.2
+
+
+def test_a_condition_does_not_depend_on_the_writers_settings(
+    pipeline: Pipeline, rides: Log, application: Engine, staged: StagedRecords
+) -> None:
+    rule = pipeline.stages(
+        Sample,
+        to=rides,
+        key="note",
+        data=[],
+        capture="trigger",
+        when="changed.moment::date = '2026-01-01' AND changed.moment::text LIKE '2026%'",
+    )
+    with application.begin() as connection:
+        apply(connection, trigger_sql(rule, "penstock"))
+        for name, value in HOSTILE_SETTINGS.items():
+            connection.execute(text(f"SET LOCAL {name} = '{value}'"))
+        connection.execute(insert(Sample).values(id=UUID(int=1), **FULL))
+
+    assert [record.key for record in staged()] == [FULL["note"]]
+
+
+@pytest.mark.parametrize(
+    ("value", "moment", "local", "day"),
+    [
+        ("infinity", "infinity", "infinity", "infinity"),
+        ("-infinity", "-infinity", "-infinity", "-infinity"),
+        (
+            "0044-03-15 BC",
+            "0044-03-15T00:00:00.000000+00:00 BC",
+            "0044-03-15T00:00:00.000000 BC",
+            "0044-03-15 BC",
+        ),
+        (
+            "20260-01-02",
+            "20260-01-02T00:00:00.000000+00:00",
+            "20260-01-02T00:00:00.000000",
+            "20260-01-02",
+        ),
+    ],
+)
+def test_times_that_python_does_not_have_are_captured_exactly(
+    rides: Log,
+    application: Engine,
+    staged: StagedRecords,
+    value: str,
+    moment: str,
+    local: str,
+    day: str,
+) -> None:
+    """Guarantee 22: infinity is not NULL, and 44 BC is not 44 AD."""
+    rule = Pipeline([rides]).stages(Sample, to=rides, key="note", capture="trigger")
+    with application.begin() as connection:
+        apply(connection, trigger_sql(rule, "penstock"))
+        connection.execute(text("SET LOCAL timezone = 'UTC'"))
+        times = {
+            name: cast(literal(value, String), getattr(Sample, name).type)
+            for name in ("moment", "local", "day")
+        }
+        connection.execute(insert(Sample).values(id=UUID(int=1), note="x", **times))
+
+    [record] = staged()
+    assert (record.data["moment"], record.data["local"], record.data["day"]) == (moment, local, day)
+
+
 def trigger_name(rule: StagingRule) -> str:
     return next(
         s.split()[4] for s in trigger_sql(rule, "penstock") if "TRIGGER" in s and "AFTER" in s
@@ -380,6 +476,35 @@ def test_a_migration_with_triggers_can_be_printed_as_sql(
         assert statement in printed.getvalue()
 
 
+def test_an_alembic_operation_creates_and_drops_the_triggers_of_classes(
+    pipeline: Pipeline, rides: Log, application: Engine, staged: StagedRecords
+) -> None:
+    pipeline.stages(Ride, to=rides, key="id", capture="trigger", when="status LIKE '%:x'")
+    pipeline.stages(Sequenced, to=rides, key="id", data=[], capture="trigger")
+    writing = text("INSERT INTO rides (status, fare, extra) VALUES (:status, 0, '{}')")
+    with application.begin() as connection:
+        operations: Any = Operations(MigrationContext.configure(connection))
+        operations.create_penstock_triggers(pipeline, Ride)
+        operations.create_penstock_triggers(pipeline, Ride)
+        connection.execute(writing, [{"status": "new:x"}, {"status": "new"}])
+        connection.execute(insert(Sequenced).values(id=1))
+        operations.drop_penstock_triggers(pipeline, Ride, Sequenced)
+        connection.execute(writing, {"status": "new:x"})
+
+    assert [record.data["status"] for record in staged()] == ["new:x"]
+
+
+def test_an_alembic_operation_names_a_class_without_a_trigger(
+    pipeline: Pipeline, rides: Log
+) -> None:
+    pipeline.stages(Ride, to=rides, key="id")
+    operations: Any = Operations(MigrationContext.configure(dialect_name="postgresql"))
+    with pytest.raises(DeclarationError, match="is declared for Ride"):
+        operations.create_penstock_triggers(pipeline, Ride)
+    with pytest.raises(DeclarationError, match="Give the mapped classes"):
+        operations.drop_penstock_triggers(pipeline)
+
+
 def test_dropping_removes_the_triggers_and_the_function(
     captured: StagingRule, application: Engine
 ) -> None:
@@ -432,18 +557,16 @@ class Parrot(Base):
 def test_a_rule_that_a_trigger_cannot_capture_is_refused(
     cls: type[Any], key: str, data: list[str] | None, reason: str, rides: Log
 ) -> None:
-    rule = Pipeline([rides]).stages(cls, to=rides, key=key, data=data, capture="trigger")
+    pipeline = Pipeline([rides])
     with pytest.raises(DeclarationError, match=reason):
-        trigger_sql(rule, "penstock")
+        pipeline.stages(cls, to=rides, key=key, data=data, capture="trigger")
+
+    assert pipeline.rules == ()
 
 
-def test_a_migration_without_triggers_or_with_duplicates_is_refused(rides: Log) -> None:
+def test_a_migration_without_triggers_is_refused(rides: Log) -> None:
     pipeline = Pipeline([rides])
     with pytest.raises(DeclarationError, match="nothing to migrate"):
-        trigger_migration(pipeline, revision="abc")
-    for _ in range(2):
-        pipeline.stages(Parrot, to=rides, key="id", data=["id"], capture="trigger")
-    with pytest.raises(DeclarationError, match="two trigger rules"):
         trigger_migration(pipeline, revision="abc")
     with pytest.raises(DeclarationError, match=r"not .trigger."):
         trigger_sql(pipeline.stages(Parrot, to=rides, key="id"), "penstock")

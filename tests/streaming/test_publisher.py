@@ -9,10 +9,11 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
-from fixtures.flow import ReadLog, stage_rows
+from fixtures.flow import ReadLog, entry_of_a_record, stage_rows
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
-from penstock.errors import AppendRefused, Fenced, ForeignLog, HistoryDiverged
+from penstock.errors import AppendRefused, DamagedJournal, Fenced, ForeignLog, HistoryDiverged
+from penstock.journal import journal_tails
 from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Record, Scope, ShardName
 from penstock.streaming import Streamer, tick
 from penstock.streaming.unpublished import BATCH_BYTES, unpublished
@@ -304,13 +305,13 @@ def test_another_record_at_the_same_offset_stops_the_streamer(
     streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
 ) -> None:
     """Guarantee 30, invariant 3: the entry at the shared offset must have the same record id."""
-    streamer.open()
+    streamer.drain()
     for shard in things.shard_names:
-        redis_client.xadd(f"penstock:{{{shard}}}:log", {"id": "999"}, id="1-0")
+        redis_client.xadd(f"penstock:{{{shard}}}:log", entry_of_a_record(999), id="1-0")
     stage_rows(connection, things, 5)
 
     with pytest.raises(HistoryDiverged, match="holds record 999"):
-        streamer.drain()
+        streamer.round()
 
 
 def test_a_reused_id_is_not_taken_for_the_same_record(
@@ -406,25 +407,29 @@ def test_a_hole_in_the_journal_is_never_skipped(
         "(SELECT min(first_offset) FROM penstock.journal WHERE shard = 0 AND first_offset > 1)"
     )
 
-    with pytest.raises(HistoryDiverged, match="deleted by something other"):
+    with pytest.raises(DamagedJournal, match=r"things/0 .*deleted by something other"):
         streamer.drain()
+    damaged, other = things.shard_names
+    assert logged(things)[damaged] == []
+    assert len(logged(things)[other]) == journal_tails(connection, DEFAULT_SCOPE)[other]
 
 
-def test_journal_rows_deleted_before_they_are_published_are_not_waited_for(
+def test_journal_rows_deleted_before_they_are_published_stop_their_shards(
     streamer: Streamer, connection: Connection, things: Log
 ) -> None:
-    """Otherwise the streamer would spin, waiting for records that never come."""
+    """The streamer neither spins, waiting for records that never come, nor goes on as if nothing had been."""
     streamer.drain()
     assert streamer._publisher is not None
     stage_rows(connection, things, 20)
     streamer._publisher.advance_target(tick(connection, DEFAULT_SCOPE).tails)
     connection.execute("DELETE FROM penstock.journal")
-    before = streamer.round()
-    streamer._refresh_at = 0.0
-    after = streamer.round()
+    with capture_logs() as logs:
+        done = [streamer.round() for _ in range(3)]
 
-    assert (before.backlog, before.idle) == (20, False)
-    assert (after.backlog, after.idle) == (0, True)
+    assert [(each.backlog, each.idle) for each in done] == [(0, True)] * 3
+    stopped = [each for each in logs if each["event"] == "shard unusable"]
+    assert sorted(each["shard"] for each in stopped) == ["things/0", "things/1"]
+    assert all("these rows of the journal are gone" in each["reason"] for each in stopped)
 
 
 def test_no_key_expires_and_all_keys_of_a_shard_share_a_slot(

@@ -168,9 +168,9 @@ def test_a_tick_is_durable_before_it_returns_whatever_the_default_is(
 ) -> None:
     """Guarantee 3: a crash of Postgres never takes back what was sent to Redis."""
     connection.execute(
-        "CREATE TABLE seen (setting text); "
+        "CREATE TABLE public.seen (setting text); "
         "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END $$; "
+        "$$ BEGIN INSERT INTO public.seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END $$; "
         "CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON penstock.ticks "
         "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION see()"
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, event, text
 from sqlalchemy.orm import Session
@@ -91,7 +92,7 @@ def test_nothing_depends_on_the_state_of_a_session(
         stage_rows(connection, things, 20, f"{number} ")
         streamer.round()
         assert streamer._connection is not None
-        streamer._connection.execute("DISCARD ALL")
+        psycopg.Cursor(streamer._connection).execute("DISCARD ALL")
     streamer.drain()
     worker.drain()
 

@@ -8,7 +8,7 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
-from fixtures.flow import ReadLog, retain_now, stage_rows
+from fixtures.flow import ReadLog, entry_of_a_record, retain_now, stage_rows
 from penstock import Ick, Log, Pipeline
 from penstock.channels.ick import DirtyList, repair
 from penstock.database.connections import Connection
@@ -249,7 +249,7 @@ def test_a_repaired_log_that_is_ahead_of_the_journal_stops_all(
     rounds(streamer)
     redis_client.delete(LOG_KEY)
     ahead = Offset(1000)
-    redis_client.xadd(LOG_KEY, {"id": "5"}, id=f"{ahead}-0")
+    redis_client.xadd(LOG_KEY, entry_of_a_record(5), id=f"{ahead}-0")
 
     with pytest.raises(HistoryDiverged, match="the log goes to offset 1000"):
         streamer.run(lambda: False)

@@ -74,6 +74,26 @@ def passed(done: subprocess.CompletedProcess[str]) -> int:
     return int(found[1]) if found else 0
 
 
+BY_TRIGGER = """
+from penstock.testing import assert_staged
+from sqlalchemy import text
+
+def test_plain_sql_is_staged(penstock_sessions, penstock_drain):
+    with penstock_sessions.begin() as session:
+        session.execute(text("INSERT INTO orders VALUES (7, 500)"))
+        assert_staged(session, channel="orders", key=7, data={"cents": 500})
+    assert penstock_drain() == {"receipts": 1}
+"""
+
+
+def test_declared_triggers_capture_in_tests_too(python: Path, project: Path) -> None:
+    (project / "test_by_trigger.py").write_text(BY_TRIGGER)
+    shop = project / "shop.py"
+    shop.write_text(shop.read_text().replace('key="id")', 'key="id", capture="trigger")'))
+
+    assert passed(run_pytest(python, project, "test_by_trigger.py")) == 1
+
+
 def test_the_example_project_passes_with_the_wheel(python: Path, project: Path) -> None:
     assert passed(run_pytest(python, project)) == 8
 

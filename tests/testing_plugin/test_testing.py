@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fixtures.application import Base, Ride, StagedRecords
-from penstock import Ick, Log, Pipeline, mark_dirty, stage
+from penstock import Ick, Log, Pipeline, TryAgain, mark_dirty, stage
 from penstock.database.connections import connect_postgres
 from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres
@@ -270,6 +270,25 @@ def test_handlers_that_stage_without_end_are_stopped(
 
     with pytest.raises(AssertionError, match="after 3 rounds"):
         drained(pipeline, database_url, redis_url)
+
+
+def test_a_handler_that_waits_for_ever_is_stopped_with_its_reason(
+    sessions: sessionmaker[Session],
+    pipeline: Pipeline,
+    rides: Log,
+    database_url: str,
+    redis_url: str,
+) -> None:
+    @pipeline.consumer(reads=rides, each=True)
+    def waits(_: Session, record: Any) -> None:
+        raise TryAgain(record.key, after=0.05)
+
+    with sessions.begin() as session:
+        stage(session, rides, key="k", action="rated", object="ride", data={})
+
+    with pytest.raises(AssertionError, match=r"waits was not drained within 0\.5 s") as raised:
+        drained(pipeline, database_url, redis_url, timeout_s=0.5)
+    assert isinstance(raised.value.__cause__, TryAgain)
 
 
 def test_missing_tables_are_named(

@@ -109,12 +109,14 @@ def _fill(servers: BenchServers, name: str, tables: str, rows: int) -> str:
 
 
 def _read_by_penstock(servers: BenchServers, url: str) -> int:
-    source = (
-        get_session(servers)
-        .read.format("penstock.table")
-        .options(databaseUrl=url, table="bench.trips")
-    )
-    return count_rows(source.load())
+    session = get_session(servers)
+    from penstock.spark import snapshot  # noqa: PLC0415  an optional dependency
+
+    with snapshot(url) as name:
+        source = session.read.format("penstock.table").options(
+            databaseUrl=url, table="bench.trips", snapshot=name
+        )
+        return count_rows(source.load())
 
 
 def _read_by_copy(servers: BenchServers, url: str) -> int:

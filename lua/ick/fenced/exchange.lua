@@ -41,6 +41,7 @@ local sources = adopt == 1 and redis.call("EXISTS", dirty, reserved) or redis.ca
 if follows == 1 and committed == 0 and sources == 0 and redis.call("EXISTS", held) == 0 then
   return answer(0)
 end
+begin_writing()
 if not format then
   redis.call("SET", version, FORMAT)
 end
@@ -49,8 +50,8 @@ end
 local left = redis.call("ZCARD", held)
 if left > size then
   local surplus = swap_pairs(redis.call("ZRANGE", held, size, -1, "WITHSCORES"))
-  redis.call("ZREMRANGEBYRANK", held, size, -1)
   in_slices(surplus, 1, function(...) return redis.call("ZADD", dirty, "LT", ...) end)
+  redis.call("ZREMRANGEBYRANK", held, size, -1)
   left = size
 end
 
@@ -81,15 +82,15 @@ while #members < size - left and (fresh[i] or plain[j]) do
     marks[#marks + 1] = member
   end
 end
--- Removed before added, as in move_lowest.
-in_slices(members, 1, function(...) return redis.call("ZREM", dirty, ...) end)
-if #plain > 0 then
-  in_slices(members, 1, function(...) return redis.call("ZREM", reserved, ...) end)
-end
-in_slices(marks, 1, function(...) return redis.call("ZADD", held, ...) end)
-
+-- The identity first: should a command below fail, the held set has not grown under an identity whose holder knows less.
 current.number = math.max(current.number, floor) + 1
 current.request = request
 redis.call("HSET", fence, "number", string.format("%.0f", current.number), "request", request,
   "holder", holder, "heartbeats", "0", "committed", string.format("%.0f", committed))
+-- Added before removed, as in move_lowest.
+in_slices(marks, 1, function(...) return redis.call("ZADD", held, ...) end)
+in_slices(members, 1, function(...) return redis.call("ZREM", dirty, ...) end)
+if #plain > 0 then
+  in_slices(members, 1, function(...) return redis.call("ZREM", reserved, ...) end)
+end
 return answer(committed)

@@ -14,7 +14,8 @@ if is_invalid then
   redis.call("HDEL", progress, "passed", "offset", "score")
 end
 local fields = redis.call("HMGET", progress, "passed", "offset", "score", "records", "dirtied")
-local done_up_to = tonumber(fields[1] or "0")
+-- What is no number counts as missing: nothing has been processed then, as far as is known.
+local done_up_to = tonumber(fields[1] or "") or 0
 local offset, score = tonumber(fields[2] or ""), tonumber(fields[3] or "")
 
 local lowest, highest, text
@@ -32,7 +33,7 @@ end
 local before = done_up_to
 if not lowest then
   done_up_to, offset = marked_up_to, nil
-elseif offset and lowest > score then
+elseif offset and score and lowest > score then
   done_up_to = offset
 end
 done_up_to = math.min(done_up_to, marked_up_to)
@@ -41,7 +42,7 @@ if done_up_to ~= before then
 end
 if not lowest then
   redis.call("HDEL", progress, "offset", "score")
-elseif not offset or lowest > score then
+elseif not (offset and score) or lowest > score then
   redis.call("HSET", progress, "offset", string.format("%.0f", marked_up_to), "score", text)
 end
-return {"progress", done_up_to, marked_up_to, tonumber(fields[4] or "0"), tonumber(fields[5] or "0")}
+return {"progress", done_up_to, marked_up_to, tonumber(fields[4] or "") or 0, tonumber(fields[5] or "") or 0}

@@ -1,16 +1,20 @@
-"""Isolates shards whose keys hold something that Penstock did not write, so that the other shards go on."""
+"""Isolates shards that cannot be published, so that the other shards go on.
+
+Their keys hold something that Penstock did not write, their journal is damaged, or a record of theirs is one that Redis
+does not take.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from penstock.errors import DamagedIck, ForeignLog
+from penstock.errors import DamagedIck, DamagedJournal, ForeignLog, UnpublishableRecord
 from penstock.records import ShardName
 
-UNUSABLE = (ForeignLog, DamagedIck)
-"""Errors about the keys of one shard; every other error concerns a server or all shards."""
+UNUSABLE = (ForeignLog, DamagedIck, DamagedJournal, UnpublishableRecord)
+"""Errors about one shard; every other error concerns a server or all shards."""
 
-ShardError = ForeignLog | DamagedIck
+ShardError = ForeignLog | DamagedIck | DamagedJournal | UnpublishableRecord
 
 OnUnusable = Callable[[ShardName, ShardError], None]
 """Called with a shard that cannot be used, and the reason."""
@@ -20,11 +24,10 @@ _T = TypeVar("_T")
 
 @contextmanager
 def isolated(shard: ShardName, on_unusable: OnUnusable | None) -> Iterator[None]:
-    """Reports the shard, and suppresses the error, if its keys cannot be used.
+    """Reports the shard, and suppresses the error, if it cannot be used.
 
     Raises:
-        ForeignLog: The same, if there is no ``on_unusable``.
-        DamagedIck: The same, if there is no ``on_unusable``.
+        Refused: One of ``UNUSABLE``, if there is no ``on_unusable``.
     """
     try:
         yield
@@ -44,8 +47,7 @@ def ask_each(
     All shards are asked together, as long as none of them fails.
 
     Raises:
-        ForeignLog: A shard cannot be used, and there is no ``on_unusable``.
-        DamagedIck: A shard cannot be used, and there is no ``on_unusable``.
+        Refused: One of ``UNUSABLE``: a shard cannot be used, and there is no ``on_unusable``.
     """
     try:
         return dict(ask(shards))

@@ -1,19 +1,28 @@
 """Connections to Redis or Valkey, and the translation of their errors.
 
-The client library's own retries are off, because only the caller knows whether a write may be repeated.
+The client library's own retries are off, because only the caller knows whether a write may be repeated.  Every new
+connection checks that the server is new enough: an older one lacks commands of the scripts.
 """
 
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
-from urllib.parse import parse_qs, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisClusterException  # a cluster that is not whole; no RedisError
+from redis.cluster import ClusterNode
+from redis.exceptions import (
+    AuthenticationError,
+    InvalidResponse,
+    MovedError,
+    RedisClusterException,  # a cluster that is not whole; no RedisError
+)
 from redis.retry import Retry
-from redis.sentinel import Sentinel
+from redis.sentinel import MasterNotFoundError, Sentinel
 
+from penstock.channels.urls import RedisUrl, parse_redis_url
 from penstock.errors import (
     AppendRefused,
     ForeignLog,
@@ -26,10 +35,18 @@ CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 15.0
 """Longest wait for a reply, in seconds: longer than any blocking read, so that it detects a half-open connection."""
 
+OLDEST: Mapping[str, tuple[int, int]] = {"Redis": (6, 2), "Valkey": (7, 2)}
+"""The oldest versions that have every command of the scripts."""
+
 RedisClient = Any
 """``redis.Redis`` or ``redis.RedisCluster``: the same methods, but no common type."""
 
-_REFUSALS = (
+REDIS_ERRORS = (redis.RedisError, RedisClusterException)
+"""Every error of the client library."""
+
+RedisFailure = redis.RedisError | RedisClusterException
+
+REFUSALS = (
     "OOM",
     "READONLY",
     "MISCONF",
@@ -41,46 +58,171 @@ _REFUSALS = (
     "NOPERM",
 )
 
+_FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+
 
 def connect_redis(url: str) -> RedisClient:
-    """A client for ``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://`` or ``redis+sentinel://…?service=name``.
+    """A client for the server, the Cluster or the Sentinels at a URL: see ``penstock.channels.urls``.
 
-    It connects on the first command.
+    It connects on the first command; to a Cluster at once.  With TLS it verifies the server's certificate and name.
 
     Raises:
-        ServerUnavailable: The URL cannot be understood.
+        InvalidSetting: The URL is invalid.
+        ServerUnavailable: A Cluster does not answer, or a file for TLS cannot be read.
+        UnsafeSetting: A Cluster's servers are too old.
     """
-    options: dict[str, Any] = {
+    parsed = parse_redis_url(url)
+    _check_files(parsed.options)
+    with redis_errors("connecting to Redis"):
+        match parsed.kind:
+            case "cluster":
+                return _connect_cluster(parsed)
+            case "sentinel":
+                return _connect_sentinels(parsed)
+            case _:
+                return _connect_server(parsed)
+
+
+def _check_files(options: Mapping[str, Any]) -> None:
+    """Checks the files for TLS: the client library's error would not say which of them is missing."""
+    for name in _FILES:
+        if name in options and not os.access(options[name], os.R_OK):
+            raise ServerUnavailable(f"redis_url: {name}: {options[name]} cannot be read")
+
+
+def _timeouts_and_tls(parsed: RedisUrl) -> dict[str, Any]:
+    """What every connection has, unless the URL says otherwise."""
+    own: dict[str, Any] = {
         "socket_timeout": REPLY_TIMEOUT_S,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
-        "retry": Retry(NoBackoff(), 0),
     }
+    if parsed.is_tls:
+        own |= {"ssl_cert_reqs": "required"}
+        # Verifying no certificate, there is no name to compare.
+        own |= {"ssl_check_hostname": parsed.options.get("ssl_cert_reqs") != "none"}
+    names = {*own, *_FILES, "ssl_password", "socket_keepalive", "protocol"}
+    return own | {name: value for name, value in parsed.options.items() if name in names}
+
+
+def _connect_server(parsed: RedisUrl) -> RedisClient:
+    where: dict[str, Any] = {"path": parsed.path}
+    kind: Any = redis.UnixDomainSocketConnection
+    if parsed.kind == "server":
+        [(host, port)] = parsed.hosts
+        where = {"host": host, "port": port}
+        kind = redis.SSLConnection if parsed.is_tls else redis.Connection
+    pool = redis.ConnectionPool(
+        connection_class=kind,
+        retry=Retry(NoBackoff(), 0),
+        redis_connect_func=_set_up_and_check,
+        **{**_timeouts_and_tls(parsed), **parsed.options, **where},
+    )
+    return redis.Redis.from_pool(pool)
+
+
+def _connect_cluster(parsed: RedisUrl) -> RedisClient:
+    options = {**_timeouts_and_tls(parsed), **parsed.options}
+    node: Any = ClusterNode  # untyped in redis-py
+    return redis.RedisCluster(
+        startup_nodes=[node(host, port) for host, port in parsed.hosts],
+        retry=Retry(NoBackoff(), 0),
+        redis_connect_func=_check_version,  # called once the client library has set up the connection
+        **(options | {"ssl": True} if parsed.is_tls else options),
+    )
+
+
+def _connect_sentinels(parsed: RedisUrl) -> RedisClient:
+    common = {**_timeouts_and_tls(parsed), "retry": Retry(NoBackoff(), 0), "ssl": parsed.is_tls}
+    sentinels: Any = _Sentinels(  # type: ignore[no-untyped-call]  # untyped in redis-py
+        parsed.hosts, sentinel_kwargs={**common, **parsed.sentinel_options}
+    )
+    return sentinels.master_for(
+        parsed.service, **{**common, **parsed.options}, redis_connect_func=_set_up_and_check
+    )
+
+
+class _Sentinels(Sentinel):
+    """Sentinels whose error says why they name no master, in place of what the client library knows of itself."""
+
+    def discover_master(self, service_name: str) -> Any:
+        """Address and port of the master."""
+        try:
+            return super().discover_master(service_name)  # type: ignore[no-untyped-call]  # untyped in redis-py
+        except MasterNotFoundError:
+            raise MasterNotFoundError(
+                f"the Sentinels name no master {service_name!r}; {self._why()}"
+            ) from None
+
+    def _why(self) -> str:
+        """Asks one of them again: they are mostly set up alike."""
+        try:
+            self.sentinels[0].ping()
+        except redis.RedisError as error:
+            return f"the first: {_reason(error)}{_advice(error)}"
+        return "they answer: is it another service=…, or is it down?"
+
+
+def _set_up_and_check(connection: Any) -> None:
+    """Authenticates and selects the database, as the client library would by itself, and checks the server's version."""
     try:
-        if url.startswith("redis+cluster://"):
-            return redis.RedisCluster.from_url(
-                url.replace("redis+cluster://", "redis://", 1), **options
-            )
-        if url.startswith("redis+sentinel://"):
-            return _sentinel(url, options)
-        return redis.Redis.from_url(url, **options)
-    except (ValueError, redis.RedisError) as error:
-        raise ServerUnavailable(
-            f"Redis cannot be reached by the URL given: {type(error).__name__}"
-        ) from error
+        connection.on_connect()
+    except redis.ResponseError as error:
+        if "unknown command" not in str(error):
+            raise
+        # It is too old for the greeting, which the check below tells better.
+    except redis.ConnectionError as error:
+        if not _CUT.search(str(error)):
+            raise
+        own = _CLOSED_TLS if isinstance(connection, redis.SSLConnection) else _CLOSED
+        raise redis.ConnectionError(f"{own}: {error}") from error
+    _check_version(connection)
 
 
-def _sentinel(url: str, options: dict[str, Any]) -> RedisClient:
-    """The master of a service: ``redis+sentinel://:password@host:26379,host2:26379/0?service=mymaster``."""
-    parts = urlsplit(url)
-    service = parse_qs(parts.query).get("service", ["mymaster"])[0]
-    hosts = parts.netloc.rpartition("@")[2].split(",")
-    sentinels = [(host, int(port or 26379)) for host, _, port in (h.partition(":") for h in hosts)]
-    watchers: Any = Sentinel(  # type: ignore[no-untyped-call]  # untyped in redis-py
-        sentinels, sentinel_kwargs=options, **options
-    )
-    return watchers.master_for(
-        service, password=parts.password, db=int(parts.path.strip("/") or 0), **options
-    )
+def _check_version(connection: Any) -> None:
+    """Refuses a server that is too old; one that does not tell its version is taken for new enough.
+
+    Raises:
+        UnsafeSetting: It is too old.
+    """
+    name, version = _server_version(connection)
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST[name]:
+        connection.disconnect()
+        needed = " or ".join(f"{each} {a}.{b}" for each, (a, b) in OLDEST.items())
+        raise UnsafeSetting(
+            f"{name} {version} is too old: it lacks commands that Penstock's scripts call. Upgrade it to {needed}, or newer"
+        )
+
+
+def _server_version(connection: Any) -> tuple[str, str]:
+    """Name and version of the server: from its greeting, if the protocol has one, or on request."""
+    greeting = connection.handshake_metadata or _ask(connection, "HELLO")
+    if greeting:
+        pairs = greeting.items() if isinstance(greeting, dict) else _pairs(greeting)
+        found = {_as_text(key): _as_text(value) for key, value in pairs}
+        name = "Valkey" if found.get("server") == "valkey" else "Redis"
+        return name, found.get("version", "")
+    # Before Redis 6, or behind a proxy.
+    info = _as_text(_ask(connection, "INFO", "server") or "")
+    found_version = re.search(r"^redis_version:(\S+)", info, re.MULTILINE)
+    return "Redis", found_version[1] if found_version else ""
+
+
+def _pairs(flat: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(flat[::2], flat[1::2], strict=False)
+
+
+def _ask(connection: Any, *command: str) -> Any:
+    """The reply to a command; None if the server refuses it."""
+    connection.send_command(*command, check_health=False)
+    try:
+        return connection.read_response()
+    except redis.ResponseError:
+        return None
+
+
+def _as_text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 @contextmanager
@@ -93,40 +235,99 @@ def redis_errors(what: str) -> Iterator[None]:
     Raises:
         ServerUnavailable: No connection, or no reply in time.
         AppendRefused: The server answers, but refuses writes for now.
-        ForeignLog: The key holds another type.
+        ForeignLog: The key holds something else.
     """
     try:
         yield
-    except (redis.RedisError, RedisClusterException) as error:
+    except REDIS_ERRORS as error:
         raise translate_error(error, what) from error
 
 
-def translate_error(error: redis.RedisError | RedisClusterException, what: str) -> PenstockError:
+def translate_error(error: RedisFailure, what: str) -> PenstockError:
     """Our error for one of the client library's; error replies contain no payload."""
-    text = str(error)
+    if isinstance(error.__cause__, PenstockError):  # raised while a Cluster's client connected
+        return error.__cause__
+    return _translate_unavailable(error, what) or _translate_reply(error, what)
+
+
+def _translate_unavailable(error: RedisFailure, what: str) -> ServerUnavailable | None:
+    """The error of a server that cannot be talked to; None if it has answered."""
+    if isinstance(error, AuthenticationError) or _word(error) in ("WRONGPASS", "NOAUTH"):
+        return ServerUnavailable(
+            f"{what}: Redis refuses the user or the password of redis_url: {_reason(error)}. "
+            "Special characters in them are percent-encoded: %40 for @"
+        )
+    if isinstance(error, InvalidResponse):
+        return ServerUnavailable(
+            f"{what}: the server at redis_url does not speak Redis' protocol. Does the port belong to another server?"
+        )
+    if isinstance(error, MovedError):
+        return ServerUnavailable(
+            f"{what}: the server at redis_url belongs to a Cluster: redis+cluster://, not redis://"
+        )
     if isinstance(error, RedisClusterException) or (
         isinstance(error, (redis.ConnectionError, redis.TimeoutError))
-        and _word(error) not in _REFUSALS
+        and _word(error) not in REFUSALS
     ):
-        return ServerUnavailable(f"{what}: Redis does not answer ({type(error).__name__})")
-    if "WRONGTYPE" in text:
+        return ServerUnavailable(
+            f"{what}: Redis does not answer ({type(error).__name__}: {_reason(error)}){_advice(error)}"
+        )
+    return None
+
+
+def _translate_reply(error: RedisFailure, what: str) -> ForeignLog | AppendRefused:
+    """The error that an error reply stands for."""
+    if "WRONGTYPE" in _text(error):
         return ForeignLog(
             f"{what}: the key holds another type, not a stream; something else uses Penstock's names in this Redis. "
             "Move it away, or give the pipeline another namespace"
         )
-    return AppendRefused(f"{what}: Redis refuses: {text[:200]}")
+    return AppendRefused(f"{what}: Redis refuses: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    """The text of an error in one line."""
+    return " ".join(_text(error).split())[:300].rstrip(".")
+
+
+def _text(error: Exception) -> str:
+    """The text of an error without the command of a pipeline, whose arguments may be a payload."""
+    return _COMMAND.sub("", str(error))
+
+
+_COMMAND = re.compile(r"^Command # \d+ \(.*\) of pipeline caused error: ", re.DOTALL)
+_CUT = re.compile("closed by server|while (reading|writing)")
+_CLOSED = "the server closed the connection at the first command"
+_CLOSED_TLS = "the server closed the TLS connection at the first command"
+_ADVICE = {
+    "CERTIFICATE_VERIFY_FAILED": "name the file of the CA's certificate: ?ssl_ca_certs=/path/ca.pem",
+    "WRONG_VERSION_NUMBER": "does this port speak TLS? Without TLS it is redis://, not rediss://",
+    "record layer failure": "does this port speak TLS? Without TLS it is redis://, not rediss://",
+    _CLOSED_TLS: "does it want a client's certificate? ?ssl_certfile=/path/client.pem&ssl_keyfile=/path/client.key",
+    _CLOSED: "does this port speak TLS, or another protocol? With TLS it is rediss://, not redis://",
+    "Timeout connecting": "is the address right and, for rediss://, does the port speak TLS?",
+    "luster mode is not enabled": "it is a single server: redis://, not redis+cluster://",
+}
+
+
+def _advice(error: Exception) -> str:
+    """What to do about an error, by what its text contains."""
+    for found, advice in _ADVICE.items():
+        if found in str(error):
+            return f"; {advice}"
+    return ""
 
 
 def is_unavailable(error: BaseException) -> bool:
     """Whether an error of the client library says that Redis cannot do it now, and will: away, loading, full, read-only."""
     if isinstance(error, redis.ConnectionError | redis.TimeoutError | RedisClusterException):
         return True
-    return isinstance(error, redis.RedisError) and _word(error) in _REFUSALS
+    return isinstance(error, redis.RedisError) and _word(error) in REFUSALS
 
 
-def _word(error: redis.RedisError) -> str:
+def _word(error: Exception) -> str:
     """The first word of a reply, which says what kind of error it is."""
-    return str(error).split(" ", 1)[0].rstrip(":")
+    return _text(error).split(" ", 1)[0].rstrip(":")
 
 
 def info_text(client: RedisClient, section: str) -> dict[str, Any]:

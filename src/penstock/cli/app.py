@@ -46,7 +46,9 @@ COMMANDS = (
         RUN,
         "Run the pipeline under crashes, repeated sends and a kill; exits with 4 if anything is lost or doubled.",
     ),
-    CommandEntry("init", RUN, "Create or upgrade Penstock's tables, or its roles."),
+    CommandEntry(
+        "init", RUN, "Create or upgrade Penstock's tables and declared triggers, or its roles."
+    ),
     CommandEntry("run", RUN, "Run the whole pipeline: the streamer and all consumers."),
     CommandEntry(
         "stream", RUN, "Sequence and publish staged records; several of these may run at once."
@@ -55,7 +57,9 @@ COMMANDS = (
         "consume", RUN, "Apply records with one consumer; several processes share its shards."
     ),
     CommandEntry(
-        "status", INSPECT, "Show how far records are staged, sequenced, published and applied."
+        "status",
+        INSPECT,
+        "Show how far records are staged, sequenced, published and applied; exits with 1 if a shard does not move.",
     ),
     CommandEntry(
         "tail",

@@ -20,10 +20,11 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from penstock.cli.logs import configure_log
-from penstock.cli.render import show_error
+from penstock.cli.render import prepare_output, show_error
 from penstock.errors import DeclarationError, InvalidSetting
 from penstock.loading import load_pipeline
 from penstock.pipeline import Pipeline
+from penstock.records import Offset, Place, parse_place
 from penstock.settings import (
     Secret,
     SettingDescription,
@@ -84,6 +85,7 @@ def command(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]
 def _run(function: Callable[..., None], chosen: dict[str, Any], arguments: dict[str, Any]) -> None:
     """Loads the settings and runs the command; an error becomes a line on stderr and an exit code."""
     debug = chosen["log_level"] == "debug"
+    prepare_output()
     try:
         settings = load_settings(chosen)
         debug = settings.log_level == "debug"
@@ -160,6 +162,15 @@ def _metavar(setting: SettingDescription) -> str | None:
 def parse_conf(settings: Settings) -> dict[str, str]:
     """The setting ``conf`` as names and values."""
     return dict(pair.partition("=")[::2] for pair in settings.conf)
+
+
+def parse_position(text: str) -> Offset | Place:
+    """An offset, or a place such as ``rides/2 offset 4118``.
+
+    Raises:
+        InvalidSetting: The text is neither.
+    """
+    return Offset(int(text)) if text.isascii() and text.isdigit() else parse_place(text)
 
 
 def require_pipeline(settings: Settings) -> Pipeline:

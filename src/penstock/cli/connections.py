@@ -8,6 +8,7 @@ from penstock.channels.server import RedisClient, connect_redis
 from penstock.cli.command import find_pipeline
 from penstock.cli.servers import Servers, servers
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.revisions import check_revision
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Scope
 from penstock.settings import Settings
@@ -46,6 +47,7 @@ def open_connections(
     Raises:
         DeclarationError: ``--app`` names no pipeline.
         InvalidSetting: One of the two URLs is missing.
+        SchemaMissing: This release does not work with the schema.
         ServerUnavailable: Postgres does not answer.  Redis is not contacted yet.
     """
     pipeline = find_pipeline(settings)
@@ -57,4 +59,5 @@ def open_connections(
         ) as connection,
         connect_redis(urls.redis_url) as client,
     ):
+        check_revision(connection, scope)
         yield Connections(connection, client, pipeline, scope, urls)

@@ -1,4 +1,7 @@
-"""What commands print: tables and JSON on stdout, everything else on stderr."""
+"""What commands print: tables and JSON on stdout, everything else on stderr.
+
+Nothing is printed but by these functions: they escape what a terminal would obey.
+"""
 
 import dataclasses
 import json
@@ -6,32 +9,65 @@ import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from io import TextIOWrapper
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.logs import mask
+from penstock.display import UNENCODABLE, escape, escape_lines, mask
 from penstock.errors import PenstockError
 
 WIDE = 200
 """Width of a table written to a file or a pipe, in characters, so that no cell is cut."""
 
+WRAPPED = 24
+"""Width, in characters, that a column keeps on a terminal that is too narrow for the table."""
+
+GAP = 2
+"""Width of the space between two columns, in characters."""
+
+CLEAR = "\x1b[H\x1b[2J"
+
+
+def prepare_output() -> None:
+    """Escapes on stdout and stderr what the terminal's encoding lacks: output never fails after something was done."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=UNENCODABLE)
+
 
 def say(text: str) -> None:
-    """Prints a message on stderr."""
-    print(mask(text), file=sys.stderr, flush=True)
+    """Prints a message on stderr; further lines of it are indented."""
+    print(escape_lines(mask(text)), file=sys.stderr, flush=True)
 
 
-def show(text: str) -> None:
-    """Prints data on stdout."""
-    print(text, flush=True)
+def show(*lines: str) -> None:
+    """Prints data on stdout: each argument is one line, whatever is in it."""
+    print("\n".join(map(escape, lines)), flush=True)
+
+
+def show_text(text: str) -> None:
+    """Prints a text of several lines on stdout, such as SQL."""
+    show(*text.split("\n"))
 
 
 def show_json(value: Any) -> None:
     """Prints data as one line of JSON: dataclasses as objects, times as ISO 8601, durations in seconds."""
-    show(json.dumps(value, default=_to_json, ensure_ascii=False))
+    show(to_json(value))
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """A value as JSON: dataclasses as objects, times as ISO 8601, durations in seconds."""
+    return json.dumps(value, default=_to_json, ensure_ascii=False, indent=indent)
+
+
+def clear_screen() -> None:
+    """Empties the terminal, if stdout is one."""
+    if sys.stdout.isatty():
+        print(CLEAR, end="", flush=True)
 
 
 def _to_json(value: Any) -> Any:
@@ -48,29 +84,31 @@ def show_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = ""
 ) -> None:
     """Prints data as a table; columns whose name begins with ``#`` are right-aligned."""
-    show(table_text(columns, rows, title=title))
+    show_text(table_text(columns, rows, title=title))
 
 
 def table_text(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> str:
-    """A table as text; ``WIDE`` if stdout is not a terminal."""
+    """A table as text: as wide as the terminal, or ``WIDE`` without one, but never so narrow that a cell is cut."""
+    cells = [[escape(_cell(value)) for value in row] for row in rows]
+    headers = [column.lstrip("#") for column in columns]
+    widths = [max(map(cell_len, column)) for column in zip(headers, *cells, strict=True)]
     table = Table(
-        title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold"
+        title=title or None, title_justify="left", title_style="", box=None, pad_edge=False
     )
-    for number, column in enumerate(columns):
-        counts = column.startswith("#")
-        # On a narrow terminal, only columns of text are wrapped.
+    for column, header, width in zip(columns, headers, widths, strict=True):
         table.add_column(
-            column.lstrip("#"),
-            justify="right" if counts else "left",
-            no_wrap=counts or number == 0,
+            header,
+            justify="right" if column.startswith("#") else "left",
+            no_wrap=width <= WRAPPED,
+            overflow="fold",
         )
-    for row in rows:
-        # Text, not markup: names and reasons may contain brackets.
-        table.add_row(*(Text(_cell(value)) for value in row))
-    console = Console() if sys.stdout.isatty() else Console(width=WIDE, no_color=True)
+    for row in cells:
+        table.add_row(*map(Text, row))  # not markup: names and reasons may contain brackets
+    console = Console(width=None if sys.stdout.isatty() else WIDE, color_system=None)
+    console.width = max(console.width, sum(min(width, WRAPPED) + GAP for width in widths) - GAP)
     with console.capture() as captured:
         console.print(table)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+    return "\n".join(line.rstrip() for line in captured.get().split("\n")).rstrip("\n")
 
 
 def _cell(value: object) -> str:
@@ -102,13 +140,14 @@ def show_error(error: BaseException, *, debug: bool) -> int:
     may contain a payload; with ``debug`` the traceback, too.
     """
     if isinstance(error, PenstockError):
-        say(f"error: {error}\ndocs: {error.page}")
+        say(f"error: {error}")
+        say(f"docs: {error.page}")
     else:
         say(
             f"error: {type(error).__name__}, which Penstock did not expect. "
             + ("" if debug else "For the traceback: --log-level debug")
-            + "\ndocs: errors#penstockerror"
         )
+        say("docs: errors#penstockerror")
     if debug:
         say("".join(_format_frames(error)).rstrip())
     return error.exit_code if isinstance(error, PenstockError) else 1

@@ -4,18 +4,20 @@ Without URLs, the embedded servers in ``data_directory`` are used.  The first co
 stops them when it ends; others find their URLs there, in files that only the owner can read.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.channels.server import connect_redis, redis_errors
-from penstock.cli.logs import register_secrets
 from penstock.cli.render import say
 from penstock.database.connections import connect_postgres
 from penstock.database.initialise import initialise
+from penstock.embedded.directories import url_file
+from penstock.embedded.ownership import check_own, read_own
 from penstock.errors import InvalidSetting, ServerUnavailable
-from penstock.settings import Secret, Settings
+from penstock.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -43,6 +45,7 @@ def servers(settings: Settings, *, schema: str, start: bool = True) -> Iterator[
     Raises:
         InvalidSetting: One of the two URLs is missing.
         ServerUnavailable: There are no URLs, and the embedded servers cannot run.
+        Refused: The directory of the embedded servers, or a file in it, belongs to somebody else.
     """
     if settings.database_url is not None and settings.redis_url is not None:
         yield Servers(settings.database_url.value, settings.redis_url.value)
@@ -80,7 +83,6 @@ def _start_embedded(directory: Path, schema: str) -> Iterator[Servers]:
         yield running
         return
     try:
-        register_secrets([Secret(embedded.database_url), Secret(embedded.redis_url)])
         say(f"Started an embedded Postgres and Valkey in {directory}; they stop with this command.")
         initialise(embedded.database_url, schema)
         yield Servers(embedded.database_url, embedded.redis_url)
@@ -89,20 +91,24 @@ def _start_embedded(directory: Path, schema: str) -> Iterator[Servers]:
 
 
 def running_servers(directory: Path) -> Servers | None:
-    """The servers that another process runs in ``directory``; None if they do not answer."""
+    """The servers that another process runs in ``directory``; None if they do not answer.
+
+    Raises:
+        Refused: The directory, or a file with a URL, belongs to somebody else, who could name his own servers there.
+    """
     database_url, redis_url = _read_url(directory / "postgres"), _read_url(directory / "redis")
-    if database_url is None or redis_url is None or not _answer(database_url, redis_url):
+    if not database_url or not redis_url or not _answer(database_url, redis_url):
         return None
-    register_secrets([Secret(database_url), Secret(redis_url)])
     return Servers(database_url, redis_url)
 
 
-def _read_url(directory: Path) -> str | None:
-    """The URL that the process running a server has written to its directory."""
-    try:
-        return (directory / "url").read_text(encoding="utf-8").strip() or None
-    except OSError:
-        return None
+def _read_url(directory: Path) -> str:
+    """The URL that the process running a server has written to its directory; empty if there is none."""
+    for each in (directory.parent, directory):
+        if not os.path.lexists(each):
+            return ""
+        check_own(each)
+    return read_own(url_file(directory)).strip()
 
 
 def _answer(database_url: str, redis_url: str) -> bool:

@@ -29,6 +29,8 @@ def start_spark(settings: Settings, what: str) -> Iterator["SparkSession"]:
     with require_extra("spark", what):
         from penstock.spark.session import (  # noqa: PLC0415  an optional extra
             available_cores,
+            is_jvm_alive,
+            jvm_errors,
             spark_session,
         )
     cores = available_cores()
@@ -42,6 +44,8 @@ def start_spark(settings: Settings, what: str) -> Iterator["SparkSession"]:
         },
     )
     try:
-        yield spark
+        with jvm_errors(what):
+            yield spark
     finally:
-        spark.stop()
+        if is_jvm_alive():
+            spark.stop()

@@ -45,6 +45,8 @@ Item = TypeVar("Item")
 Item_contra = TypeVar("Item_contra", contravariant=True)
 
 MAX_PAUSE_S = 0.5
+MAX_PAUSES = 3
+"""A delivery waits itself so many times, and so long: other shards wait meanwhile.  After that the shard rests instead."""
 
 Pause = Callable[[float], bool]
 """Waits so many seconds; true if there is to be no other attempt, because the process stops."""
@@ -184,7 +186,7 @@ class Deliverer(Generic[Item]):
         self._show(delivery.shard, failed)
         outcome = self._outcome(delivery.shard, trouble, failed)
         match decide(self._policy, len(part), trouble, outcome):
-            case Retry(after_s, known) if after_s > MAX_PAUSE_S:
+            case Retry(after_s, known) if after_s > MAX_PAUSE_S or known.pauses > MAX_PAUSES:
                 self._trouble[delivery.shard] = (self._source.identify(part[0]), known)
                 self._postpone(delivery, after_s, failed)
                 return False

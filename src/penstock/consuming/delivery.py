@@ -97,6 +97,11 @@ class Trouble:
     asked: int = 0
     items: int = 0
 
+    @property
+    def pauses(self) -> int:
+        """Times in a row that something else than the items was waited for."""
+        return self.waits + self.asked
+
 
 NO_TROUBLE = Trouble()
 

@@ -16,7 +16,14 @@ from penstock.consuming.delivery import (
     Outcome,
     Unavailable,
 )
-from penstock.database.errors import READ_ONLY, ErrorKind, classify, driver_error, sqlstate
+from penstock.database.errors import (
+    IDLE_IN_TRANSACTION,
+    READ_ONLY,
+    ErrorKind,
+    classify,
+    driver_error,
+    sqlstate,
+)
 from penstock.errors import (
     HandlerCommitted,
     HandlerNotRun,
@@ -27,6 +34,10 @@ from penstock.errors import (
 MAX_REASON_CHARACTERS = 500
 MAX_FRAMES = 12
 MAX_CAUSES = 20
+_HANDLERS_OWN = (
+    READ_ONLY,  # made by the handler: the checkpoint's row could be locked before
+    IDLE_IN_TRANSACTION,  # too slow for `idle_timeout_s`: fewer records take less time
+)
 _OURS = re.compile(r"penstock[\\/]consuming[\\/]")
 
 
@@ -117,8 +128,7 @@ def _find_outcome_in_postgres(error: BaseException, culprit: int | None) -> Outc
         case ErrorKind.SCHEMA:
             # Code that was deployed before its migration.
             return Unavailable()
-        case ErrorKind.UNAVAILABLE if sqlstate(error) != READ_ONLY:
-            # Read-only the transaction was made by the handler: the checkpoint's row could be locked before.
+        case ErrorKind.UNAVAILABLE if sqlstate(error) not in _HANDLERS_OWN:
             return Unavailable()
         case _:
             return Failed(culprit)

@@ -16,6 +16,7 @@ import os
 import random
 import socket
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import Unpack
 
@@ -29,6 +30,7 @@ from penstock.channels.ick import (
     Superseded,
     update_progress,
 )
+from penstock.channels.isolation import ask_each, isolated
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import redis_errors
 from penstock.consuming.delivered import Consumed, Delivered
@@ -112,7 +114,6 @@ class IckWorker(Worker[ReservedMember]):
         Raises:
             ServerUnavailable: Postgres or Redis does not answer.
             AppendRefused: Redis takes no writes now.
-            DamagedIck: An Ick is not whole.
             HandlerExited: The handler wants the process to end.
         """
         self._opened()
@@ -120,8 +121,10 @@ class IckWorker(Worker[ReservedMember]):
         end = monotonic() + (self._block_ms if block_ms is None else block_ms) / 1000
         while not self._stop():
             waiting = self._waiting()
+            self._retry_unusable()
             for shard in waiting:
-                self._visit(shard, consumed)
+                with isolated(shard, self._leave_out):
+                    self._visit(shard, consumed)
                 if self._stop():
                     break
             if monotonic() >= self._progress_at:
@@ -136,18 +139,20 @@ class IckWorker(Worker[ReservedMember]):
         """Rounds until the Ick has nothing more, but for shards that are halted; gives the number of members applied.
 
         Raises:
-            As ``round``.
+            DamagedIck: A shard's Ick is damaged; all other shards are drained.
+            PenstockError: Any other that ``round`` raises.
         """
         applied = 0
         while True:
             consumed = self.round(block_ms=0)
             applied += consumed.applied
             report(consumed)
-            if set(self._occupied()) <= self._halted:
+            if set(self._occupied()) <= self._halted | self._unusable.keys():
                 break
             if consumed.idle:
                 self._pause(IDLE_PAUSE_S)
         self._follow()
+        self._raise_unusable()
         return applied
 
     def _occupied(self) -> list[ShardName]:
@@ -235,7 +240,11 @@ class IckWorker(Worker[ReservedMember]):
     def _follow(self) -> None:
         """Moves the checkpoints up to what is done: nothing before that has to be kept."""
         transaction, _ = self._opened()
-        found = update_progress(self._client, self._pipeline.scope.namespace, self._shards)
+        found = ask_each(
+            partial(update_progress, self._client, self._pipeline.scope.namespace),
+            [shard for shard in self._shards if shard not in self._unusable],
+            self._leave_out,
+        )
         for shard, progress in found.items():
             if progress.done_up_to > self._done_up_to.get(shard, Offset(0)):
                 transaction.apply([shard], plan_progress(shard, progress.done_up_to))

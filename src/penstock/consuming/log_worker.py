@@ -13,6 +13,7 @@ from typing import Unpack
 
 import structlog
 
+from penstock.channels.isolation import ask_each
 from penstock.channels.log import Follower, extents
 from penstock.consuming.backfill import backfill
 from penstock.consuming.checkpoints import Checkpoints
@@ -88,7 +89,10 @@ class LogWorker(Worker[Record]):
         """As ``Worker.open``, and reads the consumer's checkpoints."""
         super().open()
         self._follower = Follower(
-            self._client, self._pipeline.scope.namespace, count=self.consumer.batch
+            self._client,
+            self._pipeline.scope.namespace,
+            count=self.consumer.batch,
+            on_unusable=self._leave_out,
         )
         self._held, self._reread_at = set(), 0.0
 
@@ -107,7 +111,6 @@ class LogWorker(Worker[Record]):
 
         Raises:
             ServerUnavailable: Postgres or Redis does not answer.
-            ForeignLog: The log holds what is not ours.
             Gap: The log is empty, and the journal does not reach back to a checkpoint.
             HandlerExited: The handler wants the process to end.
         """
@@ -122,6 +125,7 @@ class LogWorker(Worker[Record]):
         if not awake:
             self._pause(longest / 1000)
             return consumed
+        self._retry_unusable()
         found = self._follower.wait(awake, longest if longest > 0 else None)
         crashpoint("consumer.after_read")
         if any(len(records) >= self.consumer.batch for records in found.values()):
@@ -192,7 +196,11 @@ class LogWorker(Worker[Record]):
         transaction, _ = self._opened()
         standing = transaction.read(Checkpoints(self.consumer, self._pipeline.scope).all)
         self._positions.update((s, at) for s, at in standing.items() if s in self._positions)
-        ends = extents(self._client, self._pipeline.scope.namespace, list(self._positions))
+        ends = ask_each(
+            partial(extents, self._client, self._pipeline.scope.namespace),
+            [shard for shard in self._positions if shard not in self._unusable],
+            self._leave_out,
+        )
         lost = {
             shard: Offset(end.tail + 1)
             for shard, end in ends.items()
@@ -231,7 +239,8 @@ class LogWorker(Worker[Record]):
         """Rounds until the log has nothing more; gives the number of records applied.
 
         Raises:
-            As ``round``.
+            ForeignLog: A shard's keys hold something that Penstock did not write; all other shards are drained.
+            PenstockError: Any other that ``round`` raises.
         """
         applied = 0
         while True:
@@ -244,5 +253,6 @@ class LogWorker(Worker[Record]):
             if consumed.positions:
                 continue
             if not (self._held or self._retrying):
+                self._raise_unusable()
                 return applied
             self._pause(HELD_PAUSE_S)

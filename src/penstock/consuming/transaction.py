@@ -13,6 +13,7 @@ server that cannot be reached, or cannot even lock, is ``ServerUnavailable``: no
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
 import structlog
@@ -30,7 +31,7 @@ from penstock.consuming.failures import (
 from penstock.consuming.handler import exit_text, make_caller
 from penstock.crashpoints import crashpoint
 from penstock.database import errors
-from penstock.database.errors import CONFLICTS, postgres_errors, sqlstate
+from penstock.database.errors import CONFLICTS, ErrorKind, classify, postgres_errors, sqlstate
 from penstock.database.executor import Executor, make_executor
 from penstock.declarations import ConsumerSpec
 from penstock.errors import BrokenTransaction, HandlerCommitted, HandlerExited
@@ -96,6 +97,7 @@ class HandlerTransaction:
         self._caller = make_caller(pipeline, consumer, database_url, prepare=prepare, pooled=pooled)
         self._engine = self._caller.engine.execution_options(isolation_level=consumer.isolation)
         self._connection: EngineConnection | None = None
+        self._called_at = 0.0
 
     def apply(
         self,
@@ -129,7 +131,7 @@ class HandlerTransaction:
         def reading() -> Result:
             with postgres_errors(f"reading for {self._consumer.name}"), self._connected() as open_:
                 transaction = open_.begin()
-                result = function(make_executor(open_))
+                result = function(self._executor(open_))
                 transaction.rollback()
             return result
 
@@ -149,8 +151,9 @@ class HandlerTransaction:
         with self._connected() as connection:
             self._caller.aborts.last = None
             transaction = connection.begin()
-            statements = make_executor(connection)
+            statements = self._executor(connection)
             planned, xid = self._plan(statements, shards, plan)
+            self._called_at = monotonic()
             if planned.items is not None:
                 self._call(connection, planned.items, xid)
                 crashpoint(f"{name}.after_apply")
@@ -213,19 +216,40 @@ class HandlerTransaction:
                 return BrokenTransaction(
                     f"{who}: the handler made its transaction read-only, so the checkpoint cannot be moved"
                 )
+            case errors.IDLE_IN_TRANSACTION:
+                return self._too_slow(error)
+            case None if classify(error) is ErrorKind.UNAVAILABLE and self._was_idle():
+                # Sent together, statements that find the connection closed get no code.
+                return self._too_slow(error)
             case _ if isinstance(error, BrokenTransaction):
                 return _committed(statements, who, xid) or error
             case _:
                 return error
+
+    def _was_idle(self) -> bool:
+        """Whether the handler may have gone too long without a statement."""
+        return monotonic() - self._called_at >= self._consumer.idle_timeout_s
+
+    def _too_slow(self, error: Exception) -> BrokenTransaction:
+        slow = BrokenTransaction(
+            f"consumer {self._consumer.name}: the handler went {self._consumer.idle_timeout_s:g} s without a statement on its "
+            "session, and Postgres ended its transaction. Take a smaller batch, or a longer idle_timeout_s"
+        )
+        slow.__context__ = error
+        return slow
 
     def _committed_by_handler(self, connection: EngineConnection, xid: str) -> Exception | None:
         """What to say of a handler that committed before it failed; None if it did not."""
         with suppress(Exception):  # the connection may be gone: the next attempt will see
             connection.rollback()
             with connection.begin():
-                statements = make_executor(connection)
+                statements = self._executor(connection)
                 return _committed(statements, f"consumer {self._consumer.name}", xid)
         return None
+
+    def _executor(self, connection: EngineConnection) -> Executor:
+        """Executes statements of ours between those of the handler."""
+        return make_executor(connection, self._consumer.idle_timeout_s)
 
     @contextmanager
     def _connected(self) -> Iterator[EngineConnection]:

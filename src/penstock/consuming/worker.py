@@ -5,19 +5,26 @@ What a round is, the subclasses know: a delivery of records from a log, or of me
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from time import monotonic, sleep
 from typing import Any, Generic, Self, TypedDict, Unpack
 
 import structlog
 from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
 
+from penstock.capture import check_triggers
+from penstock.channels.isolation import ShardError
 from penstock.channels.server import RedisClient, connect_redis, redis_errors
+from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivered import Consumed, Delivered
 from penstock.consuming.deliverer import Deliverer, Source
-from penstock.consuming.transaction import HandlerTransaction
+from penstock.consuming.failures import NotApplied
+from penstock.consuming.transaction import HandlerTransaction, Locked, Plan
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import CONFLICTS, describe, postgres_errors
+from penstock.database.executor import Executor
 from penstock.database.registry import register_consumer
+from penstock.database.revisions import check_revision
 from penstock.database.roles import check_privileges
 from penstock.declarations import ConsumerSpec
 from penstock.errors import ServerUnavailable
@@ -98,6 +105,7 @@ class Worker(ABC, Generic[Item]):
         self._client: RedisClient = None
         self._rest_until: dict[ShardName, float] = {}
         self._retrying: set[ShardName] = set()
+        self._unusable: dict[ShardName, ShardError] = {}
         self._deliverer: Deliverer[Item] | None = None
 
     def __enter__(self) -> Self:
@@ -116,7 +124,8 @@ class Worker(ABC, Generic[Item]):
 
         Raises:
             ServerUnavailable: A server does not answer.
-            SchemaMissing: The tables are not there.
+            SchemaMissing: The tables are not there, or of a revision that this release does not work with.
+            TriggerMissing: A trigger that a rule declares is not there.
             PrivilegeMissing: The role may not consume; the text has the grants.
             DeclarationError: The pipeline does not fit what is registered.
             HistoryDiverged: Redis has records that Postgres does not know.
@@ -125,17 +134,21 @@ class Worker(ABC, Generic[Item]):
         with connect_postgres(
             self._database_url, application=f"consumer {self.consumer.name}", prepare=self._prepare
         ) as connection:
+            check_revision(connection, scope)
             check_privileges(connection, scope, "consumer")
+            if self._deliverer is None:  # a later release may replace them while this worker runs
+                check_triggers(connection, self._pipeline)
             register_consumer(connection, scope, self.consumer)
             self._registered(connection)
             self._client = connect_redis(self._redis_url)
-            check_tails(connection, self._client, scope, self._shards)
+            # A shard that cannot be compared is left out by the first round that cannot read it.
+            check_tails(connection, self._client, scope, self._shards, self._report_unusable)
         self._transaction = HandlerTransaction(
             self._pipeline, self.consumer, self._database_url, prepare=self._prepare
         )
         if self._deliverer is None:
             self._deliverer = Deliverer(self.consumer, scope, self._source())
-        self._rest_until = {}
+        self._rest_until, self._unusable = {}, {}
 
     def _registered(self, connection: Connection) -> None:
         """The consumer is registered now: what else is to be asked of Postgres at the start."""
@@ -175,8 +188,10 @@ class Worker(ABC, Generic[Item]):
     ) -> None:
         """Rounds until ``stop()`` is true; a server that cannot do it now is asked again, with growing pauses.
 
+        A shard whose keys hold something that Penstock did not write is left out, logged, and read again every few
+        seconds; the others go on.
+
         Raises:
-            ForeignLog: The log holds what is not ours.
             SchemaMissing: The tables are not there.
             HandlerExited: The handler wants the process to end.
         """
@@ -229,6 +244,42 @@ class Worker(ABC, Generic[Item]):
             self._rest(shard, delivered.retry_after_s)
         elif delivered.position is None:
             self._rest(shard, busy_pause_s)
+
+    def _leave_out(self, shard: ShardName, error: ShardError) -> None:
+        """Leaves a shard alone for a while whose keys hold something that Penstock did not write; the others go on."""
+        self._unusable[shard] = error
+        self._report_unusable(shard, error)
+        self._rest(shard, HALTED_PAUSE_S)
+        transaction, _ = self._opened()
+
+        def plan(executor: Executor, locked: Locked) -> Plan[None]:
+            if shard in locked:
+                checkpoints = Checkpoints(self.consumer, self._pipeline.scope)
+                checkpoints.note_waiting(executor, shard, describe(error))
+            return Plan(None)
+
+        with suppress(NotApplied):  # `penstock status` can do without
+            transaction.apply([shard], plan)
+
+    def _report_unusable(self, shard: ShardName, error: ShardError) -> None:
+        log.error(
+            "shard unusable",
+            consumer=self.consumer.name,
+            shard=str(shard),
+            reason=describe(error),
+            retry_s=HALTED_PAUSE_S,
+        )
+
+    def _retry_unusable(self) -> None:
+        """Takes shards as usable that are to be read again now."""
+        now = monotonic()
+        for shard in [s for s in self._unusable if self._rest_until.get(s, 0.0) <= now]:
+            del self._unusable[shard]
+
+    def _raise_unusable(self) -> None:
+        """Raises the error of a shard that was left out, once nothing is left to do in the others."""
+        for error in self._unusable.values():
+            raise error
 
     def _rest(self, shard: ShardName, seconds: float) -> None:
         self._rest_until[shard] = monotonic() + seconds

@@ -1,20 +1,34 @@
 """Connections to Postgres, for the workers: psycopg for our own statements, an engine for the sessions of consumers.
 
-No session state is relied on, so a pooler in transaction mode may stand between (``prepare=False`` then).
+No session state is relied on, so a pooler in transaction mode may stand between (``prepare=False`` then).  Each transaction
+begins with its own settings: see ``transactions``.
+Statements that return times or intervals ask for them in binary: psycopg can read their text only in Postgres' default styles,
+and a role or a database may have others.
 """
 
-from collections.abc import Generator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import psycopg
 from psycopg.pq.abc import PGconn
 from sqlalchemy import URL, Engine, NullPool, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from typing_extensions import override
 
-from penstock.database.errors import postgres_errors
+from penstock.database.errors import connection_errors
+from penstock.database.transactions import (
+    HANDLER_TIMEOUT_S,
+    REPLY_TIMEOUT_S,
+    Settings,
+    own_settings,
+    set_local,
+    set_local_in_one,
+    table_settings,
+)
+from penstock.database.urls import parse_postgres_url
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -28,13 +42,8 @@ _KEEPALIVE: dict[str, Any] = {
     "tcp_user_timeout": 30_000,
 }
 
-REPLY_TIMEOUT_S = 300.0
-"""Longest silence of Postgres after a statement of ours: keepalives do not notice a pooler that has hung."""
-
-HANDLER_TIMEOUT_S = 1800.0
-"""The same for statements of handlers, which may be long or wait for locks."""
-
 _Result = TypeVar("_Result")
+_Row = TypeVar("_Row")
 _Waiting = Generator[Any, Any, _Result]
 
 
@@ -63,15 +72,87 @@ class _BoundedSilence:
             return ended.value  # type: ignore[no-any-return]  # a generator's return goes by any type
 
 
-class WorkerConnection(_BoundedSilence, psycopg.Connection[tuple[Any, ...]]):
-    """For statements of ours."""
+class DriverConnection(_BoundedSilence, psycopg.Connection[tuple[Any, ...]]):
+    """A connection whose silence is bounded."""
 
     def wait(self, gen: "_Waiting[_Result]", *args: Any, **options: Any) -> _Result:
         """Every exchange with the server goes through here."""
         return super().wait(self._limited(gen), *args, **options)
 
 
-class HandlerConnection(WorkerConnection):
+class _SettingCursor(psycopg.Cursor[_Row]):
+    """Sends the settings of a transaction with a statement that is a transaction of its own."""
+
+    @override
+    def execute(self, query: Any, params: Any = None, **options: Any) -> Self:
+        connection = self.connection
+        assert isinstance(connection, WorkerConnection)
+        if not connection.is_idle:
+            return super().execute(query, params, **options)
+        with connection.with_settings():
+            return super().execute(query, params, **options)
+
+
+class WorkerConnection(DriverConnection):
+    """For statements of ours, in autocommit mode.  Every transaction begins with our settings, in one round trip."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.cursor_factory = _SettingCursor
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of each transaction."""
+        return own_settings(self.info.server_version)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the next statement begins a transaction."""
+        return (
+            self.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE
+            and self.pgconn.pipeline_status == psycopg.pq.PipelineStatus.OFF
+        )
+
+    @contextmanager
+    def with_settings(self) -> Iterator[None]:
+        """A block of statements that are sent together, as one transaction with our settings."""
+        if not psycopg.Pipeline.is_supported():
+            with self.transaction():
+                yield
+            return
+        with self.pipeline():
+            self._plain_cursor().execute(set_local_in_one(self.settings))
+            yield
+
+    @override
+    @contextmanager
+    def transaction(
+        self, savepoint_name: str | None = None, force_rollback: bool = False
+    ) -> Iterator[psycopg.Transaction]:
+        settings = set_local(self.settings) if self.is_idle else ()
+        with ExitStack() as stack:
+            with _pipeline(self):
+                # Not `super().transaction()`: begun in a pipeline, it would keep the pipeline open until its end.
+                opened = psycopg.Transaction(self, savepoint_name, force_rollback)
+                stack.enter_context(opened)
+                for statement in settings:
+                    self._plain_cursor().execute(statement)
+            yield opened
+
+    def _plain_cursor(self) -> psycopg.Cursor[tuple[Any, ...]]:
+        return psycopg.Cursor(self)
+
+
+class TableConnection(WorkerConnection):
+    """For the application's tables, which are found by the role's search_path."""
+
+    @property
+    @override
+    def settings(self) -> Settings:
+        return table_settings(self.info.server_version)
+
+
+class HandlerConnection(DriverConnection):
     """For statements of handlers."""
 
     longest_silence_s = HANDLER_TIMEOUT_S
@@ -87,22 +168,31 @@ class AsyncHandlerConnection(_BoundedSilence, psycopg.AsyncConnection[tuple[Any,
         return await super().wait(self._limited(gen), *args, **options)
 
 
-def connect_postgres(url: str, *, application: str, prepare: bool = True) -> Connection:
+def connect_postgres(
+    url: str,
+    *,
+    application: str,
+    prepare: bool = True,
+    kind: type[WorkerConnection] = WorkerConnection,
+) -> WorkerConnection:
     """A connection in autocommit mode: transactions are opened where they are meant.
 
     Args:
         url: ``postgresql://…``; a driver's name after ``postgresql`` is left out.
         application: What the server shows as its name.
         prepare: False behind a pooler that cannot keep prepared statements.
+        kind: ``TableConnection`` for the application's tables.
 
     Raises:
+        InvalidSetting: The URL cannot be understood, or has an option with a value that libpq does not take.
         ServerUnavailable: No connection.
     """
-    with postgres_errors("connecting to Postgres"):
-        connection = WorkerConnection.connect(
+    with connection_errors():
+        connection = kind.connect(
             plain_url(url),
             autocommit=True,
             application_name=f"penstock {application}",
+            client_encoding="UTF8",  # whatever the role's is
             **_KEEPALIVE,
         )
     connection.prepare_threshold = 3 if prepare else None
@@ -114,6 +204,12 @@ def pipelined(connection: Connection) -> AbstractContextManager[object]:
 
     In autocommit mode all of it is one transaction.  Without a libpq that can (before 14) they are sent one by one.
     """
+    if isinstance(connection, WorkerConnection):
+        return connection.with_settings()
+    return _pipeline(connection)
+
+
+def _pipeline(connection: Connection) -> AbstractContextManager[object]:
     return connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext()
 
 
@@ -121,7 +217,7 @@ def make_engine(url: str, *, application: str, prepare: bool = True, pooled: boo
     """An engine for sessions of consumers; payloads never show in its errors.
 
     Raises:
-        sqlalchemy.exc.ArgumentError: The URL cannot be understood.
+        InvalidSetting: The URL cannot be understood.
     """
     engine = create_engine(_driver_url(url), **_engine_options(application, prepare, pooled))
     event.listen(
@@ -138,7 +234,7 @@ def make_async_engine(
     """The same for handlers that are ``async def``.
 
     Raises:
-        sqlalchemy.exc.ArgumentError: The URL cannot be understood.
+        InvalidSetting: The URL cannot be understood.
     """
     options = _engine_options(application, prepare, pooled)
     options["connect_args"]["async_creator_fn"] = AsyncHandlerConnection.connect
@@ -146,15 +242,18 @@ def make_async_engine(
 
 
 def _driver_url(url: str) -> URL:
-    return make_url(url).set(drivername="postgresql+psycopg")
+    return make_url(parse_postgres_url(url).for_sqlalchemy).set(drivername="postgresql+psycopg")
 
 
 def _engine_options(application: str, prepare: bool, pooled: bool) -> dict[str, Any]:  # noqa: FBT001  private
     return {
         "hide_parameters": True,
+        # Its type would be looked up at connecting, by a statement that trusts the search_path.
+        "use_native_hstore": False,
         "poolclass": None if pooled else NullPool,
         "connect_args": {
             "application_name": f"penstock {application}",
+            "client_encoding": "UTF8",  # whatever the role's is
             "prepare_threshold": 3 if prepare else None,
             **_KEEPALIVE,
         },
@@ -173,6 +272,9 @@ def get_database_url(database: Database) -> str:
 
 
 def plain_url(url: str) -> str:
-    """The URL without a driver's name in its scheme."""
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme.partition('+')[0]}{separator}{rest}"
+    """The URL for libpq: without a driver's name in its scheme, and percent-encoded.
+
+    Raises:
+        InvalidSetting: It is not the URL of a Postgres.
+    """
+    return parse_postgres_url(url).plain

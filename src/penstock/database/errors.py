@@ -9,6 +9,7 @@ connection and a value that is too long for an index under the same ``Operationa
     STATEMENT      everything else: the statement or its values are at fault, and will be again
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
@@ -17,14 +18,28 @@ import psycopg
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from penstock.errors import PenstockError, PrivilegeMissing, SchemaMissing, ServerUnavailable
+from penstock.errors import (
+    HiddenRows,
+    InvalidSetting,
+    PenstockError,
+    PrivilegeMissing,
+    SchemaMissing,
+    ServerUnavailable,
+)
 
 CONFLICTS = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
 """Errors of psycopg that mean: the transaction lost against another one, and nothing of it happened."""
 
+_CONNECTING = ("connection failed: ", "connection is bad: ", "failed to resolve host ")
+"""How the driver's errors begin when it cannot connect."""
+
+_INVALID_OPTION = re.compile(r"connection is bad: (invalid (?:\w+ value|port number): .*)")
+"""What libpq says of an option before it connects."""
+
 READ_ONLY = "25006"
 IN_FAILED_TRANSACTION = "25P02"
 LACKS_PRIVILEGE = "42501"
+IDLE_IN_TRANSACTION = "25P03"
 
 _SCHEMA = {"42P01", "42703", "42883", "3F000"}
 _UNAVAILABLE_CLASSES = {
@@ -35,7 +50,7 @@ _UNAVAILABLE_CLASSES = {
 }
 _UNAVAILABLE = {
     READ_ONLY,
-    "25P03",  # idle_in_transaction_session_timeout
+    IDLE_IN_TRANSACTION,  # idle_in_transaction_session_timeout
     "25P04",  # transaction_timeout
     "55006",  # the object is in use
     "55P03",  # lock_timeout, NOWAIT
@@ -101,8 +116,10 @@ def postgres_errors(what: str) -> Iterator[None]:
 
     Raises:
         ServerUnavailable: The server cannot do it now; what was being done may have happened.
+        InvalidSetting: An option of the URL has a value that libpq does not take.
         SchemaMissing: A table or function of ours is not there.
         PrivilegeMissing: The connection's role may not do it.
+        HiddenRows: A policy of row-level security applies to a table.
     """
     try:
         yield
@@ -113,6 +130,8 @@ def postgres_errors(what: str) -> Iterator[None]:
                 f"{what}: {first_line(cause)}. Connect as a role that may, or see what this one lacks: penstock doctor"
             ) from error
         match classify(error):
+            case ErrorKind.UNAVAILABLE if str(cause).startswith(_CONNECTING):
+                raise _not_connected(what, cause) from error
             case ErrorKind.UNAVAILABLE:
                 raise ServerUnavailable(f"{what}: {_why_unavailable(cause)}") from error
             case ErrorKind.SCHEMA:
@@ -121,14 +140,65 @@ def postgres_errors(what: str) -> Iterator[None]:
                 ) from error
             case ErrorKind.CONFLICT:
                 raise cause from error if cause is not error else None
+            case _ if _is_hidden(cause):
+                raise HiddenRows(f"{what}: {hidden_rows(first_line(cause))}") from error
             case _:
                 raise
+
+
+def _is_hidden(cause: BaseException) -> bool:
+    """Whether row-level security applies to a statement that runs with ``row_security = off``; the text is translated."""
+    return isinstance(cause, psycopg.Error) and cause.diag.source_function == "check_enable_rls"
+
+
+def hidden_rows(said: str) -> str:
+    """What to do about row-level security.
+
+    Args:
+        said: What Postgres said, which names the table.
+    """
+    return (
+        f"{said}. Rows that a policy hides would be lost silently. Give the role BYPASSRLS, or connect as the table's owner, or: "
+        "ALTER TABLE … DISABLE ROW LEVEL SECURITY"
+    )
 
 
 def _why_unavailable(cause: BaseException) -> str:
     if sqlstate(cause) is None or isinstance(cause, psycopg.errors.ConnectionException):
         return f"Postgres does not answer: {first_line(cause)}"
     return f"Postgres cannot do it now: {type(cause).__name__}: {first_line(cause)}"
+
+
+@contextmanager
+def connection_errors() -> Iterator[None]:
+    """Translates the driver's errors while it connects; nothing has been sent yet, so their texts hold no payload.
+
+    Raises:
+        InvalidSetting: An option of the URL has a value that libpq does not take.
+        ServerUnavailable: No connection: the server is away, or refuses the user, the password or the database.
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        raise _not_connected("connecting to Postgres", error) from error
+
+
+def _not_connected(what: str, error: BaseException) -> InvalidSetting | ServerUnavailable:
+    said = _why_not_connected(error)
+    if (invalid := _INVALID_OPTION.match(said)) is not None:
+        return InvalidSetting(f"database_url: {invalid[1]}")
+    said = said.removeprefix("connection failed: ")
+    if "FATAL:" not in said:
+        return ServerUnavailable(f"{what}: Postgres does not answer: {said}")
+    return ServerUnavailable(
+        f"{what}: Postgres refuses: {said}. Check user, password and database of database_url"
+    )
+
+
+def _why_not_connected(error: BaseException) -> str:
+    """Of several attempts the one that a server has answered, because it says more."""
+    lines = [" ".join(line.strip("- ").split()) for line in str(error).splitlines()]
+    return next((line for line in lines if "FATAL:" in line), (lines or [type(error).__name__])[0])
 
 
 def describe(error: BaseException) -> str:

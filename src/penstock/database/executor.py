@@ -1,12 +1,17 @@
 """Statements of ours on the connection of somebody's session, plain or asyncio: in the same transaction."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, Protocol, cast
 
 import psycopg
 from psycopg.rows import tuple_row
 from sqlalchemy import Connection as EngineConnection
 from sqlalchemy.util import await_only
+
+from penstock.database.transactions import guarded, handler_settings
+
+_PIPELINES = psycopg.Pipeline.is_supported()
 
 Row = tuple[Any, ...]
 
@@ -34,33 +39,79 @@ class Executor(Protocol):
         """Executes a statement."""
 
 
-def make_executor(connection: EngineConnection) -> Executor:
-    """Executes on the driver's connection below one of SQLAlchemy's."""
+def make_executor(connection: EngineConnection, idle_s: float) -> Executor:
+    """Executes on the driver's connection below one of SQLAlchemy's, in the transaction of a handler.
+
+    Each statement is sent together with the settings that it needs: see ``transactions``.
+
+    Args:
+        connection: The connection.
+        idle_s: How long the transaction may go without a statement, in seconds.
+    """
     driver = cast("Any", connection.connection).driver_connection
-    return (_Awaited if isinstance(driver, psycopg.AsyncConnection) else _Direct)(driver)
+    settings = guarded(handler_settings(driver.info.server_version, idle_s))
+    return (_Awaited if isinstance(driver, psycopg.AsyncConnection) else _Direct)(driver, settings)
+
+
+def _end_with_sync(pipeline: Any) -> None:
+    """Makes a pipeline send nothing after its Sync.
+
+    psycopg sends a Flush, which stops ``idle_in_transaction_session_timeout``: Postgres starts it with its answer to the
+    Sync, and stops it with the next message.  There is nothing public for it in psycopg.
+    """
+
+    def end() -> Iterator[Any]:
+        try:
+            pipeline._enqueue_sync()  # noqa: SLF001
+            yield from pipeline._communicate_gen()  # noqa: SLF001
+        finally:
+            yield from pipeline._fetch_gen(flush=False)  # noqa: SLF001
+
+    if pipeline is not None:
+        pipeline._exit_gen = end  # noqa: SLF001
 
 
 class _Direct:
-    def __init__(self, connection: psycopg.Connection[Row]) -> None:
+    def __init__(self, connection: psycopg.Connection[Row], settings: tuple[bytes, bytes]) -> None:
         self._connection = connection
+        self._before, self._after = settings
 
     def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> Rows:
+        with self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
+            _end_with_sync(pipeline)
+            self._cursor().execute(self._before)
+            cursor = self._cursor().execute(query, params)
+            self._cursor().execute(self._after)
+        return cursor
+
+    def _cursor(self) -> psycopg.Cursor[Row]:
         # Not with the connection's row factory, which a handler may have changed.
-        return self._connection.cursor(row_factory=tuple_row).execute(query, params)
+        return self._connection.cursor(row_factory=tuple_row)
 
 
 class _Awaited:
     """An asyncio connection, in the greenlet that SQLAlchemy runs its synchronous core in."""
 
-    def __init__(self, connection: psycopg.AsyncConnection[Row]) -> None:
+    def __init__(
+        self, connection: psycopg.AsyncConnection[Row], settings: tuple[bytes, bytes]
+    ) -> None:
         self._connection = connection
+        self._before, self._after = settings
 
     def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> Rows:
-        cursor = self._connection.cursor(row_factory=tuple_row)
-        await_only(cursor.execute(query, params))
-        return _Fetched(
-            cursor.rowcount, await_only(cursor.fetchall()) if cursor.description else []
-        )
+        return await_only(self._execute(query, params))
+
+    async def _execute(self, query: bytes, params: Mapping[str, Any] | None) -> Rows:
+        cursor = self._cursor()
+        async with self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
+            _end_with_sync(pipeline)
+            await self._cursor().execute(self._before)
+            await cursor.execute(query, params)
+            await self._cursor().execute(self._after)
+        return _Fetched(cursor.rowcount, await cursor.fetchall() if cursor.description else [])
+
+    def _cursor(self) -> psycopg.AsyncCursor[Row]:
+        return self._connection.cursor(row_factory=tuple_row)
 
 
 class _Fetched:

@@ -4,19 +4,36 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import as_file
+from typing import Any, cast
 
 from alembic import command
 from alembic.config import Config
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-from penstock.database.connections import make_engine
+from penstock.database.connections import connect_postgres, make_engine
+from penstock.database.encoding import check_encoding
 from penstock.database.errors import postgres_errors
+from penstock.database.executor import Executor
 from penstock.database.resources import directory
+from penstock.database.revisions import (
+    FoundRevision,
+    find_revision,
+    is_newer,
+    newest_shipped,
+    why_unusable,
+)
 from penstock.database.statements import statements
+from penstock.database.transactions import OUR_SEARCH_PATH, set_local
+from penstock.errors import SchemaMissing
 from penstock.records import DEFAULT_SCOPE, checked_schema
 
-_LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))")
+_SETTINGS = [
+    # A migration may wait and rewrite for long, and its functions and operators are Postgres' own.
+    text(statement.decode())
+    for statement in (OUR_SEARCH_PATH, *set_local({"statement_timeout": "0", "lock_timeout": "0"}))
+]
+LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))")
+"""Two processes may migrate at once: the second one waits for this lock, then finds the work done."""
 
 
 def initialise(
@@ -28,27 +45,29 @@ def initialise(
 
     Raises:
         InvalidName: The schema's name is not valid.
+        SchemaMissing: The schema is newer than this release, or the application's own Alembic keeps its revision.
         ServerUnavailable: Postgres does not answer.
         PrivilegeMissing: The role may not create the schema, or the tables are another role's.
+        UnsafeSetting: The database is not in UTF8.
     """
     checked_schema(schema)
+    with connect_postgres(database_url, application="init") as reached:
+        check_encoding(reached)
     engine = make_engine(database_url, application="init")
     try:
         with (
             postgres_errors("creating Penstock's tables"),
             engine.begin() as connection,
         ):
-            connection.execute(_LOCK)
+            for setting in _SETTINGS:
+                connection.execute(setting)
+            connection.execute(LOCK)
+            before = find_revision(_driver_connection(connection), schema)
+            if before is not None and not _may_migrate(before, schema):
+                return before.revision
             _create_schema(connection, schema)
             _become_owner(connection, schema)
-            before = connection.execute(
-                text("SELECT to_regclass(:table)::text"), {"table": f"{schema}.alembic_version"}
-            ).scalar()
-            if before is not None:
-                before = connection.execute(
-                    text(f'SELECT version_num FROM "{schema}".alembic_version')
-                ).scalar()
-            with _config(schema) as config:
+            with alembic_config(schema) as config:
                 config.attributes["connection"] = connection
                 if revision == "base":
                     command.downgrade(config, "base")
@@ -56,7 +75,30 @@ def initialise(
                     command.upgrade(config, revision)
     finally:
         engine.dispose()
-    return before
+    return None if before is None else before.revision
+
+
+def _driver_connection(connection: Connection) -> Executor:
+    driver: Any = connection.connection
+    return cast("Executor", driver.driver_connection)
+
+
+def _may_migrate(before: FoundRevision, schema: str) -> bool:
+    """Whether our Alembic migrates these tables; false if another one does and has nothing left to do.
+
+    Raises:
+        SchemaMissing: They are newer than this release, or the other one has to upgrade them.
+    """
+    if not before.revision or is_newer(before.revision):
+        if (unusable := why_unusable(before, schema)) is not None:
+            raise SchemaMissing(str(unusable))
+        return False
+    if not before.is_own and before.revision != newest_shipped():
+        raise SchemaMissing(
+            f"the revision of schema {schema}, {before.revision}, is kept in {before.table} by another Alembic; upgrade it there, "
+            f"to {newest_shipped()}: alembic upgrade heads"
+        )
+    return before.is_own
 
 
 def _create_schema(connection: Connection, schema: str) -> None:
@@ -82,20 +124,14 @@ def migration_sql(schema: str = DEFAULT_SCOPE.schema) -> str:
     """
     checked_schema(schema)
     output = io.StringIO()
-    with _config(schema) as config:
+    with alembic_config(schema) as config:
         config.output_buffer = output
         command.upgrade(config, "head", sql=True)
     return output.getvalue()
 
 
-def shipped_revision() -> str:
-    """The newest revision in this release."""
-    with _config(DEFAULT_SCOPE.schema) as config:
-        return ScriptDirectory.from_config(config).get_current_head() or ""
-
-
 @contextmanager
-def _config(schema: str) -> Iterator[Config]:
+def alembic_config(schema: str) -> Iterator[Config]:
     """Alembic's configuration over real files; those of a zipped wheel are unpacked until the block ends."""
     with as_file(directory("migrations")) as path:
         config = Config(stdout=io.StringIO())

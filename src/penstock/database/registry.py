@@ -50,7 +50,7 @@ def registered_channels(connection: Connection, scope: Scope) -> dict[str, Regis
         postgres_errors("reading the channels"),
         connection.cursor(row_factory=class_row(RegisteredChannel)) as cursor,
     ):
-        return {channel.name: channel for channel in cursor.execute(statement)}
+        return {channel.name: channel for channel in cursor.execute(statement, binary=True)}
 
 
 def register_channel(connection: Connection, scope: Scope, channel: Channel) -> None:

@@ -40,6 +40,8 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "staged_records": "SELECT, DELETE",
         "journal": "SELECT, INSERT, DELETE",
         "ticks": "SELECT, INSERT, DELETE",
+        "isolated_records": "SELECT, INSERT, UPDATE, DELETE",
+        "stopped_shards": "SELECT, INSERT, UPDATE, DELETE",
         "epochs": "SELECT, INSERT",
         "channels": "SELECT, INSERT, UPDATE (keep)",
         "checkpoints": "SELECT, INSERT",

@@ -63,6 +63,7 @@ def metadata(schema: str) -> MetaData:
     """All of Penstock's tables in ``schema``."""
     tables = MetaData(schema=schema)
     _declare_streaming(tables)
+    _declare_faults(tables)
     _declare_consuming(tables)
     _declare_reconciling(tables)
     return tables
@@ -128,6 +129,30 @@ def _declare_streaming(tables: MetaData) -> None:
         Column("shards", Integer, nullable=False),
         Column("keep", Interval, nullable=False),
         Column("registered_at", _WHEN, nullable=False, server_default=_NOW),
+    )
+
+
+def _declare_faults(tables: MetaData) -> None:
+    """Tables of what the streamer leaves out."""
+    Table(
+        "isolated_records",
+        tables,
+        Column("record_id", BigInteger, primary_key=True, autoincrement=False),
+        Column("number", BigInteger, Identity(always=True), nullable=False, unique=True),
+        Column("xid", Xid8, nullable=False),
+        Column("channel", Text, nullable=False),
+        Column("shard", Integer, nullable=False),
+        Column("reason", Text, nullable=False),
+        Column("is_early", Boolean, nullable=False, server_default=text("false")),
+        Column("isolated_at", _WHEN, nullable=False, server_default=_NOW),
+    )
+    Table(
+        "stopped_shards",
+        tables,
+        Column("channel", Text, primary_key=True),
+        Column("shard", Integer, primary_key=True, autoincrement=False),
+        Column("reason", Text, nullable=False),
+        Column("stopped_at", _WHEN, nullable=False, server_default=_NOW),
     )
 
 

@@ -137,7 +137,10 @@ class Demo:
         engine = make_engine(self.database_url, application="demo")
         Base.metadata.create_all(engine)
         engine.dispose()
-        with connect_postgres(self.database_url, application="demo") as connection:
+        with (
+            connect_postgres(self.database_url, application="demo") as connection,
+            connection.transaction(),
+        ):
             connection.execute(CONSUMER_TABLES.encode())
         client = connect_redis(self.redis_url)
         for key in list(client.scan_iter(f"{pipeline.scope.namespace}:*")):

@@ -12,6 +12,7 @@ import time
 import weakref
 from pathlib import Path
 
+from penstock.embedded.ownership import open_own, read_own
 from penstock.embedded.processes import Account
 from penstock.errors import ServerUnavailable
 
@@ -34,7 +35,7 @@ class DirectoryLock:
         """
         if self._descriptor is not None:
             return self._descriptor
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_own(self._path, os.O_RDWR | os.O_CREAT)
         deadline = time.monotonic() + GRACE_S
         while not _flock(descriptor):
             if time.monotonic() >= deadline:
@@ -54,8 +55,7 @@ class DirectoryLock:
 
     def _in_use(self) -> str:
         directory = self._path.parent
-        written = url_file(directory)
-        hint = written.read_text().strip() if written.exists() else "see its owner's output"
+        hint = read_own(url_file(directory)).strip() or "see its owner's output"
         return (
             f"{directory} is in use: another process runs its server there.\n"
             f"Stop that process, choose another directory, or use its server: {hint}"
@@ -67,18 +67,9 @@ def url_file(directory: Path) -> Path:
     return directory / "url"
 
 
-def write_private(path: Path, text: str) -> None:
-    """Replace a file with one that only its owner can read."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-
-
 def log_tail(log: Path, lines: int = 8) -> str:
     """The last lines of a server's log, for an error message."""
-    if not log.exists():
-        return "(it wrote no log)"
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    return "\n".join(read_own(log).splitlines()[-lines:]) or "(it wrote no log)"
 
 
 def private_socket_directory(owner: object, account: Account | None) -> Path:

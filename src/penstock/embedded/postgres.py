@@ -12,7 +12,8 @@ from types import MappingProxyType
 import psycopg
 
 from penstock.embedded import databases
-from penstock.embedded.directories import hand_over, write_private
+from penstock.embedded.directories import hand_over
+from penstock.embedded.ownership import read_own, write_private
 from penstock.embedded.postgres_binaries import (
     account_for_postgres,
     is_open,
@@ -177,7 +178,7 @@ class EmbeddedPostgres(EmbeddedServer):
         return for_initdb
 
     def _password(self) -> str:
-        return (self.directory / "password").read_text()
+        return read_own(self.directory / "password")
 
     def _remove_stale_pid_file(self) -> None:
         """Remove the pid file of a killed server: its process id may belong to another process by now.

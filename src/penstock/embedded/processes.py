@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from penstock.embedded.ownership import open_own
+
 _GUARD = """
 server=$1 signal=$2 sockets=$3
 read -r _ && exit          # dismissed: the owner has stopped the server itself
@@ -78,8 +80,12 @@ class OwnedProcess:
             last_signal: Signal that the guard sends when the owner has gone.
             sockets: Directory that the guard removes after that.
             account: User to run as; None is the owner's.
+
+        Raises:
+            Refused: The log is a link, or belongs to somebody else.
         """
-        with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        with os.fdopen(open_own(log, flags), "ab") as output:
             self._process = subprocess.Popen(  # noqa: S603  the caller's own server
                 [os.fspath(word) for word in command],
                 cwd="/",

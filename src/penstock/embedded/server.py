@@ -15,8 +15,8 @@ from penstock.embedded.directories import (
     log_tail,
     private_socket_directory,
     url_file,
-    write_private,
 )
+from penstock.embedded.ownership import make_private, write_private
 from penstock.embedded.processes import Account, OwnedProcess
 from penstock.errors import ServerUnavailable
 
@@ -91,11 +91,18 @@ class EmbeddedServer(ABC):
 
         Raises:
             ServerUnavailable: Another process runs a server here, or the server does not start.
+            Refused: The directory, or a file in it, belongs to somebody else.
         """
         if self.is_running():
             return
-        self.directory.mkdir(parents=True, exist_ok=True)
-        lock = self._lock.take()
+        try:
+            make_private(self.directory)
+            lock = self._lock.take()
+        except OSError as error:
+            raise ServerUnavailable(
+                f"{self.product} cannot run in {self.directory}: {error.strerror}: {error.filename}. "
+                "Name another directory: --data-directory"
+            ) from error
         try:
             self._start(lock)
         except BaseException:

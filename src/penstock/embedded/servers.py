@@ -5,8 +5,10 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
+from penstock.embedded.ownership import make_private
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.redis import EmbeddedRedis
+from penstock.errors import ServerUnavailable
 
 
 class EmbeddedServers:
@@ -25,6 +27,7 @@ class EmbeddedServers:
         postgres_settings: Mapping[str, str] = MappingProxyType({}),
         redis_settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self._directory = directory
         self.postgres = EmbeddedPostgres(directory / "postgres", settings=postgres_settings)
         self.redis = EmbeddedRedis(directory / "redis", settings=redis_settings)
 
@@ -55,7 +58,14 @@ class EmbeddedServers:
 
         Raises:
             ServerUnavailable: One of the servers does not start.
+            Refused: The directory, or a file in it, belongs to somebody else.
         """
+        try:
+            make_private(self._directory, shared=True)
+        except OSError as error:
+            raise ServerUnavailable(
+                f"{self._directory} cannot hold servers: {error.strerror}. Name another directory: --data-directory"
+            ) from error
         self.postgres.start()
         try:
             self.redis.start()

@@ -8,7 +8,12 @@ holds another record at its end, shows that Postgres has lost commits.
 """
 
 from penstock.journal.lineage import check_lineage, check_tails, examine_lineage
-from penstock.journal.reading import journal_tails, known_shards, missed_records
+from penstock.journal.reading import (
+    journal_tails,
+    known_shards,
+    missed_records,
+    registered_tails,
+)
 
 __all__ = [
     "check_lineage",
@@ -17,4 +22,5 @@ __all__ = [
     "journal_tails",
     "known_shards",
     "missed_records",
+    "registered_tails",
 ]

@@ -5,23 +5,39 @@ Redis behind the journal is filled by replay.  Redis ahead of the journal, or wi
 Postgres has lost commits that were published, and stops everything until an operator has decided.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from psycopg.rows import class_row
 
-from penstock.channels.isolation import OnUnusable, ask_each, isolated
-from penstock.channels.log import Extent, extents, read
+from penstock.channels.isolation import OnUnusable, ShardError, ask_each, isolated
+from penstock.channels.log import Extent, extents, newest_records
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.errors import ForeignLog, HistoryDiverged, ReadOnlyPostgres, SchemaMissing
-from penstock.journal.reading import journal_tails, known_shards, records_at
+from penstock.errors import (
+    DamagedJournal,
+    ForeignLog,
+    HistoryDiverged,
+    ReadOnlyPostgres,
+    SchemaMissing,
+)
+from penstock.journal.reading import (
+    JournaledRecord,
+    has_record,
+    journal_tails,
+    known_shards,
+    records_at,
+)
 from penstock.records import BEGINNING, Epoch, Offset, Record, Scope, ShardName
+
+_EPOCH = re.compile(r"[0-9]{1,10}")
+"""What ``append.lua`` accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +143,10 @@ def examine_lineage(
     newest_written = max(epochs.values(), default=Epoch(0))
     with postgres_errors("comparing epochs"):
         newest = connection.execute(sql["newest_epoch"]).fetchone()
-        went_back = connection.execute(sql["transaction_ids_went_back"]).fetchone()
+        is_another = newest is not None and newest[1] != current.system_identifier
+        went_back = connection.execute(
+            sql["transaction_ids_went_back"], {"is_another": is_another}
+        ).fetchone()
     if newest is None or went_back is None:
         raise SchemaMissing(
             f"schema {scope.schema} has no epoch or no tick; was it created by hand? Create it with: penstock init"
@@ -170,12 +189,12 @@ def log_epochs(
 
 
 def _parse_epoch(shard: ShardName, reply: bytes | str) -> Epoch:
-    try:
-        return Epoch(int(reply))
-    except ValueError as error:
+    text = reply.decode(errors="replace") if isinstance(reply, bytes) else reply
+    if not _EPOCH.fullmatch(text):
         raise ForeignLog(
             f"{shard}: the key of its epoch holds no number; something else uses Penstock's names"
-        ) from error
+        )
+    return Epoch(int(text))
 
 
 def server_identity(connection: Connection, scope: Scope) -> ServerIdentity:
@@ -205,16 +224,19 @@ def check_tails(
     client: RedisClient,
     scope: Scope,
     shards: Sequence[ShardName],
+    on_unusable: OnUnusable | None = None,
 ) -> None:
     """Checks that the log of each shard ends where its journal ends, or before, and with the same record.
 
     Raises:
         HistoryDiverged: The log holds records that Postgres does not know.
         ServerUnavailable: Postgres or Redis does not answer.
-        ForeignLog: A key of ours holds something else.
+        ForeignLog: A key of ours holds something else, and there is no ``on_unusable``.
+        DamagedJournal: The journal lacks records that Postgres and the log have, and there is no ``on_unusable``.
     """
     # Redis first: what it holds was in the journal before.  Otherwise a streamer at work would cause false alarms.
-    _compare_tails(connection, client, scope, extents(client, scope.namespace, shards))
+    found = ask_each(partial(extents, client, scope.namespace), shards, on_unusable)
+    _compare_tails(connection, client, scope, found, on_unusable)
 
 
 def _compare_tails(
@@ -225,33 +247,66 @@ def _compare_tails(
     on_unusable: OnUnusable | None = None,
 ) -> None:
     """Refuses a log that is ahead of the journal, or that has another record at its tail."""
+    unusable: set[ShardName] = set()
+
+    def leave_out(shard: ShardName, error: ShardError) -> None:
+        if on_unusable is None:
+            raise error
+        unusable.add(shard)
+        on_unusable(shard, error)
+
+    filled = [shard for shard, extent in found.items() if extent.entries]
+    newest = newest_records(client, scope.namespace, filled, leave_out)
     journal = journal_tails(connection, scope)
-    for shard, extent in found.items():
-        if extent.tail > journal.get(shard, BEGINNING):
-            raise HistoryDiverged(
-                f"{shard}: the log goes to offset {extent.tail}, the journal only to {journal.get(shard, BEGINNING)}: Postgres has "
-                "lost commits that were published (restored to a point in time, failed over without its last commits), or "
-                "this is another database. See docs: errors#historydiverged; then: penstock reset epoch"
-            )
-    tails = {shard: extent.tail for shard, extent in found.items() if extent.entries}
-    journaled = records_at(connection, scope, tails)
-    for shard, tail in tails.items():
-        newest: Record | None = None
+    journaled = records_at(connection, scope, {s: record.offset for s, record in newest.items()})
+    for shard in [shard for shard in found if shard not in unusable]:
+        tail, end, last = found[shard].tail, journal.get(shard, BEGINNING), newest.get(shard)
         with isolated(shard, on_unusable):
-            newest = _newest(client, scope, shard, tail)
-        if shard in journaled and newest is not None and not journaled[shard].is_same_as(newest):
-            raise HistoryDiverged(
-                f"{shard} offset {tail}: the log holds record {newest.id}, the journal has {journaled[shard].id} there"
-                + (" of another time" if newest.id == journaled[shard].id else "")
-                + ": Postgres has lost commits that were published, or two databases write to one namespace. "
-                "See docs: errors#historydiverged; then: penstock reset epoch"
-            )
+            if tail > end:
+                ahead = f"{shard}: the log goes to offset {tail}, the journal only to {end}"
+                raise _explain_ahead(connection, scope, ahead, end, last)
+            if last is not None and shard in journaled and not journaled[shard].is_same_as(last):
+                raise _explain_other(connection, scope, journaled[shard], last)
 
 
-def _newest(client: RedisClient, scope: Scope, shard: ShardName, tail: Offset) -> Record | None:
-    """The record at the log's tail; None if the entry has been removed."""
-    records = read(client, scope.namespace, shard, Offset(tail - 1), 1)
-    return records[0] if records and records[0].offset == tail else None
+def _explain_ahead(
+    connection: Connection, scope: Scope, ahead: str, end: Offset, last: Record | None
+) -> ForeignLog | DamagedJournal | HistoryDiverged:
+    """Why a log may be ahead of its journal: an id that is not ours, a deleted journal row, or lost commits."""
+    if last is not None and last.offset <= end:
+        stream = log_keys(scope.namespace, ShardName(last.channel, last.shard)).stream
+        return ForeignLog(
+            f"{ahead}, and the last record in the log is at {last.offset}: something else has added an entry and removed it. "
+            f"DEL {stream}: the streamer replays it from the journal"
+        )
+    if last is not None and has_record(connection, scope, last):
+        return _damaged(f"{ahead}. Postgres has the log's last record ({last.id}), so rows of")
+    return HistoryDiverged(
+        f"{ahead}: Postgres has lost commits that were published (restored to a point in time, failed over without its last "
+        "commits), or this is another database. See docs: errors#historydiverged; then: penstock reset epoch"
+    )
+
+
+def _explain_other(
+    connection: Connection, scope: Scope, journaled: JournaledRecord, last: Record
+) -> DamagedJournal | HistoryDiverged:
+    """Why the journal may have another record at the log's tail: a deleted row of its own, or lost commits."""
+    differs = f"{last.place}: the log holds record {last.id}, the journal has {journaled.id} there"
+    if last.id != journaled.id and has_record(connection, scope, last):
+        return _damaged(f"{differs}. Postgres has both, so rows of")
+    return HistoryDiverged(
+        differs
+        + (" of another time" if last.id == journaled.id else "")
+        + ": Postgres has lost commits that were published, or two databases write to one namespace. "
+        "See docs: errors#historydiverged; then: penstock reset epoch"
+    )
+
+
+def _damaged(begin: str) -> DamagedJournal:
+    return DamagedJournal(
+        f"{begin} the journal were deleted by something other than Penstock, and their offsets given to other records. "
+        "See docs: errors#damagedjournal; then: penstock reset epoch"
+    )
 
 
 def _open_epoch(connection: Connection, scope: Scope, lineage: Lineage) -> Epoch:

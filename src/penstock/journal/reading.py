@@ -35,11 +35,13 @@ class MissedRecords:
         shard: The shard they were staged for.
         count: Number of records.
         first: The lowest of their ids.
+        is_isolated: Whether they are isolated: no tick can give them an offset until their rows are corrected.
     """
 
     shard: ShardName
     count: int
     first: RecordId
+    is_isolated: bool
 
 
 def missed_records(connection: Connection, scope: Scope) -> list[MissedRecords]:
@@ -53,8 +55,8 @@ def missed_records(connection: Connection, scope: Scope) -> list[MissedRecords]:
             statements("penstock.journal", scope.schema)["missed_records"]
         ).fetchall()
     return [
-        MissedRecords(ShardName(channel, Shard(shard)), count, first)
-        for channel, shard, count, first in rows
+        MissedRecords(ShardName(channel, Shard(shard)), count, first, is_isolated)
+        for channel, shard, count, first, is_isolated in rows
     ]
 
 
@@ -71,10 +73,38 @@ def journal_tails(connection: Connection, scope: Scope) -> dict[ShardName, Offse
     return {ShardName(channel, Shard(shard)): Offset(last) for channel, shard, _, last in rows}
 
 
+def registered_tails(connection: Connection, scope: Scope) -> dict[ShardName, Offset]:
+    """The last offset in the journal of every shard of a registered channel.  Others are not published.
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+        SchemaMissing: The tables are not there.
+    """
+    with postgres_errors("reading the journal's tails"):
+        rows = connection.execute(
+            statements("penstock.journal", scope.schema)["registered_tails"]
+        ).fetchall()
+    return {ShardName(channel, Shard(shard)): Offset(last) for channel, shard, last in rows}
+
+
+def has_record(connection: Connection, scope: Scope, record: Record) -> bool:
+    """Whether Postgres has this record, by its id and the time of its staging.
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+    """
+    with postgres_errors("looking for a record"):
+        [(exists,)] = connection.execute(
+            statements("penstock.journal", scope.schema)["staged_at"],
+            {"id": record.id, "staged_us": record.staged_us},
+        ).fetchall()
+    return bool(exists)
+
+
 def known_shards(
     connection: Connection, scope: Scope, declared: Iterable[ShardName] = ()
 ) -> list[ShardName]:
-    """Every shard that is registered, in the journal, or ``declared``.
+    """Every shard that is registered or ``declared``.
 
     Raises:
         ServerUnavailable: Postgres does not answer.
@@ -82,7 +112,7 @@ def known_shards(
     """
     channels = registered_channels(connection, scope).values()
     registered = (shard for channel in channels for shard in channel.shard_names)
-    return sorted({*registered, *journal_tails(connection, scope), *declared})
+    return sorted({*registered, *declared})
 
 
 def records_at(

@@ -30,15 +30,32 @@ LIMIT 1;
 
 -- :name transaction_ids_went_back
 -- True in a database that was dumped and loaded, or restored elsewhere: the next transaction id is lower than the last
--- tick's, or there are records of transactions that this cluster has yet to begin, and would sequence again then.
+-- tick's, or there are records of transactions that this cluster has yet to begin.  On the cluster that the epoch was opened
+-- on, such an id was written by a producer: its record alone is isolated.
 SELECT pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(snapshot)
-    OR EXISTS (
+    OR %(is_another)s AND EXISTS (
            SELECT FROM {schema}.staged_records
            WHERE xid >= pg_snapshot_xmax(pg_current_snapshot())
        )
 FROM {schema}.ticks
 ORDER BY tick DESC
 LIMIT 1;
+
+-- :name registered_tails
+-- The last offset of every shard of a registered channel, as far as it has records: one index probe per shard.
+SELECT channel, shard, journal.last_offset
+FROM {schema}.channels
+CROSS JOIN LATERAL generate_series(0, shards - 1) AS shard
+CROSS JOIN LATERAL {schema}.journal_bounds(channel, shard) AS journal
+WHERE journal.last_offset > 0;
+
+-- :name staged_at
+-- Whether Postgres has a record with this id and time of staging.
+SELECT EXISTS (
+    SELECT
+    FROM {schema}.staged_records
+    WHERE id = %(id)s AND created_at = 'epoch'::timestamptz + %(staged_us)s * interval '1 microsecond'
+);
 
 -- :name journal_tails
 -- Every shard in the journal with its first and last offset: three index probes per shard.
@@ -61,7 +78,11 @@ FROM shards,
 
 -- :name records_at
 -- The journal's record at one offset of each shard, and when it was staged: the id of a lost record is given out again.
-SELECT p.channel, p.shard, r.id, (extract(epoch FROM s.created_at) * 1000000)::bigint
+-- A time that no record can have is null, and is not compared.
+SELECT p.channel, p.shard, r.id,
+       CASE WHEN s.created_at BETWEEN '0001-01-02 00:00:00+00' AND '9999-12-31 00:00:00+00'
+            THEN (extract(epoch FROM s.created_at) * 1000000)::bigint
+       END
 FROM unnest(%(channels)s::text[], %(shards)s::int[], %(offsets)s::bigint[]) AS p (channel, shard, "offset"),
      LATERAL (
          SELECT e.record_ids[p."offset" - e.first_offset + 1] AS id
@@ -76,7 +97,7 @@ FROM unnest(%(channels)s::text[], %(shards)s::int[], %(offsets)s::bigint[]) AS p
      LEFT JOIN {schema}.staged_records s ON s.id = r.id;
 
 -- :name missed_records
--- Records that the last tick saw and that no journal row names.  One snapshot sees a tick together with its journal rows,
+-- Records that the last tick saw, or that are isolated, and that no journal row names.  One snapshot sees a tick together with its journal rows,
 -- and retention removes a journal row together with the records it names.
 WITH journaled AS MATERIALIZED (
     SELECT unnest(record_ids) AS id
@@ -88,9 +109,11 @@ last AS (
     ORDER BY tick DESC
     LIMIT 1
 )
-SELECT r.channel, r.shard, count(*), min(r.id)
-FROM {schema}.staged_records r, last
-WHERE pg_visible_in_snapshot(r.xid, last.snapshot)
+SELECT r.channel, r.shard, count(*), min(r.id), isolated.record_id IS NOT NULL AS is_isolated
+FROM last
+CROSS JOIN {schema}.staged_records r
+LEFT JOIN {schema}.isolated_records isolated ON isolated.record_id = r.id AND isolated.xid = r.xid
+WHERE (pg_visible_in_snapshot(r.xid, last.snapshot) OR isolated.record_id IS NOT NULL)
   AND NOT EXISTS (SELECT FROM journaled WHERE journaled.id = r.id)
-GROUP BY r.channel, r.shard
-ORDER BY r.channel, r.shard;
+GROUP BY r.channel, r.shard, is_isolated
+ORDER BY r.channel, r.shard, is_isolated;

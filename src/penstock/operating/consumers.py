@@ -48,7 +48,9 @@ def list_consumers(
     """
     sql = statements("penstock.operating", scope.schema)
     with postgres_errors("reading the consumers"):
-        rows = connection.execute(sql["registered_consumers"], {"consumer": consumer}).fetchall()
+        rows = connection.execute(
+            sql["registered_consumers"], {"consumer": consumer}, binary=True
+        ).fetchall()
     return [RegisteredConsumer(*row) for row in rows]
 
 
@@ -89,6 +91,20 @@ def retire(
                 dead_letters=each.dead_letters,
             )
     return found
+
+
+def check_registered(
+    connection: Connection, consumer: str, *, scope: Scope = DEFAULT_SCOPE
+) -> None:
+    """Checks that a consumer of that name is registered.
+
+    Raises:
+        Unknown: None is; the error lists those that are.
+        ServerUnavailable: Postgres does not answer.
+        SchemaMissing: The tables are not there.
+    """
+    if not list_consumers(connection, consumer, scope=scope):
+        raise unknown_consumer(connection, consumer, scope)
 
 
 def unknown_consumer(connection: Connection, consumer: str, scope: Scope) -> Unknown:

@@ -32,7 +32,7 @@ from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec, Ick
 from penstock.errors import ServerUnavailable, Unknown
 from penstock.pipeline import Pipeline
-from penstock.records import DEFAULT_SCOPE, Offset, Record, RecordId, Scope, Shard, ShardName
+from penstock.records import DEFAULT_SCOPE, Offset, Place, Record, RecordId, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.operator")
 
@@ -79,9 +79,9 @@ class DeadLetter:
     failed_at: datetime
 
     @property
-    def place(self) -> str:
-        """What commands call it: ``rides/2/4118``."""
-        return f"{self.channel}/{self.shard}/{self.offset}"
+    def place(self) -> Place:
+        """Where its record stands."""
+        return Place(_shard(self), Offset(self.offset))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,7 @@ def newest(
         rows = connection.execute(
             statements("penstock.operating", scope.schema)["dead_letters"],
             {"consumer": consumer, "limit": limit},
+            binary=True,
         ).fetchall()
     return [DeadLetter(*row) for row in rows]
 
@@ -133,18 +134,19 @@ def of_consumer(
         rows = connection.execute(
             statements("penstock.operating", scope.schema)["dead_letters_of"],
             {"consumer": consumer},
+            binary=True,
         ).fetchall()
     return [DeadLetter(*row) for row in rows]
 
 
-def at(letters: Iterable[DeadLetter], place: str) -> DeadLetter:
-    """The dead letter at ``rides/2/4118``, or ``2/4118`` for short.
+def at(letters: Iterable[DeadLetter], place: Place) -> DeadLetter:
+    """The dead letter at a place.
 
     Raises:
         Unknown: There is none.
     """
     for letter in letters:
-        if place in (letter.place, f"{letter.shard}/{letter.offset}"):
+        if letter.place == place:
             return letter
     raise Unknown(f"no dead letter at {place}; penstock dead-letters list shows where they are")
 
@@ -159,7 +161,7 @@ def read_record(
     """
     with postgres_errors("reading a dead letter"):
         row = connection.execute(
-            statements("penstock.operating", scope.schema)["dead_letter"], _key(letter)
+            statements("penstock.operating", scope.schema)["dead_letter"], _key(letter), binary=True
         ).fetchone()
     return None if row is None else _record(letter, row)
 
@@ -196,7 +198,7 @@ def retry(
                 log.info(
                     "dead letter retried",
                     consumer=name,
-                    place=letter.place,
+                    place=str(letter.place),
                     outcome=done[-1].outcome,
                 )
         finally:
@@ -223,7 +225,7 @@ def drop(
             log.warning(
                 "dead letter dropped",
                 consumer=letter.consumer,
-                place=letter.place,
+                place=str(letter.place),
                 record=letter.record_id,
             )
     return dropped

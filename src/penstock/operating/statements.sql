@@ -1,6 +1,3 @@
--- :name has_schema
-SELECT to_regclass(%(table)s) IS NOT NULL;
-
 -- :name sequencer_state
 -- The last tick, and the transaction that has been open longest: its own records wait for it.
 SELECT t.tick, t.epoch,
@@ -28,6 +25,7 @@ FROM (
     (SELECT channel, shard, created_at
      FROM {schema}.staged_records
      WHERE xid >= %(next)s::xid8
+       AND xid < pg_snapshot_xmax(pg_current_snapshot())
      LIMIT %(most)s)
     UNION ALL
     (SELECT channel, shard, created_at
@@ -38,7 +36,24 @@ FROM (
 GROUP BY channel, shard;
 
 -- :name progress
--- Each checkpoint, its lag and the age of the next record; one probe of the journal's index each.
+-- Each checkpoint, its lag and the age of the next record; one probe of the journal's index each.  A shard of the journal
+-- in which a consumer of the channel has no checkpoint counts as one before its first record: all of it is lag.
+WITH readers AS (
+    SELECT DISTINCT consumer, channel
+    FROM {schema}.checkpoints
+),
+progress AS (
+    SELECT consumer, channel, shard, "offset", applied, skipped, dead, halted, waiting, updated_at, false AS unread
+    FROM {schema}.checkpoints
+    UNION ALL
+    SELECT consumer, channel, shard, first_offset - 1, 0, 0, 0, NULL, NULL, NULL, true
+    FROM unnest(%(channels)s::text[], %(shards)s::int[], %(firsts)s::bigint[]) AS sequenced (channel, shard, first_offset)
+    JOIN readers USING (channel)
+    WHERE NOT EXISTS (
+              SELECT FROM {schema}.checkpoints c
+              WHERE c.consumer = readers.consumer AND c.channel = sequenced.channel AND c.shard = sequenced.shard
+          )
+)
 SELECT c.consumer, c.channel, c.shard, c."offset",
        greatest(journal.last_offset - c."offset", 0) AS lag,
        coalesce(extract(epoch FROM clock_timestamp() - waiting.created_at), 0)::float8 AS lag_s,
@@ -46,8 +61,8 @@ SELECT c.consumer, c.channel, c.shard, c."offset",
        (SELECT count(*)
         FROM {schema}.dead_letters d
         WHERE d.consumer = c.consumer AND d.channel = c.channel AND d.shard = c.shard) AS dead_letters,
-       c.halted, c.waiting, c.updated_at
-FROM {schema}.checkpoints c
+       c.halted, c.waiting, c.updated_at, c.unread
+FROM progress c
 CROSS JOIN LATERAL {schema}.journal_bounds(c.channel, c.shard) AS journal
 LEFT JOIN LATERAL (
     SELECT record_ids[c."offset" + 1 - first_offset + 1] AS id
@@ -179,19 +194,23 @@ SELECT max(epoch)
 FROM {schema}.epochs;
 
 -- :name count_foreign
--- Records whose transaction ids this cluster has not yet assigned: they come from another cluster.
+-- Records whose transaction ids this cluster has not yet assigned: they come from another cluster.  A record of this
+-- cluster is visible to the snapshot of the statement that finds it, however many transactions are running.
 SELECT count(*)
 FROM {schema}.staged_records
-WHERE xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot);
+WHERE xid >= pg_snapshot_xmin(pg_current_snapshot())
+  AND NOT pg_visible_in_snapshot(xid, pg_current_snapshot());
 
 -- :name freeze_foreign
--- 2 is Postgres' id for frozen rows: it lies before every snapshot, so no tick finds these records again.
+-- 3 is the first id that Postgres gives to a transaction: it lies before every snapshot, so no tick finds these records again.
 UPDATE {schema}.staged_records
-SET xid = '2'
-WHERE xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot);
+SET xid = '3'
+WHERE xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
+  AND NOT pg_visible_in_snapshot(xid, %(snapshot)s::pg_snapshot)
+   OR xid < '3';
 
 -- :name unsequenced
--- Records that no journal row names.
+-- Records that no journal row names, without those that no tick would take: see `is_usable` of the sequencer.
 WITH named AS MATERIALIZED (
     SELECT unnest(record_ids) AS id
     FROM {schema}.journal
@@ -199,6 +218,8 @@ WITH named AS MATERIALIZED (
 SELECT channel, shard, count(*)
 FROM {schema}.staged_records r
 WHERE NOT EXISTS (SELECT FROM named WHERE named.id = r.id)
+  AND created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'
+  AND id > 0 AND id <= 9007199254740992 AND octet_length(channel) <= 63
 GROUP BY channel, shard
 ORDER BY channel, shard;
 
@@ -212,6 +233,8 @@ numbered AS (
     SELECT id, channel, shard, row_number() OVER (PARTITION BY channel, shard ORDER BY id) AS place
     FROM {schema}.staged_records r
     WHERE NOT EXISTS (SELECT FROM named WHERE named.id = r.id)
+      AND created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'
+      AND id > 0 AND id <= 9007199254740992 AND octet_length(channel) <= 63
 ),
 tails AS (
     SELECT channel, shard, max(last_offset) AS tail

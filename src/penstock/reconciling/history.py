@@ -46,5 +46,7 @@ def last_runs(connection: Connection, scope: Scope) -> tuple[LastRun, ...]:
     Raises:
         psycopg.Error: Postgres does not answer.
     """
-    rows = connection.execute(statements("penstock.reconciling", scope.schema)["last_runs"])
+    rows = connection.execute(
+        statements("penstock.reconciling", scope.schema)["last_runs"], binary=True
+    )
     return tuple(LastRun(*row) for row in rows)

@@ -3,6 +3,9 @@
 Each is one transaction that locks the consumer's checkpoints.  Rows are repaired while the consumer is paused at a cut,
 where they must be what the tables show.  A whole replacement needs no pause: state and position become those of the cut,
 and the records beyond it are applied as usual.
+
+The state's table, its operators and its triggers are the application's, and are found by the role's search_path.  All
+statements that need them come last in the transaction, after those that need only our own tables.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,12 +16,14 @@ from psycopg import sql
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
+from penstock.database.formats import FIX_FORMATS
 from penstock.database.statements import statements
+from penstock.database.transactions import OUR_SEARCH_PATH, ROLES_SEARCH_PATH
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import BarrierMissed, Gap, Refused, Unknown
 from penstock.reconciling.comparison import Difference
 from penstock.reconciling.cut import Cut
-from penstock.reconciling.repair_statements import RepairStatements
+from penstock.reconciling.repair_statements import ColumnType, RepairStatements
 from penstock.records import Offset, Scope, Shard, ShardName
 
 
@@ -65,12 +70,14 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
 
     Raises:
         BarrierMissed: The consumer is no longer at the cut.
-        Refused: The consumer has dead letters.
+        Refused: The consumer has dead letters, or a column cannot hold a canonical value.
         ServerUnavailable: Postgres does not answer; all of it was done, or nothing.
     """
     sql_ = statements("penstock.reconciling", scope.schema)
     with postgres_errors(f"repairing {spec.state}"), connection.transaction():
-        repair = RepairStatements(spec, columns, _read_types(connection, scope, spec)).repair
+        connection.execute(FIX_FORMATS)
+        types = _read_types(connection, scope, spec)
+        repair = RepairStatements(spec, columns, types)
         checkpoints = _lock_checkpoints(connection, scope, spec)
         if any(offset != at.get_offset(shard) for shard, offset in checkpoints.items()):
             raise BarrierMissed(
@@ -79,7 +86,9 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
         _refuse_dead_letters(connection, scope, spec, at)
         connection.execute(sql_["differences"])
         _copy_differences(connection, differences)
-        for statement in repair:
+        connection.execute(ROLES_SEARCH_PATH)
+        _refuse_unfit(connection, spec, types, repair.find_unfit)
+        for statement in repair.repair:
             connection.execute(statement)
         connection.execute(sql_["note_repairs"], {"run": run})
         crashpoint("repair.before_commit")
@@ -103,6 +112,7 @@ def replace_state(
 
     Raises:
         DeclarationError: Canonical rows have a column that the state lacks.
+        Refused: A column cannot hold a canonical value.
         Gap: Records beyond the cut have been removed meanwhile; nothing was changed.
         ServerUnavailable: Postgres does not answer; all of it was done, or nothing.
     """
@@ -110,6 +120,7 @@ def replace_state(
     spec = tables[0][0]
     before = after = 0
     with postgres_errors(f"replacing the state of {spec.consumer.name}"), connection.transaction():
+        connection.execute(FIX_FORMATS)
         copied = [
             _copy_rows(connection, scope, number, *table) for number, table in enumerate(tables)
         ]
@@ -120,12 +131,13 @@ def replace_state(
         )
         _lock_checkpoints(connection, scope, spec)
         _check_kept(connection, scope, spec, at)
-        for table in copied:
-            before += connection.execute(table.delete_all).rowcount
-            after += connection.execute(table.insert_incoming).rowcount
         positions = _position_parameters(spec, spec.consumer.channel.shard_names, at)
         connection.execute(sql_["put_checkpoints"], {**positions, "epoch": at.epoch})
         connection.execute(sql_["drop_dead_letters"], positions)
+        connection.execute(ROLES_SEARCH_PATH)
+        for table in copied:
+            before += connection.execute(table.delete_all).rowcount
+            after += connection.execute(table.insert_incoming).rowcount
         crashpoint("replace.before_commit")
     crashpoint("replace.after_commit")
     return Replaced(before, after)
@@ -144,7 +156,8 @@ def _copy_rows(
 ) -> RepairStatements:
     """Copies the rows of one table into a temporary one, before anything is locked; returns the statements over it."""
     incoming = sql.Identifier("pg_temp", f"penstock_incoming_{number}")
-    table = RepairStatements(spec, rows.columns, _read_types(connection, scope, spec), incoming)
+    types = _read_types(connection, scope, spec)
+    table = RepairStatements(spec, rows.columns, types, incoming)
     connection.execute(
         sql.SQL("CREATE TEMPORARY TABLE {} (row jsonb NOT NULL) ON COMMIT DROP").format(
             sql.Identifier(f"penstock_incoming_{number}")
@@ -153,7 +166,23 @@ def _copy_rows(
     with connection.cursor().copy(sql.SQL("COPY {} FROM STDIN").format(incoming)) as copy:
         for row in rows.rows:
             copy.write_row((row,))
+    _refuse_unfit(connection, spec, types, table.find_unfit_incoming)
     return table
+
+
+def _refuse_unfit(
+    connection: Connection,
+    spec: ReconciliationSpec,
+    types: Mapping[str, ColumnType],
+    find_unfit: sql.Composed,
+) -> None:
+    """Refuses canonical values that the state's columns would round or truncate: every run would find them again."""
+    unfit = connection.execute(find_unfit).fetchone()
+    if unfit is not None:
+        raise Refused(
+            f"column {unfit[0]!r} of {spec.state}, {types[unfit[0]].declared}, cannot hold a canonical value without rounding or "
+            f"truncating it. Nothing was changed. Alter the column, or round in the canonical query of reconciliation {spec.name}"
+        )
 
 
 def _lock_checkpoints(
@@ -211,16 +240,18 @@ def _position_parameters(
 
 def _read_types(
     connection: Connection, scope: Scope, spec: ReconciliationSpec
-) -> Mapping[str, str]:
+) -> Mapping[str, ColumnType]:
     """The columns of the state table, and their SQL types.
 
     Raises:
         Unknown: There is no such table.
     """
     table = sql.Identifier(*filter(None, (spec.schema, spec.table))).as_string(None)
-    rows = connection.execute(
-        statements("penstock.reconciling", scope.schema)["column_types"], {"table": table}
-    ).fetchall()
+    sql_ = statements("penstock.reconciling", scope.schema)
+    connection.execute(ROLES_SEARCH_PATH)
+    [(oid,)] = connection.execute(sql_["find_table"], {"table": table}).fetchall()
+    connection.execute(OUR_SEARCH_PATH)
+    rows = connection.execute(sql_["column_types"], {"table": oid}).fetchall()
     if not rows:
         raise Unknown(f"reconciliation {spec.name}: there is no table {spec.state}")
-    return dict(rows)
+    return {name: ColumnType(declared, unlimited) for name, declared, unlimited in rows}

@@ -1,12 +1,26 @@
 """The SQL that repairs or replaces a consumer's state table."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import LiteralString
 
 from psycopg import sql
 
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import DeclarationError
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnType:
+    """The SQL type of a column.
+
+    Attributes:
+        declared: As declared: ``numeric(12,2)``.
+        unlimited: Without a length, precision or scale: ``numeric``.  A cast to the declared type may round or truncate.
+    """
+
+    declared: str
+    unlimited: str
 
 
 class RepairStatements:
@@ -20,7 +34,7 @@ class RepairStatements:
         self,
         spec: ReconciliationSpec,
         columns: Sequence[str],
-        types: Mapping[str, str],
+        types: Mapping[str, ColumnType],
         incoming: sql.Identifier = sql.Identifier("pg_temp", "penstock_incoming_0"),  # noqa: B008  a constant
     ) -> None:
         """Builds the statements.
@@ -39,6 +53,15 @@ class RepairStatements:
         self.delete_all = self._build("DELETE FROM {table}")
         self.insert_incoming = self._build(
             "INSERT INTO {table} ({columns}) SELECT {incoming} FROM {incoming_rows} i"
+        )
+        # The first column that cannot hold one of its values, if there is any.
+        self.find_unfit = self._build(
+            "SELECT unfit.name FROM (SELECT {unfit_expected} AS name FROM pg_temp.penstock_differences d) unfit "
+            "WHERE unfit.name IS NOT NULL LIMIT 1"
+        )
+        self.find_unfit_incoming = self._build(
+            "SELECT unfit.name FROM (SELECT {unfit_incoming} AS name FROM {incoming_rows} i) unfit "
+            "WHERE unfit.name IS NOT NULL LIMIT 1"
         )
         self.keys = self._build(
             'CREATE TEMPORARY TABLE penstock_keys ON COMMIT DROP AS SELECT d.number AS "penstock number" {key_values} '
@@ -89,7 +112,7 @@ class RepairStatements:
 
 
 def _check_columns(
-    spec: ReconciliationSpec, columns: Sequence[str], types: Mapping[str, str]
+    spec: ReconciliationSpec, columns: Sequence[str], types: Mapping[str, ColumnType]
 ) -> None:
     missing = [column for column in (*spec.key, *columns) if column not in types]
     if missing:
@@ -101,14 +124,14 @@ def _check_columns(
 def _build_names(
     spec: ReconciliationSpec,
     columns: Sequence[str],
-    types: Mapping[str, str],
+    types: Mapping[str, ColumnType],
     incoming: sql.Identifier,
 ) -> dict[str, sql.Composable]:
     """The parts of the statements that depend on the table."""
 
     def value(row: LiteralString, column: str) -> sql.Composed:
         return sql.SQL("CAST({} ->> {} AS {})").format(
-            sql.SQL(row), sql.Literal(column), sql.SQL(types[column])
+            sql.SQL(row), sql.Literal(column), sql.SQL(types[column].declared)
         )
 
     everything = (*spec.key, *columns)
@@ -123,11 +146,31 @@ def _build_names(
         "incoming_rows": incoming,
         "incoming": sql.SQL(", ").join(value("i.row", column) for column in everything),
         "expected": sql.SQL(", ").join(value("d.expected", column) for column in everything),
+        "unfit_expected": _find_unfit("d.expected", everything, types),
+        "unfit_incoming": _find_unfit("i.row", everything, types),
         "key_values": sql.SQL("").join(
             sql.SQL(", {} AS {}").format(value("d.key", column), sql.Identifier(column))
             for column in spec.key
         ),
     }
+
+
+def _find_unfit(
+    row: LiteralString, columns: Sequence[str], types: Mapping[str, ColumnType]
+) -> sql.Composable:
+    """The name of a column whose type would round or truncate the value of a row; NULL if there is none."""
+    limited = [c for c in columns if types[c].declared != types[c].unlimited]
+    cases = [
+        sql.SQL("WHEN {value} IS DISTINCT FROM CAST({value} AS {declared}) THEN {column}").format(
+            value=sql.SQL("CAST({} ->> {} AS {})").format(
+                sql.SQL(row), sql.Literal(column), sql.SQL(types[column].unlimited)
+            ),
+            declared=sql.SQL(types[column].declared),
+            column=sql.Literal(column),
+        )
+        for column in limited
+    ]
+    return sql.SQL("CASE {} END").format(sql.SQL(" ").join(cases)) if cases else sql.SQL("NULL")
 
 
 def _match_key(key: Sequence[str], one: LiteralString, other: LiteralString) -> sql.Composable:

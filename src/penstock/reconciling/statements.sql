@@ -101,8 +101,13 @@ SELECT coalesce(sum(applied + skipped + dead), 0)::bigint
 FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s;
 
+-- :name find_table
+-- By the role's search_path, so the function is named with its schema.
+SELECT pg_catalog.to_regclass(%(table)s)::pg_catalog.oid;
+
 -- :name column_types
-SELECT attname, format_type(atttypid, atttypmod)
+-- Each column's type, and the same without a length, precision or scale, which holds more.
+SELECT attname, format_type(atttypid, atttypmod), format_type(atttypid, -1)
 FROM pg_attribute
-WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped
+WHERE attrelid = %(table)s::oid AND attnum > 0 AND NOT attisdropped
 ORDER BY attnum;

@@ -4,12 +4,19 @@ Each setting was measured; ``docs/explanation/engines.md`` lists the delays that
 """
 
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from penstock.errors import PenstockError, ServerUnavailable
+from penstock.logs import FORMAT, LEVEL, share_with_tasks
 from penstock.spark.java import find_java
 from penstock.spark.sources import register
 
@@ -40,6 +47,10 @@ TASK_ATTEMPTS = 10_000
 """Attempts of a task before Spark fails the job.  A restarted task continues from the last commit of the previous one."""
 
 
+JVM_END_S = 3.0
+"""How long to wait for the end of a JVM whose connections have broken."""
+
+
 def spark_session(
     slots: int, *, master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
@@ -54,6 +65,7 @@ def spark_session(
         JavaMissing: No Java runtime.
     """
     os.environ["JAVA_HOME"] = str(find_java())
+    share_with_tasks()
     # Otherwise workers take the first `python3` on the PATH.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -73,10 +85,80 @@ def spark_session(
         }
     for name, value in (settings | dict(conf or {})).items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    with _signals_left_to_us():
+        spark = builder.getOrCreate()
     _write_no_checksums(spark)
     register(spark)
     return spark
+
+
+_jvm_starts = threading.local()
+
+
+@contextmanager
+def _signals_left_to_us() -> Iterator[None]:
+    """A JVM that is started meanwhile ignores SIGTERM: this process gets it, too, and stops Spark in order.
+
+    Supervisors and shells send it to all processes of a service.  Java leaves an ignored signal ignored.  The JVM still ends
+    with this process, whose end it notices by its standard input.
+    """
+    _jvm_starts.now = True
+    try:
+        yield
+    finally:
+        _jvm_starts.now = False
+
+
+def _ignore_sigterm_in_jvm() -> None:
+    if getattr(_jvm_starts, "now", False):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+os.register_at_fork(after_in_child=_ignore_sigterm_in_jvm)  # PySpark has no option for it
+
+
+@contextmanager
+def jvm_errors(what: str) -> Iterator[None]:
+    """Names the JVM if it has ended: whatever is raised then is only a consequence.
+
+    Args:
+        what: The activity, for the error text: ``reconciling``.
+
+    Raises:
+        ServerUnavailable: The JVM has ended.
+    """
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:
+        # Its connections break some time before it has ended.
+        if (code := _exit_code_of_jvm(within_s=JVM_END_S)) is None:
+            raise
+        raise ServerUnavailable(
+            f"{what}: the JVM of Spark has ended ({_describe_exit(code)}). Nothing is lost: start it again; "
+            "if memory was short, give it more with --conf spark.driver.memory=2g"
+        ) from error
+
+
+def is_jvm_alive() -> bool:
+    """Whether the JVM that this process has started is still there; true if another process has started it."""
+    return _exit_code_of_jvm() is None
+
+
+def _exit_code_of_jvm(within_s: float = 0.0) -> int | None:
+    """None while it runs."""
+    process = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001  Spark has no name for it
+    if not isinstance(process, subprocess.Popen):
+        return None
+    try:
+        return process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _describe_exit(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def available_cores() -> int:
@@ -94,5 +176,5 @@ def _write_no_checksums(spark: SparkSession) -> None:
     local.setWriteChecksum(False)
 
 
-_SHARED = ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL", "PYTHONPATH")
+_SHARED = ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL", FORMAT, LEVEL, "PYTHONPATH")
 """Environment variables of this process that executors on other machines need."""

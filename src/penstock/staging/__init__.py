@@ -3,8 +3,8 @@
     session.flush() ──▶ the flush's own writes ──▶ one INSERT into staged_records ──▶ … ──▶ session.commit()
                         (row locks are taken)      (ids are drawn, after the locks)
 
-This package works inside the application's session.  It uses the session's own connection and SQLAlchemy Core.  It
-opens no connection, commits nothing, starts no thread, and needs only the INSERT privilege.  As a result:
+This package works inside the application's transaction, on its session or connection.  It opens no connection,
+commits nothing, starts no thread, and needs only the INSERT privilege.  As a result:
 
 * A rollback, also to a savepoint, removes the records.  Nothing is kept in memory until commit.
 * Records of one key are ordered as their transactions took the lock on the key's row.
@@ -13,26 +13,37 @@ opens no connection, commits nothing, starts no thread, and needs only the INSER
 Three ways to stage, and a guard:
 
     hooks      changes of mapped objects, by rule            ``Pipeline.stages``, ``Pipeline.attach``
-    explicit   records that the application writes itself    ``stage``, ``stage_many``, ``stage_async``, ``mark_dirty``
-    triggers   writers outside the ORM                       ``trigger_sql``, ``trigger_migration``
+    explicit   records that the application writes itself    ``stage``, ``stage_many``, ``mark_dirty``, each with ``_async``
+    triggers   writers outside the ORM                       ``trigger_sql``, ``trigger_migration``; ``penstock init``
     guard      refuses a bulk or Core statement that would bypass the rules, before it writes anything
 
 ``payload`` defines which values a record may hold and how they are encoded.  ``nudge`` wakes the streamer after a
 commit.
 """
 
-from penstock.staging.explicit import Staging, mark_dirty, stage, stage_async, stage_many
+from penstock.staging.explicit import (
+    Staging,
+    mark_dirty,
+    mark_dirty_async,
+    stage,
+    stage_async,
+    stage_many,
+    stage_many_async,
+)
 from penstock.staging.hooks import attach
-from penstock.staging.triggers import drop_trigger_sql, trigger_migration, trigger_sql
+from penstock.staging.trigger_migration import trigger_migration
+from penstock.staging.triggers import drop_trigger_sql, trigger_sql
 
 __all__ = [
     "Staging",
     "attach",
     "drop_trigger_sql",
     "mark_dirty",
+    "mark_dirty_async",
     "stage",
     "stage_async",
     "stage_many",
+    "stage_many_async",
     "trigger_migration",
     "trigger_sql",
 ]

@@ -1,33 +1,39 @@
-"""Explicit staging: the application writes records itself, in the session's transaction.
+"""Explicit staging: the application writes records itself, in its own transaction.
 
-The session is flushed first, so that its changes are written and their row locks taken before the record's id is
-drawn.  The record is then inserted at once, so a rollback removes it, also a rollback to a savepoint.
+A session is flushed first, so that its changes are written and their row locks taken before the record's id is drawn.
+The record is then inserted at once, so a rollback removes it, also a rollback to a savepoint.  Without a session, on a
+connection, write the change first and then stage it.
 """
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
+from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
 
 from penstock.database.tables import staged_records
 from penstock.declarations import Channel, Ick, Log
 from penstock.errors import InvalidRecord, NotAttached
 from penstock.staging import nudge
+from penstock.staging.connections import (
+    DriverConnection,
+    insert_by_async_psycopg,
+    insert_directly,
+    is_async_driver,
+)
 from penstock.staging.rows import Row, insert_rows, make_row
-from penstock.staging.rules import Attachment, find_attachments
+from penstock.staging.rules import Attachment, Declarations, find_attachments
 
 if TYPE_CHECKING:  # the import needs greenlet, which only applications that use asyncio install
-    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
+    AsyncTarget = AsyncSession | async_scoped_session[Any] | AsyncConnection | DriverConnection
+
+Target = Session | scoped_session[Any] | Connection | DriverConnection
+"""A session, or a connection of SQLAlchemy, psycopg or Django."""
 
 DIRTY, MEMBER = "dirty", "member"
 """Action and object of records that ``mark_dirty`` stages."""
-
-_ASYNC_CALLS = {
-    "stage": "await stage_async(session, channel, …)",
-    "stage_many": "await session.run_sync(stage_many, channel, records)",
-    "mark_dirty": "await session.run_sync(mark_dirty, channel, members)",
-}
 
 
 class Staging(TypedDict):
@@ -41,7 +47,7 @@ class Staging(TypedDict):
 
 
 def stage(  # noqa: PLR0913  a record has this many parts
-    session: Session | scoped_session[Any],
+    target: Target,
     channel: Channel,
     *,
     key: object,
@@ -49,43 +55,141 @@ def stage(  # noqa: PLR0913  a record has this many parts
     object: str,  # noqa: A002  the name of the record's field
     data: Any,
     headers: dict[str, Any] | None = None,
+    pipeline: Declarations | None = None,
 ) -> None:
-    """Stages one record in the session's transaction, after flushing the session.
+    """Stages one record in the transaction of a session or a connection; a session is flushed first.
 
     Args:
-        session: A session with a pipeline attached.
+        target: A session with a pipeline attached; or a connection of SQLAlchemy, psycopg or Django, in a transaction.
         channel: The log the record goes to: a channel of that pipeline.
-        key: A str, int or UUID.  Records of one key keep their order.
+        key: A str, int or UUID, or a tuple of them.  Records of one key keep their order.
         action: What happened, 1 to 255 characters: ``insert``, ``update``, ``delete`` or a word of your own.
         object: What it happened to, 1 to 255 characters.
         data: The payload: any JSON value, and the types that ``penstock.staging.payload`` lists.
         headers: Metadata beside the payload, such as trace ids or versions; at most 64 KB.
+        pipeline: The pipeline, for a connection or a session to which it is not attached.
 
     Raises:
         InvalidRecord: A field is invalid; nothing was written.
-        NotAttached: No pipeline with that channel is attached to the session.
-        StagingError: Postgres refused the record.
+        NotAttached: No pipeline with that channel is attached to the session, or none is given for the connection.
+        StagingError: Postgres refused the record, or the connection is in autocommit mode.
     """
-    own = _require_session(session, "stage")
+    _refuse_async(target, "stage")
     row = make_row(_require_log(channel), key, action, object, data, headers)
-    _insert(own, channel, [row])
+    _insert(target, channel, [row], pipeline, "stage")
 
 
 def stage_many(
-    session: Session | scoped_session[Any], channel: Channel, records: Iterable[Staging]
+    target: Target,
+    channel: Channel,
+    records: Iterable[Staging],
+    *,
+    pipeline: Declarations | None = None,
 ) -> int:
-    """Stages records in order, in one INSERT, after flushing the session; returns their number.
-
-    With an ``AsyncSession``: ``await session.run_sync(stage_many, channel, records)``.
+    """Stages records in order, in one INSERT; returns their number.  See ``stage`` for ``target`` and ``pipeline``.
 
     Raises:
         InvalidRecord: A field is invalid; the error names the record, and nothing was written.
-        NotAttached: No pipeline with that channel is attached to the session.
-        StagingError: Postgres refused the records.
+        NotAttached: No pipeline with that channel is attached to the session, or none is given for the connection.
+        StagingError: Postgres refused the records, or the connection is in autocommit mode.
     """
-    own = _require_session(session, "stage_many")
+    _refuse_async(target, "stage_many")
+    rows = _make_rows(channel, records)
+    _insert(target, channel, rows, pipeline, "stage_many")
+    return len(rows)
+
+
+def mark_dirty(
+    target: Target,
+    channel: Ick,
+    members: Iterable[object],
+    *,
+    pipeline: Declarations | None = None,
+) -> int:
+    """Marks members of an Ick dirty in the transaction of a session or a connection; returns their number.
+
+    For changes that no rule captures, such as SQL statements, and to rebuild the whole copy.  A session is flushed first.
+
+    Args:
+        target: A session with a pipeline attached; or a connection of SQLAlchemy, psycopg or Django, in a transaction.
+        channel: An Ick of that pipeline.
+        members: Each a str, int or UUID, or a tuple of them.
+        pipeline: The pipeline, for a connection or a session to which it is not attached.
+
+    Raises:
+        InvalidRecord: A member is invalid; nothing was written.
+        NotAttached: No pipeline with that channel is attached to the session, or none is given for the connection.
+        StagingError: Postgres refused the records, or the connection is in autocommit mode.
+    """
+    _refuse_async(target, "mark_dirty")
+    rows = _make_marks(channel, members)
+    _insert(target, channel, rows, pipeline, "mark_dirty")
+    return len(rows)
+
+
+async def stage_async(  # noqa: PLR0913  as stage
+    target: "AsyncTarget",
+    channel: Channel,
+    *,
+    key: object,
+    action: str,
+    object: str,  # noqa: A002  as stage
+    data: Any,
+    headers: dict[str, Any] | None = None,
+    pipeline: Declarations | None = None,
+) -> None:
+    """``stage`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
+
+    Raises:
+        InvalidRecord: A field is invalid; nothing was written.
+        NotAttached: No pipeline with that channel is attached to the session, or none is given for the connection.
+        StagingError: Postgres refused the record, or the connection is in autocommit mode.
+    """
+    row = make_row(_require_log(channel), key, action, object, data, headers)
+    await _insert_async(target, channel, [row], pipeline, "stage")
+
+
+async def stage_many_async(
+    target: "AsyncTarget",
+    channel: Channel,
+    records: Iterable[Staging],
+    *,
+    pipeline: Declarations | None = None,
+) -> int:
+    """``stage_many`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
+
+    Raises:
+        InvalidRecord: A field is invalid; the error names the record, and nothing was written.
+        NotAttached: No pipeline with that channel is attached to the session, or none is given for the connection.
+        StagingError: Postgres refused the records, or the connection is in autocommit mode.
+    """
+    rows = _make_rows(channel, records)
+    await _insert_async(target, channel, rows, pipeline, "stage_many")
+    return len(rows)
+
+
+async def mark_dirty_async(
+    target: "AsyncTarget",
+    channel: Ick,
+    members: Iterable[object],
+    *,
+    pipeline: Declarations | None = None,
+) -> int:
+    """``mark_dirty`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
+
+    Raises:
+        InvalidRecord: A member is invalid; nothing was written.
+        NotAttached: No pipeline with that channel is attached to the session, or none is given for the connection.
+        StagingError: Postgres refused the records, or the connection is in autocommit mode.
+    """
+    rows = _make_marks(channel, members)
+    await _insert_async(target, channel, rows, pipeline, "mark_dirty")
+    return len(rows)
+
+
+def _make_rows(channel: Channel, records: Iterable[Staging]) -> list[Row]:
     _require_log(channel)
-    rows = [
+    return [
         make_row(
             channel,
             record["key"],
@@ -97,78 +201,17 @@ def stage_many(
         )
         for number, record in enumerate(records)
     ]
-    _insert(own, channel, rows)
-    return len(rows)
 
 
-async def stage_async(  # noqa: PLR0913  as stage
-    session: "AsyncSession | async_scoped_session[Any]",
-    channel: Channel,
-    *,
-    key: object,
-    action: str,
-    object: str,  # noqa: A002  as stage
-    data: Any,
-    headers: dict[str, Any] | None = None,
-) -> None:
-    """``stage`` for an ``AsyncSession``.
-
-    Raises:
-        InvalidRecord: A field is invalid; nothing was written.
-        NotAttached: No pipeline with that channel is attached to the session.
-        StagingError: Postgres refused the record.
-    """
-    given: Any = session
-    own: Any = given() if hasattr(given, "session_factory") else given
-    if not hasattr(own, "run_sync"):
-        raise NotAttached(
-            f"stage_async() takes an AsyncSession, not {type(own).__name__}; "
-            "with a Session: stage(session, channel, …)"
-        )
-    row = make_row(_require_log(channel), key, action, object, data, headers)
-    await own.run_sync(_insert, channel, [row])
-
-
-def mark_dirty(
-    session: Session | scoped_session[Any], channel: Ick, members: Iterable[object]
-) -> int:
-    """Marks members of an Ick dirty in the session's transaction, after flushing the session; returns their number.
-
-    For changes that no rule captures, such as SQL statements, and to rebuild the whole copy.
-    With an ``AsyncSession``: ``await session.run_sync(mark_dirty, channel, members)``.
-
-    Args:
-        session: A session with a pipeline attached.
-        channel: An Ick of that pipeline.
-        members: Each a str, int or UUID.
-
-    Raises:
-        InvalidRecord: A member is invalid; nothing was written.
-        NotAttached: No pipeline with that channel is attached to the session.
-        StagingError: Postgres refused the records.
-    """
-    own = _require_session(session, "mark_dirty")
+def _make_marks(channel: Any, members: Iterable[object]) -> list[Row]:
     if not isinstance(channel, Ick):
         raise InvalidRecord(
             "channel", f"is of type {type(channel).__name__}; mark_dirty() takes an Ick"
         )
-    rows = [
+    return [
         make_row(channel, member, DIRTY, MEMBER, {}, field=f"members[{number}].")
         for number, member in enumerate(members)
     ]
-    _insert(own, channel, rows)
-    return len(rows)
-
-
-def _require_session(session: object, caller: str) -> Session:
-    if isinstance(session, scoped_session):
-        session = session()
-    if isinstance(session, Session):
-        return session
-    raise NotAttached(
-        f"{caller}() takes a Session, not {type(session).__name__}; "
-        f"with an AsyncSession: {_ASYNC_CALLS[caller]}"
-    )
 
 
 def _require_log(channel: Any) -> Channel:
@@ -181,8 +224,58 @@ def _require_log(channel: Any) -> Channel:
     raise InvalidRecord("channel", f"is of type {type(channel).__name__}; stage() takes a Log")
 
 
-def _insert(session: Session, channel: Channel, rows: list[Row]) -> None:
-    attachment = _find_attachment(session, channel)
+def _refuse_async(target: object, caller: str) -> None:
+    """Refuses a session or connection that is to be awaited, before its records are looked at."""
+    if hasattr(target, "run_sync") or is_async_driver(target):
+        raise NotAttached(
+            f"{caller}() takes a Session or a Connection, not {type(target).__name__}: "
+            f"await {caller}_async(…)"
+        )
+
+
+def _insert(
+    target: Any,
+    channel: Channel,
+    rows: list[Row],
+    pipeline: Declarations | None,
+    caller: str,
+) -> None:
+    if isinstance(target, scoped_session):
+        target = target()
+    if isinstance(target, Session):
+        _insert_in_session(target, channel, rows, pipeline)
+    else:
+        schema = _require_pipeline(channel, pipeline, caller).scope.schema
+        insert_directly(target, schema, rows, caller)
+
+
+async def _insert_async(
+    target: Any,
+    channel: Channel,
+    rows: list[Row],
+    pipeline: Declarations | None,
+    caller: str,
+) -> None:
+    own: Any = target() if hasattr(target, "session_factory") else target
+    if is_async_driver(own):
+        schema = _require_pipeline(channel, pipeline, caller).scope.schema
+        await insert_by_async_psycopg(own, schema, rows)
+    elif hasattr(own, "run_sync"):
+        await own.run_sync(_insert, channel, rows, pipeline, caller)
+    else:
+        raise NotAttached(
+            f"{caller}_async() takes an AsyncSession or an AsyncConnection, not {type(own).__name__}; "
+            f"with a Session or a Connection: {caller}(…)"
+        )
+
+
+def _insert_in_session(
+    session: Session, channel: Channel, rows: list[Row], pipeline: Declarations | None
+) -> None:
+    if pipeline is None:
+        attachment = _find_attachment(session, channel)
+    else:
+        attachment = Attachment(_require_pipeline(channel, pipeline, "stage"), nudge=False)
     schema = attachment.pipeline.scope.schema
     session.flush()
     if not rows:
@@ -191,6 +284,21 @@ def _insert(session: Session, channel: Channel, rows: list[Row]) -> None:
     insert_rows(connection, schema, rows)
     if attachment.nudge:
         nudge.note_staged(session, connection, schema)
+
+
+def _require_pipeline(channel: Channel, pipeline: Declarations | None, caller: str) -> Declarations:
+    """Returns the pipeline that was given, if it has the channel."""
+    if pipeline is None:
+        raise NotAttached(
+            f"channel {channel.name}: a connection has no pipeline attached, which names the schema; "
+            f"give it: {caller}(connection, channel, …, pipeline=pipeline)"
+        )
+    if pipeline.channels.get(channel.name) != channel:
+        raise NotAttached(
+            f"the pipeline does not have this channel {channel.name}; "
+            "add it with Pipeline(channels=[…]) or pipeline.add_channel(…)"
+        )
+    return pipeline
 
 
 def _find_attachment(session: Session, channel: Channel) -> Attachment:

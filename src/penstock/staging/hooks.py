@@ -10,13 +10,12 @@ The mapper events tell what the unit of work writes and on which connection, and
 sessions.  They fire for every session; one without a list, because no rules apply to it, costs a dict look-up.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, event, inspect, select, tuple_
+from sqlalchemy import Connection, event, inspect
 from sqlalchemy.orm import (
-    InstanceState,
     LoaderCallableStatus,
     Mapper,
     PassiveFlag,
@@ -26,8 +25,8 @@ from sqlalchemy.orm import (
 )
 from sqlalchemy.orm.attributes import get_history, set_committed_value
 
-from penstock.declarations import Change
-from penstock.staging import guard
+from penstock.declarations import Change, StagingRule
+from penstock.staging import blind_spots, guard
 from penstock.staging import nudge as nudging
 from penstock.staging.rows import Row, insert_rows
 from penstock.staging.rules import (
@@ -37,19 +36,17 @@ from penstock.staging.rules import (
     Target,
     add_attachment,
     find_attachments,
+    make_key,
     null_names,
     resolve_target,
 )
+from penstock.staging.stored import State, load_rows, read_stored
 
-State = InstanceState[Any]
 Written = tuple[State, Change, Connection]
 """An object that the flush has written, how, and on which connection."""
 
 _FLUSH = "penstock.flush"
 """Key in ``Session.info``: the ``Flush`` in progress."""
-
-_OBJECTS_A_SELECT = 5000
-"""Postgres' protocol counts parameters in 16 bits, and a key may have several columns."""
 
 
 @dataclass(eq=False, slots=True)
@@ -72,6 +69,10 @@ class Flush:
     old_members: dict[State, list[tuple[Plan, object]]] = field(default_factory=dict)
     deleted: dict[State, dict[str, object]] = field(default_factory=dict)
 
+    def has_plans(self, mapper: Mapper[Any]) -> bool:
+        """Returns whether a rule of an attached pipeline applies to the mapper."""
+        return any(attachment.get_plans(mapper) for attachment in self.attachments)
+
     def reads(self, mapper: Mapper[Any], change: Change | None = None) -> set[str]:
         """Returns the column attributes that rules read of the mapper's objects; empty if no rule applies."""
         return {
@@ -81,6 +82,13 @@ class Flush:
             if change is None or change in plan.rule.on
             for name in plan.reads
         }
+
+
+def follow(rule: StagingRule, pipeline: Declarations) -> None:
+    """Listens to a new rule's class, in every session: one that the pipeline is not attached to gets a warning."""
+    if rule.capture == "orm":
+        _listen_to_mapper(rule.type)
+    blind_spots.watch_rule(rule, pipeline)
 
 
 def attach(pipeline: Declarations, target: object, *, nudge: bool = False) -> None:
@@ -149,8 +157,7 @@ def _before_flush(session: Session, context: UOWTransaction, _: object) -> None:
     if not found:
         return
     for attachment in found:
-        for rule in attachment.take_new_rules():
-            _listen_to_mapper(rule.type)
+        attachment.refresh()
     guard.listen(session)  # the first rule may be younger than the transaction
     flush = session.info[_FLUSH] = Flush(context, found)
     deleted: dict[Mapper[Any], list[State]] = {}
@@ -185,17 +192,12 @@ def _note_old_members(flush: Flush, connection: Connection, state: State) -> Non
     """Notes, before the row is written, the members it had, where a column that holds the member changes."""
     for attachment in flush.attachments:
         for plan in attachment.get_plans(state.mapper):
-            name = plan.member_column(state.mapper)
-            if name is None or name not in state.committed_state:
+            names = plan.member_columns(state.mapper)
+            if state.committed_state.keys().isdisjoint(names):
                 continue
-            old = get_history(state.obj(), name, PassiveFlag.PASSIVE_NO_INITIALIZE).deleted
-            if not old:  # set without having been loaded
-                old = [
-                    values[name]
-                    for _, values in _load_rows(connection, state.mapper, [state], [name])
-                ]
-            if old and old[0] != state.dict.get(name):
-                flush.old_members.setdefault(state, []).append((plan, old[0]))
+            old = read_stored(connection, state, names)
+            if old is not None and old != [state.dict.get(name) for name in names]:
+                flush.old_members.setdefault(state, []).append((plan, make_key(old)))
 
 
 def _before_delete(_: Mapper[Any], connection: Connection, state: State) -> None:
@@ -208,7 +210,12 @@ def _before_delete(_: Mapper[Any], connection: Connection, state: State) -> None
 
 def _get_flush(state: State) -> Flush | None:
     session = state.session
-    return session.info.get(_FLUSH) if session is not None else None
+    if session is None:
+        return None
+    flush: Flush | None = session.info.get(_FLUSH)
+    if flush is None:
+        blind_spots.warn_if_unattached(session, state.mapper)
+    return flush
 
 
 def _after_flush(session: Session, context: UOWTransaction) -> None:
@@ -222,6 +229,9 @@ def _after_flush(session: Session, context: UOWTransaction) -> None:
         if change != "update" or state in flush.modified or _is_modified(state)
     ]
     _load_missing(flush, written)
+    for mapper in {state.mapper for state, _, _ in written}:
+        if not flush.has_plans(mapper):
+            blind_spots.warn_if_unattached(session, mapper)
     for attachment in flush.attachments:
         for connection, rows in _make_rows(flush, attachment, written).items():
             insert_rows(connection, attachment.pipeline.scope.schema, rows)
@@ -309,7 +319,7 @@ def _load_missing(flush: Flush, written: Iterable[Written]) -> None:
             states.append(state)
             names |= lacking
     for (mapper, connection), (states, names) in incomplete.items():
-        for state, values in _load_rows(connection, mapper, states, names):
+        for state, values in load_rows(connection, mapper, states, names):
             _set_loaded(flush, state, values)
 
 
@@ -328,44 +338,10 @@ def _load_before_delete(flush: Flush, connection: Connection, states: Sequence[S
         if unknown:
             incomplete.append(state)
             names |= unknown
-    for state, values in _load_rows(connection, mapper, incomplete, names):
+    for state, values in load_rows(connection, mapper, incomplete, names):
         known = flush.deleted[state]
         known.update({name: values[name] for name in known if name in values})
         _set_loaded(flush, state, values)
-
-
-def _load_rows(
-    connection: Connection, mapper: Mapper[Any], states: Sequence[State], names: Collection[str]
-) -> Iterable[tuple[State, dict[str, object]]]:
-    """Loads the named columns of the objects' rows, with Core: the session's identity map is in the middle of a flush."""
-    columns = [mapper.column_attrs[name].columns[0] for name in names]
-    identity = mapper.primary_key
-    for start in range(0, len(states), _OBJECTS_A_SELECT):
-        by_identity = {
-            _get_identity(state): state for state in states[start : start + _OBJECTS_A_SELECT]
-        }
-        which = (
-            identity[0].in_([key for (key,) in by_identity])
-            if len(identity) == 1
-            else tuple_(*identity).in_(by_identity)
-        )
-        query = select(*identity, *columns).select_from(mapper.persist_selectable).where(which)
-        for row in connection.execute(query):
-            state = by_identity.get(tuple(row[: len(identity)]))
-            # None: the object holds its key in another type, and loads the values when they are read.
-            if state is not None:
-                yield state, dict(zip(names, row[len(identity) :], strict=True))
-
-
-def _get_identity(state: State) -> tuple[Any, ...]:
-    """Returns the primary key in the database: that of a deleted object, or the new one after the flush."""
-    mapper = state.mapper
-    names = [mapper.get_property_by_column(column).key for column in mapper.primary_key]
-    old = state.key[1] if state.key is not None else ()
-    return tuple(
-        old[number] if name not in state.dict else state.dict[name]
-        for number, name in enumerate(names)
-    )
 
 
 def _set_loaded(flush: Flush, state: State, values: dict[str, object]) -> None:

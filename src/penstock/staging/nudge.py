@@ -19,7 +19,9 @@ log = logging.getLogger(__name__)
 _STAGED = "penstock.staged"
 """Key in ``Session.info``: pairs of a connection that has staged records and the schema they are in."""
 
-_NUDGE = text("SELECT set_config('synchronous_commit', 'off', true), pg_notify(:channel, '')")
+_NUDGE = text(
+    "SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify(:channel, '')"
+)
 
 
 def channel_name(schema: str) -> str:

@@ -81,11 +81,15 @@ def json_text(value: object, field: str, max_bytes: int) -> str:
 
 
 def key_text(value: object, field: str = "key") -> str:
-    """Returns the key of a record as text.
+    """Returns the key of a record as text; that of a tuple is a JSON array, as ``jsonb`` writes it: ``[7, "north"]``.
 
     Raises:
-        InvalidRecord: The key is not a str, int or UUID, is empty or too long, or is text that Postgres cannot store.
+        InvalidRecord: The key is not a str, int or UUID, nor a tuple of them, is empty or too long, or is text that
+            Postgres cannot store.
     """
+    if isinstance(value, tuple) and value:
+        parts = [_make_key_part(part, f"{field}[{n}]") for n, part in enumerate(value)]
+        return _check_length(f"[{', '.join(parts)}]", field, MAX_KEY_CHARACTERS)
     if isinstance(value, UUID):
         return str(value)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -94,8 +98,21 @@ def key_text(value: object, field: str = "key") -> str:
         return _check_length(value, field, MAX_KEY_CHARACTERS)
     raise InvalidRecord(
         field,
-        f"is of type {type(value).__name__}; a key is a str, an int or a UUID, and never None",
+        f"is of type {type(value).__name__}; a key is a str, an int, a UUID or a tuple of them, and never None",
     )
+
+
+def _make_key_part(value: object, field: str) -> str:
+    """Encodes a part of a composite key, which unlike a whole key may be empty text."""
+    if isinstance(value, tuple):
+        raise InvalidRecord(
+            field, "is a tuple inside a tuple; a part of a key is a str, int or UUID"
+        )
+    if isinstance(value, str):
+        _check_text(value, field)
+        return _encode(str.__str__(value))
+    text = key_text(value, field)
+    return text if isinstance(value, int) else f'"{text}"'
 
 
 def label_text(value: object, field: str) -> str:

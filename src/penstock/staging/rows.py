@@ -6,7 +6,7 @@ compiled once and prepared once.  The payload is encoded by ``payload`` and inse
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -31,6 +31,11 @@ _labels: dict[str, str] = {}
 
 _TRANSACTION_CLASSES = ("08", "25", "40", "53", "55", "57")
 """SQLSTATE classes of transaction and server errors, which applications already handle."""
+
+AUTOCOMMIT = (
+    "the connection is in AUTOCOMMIT: the change and its record would be committed separately, and one of them "
+    "could be lost"
+)
 
 _HINTS = {
     "42P01": "create Penstock's tables: penstock init",
@@ -95,11 +100,10 @@ def insert_rows(connection: Connection, schema: str, rows: Sequence[Row]) -> Non
     """
     if _is_autocommit(connection):
         raise StagingError(
-            "the connection is in AUTOCOMMIT: the change and its record would be committed separately, and one of them "
-            "could be lost; use a connection or an engine with another isolation level"
+            f"{AUTOCOMMIT}; use a connection or an engine with another isolation level"
         )
-    for chunk in _split(rows):
-        failure = _try_insert(connection, _make_statement(schema), f"[{','.join(chunk)}]")
+    for chunk in split_rows(rows):
+        failure = _try_insert(connection, _make_statement(schema), chunk)
         if failure is not None:
             # Raised here, outside ``except``, so that the error with the parameters is not its context.
             raise failure
@@ -110,38 +114,59 @@ def _try_insert(connection: Connection, statement: TextClause, rows: str) -> Exc
     try:
         connection.execute(statement, {"rows": rows})
     except DBAPIError as error:
-        state = _get_sqlstate(error)
-        if error.connection_invalidated or not state or state.startswith(_TRANSACTION_CLASSES):
+        refusal = None if error.connection_invalidated else make_refusal(error.orig)
+        if refusal is None:
             error.hide_parameters = True
             return error
-        hint = _HINTS.get(state, "see the server's log")
-        return StagingError(
-            f"Postgres refused the staged records ({type(error.orig).__name__}, SQLSTATE {state}): {hint}"
-        )
+        return refusal
     return None
+
+
+def make_refusal(error: BaseException | None) -> StagingError | None:
+    """Makes the error for an insert that Postgres refused; None if the transaction or the connection failed.
+
+    Args:
+        error: The driver's.
+    """
+    state = _get_sqlstate(error)
+    if not state or state.startswith(_TRANSACTION_CLASSES):
+        return None
+    hint = _HINTS.get(state, "see the server's log")
+    return StagingError(
+        f"Postgres refused the staged records ({type(error).__name__}, SQLSTATE {state}): {hint}"
+    )
 
 
 @cache
 def _make_statement(schema: str) -> TextClause:
-    """Makes the INSERT.  ``jsonb`` keeps numbers exact; ``WITH ORDINALITY`` draws the ids in the rows' order."""
-    return text(
-        f"""
+    return text(insert_sql(schema, ":rows").replace("::", r"\:\:"))
+
+
+def insert_sql(schema: str, rows: str) -> str:
+    """Makes the INSERT.  ``jsonb`` keeps numbers exact; ``WITH ORDINALITY`` draws the ids in the rows' order.
+
+    Args:
+        schema: The Penstock schema.
+        rows: The parameter, as the driver writes it.
+    """
+    return f"""
         INSERT INTO "{schema}".staged_records (channel, shard, key, action, object, data, headers)
         SELECT r.v ->> 0, (r.v ->> 1)::integer, r.v ->> 2, r.v ->> 3, r.v ->> 4, r.v -> 5, r.v -> 6
-        FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS r (v, n)
+        FROM jsonb_array_elements(CAST({rows} AS jsonb)) WITH ORDINALITY AS r (v, n)
         ORDER BY r.n
-    """.replace("::", r"\:\:")
-    )
+    """
 
 
-def _split(rows: Sequence[Row]) -> Iterator[Iterable[Row]]:
+def split_rows(rows: Sequence[Row]) -> Iterator[str]:
+    """Joins rows to arrays of JSON, each for one statement."""
     start = size = 0
     for number, each in enumerate(rows):
         if size and size + len(each) > MAX_STATEMENT_CHARACTERS:
-            yield rows[start:number]
+            yield f"[{','.join(rows[start:number])}]"
             start, size = number, 0
         size += len(each)
-    yield rows[start:]
+    if rows:
+        yield f"[{','.join(rows[start:])}]"
 
 
 def _is_autocommit(connection: Connection) -> bool:
@@ -151,10 +176,10 @@ def _is_autocommit(connection: Connection) -> bool:
     return level == "AUTOCOMMIT"
 
 
-def _get_sqlstate(error: DBAPIError) -> str:
+def _get_sqlstate(error: BaseException | None) -> str:
     """Psycopg and asyncpg call it ``sqlstate``, psycopg2 ``pgcode``."""
     for name in ("sqlstate", "pgcode"):
-        state = getattr(error.orig, name, None)
+        state = getattr(error, name, None)
         if isinstance(state, str):
             return state
     return ""

@@ -77,34 +77,53 @@ class Plan:
             data = {name: _read(target, name, stored) for name in self.names}
         else:
             data = _call(rule.data, target)
+        headers = _call(rule.headers, target) if callable(rule.headers) else rule.headers
         return make_row(
-            rule.channel, self._read_key(target, stored), change, self.object_name, data
+            rule.channel, self._read_key(target, stored), change, self.object_name, data, headers
         )
 
     def make_mark(self, change: Change, member: object) -> Row | None:
-        """Returns the row that marks a member of the rule's Ick dirty; None if the member is None.
+        """Returns the row that marks a member of the rule's Ick dirty; None if the member, or a part of it, is None.
 
         Raises:
             InvalidRecord: The member is invalid.
         """
-        if member is None:
+        if member is None or (isinstance(member, tuple) and None in member):
             return None
         return make_row(self.rule.channel, member, change, self.object_name, {})
 
-    def member_column(self, mapper: Mapper[Any]) -> str | None:
-        """Returns the column attribute that the key names, if the rule marks members of an Ick; otherwise None."""
-        key = self.rule.key
-        is_column = isinstance(key, str) and key in mapper.column_attrs
-        return str(key) if is_column and isinstance(self.rule.channel, Ick) else None
+    def member_columns(self, mapper: Mapper[Any]) -> tuple[str, ...]:
+        """Returns the column attributes that the key names, if the rule marks members of an Ick; otherwise none."""
+        names = key_names(self.rule)
+        is_columns = all(name in mapper.column_attrs for name in names)
+        return names if is_columns and isinstance(self.rule.channel, Ick) else ()
 
     def _read_key(self, target: object, stored: StoredValues) -> object:
-        key = self.rule.key
-        return _call(key, target) if callable(key) else _read(target, key, stored)
+        if callable(self.rule.key):
+            return _call(self.rule.key, target)
+        return make_key([_read(target, name, stored) for name in key_names(self.rule)])
 
 
 def make_plans(rules: Iterable[StagingRule], mapper: Mapper[Any]) -> tuple[Plan, ...]:
     """Applies to a mapper those rules that are for its class, in the order of their declaration."""
     return tuple(_make_plan(rule, mapper) for rule in rules if issubclass(mapper.class_, rule.type))
+
+
+def key_names(rule: StagingRule) -> tuple[str, ...]:
+    """Returns the attributes that make up a rule's key; none if a function gives it."""
+    if callable(rule.key):
+        return ()
+    return (rule.key,) if isinstance(rule.key, str) else tuple(rule.key)
+
+
+def make_key(values: Sequence[object]) -> object:
+    """Makes a key out of the values of its attributes: the value if there is one, otherwise a tuple."""
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def is_secret(column: object) -> bool:
+    """Returns whether a column is marked secret, and left out of payloads that do not name it."""
+    return isinstance(column, Column) and bool(column.info.get("secret"))
 
 
 def column_names(mapper: Mapper[Any], *, deferred: bool = True) -> tuple[str, ...]:
@@ -128,31 +147,11 @@ def null_names(mapper: Mapper[Any]) -> frozenset[str]:
     )
 
 
-def check_rule(rule: StagingRule) -> None:
-    """Finds the mistakes in a rule that show when it is declared, before any object changes.
-
-    Raises:
-        DeclarationError: The class is not mapped, or it lacks an attribute that the rule names.
-    """
-    where = f"staging rule of {rule.type.__name__}"
-    # inspect() would configure the mappers now, while classes they refer to may still be undefined.
-    if not hasattr(rule.type, "__mapper__"):
-        raise DeclarationError(
-            f"{where}: the class is not mapped; map it before declaring the rule"
-        )
-    names = [] if rule.data is None or callable(rule.data) else list(rule.data)
-    if not callable(rule.key):
-        names.append(rule.key)
-    for name in names:
-        if not hasattr(rule.type, name):
-            raise DeclarationError(f"{where}: {rule.type.__name__} has no attribute {name!r}")
-
-
 def object_name(rule: StagingRule) -> str:
     """Returns the name that a rule's records give their object."""
     if rule.object is not None:
         return rule.object
-    table = class_mapper(rule.type).local_table
+    table = class_mapper(rule.type, configure=False).local_table
     return table.name if isinstance(table, Table) else rule.type.__name__
 
 
@@ -175,17 +174,15 @@ class Attachment:
         """The rules declared so far that the session's hooks follow."""
         return tuple(rule for rule in self.pipeline.rules if rule.capture == "orm")
 
-    def take_new_rules(self) -> Sequence[StagingRule]:
-        """Returns the rules for the hooks that were declared since the last call."""
+    def refresh(self) -> None:
+        """Takes the rules for the hooks that were declared since the last call."""
         rules = self.orm_rules
-        known, self._rules = self._rules, rules
-        if len(rules) == len(known):
-            return ()
-        self._plans = WeakKeyDictionary()
-        return rules[len(known) :]
+        if len(rules) > len(self._rules):
+            self._rules = rules
+            self._plans = WeakKeyDictionary()
 
     def get_plans(self, mapper: Mapper[Any]) -> tuple[Plan, ...]:
-        """Returns the plans for a mapper, from the rules taken so far."""
+        """Returns the plans for a mapper, from the rules of the last refresh."""
         found = self._plans.get(mapper)
         if found is None:
             found = self._plans[mapper] = make_plans(self._rules, mapper)
@@ -262,12 +259,13 @@ def _make_plan(rule: StagingRule, mapper: Mapper[Any]) -> Plan:
     if callable(rule.data):
         names = None
     elif rule.data is None:
-        names = columns
+        names = tuple(n for n in columns if not is_secret(mapper.column_attrs[n].columns[0]))
     else:
         names = tuple(rule.data)
-    named = {*(names or ()), *(() if callable(rule.key) else (rule.key,))}
+    named = {*(names or ()), *key_names(rule)}
     reads = named & set(columns)
-    if len(reads) < len(named) or callable(rule.data) or callable(rule.key) or callable(rule.when):
+    functions = (rule.data, rule.key, rule.when, rule.headers)
+    if len(reads) < len(named) or any(map(callable, functions)):
         # A function or a property may read any attribute; deferred columns are left for it to load.
         reads |= set(column_names(mapper, deferred=False))
     return Plan(rule, object_name(rule), names, frozenset(reads))

@@ -17,24 +17,93 @@ Differences between triggers and hooks:
 
 * A trigger sees the stored value, the hooks the object's: ``Decimal("5")`` in a ``numeric(9, 2)`` is ``"5.00"``.
 * A trigger writes a float NaN or infinity as text; the hooks refuse it.  A trigger does not limit the payload's size.
+* A trigger writes an infinite time as ``"infinity"``, and a year before 1 with ``BC`` behind it; Python has neither.
 * A key that is NULL, empty or too long fails the writing statement with SQLSTATE 23514.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Column, Table, types
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Mapper, class_mapper
 
-from penstock.declarations import Ick, StagingRule
-from penstock.errors import DeclarationError
-from penstock.staging.payload import MAX_KEY_CHARACTERS, json_text
-from penstock.staging.rules import Declarations, column_names, object_name
+from penstock.declarations import CHANGES, Change, Ick, StagingRule
+from penstock.staging.payload import MAX_KEY_CHARACTERS, headers_text, json_text
+from penstock.staging.rules import is_secret, key_names, object_name
+from penstock.staging.trigger_names import (
+    Trigger,
+    make_error,
+    make_name,
+    quote,
+    quote_literal,
+    quote_table,
+)
 
 _PAIRS_A_CALL = 50
 """A Postgres function takes at most 100 arguments, and so does ``jsonb_build_object``."""
+
+
+_TYPE_BITS: dict[Change, int] = {"insert": 4, "delete": 8, "update": 16}
+_ROW, _BEFORE, _TRUNCATE = 1, 2, 32
+"""Bits of ``pg_trigger.tgtype``."""
+
+_VERSION = "-- penstock capture, version "
+"""First line of a function's body, followed by a digest of the whole function, its SET clauses included."""
+
+
+def make_trigger(rule: StagingRule, schema: str) -> Trigger:
+    """Makes the function and the triggers of a rule; does not configure the mappers.
+
+    Args:
+        rule: A rule with ``capture="trigger"``.
+        schema: The Penstock schema.
+
+    Raises:
+        DeclarationError: The rule has another capture, or a trigger cannot capture its class or one of its columns.
+    """
+    mapper = _get_mapper(rule)
+    source: Any = mapper.local_table
+    table = quote_table(source.schema, source.name)
+    name, truncate = make_name(rule), make_name(rule, "truncate")
+    function = f"{quote(schema)}.{quote(name)}"
+    create = _add_version(_render_function(rule, mapper, schema, function))
+    types = {name: _ROW + sum(_TYPE_BITS[change] for change in rule.on)}
+    if "delete" in rule.on:
+        types[truncate] = _BEFORE + _TRUNCATE
+    return Trigger(
+        rule,
+        name,
+        source.schema,
+        source.name,
+        tuple(column.name for column in _find_columns(rule, mapper).values()),
+        create.split(_QUOTE)[1],
+        types,
+        tuple(_render_statements(rule, create, function, table)),
+        (
+            f"DROP TRIGGER IF EXISTS {quote(name)} ON {table}",
+            f"DROP TRIGGER IF EXISTS {quote(truncate)} ON {table}",
+            f"DROP FUNCTION IF EXISTS {function}()",
+        ),
+    )
+
+
+def check_columns(rule: StagingRule) -> None:
+    """Checks that a trigger can capture a rule's class and its columns, as far as is known when the rule is declared.
+
+    Raises:
+        DeclarationError: It cannot.
+    """
+    mapper = _get_mapper(rule)
+    columns = {
+        name: column
+        for name, column in _find_columns(rule, mapper).items()
+        if not (isinstance(column.type, types.NullType) and column.foreign_keys)  # yet undecided
+    }
+    for name in columns.keys() & set(_list_names(rule, mapper)):
+        _render_json(rule, columns[name], name)
+    _render_key(rule, [columns[name] for name in key_names(rule) if name in columns])
 
 
 def trigger_sql(rule: StagingRule, schema: str) -> list[str]:
@@ -47,24 +116,7 @@ def trigger_sql(rule: StagingRule, schema: str) -> list[str]:
     Raises:
         DeclarationError: The rule has another capture, or a trigger cannot capture its class or one of its columns.
     """
-    mapper = _get_mapper(rule)
-    table = _quote_table(mapper.local_table)
-    function = f"{_quote(schema)}.{_quote(_make_name(rule))}"
-    name = _quote(_make_name(rule))
-    events = " OR ".join(
-        change.upper() for change in ("insert", "update", "delete") if change in rule.on
-    )
-    statements = [
-        _render_function(rule, mapper, schema, function),
-        f"REVOKE ALL ON FUNCTION {function}() FROM PUBLIC",
-        f"CREATE OR REPLACE TRIGGER {name}\nAFTER {events} ON {table}\nFOR EACH ROW EXECUTE FUNCTION {function}()",
-    ]
-    if "delete" in rule.on:
-        statements.append(
-            f"CREATE OR REPLACE TRIGGER {_quote(_make_name(rule, 'truncate'))}\nBEFORE TRUNCATE ON {table}\n"
-            f"FOR EACH STATEMENT EXECUTE FUNCTION {function}()"
-        )
-    return statements
+    return list(make_trigger(rule, schema).statements)
 
 
 def drop_trigger_sql(rule: StagingRule, schema: str) -> list[str]:
@@ -73,96 +125,41 @@ def drop_trigger_sql(rule: StagingRule, schema: str) -> list[str]:
     Raises:
         DeclarationError: The rule has another capture, or a trigger cannot capture its class.
     """
-    table = _quote_table(_get_mapper(rule).local_table)
+    return list(make_trigger(rule, schema).drop)
+
+
+def _render_statements(rule: StagingRule, create: str, function: str, table: str) -> list[str]:
+    name, truncate = quote(make_name(rule)), quote(make_name(rule, "truncate"))
+    events = " OR ".join(change.upper() for change in CHANGES if change in rule.on)
     return [
-        f"DROP TRIGGER IF EXISTS {_quote(_make_name(rule))} ON {table}",
-        f"DROP TRIGGER IF EXISTS {_quote(_make_name(rule, 'truncate'))} ON {table}",
-        f"DROP FUNCTION IF EXISTS {_quote(schema)}.{_quote(_make_name(rule))}()",
+        create,
+        f"REVOKE ALL ON FUNCTION {function}() FROM PUBLIC",
+        f"CREATE OR REPLACE TRIGGER {name}\nAFTER {events} ON {table}\nFOR EACH ROW EXECUTE FUNCTION {function}()",
+        f"CREATE OR REPLACE TRIGGER {truncate}\nBEFORE TRUNCATE ON {table}\n"
+        f"FOR EACH STATEMENT EXECUTE FUNCTION {function}()"
+        if "delete" in rule.on
+        else f"DROP TRIGGER IF EXISTS {truncate} ON {table}",
     ]
 
 
-def trigger_migration(
-    pipeline: Declarations, *, revision: str, down_revision: str | None = None
-) -> str:
-    """Returns the source of an Alembic migration that creates the triggers of all rules with ``capture="trigger"``.
-
-    Args:
-        pipeline: Declares the rules.
-        revision: Id of the migration.
-        down_revision: Id of the migration before it.  Penstock's own tables must exist by then.
-
-    Raises:
-        DeclarationError: No rule has ``capture="trigger"``, two of them stage the same changes, or one cannot be
-            captured by a trigger.
-    """
-    rules = [rule for rule in pipeline.rules if rule.capture == "trigger"]
-    if not rules:
-        raise DeclarationError('no staging rule has capture="trigger": there is nothing to migrate')
-    if len({_make_name(rule) for rule in rules}) < len(rules):
-        raise DeclarationError(
-            "two trigger rules stage the same table to the same channel under the same object name"
-        )
-    up = [sql for rule in rules for sql in trigger_sql(rule, pipeline.scope.schema)]
-    down = [
-        sql for rule in reversed(rules) for sql in drop_trigger_sql(rule, pipeline.scope.schema)
-    ]
-    return _MIGRATION.format(
-        revision=revision,
-        down=down_revision,
-        up=_render_list(up),
-        drop=_render_list(down),
-    )
-
-
-_MIGRATION = '''"""Penstock's triggers: stage changes to these tables, whichever client makes them.
-
-Revision ID: {revision}
-Revises: {down}
-"""
-
-from alembic import op
-
-revision = {revision!r}
-down_revision = {down!r}
-branch_labels = None
-depends_on = None
-
-UP = [
-{up}]
-
-DOWN = [
-{drop}]
-
-
-def upgrade() -> None:
-    for statement in UP:
-        op.execute(statement.replace(":", r"\\:"))  # text() would take a colon for a parameter
-
-
-def downgrade() -> None:
-    for statement in DOWN:
-        op.execute(statement.replace(":", r"\\:"))
-'''
-
-
-def _render_list(statements: Iterable[str]) -> str:
-    """Renders the statements as the items of a Python list, one source line for each line of SQL."""
-    lines: list[str] = []
-    for statement in statements:
-        parts = [repr(part) for part in statement.splitlines(keepends=True)]
-        lines += ["    (", *(f"        {part}" for part in parts), "    ),"]
-    return "\n".join(lines) + "\n"
+def _add_version(create: str) -> str:
+    digest = hashlib.sha256(create.encode()).hexdigest()[:16]
+    return create.replace(_QUOTE, f"{_QUOTE}\n{_VERSION}{digest}", 1)
 
 
 def _get_mapper(rule: StagingRule) -> Mapper[Any]:
     """Returns the rule's mapper, if a trigger can capture it."""
     if rule.capture != "trigger":
-        raise _make_error(rule, 'capture is not "trigger"')
-    mapper: Mapper[Any] = class_mapper(rule.type)
+        raise make_error(rule, 'capture is not "trigger"')
+    mapper: Mapper[Any] = class_mapper(rule.type, configure=False)
     if not isinstance(mapper.local_table, Table):
-        raise _make_error(rule, "the class is not mapped to a table")
-    if mapper.inherits is not None or len(list(mapper.self_and_descendants)) > 1:
-        raise _make_error(
+        raise make_error(rule, "the class is not mapped to a table")
+    if (
+        mapper.inherits is not None
+        or mapper.polymorphic_on is not None
+        or len(list(mapper.self_and_descendants)) > 1
+    ):
+        raise make_error(
             rule,
             "the class takes part in inheritance; a trigger sees one table, and cannot tell the classes apart",
         )
@@ -170,22 +167,21 @@ def _get_mapper(rule: StagingRule) -> Mapper[Any]:
 
 
 def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, function: str) -> str:
-    names = column_names(mapper) if rule.data is None else tuple(rule.data)  # type: ignore[arg-type]  # not callable
-    columns = {name: _get_column(rule, mapper, name) for name in (*names, str(rule.key))}
-    key = _render_key(rule, columns[str(rule.key)])
-    pairs = [f"{_quote_literal(name)}, {_render_json(rule, columns[name], name)}" for name in names]
+    columns, names = _find_columns(rule, mapper), _list_names(rule, mapper)
+    key = _render_key(rule, [columns[name] for name in key_names(rule)])
+    pairs = [f"{quote_literal(name)}, {_render_json(rule, columns[name], name)}" for name in names]
     objects = [
         f"jsonb_build_object({', '.join(pairs[start : start + _PAIRS_A_CALL])})"
         for start in range(0, len(pairs), _PAIRS_A_CALL)
     ]
     parts = {
-        "staged": f"{_quote(schema)}.staged_records",
-        "channel": _quote_literal(rule.channel.name),
+        "staged": f"{quote(schema)}.staged_records",
+        "channel": quote_literal(rule.channel.name),
         "shards": rule.channel.shards,
-        "object": _quote_literal(object_name(rule)),
+        "object": quote_literal(object_name(rule)),
     }
     is_ick = isinstance(rule.channel, Ick)
-    old_key = key.replace("penstock_row.", "OLD.", 1)
+    old_key = key.replace("penstock_row.", "OLD.")
     return _FUNCTION.format(
         **parts,
         function=function,
@@ -194,14 +190,21 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
         when=_render_condition(rule),
         old_member=_OLD_MEMBER.format(**parts, old_key=old_key) if is_ick else "",
         payload=" || ".join(objects) or "'{}'::jsonb",
+        headers=_render_headers(rule),
     )
 
+
+_QUOTE = "$penstock$"
 
 # It has no percent sign: Alembic doubles them when it prints SQL.
 _FUNCTION = """CREATE OR REPLACE FUNCTION {function}() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET intervalstyle = 'iso_8601'
+SET extra_float_digits = 1
+SET datestyle = 'ISO, YMD'
+SET timezone = 'UTC'
+SET standard_conforming_strings = on
 AS $penstock$
 DECLARE
     penstock_row record;
@@ -225,14 +228,15 @@ BEGIN
             MESSAGE = 'penstock: the key of a row of ' || TG_TABLE_NAME
                 || ' is NULL, empty or longer than {limit} characters';
     END IF;
-    INSERT INTO {staged} (channel, shard, key, action, object, data)
+    INSERT INTO {staged} (channel, shard, key, action, object, data, headers)
     VALUES (
         {channel},
         mod(('x' || encode(substr(sha256(convert_to(penstock_key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint, {shards}),
         penstock_key,
         lower(TG_OP),
         {object},
-        {payload}
+        {payload},
+        {headers}
     );
     RETURN NULL;
 END
@@ -271,32 +275,58 @@ def _render_condition(rule: StagingRule) -> str:
     )
 
 
+def _render_headers(rule: StagingRule) -> str:
+    if rule.headers is None:
+        return "NULL"
+    return f"{quote_literal(headers_text(rule.headers) or 'null')}::jsonb"
+
+
+def _list_names(rule: StagingRule, mapper: Mapper[Any]) -> tuple[str, ...]:
+    """Lists the attributes of the payload."""
+    if rule.data is not None:
+        return tuple(rule.data)  # type: ignore[arg-type]  # not callable
+    columns: dict[str, Any] = dict(mapper.columns)  # some may be expressions
+    return tuple(n for n, c in columns.items() if isinstance(c, Column) and not is_secret(c))
+
+
+def _find_columns(rule: StagingRule, mapper: Mapper[Any]) -> dict[str, Column[Any]]:
+    """Finds the columns of the payload and of the key, by the attributes' names."""
+    names = dict.fromkeys((*_list_names(rule, mapper), *key_names(rule)))
+    return {name: _get_column(rule, mapper, name) for name in names}
+
+
 def _get_column(rule: StagingRule, mapper: Mapper[Any], name: str) -> Column[Any]:
-    if name not in mapper.column_attrs:
-        raise _make_error(rule, f"{name} is not a column")
-    column = mapper.column_attrs[name].columns[0]
+    column = mapper.columns.get(name)
+    if column is None:
+        raise make_error(rule, f"{name} is not a column")
     if not isinstance(column, Column):
-        raise _make_error(rule, f"{name} is computed by the mapper, not stored")
+        raise make_error(rule, f"{name} is computed by the mapper, not stored")
     return column
 
 
-def _render_key(rule: StagingRule, column: Column[Any]) -> str:
-    kind = _unwrap_type(column.type)
-    is_text = isinstance(kind, types.String) and not isinstance(kind, (types.Enum, types.CHAR))
-    if not (is_text or isinstance(kind, (types.Integer, types.Uuid))):
-        raise _make_error(
-            rule, f"its key is of type {column.type!r}; it takes text, integer or uuid"
-        )
-    return f"penstock_row.{_quote(column.name)}::text"
+def _render_key(rule: StagingRule, columns: Sequence[Column[Any]]) -> str:
+    """Renders the key as ``payload.key_text`` writes it: one column as text, several as a JSON array."""
+    for column in columns:
+        kind = _unwrap_type(column.type)
+        is_text = isinstance(kind, types.String) and not isinstance(kind, (types.Enum, types.CHAR))
+        if not (is_text or isinstance(kind, (types.Integer, types.Uuid))):
+            raise make_error(
+                rule, f"its key is of type {column.type!r}; it takes text, integer or uuid"
+            )
+    values = [f"penstock_row.{quote(column.name)}" for column in columns]
+    if len(values) == 1:
+        return f"{values[0]}::text"
+    listed = ", ".join(values)
+    return f"(CASE WHEN num_nulls({listed}) = 0 THEN jsonb_build_array({listed})::text END)"
 
 
 def _render_json(rule: StagingRule, column: Column[Any], name: str) -> str:
     """Renders the expression that encodes a column as the hooks encode its value."""
-    value = f"penstock_row.{_quote(column.name)}"
+    value = f"penstock_row.{quote(column.name)}"
     kind = _unwrap_type(column.type)
     written = _render_expression(kind, value)
     if written is None:
-        raise _make_error(
+        raise make_error(
             rule,
             f"{name} is of type {column.type!r}, which a trigger cannot encode as the hooks do: "
             "leave it out by listing the other attributes in data",
@@ -309,7 +339,7 @@ def _render_expression(kind: types.TypeEngine[Any], value: str) -> str | None:  
         return _render_enum(kind, value)
     if isinstance(kind, types.DateTime):
         zone, offset = (" AT TIME ZONE 'UTC'", '"+00:00"') if kind.timezone else ("", "")
-        return f"""to_char({value}{zone}, 'YYYY-MM-DD"T"HH24:MI:SS.US{offset}')"""
+        return _render_timestamp(f"{value}{zone}", f'YYYY-MM-DD"T"HH24:MI:SS.US{offset}')
     if isinstance(kind, types.Time):
         return None if kind.timezone else f"to_char({value}, 'HH24:MI:SS.US')"
     if isinstance(kind, (types.Numeric, types.Float)):
@@ -328,6 +358,12 @@ def _render_expression(kind: types.TypeEngine[Any], value: str) -> str | None:  
     return value if isinstance(kind, _SAME_IN_BOTH) else None
 
 
+def _render_timestamp(value: str, form: str) -> str:
+    """Infinity, which has no digits, is a word; a year before 1 has ``BC`` behind it, as in Postgres' own JSON."""
+    era = f"CASE WHEN {value} < timestamp '0001-01-01' THEN ' BC' ELSE '' END"
+    return f"coalesce(to_char({value}, '{form}' || {era}), ({value})::text)"
+
+
 _CONVERSIONS = ("process_bind_param", "process_result_value", "bind_processor", "result_processor")
 """Methods that a ``TypeDecorator`` overrides to convert values."""
 
@@ -341,7 +377,7 @@ def _render_enum(kind: types.Enum, value: str) -> str:
         return value if kind.native_enum is False else f"{value}::text"
     members = list(kind.enum_class)
     cases = " ".join(
-        f"WHEN {_quote_literal(label)} THEN {_quote_literal(json_text(member, 'data', 1024 * 1024))}::jsonb"
+        f"WHEN {quote_literal(label)} THEN {quote_literal(json_text(member, 'data', 1024 * 1024))}::jsonb"
         for label, member in zip(kind.enums, members, strict=True)
     )
     return f"(CASE {value}::text {cases} END)"
@@ -356,32 +392,3 @@ def _unwrap_type(kind: types.TypeEngine[Any]) -> types.TypeEngine[Any]:
         if all(getattr(type(kind), name) is getattr(base, name) for name in _CONVERSIONS):
             return kind.impl_instance
     return kind
-
-
-def _make_name(rule: StagingRule, suffix: str = "") -> str:
-    """Makes the name of the function and the trigger: the same for each version of the rule, at most 63 bytes."""
-    table: Any = class_mapper(rule.type).local_table
-    identity = "\n".join((table.schema or "", table.name, rule.channel.name, object_name(rule)))
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
-    readable = "".join(
-        c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in table.name[:30]
-    )
-    return "_".join(part for part in ("stage", readable, digest, suffix) if part)
-
-
-def _quote(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _quote_table(table: Any) -> str:
-    return f"{_quote(table.schema)}.{_quote(table.name)}" if table.schema else _quote(table.name)
-
-
-def _quote_literal(value: str) -> str:
-    """Renders a string literal that also works with ``standard_conforming_strings`` off."""
-    quoted = value.replace("'", "''")
-    return f" E'{quoted.replace(chr(92), chr(92) * 2)}'" if "\\" in quoted else f"'{quoted}'"
-
-
-def _make_error(rule: StagingRule, reason: str) -> DeclarationError:
-    return DeclarationError(f"staging rule of {rule.type.__name__}, capture by trigger: {reason}")

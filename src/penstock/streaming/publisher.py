@@ -9,23 +9,24 @@ small backlog goes in one call, so that consumers find all of it at once.
 
 Records for an Ick are coalesced: a batch marks each member once, with the time of the first of its records.
 
-A shard whose keys hold something that Penstock did not write is left out, and checked again every few seconds; the others
-go on.  A changed lineage or a newer epoch stops the publisher.
+A shard that cannot be published, as ``channels.isolation`` lists, is left out and checked again every few seconds; the others
+go on.  If a call fails although both servers are well, each shard is published alone, in ever smaller parts, until the
+record at fault is found.  A changed lineage or a newer epoch stops the publisher.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from time import monotonic
-from typing import TypeVar, assert_never
+from typing import assert_never
 
-from penstock.channels.ick import MarkBatch, coalesce, mark_shards, update_progress
+import psycopg
+
+from penstock.channels.ick import MarkBatch, mark_shards, update_progress
 from penstock.channels.isolation import ask_each, isolated
 from penstock.channels.log import (
-    FIELDS,
     Appended,
     Batch,
     Behind,
@@ -41,21 +42,30 @@ from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.registry import registered_channels
-from penstock.errors import Fenced, HistoryDiverged
-from penstock.journal import check_tails, journal_tails
+from penstock.errors import (
+    DamagedJournal,
+    Fenced,
+    HistoryDiverged,
+    ServerUnavailable,
+    UnpublishableRecord,
+)
+from penstock.journal import check_tails, registered_tails
 from penstock.journal.lineage import log_epochs
-from penstock.records import BEGINNING, Epoch, Offset, Record, Scope, ShardName
-from penstock.streaming.unpublished import BATCH_BYTES, BATCH_RECORDS, unpublished
+from penstock.records import BEGINNING, Epoch, Offset, Scope, ShardName
+from penstock.streaming.faults import check_missed
+from penstock.streaming.shard_sender import ShardSender
+from penstock.streaming.unpublished import (
+    BATCH_RECORDS,
+    coalesce_batch,
+    group_batches,
+    read_ahead,
+    unpublished,
+)
 from penstock.streaming.unusable import UnusableShards
 
 ROUND_S = 0.25
 """Time budget of one publish round, in seconds.  Short enough that the streamer still ticks, retains and notices a stop
 several times a second; Redis is idle between two rounds."""
-
-_DATA = 4
-"""Position of the payload among the ``FIELDS`` values of a record."""
-
-_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,9 @@ class Published:
     added: int = 0
     known: int = 0
     healed: tuple[ShardName, ...] = ()
+
+
+_NOTHING = Published()
 
 
 class Publisher:
@@ -95,14 +108,30 @@ class Publisher:
         self._scope = scope
         self._epoch = epoch
         self._target: dict[ShardName, Offset] = {}
+        self._known: frozenset[ShardName] = frozenset()
         self._icks: frozenset[str] = frozenset()
+        self._foreign: dict[ShardName, HistoryDiverged] = {}
+        self._refused: set[ShardName] = set()
+        self._sender = ShardSender(connection, client, scope, epoch)
         self.tails: dict[ShardName, Offset] = {}
         self.unusable = UnusableShards() if unusable is None else unusable
 
-    def advance_target(self, tails: Mapping[ShardName, Offset]) -> None:
-        """Publishes up to ``tails`` from now on: the new ends of the journal, as a tick returned them."""
-        for shard, tail in tails.items():
-            self._target[shard] = max(tail, self._target.get(shard, BEGINNING))
+    def advance_target(
+        self, tails: Mapping[ShardName, Offset], firsts: Mapping[ShardName, Offset] | None = None
+    ) -> None:
+        """Publishes up to ``tails`` from now on: the new ends of the journal, as a tick returned them.
+
+        Args:
+            tails: The last new offset of each shard.
+            firsts: The first one.  If the log has it already, rows of the journal were deleted.
+
+        Raises:
+            As ``refresh``.
+        """
+        for shard in tails.keys() & self._known:
+            self._target[shard] = max(tails[shard], self._target.get(shard, BEGINNING))
+        taken = [s for s, first in (firsts or {}).items() if first <= self.tails.get(s, BEGINNING)]
+        self._check_tails([shard for shard in taken if shard not in self.unusable])
 
     def refresh(self) -> None:
         """Reads where the journal and the logs end: at the start, once in a while, and after any doubt.
@@ -110,28 +139,51 @@ class Publisher:
         The target becomes what the journal has, even if that is less than before: rows that were deleted by hand will
         never be published.
 
+        Only shards of registered channels are published: a producer can write any name.
+
         Raises:
             ServerUnavailable: Postgres or Redis does not answer.
-            HistoryDiverged: A shard that was unusable holds records that Postgres does not know.
+            HistoryDiverged: A shard holds records that Postgres does not know.
         """
-        self._target = journal_tails(self._connection, self._scope)
         channels = registered_channels(self._connection, self._scope)
+        self._known = frozenset(s for channel in channels.values() for s in channel.shard_names)
         self._icks = frozenset(name for name, channel in channels.items() if channel.kind == "ick")
+        self._target = registered_tails(self._connection, self._scope)
         for shard in self.unusable.due():
             self._check_unusable(shard)
-        shards = [shard for shard in self._target if shard not in self.unusable]
-        found = ask_each(
-            partial(extents, self._client, self._scope.namespace), shards, self.unusable.add
-        )
-        self.tails.update({shard: extent.tail for shard, extent in found.items()})
+        found = self._read_tails([shard for shard in self._known if shard not in self.unusable])
+        # Another publisher has written, or something else: a log that is ahead would never get what the journal has.
+        moved = [
+            shard
+            for shard, tail in found.items()
+            if tail > self.tails.get(shard, tail) or tail > self._target.get(shard, BEGINNING)
+        ]
+        self.tails.update(found)
+        self._check_tails(moved)
+
+    def _read_tails(self, shards: Sequence[ShardName]) -> dict[ShardName, Offset]:
+        """Where the logs of those shards end that can be used."""
+        read = partial(extents, self._client, self._scope.namespace)
+        found = ask_each(read, shards, self.unusable.add)
+        return {shard: extent.tail for shard, extent in found.items()}
+
+    def _check_tails(self, shards: Sequence[ShardName]) -> None:
+        """Leaves out those shards whose log does not end where their journal ends, or before, with the same record."""
+        if shards:
+            check_tails(self._connection, self._client, self._scope, shards, self.unusable.add)
 
     def _check_unusable(self, shard: ShardName) -> None:
-        """Takes a shard back if all of its keys are ours again, and its log is that of the journal."""
+        """Takes a shard back if its log is that of the journal, and the next of its records can be published."""
+        was = self.unusable[shard]
         with isolated(shard, self.unusable.add):
             check_tails(self._connection, self._client, self._scope, [shard])
             log_epochs(self._client, self._scope, [shard])
             if shard.channel in self._icks:
                 update_progress(self._client, self._scope.namespace, [shard])
+            if isinstance(was, DamagedJournal):
+                check_missed(self._connection, self._scope, shard)
+            self.tails.update(self._read_tails([shard]))
+            self._publish_alone(shard)
             self.unusable.remove(shard)
 
     @property
@@ -152,7 +204,34 @@ class Publisher:
             HistoryDiverged: The journal names records that Postgres no longer has, or the log holds other ones.
             Fenced: A newer epoch has taken over.
         """
-        return self._send(self.tails, prefetched)
+        try:
+            return self._send(self.tails, prefetched)
+        except (ServerUnavailable, psycopg.Error) as error:
+            if not self._sender.is_about_a_record(error):
+                raise
+            return self._publish_each_alone()
+
+    def _publish_each_alone(self) -> Published:
+        """Publishes the next records of each shard, one shard after the other; leaves out those that fail."""
+        done = Published()
+        for shard, target in self._target.items():
+            if shard not in self.unusable and target > self.tails.get(shard, BEGINNING):
+                with isolated(shard, self.unusable.add):
+                    done = self._publish_alone(shard, done)
+        return done
+
+    def _publish_alone(self, shard: ShardName, done: Published = _NOTHING) -> Published:
+        """Publishes the next batch of a shard; raises as ``ShardSender.send``, and ``HistoryDiverged``."""
+        replies = self._sender.send(
+            shard,
+            self.tails.get(shard, BEGINNING),
+            self._target.get(shard, BEGINNING),
+            is_ick=shard.channel in self._icks,
+        )
+        for sent, reply in replies:
+            done = self._record_reply(done, sent, reply)
+        self._check_foreign()
+        return done
 
     def resend(self, records: int) -> Published:
         """Sends up to ``records`` of each shard's last records again, as after a lost reply.  The log must not change.
@@ -187,7 +266,24 @@ class Publisher:
                 for batch, reply in replies:
                     crashpoint("publisher.after_append")
                     done = self._record_reply(done, batch, reply)
+        self._check_foreign()
+        refused, self._refused = self._refused, set()
+        for shard in refused:
+            with isolated(shard, self.unusable.add):
+                done = self._publish_alone(shard, done)
         return done
+
+    def _check_foreign(self) -> None:
+        """Leaves out the shards whose log holds other records than the journal, unless Postgres has lost commits.
+
+        Raises:
+            HistoryDiverged: It has, or two databases write to one namespace.
+        """
+        foreign, self._foreign = self._foreign, {}
+        self._check_tails([*foreign])
+        for shard, error in foreign.items():
+            if shard not in self.unusable:
+                raise error
 
     def _append(
         self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
@@ -196,11 +292,11 @@ class Publisher:
         target = self._targets(icks=False)
         with closing(self._batches(target, tails, prefetched, may_begin=may_begin)) as batches:
             if _count_missing(target, tails) <= BATCH_RECORDS:
-                for group in _groups(batches):
+                for group in group_batches(batches):
                     yield from append_together(self._client, self._scope.namespace, group)
                 return
             with (
-                closing(_read_ahead(batches)) as ahead,
+                closing(read_ahead(batches)) as ahead,
                 closing(append_ahead(self._client, self._scope.namespace, ahead)) as replies,
             ):
                 yield from replies
@@ -211,7 +307,7 @@ class Publisher:
         """Marks in Icks, one call after the other."""
         target = self._targets(icks=True)
         with closing(self._batches(target, tails, prefetched, may_begin=may_begin)) as batches:
-            for marks in map(_coalesce, batches):
+            for marks in map(coalesce_batch, batches):
                 [reply] = mark_shards(self._client, self._scope.namespace, [marks])
                 yield marks, reply
 
@@ -239,12 +335,17 @@ class Publisher:
             tails,
             epoch=self._epoch,
             until=monotonic() + ROUND_S,
+            on_unusable=self.unusable.add,
         )
         with closing(reading):
             for batch in chain(following, reading):
-                if batch.shard not in self.unusable and (may_begin or not batch.begins):
+                if self._may_send(batch.shard) and (may_begin or not batch.begins):
                     crashpoint("publisher.before_append")
                     yield batch
+
+    def _may_send(self, shard: ShardName) -> bool:
+        """Whether nothing of the shard has failed."""
+        return not (shard in self.unusable or shard in self._foreign or shard in self._refused)
 
     def _targets(self, *, icks: bool) -> dict[ShardName, Offset]:
         """The target of all usable Icks, or of all usable logs."""
@@ -266,11 +367,20 @@ class Publisher:
                 if tail >= batch.first or batch.shard in done.healed:
                     return done
                 return replace(done, healed=(*done.healed, batch.shard))
+            case Unusable(UnpublishableRecord()):
+                self._refused.add(batch.shard)
+                return done
             case Unusable(error):
                 self.unusable.add(batch.shard, error)
                 return done
-            case FencedOff() | Foreign():
-                raise _refusal(batch, reply)
+            case FencedOff(epoch):
+                raise Fenced(
+                    f"{batch.shard}: the log is in epoch {epoch}, this streamer in {batch.epoch}, which Postgres has left. "
+                    "Start it again"
+                )
+            case Foreign():
+                self._foreign.setdefault(batch.shard, _refusal(batch, reply))
+                return done
             case _:
                 assert_never(reply)
 
@@ -280,50 +390,7 @@ def _count_missing(target: Mapping[ShardName, Offset], tails: Mapping[ShardName,
     return sum(max(0, tail - tails.get(shard, BEGINNING)) for shard, tail in target.items())
 
 
-def _coalesce(batch: Batch) -> MarkBatch:
-    """The marks of a batch's records."""
-    name, values = batch.shard, batch.arguments
-    records = [
-        Record(
-            name.channel,
-            name.shard,
-            Offset(batch.first + number),
-            *values[number * FIELDS : (number + 1) * FIELDS],  # type: ignore[arg-type]  # as Postgres returned them
-        )
-        for number in range(batch.count)
-    ]
-    return coalesce(records, batch.epoch, begins=batch.begins)
-
-
-def _groups(batches: Iterator[Batch]) -> Iterator[list[Batch]]:
-    """Batches that go to Redis in one call: their payloads, without the last batch's, are below ``BATCH_BYTES``."""
-    group: list[Batch] = []
-    characters = 0
-    for batch in batches:
-        group.append(batch)
-        characters += sum(len(str(data)) for data in batch.arguments[_DATA::FIELDS])
-        if characters >= BATCH_BYTES:
-            yield group
-            group, characters = [], 0
-    if group:
-        yield group
-
-
-def _read_ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
-    """Takes the next item, in a thread, while the caller works on this one."""
-    with ThreadPoolExecutor(1, "penstock-read") as thread:
-        coming = thread.submit(next, items, None)
-        while (item := coming.result()) is not None:
-            coming = thread.submit(next, items, None)
-            yield item
-
-
-def _refusal(batch: Batch | MarkBatch, reply: FencedOff | Foreign) -> HistoryDiverged | Fenced:
-    if isinstance(reply, FencedOff):
-        return Fenced(
-            f"{batch.shard}: the log is in epoch {reply.epoch}, this streamer in {batch.epoch}, which Postgres has left. "
-            "Start it again"
-        )
+def _refusal(batch: Batch | MarkBatch, reply: Foreign) -> HistoryDiverged:
     return HistoryDiverged(
         f"{batch.shard} offset {reply.offset}: the log holds record {reply.id}, the journal has another there. Either "
         "Postgres has lost commits that were published, or two databases write to one namespace. "

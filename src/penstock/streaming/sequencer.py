@@ -24,8 +24,9 @@ import psycopg
 from penstock.channels.log import Batch
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.errors import ErrorKind, classify, postgres_errors
 from penstock.database.statements import statements
+from penstock.database.transactions import own_settings, set_local_in_one
 from penstock.errors import UnsafeSetting
 from penstock.records import Epoch, Offset, Scope, Shard, ShardName
 from penstock.streaming.unpublished import BATCH_BYTES
@@ -67,6 +68,7 @@ class Tick:
         sequenced: Number of records that got an offset.
         epoch: The epoch of the tick.
         tails: New last offset of each shard that got records.
+        firsts: The first of the new offsets of each of these shards.
         inline_records: The first of these records, a batch per shard; empty if there are many.
     """
 
@@ -74,6 +76,7 @@ class Tick:
     sequenced: int
     epoch: Epoch
     tails: Mapping[ShardName, Offset] = field(default_factory=dict)
+    firsts: Mapping[ShardName, Offset] = field(default_factory=dict)
     inline_records: list[Batch] = field(default_factory=list)
 
 
@@ -92,8 +95,13 @@ class Sequencer:
         self._connection, self._scope = connection, scope
         self._sql = statements("penstock.streaming", scope.schema)
         # The limits are literals: a message of several statements takes no parameters.
+        self._settings = set_local_in_one(own_settings(connection.info.server_version))
         binding = psycopg.ClientCursor(connection)
-        self._sequencing = binding.mogrify(self._sql["sequence_committed"], _LIMITS).encode()
+        sequencing = self._sql["sequence_committed"]
+        self._sequencing = binding.mogrify(sequencing, _LIMITS).encode()
+        self._without_payloads = binding.mogrify(
+            sequencing, {**_LIMITS, "max_inline_records": -1}
+        ).encode()
         self._prepare, self._prepared = prepare, dict[bytes, bytes]()
         self._expects_records = False
 
@@ -128,19 +136,28 @@ class Sequencer:
         return Tick(number, 0, epoch), has_new
 
     def _sequence(self) -> Tick:
+        prepare = self._sql["prepare_tick"]
         with postgres_errors("sequencing"):
-            rows = self._execute_alone(self._sequencing, self._sql["prepare_tick"])
+            try:
+                rows = self._execute_alone(self._sequencing, prepare)
+            except psycopg.Error as error:
+                # A payload may be one that Postgres can store and not write as text.  Only its shard is to stop, when the
+                # publisher reads it.
+                if isinstance(error, _LOST_THE_RACE) or classify(error) is not ErrorKind.STATEMENT:
+                    raise
+                rows = self._execute_alone(self._without_payloads, prepare)
         return _parse_tick(rows, self._scope)
 
     def _execute_alone(self, statement: bytes, *before: bytes) -> list[tuple[Any, ...]]:
         """Executes statements in a transaction of their own, sent as one message; returns the rows of ``statement``."""
         if self._prepare:
             try:
-                return self._send(*self._isolation, *before, self._prepared_call(statement))
+                calls = map(self._prepared_call, (self._settings, *before, statement))
+                return self._send(*self._isolation, *calls)
             except _SESSION_CHANGED:
                 # A pooler has given us another session, in which nothing was done.
                 self._prepare = False
-        return self._send(*self._isolation, *before, statement)
+        return self._send(*self._isolation, self._settings, *before, statement)
 
     @cached_property
     def _isolation(self) -> tuple[bytes, ...]:
@@ -153,13 +170,15 @@ class Sequencer:
         if statement not in self._prepared:
             # Named by its text: another version in the same session of a pooler has another name.
             name = hashlib.sha256(statement).hexdigest()[:16]
-            self._send(f'PREPARE "penstock {name}" AS '.encode() + statement)
+            prepare = f'PREPARE "penstock {name}" AS '.encode() + statement
+            self._send(self._settings, prepare)
             self._prepared[statement] = f'EXECUTE "penstock {name}"'.encode()
         return self._prepared[statement]
 
     def _send(self, *parts: bytes) -> list[tuple[Any, ...]]:
         """Executes the parts; returns the rows of the last."""
-        results = self._connection.execute(b"; ".join(parts), prepare=False)
+        # Not with the connection's own cursor, which would send our settings apart.
+        results = psycopg.Cursor(self._connection).execute(b"; ".join(parts), prepare=False)
         for _ in parts[1:]:
             results.nextset()
         return results.fetchall() if results.description else []
@@ -196,18 +215,19 @@ def _parse_tick(rows: list[tuple[Any, ...]], scope: Scope) -> Tick:
     number, epoch, *_ = rows[0]
     sequenced = 0
     tails: dict[ShardName, Offset] = {}
+    firsts: dict[ShardName, Offset] = {}
     inline: list[Batch] = []
     for (channel, shard, tail, records), group in groupby(rows, key=itemgetter(2, 3, 4, 5)):
         if channel is None:
             continue
         name = ShardName(channel, Shard(shard))
         sequenced += records
-        tails[name] = tail
+        tails[name], firsts[name] = tail, Offset(tail - records + 1)
         # In offset order, so whatever exceeds the byte limit is missing at the end.
         if rows_inline := [row for row in group if row[6] is not None]:
             arguments = [value for row in rows_inline for value in row[7:]]
             inline.append(Batch(name, epoch, rows_inline[0][6], begins=False, arguments=arguments))
-    return Tick(number, sequenced, epoch, tails, inline)
+    return Tick(number, sequenced, epoch, tails, firsts, inline)
 
 
 def check_identity_cache(connection: Connection, scope: Scope) -> None:

@@ -13,6 +13,7 @@ SELECT tick, epoch,
            FROM {schema}.staged_records
            WHERE xid >= pg_snapshot_xmax(snapshot)
              AND xid < pg_snapshot_xmax(pg_current_snapshot())
+             AND pg_visible_in_snapshot(xid, (SELECT pg_current_snapshot()))
            ORDER BY xid
            LIMIT 1
        ) IS NOT NULL
@@ -20,6 +21,7 @@ SELECT tick, epoch,
            SELECT xid
            FROM {schema}.staged_records
            WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(snapshot)))
+             AND pg_visible_in_snapshot(xid, (SELECT pg_current_snapshot()))
            ORDER BY xid
            LIMIT 1
        ) IS NOT NULL AS has_new_records
@@ -45,7 +47,7 @@ SELECT set_config('synchronous_commit', 'on', true),
 -- One tick: gives an offset to every record that is visible now and was not visible to the previous tick.
 --
 --   1. Begin the tick       previous_tick, new_tick, baseline
---   2. Write the journal    new_records, id_ranges, sorted_ids, entries
+--   2. Write the journal    new_records, id_ranges, isolated, sorted_ids, entries
 --   3. Report               sequenced_shards, inline_records
 --
 -- All three are one statement, because one statement has one snapshot: `ticks` stores exactly the snapshot that chose
@@ -71,6 +73,7 @@ new_tick AS (
               FROM {schema}.staged_records
               WHERE xid >= pg_snapshot_xmax(snapshot)
                 AND xid < pg_snapshot_xmax(pg_current_snapshot())
+                AND pg_visible_in_snapshot(xid, (SELECT pg_current_snapshot()))
               ORDER BY xid
               LIMIT 1
           ) IS NOT NULL
@@ -78,6 +81,7 @@ new_tick AS (
               SELECT xid
               FROM {schema}.staged_records
               WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(snapshot)))
+                AND pg_visible_in_snapshot(xid, (SELECT pg_current_snapshot()))
               ORDER BY xid
               LIMIT 1
           ) IS NOT NULL
@@ -90,22 +94,48 @@ baseline AS MATERIALIZED (
 ),
 
 -- 2. Write the journal.  A new record's transaction began after the baseline, or was in progress in it.  Postgres itself
--- shows only rows whose transactions have committed, so no further visibility test is needed.
+-- shows only rows whose transactions have committed.  pg_visible_in_snapshot compares the column besides, because a
+-- producer may have written any number into it: each value is found by one tick and no other.
+-- `is_usable` is true of everything that Penstock stages: a time that a record can have, an id that Lua counts exactly, a
+-- name that a channel can have, an xid that Postgres gives to transactions (1 and 2 are its own).
 new_records AS (
-    SELECT id, channel, shard
+    SELECT id, channel, shard,
+           created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'
+               AND id > 0 AND id <= 9007199254740992 AND octet_length(channel) <= 63 AND xid >= '3' AS is_usable
     FROM {schema}.staged_records
     WHERE xid >= (SELECT pg_snapshot_xmax(snapshot) FROM baseline)
       AND xid < pg_snapshot_xmax(pg_current_snapshot())
+      AND pg_visible_in_snapshot(xid, (SELECT pg_current_snapshot()))
     UNION ALL
-    SELECT id, channel, shard
+    SELECT id, channel, shard,
+           created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'
+               AND id > 0 AND id <= 9007199254740992 AND octet_length(channel) <= 63 AND xid >= '3'
     FROM {schema}.staged_records
     WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(snapshot) FROM baseline))
+      AND pg_visible_in_snapshot(xid, (SELECT pg_current_snapshot()))
 ),
 -- Bare ids are nearly sorted and sort five times faster than rows.  An array has a size limit: one array per 2^20 ids.
 id_ranges AS (
-    SELECT channel, shard, id >> 20 AS id_range, array_agg(id) AS ids
+    SELECT channel, shard, id >> 20 AS id_range, is_usable, array_agg(id) AS ids
     FROM new_records
-    GROUP BY channel, shard, id_range
+    GROUP BY channel, shard, id_range, is_usable
+),
+-- The others get no offset.  A record whose row is corrected, with another xid, is found by the next tick.
+isolated AS (
+    INSERT INTO {schema}.isolated_records AS known (record_id, xid, channel, shard, reason)
+    SELECT r.id, r.xid, left(r.channel, 63), r.shard,
+           CASE WHEN r.id NOT BETWEEN 1 AND 9007199254740992 THEN 'id is out of range'
+                WHEN r.xid < '3' THEN 'xid is ' || r.xid::text || ', of a transaction that never was'
+                WHEN octet_length(r.channel) > 63 THEN 'channel is longer than 63 bytes'
+                ELSE 'created_at is ' || r.created_at
+           END
+    FROM id_ranges
+    CROSS JOIN LATERAL unnest(ids) AS n (id)
+    CROSS JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = n.id OFFSET 0) r
+    WHERE NOT is_usable
+    ON CONFLICT (record_id) DO UPDATE
+    SET number = DEFAULT, xid = excluded.xid, reason = excluded.reason, is_early = excluded.is_early, isolated_at = DEFAULT
+    WHERE known.xid <> excluded.xid OR known.is_early
 ),
 -- MATERIALIZED: sorts each array once, not once per chunk.
 sorted_ids AS MATERIALIZED (
@@ -113,6 +143,7 @@ sorted_ids AS MATERIALIZED (
            sum(cardinality(ids)) OVER (PARTITION BY channel, shard ORDER BY id_range) - cardinality(ids) AS before,
            ARRAY(SELECT unnest(ids) ORDER BY 1) AS ids
     FROM id_ranges
+    WHERE is_usable
 ),
 entries AS (
     INSERT INTO {schema}.journal (channel, shard, first_offset, last_offset, record_ids, epoch)
@@ -280,3 +311,103 @@ SELECT (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM ent
 -- :name remove_old_ticks
 DELETE FROM {schema}.ticks
 WHERE tick < (SELECT max(tick) FROM {schema}.ticks) - %(kept)s;
+
+-- :name isolate_unreachable
+-- Rows that no tick finds: their xid is of a transaction that has not begun, or of none at all.
+-- At most `most` are noted of either, however many there are.
+INSERT INTO {schema}.isolated_records (record_id, xid, channel, shard, reason, is_early)
+SELECT id, xid, left(channel, 63), shard,
+       'xid is ' || xid::text || ', of a transaction that ' || CASE WHEN is_early THEN 'has not begun' ELSE 'never was' END,
+       is_early
+FROM (
+    (SELECT id, xid, channel, shard, true AS is_early
+     FROM {schema}.staged_records
+     WHERE xid >= pg_snapshot_xmax(pg_current_snapshot())
+     ORDER BY xid
+     LIMIT %(most)s)
+    UNION ALL
+    (SELECT id, xid, channel, shard, false
+     FROM {schema}.staged_records
+     WHERE xid < '3'
+     ORDER BY xid
+     LIMIT %(most)s)
+) unreachable
+WHERE NOT EXISTS (
+          SELECT
+          FROM {schema}.isolated_records known
+          WHERE known.record_id = unreachable.id AND known.xid = unreachable.xid
+      )
+ON CONFLICT (record_id) DO UPDATE
+SET number = DEFAULT, xid = excluded.xid, reason = excluded.reason, is_early = excluded.is_early, isolated_at = DEFAULT;
+
+-- :name isolated_records
+-- Those noted after `number`, oldest first, with the last number and the count of all of them.  A row that was deleted,
+-- corrected, or sequenced after all is no longer isolated.
+SELECT i.record_id, i.channel, i.shard, i.reason, max(i.number) OVER (), count(*) OVER ()
+FROM {schema}.isolated_records i
+JOIN {schema}.staged_records r ON r.id = i.record_id AND r.xid = i.xid
+WHERE i.number > %(number)s
+  AND NOT (i.is_early AND pg_visible_in_snapshot(i.xid, (SELECT snapshot FROM {schema}.ticks ORDER BY tick DESC LIMIT 1)))
+ORDER BY i.number
+LIMIT %(most)s;
+
+-- :name forget_isolated
+DELETE FROM {schema}.isolated_records i
+WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = i.record_id AND r.xid = i.xid)
+   OR i.is_early AND pg_visible_in_snapshot(i.xid, (SELECT snapshot FROM {schema}.ticks ORDER BY tick DESC LIMIT 1));
+
+-- :name unknown_shards
+-- Shards in the journal that no registered channel has, with the number of records and the first of these: at most `most`.
+-- Each step jumps to the next shard of the journal, or over all shards of a registered channel.
+WITH RECURSIVE steps AS (
+    (SELECT channel, shard FROM {schema}.journal ORDER BY channel, shard LIMIT 1)
+    UNION ALL
+    SELECT next.channel, next.shard
+    FROM steps
+    LEFT JOIN {schema}.channels c ON c.channel = steps.channel AND steps.shard BETWEEN 0 AND c.shards - 1
+    CROSS JOIN LATERAL (
+        SELECT channel, shard
+        FROM {schema}.journal j
+        WHERE (j.channel, j.shard) > (steps.channel, coalesce(c.shards - 1, steps.shard))
+        ORDER BY channel, shard
+        LIMIT 1
+    ) next
+)
+SELECT channel, shard, bounds.last_offset - bounds.first_offset + 1,
+       (SELECT record_ids[1]
+        FROM {schema}.journal j
+        WHERE j.channel = steps.channel AND j.shard = steps.shard AND j.first_offset = bounds.first_offset)
+FROM steps
+CROSS JOIN LATERAL {schema}.journal_bounds(channel, shard) AS bounds
+WHERE NOT EXISTS (
+          SELECT FROM {schema}.channels c WHERE c.channel = steps.channel AND steps.shard BETWEEN 0 AND c.shards - 1
+      )
+LIMIT %(most)s;
+
+-- :name stop_shard
+INSERT INTO {schema}.stopped_shards (channel, shard, reason)
+VALUES (%(channel)s, %(shard)s, %(reason)s)
+ON CONFLICT (channel, shard) DO UPDATE SET reason = excluded.reason;
+
+-- :name start_shards
+-- All but those named.
+DELETE FROM {schema}.stopped_shards
+WHERE channel || '/' || shard <> ALL (%(stopped)s::text[]);
+
+-- :name stopped_shards
+SELECT channel, shard, reason, extract(epoch FROM clock_timestamp() - stopped_at)::float8
+FROM {schema}.stopped_shards
+ORDER BY channel, shard;
+
+-- :name missed_in_shard
+-- As `missed_records` of the journal, of one shard.
+SELECT count(*), min(r.id)
+FROM {schema}.staged_records r
+WHERE r.channel = %(channel)s AND r.shard = %(shard)s
+  AND pg_visible_in_snapshot(r.xid, (SELECT snapshot FROM {schema}.ticks ORDER BY tick DESC LIMIT 1))
+  AND NOT EXISTS (SELECT FROM {schema}.isolated_records known WHERE known.record_id = r.id)
+  AND r.id NOT IN (
+          SELECT unnest(record_ids)
+          FROM {schema}.journal
+          WHERE channel = %(channel)s AND shard = %(shard)s
+      );

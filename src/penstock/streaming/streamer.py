@@ -7,23 +7,26 @@ A nudge ends the pause early; nothing depends on its arrival.
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from selectors import EVENT_READ, DefaultSelector
 from time import monotonic, sleep
 from typing import Self
 
 import psycopg
 import structlog
 
+from penstock.capture import check_triggers
 from penstock.channels.server import RedisClient, check_eviction, connect_redis, redis_errors
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import describe, postgres_errors
 from penstock.database.registry import register_channel, register_consumer
+from penstock.database.revisions import check_revision
 from penstock.database.roles import check_privileges
-from penstock.errors import ServerUnavailable
+from penstock.errors import ReadOnlyPostgres, ServerUnavailable
 from penstock.journal import check_lineage
 from penstock.pipeline import Pipeline
 from penstock.records import ShardName
+from penstock.streaming.faults import FaultLog
+from penstock.streaming.nudges import Nudges
 from penstock.streaming.publisher import Publisher
 from penstock.streaming.retention import remove_old_ticks, retain
 from penstock.streaming.sequencer import Sequencer, check_identity_cache
@@ -43,6 +46,10 @@ RETAIN_EVERY_S = 5.0
 RETAIN_S = 0.01
 """Time budget of retention in one round, in seconds: records staged meanwhile wait for it."""
 MAX_BACKOFF_S = 10.0
+
+READ_ONLY_S = 120.0
+"""How long a streamer that has worked waits for a primary that has become read-only, in seconds: a switch-over takes less.  At
+its start it does not wait: the URL is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +113,12 @@ class Streamer:
         self._sequencer: Sequencer | None = None
         self._publisher: Publisher | None = None
         self._unusable = UnusableShards()
+        self._faults = FaultLog(pipeline.scope)
+        self._nudges = Nudges(self._database_url, pipeline.scope)
         self._refresh_at = self._retain_at = 0.0
         self._to_retain: dict[str, tuple[ShardName, ...]] = {}
+        self._has_started = False
+        self._worked_at: float | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -126,7 +137,8 @@ class Streamer:
         Raises:
             ServerUnavailable: A server does not answer.
             Refused: An operator has to decide: see ``check_lineage``.
-            SchemaMissing: The tables are not there.
+            SchemaMissing: The tables are not there, or of a revision that this release does not work with.
+            TriggerMissing: A trigger that a rule declares is not there.
             PrivilegeMissing: The role may not stream; the text has the grants.
             DeclarationError: The pipeline does not fit what is registered.
         """
@@ -134,10 +146,15 @@ class Streamer:
         connection = connect_postgres(
             self._database_url, application="streamer", prepare=self._prepare
         )
-        self._connection, self._client = connection, connect_redis(self._redis_url)
+        self._connection = connection  # first: to be closed if Redis does not answer
+        self._client = connect_redis(self._redis_url)
+        check_revision(connection, scope)
         check_privileges(connection, scope, "streamer")
         check_eviction(self._client)
         check_identity_cache(connection, scope)
+        if not self._has_started:  # a later release may replace them while this worker runs
+            check_triggers(connection, self._pipeline)
+            self._has_started = True
         epoch = check_lineage(
             connection,
             self._client,
@@ -152,8 +169,6 @@ class Streamer:
         for consumer in self._pipeline.consumers.values():
             register_consumer(connection, scope, consumer)
         crashpoint("streamer.after_register")
-        with postgres_errors("listening for nudges"):
-            connection.execute(f'LISTEN "{scope.schema}_nudge"'.encode())
         self._sequencer = Sequencer(connection, scope, prepare=self._prepare)
         self._publisher = Publisher(
             connection,
@@ -164,10 +179,13 @@ class Streamer:
         )
         self._refresh_at = self._retain_at = 0.0
         self._to_retain = {}
+        self._faults.reopen()
+        self._nudges.open()
         log.info("streaming", epoch=epoch, channels=sorted(self._pipeline.channels))
 
     def close(self) -> None:
         """Closes the connections.  Work under way is dropped; the next round finds it again."""
+        self._nudges.close()
         if self._connection is not None:
             self._connection.close()
         if self._client is not None:
@@ -180,13 +198,14 @@ class Streamer:
         Raises:
             As ``tick``, ``Publisher.publish`` and ``retain``.
         """
-        _, sequencer, publisher = self._opened()
+        connection, sequencer, publisher = self._opened()
         now = monotonic()
         if now >= self._refresh_at:
             publisher.refresh()
+            self._faults.update(connection, self._unusable.errors)
             self._refresh_at = now + REFRESH_EVERY_S
         ticked = sequencer.tick()
-        publisher.advance_target(ticked.tails)
+        publisher.advance_target(ticked.tails, ticked.firsts)
         published = publisher.publish(ticked.inline_records)
         added, known = published.added, published.known
         if self._resend_chance and added and random.random() < self._resend_chance:  # noqa: S311  not for secrets
@@ -230,6 +249,7 @@ class Streamer:
         self._to_retain = left
         if not left:
             remove_old_ticks(connection, self._pipeline.scope)
+            self._faults.forget(connection)
             self._retain_at = now + RETAIN_EVERY_S
         return removed
 
@@ -238,8 +258,7 @@ class Streamer:
     ) -> None:
         """Runs rounds until ``stop()`` is true.  Reconnects, with growing pauses, if a server does not answer.
 
-        A shard whose keys hold something that Penstock did not write is left out, logged, and checked again every few
-        seconds; the others go on.
+        A shard that cannot be published is left out, logged, and checked again every few seconds; the others go on.
 
         Args:
             stop: Called between rounds.
@@ -247,6 +266,7 @@ class Streamer:
 
         Raises:
             Refused: An operator has to decide.
+            ReadOnlyPostgres: At the start, or for longer than ``READ_ONLY_S``.
             SchemaMissing: The tables are not there.
             DeclarationError: The pipeline does not fit what is registered.
         """
@@ -255,21 +275,27 @@ class Streamer:
             while not stop():
                 try:
                     if pause:
-                        self._wait(pause)
+                        self._nudges.wait(pause)
                     with postgres_errors("streaming"), redis_errors("streaming"):
                         done = self.round()
-                except (ServerUnavailable, psycopg.Error) as error:
+                except (ServerUnavailable, ReadOnlyPostgres, psycopg.Error) as error:
                     self.close()
+                    if isinstance(error, ReadOnlyPostgres) and not self._may_pass():
+                        raise
                     backoff = min(MAX_BACKOFF_S, max(0.1, backoff * 2))
                     log.warning("waiting", reason=describe(error), seconds=backoff)
                     pause = 0.0
                     _sleep_until(stop, backoff)
                     continue
-                backoff = 0.0
+                backoff, self._worked_at = 0.0, monotonic()
                 report(done)
                 pause = self._pause_after(done, pause)
         finally:
             self.close()
+
+    def _may_pass(self) -> bool:
+        """Whether the primary may have become read-only for the time of a switch-over."""
+        return self._worked_at is not None and monotonic() - self._worked_at < READ_ONLY_S
 
     def _pause_after(self, done: RoundResult, pause: float) -> float:
         """The pause after a round, in seconds, given the pause before it."""
@@ -281,8 +307,7 @@ class Streamer:
         """Runs rounds until nothing is left to publish; returns the number of records published.
 
         Raises:
-            ForeignLog: A shard's keys hold something that Penstock did not write; all other shards are drained.
-            DamagedIck: The same, of an Ick.
+            Refused: One of ``isolation.UNUSABLE``: a shard cannot be published; all other shards are drained.
             PenstockError: As ``round``; nothing is tried again.
         """
         published = 0
@@ -297,16 +322,6 @@ class Streamer:
         if (error := self._unusable.first_error) is not None:
             raise error
         return published
-
-    def _wait(self, pause_s: float) -> None:
-        """Waits for a nudge or the end of the pause."""
-        connection, *_ = self._opened()
-        # Not `notifies(timeout=pause_s)`: it busy-waits through the last millisecond, which costs as much as an idle round.
-        with postgres_errors("waiting"), DefaultSelector() as selector:
-            selector.register(connection, EVENT_READ)
-            if selector.select(pause_s):
-                nudges = sum(1 for _ in connection.notifies(timeout=0))
-                log.debug("nudged", times=nudges)
 
 
 def _sleep_until(stop: Callable[[], bool], seconds: float) -> None:

@@ -3,10 +3,11 @@
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
+from time import monotonic
 from typing import Any
 
-from penstock.consuming import make_worker
+from penstock.consuming import Consumed, Worker, make_worker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
@@ -25,12 +26,12 @@ def drained(
     *,
     consumers: Iterable[str] | None = None,
     allow_dead_letters: bool = False,
+    timeout_s: float = 60.0,
 ) -> dict[str, int]:
     """Publish whatever is staged and committed, and let the consumers process it, until nothing is left.
 
     Records that handlers stage are processed too.  Everything runs in the calling thread; in an ``async def`` test with
-    consumers that are ``async def``, give it another: ``await asyncio.to_thread(drained, …)``.  A handler that raises
-    ``TryAgain`` is retried without limit.
+    consumers that are ``async def``, give it another: ``await asyncio.to_thread(drained, …)``.
 
     Args:
         pipeline: The pipeline.
@@ -38,13 +39,14 @@ def drained(
         redis_url: Redis or Valkey.
         consumers: Names of the consumers to run; by default all.
         allow_dead_letters: Whether records may be dead-lettered.
+        timeout_s: Longest time that a consumer may take, in seconds: a handler may raise ``TryAgain`` for ever.
 
     Returns:
         For each consumer, how many records or members it has applied.
 
     Raises:
-        AssertionError: A shard is halted, records were dead-lettered, or handlers stage without end.  The last exception
-            of a handler is its cause.
+        AssertionError: A shard is halted, records were dead-lettered, handlers stage without end, or the time is over.
+            The last exception of a handler is its cause.
         PenstockError: What the streamer or a worker raises.
     """
     names = list(pipeline.consumers) if consumers is None else list(consumers)
@@ -60,7 +62,7 @@ def drained(
             consumer = last.noted(pipeline.get_consumer(name))
             worker = make_worker(pipeline, consumer, database_url, redis_url)
             stack.callback(worker.close)
-            drains[name] = worker.drain
+            drains[name] = partial(_drained_in_time, worker, timeout_s, last)
         applied = _drained(streamer, drains)
         found = failures.halted(names)
         if not allow_dead_letters:
@@ -83,6 +85,19 @@ def _drained(streamer: Streamer, drains: Mapping[str, Callable[[], int]]) -> dic
     raise AssertionError(
         f"not drained after {MAX_ROUNDS} rounds: a handler stages a new record for each record that it reads"
     )
+
+
+def _drained_in_time(worker: Worker, timeout_s: float, last: "_LastFailure") -> int:
+    """What a worker has applied until nothing is left."""
+    deadline = monotonic() + timeout_s
+
+    def check(_: Consumed) -> None:
+        if monotonic() > deadline:
+            raise AssertionError(
+                f"consumer {worker.consumer.name} was not drained within {timeout_s:g} s"
+            ) from last.error
+
+    return worker.drain(check)
 
 
 @dataclass

@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 
+from penstock.channels.isolation import ShardError, ask_each
 from penstock.channels.log import last_offsets
 from penstock.channels.routing import ick_shard_keys, log_keys
 from penstock.channels.server import RedisClient, redis_errors
@@ -18,14 +19,15 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
-from penstock.errors import InvalidSetting
+from penstock.errors import InvalidSetting, Unknown
 from penstock.journal import journal_tails
-from penstock.records import BEGINNING, Offset, Scope, Shard, ShardName
+from penstock.records import BEGINNING, Offset, Place, Scope, Shard, ShardName
 from penstock.verifying.comparing import VerificationRange
 from penstock.verifying.findings import Finding, FindingKind, UnexpectedEntry
 
-Start = Offset | str | None
-"""Where to begin: an offset in every shard, a time that Postgres can parse, or the beginning of the journal."""
+Start = Offset | Place | str | None
+"""Where to begin: an offset in every shard, a place, a time that Postgres can parse, or the beginning of the journal.  With
+a place, only its shard is compared."""
 
 CATCH_UP_TIMEOUT_S = 10.0
 """How long a log may be behind a checkpoint before that is a finding, in seconds.  A consumer that began with the tables
@@ -59,6 +61,12 @@ class _PostgresState:
     icks: set[ShardName]
     begins: dict[ShardName, int]
     checkpoints: dict[tuple[str, ShardName], int]
+    registered: set[ShardName]
+
+    @property
+    def consumers(self) -> set[tuple[str, str]]:
+        """The registered consumers, each with its channel."""
+        return {(consumer, shard.channel) for consumer, shard in self.checkpoints}
 
 
 def read_bounds(
@@ -67,19 +75,23 @@ def read_bounds(
     scope: Scope,
     shards: Sequence[ShardName],
     start: Start,
+    declared: Collection[ShardName] = (),
 ) -> Bounds:
     """Reads checkpoints, ends of the log and ends of the journal, in this order.
 
     Raises:
         InvalidSetting: Postgres cannot parse the start time.
+        Unknown: There is no shard of the place given.
         ServerUnavailable: Postgres or Redis does not answer.
-        ForeignLog: The key of a shard holds another type.
     """
     first = _read_starts(connection, scope, shards, start)
     state = _read_postgres(connection, scope, shards)
-    ends = _read_log_ends(client, scope, shards, state)
+    ends, findings = _read_log_ends(client, scope, shards, state)
     journal = journal_tails(connection, scope)
-    findings = list(_check_checkpoints(state, ends, journal))
+    findings += _check_checkpoints(state, ends, journal)
+    findings += _check_unread(state, journal, declared)
+    for shard in shards:
+        ends.setdefault(shard, BEGINNING)  # an unreadable one holds nothing of ours
     ranges, unexpected = [], []
     for shard in shards:
         end = journal.get(shard, BEGINNING)
@@ -111,6 +123,10 @@ def _read_starts(
     connection: Connection, scope: Scope, shards: Sequence[ShardName], start: Start
 ) -> dict[ShardName, int]:
     """The first offset to verify; a shard without one is left out."""
+    if isinstance(start, Place):
+        if start.shard not in shards:
+            raise Unknown(f"--from {start}: there is no shard {start.shard}; see penstock status")
+        return {start.shard: start.offset}
     if not isinstance(start, str):
         return dict.fromkeys(shards, start or 1)
     try:
@@ -132,7 +148,8 @@ def _read_postgres(
 ) -> _PostgresState:
     channels = registered_channels(connection, scope)
     icks = {s for s in shards if s.channel in channels and channels[s.channel].kind == "ick"}
-    state = _PostgresState(icks, {}, {})
+    registered = {shard for channel in channels.values() for shard in channel.shard_names}
+    state = _PostgresState(icks, {}, {}, registered)
     with postgres_errors("reading checkpoints"):
         rows = connection.execute(
             statements("penstock.verifying", scope.schema)["checkpoints_and_beginnings"],
@@ -148,17 +165,26 @@ def _read_postgres(
 
 def _read_log_ends(
     client: RedisClient, scope: Scope, shards: Sequence[ShardName], state: _PostgresState
-) -> dict[ShardName, Offset]:
-    """The ends of the log; waits up to ``CATCH_UP_TIMEOUT_S`` for it to reach the checkpoints."""
+) -> tuple[dict[ShardName, Offset], list[Finding]]:
+    """The ends of the log, waiting up to ``CATCH_UP_TIMEOUT_S`` for it to reach the checkpoints, and the unreadable shards."""
     deadline = monotonic() + CATCH_UP_TIMEOUT_S
     while True:
-        ends = last_offsets(client, scope.namespace, shards)
-        for shard in _missing_icks(client, scope, state.icks):
+        unreadable: list[Finding] = []
+
+        def note(shard: ShardName, error: ShardError, found: list[Finding] = unreadable) -> None:
+            found.append(_unreadable(shard, error))
+
+        ends = ask_each(lambda some: last_offsets(client, scope.namespace, some), shards, note)
+        for shard in _missing_icks(client, scope, state.icks & ends.keys()):
             ends[shard] = BEGINNING  # without the Ick, its position means nothing
-        behind = any(at > ends[shard] for (_, shard), at in state.checkpoints.items())
+        behind = any(at > ends.get(shard, at) for (_, shard), at in state.checkpoints.items())
         if not behind or monotonic() > deadline:
-            return ends
+            return ends, unreadable
         sleep(_POLL_S)
+
+
+def _unreadable(shard: ShardName, error: ShardError) -> Finding:
+    return Finding(FindingKind.SURPLUS, "log", shard.channel, shard.shard, 0, 1, None, str(error))
 
 
 def _missing_icks(
@@ -178,6 +204,8 @@ def _check_checkpoints(
 ) -> Iterator[Finding]:
     """Compares each checkpoint with the ends of journal and log, and with the beginning of the journal."""
     for (consumer, shard), at in state.checkpoints.items():
+        if shard not in ends:
+            continue
         end, begins = journal.get(shard, BEGINNING), state.begins[shard]
         if at > end:
             kind, text = FindingKind.AHEAD, f"its checkpoint is {at}, the journal ends at {end}"
@@ -195,6 +223,30 @@ def _check_checkpoints(
             continue
         where = f"consumer {consumer}"
         yield Finding(kind, where, shard.channel, shard.shard, first, count, None, text)
+
+
+def _check_unread(
+    state: _PostgresState, journal: dict[ShardName, Offset], declared: Collection[ShardName]
+) -> Iterator[Finding]:
+    """The shards of the journal that no channel has, and those in which a consumer has no checkpoint."""
+    for shard, end in journal.items():
+        begins = state.begins.get(shard, 1)
+        if end < begins:
+            continue
+        if shard not in state.registered and shard not in declared:
+            text = "no channel is registered or declared with this shard, so no consumer reads its records"
+            yield _missing("consumers", shard, begins, end, text)
+        for consumer in sorted(
+            name for name, channel in state.consumers if channel == shard.channel
+        ):
+            if (consumer, shard) not in state.checkpoints:
+                text = "it has no checkpoint in this shard, so it reads none of its records"
+                yield _missing(f"consumer {consumer}", shard, begins, end, text)
+
+
+def _missing(where: str, shard: ShardName, first: int, last: int, text: str) -> Finding:
+    count = last - first + 1
+    return Finding(FindingKind.MISSING, where, shard.channel, shard.shard, first, count, None, text)
 
 
 def _read_beyond(

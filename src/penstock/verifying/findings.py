@@ -35,7 +35,7 @@ class Finding:
 
     Attributes:
         kind: What is wrong.
-        where: ``log``, ``journal``, ``staged``, or ``consumer …``.
+        where: ``log``, ``journal``, ``staged``, ``consumers``, or ``consumer …``.
         channel: Name of the channel.
         shard: Number of the shard.
         offset: The first offset concerned.

@@ -105,13 +105,14 @@ def verify(
 
     Raises:
         InvalidSetting: Postgres cannot parse the start time.
+        Unknown: There is no shard of the place given.
         ServerUnavailable: Postgres or Redis does not answer.
-        ForeignLog: The key of a shard holds another type.
         SchemaMissing: The tables are not there.
     """
     began = monotonic()
+    declared = frozenset(declared)
     shards = known_shards(connection, scope, declared)
-    bounds = read_bounds(connection, client, scope, shards, start)
+    bounds = read_bounds(connection, client, scope, shards, start, declared)
     examined = examiner.examine(bounds.ranges)
     counts, findings = _collect(connection, scope, bounds, examined)
     return Verified(

@@ -73,3 +73,33 @@ FROM {schema}.journal j,
      LATERAL unnest(j.record_ids) WITH ORDINALITY AS n (id, position)
 WHERE n.id = ANY (%(records)s::bigint[])
 ORDER BY n.id, j.channel, j.shard, 4;
+
+-- :name repeats
+-- Records that some ranges of the journal name more than once, and by how many times too often all of them together.
+SELECT n.id, (sum(count(*) - 1) OVER ())::bigint
+FROM unnest(%(channels)s::text[], %(shards)s::int[], %(after)s::bigint[], %(until)s::bigint[])
+         AS w (channel, shard, after, until)
+JOIN {schema}.journal e ON e.channel = w.channel AND e.shard = w.shard AND e.last_offset > w.after AND e.first_offset <= w.until,
+     LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
+WHERE e.first_offset + n.position - 1 > w.after AND e.first_offset + n.position - 1 <= w.until
+GROUP BY n.id
+HAVING count(*) > 1
+ORDER BY n.id
+LIMIT %(most)s;
+
+-- :name overtaken
+-- Number of records that come after a newer record of their key.  Keys are compared by their hash.
+SELECT count(*)
+FROM (
+         SELECT n.id < lag(n.id) OVER (
+                    PARTITION BY e.channel, e.shard, hashtextextended(r.key, 0)
+                    ORDER BY e.first_offset + n.position
+                ) AS is_overtaken
+         FROM unnest(%(channels)s::text[], %(shards)s::int[], %(after)s::bigint[], %(until)s::bigint[])
+                  AS w (channel, shard, after, until)
+         JOIN {schema}.journal e ON e.channel = w.channel AND e.shard = w.shard AND e.last_offset > w.after AND e.first_offset <= w.until,
+              LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
+         JOIN {schema}.staged_records r ON r.id = n.id
+         WHERE e.first_offset + n.position - 1 > w.after AND e.first_offset + n.position - 1 <= w.until
+     ) ordered
+WHERE is_overtaken;

@@ -10,9 +10,10 @@ from redis.crc import key_slot
 
 from fixtures.servers import Programs
 from penstock.channels.ick import DirtyList, QueuedDirtyList, Reservation, Reservations, repair
-from penstock.channels.routing import ick_keys
+from penstock.channels.routing import ick_keys, ick_shard_keys
 from penstock.embedded import EmbeddedRedis
 from penstock.errors import InvalidIckCall
+from penstock.records import Shard, ShardName
 from penstock.testing import eventually
 
 PLAIN = [
@@ -79,6 +80,20 @@ def test_a_plain_name_with_a_tagged_prefix_is_not_kept_in_one_slot_either(
     key: str, prefix: str
 ) -> None:
     assert not agree(prefix + key)
+
+
+def test_logs_fit_every_kind_of_cluster_and_icks_of_a_pipeline_need_redis_clusters_hashing() -> (
+    None
+):
+    """As the page on Icks says: only the last of nested braces counts for Redis Enterprise's standard policy."""
+    keys = ick_shard_keys("penstock", ShardName("ride-index", Shard(2)))
+    ick = make_keys(keys.name)
+
+    for slot in (lambda key: key_slot(key.encode()), enterprise_slot):
+        assert slot(keys.log.stream) == slot(keys.log.epoch)
+    assert keys.ick.is_one_slot
+    assert {key_slot(key.encode()) for key in ick} == {key_slot(keys.log.stream.encode())}
+    assert not agree(keys.name)
 
 
 @pytest.mark.parametrize("key", TAGGED)

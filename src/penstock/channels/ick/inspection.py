@@ -4,13 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import redis
-
 from penstock.channels.ick import operations
 from penstock.channels.ick.operations import IckStats, parse_damage
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.scripts import script
-from penstock.channels.server import RedisClient, redis_errors, translate_error
+from penstock.channels.server import (
+    REDIS_ERRORS,
+    RedisClient,
+    RedisFailure,
+    redis_errors,
+    translate_error,
+)
 from penstock.errors import DamagedIck
 from penstock.records import ShardName
 
@@ -79,13 +83,16 @@ def inspect_shards(
 def _state(stats: IckStats | Exception | None, count: Any, shard: ShardName) -> ShardState:
     what = f"inspecting {shard}"
     for error in (stats, count):
-        if isinstance(error, redis.RedisError):
+        if isinstance(error, REDIS_ERRORS):
             damage = parse_damage(error)
             if damage is None and "WRONGTYPE" not in str(error):
                 raise translate_error(error, what) from error
             return ShardState(None, 0, 0, str(damage or translate_error(error, what)))
     assert not isinstance(stats, Exception)
-    records, dirtied = (int(number or 0) for number in count)
+    try:
+        records, dirtied = (int(number or 0) for number in count)
+    except ValueError:
+        return ShardState(None, 0, 0, f"{shard}: the counts of its records are no numbers")
     return ShardState(stats, records, dirtied)
 
 
@@ -116,7 +123,7 @@ def oldest(
         replies = pipeline.execute(raise_on_error=False)
     found: list[Waiting] = []
     for (shard, state), reply in zip(sets, replies, strict=True):
-        if isinstance(reply, redis.RedisError):
+        if isinstance(reply, REDIS_ERRORS):
             raise _wrong_type(shard, reply)
         found += [
             Waiting(shard, operations.as_bytes(member), float(score), state)
@@ -125,7 +132,7 @@ def oldest(
     return sorted(found, key=lambda each: (each.score, each.shard, each.member))[:most]
 
 
-def _wrong_type(shard: ShardName, error: redis.RedisError) -> Exception:
+def _wrong_type(shard: ShardName, error: RedisFailure) -> Exception:
     if "WRONGTYPE" in str(error):
         return DamagedIck(
             f"{shard}: a key of the Ick holds another type; penstock doctor names it, "

@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import redis
-
 from penstock.channels.ick.operations import parse_damage, plain_keys
 from penstock.channels.log import Reply, Unusable, parse_reply
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.scripts import Argument, Call, script
-from penstock.channels.server import RedisClient, redis_errors, translate_error
+from penstock.channels.server import REDIS_ERRORS, RedisClient, redis_errors, translate_error
 from penstock.records import Epoch, Offset, Record, ShardName
 
 MICROSECONDS = 1_000_000
@@ -87,7 +85,7 @@ def _call(namespace: str, batch: MarkBatch) -> Call:
 
 
 def _parse(answer: Any, shard: ShardName) -> Reply:
-    if isinstance(answer, redis.RedisError) and (damage := parse_damage(answer)):
+    if isinstance(answer, REDIS_ERRORS) and (damage := parse_damage(answer)):
         return Unusable(damage)
     return parse_reply(answer, f"marking in {shard}")
 
@@ -137,5 +135,5 @@ def update_progress(
 
 
 def _check(reply: Any, what: str) -> None:
-    if isinstance(reply, redis.RedisError):
+    if isinstance(reply, REDIS_ERRORS):
         raise parse_damage(reply) or translate_error(reply, what) from reply

@@ -164,8 +164,8 @@ def as_bytes(value: bytes | str) -> bytes:
 
 
 def as_text(value: bytes | str) -> str:
-    """A value of ours as text."""
-    return value if isinstance(value, str) else value.decode()
+    """A value of ours as text; bytes of another's that are no UTF-8 are shown by their numbers."""
+    return value if isinstance(value, str) else value.decode(errors="backslashreplace")
 
 
 def _read_added(reply: Any) -> Added:

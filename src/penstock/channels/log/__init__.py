@@ -25,6 +25,7 @@ from penstock.channels.log.log import (
     evict,
     extents,
     last_offsets,
+    newest_records,
     read,
     read_newest,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "evict",
     "extents",
     "last_offsets",
+    "newest_records",
     "parse_reply",
     "read",
     "read_newest",

@@ -11,12 +11,22 @@ import redis
 from penstock.channels.isolation import UNUSABLE, ShardError
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Argument, Call, CallsAhead, script
-from penstock.channels.server import RedisClient, redis_errors, translate_error
-from penstock.errors import ForeignLog
+from penstock.channels.server import (
+    REDIS_ERRORS,
+    REFUSALS,
+    RedisClient,
+    RedisFailure,
+    redis_errors,
+    translate_error,
+)
+from penstock.errors import AppendRefused, ForeignLog, UnpublishableRecord
 from penstock.records import Epoch, Offset, ShardName
 
 FIELDS = 7
 """Number of arguments of a record in ``append.lua``: id, key, action, object, data, headers, ts."""
+
+_SERVER_REFUSALS = (*REFUSALS, "BUSY", "UNKILLABLE")
+"""Words of error replies that are about the server, whatever was called."""
 
 AHEAD = 1
 """Number of batches without a reply while the next one is sent."""
@@ -83,7 +93,7 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """A key of the shard holds something that Penstock did not write: nothing was added."""
+    """A key of the shard holds something that Penstock did not write, or Redis does not take a record: nothing was added."""
 
     error: ShardError
 
@@ -158,11 +168,8 @@ def parse_reply(answer: Any, what: str) -> Reply:
         ServerUnavailable: It could not run.
         AppendRefused: Redis does not take writes.
     """
-    if isinstance(answer, redis.RedisError):
-        error = translate_error(answer, what)
-        if isinstance(error, UNUSABLE):
-            return Unusable(error)
-        raise error from answer
+    if isinstance(answer, REDIS_ERRORS):
+        return Unusable(_error_of_one_call(answer, what))
     match answer:
         case [b"appended", int(tail), int(added)]:
             return Appended(Offset(tail), added)
@@ -171,6 +178,40 @@ def parse_reply(answer: Any, what: str) -> Reply:
         case [b"fenced", int(epoch)]:
             return FencedOff(Epoch(epoch))
         case [b"foreign", int(offset), bytes(record_id)]:
-            return Foreign(Offset(offset), record_id.decode())
+            return Foreign(Offset(offset), record_id.decode(errors="replace"))
         case _:
-            return Unusable(ForeignLog(f"{what}: the script returned an unknown reply"))
+            return Unusable(_make_foreign(what, answer))
+
+
+def _error_of_one_call(answer: RedisFailure, what: str) -> ShardError:
+    """The error of the shard; raises one that is about the server."""
+    error = translate_error(answer, what)
+    if isinstance(error, AppendRefused) and _is_about_one_call(answer):
+        return UnpublishableRecord(str(error))
+    if isinstance(error, UNUSABLE):
+        return error
+    raise error from answer
+
+
+def _is_about_one_call(answer: RedisFailure) -> bool:
+    """Whether an error reply is about the keys or the values of this call: others may succeed.
+
+    A server that takes no writes, or none of this user, says so with a word of its own.  The client has classes for most
+    of these; older servers put the word into the text of the script's error.
+    """
+    if isinstance(answer, redis.exceptions.NoPermissionError):
+        return " key" in str(answer)
+    return type(answer) in {
+        redis.ResponseError,
+        redis.exceptions.ClusterCrossSlotError,
+    } and not any(f"{word} " in str(answer) for word in _SERVER_REFUSALS)
+
+
+def _make_foreign(what: str, answer: Any) -> ForeignLog:
+    if not (isinstance(answer, list) and answer[:1] == [b"broken"]):
+        return ForeignLog(f"{what}: the script returned an unknown reply")
+    found = bytes(answer[1])
+    return ForeignLog(
+        f"{what}: {found.decode(errors='replace')}: not written by Penstock. Find out what writes to its keys, and delete "
+        "them: the streamer replays the shard from the journal"
+    )

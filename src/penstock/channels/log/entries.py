@@ -17,12 +17,13 @@ def parse_offset(entry_id: bytes, shard: ShardName) -> Offset:
     """The offset in an entry's id.
 
     Raises:
-        ForeignLog: The id is not ``<offset>-0``.
+        ForeignLog: The id is not ``<offset>-0``, or the offset is larger than any of ours.
     """
-    offset, _, sequence = entry_id.partition(b"-")
-    if sequence != b"0":
+    text, _, sequence = entry_id.partition(b"-")
+    offset = int(text)
+    if sequence != b"0" or offset >= 1 << 63:
         raise ForeignLog(f"{shard}: entry {entry_id.decode()} was not written by Penstock")
-    return Offset(int(offset))
+    return Offset(offset)
 
 
 def parse_entries(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> list[Record]:
@@ -31,29 +32,59 @@ def parse_entries(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> 
     Raises:
         ForeignLog: One of them was not written by Penstock.
     """
-    channel, number = shard.channel, shard.shard
-    records = []
-    for entry_id, fields in entries:
-        values: Sequence[bytes]
-        if isinstance(fields, list) and fields[::2] == NAMES:
-            values = fields[1::2]
-        else:
-            values = _values(shard, entry_id, fields)
-        record_id, key, action, kind, data, headers, staged = values
-        of: dict[str, Any] = {
-            "channel": channel,
-            "shard": number,
-            "offset": parse_offset(entry_id, shard),
-            "id": int(record_id),
-            "key": key.decode(),
-            "action": action.decode(),
-            "object": kind.decode(),
-            "data_json": data.decode(),
-            "headers_json": headers.decode(),
-            "staged_us": int(staged),
-        }
-        records.append(Record.of(of))
+    records: list[Record] = []
+    _parse_into(records, shard, entries)
     return records
+
+
+def parse_leading(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> list[Record]:
+    """The records in entries of a shard, up to the first entry that Penstock did not write.
+
+    Raises:
+        ForeignLog: That is the first of them.
+    """
+    records: list[Record] = []
+    try:
+        _parse_into(records, shard, entries)
+    except ForeignLog:
+        if not records:
+            raise
+    return records
+
+
+def _parse_into(
+    records: list[Record], shard: ShardName, entries: Iterable[tuple[bytes, Fields]]
+) -> None:
+    channel, number, make = shard.channel, shard.shard, Record.of
+    for entry_id, fields in entries:
+        if isinstance(fields, list) and fields[::2] == NAMES:
+            record_id, key, action, kind, data, headers, staged = fields[1::2]
+        else:
+            record_id, key, action, kind, data, headers, staged = _values(shard, entry_id, fields)
+        try:
+            of: dict[str, Any] = {
+                "channel": channel,
+                "shard": number,
+                "offset": parse_offset(entry_id, shard),
+                "id": int(record_id),
+                "key": key.decode(),
+                "action": action.decode(),
+                "object": kind.decode(),
+                "data_json": data.decode(),
+                "headers_json": headers.decode(),
+                "staged_us": int(staged),
+            }
+        except ValueError as error:  # neither a number nor UTF-8
+            raise _broken(shard, entry_id) from error
+        if b"\0" in key:  # which no text of Postgres has
+            raise _broken(shard, entry_id)
+        records.append(make(of))
+
+
+def _broken(shard: ShardName, entry_id: bytes) -> ForeignLog:
+    return ForeignLog(
+        f"{shard}: entry {entry_id.decode()} has a field that cannot be read: it was not written by Penstock, or was damaged"
+    )
 
 
 def _values(shard: ShardName, entry_id: bytes, fields: Fields) -> list[bytes]:

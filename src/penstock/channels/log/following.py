@@ -1,15 +1,18 @@
 """Following a log: waits for the records after a position in each of its shards."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import monotonic, sleep
 from typing import Any
 
 import redis
 from hiredis import pack_command
 
-from penstock.channels.log.entries import parse_entries
+from penstock.channels.isolation import OnUnusable, isolated
+from penstock.channels.log.entries import Fields, parse_leading
+from penstock.channels.log.log import read_leading
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, redis_errors
+from penstock.errors import ForeignLog
 from penstock.records import Offset, Record, ShardName
 
 POLL_S = 0.02
@@ -26,14 +29,23 @@ class Follower:
     Records that were requested for other positions than those given to ``wait`` are dropped.
     """
 
-    def __init__(self, client: RedisClient, namespace: str, *, count: int) -> None:
+    def __init__(
+        self,
+        client: RedisClient,
+        namespace: str,
+        *,
+        count: int,
+        on_unusable: OnUnusable | None = None,
+    ) -> None:
         """Sets up; it connects on first use.
 
         Args:
             client: Provides the connection.
             namespace: First part of the keys.
             count: Most records of a shard in one read.
+            on_unusable: Called with a shard whose next entry Penstock did not write; the others are read.  None raises.
         """
+        self._on_unusable = on_unusable
         self._client, self._namespace, self._count = client, namespace, count
         self._is_cluster = isinstance(client, redis.RedisCluster)
         self._connection: Any = None
@@ -44,8 +56,14 @@ class Follower:
 
         Raises:
             ServerUnavailable: Redis does not answer.
-            ForeignLog: A stream holds entries that Penstock did not write.
+            ForeignLog: The next entry of a stream was not written by Penstock, and there is no ``on_unusable``.
         """
+        try:
+            return self._wait(positions, block_ms)
+        except ForeignLog:  # a key of another type, which Redis does not name
+            return self._read_each(positions)
+
+    def _wait(self, positions: Positions, block_ms: int | None) -> Records:
         if self._is_cluster:
             return self._poll(positions, block_ms or 0)
         if found := self._receive_requested(positions):
@@ -53,6 +71,17 @@ class Follower:
         with redis_errors("waiting for records"):
             self._send(positions, block_ms)
             return self._receive(positions)
+
+    def _read_each(self, positions: Positions) -> Records:
+        """What is there now, shard by shard, without those that cannot be read."""
+        found: Records = {}
+        for shard, after in positions.items():
+            with isolated(shard, self._on_unusable):
+                if records := read_leading(
+                    self._client, self._namespace, shard, after, self._count
+                ):
+                    found[shard] = records
+        return found
 
     def request_ahead(self, positions: Positions) -> None:
         """Requests the records after ``positions`` for the next ``wait``; does nothing on a Cluster, which has several servers.
@@ -80,7 +109,7 @@ class Follower:
             return {}
         try:
             found = self._receive(requested)
-        except redis.RedisError:
+        except (redis.RedisError, ForeignLog):
             return {}  # the server may have closed an idle connection: `wait` reads again
         return {s: records for s, records in found.items() if positions.get(s) == requested[s]}
 
@@ -108,7 +137,15 @@ class Follower:
             self._client.connection_pool.release(connection)
         shards = {log_keys(self._namespace, shard).stream.encode(): shard for shard in positions}
         pairs = answer.items() if isinstance(answer, dict) else answer or ()
-        return {shards[stream]: parse_entries(shards[stream], entries) for stream, entries in pairs}
+        return self._parse({shards[stream]: entries for stream, entries in pairs})
+
+    def _parse(self, read: Mapping[ShardName, Sequence[tuple[bytes, Fields]]]) -> Records:
+        """The records of each shard before its first entry that is not Penstock's."""
+        found: Records = {}
+        for shard, entries in read.items():
+            with isolated(shard, self._on_unusable):
+                found[shard] = parse_leading(shard, entries)
+        return found
 
     def _poll(self, positions: Positions, wait_ms: int) -> Records:
         """As ``wait``, on a Cluster: its shards are on several nodes, and no single command can wait for all of them."""
@@ -120,11 +157,8 @@ class Follower:
                 pipeline.xrange(stream, f"{after + 1}-0", "+", self._count)
             with redis_errors("waiting for records"):
                 answers = pipeline.execute()
-            found = {
-                shard: parse_entries(shard, entries)
-                for shard, entries in zip(positions, answers, strict=True)
-                if entries
-            }
-            if found or monotonic() >= deadline:
+            read = {s: entries for s, entries in zip(positions, answers, strict=True) if entries}
+            found = self._parse(read)
+            if read or monotonic() >= deadline:
                 return found
             sleep(POLL_S)

@@ -11,9 +11,10 @@ from typing import Any
 
 import redis
 
-from penstock.channels.log.entries import parse_entries, parse_offset
+from penstock.channels.isolation import OnUnusable, isolated
+from penstock.channels.log.entries import Fields, parse_entries, parse_leading, parse_offset
 from penstock.channels.routing import log_keys
-from penstock.channels.server import RedisClient, redis_errors, translate_error
+from penstock.channels.server import REDIS_ERRORS, RedisClient, redis_errors, translate_error
 from penstock.records import BEGINNING, Offset, Record, ShardName
 
 
@@ -76,7 +77,7 @@ def _streams(
     for shard, reply in zip(shards, replies, strict=True):
         if isinstance(reply, redis.ResponseError) and "no such key" in str(reply):
             yield shard, None
-        elif isinstance(reply, redis.RedisError):
+        elif isinstance(reply, REDIS_ERRORS):
             raise translate_error(reply, f"inspecting {shard}") from reply
         else:
             yield shard, reply
@@ -99,9 +100,29 @@ def read(
         ServerUnavailable: Redis does not answer.
         ForeignLog: The stream holds entries that Penstock did not write.
     """
+    return parse_entries(shard, _range(client, namespace, shard, after, count))
+
+
+def read_leading(
+    client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int
+) -> list[Record]:
+    """As ``read``, up to the first entry that Penstock did not write.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        ForeignLog: The first entry is such a one.
+    """
+    return parse_leading(shard, _range(client, namespace, shard, after, count))
+
+
+def _range(
+    client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int
+) -> Sequence[tuple[bytes, Fields]]:
     with redis_errors(f"reading {shard}"):
-        entries = client.xrange(log_keys(namespace, shard).stream, f"{after + 1}-0", "+", count)
-    return parse_entries(shard, entries)
+        entries: Sequence[tuple[bytes, Fields]] = client.xrange(
+            log_keys(namespace, shard).stream, f"{after + 1}-0", "+", count
+        )
+    return entries
 
 
 def read_newest(client: RedisClient, namespace: str, shard: ShardName, count: int) -> list[Record]:
@@ -114,6 +135,39 @@ def read_newest(client: RedisClient, namespace: str, shard: ShardName, count: in
     with redis_errors(f"reading {shard}"):
         entries = client.xrevrange(log_keys(namespace, shard).stream, "+", "-", count)
     return parse_entries(shard, reversed(entries))
+
+
+def newest_records(
+    client: RedisClient,
+    namespace: str,
+    shards: Sequence[ShardName],
+    on_unusable: OnUnusable | None = None,
+) -> dict[ShardName, Record]:
+    """The last record of each stream that has one, in one round trip.
+
+    Args:
+        client: The Redis that holds the log.
+        namespace: First part of the keys.
+        shards: The shards to read.
+        on_unusable: Called with a shard whose last entry Penstock did not write; None raises.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        ForeignLog: Penstock did not write an entry, and there is no ``on_unusable``.
+    """
+    pipeline = client.pipeline(transaction=False)
+    for shard in shards:
+        pipeline.xrevrange(log_keys(namespace, shard).stream, "+", "-", 1)
+    with redis_errors("reading the last records"):
+        replies = pipeline.execute(raise_on_error=False)
+    found: dict[ShardName, Record] = {}
+    for shard, reply in zip(shards, replies, strict=True):
+        with isolated(shard, on_unusable):
+            if isinstance(reply, redis.RedisError):
+                raise translate_error(reply, f"reading {shard}") from reply
+            if records := parse_entries(shard, reply):
+                found[shard] = records[0]
+    return found
 
 
 def evict(client: RedisClient, namespace: str, shard: ShardName, before: Offset) -> int:

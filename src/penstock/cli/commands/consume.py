@@ -6,8 +6,9 @@ import typer
 
 from penstock.channels.server import connect_redis
 from penstock.cli.command import command, require_pipeline, spared_from_garbage_collection
-from penstock.cli.commands.reconcile import make_connect, open_comparer
+from penstock.cli.commands.reconcile import make_connect
 from penstock.cli.connections import open_connections
+from penstock.cli.engines import open_comparer
 from penstock.cli.progress import ProgressLine
 from penstock.cli.render import say
 from penstock.cli.servers import Servers, servers
@@ -21,7 +22,7 @@ from penstock.reconciling import find_reconciliations, has_never_applied, reconc
 from penstock.settings import Settings
 
 
-@command("master", "conf")
+@command("engine", "master", "conf")
 def consume(
     settings: Settings,
     name: Annotated[str, typer.Argument(help="Name of the consumer.")],
@@ -85,7 +86,7 @@ def _bootstrap(settings: Settings, pipeline: Pipeline, name: str) -> None:
         if not has_never_applied(connect, pipeline.scope, spec.consumer):
             say(f"{name} has begun already; it continues from its checkpoints")
             return
-        with open_comparer(settings, servers) as comparer:
+        with open_comparer(settings, servers, [spec, *others]) as comparer:
             done = reconcile(
                 connect, pipeline.scope, spec, comparer, intent="bootstrap", others=others
             )

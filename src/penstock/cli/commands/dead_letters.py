@@ -1,25 +1,25 @@
 """``penstock dead-letters``: inspects, retries or drops dead letters."""
 
-import json as jsonlib
 from typing import Annotated
 
 import typer
 
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, require_pipeline
 from penstock.cli.connections import Connections, open_connections
-from penstock.cli.render import say, show, show_json, show_table
+from penstock.cli.render import say, show, show_json, show_table, to_json
 from penstock.errors import InvalidSetting, Unknown
 from penstock.operating import dead_letters as letters
+from penstock.operating.consumers import check_registered
 from penstock.operating.dead_letters import DeadLetter
+from penstock.records import parse_place, parse_places
 from penstock.settings import Settings
 
 dead_letters = typer.Typer(no_args_is_help=True, help="Inspect, retry or drop dead letters.")
 
 ConsumerArgument = Annotated[str, typer.Argument(help="Name of the consumer.")]
-PlaceArgument = Annotated[str, typer.Argument(help="Place of the record: rides/2/4118, or 2/4118.")]
-PlacesArgument = Annotated[
-    list[str] | None, typer.Argument(help="Places of the records: rides/2/4118, or 2/4118.")
-]
+PLACE = "as the log and the list write it: rides/2 offset 4118."
+PlaceArgument = Annotated[list[str], typer.Argument(help=f"Place of the record, {PLACE}")]
+PlacesArgument = Annotated[list[str] | None, typer.Argument(help=f"Places of the records, {PLACE}")]
 
 
 @dead_letters.command("list")
@@ -34,6 +34,8 @@ def list_(
 ) -> None:
     """List the newest dead letters, without their payloads."""
     with open_connections(settings, "dead letters") as servers:
+        if consumer is not None:
+            _check_known(servers, consumer)
         found = letters.newest(servers.connection, consumer, limit=limit, scope=servers.scope)
     if json:
         show_json(found)
@@ -77,20 +79,21 @@ def show_(
 ) -> None:
     """Show one dead letter, with its payload."""
     with open_connections(settings, "dead letters") as servers:
+        _check_known(servers, consumer)
         found = letters.of_consumer(servers.connection, consumer, scope=servers.scope)
-        letter = letters.at(found, place)
+        letter = letters.at(found, parse_place(" ".join(place)))
         record = letters.read_record(servers.connection, letter, scope=servers.scope)
     if record is None:
-        raise Unknown(f"the dead letter at {place} is gone")
+        raise Unknown(f"the dead letter at {letter.place} is gone")
     if json:
         show_json({"letter": letter, "data": record.data, "headers": record.headers or None})
         return
-    show(f"{letter.consumer}  {letter.place}  record {letter.record_id}")
     show(
-        f"{letter.action} {letter.object} {letter.key}, staged {letter.staged_at:%Y-%m-%d %H:%M:%S}"
+        f"{letter.consumer}  {letter.place}  record {letter.record_id}",
+        f"{letter.action} {letter.object} {letter.key}, staged {letter.staged_at:%Y-%m-%d %H:%M:%S}",
+        f"{'parked' if letter.parked else f'failed {letter.attempts} times'}: {letter.reason}",
+        *to_json(record.data, indent=2).split("\n"),
     )
-    show(f"{'parked' if letter.parked else f'failed {letter.attempts} times'}: {letter.reason}")
-    show(jsonlib.dumps(record.data, indent=2, ensure_ascii=False))
     if record.headers:
         show(f"headers: {record.headers_json}")
 
@@ -154,12 +157,14 @@ def _choose(
     servers: Connections, consumer: str, places: list[str], *, all_: bool, parked: bool
 ) -> list[DeadLetter]:
     """The letters at some places, with ``parked`` also those parked behind them; or all parked ones; or all."""
+    _check_known(servers, consumer)
     found = letters.of_consumer(servers.connection, consumer, scope=servers.scope)
     if all_:
         return found
     if not places and not parked:
-        raise InvalidSetting("which? Give a place such as rides/2/4118, or --all")
-    named = [letters.at(found, place) for place in places]
+        raise InvalidSetting("which? Give a place such as rides/2 offset 4118, or --all")
+    wanted = parse_places(" ".join(places)) if places else []
+    named = [letters.at(found, place) for place in wanted]
     offsets = {(each.channel, each.shard, each.key): each.offset for each in named}
 
     def is_behind(letter: DeadLetter) -> bool:
@@ -171,3 +176,9 @@ def _choose(
         for letter in found
         if letter in named or (parked and letter.parked and is_behind(letter))
     ]
+
+
+def _check_known(servers: Connections, consumer: str) -> None:
+    """A declared consumer may not be registered yet; any other name is a mistake."""
+    if servers.pipeline is None or consumer not in servers.pipeline.consumers:
+        check_registered(servers.connection, consumer, scope=servers.scope)

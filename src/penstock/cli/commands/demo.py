@@ -11,7 +11,8 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock.cli.command import Json, command, require_extra
-from penstock.cli.render import say, show, show_json, table_text
+from penstock.cli.engines import choose_engine
+from penstock.cli.render import say, show_json, show_text, table_text
 from penstock.cli.servers import servers
 from penstock.cli.signals import INTERRUPTED, Stop
 from penstock.settings import Settings
@@ -39,7 +40,7 @@ def demo(
         bool,
         typer.Option(
             "--reconcile/--no-reconcile",
-            help="Seed drift and repair it, and add a consumer that begins with the tables: on Spark, whatever the engine.",
+            help="Seed drift and repair it, and add a consumer that begins with the tables.",
         ),
     ] = True,
     as_json: Json = False,
@@ -52,12 +53,13 @@ def demo(
     stop = Stop()
     with servers(settings, schema=pipeline.scope.schema) as urls:
         screen = _Screen(quiet=as_json)
+        engine = choose_engine(settings, pipeline.consumers.values())
         say(
-            f"Rocket Rides on the {settings.engine} engine: {seconds:g} s of traffic, once it runs"
+            f"Rocket Rides on the {engine} engine: {seconds:g} s of traffic, once it runs"
             + (", or more if the reconciliation takes longer." if reconcile else ".")
         )
         run = Demo(
-            settings.engine,
+            engine,
             seconds,
             urls.database_url,
             urls.redis_url,
@@ -76,8 +78,8 @@ def demo(
     if as_json:
         show_json(_to_json(progress))
     else:
-        show(_format_table(progress))
-        show(_format_verdict(progress))
+        show_text(_format_table(progress))
+        show_text(_format_verdict(progress))
     if not progress.equal:
         raise typer.Exit(DIFFERENCES)
 
@@ -94,7 +96,7 @@ class _Screen:
 
     def show(self, progress: "DemoProgress") -> None:
         if self._live is not None:
-            self._live.update(Text.from_ansi(_format_table(progress)), refresh=True)
+            self._live.update(Text(_format_table(progress)), refresh=True)
         elif monotonic() >= self._next:
             self._next = monotonic() + SAY_EVERY_S
             say(_format_line(progress))

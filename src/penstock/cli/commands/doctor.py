@@ -6,8 +6,8 @@ from penstock.channels.server import connect_redis
 from penstock.cli.command import Json, command, find_pipeline
 from penstock.cli.connections import get_scope
 from penstock.cli.render import show, show_json
-from penstock.cli.servers import Servers, servers
-from penstock.database.connections import Connection, connect_postgres
+from penstock.cli.servers import servers
+from penstock.database.connections import connect_postgres
 from penstock.errors import ServerUnavailable
 from penstock.operating.doctor import CheckResult, diagnose, worst
 from penstock.settings import Settings
@@ -36,19 +36,15 @@ def _diagnose(settings: Settings) -> list[CheckResult]:
         servers(settings, schema=get_scope(pipeline).schema, start=False) as urls,
         connect_redis(urls.redis_url) as client,
     ):
-        connection = _connect(settings, urls)
         try:
+            connection = connect_postgres(
+                urls.database_url, application="doctor", prepare=settings.prepare
+            )
+        except ServerUnavailable as error:
+            fix = "see --database-url"
+            return [CheckResult("postgres", "error", str(error), fix, unreachable=True)]
+        with connection:
             return diagnose(connection, client, pipeline, prepare=settings.prepare)
-        finally:
-            if connection is not None:
-                connection.close()
-
-
-def _connect(settings: Settings, urls: Servers) -> Connection | None:
-    try:
-        return connect_postgres(urls.database_url, application="doctor", prepare=settings.prepare)
-    except ServerUnavailable:
-        return None
 
 
 def _show(result: CheckResult) -> None:

@@ -4,15 +4,18 @@ from typing import Annotated, Literal
 
 import typer
 
+from penstock.capture import install_triggers, make_triggers
 from penstock.channels.acl import acl_lines
 from penstock.cli.command import NOTHING_CHANGED, Apply, command, find_pipeline
 from penstock.cli.connections import get_scope
-from penstock.cli.render import say, show
+from penstock.cli.render import say, show_text
 from penstock.cli.servers import servers
 from penstock.database.connections import connect_postgres
-from penstock.database.initialise import initialise, migration_sql, shipped_revision
+from penstock.database.initialise import initialise, migration_sql
+from penstock.database.revisions import newest_shipped
 from penstock.database.role_plan import make_roles, plan_roles, roles_sql
 from penstock.errors import InvalidSetting
+from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Scope
 from penstock.settings import Settings
 
@@ -47,7 +50,7 @@ def init(  # noqa: PLR0917  its options
     ] = None,
     apply: Apply = False,
 ) -> None:
-    """Create or upgrade Penstock's tables, or its roles."""
+    """Create or upgrade Penstock's tables and declared triggers, or its roles."""
     if not roles and (acl is not None or role_prefix is not None or apply):
         raise InvalidSetting(
             "--acl, --role-prefix and --apply belong to --roles: penstock init --roles"
@@ -56,32 +59,50 @@ def init(  # noqa: PLR0917  its options
         raise InvalidSetting(
             "--acl prints the users for Redis and nothing else; leave out --sql and --apply"
         )
-    scope = get_scope(find_pipeline(settings))
+    pipeline = find_pipeline(settings)
+    scope = get_scope(pipeline)
     scope = scope if schema is None else Scope(schema, scope.namespace)
     if acl is not None:
-        show("\n".join(acl_lines(scope.namespace, role_prefix or scope.schema, acl)))
+        show_text("\n".join(acl_lines(scope.namespace, role_prefix or scope.schema, acl)))
     elif not roles:
-        _init_tables(settings, scope.schema, sql=sql)
+        _init_tables(settings, scope.schema, pipeline, sql=sql)
     elif sql:
-        show(roles_sql(scope.schema, role_prefix or scope.schema))
+        show_text(roles_sql(scope.schema, role_prefix or scope.schema))
     else:
         _init_roles(settings, scope.schema, role_prefix or scope.schema, apply=apply)
 
 
-def _init_tables(settings: Settings, schema: str, *, sql: bool) -> None:
+def _init_tables(settings: Settings, schema: str, pipeline: Pipeline | None, *, sql: bool) -> None:
+    if pipeline is not None and pipeline.scope.schema != schema:
+        pipeline = None  # its triggers are for another schema
     if sql:
-        show(migration_sql(schema))
+        show_text(migration_sql(schema))
+        _show_triggers(pipeline)
         return
     if settings.database_url is not None:
-        before = initialise(settings.database_url.value, schema)
+        _initialise(settings.database_url.value, schema, pipeline)
     else:
         with servers(settings, schema=schema) as urls:
-            before = initialise(urls.database_url, schema)
-    after = shipped_revision()
+            _initialise(urls.database_url, schema, pipeline)
+
+
+def _initialise(database_url: str, schema: str, pipeline: Pipeline | None) -> None:
+    before, after = initialise(database_url, schema), newest_shipped()
     if before == after:
         say(f"schema {schema} is at {after} already")
     else:
         say(f"schema {schema}: {before or 'new'} → {after}")
+    if pipeline is not None:
+        for table in install_triggers(database_url, pipeline):
+            say(f"table {table}: trigger installed")
+
+
+def _show_triggers(pipeline: Pipeline | None) -> None:
+    for trigger in make_triggers(pipeline) if pipeline is not None else ():
+        show_text(f"-- Captures changes of {trigger.rule.type.__name__}\n\nBEGIN;\n")
+        for statement in trigger.statements:
+            show_text(f"{statement};\n")
+        show_text("COMMIT;\n")
 
 
 def _init_roles(settings: Settings, schema: str, prefix: str, *, apply: bool) -> None:
@@ -97,7 +118,7 @@ def _plan_or_make(database_url: str, schema: str, prefix: str, *, apply: bool) -
     with connect_postgres(database_url, application="init") as connection:
         plan = carry_out(connection, schema, prefix)
     for statement in plan.statements:
-        show(f"{statement};")
+        show_text(f"{statement};")
     for note in plan.notes:
         say(note)
     if not plan.statements:

@@ -1,15 +1,15 @@
 """``penstock reconcile``: compares what consumers hold with the canonical tables."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from itertools import chain
+from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.command import Json, command, require_pipeline
 from penstock.cli.connections import Connections, open_connections
+from penstock.cli.engines import open_comparer
 from penstock.cli.render import say, show, show_json, show_table
-from penstock.cli.spark import start_spark
 from penstock.database.connections import connect_postgres
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import InvalidSetting
@@ -25,9 +25,6 @@ from penstock.reconciling import (
 from penstock.reconciling import reconcile as run
 from penstock.settings import Settings
 
-if TYPE_CHECKING:
-    from penstock.spark.reconcile import SparkComparer
-
 DIFFERENCES = 4
 """Exit code: something differs and was not repaired."""
 
@@ -38,7 +35,7 @@ SHOWN_AS_JSON = 1000
 """Most differing keys shown with ``--json``; ``--report`` writes all."""
 
 
-@command("master", "conf")
+@command("engine", "master", "conf")
 def reconcile(  # noqa: PLR0917  options
     settings: Settings,
     names: Annotated[
@@ -56,7 +53,8 @@ def reconcile(  # noqa: PLR0917  options
     report: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR", help="Write every difference: Parquet, or CSV if it ends with .csv."
+            metavar="DIR",
+            help="Write every difference: CSV if it ends with .csv, otherwise Parquet, on Spark.",
         ),
     ] = None,
     wait: Annotated[
@@ -81,7 +79,7 @@ def reconcile(  # noqa: PLR0917  options
     done: list[Reconciled] = []
     with (
         open_connections(settings, "reconcile") as servers,
-        open_comparer(settings, servers, report) as comparer,
+        open_comparer(settings, servers, chain(*groups), report) as comparer,
     ):
         examine_lineage(servers.connection, servers.client, servers.scope)
         for spec, *others in groups:
@@ -109,22 +107,6 @@ def _group_by_consumer(
     """All tables of each consumer together: they share its position."""
     consumers = dict.fromkeys(spec.consumer.name for spec in specs)
     return [find_reconciliations(pipeline, consumer, specs) for consumer in consumers]
-
-
-@contextmanager
-def open_comparer(
-    settings: Settings, servers: Connections, report: str | None = None
-) -> Iterator["SparkComparer"]:
-    """A comparer on a Spark session of its own.
-
-    Raises:
-        InvalidSetting: Spark is not installed.
-        JavaMissing: There is no Java runtime.
-    """
-    with start_spark(settings, "reconciling") as spark:
-        from penstock.spark.reconcile import SparkComparer  # noqa: PLC0415  an optional extra
-
-        yield SparkComparer(spark, servers.urls.database_url, report)
 
 
 def make_connect(servers: Connections) -> Connect:

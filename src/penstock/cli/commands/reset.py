@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command
+from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, parse_position
 from penstock.cli.connections import open_connections
 from penstock.cli.render import say, show, show_json, show_table
 from penstock.errors import InvalidSetting
@@ -17,7 +17,6 @@ from penstock.operating.reset import (
     reset_epoch,
     reset_ick,
 )
-from penstock.records import Offset
 from penstock.settings import Settings
 
 reset = typer.Typer(
@@ -33,8 +32,8 @@ def checkpoint(  # noqa: PLR0917  options
     to: Annotated[
         str | None,
         typer.Option(
-            metavar="OFFSET|earliest|latest",
-            help="The last offset that counts as applied, or an end of the journal.",
+            metavar="OFFSET|PLACE|earliest|latest",
+            help="The last offset that counts as applied, or its place (rides/2 offset 4118), or an end of the journal.",
         ),
     ] = None,
     shard: Annotated[int | None, typer.Option(min=0, help="Only this shard.")] = None,
@@ -75,9 +74,9 @@ def _parse_target(to: str | None) -> CheckpointTarget:
             return to
         case _:
             pass
-    if not to.isdigit():
-        raise InvalidSetting(f"--to {to}: give an offset, or one of earliest, latest")
-    return Offset(int(to))
+    if not to.isdigit() and " offset " not in to:
+        raise InvalidSetting(f"--to {to}: give an offset, a place, or one of earliest, latest")
+    return parse_position(to)
 
 
 def _show_moves(moves: tuple[CheckpointMove, ...]) -> None:
@@ -116,7 +115,7 @@ def epoch(settings: Settings, apply: Apply = False, json: Json = False) -> None:
     if json:
         show_json(plan)
     else:
-        show("\n".join(_format_plan(plan)))
+        show(*_format_plan(plan))
     if plan.reason is not None and not apply:
         say("Nothing was changed. Stop streamers and consumers, then carry it out: --apply")
 

@@ -13,6 +13,7 @@ from penstock.cli.command import (
     require_pipeline,
     spared_from_garbage_collection,
 )
+from penstock.cli.engines import choose_engine
 from penstock.cli.progress import ProgressLine
 from penstock.cli.render import say
 from penstock.cli.servers import Servers, servers
@@ -41,7 +42,8 @@ def run(
         servers(settings, schema=pipeline.scope.schema) as urls,
         ProgressLine("published and applied") as progress,
     ):
-        start = _run_inline if settings.engine == "inline" else _run_on_spark
+        engine = choose_engine(settings, map(pipeline.get_consumer, names))
+        start = _run_inline if engine == "inline" else _run_on_spark
         start(settings, pipeline, urls, _Work(names, streamer, stop, progress))
     say("stopped")
 

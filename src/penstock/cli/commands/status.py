@@ -1,14 +1,13 @@
 """``penstock status``: how far records have come."""
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import typer
 
 from penstock.cli.command import Json, command
 from penstock.cli.connections import Connections, open_connections
-from penstock.cli.render import say, seconds, show, show_json, table_text
+from penstock.cli.render import clear_screen, say, seconds, show, show_json, show_table
 from penstock.cli.signals import Stop
 from penstock.errors import ServerUnavailable
 from penstock.operating.status import (
@@ -19,8 +18,7 @@ from penstock.operating.status import (
 )
 from penstock.operating.status import status as read_status
 from penstock.settings import Settings
-
-CLEAR = "\x1b[H\x1b[2J"
+from penstock.streaming.faults import Faults
 
 Row = tuple[object, ...]
 
@@ -33,21 +31,26 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Repeat until interrupted.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="Interval of --watch, in seconds.")] = 1.0,
 ) -> None:
-    """Show how far records are staged, sequenced, published and applied."""
+    """Show how far records are staged, sequenced, published and applied; exits with 1 if a shard does not move."""
     stop = Stop() if watch else None
     with open_connections(settings, "status") as servers:
         if stop is None:
-            found = _show(servers, json=json, by_shard=by_shard)
-            if found.redis is not None:
-                raise ServerUnavailable(found.redis)
+            _raise_unless_sound(_show(servers, json=json, by_shard=by_shard))
             return
         while not stop():
-            if sys.stdout.isatty() and not json:
-                show(CLEAR)
+            if not json:
+                clear_screen()
             found = _show(servers, json=json, by_shard=by_shard)
             if found.redis is not None:
                 say(f"warning: {found.redis}")
             stop.wait(every)
+
+
+def _raise_unless_sound(found: Status) -> None:
+    if found.redis is not None:
+        raise ServerUnavailable(found.redis)
+    if not found.sound:
+        raise typer.Exit(1)
 
 
 def _show(servers: Connections, *, json: bool, by_shard: bool) -> Status:
@@ -55,29 +58,60 @@ def _show(servers: Connections, *, json: bool, by_shard: bool) -> Status:
     if json:
         show_json(found)
     else:
-        show(_format(found, by_shard=by_shard))
+        _show_tables(found, by_shard=by_shard)
+        if troubles := list(_format_troubles(found)):
+            show(*troubles)
     return found
 
 
-def _format(found: Status, *, by_shard: bool) -> str:
-    parts = [_format_head(found), "", _format_channels(found, by_shard=by_shard)]
-    if icks := _format_icks(found, by_shard=by_shard):
-        parts += ["", icks]
+def _show_tables(found: Status, *, by_shard: bool) -> None:
+    show(_format_head(found), "")
+    _show_channels(found, by_shard=by_shard)
+    if rows := _ick_rows(found, by_shard=by_shard):
+        show("")
+        show_table(
+            ("ick", "#dirty", "#held", "#reserved", "#oldest", "#coalesced", "held by"), rows
+        )
     if found.consumers:
-        parts += ["", _format_consumers(found, by_shard=by_shard)]
+        show("")
+        _show_consumers(found, by_shard=by_shard)
     if any(consumer.declared is False for consumer in found.consumers):
-        parts.append("* not declared by the pipeline that --app names")
+        show("* not declared by the pipeline that --app names")
     if found.reconciliations:
-        parts += ["", _format_reconciliations(found)]
-    parts += [f"halted: {consumer} {shard}: {reason}" for consumer, shard, reason in found.halted]
-    parts += [f"{consumer} {shard}: {reason}" for consumer, shard, reason in found.waiting]
-    parts += [
-        f"damaged: {channel.channel}/{shard.shard}: {shard.ick.damage}"
-        for channel in found.channels
-        for shard in channel.shards
-        if shard.ick is not None and shard.ick.damage is not None
+        show("")
+        _show_reconciliations(found)
+
+
+def _format_troubles(found: Status) -> Iterator[str]:
+    """A line for each shard that does not move, or waits."""
+    for consumer, shard, reason in found.halted:
+        yield f"halted: {consumer} {shard}: {reason}"
+    for consumer, shard, reason in found.waiting:
+        yield f"waiting: {consumer} {shard}: {reason}"
+    stopped = {each.shard for each in found.faults.stopped}
+    for shard, reason in found.damaged:
+        if shard not in stopped:
+            yield f"damaged: {shard}: {reason}"
+    unknown = {each.shard for each in found.faults.unknown}
+    for shard, count, reason in found.unread:
+        if shard not in unknown:
+            yield f"unread: {shard}: {count:,} records; {reason}"
+    yield from _format_faults(found.faults)
+
+
+def _format_faults(faults: Faults) -> list[str]:
+    """Records without an offset and shards that are not published."""
+    isolated = faults.isolated
+    lines = [
+        f"isolated: record {each.id} of {each.shard}: {each.reason}" for each in isolated.first
     ]
-    return "\n".join(parts)
+    if isolated.count > len(isolated.first):
+        lines.append(f"isolated: {isolated.count - len(isolated.first):,} more records")
+    lines += [
+        f"unknown: {each.shard}: {each.records:,} records from record {each.first} on, of no registered channel"
+        for each in faults.unknown
+    ]
+    return lines + [f"stopped: {each.shard}: {each.reason}" for each in faults.stopped]
 
 
 def _format_head(found: Status) -> str:
@@ -90,7 +124,7 @@ def _format_head(found: Status) -> str:
     )
 
 
-def _format_channels(found: Status, *, by_shard: bool) -> str:
+def _show_channels(found: Status, *, by_shard: bool) -> None:
     columns = (
         "channel",
         "kind",
@@ -104,7 +138,7 @@ def _format_channels(found: Status, *, by_shard: bool) -> str:
     rows: list[Row] = []
     for channel in found.channels:
         rows += _shard_rows(channel) if by_shard else [_channel_row(channel)]
-    return table_text(columns, rows)
+    show_table(columns, rows)
 
 
 def _format_keep(channel: ChannelStatus) -> str | None:
@@ -119,8 +153,6 @@ def _shard_rows(channel: ChannelStatus) -> Iterator[Row]:
 
 
 def _channel_row(channel: ChannelStatus) -> Row:
-    published = [s.published for s in channel.shards if s.published is not None]
-    entries = [s.entries for s in channel.shards if s.entries is not None]
     return (
         channel.channel,
         channel.kind,
@@ -128,13 +160,22 @@ def _channel_row(channel: ChannelStatus) -> Row:
         _format_keep(channel),
         sum(s.staged for s in channel.shards),
         sum(s.sequenced for s in channel.shards),
-        sum(published) if published else None,
-        sum(entries) if entries else None,
+        _sum_known(s.published for s in channel.shards),
+        _sum_known(s.entries for s in channel.shards),
     )
 
 
-def _format_icks(found: Status, *, by_shard: bool) -> str:
-    """The table of Icks; empty if there are none."""
+def _sum_known(numbers: Iterable[int | None]) -> int | None:
+    """The sum; None if one of the numbers is not known."""
+    total = 0
+    for number in numbers:
+        if number is None:
+            return None
+        total += number
+    return total
+
+
+def _ick_rows(found: Status, *, by_shard: bool) -> list[Row]:
     rows: list[Row] = []
     for channel in found.channels:
         icks = {shard.shard: shard.ick for shard in channel.shards if shard.ick is not None}
@@ -142,8 +183,7 @@ def _format_icks(found: Status, *, by_shard: bool) -> str:
             rows += [_ick_row(f"{channel.channel}/{n}", [ick]) for n, ick in icks.items()]
         elif icks:
             rows.append(_ick_row(channel.channel, list(icks.values())))
-    columns = ("ick", "#dirty", "#held", "#reserved", "#oldest", "#coalesced", "held by")
-    return table_text(columns, rows) if rows else ""
+    return rows
 
 
 def _ick_row(name: str, icks: list[IckStatus]) -> Row:
@@ -152,31 +192,31 @@ def _ick_row(name: str, icks: list[IckStatus]) -> Row:
     holders = sorted({ick.holder for ick in icks if ick.holder is not None})
     return (
         name,
-        sum(ick.dirty for ick in icks),
-        sum(ick.held for ick in icks),
-        sum(ick.reserved for ick in icks),
+        _sum_known(None if ick.damage else ick.dirty for ick in icks),
+        _sum_known(None if ick.damage else ick.held for ick in icks),
+        _sum_known(None if ick.damage else ick.reserved for ick in icks),
         max(ages, default=None),
         f"{sum(ick.records for ick in icks) / dirtied:.1f} : 1" if dirtied else None,
         ", ".join(holders) or None,
     )
 
 
-def _format_consumers(found: Status, *, by_shard: bool) -> str:
+def _show_consumers(found: Status, *, by_shard: bool) -> None:
     columns = (
         "consumer",
         "reads",
+        "halted",
         "#passed",
         "#lag",
         "#behind",
         "#applied",
         "#skipped",
         "#dead letters",
-        "halted",
     )
     rows: list[Row] = []
     for consumer in found.consumers:
         rows += _checkpoint_rows(consumer) if by_shard else [_consumer_row(consumer)]
-    return table_text(columns, rows)
+    show_table(columns, rows)
 
 
 def _checkpoint_rows(consumer: ConsumerStatus) -> Iterator[Row]:
@@ -184,13 +224,13 @@ def _checkpoint_rows(consumer: ConsumerStatus) -> Iterator[Row]:
         yield (
             consumer.consumer,
             f"{consumer.channel}/{s.shard}",
+            s.halted is not None,
             s.checkpoint,
             s.lag,
-            float(s.lag_s),
+            s.lag_s,
             s.applied,
             s.skipped,
             s.dead_letters,
-            s.halted is not None,
         )
 
 
@@ -199,17 +239,17 @@ def _consumer_row(consumer: ConsumerStatus) -> Row:
     return (
         consumer.consumer + ("*" if consumer.declared is False else ""),
         consumer.channel,
+        sum(s.halted is not None for s in shards),
         sum(s.checkpoint for s in shards),
         sum(s.lag for s in shards),
         float(max((s.lag_s for s in shards), default=0.0)),
         sum(s.applied for s in shards),
         sum(s.skipped for s in shards),
         sum(s.dead_letters for s in shards),
-        sum(s.halted is not None for s in shards),
     )
 
 
-def _format_reconciliations(found: Status) -> str:
+def _show_reconciliations(found: Status) -> None:
     columns = (
         "reconciliation",
         "#ago",
@@ -219,7 +259,7 @@ def _format_reconciliations(found: Status) -> str:
         "#repaired",
         "outcome",
     )
-    return table_text(
+    show_table(
         columns,
         [
             (r.name, r.ago_s, r.intent, r.compared, r.differences, r.repaired, r.outcome)

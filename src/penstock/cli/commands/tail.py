@@ -13,14 +13,14 @@ import typer
 
 from penstock.channels.ick import Waiting, oldest
 from penstock.channels.log import Follower, extents, read, read_newest
-from penstock.cli.command import Json, command
+from penstock.cli.command import Json, command, parse_position
 from penstock.cli.connections import Connections, open_connections
 from penstock.cli.render import show
 from penstock.cli.signals import Stop
 from penstock.database.registry import registered_channels
 from penstock.errors import InvalidSetting, Unknown
 from penstock.journal import known_shards
-from penstock.records import Offset, Record, ShardName
+from penstock.records import Offset, Place, Record, ShardName
 from penstock.settings import Settings
 
 BATCH = 1000
@@ -35,8 +35,12 @@ def tail(  # noqa: PLR0917  options
     channel: Annotated[str, typer.Argument(help="Name of the channel.")],
     shard: Annotated[int | None, typer.Option(min=0, help="Only this shard.")] = None,
     start: Annotated[
-        int | None,
-        typer.Option("--from", min=1, metavar="OFFSET", help="Begin at this offset of each shard."),
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="OFFSET|PLACE",
+            help="Begin at this offset of each shard, or at a place: 'rides/2 offset 4118'.",
+        ),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Wait for new records until interrupted.")
@@ -52,21 +56,28 @@ def tail(  # noqa: PLR0917  options
 ) -> None:
     """Print the records of a channel, with their payloads; for an Ick, the members that have waited longest."""
     stop = Stop()
+    position = None if start is None else parse_position(start)
+    if isinstance(position, Place):
+        if position.shard.channel != channel or shard not in {None, position.shard.shard}:
+            raise InvalidSetting(
+                f"--from {position}: that is not in {channel}, or in another shard"
+            )
+        shard, position = position.shard.shard, position.offset
     with open_connections(settings, "tail") as servers:
         shards = _find_shards(servers, channel, shard)
         if _is_ick(servers, channel):
-            if start is not None or follow:
+            if position is not None or follow:
                 raise InvalidSetting(
                     f"{channel} is an Ick: it keeps members, not records, so --from and --follow do not apply. "
                     "See penstock status --watch"
                 )
             _print_members(servers, shards, 10 if count is None else count, json=json)
             return
-        if start is None:
+        if position is None:
             _, positions = _print_newest(servers, shards, 10 if count is None else count, json=json)
             left = None
         else:
-            printed, positions = _print_from(servers, shards, start, count, json=json)
+            printed, positions = _print_from(servers, shards, position, count, json=json)
             left = None if count is None else count - printed
         if follow:
             _follow(servers, positions, stop, left, json=json)
@@ -156,13 +167,13 @@ def _print_newest(
 
 
 def _print_from(
-    servers: Connections, shards: list[ShardName], start: int, count: int | None, *, json: bool
+    servers: Connections, shards: list[ShardName], start: Offset, count: int | None, *, json: bool
 ) -> tuple[int, Positions]:
     """Prints each shard from an offset; returns how many records, and the end of each shard."""
     ends = _read_tails(servers, shards)
     printed = 0
     for shard in shards:
-        after = Offset(start - 1)
+        after = Offset(max(0, start - 1))
         left = None if count is None else count - printed
         for record in _read_range(servers, shard, after, ends[shard], left):
             show(_format_record(record, json=json))
@@ -203,9 +214,11 @@ def _follow(
 
 
 def _format_record(record: Record, *, json: bool) -> str:
+    staged = _to_time(record.staged_us / 1_000_000)
     if not json:
+        shown = f"{staged:%Y-%m-%d %H:%M:%S}" if staged else str(record.staged_us)
         return (
-            f"{record.channel}/{record.shard}/{record.offset}  {record.staged_at:%Y-%m-%d %H:%M:%S}  "
+            f"{record.place}  {shown}  "
             f"{record.action} {record.object} {record.key}  {record.data_json}"
         )
     known = {
@@ -216,7 +229,7 @@ def _format_record(record: Record, *, json: bool) -> str:
         "key": record.key,
         "action": record.action,
         "object": record.object,
-        "staged_at": record.staged_at.isoformat(),
+        "staged_at": staged.isoformat() if staged else str(record.staged_us),
     }
     # The payload is passed through: parsed and serialised again, large numbers would change.
     payload = f'"data": {record.data_json}, "headers": {record.headers_json or "null"}'

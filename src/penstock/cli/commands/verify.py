@@ -4,11 +4,10 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.command import Json, command
+from penstock.cli.command import Json, command, parse_position
 from penstock.cli.connections import open_connections
+from penstock.cli.engines import open_examiner
 from penstock.cli.render import seconds, show, show_json, show_table
-from penstock.cli.spark import start_spark
-from penstock.records import Offset
 from penstock.settings import Settings
 from penstock.verifying import Start, Verified
 from penstock.verifying import verify as run
@@ -23,15 +22,16 @@ SHOWN_AS_JSON = 1000
 """Most findings shown with ``--json``."""
 
 
-@command("master", "conf")
+@command("engine", "master", "conf")
 def verify(
     settings: Settings,
     start: Annotated[
         str | None,
         typer.Option(
             "--from",
-            metavar="OFFSET|TIME",
-            help="Begin at this offset of each shard, or with the records sequenced since this time; by default at the beginning of the journal.",
+            metavar="OFFSET|PLACE|TIME",
+            help="Begin at this offset of each shard, or with the records sequenced since this time; by default at the beginning of the journal. "
+            "A place, such as 'rides/2 offset 4118', begins there and compares its shard alone.",
         ),
     ] = None,
     json: Json = False,
@@ -39,17 +39,14 @@ def verify(
     """Prove that nothing is missing, doubled, changed or out of order, while everything runs; exits with 4 if something is."""
     with (
         open_connections(settings, "verify") as servers,
-        start_spark(settings, "verifying") as spark,
+        open_examiner(settings, servers) as examiner,
     ):
-        from penstock.spark.reconcile.verify import SparkExaminer  # noqa: PLC0415  an optional extra
-
-        urls, scope = servers.urls, servers.scope
         done = run(
             servers.connection,
             servers.client,
-            SparkExaminer(spark, urls.database_url, urls.redis_url, scope),
+            examiner,
             start=_parse_start(start),
-            scope=scope,
+            scope=servers.scope,
             declared=servers.pipeline.shard_names if servers.pipeline else (),
         )
     if json:
@@ -61,7 +58,10 @@ def verify(
 
 
 def _parse_start(text: str | None) -> Start:
-    return Offset(int(text)) if text is not None and text.isascii() and text.isdigit() else text
+    """An offset or a place; anything else is a time, which Postgres parses."""
+    if text is None or not (text.isdigit() or " offset " in text):
+        return text
+    return parse_position(text)
 
 
 def _show(done: Verified) -> None:

@@ -2,8 +2,14 @@
 
 from collections.abc import Iterator
 
-from penstock.database.initialise import shipped_revision
 from penstock.database.registry import registered_channels
+from penstock.database.revisions import (
+    find_revision,
+    how_to_upgrade,
+    is_newer,
+    newest_shipped,
+    why_unusable,
+)
 from penstock.database.statements import statements
 from penstock.journal import missed_records
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
@@ -12,9 +18,6 @@ from penstock.streaming.sequencer import check_identity_cache
 
 SAMPLE = 1000
 """Number of journal rows at either end whose records are checked."""
-
-RECENT_RECORDS = 100_000
-"""Number of newest staged records whose channels are checked."""
 
 LARGEST_OFFSET = 2**53
 """Lua's numbers are exact up to here."""
@@ -27,29 +30,28 @@ STALLED_S = 15.0
 
 
 def schema(context: CheckContext) -> Iterator[CheckResult]:
-    """The tables are those of this release."""
-    table = f'"{context.scope.schema}".alembic_version'
-    operating = statements("penstock.operating", context.scope.schema)
-    [(exists,)] = context.connection.execute(operating["has_schema"], {"table": table}).fetchall()
-    init = "penstock init" + (
-        "" if context.scope.schema == "penstock" else f" --schema {context.scope.schema}"
-    )
-    if not exists:
-        yield CheckResult.error(
-            "schema", f"schema {context.scope.schema} has no Penstock tables", init
-        )
+    """This release works with the tables, and they are its own."""
+    name, shipped = context.scope.schema, newest_shipped()
+    found = find_revision(context.connection, name)
+    if (unusable := why_unusable(found, name)) is not None:
+        yield CheckResult.error("schema", unusable.reason, unusable.fix)
         return
-    rows = context.connection.execute(
-        statements(__package__, context.scope.schema)["revision"]
-    ).fetchall()
-    found, shipped = (rows[0][0] if rows else "none"), shipped_revision()
-    if found == shipped:
-        yield CheckResult.ok("schema", f"schema {context.scope.schema} is at revision {found}")
-    else:
-        yield CheckResult.error(
+    assert found is not None  # or it would be unusable
+    kept = "" if found.is_own else f", kept in {found.table}"
+    message = f"schema {name} is at revision {found.revision}{kept}"
+    if found.revision == shipped:
+        yield CheckResult.ok("schema", message)
+    elif is_newer(found.revision):
+        yield CheckResult.warning(
             "schema",
-            f"schema {context.scope.schema} is at revision {found}; this release has {shipped}",
-            init,
+            f"{message}; this release ships {shipped} and works with it",
+            "pip install --upgrade penstock",
+        )
+    else:
+        yield CheckResult.warning(
+            "schema",
+            f"{message}; this release ships {shipped}, and works with both",
+            how_to_upgrade(found, name),
         )
 
 
@@ -74,17 +76,37 @@ def identity(context: CheckContext) -> Iterator[CheckResult]:
 
 def missed(context: CheckContext) -> Iterator[CheckResult]:
     """The sequencer has passed over no record."""
-    found = missed_records(context.connection, context.scope)
+    found = [m for m in missed_records(context.connection, context.scope) if not m.is_isolated]
     if found:
         count, first = sum(each.count for each in found), min(each.first for each in found)
         yield CheckResult.error(
             "missed records",
             f"{count:,} committed records have no offset and will get none (the first is {first}): the database was partly "
-            "restored, or changed by hand",
+            "restored, or changed by hand, or a producer wrote an old xid",
             "penstock reset epoch",
         )
     else:
         yield CheckResult.ok("missed records", "every record before the last tick has its offset")
+
+
+def isolated(context: CheckContext) -> Iterator[CheckResult]:
+    """No record is isolated, and no shard is stopped."""
+    faults = context.status.faults
+    for record in faults.isolated.first:
+        yield CheckResult.error(
+            "isolated records",
+            f"record {record.id} of {str(record.shard)!r} gets no offset: {record.reason}; {faults.isolated.count:,} in all",
+            f"correct it: UPDATE {context.scope.schema}.staged_records SET xid = pg_current_xact_id(), created_at = "
+            f"clock_timestamp() WHERE id = {record.id}; or DELETE it; and let producers insert no xid, id or created_at",
+        )
+    for stopped in faults.stopped:
+        yield CheckResult.error(
+            "stopped shards",
+            f"{stopped.shard} is not published: {stopped.reason}",
+            "the other shards go on; the streamer checks this one again every few seconds",
+        )
+    if not faults.isolated.count and not faults.stopped:
+        yield CheckResult.ok("shards", "no record is isolated, and no shard is stopped")
 
 
 def journal(context: CheckContext) -> Iterator[CheckResult]:
@@ -112,13 +134,11 @@ def journal(context: CheckContext) -> Iterator[CheckResult]:
 
 def declared(context: CheckContext) -> Iterator[CheckResult]:
     """The pipeline declares the channels that are registered, and records belong to registered shards."""
-    rows = context.connection.execute(
-        statements(__package__, context.scope.schema)["unregistered"], {"most": RECENT_RECORDS}
-    ).fetchall()
-    for channel, count in rows:
-        yield CheckResult.warning(
+    for each in context.status.faults.unknown:
+        yield CheckResult.error(
             "channels",
-            f"{count:,} records are for {channel!r}, which is not registered, or for a shard that it lacks",
+            f"{each.records:,} records (the first is {each.first}) are for {str(each.shard)!r}, whose channel is not registered, "
+            "or lacks the shard: they are not published",
             "declare it in the pipeline, and run penstock stream",
         )
     if context.pipeline is None:
@@ -167,6 +187,7 @@ def consumers(context: CheckContext) -> Iterator[CheckResult]:
     findings = [
         *_check_sequencing(current),
         *_check_halted(current),
+        *_check_unread(current),
         *_check_declared(current),
         *_check_dead_letters(current),
         *_check_lag(current),
@@ -196,6 +217,16 @@ def _check_halted(current: Status) -> Iterator[CheckResult]:
             "consumers",
             f"{consumer} is halted in {shard}: {reason}",
             f"fix the cause, then: penstock reset checkpoint {consumer} --resume --apply",
+        )
+
+
+def _check_unread(current: Status) -> Iterator[CheckResult]:
+    for shard, count, reason in current.unread:
+        yield CheckResult.error(
+            "unread shards",
+            f"{shard}: {count:,} records; {reason}",
+            "start the consumer again, which adds the checkpoint, or declare the channel and run penstock stream; "
+            "otherwise find out what staged them",
         )
 
 
@@ -233,4 +264,4 @@ def _check_lag(current: Status) -> Iterator[CheckResult]:
 
 
 SCHEMA: tuple[Check, ...] = (schema,)
-CHECKS: tuple[Check, ...] = (identity, missed, journal, declared, consumers)
+CHECKS: tuple[Check, ...] = (identity, missed, isolated, journal, declared, consumers)

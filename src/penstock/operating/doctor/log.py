@@ -6,6 +6,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError
 
 from penstock.channels.ick.operations import all_keys
+from penstock.channels.isolation import ShardError
 from penstock.channels.log import extents, read, read_newest
 from penstock.channels.routing import ick_shard_keys, log_keys
 from penstock.channels.server import check_eviction, info_text, redis_errors
@@ -113,16 +114,28 @@ def _saves(client: Any) -> bool | None:
 
 def lineage(context: CheckContext) -> Iterator[CheckResult]:
     """Postgres and Redis have seen the same history."""
+    unusable: list[CheckResult] = []
+
+    def report(shard: ShardName, error: ShardError) -> None:
+        unusable.append(
+            CheckResult.error("lineage", str(error), f"{shard}: see docs: {error.page}")
+        )
+
     found = examine_lineage(
-        context.connection, context.client, context.scope, declared=context.shards
+        context.connection,
+        context.client,
+        context.scope,
+        declared=context.shards,
+        on_unusable=report,
     )
+    yield from unusable
     if found.has_moved:
         yield CheckResult.warning(
             "lineage",
             f"Postgres was promoted or replaced since epoch {found.epoch}, and lost no published record",
             "the streamer opens a new epoch when it connects",
         )
-    else:
+    elif not unusable:
         yield CheckResult.ok("lineage", f"Postgres and Redis agree, in epoch {found.epoch}")
 
 

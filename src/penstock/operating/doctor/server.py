@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from penstock.database.encoding import check_encoding
 from penstock.database.roles import quote
 from penstock.database.statements import statements
-from penstock.errors import ReadOnlyPostgres
+from penstock.errors import ReadOnlyPostgres, UnsafeSetting
 from penstock.journal.lineage import server_identity
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
 
@@ -34,6 +35,16 @@ def postgres(context: CheckContext) -> Iterator[CheckResult]:
         "postgres",
         f"{shown}, primary, cluster {identity.system_identifier}, timeline {identity.timeline}",
     )
+
+
+def encoding(context: CheckContext) -> Iterator[CheckResult]:
+    """The database can hold every character."""
+    try:
+        check_encoding(context.connection)
+    except UnsafeSetting as error:
+        yield CheckResult.error("encoding", str(error), "move to a database in UTF8")
+    else:
+        yield CheckResult.ok("encoding", "UTF8")
 
 
 def durability(context: CheckContext) -> Iterator[CheckResult]:
@@ -136,6 +147,7 @@ def pooler(context: CheckContext) -> Iterator[CheckResult]:
 
 CHECKS: tuple[Check, ...] = (
     postgres,
+    encoding,
     durability,
     transaction_ids,
     long_transactions,

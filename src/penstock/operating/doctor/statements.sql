@@ -34,10 +34,6 @@ FROM pg_roles
 WHERE NOT rolcanlogin AND right(rolname, length(%(ending)s::text)) = %(ending)s::text
 ORDER BY rolname;
 
--- :name revision
-SELECT version_num
-FROM {schema}.alembic_version;
-
 -- :name highest_id
 SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence(%(table)s, 'id')::regclass), 0),
        coalesce((SELECT max(last_offset) FROM {schema}.journal), 0);
@@ -67,11 +63,3 @@ named AS (
 SELECT count(*), min(id)
 FROM named
 WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = named.id);
-
--- :name unregistered
--- Records for a channel that is not registered, or for a shard that it lacks.
-SELECT r.channel, count(*)
-FROM (SELECT channel, shard FROM {schema}.staged_records ORDER BY id DESC LIMIT %(most)s) r
-LEFT JOIN {schema}.channels c ON c.channel = r.channel AND r.shard BETWEEN 0 AND c.shards - 1
-WHERE c.channel IS NULL
-GROUP BY r.channel;

@@ -14,12 +14,12 @@ from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import Refused, Unknown
 from penstock.operating.consumers import list_consumers, unknown_consumer
-from penstock.records import DEFAULT_SCOPE, Offset, Scope, Shard, ShardName
+from penstock.records import DEFAULT_SCOPE, Offset, Place, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.operator")
 
-CheckpointTarget = Offset | Literal["earliest", "latest"] | None
-"""The offset after which the consumer continues; ``earliest`` and ``latest`` are the ends of the journal; None does not
+CheckpointTarget = Offset | Place | Literal["earliest", "latest"] | None
+"""The offset, or the place, after which the consumer continues; ``earliest`` and ``latest`` are the ends of the journal; None does not
 move the checkpoint."""
 
 
@@ -53,9 +53,10 @@ class CheckpointMove:
 @dataclass(frozen=True, slots=True)
 class _Request:
     consumer: str
-    to: CheckpointTarget
+    to: Offset | Literal["earliest", "latest"] | None
     shard: int | None
     resume: bool
+    channel: str | None = None
 
 
 def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have defaults
@@ -76,7 +77,7 @@ def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have
         connection: In autocommit mode.
         consumer: Its name.
         to: The last offset that counts as applied.
-        shard: Number of the only shard to move; None moves all.
+        shard: Number of the only shard to move; None moves all, or that of the place.
         resume: Whether halted shards continue.
         apply: Carry the plan out.
         scope: Of the pipeline.
@@ -87,7 +88,7 @@ def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have
         ServerUnavailable: Postgres does not answer.
     """
     sql = statements("penstock.operating", scope.schema)
-    request = _Request(consumer, to, shard, resume)
+    request = _make_request(consumer, to, shard, resume=resume)
     with postgres_errors(f"moving checkpoints of {consumer}"), connection.transaction():
         if apply:
             _lock(connection, consumer, scope)
@@ -109,6 +110,16 @@ def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have
     if apply:
         _log_moves(moves)
     return moves
+
+
+def _make_request(
+    consumer: str, to: CheckpointTarget, shard: int | None, *, resume: bool
+) -> _Request:
+    if not isinstance(to, Place):
+        return _Request(consumer, to, shard, resume)
+    if shard not in {None, to.shard.shard}:
+        raise Unknown(f"{to} is not in shard {shard}")
+    return _Request(consumer, to.offset, to.shard.shard, resume, to.shard.channel)
 
 
 def _lock(connection: Connection, consumer: str, scope: Scope) -> None:
@@ -137,6 +148,8 @@ def _log_moves(moves: tuple[CheckpointMove, ...]) -> None:
 
 def _plan(rows: list[tuple[Any, ...]], request: _Request) -> tuple[CheckpointMove, ...]:
     shard, consumer = request.shard, request.consumer
+    if request.channel not in {None, rows[0][0]}:
+        raise Unknown(f"consumer {consumer} reads {rows[0][0]}, not {request.channel}")
     chosen = [row for row in rows if shard is None or row[1] == shard]
     if not chosen:
         raise Unknown(

@@ -32,9 +32,9 @@ from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.errors import HistoryDiverged, Refused
+from penstock.errors import DamagedJournal, HistoryDiverged, Refused
 from penstock.journal.lineage import ServerIdentity, examine_lineage, log_epochs, server_identity
-from penstock.journal.reading import journal_tails, known_shards, records_at
+from penstock.journal.reading import journal_tails, known_shards, missed_records, records_at
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Record, RecordId, Scope, ShardName
 from penstock.streaming.sequencer import JOURNAL_CHUNK
@@ -184,8 +184,10 @@ def _reason(connection: Connection, client: RedisClient, scope: Scope) -> str | 
     """Why a new epoch is needed; None if it is not."""
     try:
         lineage = examine_lineage(connection, client, scope)
-    except HistoryDiverged as error:
+    except (HistoryDiverged, DamagedJournal) as error:
         return str(error)
+    if any(not missed.is_isolated for missed in missed_records(connection, scope)):
+        return "committed records have no offset"
     moved = "the server was promoted or replaced; no published record was lost"
     return moved if lineage.has_moved else None
 
@@ -283,8 +285,7 @@ def _write(  # noqa: PLR0913, PLR0917  all of it belongs to one transaction
             sql["move_checkpoint"], {**where, "offset": rewound.journal, "resume": False}
         )
     epoch = {"epoch": plan.new_epoch}
-    if plan.foreign:
-        connection.execute(sql["freeze_foreign"], {"snapshot": snapshot})
+    connection.execute(sql["freeze_foreign"], {"snapshot": snapshot})
     connection.execute(sql["sequence_remaining"], {**epoch, "chunk": JOURNAL_CHUNK})
     connection.execute(sql["store_snapshot"], {**epoch, "snapshot": snapshot})
     connection.execute(sql["set_checkpoint_epochs"], epoch)

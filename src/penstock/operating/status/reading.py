@@ -2,18 +2,19 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
 from penstock.channels.ick import ShardState, inspect_shards
+from penstock.channels.isolation import ShardError, ask_each
 from penstock.channels.log import Extent, extents
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
-from penstock.errors import AppendRefused, ForeignLog, SchemaMissing, ServerUnavailable
+from penstock.errors import AppendRefused, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
 from penstock.operating.status.report import (
     ChannelStatus,
@@ -27,6 +28,7 @@ from penstock.operating.status.report import (
 from penstock.pipeline import Pipeline
 from penstock.reconciling.history import LastRun, last_runs
 from penstock.records import DEFAULT_SCOPE, Scope, Shard, ShardName
+from penstock.streaming.faults import Faults, StoppedShard, read_faults
 
 MOST_COUNTED = 100_000
 """Most unsequenced records that are counted."""
@@ -56,7 +58,7 @@ def status(
     if pipeline is not None:
         scope = pipeline.scope
     shards = known_shards(connection, scope, pipeline.shard_names if pipeline else ())
-    log, trouble = _read_extents(client, scope, shards)
+    log, damage, trouble = _read_extents(client, scope, shards)
     tables = _read_postgres(connection, scope)
     icks: dict[ShardName, ShardState] = {}
     if trouble is None:
@@ -67,8 +69,9 @@ def status(
         tick=tables.sequencer.tick,
         tick_s=tables.sequencer.tick_s,
         redis=trouble,
+        faults=_add_stopped(tables.faults, damage),
         channels=_Channels(
-            tables, _RedisState(log, icks, tables.sequencer.now_s), pipeline
+            tables, _RedisState(log, damage, icks, tables.sequencer.now_s), pipeline
         ).build(),
         consumers=_build_consumers(tables.progress, pipeline),
         reconciliations=tables.runs,
@@ -95,6 +98,7 @@ class _Tables:
     tails: list[Row]
     progress: list[Row]
     runs: tuple[LastRun, ...]
+    faults: Faults
 
 
 def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
@@ -110,23 +114,41 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
         tick, epoch, tick_s, following, in_progress, *transaction, now_s = row
         oldest = None if transaction[0] is None else OpenTransaction(*transaction)
         seen = {"next": following, "in_progress": in_progress, "most": MOST_COUNTED}
+        tails = connection.execute(journal["journal_tails"]).fetchall()
+        channels, numbers, firsts, _ = zip(*tails, strict=True) if tails else ((),) * 4
+        sequenced = {"channels": list(channels), "shards": list(numbers), "firsts": list(firsts)}
         return _Tables(
             _Sequencer(tick, epoch, tick_s, oldest, now_s),
             registered_channels(connection, scope),
             connection.execute(sql["waiting"], seen).fetchall(),
-            connection.execute(journal["journal_tails"]).fetchall(),
-            connection.execute(sql["progress"]).fetchall(),
+            tails,
+            connection.execute(sql["progress"], sequenced, binary=True).fetchall(),
             last_runs(connection, scope),
+            read_faults(connection, scope),
         )
 
 
 def _read_extents(
     client: RedisClient, scope: Scope, shards: list[ShardName]
-) -> tuple[dict[ShardName, Extent], str | None]:
+) -> tuple[dict[ShardName, Extent], dict[ShardName, str], str | None]:
+    """The extents of the shards that can be read, what is wrong with others, and why Redis cannot be read at all."""
+    damage: dict[ShardName, str] = {}
+
+    def note(shard: ShardName, error: ShardError) -> None:
+        damage[shard] = str(error)
+
     try:
-        return (extents(client, scope.namespace, shards) if shards else {}), None
-    except (ServerUnavailable, ForeignLog) as error:
-        return {}, str(error)
+        found = ask_each(lambda some: extents(client, scope.namespace, some), shards, note)
+    except ServerUnavailable as error:
+        return {}, {}, str(error)
+    return found, damage, None
+
+
+def _add_stopped(faults: Faults, stopped: Mapping[ShardName, str]) -> Faults:
+    """Adds the shards that the streamer has not noted yet."""
+    noted = {each.shard for each in faults.stopped}
+    more = (StoppedShard(s, reason, 0.0) for s, reason in stopped.items() if s not in noted)
+    return replace(faults, stopped=(*faults.stopped, *more))
 
 
 def _select_icks(
@@ -153,6 +175,7 @@ class _RedisState:
     """What Redis said; ages are by Postgres' clock, which marks use."""
 
     log: Mapping[ShardName, Extent]
+    damage: Mapping[ShardName, str]
     icks: Mapping[ShardName, ShardState]
     now_s: float
 
@@ -186,9 +209,7 @@ class _Channels:
         self._staged = {
             ShardName(channel, shard): (count, age) for channel, shard, count, age in tables.waiting
         }
-        self._sequenced = {
-            ShardName(channel, shard): last for channel, shard, _, last in tables.tails
-        }
+        self._sequenced = {ShardName(channel, shard): last for channel, shard, last in tables.tails}
         self._redis = redis
 
     def build(self) -> tuple[ChannelStatus, ...]:
@@ -233,7 +254,29 @@ class _Channels:
             first=entries.first if entries is not None and entries.entries else None,
             entries=None if entries is None else entries.entries,
             ick=ick,
+            damage=self._find_damage(name, extent, ick),
+            unknown=not self._is_known(name),
         )
+
+    def _find_damage(
+        self, name: ShardName, extent: Extent | None, ick: IckStatus | None
+    ) -> str | None:
+        if ick is not None and ick.damage is not None:
+            return ick.damage
+        sequenced = self._sequenced.get(name, 0)
+        if extent is not None and extent.tail > sequenced:
+            return f"the log ends at offset {extent.tail}, the journal at {sequenced}; see penstock doctor"
+        return self._redis.damage.get(name)
+
+    def _is_known(self, shard: ShardName) -> bool:
+        """Whether a channel is registered, or declared, with this shard."""
+        for channel in (
+            self._registered.get(shard.channel),
+            (self._declared or {}).get(shard.channel),
+        ):
+            if channel is not None:
+                return 0 <= shard.shard < channel.shards
+        return False
 
 
 def _build_consumers(rows: Iterable[Row], pipeline: Pipeline | None) -> tuple[ConsumerStatus, ...]:

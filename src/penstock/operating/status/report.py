@@ -6,6 +6,9 @@ from datetime import datetime
 
 from penstock.reconciling.history import LastRun
 from penstock.records import Shard, ShardName
+from penstock.streaming.faults import Faults
+
+NO_SUCH_SHARD = "no channel is registered or declared with this shard, so no consumer reads them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class ShardStatus:
         first: Offset of the oldest entry in the log; None if it holds none.
         entries: Entries in the log; None for an Ick.
         ick: What an Ick holds; None for a log, and if Redis did not answer.
+        damage: What is wrong with its keys in Redis; None if nothing is, or if Redis did not answer.
+        unknown: No channel is registered or declared with this shard: no consumer reads its records.
     """
 
     shard: int
@@ -66,6 +71,8 @@ class ShardStatus:
     first: int | None
     entries: int | None
     ick: IckStatus | None
+    damage: str | None
+    unknown: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,8 @@ class ConsumerShard:
         dead_letters: Dead letters that still exist.
         halted: Why the shard is halted; None if it is not.
         waiting: What the shard waits for, such as a lock that a handler could not get; None if for nothing.
-        updated_at: When the checkpoint last moved.
+        updated_at: When the checkpoint last moved; None if there is none.
+        unread: The consumer has no checkpoint in this shard, although the journal has records of it: nobody reads them.
     """
 
     shard: int
@@ -115,7 +123,8 @@ class ConsumerShard:
     dead_letters: int
     halted: str | None
     waiting: str | None
-    updated_at: datetime
+    updated_at: datetime | None
+    unread: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +171,7 @@ class Status:
         tick: Number of the last tick that found records.
         tick_s: How long ago that was, in seconds.
         redis: Why Redis could not be read; None if it could.
+        faults: Records without an offset, shards of no registered channel, and shards that are stopped.
         channels: Ordered by name.
         consumers: Ordered by name.
         reconciliations: The last run of each, ordered by name.
@@ -173,6 +183,7 @@ class Status:
     tick: int
     tick_s: float
     redis: str | None
+    faults: Faults
     channels: tuple[ChannelStatus, ...]
     consumers: tuple[ConsumerStatus, ...]
     reconciliations: tuple[LastRun, ...]
@@ -187,6 +198,48 @@ class Status:
     def waiting(self) -> tuple[tuple[str, ShardName, str], ...]:
         """The shards whose handler met a server that cannot do it now, or asked to wait: consumer, shard, reason."""
         return self._consumer_shards(lambda shard: shard.waiting)
+
+    @property
+    def damaged(self) -> tuple[tuple[ShardName, str], ...]:
+        """The shards whose keys in Redis hold something that Penstock did not write: which, and what."""
+        return tuple(
+            (ShardName(channel.channel, Shard(shard.shard)), shard.damage)
+            for channel in self.channels
+            for shard in channel.shards
+            if shard.damage is not None
+        )
+
+    @property
+    def unread(self) -> tuple[tuple[ShardName, int, str], ...]:
+        """The shards with records that nobody reads: how many, and why."""
+        unknown = (
+            (
+                ShardName(channel.channel, Shard(shard.shard)),
+                shard.staged + shard.sequenced,
+                NO_SUCH_SHARD,
+            )
+            for channel in self.channels
+            for shard in channel.shards
+            if shard.unknown
+        )
+        without_checkpoint = (
+            (
+                ShardName(consumer.channel, Shard(shard.shard)),
+                shard.lag,
+                f"consumer {consumer.consumer} has no checkpoint in it",
+            )
+            for consumer in self.consumers
+            for shard in consumer.shards
+            if shard.unread
+        )
+        return (*unknown, *without_checkpoint)
+
+    @property
+    def sound(self) -> bool:
+        """Whether every record moves: no shard is halted, damaged, stopped or unread, no record isolated, and Redis answers."""
+        faults = self.faults
+        at_fault = faults.isolated.count or faults.unknown or faults.stopped
+        return not (at_fault or self.halted or self.damaged or self.unread or self.redis)
 
     def _consumer_shards(
         self, why: Callable[[ConsumerShard], str | None]

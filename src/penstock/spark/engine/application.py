@@ -22,7 +22,7 @@ from penstock.spark.engine.assignment import assign
 from penstock.spark.engine.control_channel import ControlServer, Line
 from penstock.spark.engine.dataframes import start_dataframes
 from penstock.spark.engine.epochs import COUNTS, EpochsSource
-from penstock.spark.session import available_cores, spark_session
+from penstock.spark.session import available_cores, is_jvm_alive, jvm_errors, spark_session
 from penstock.streaming.streamer import IDLE_S
 
 log = structlog.get_logger("penstock.spark")
@@ -119,7 +119,8 @@ def run(  # noqa: PLR0913  the options of a run
         queries.append(_Supervised("epochs", partial(_start_epochs, spark, options, directory)))
     log.info("running", tasks=[str(task) for task in tasks], queries=[q.name for q in queries])
     try:
-        _supervise(queries, stopped)
+        with jvm_errors("running on Spark"):
+            _supervise(queries, stopped)
     finally:
         _shut_down(spark, control, directory if checkpoint_directory is None else None)
         log.info("stopped", **{name: count for name, count in totals.items() if count})
@@ -205,6 +206,13 @@ def _receive(line: Line, totals: dict[str, int], failures: list[PenstockError]) 
 def _shut_down(spark: SparkSession, control: ControlServer, directory: str | None) -> None:
     """Stops the tasks, which finish or drop their batch, then Spark."""
     control.close()
+    if is_jvm_alive():
+        _stop_spark(spark, control)
+    if directory is not None:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _stop_spark(spark: SparkSession, control: ControlServer) -> None:
     spark.sparkContext.setLogLevel("OFF")  # it complains about tasks that end before their batch
     deadline, waiting = monotonic() + STOP_TIMEOUT_S, threading.Event()
     while control.connected and monotonic() < deadline:
@@ -212,5 +220,3 @@ def _shut_down(spark: SparkSession, control: ControlServer, directory: str | Non
     for query in spark.streams.active:
         query.stop()
     spark.stop()
-    if directory is not None:
-        shutil.rmtree(directory, ignore_errors=True)

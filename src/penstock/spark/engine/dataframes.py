@@ -20,6 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.capture import check_triggers
 from penstock.channels.log import extents
 from penstock.channels.server import connect_redis
 from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
@@ -37,9 +38,10 @@ from penstock.consuming.transaction import HandlerTransaction, Locked, Plan
 from penstock.database.connections import connect_postgres
 from penstock.database.executor import Executor
 from penstock.database.registry import register_consumer
+from penstock.database.revisions import check_revision
 from penstock.database.roles import check_privileges
 from penstock.declarations import ConsumerSpec
-from penstock.errors import Gap, Halted, ServerUnavailable
+from penstock.errors import ForeignLog, Gap, Halted, ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.records import Offset, Shard, ShardName
 
@@ -77,11 +79,15 @@ def start_dataframes(  # noqa: PLR0913, PLR0917  what a query needs
 
     Raises:
         ServerUnavailable: Postgres does not answer.
+        SchemaMissing: This release does not work with the schema.
+        TriggerMissing: A trigger that a rule declares is not there.
         PrivilegeMissing: The role may not consume; the text has the grants.
         DeclarationError: The consumer does not fit what is registered.
     """
     with connect_postgres(database_url, application=f"consumer {consumer.name}") as connection:
+        check_revision(connection, pipeline.scope)
         check_privileges(connection, pipeline.scope, "consumer")
+        check_triggers(connection, pipeline)
         register_consumer(connection, pipeline.scope, consumer)
         standing = Checkpoints(consumer, pipeline.scope).all(connection)
     options = {
@@ -116,9 +122,12 @@ def start_dataframes(  # noqa: PLR0913, PLR0917  what a query needs
 
 
 def _source(redis_url: str, namespace: str, standing: Mapping[ShardName, Offset]) -> str:
-    """The log; or Postgres, if the log has lost what comes after a checkpoint."""
-    with closing(connect_redis(redis_url)) as client:
-        held = extents(client, namespace, list(standing))
+    """The log; or Postgres, if the log has lost what comes after a checkpoint, or is not Penstock's alone."""
+    try:
+        with closing(connect_redis(redis_url)) as client:
+            held = extents(client, namespace, list(standing))
+    except ForeignLog:
+        return "penstock.staged"
     complete = all(held[shard].first <= offset + 1 for shard, offset in standing.items())
     return "penstock.log" if complete else "penstock.staged"
 

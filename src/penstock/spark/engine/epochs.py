@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import PenstockError
 from penstock.loading import load_pipeline
+from penstock.logs import configure_task
 from penstock.spark.engine.assignment import Task
 from penstock.spark.engine.control_channel import ControlChannel
 
@@ -77,6 +78,7 @@ class EpochsReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         """Runs a task; yields its counts."""
         assert isinstance(partition, EpochPartition)
+        configure_task()
         task = Task.from_json(partition.task)
         gc.freeze()  # Spark collects garbage after every task, over everything that was imported
         began, counts = monotonic(), dict.fromkeys(COUNTS, 0)

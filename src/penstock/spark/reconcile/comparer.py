@@ -1,10 +1,10 @@
 """The Spark implementation of ``penstock.reconciling.Comparer``."""
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from sqlalchemy import Select
 
 from penstock.declarations import ReconciliationSpec
@@ -17,7 +17,8 @@ from penstock.reconciling.comparison import (
 )
 from penstock.reconciling.repair import Rows
 from penstock.spark.reconcile.differences import full_join, one_row_per_key
-from penstock.spark.reconcile.rows import quote, row_to_json
+from penstock.spark.reconcile.exact import align, to_exact
+from penstock.spark.reconcile.rows import row_to_json
 from penstock.spark.reconcile.tables import Tables, task_errors
 
 
@@ -60,12 +61,9 @@ class SparkComparer:
         expected = self._canonical(spec, canonical)
         columns = _columns(spec, expected)
         there = Tables(self._spark, self._database_url, state)(
-            spec.state, columns=",".join((*spec.key, *columns))
+            spec.state, columns=json.dumps([*spec.key, *columns]), textColumns="*"
         )
-        for column in spec.key:  # compared in the canonical type
-            there = there.withColumn(
-                column, F.col(quote(column)).cast(expected.schema[column].dataType)
-            )
+        expected, there = align(expected, there, spec, columns)
         found, counts = full_join(
             one_row_per_key(expected, spec, columns, among),
             one_row_per_key(there, spec, columns, among),
@@ -104,12 +102,13 @@ class SparkComparer:
     def _canonical(self, spec: ReconciliationSpec, snapshot: str) -> DataFrame:
         tables = Tables(self._spark, self._database_url, snapshot)
         given = spec.canonical(tables)
-        frame = tables.query(given) if isinstance(given, str | Select) else given
+        is_query = isinstance(given, str | Select)
+        frame = tables.query(given, textColumns="*") if is_query else given
         if not isinstance(frame, DataFrame):
             raise DeclarationError(
                 f"reconciliation {spec.name}: the canonical function returns {type(frame).__name__}; it must return a query, a select, or a DataFrame"
             )
-        return frame
+        return to_exact(frame)
 
 
 def _columns(spec: ReconciliationSpec, canonical: DataFrame) -> tuple[str, ...]:

@@ -6,14 +6,16 @@ from functools import reduce
 
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
-from pyspark.sql.types import IntegerType, LongType, NumericType, ShortType, StringType, StructType
+from pyspark.sql.types import IntegerType, LongType, ShortType, StringType, StructType
 
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import DeclarationError
 from penstock.reconciling.comparison import Difference, DifferenceKind
+from penstock.spark.reconcile.exact import FLOAT, NUMBERS, get_kind
 from penstock.spark.reconcile.rows import quote, restore_names, row_to_json, to_json
 
 _KEY = "penstock key"
+_DECIMAL = "decimal(38,18)"
 
 
 def one_row_per_key(
@@ -115,16 +117,23 @@ def full_join(
 
 
 def _equal(numbered: str, column: str, spec: ReconciliationSpec, types: StructType) -> Column:
-    """Whether a column is the same on both sides, NULL included, within the tolerance of the declaration."""
+    """Whether a column is the same on both sides, NULL and NaN included, within the tolerance of the declaration."""
     a, b = F.col(f"e.{numbered}"), F.col(f"s.{numbered}")
     if column not in spec.tolerance:
         return a.eqNullSafe(b)
-    if not isinstance(types[column].dataType, NumericType):
+    kind = get_kind(types[column])
+    if kind not in NUMBERS:
         raise DeclarationError(
-            f"reconciliation {spec.name}: tolerance is for numbers; {quote(column)} is {types[column].dataType.simpleString()}"
+            f"reconciliation {spec.name}: tolerance is for numbers; {quote(column)} is {kind}"
         )
-    near = F.abs(a - b) <= F.lit(spec.tolerance[column])
-    return (a.isNull() & b.isNull()) | F.coalesce(near, F.lit(False))
+    return a.eqNullSafe(b) | _is_near(a, b, kind, F.lit(spec.tolerance[column]))
+
+
+def _is_near(a: Column, b: Column, kind: str, tolerance: Column) -> Column:
+    """Whether two numbers differ by no more than the tolerance; a numeric too large for a decimal is near no other."""
+    if kind != FLOAT:  # the difference of two integers may exceed their type
+        a, b = a.try_cast(_DECIMAL), b.try_cast(_DECIMAL)
+    return F.coalesce(F.abs(a - b) <= tolerance, F.lit(False))
 
 
 def _numbered(letter: str, columns: Sequence[str]) -> list[str]:

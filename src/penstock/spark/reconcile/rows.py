@@ -4,17 +4,10 @@ from collections.abc import Sequence
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
-from pyspark.sql.types import BinaryType, DataType, DecimalType, StructType
+from pyspark.sql.types import BinaryType, DataType, FractionalType, StructType
 
 NamedColumn = tuple[str, Column, DataType]
 """A column's name, the column, its type."""
-
-
-_JSON = {
-    "ignoreNullFields": "false",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
 
 
 def row_to_json(frame: DataFrame, columns: Sequence[str]) -> Column:
@@ -34,18 +27,15 @@ def to_json(columns: Sequence[NamedColumn]) -> Column:
     """Columns as JSON that Postgres can read as a row."""
     if not columns:
         return F.lit("{}")
-    return F.to_json(F.struct(*(_plain(c, type_).alias(name) for name, c, type_ in columns)), _JSON)
+    plain = (_plain(c, type_).alias(name) for name, c, type_ in columns)
+    return F.to_json(F.struct(*plain), {"ignoreNullFields": "false"})
 
 
 def _plain(value: Column, type_: DataType) -> Column:
-    """A value as Postgres reads it: bytes in hexadecimal, decimals without the zeros that Spark appends."""
+    """A value as Postgres reads it: bytes in hexadecimal, floats as text, because JSON has neither -0 nor infinity."""
     if isinstance(type_, BinaryType):
         return F.concat(F.lit("\\x"), F.hex(value))
-    if isinstance(type_, DecimalType) and type_.scale:
-        return F.regexp_replace(
-            F.regexp_replace(value.cast("string"), r"(\.\d*?)0+$", "$1"), r"\.$", ""
-        )
-    return value
+    return value.cast("string") if isinstance(type_, FractionalType) else value
 
 
 def quote(column: str) -> str:

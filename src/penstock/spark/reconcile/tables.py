@@ -1,5 +1,6 @@
 """The application's tables, for canonical functions."""
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ class Tables:
     def __call__(self, table: Any, **options: str) -> DataFrame:
         """A table, given as a mapped class, a ``Table`` or a name; the options are those of ``penstock.table``."""
         schema, name = table_named(table)
-        return self._read(table=name if schema is None else f"{schema}.{name}", **options)
+        return self._read(table=json.dumps([*filter(None, [schema]), name]), **options)
 
     def query(self, query: "str | Select[Any]", **options: str) -> DataFrame:
         """The result of a query, given as text or as SQLAlchemy's ``select``; Postgres can aggregate before rows travel."""

@@ -18,9 +18,6 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from penstock.channels.log import NAMES
-from penstock.channels.routing import log_keys
-from penstock.channels.server import redis_errors
-from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import ServerUnavailable
 from penstock.records import Scope, Shard, ShardName
@@ -36,12 +33,10 @@ from penstock.verifying import (
     compare,
 )
 from penstock.verifying.comparing import Entry
+from penstock.verifying.reading import divide, offsets_a_read, read_beginning, read_entries
 from penstock.verifying.run import FINDINGS_KEPT
 
 OFFSETS_A_TASK = 50_000
-OFFSETS_A_READ = 2_000
-BYTES_A_READ = 16 * 1024 * 1024
-"""Most payload bytes of one read, as Postgres stores them, unless a single record is larger."""
 _UNEXPECTED = "unexpected"
 _VALUES = ("id", "key", "action", "object", "data", "headers", "ts")
 _COLUMNS = (
@@ -95,7 +90,7 @@ class SparkExaminer:
             ServerUnavailable: Postgres or Redis does not answer.
             ForeignLog: The key of a shard holds another type.
         """
-        parts = [_to_plain(part) for each in ranges for part in _divide(each, OFFSETS_A_TASK)]
+        parts = [_to_plain(part) for each in ranges for part in divide(each, OFFSETS_A_TASK)]
         if not parts:
             return Examination(0, 0, {}, [], [], [])
         self._spark.dataSource.register(VerificationSource)
@@ -162,12 +157,6 @@ def _to_plain(wanted: VerificationRange) -> PlainRange:
     return (shard.channel, shard.shard, wanted.after, wanted.until, wanted.published)
 
 
-def _divide(wanted: VerificationRange, most: int) -> Iterator[VerificationRange]:
-    for after in range(wanted.after, wanted.until, most):
-        until = min(wanted.until, after + most)
-        yield VerificationRange(wanted.shard, after, until, wanted.published)
-
-
 @dataclass(frozen=True)
 class VerificationPartition(InputPartition):
     """What one task compares."""
@@ -229,33 +218,21 @@ class VerificationReader(DataSourceReader):
 
     def _compare(self, part: VerificationRange) -> Iterator[pa.RecordBatch]:
         try:
-            with arrow(self.database_url) as connection, connection.cursor() as cursor:
-                for wanted in _divide(part, self._offsets_a_read(part)):
+            with arrow(self.database_url) as cursor:
+                reading = postgres(self.database_url)
+                for wanted in divide(part, offsets_a_read(reading, self.scope, part)):
                     # The log first: a published record that Postgres names afterwards was in the log before.
-                    entries = self._read_entries(wanted)
+                    entries = read_entries(redis_client(self.redis_url), self.scope, wanted)
                     expected = self._read_expected(cursor, wanted)
                     yield _to_rows(wanted, expected)
                     if not _is_equal(wanted, expected, entries):
-                        findings = compare(
-                            wanted, _rows(expected), entries, self._read_beginning(wanted)
-                        )
+                        begins = read_beginning(postgres(self.database_url), self.scope, wanted)
+                        findings = compare(wanted, _rows(expected), entries, begins)
                         yield from _to_finding_rows(findings)
         except adbc_driver_manager.OperationalError as error:
             raise ServerUnavailable(
                 f"reading {part.shard}: Postgres does not answer ({type(error).__name__})"
             ) from error
-
-    def _read_entries(self, wanted: VerificationRange) -> list[Entry]:
-        """The entries of the log up to the last published offset, including any with other ids."""
-        key = log_keys(self.scope.namespace, wanted.shard).stream
-        until = min(wanted.until, wanted.published)
-        if until <= wanted.after:
-            return []
-        with redis_errors(f"reading {wanted.shard}"):
-            read: list[Entry] = redis_client(self.redis_url).execute_command(
-                "XRANGE", key, f"{wanted.after + 1}-0", str(until)
-            )
-        return read
 
     def _read_expected(self, cursor: Any, wanted: VerificationRange) -> pa.Table:
         """The records that Postgres names.  COPY takes no parameters, so the statement has literals: a checked name, and numbers."""
@@ -270,29 +247,6 @@ class VerificationReader(DataSourceReader):
             }
         )
         return cursor.fetch_arrow_table().combine_chunks()
-
-    def _read_beginning(self, wanted: VerificationRange) -> int:
-        """The first offset that the journal has now."""
-        return self._read_number("begins", wanted, wanted.until + 1)
-
-    def _offsets_a_read(self, part: VerificationRange) -> int:
-        """Number of offsets in one read, limited so that large payloads do not fill a worker's memory."""
-        largest = self._read_number("heaviest", part, 0)
-        return max(1, min(OFFSETS_A_READ, BYTES_A_READ // max(1, largest)))
-
-    def _read_number(self, statement: str, wanted: VerificationRange, default: int) -> int:
-        shard = wanted.shard
-        where = {"channel": shard.channel, "shard": shard.shard}
-        with postgres_errors(f"reading {shard}"):
-            row = (
-                postgres(self.database_url)
-                .execute(
-                    statements("penstock.verifying", self.scope.schema)[statement],
-                    {**where, "after": wanted.after, "until": wanted.until},
-                )
-                .fetchone()
-            )
-        return default if row is None or row[0] is None else int(row[0])
 
 
 def _is_equal(wanted: VerificationRange, expected: pa.Table, entries: Sequence[Entry]) -> bool:

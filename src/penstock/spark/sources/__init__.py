@@ -15,6 +15,8 @@ stay text.
     reading      the readers, over any store of records
     log, staged  the two stores of records
     table        rows of Postgres, in slices
+    values       types of Postgres' columns in Spark and Arrow
+    snapshots    one state of the database for all tasks
     ick          members of an Ick
     narrowing    Spark's filters that Postgres can apply
     writing      writes a DataFrame into a log: compare and append

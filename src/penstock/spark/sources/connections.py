@@ -6,65 +6,106 @@ Spark uses a Python worker for many tasks, and may fork it, so a connection belo
 import atexit
 import gc
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-import redis
+import adbc_driver_manager
 from adbc_driver_postgresql import dbapi as adbc
 
-from penstock.channels.server import RedisClient, connect_redis
-from penstock.database.connections import Connection, connect_postgres, plain_url
+from penstock.channels.server import RedisClient
+from penstock.database.connections import (
+    TableConnection,
+    WorkerConnection,
+    connect_postgres,
+    plain_url,
+)
+from penstock.database.errors import hidden_rows
+from penstock.database.transactions import own_settings, set_local, table_settings
+from penstock.errors import HiddenRows
+from penstock.logs import configure_task
+from penstock.verifying.reading import connect_unparsed
 
-_postgres: dict[tuple[str, int], Connection] = {}
+_Kind = type[WorkerConnection]
+_postgres: dict[tuple[str, _Kind, int], WorkerConnection] = {}
+
+
+_INSUFFICIENT_PRIVILEGE = "42501"
 
 
 @atexit.register
 def _close() -> None:
     """Closes the connections when the process exits by itself; Spark kills its workers."""
-    for (_, process), connection in _postgres.items():
+    for (*_, process), connection in _postgres.items():
         if process == os.getpid():
             connection.close()
 
 
 def redis_client(url: str) -> RedisClient:
     """A client that returns stream entries as they are on the wire, without a dictionary for each."""
+    configure_task()
     return _redis_client(url, os.getpid())
 
 
 @cache
 def _redis_client(url: str, process: int) -> RedisClient:  # noqa: ARG001  part of the key
-    client = connect_redis(url)
-    # On a Cluster, the nodes' clients have built the dictionaries before this callback runs.
-    on_a_cluster = isinstance(client, redis.RedisCluster)
-    client.set_response_callback("XRANGE", _flatten if on_a_cluster else _unchanged)
-    return client
+    return connect_unparsed(url)
 
 
-def _unchanged(reply: Any, **_options: Any) -> Any:
-    return reply
-
-
-def _flatten(reply: Any, **_options: Any) -> Any:
-    return [(entry, [part for pair in fields.items() for part in pair]) for entry, fields in reply]
-
-
-def postgres(url: str) -> Connection:
+def postgres(url: str, kind: _Kind = WorkerConnection) -> WorkerConnection:
     """A connection in autocommit mode, reopened if it is broken.
+
+    Args:
+        url: Of Postgres.
+        kind: ``TableConnection`` for the application's tables.
 
     Raises:
         ServerUnavailable: Postgres does not answer.
     """
-    known = _postgres.get((url, os.getpid()))
+    configure_task()
+    key = (url, kind, os.getpid())
+    known = _postgres.get(key)
     if known is None or known.closed or known.broken:
         if known is not None:
             known.close()
-        known = _postgres[url, os.getpid()] = connect_postgres(url, application="spark")
+        known = _postgres[key] = connect_postgres(url, application="spark", kind=kind)
     return known
 
 
-def arrow(url: str) -> Any:
-    """A new connection that returns Arrow batches; the task closes it."""
-    return adbc.connect(plain_url(url))
+@contextmanager
+def arrow(
+    url: str, kind: _Kind = WorkerConnection, begin: Callable[[Any], None] = lambda _: None
+) -> Iterator[Any]:
+    """A cursor that returns Arrow batches, whose text is UTF-8, in a transaction of its own with our settings, but without timeouts.
+
+    Args:
+        url: Of Postgres.
+        kind: ``TableConnection`` for the application's tables.
+        begin: What the transaction begins with, such as the import of a snapshot.
+
+    Raises:
+        HiddenRows: A policy of row-level security applies to a table.
+    """
+    try:
+        with adbc.connect(_in_utf8(url)) as connection, connection.cursor() as cursor:
+            version = int(connection.adbc_get_info()["vendor_version"])
+            settings = table_settings(version)
+            if kind is not TableConnection:
+                settings = {**own_settings(version), **settings}
+            begin(cursor)
+            for statement in set_local(settings):
+                cursor.execute(statement.decode())
+            yield cursor
+    except adbc_driver_manager.Error as error:
+        if error.sqlstate == _INSUFFICIENT_PRIVILEGE and "row-level security" in str(error):
+            raise HiddenRows(f"reading: {hidden_rows(str(error).splitlines()[0])}") from error
+        raise
+
+
+def _in_utf8(url: str) -> str:
+    plain = plain_url(url)
+    return f"{plain}{'&' if '?' in plain else '?'}client_encoding=UTF8"
 
 
 def warm() -> None:

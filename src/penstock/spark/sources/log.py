@@ -1,6 +1,6 @@
 """``penstock.log``: the shards of a channel in Redis."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import sleep
 from typing import Any
@@ -18,6 +18,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.channels.log import NAMES, POLL_S, extents
+from penstock.channels.log.entries import parse_entries
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
 from penstock.errors import ForeignLog
@@ -133,7 +134,18 @@ def _batch(shard: ShardName, entries: list[Any]) -> pa.RecordBatch:
     if not ours or any(columns[2 * n].count(name) != count for n, name in enumerate(NAMES)):
         foreign = next(entry_id for entry_id, fields in entries if not _is_ours(entry_id, fields))
         raise ForeignLog(f"{shard}: entry {foreign.decode()} was not written by Penstock")
-    id_, key, action, object_, data, headers, staged_us = columns[1::2]
+    try:
+        return _columns(shard, ids, columns[1::2])
+    except pa.ArrowInvalid as error:  # neither a number nor UTF-8
+        parse_entries(shard, entries)  # names the entry
+        raise ForeignLog(
+            f"{shard}: a number of an entry from {entries[0][0].decode()} on is too large: it was not written by Penstock"
+        ) from error
+
+
+def _columns(shard: ShardName, ids: pa.Array, values: Sequence[Sequence[bytes]]) -> pa.RecordBatch:
+    id_, key, action, object_, data, headers, staged_us = values
+    count = len(ids)
     return batch(
         [
             pa.repeat(shard.channel, count),

@@ -72,7 +72,7 @@ class JournalStore:
 
     def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         """Reads records by the ten thousand, in Arrow all the way."""
-        with arrow(self.options.database()) as connection, connection.cursor() as cursor:
+        with arrow(self.options.database()) as cursor:
             for first in range(wanted.first, wanted.last + 1, RECORDS_A_QUERY):
                 last = min(wanted.last, first + RECORDS_A_QUERY - 1)
                 cursor.execute(self._query(wanted.shard, first, last))

@@ -1,11 +1,18 @@
-"""``penstock.table``: any table or query of Postgres, in parallel, in a given snapshot, in Arrow.
+"""``penstock.table``: any table or query of Postgres in Arrow, in one snapshot.
 
-A table is divided by the position of its rows on disk, which needs no key and no statistics; a query is divided by the values
-of a column, if one is given.  All tasks see the same state only in a given ``snapshot``, such as a cut's.
+All tasks must see one state.  Without a ``snapshot`` there is one task, whose statement has a snapshot of its own.  With one,
+such as a cut's, tasks read in parallel: a table is divided by the position of its rows on disk, which needs no key and no
+statistics; a query is divided by the values of a column, if one is given.
+
+    values      the types, and the check that each value fits its column's
+    snapshots   exports a snapshot; begins a transaction in it
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -14,23 +21,33 @@ from psycopg import sql
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from penstock.database.connections import TableConnection
 from penstock.database.errors import postgres_errors
 from penstock.errors import InvalidSetting, SnapshotLost, Unknown
 from penstock.spark.sources.connections import arrow, postgres, warm
 from penstock.spark.sources.narrowing import to_sql_condition
 from penstock.spark.sources.options import database_url, known_options, whole_number
+from penstock.spark.sources.snapshots import begin_reading
+from penstock.spark.sources.values import (
+    BOUNDED,
+    Field,
+    PostgresColumn,
+    fitting_decimal,
+    unreadable,
+)
 
 PARTITIONS = 4
 """Least number of slices, if it is not given."""
 SLICE_BYTES = 128 * 1024 * 1024
 """Size of a slice of a large table, in bytes, if the number of slices is not given."""
 _TID_RANGES_SINCE = 140000
-_DECIMAL_DIGITS, _DECIMAL_PLACES = 38, 18
+_EVERY = "*"
 
 KNOWN = {
     "table",
     "query",
     "columns",
+    "textcolumns",
     "where",
     "snapshot",
     "partitions",
@@ -39,28 +56,12 @@ KNOWN = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A column: its expression in Postgres, and its types in Arrow and Spark.
-
-    Attributes:
-        name: Its name.
-        expression: The SQL expression that is selected.
-        type: Its type in Arrow.
-        spark: Its type in Spark.
-    """
-
-    name: str
-    expression: str
-    type: pa.DataType
-    spark: str
-
-
 @dataclass(frozen=True)
 class Slice(InputPartition):
-    """What one task reads: the rows that meet the condition."""
+    """What one task reads: the rows that meet the condition, as long as the table's file on disk is still this one."""
 
     condition: str
+    file: int | None = None
 
 
 class TableSource(DataSource):
@@ -71,15 +72,20 @@ class TableSource(DataSource):
         """Its name for ``format``."""
         return "penstock.table"
 
-    def schema(self) -> str:
-        """The columns of the table or query; types that Spark does not have become text."""
-        return ", ".join(
-            f"`{field.name}` {field.spark}" for field in _Relation.parse(self.options).fields
+    def schema(self) -> StructType:
+        """The columns of the table or query; types that Spark does not have become text.
+
+        Raises:
+            UnreadableValue: A column has numbers that no decimal of Spark holds.
+        """
+        relation = _Relation.parse(self.options)
+        return StructType(
+            [column.in_spark(text=relation.is_text(column)) for column in relation.measured()]
         )
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader, for the requested columns."""
-        return TableReader(_Relation.parse(self.options), schema.names)
+        """The reader, for the requested columns and types."""
+        return TableReader(_Relation.parse(self.options), schema)
 
 
 @dataclass(frozen=True)
@@ -87,9 +93,10 @@ class _Relation:
     """The table or query to read, and its columns."""
 
     source: str
-    fields: tuple[Field, ...]
+    columns: tuple[PostgresColumn, ...]
     options: Mapping[str, str]
     table: str | None
+    texts: frozenset[str]
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> "_Relation":
@@ -103,53 +110,135 @@ class _Relation:
         options = known_options("penstock.table", given, KNOWN)
         if ("table" in options) == ("query" in options):
             raise InvalidSetting("penstock.table: give one of the options table and query")
+        _check_snapshot(options)
         table = _quoted(options["table"]) if "table" in options else None
         source = table or f"({options['query']}) AS q"
-        connection = postgres(database_url("penstock.table", options.get("databaseurl")))
-        wanted = options.get("columns")
-        names = "*" if wanted is None else ", ".join(map(_identifier, wanted.split(",")))
-        with postgres_errors("reading the columns of a table"):
-            try:
-                described = connection.execute(f"SELECT {names} FROM {source} LIMIT 0".encode())
-            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
-                raise Unknown(f"penstock.table: {str(error).splitlines()[0]}") from error
-        fields = tuple(_field(column) for column in described.description or ())
-        return cls(source, fields, options, table)
+        columns = _describe(options, source)
+        texts = frozenset(_names("textColumns", options.get("textcolumns", "")))
+        _check_names(columns, texts)
+        return cls(source, columns, options, table, texts)
+
+    def is_text(self, column: PostgresColumn) -> bool:
+        """Whether a column is read as text by choice."""
+        return column.name in self.texts or (_EVERY in self.texts and column.kind in BOUNDED)
+
+    def measured(self) -> list[PostgresColumn]:
+        """The columns; each numeric without a declared precision has that of a decimal which holds its values.
+
+        Raises:
+            UnreadableValue: There is no such decimal.
+        """
+        wide = [
+            column
+            for column in self.columns
+            if column.kind == "numeric" and column.decimal is None and not self.is_text(column)
+        ]
+        found = dict(zip((column.name for column in wide), self._measure(wide), strict=True))
+        return [replace(c, decimal=found.get(c.name, c.decimal)) for c in self.columns]
+
+    def _measure(self, columns: Sequence[PostgresColumn]) -> Iterator[tuple[int, int]]:
+        if not columns:
+            return
+        widths = ", ".join(
+            f"max(abs(trunc({c.identifier})))::text, max(scale(trim_scale({c.identifier})))"
+            for c in columns
+        )
+        with reading(self.options) as connection:
+            [row] = connection.execute(
+                f"SELECT {widths} FROM {self.source} WHERE {self.condition}".encode()
+            ).fetchall()
+        for number, column in enumerate(columns):
+            whole, places = row[2 * number] or "0", row[2 * number + 1] or 0
+            is_number = whole.isdigit()  # otherwise NaN or Infinity, which are the greatest
+            fitting = fitting_decimal(len(whole.lstrip("0")), places) if is_number else None
+            if fitting is None:
+                raise unreadable(column.name, "decimal")
+            yield fitting
+
+    @property
+    def condition(self) -> str:
+        """The option ``where``, in brackets on lines of its own: it may end with a comment."""
+        return f"(\n{self.options.get('where', 'true')}\n)"
+
+
+def _describe(options: Mapping[str, str], source: str) -> tuple[PostgresColumn, ...]:
+    wanted = options.get("columns")
+    names = "*" if wanted is None else ", ".join(map(_identifier, _names("columns", wanted)))
+    with reading(options) as connection:
+        try:
+            described = connection.execute(f"SELECT {names} FROM {source} LIMIT 0".encode())
+        except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
+            raise Unknown(f"penstock.table: {str(error).splitlines()[0]}") from error
+        result = described.pgresult
+        return tuple(
+            PostgresColumn.parse(column, -1 if result is None else result.fmod(number))
+            for number, column in enumerate(described.description or ())
+        )
+
+
+@contextmanager
+def reading(options: Mapping[str, str]) -> Iterator[Any]:
+    """A connection in the transaction that reads: in the snapshot, if one is given."""
+    connection = postgres(
+        database_url("penstock.table", options.get("databaseurl")), TableConnection
+    )
+    with postgres_errors("reading a table"), connection.transaction():
+        with connection.cursor() as cursor:
+            begin_reading(cursor, options.get("snapshot"))
+        yield connection
+
+
+def _check_snapshot(options: Mapping[str, str]) -> None:
+    wants_several = "partitioncolumn" in options or options.get("partitions", "1") != "1"
+    if wants_several and "snapshot" not in options:
+        raise InvalidSetting(
+            "penstock.table: several tasks need a snapshot: each would see another state of the database, and rows that move "
+            "between two reads would be lost or doubled. Give one: with penstock.spark.snapshot(url) as name, option snapshot=name"
+        )
+
+
+def _check_names(columns: Sequence[PostgresColumn], texts: frozenset[str]) -> None:
+    names = [column.name for column in columns]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidSetting(f"penstock.table: two columns are named {twice[0]!r}; give aliases")
+    unknown = sorted(texts.difference(names, [_EVERY]))
+    if unknown:
+        raise Unknown(f"penstock.table: there is no column {unknown[0]!r}, named in textColumns")
 
 
 class TableReader(DataSourceReader):
     """Reads in slices; every task opens its own transaction, in the snapshot if one is given."""
 
-    def __init__(self, relation: _Relation, names: Sequence[str]) -> None:
-        known = {field.name: field for field in relation.fields}
-        missing = [name for name in names if name not in known]
+    def __init__(self, relation: _Relation, schema: StructType) -> None:
+        known = {column.name: column for column in relation.columns}
+        missing = [name for name in schema.names if name not in known]
         if missing:
             raise Unknown(f"penstock.table: there is no column {missing[0]!r}")
-        self._fields = [known[name] for name in names]
+        self._fields = [Field.parse(known[wanted.name], wanted.dataType) for wanted in schema]
         self._relation = relation
         options = relation.options
         self._url = database_url("penstock.table", options.get("databaseurl"))
         self._count = whole_number("penstock.table", options, "partitions", "partitions")
-        self._conditions = [options.get("where", "true")]
+        self._conditions = [relation.condition]
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
         """Applies filters in Postgres where it compares as Spark does; Spark applies all of them again."""
-        columns = {field.name: (field.expression, field.spark) for field in self._fields}
+        columns = {f.name: (f.expression, f.spark.simpleString()) for f in self._fields}
         conditions = (to_sql_condition(given, columns) for given in filters)
-        self._conditions += [condition for condition in conditions if condition is not None]
+        self._conditions += [f"({condition})" for condition in conditions if condition is not None]
         return filters
 
     def partitions(self) -> list[InputPartition]:
-        """Slices of about the same size."""
-        connection = postgres(self._url)
-        column = self._relation.options.get("partitioncolumn")
-        with postgres_errors("dividing a table"):
+        """Slices of about the same size; a single one without a snapshot."""
+        options = self._relation.options
+        column = options.get("partitioncolumn")
+        if "snapshot" not in options:
+            return [Slice("true")]
+        with reading(options) as connection:
             if column is not None:
-                return list(
-                    _by_column(
-                        connection, self._relation, _identifier(column), self._count or PARTITIONS
-                    )
-                )
+                count = self._count or PARTITIONS
+                return list(_by_column(connection, self._relation, _identifier(column), count))
             if self._relation.table is not None:
                 return list(_by_position(connection, self._relation.table, self._count))
         return [Slice("true")]
@@ -158,43 +247,50 @@ class TableReader(DataSourceReader):
         """The rows of a slice.
 
         Raises:
-            SnapshotLost: The snapshot is gone: the transaction that held it has ended, or Postgres was restarted.
+            SnapshotLost: The snapshot is gone: the transaction that held it has ended, Postgres was restarted, or the table
+                was rewritten.
+            UnreadableValue: Spark's type for a column cannot hold one of its values.
         """
         assert isinstance(partition, Slice)
         warm()
         expressions = ", ".join(f"{f.expression} AS {_identifier(f.name)}" for f in self._fields)
-        conditions = " AND ".join(f"({c})" for c in (partition.condition, *self._conditions))
+        conditions = " AND ".join((f"({partition.condition})", *self._conditions))
         query = f"SELECT {expressions} FROM {self._relation.source} WHERE {conditions}"
         schema = pa.schema([(field.name, field.type) for field in self._fields])
-        with arrow(self._url) as connection, connection.cursor() as cursor:
-            self._enter_snapshot(cursor)
+        begin = partial(begin_reading, snapshot=self._relation.options.get("snapshot"))
+        with arrow(self._url, TableConnection, begin) as cursor:
+            self._check_file(cursor, partition)
             cursor.execute(query)
             for batch in cursor.fetch_record_batch():
                 if batch.num_rows:
                     columns = [
-                        _as(a, f.type) for a, f in zip(batch.columns, self._fields, strict=True)
+                        f.convert(a) for a, f in zip(batch.columns, self._fields, strict=True)
                     ]
                     yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def _enter_snapshot(self, cursor: Any) -> None:
-        snapshot = self._relation.options.get("snapshot")
-        if snapshot is None:
+    def _check_file(self, cursor: Any, partition: Slice) -> None:
+        """Fails if the table was rewritten since it was divided: its rows have other positions now."""
+        if partition.file is None:
             return
-        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        try:
-            cursor.execute(f"SET TRANSACTION SNAPSHOT {_literal(snapshot)}")
-        except Exception as error:
+        table = str(self._relation.table)
+        cursor.execute(f"LOCK TABLE ONLY {table} IN ACCESS SHARE MODE")
+        cursor.execute(f"SELECT {_FILE.format(_literal(table))}")
+        [(file,)] = cursor.fetchall()
+        if file != partition.file:
             raise SnapshotLost(
-                f"penstock.table: snapshot {snapshot} is gone: the transaction that held it has ended, or Postgres was restarted. "
-                "Begin again with another cut"
-            ) from error
+                f"penstock.table: {table} was rewritten while it was read (VACUUM FULL, CLUSTER, TRUNCATE, or ALTER TABLE). Begin again"
+            )
+
+
+_FILE = "pg_relation_filenode({}::regclass)::bigint"
+"""The number of a table's file on disk, which changes when the table is rewritten."""
 
 
 def _by_position(connection: Any, table: str, count: int | None) -> Iterator[Slice]:
     """Slices by position on disk.  If the table has grown since the snapshot, its new rows are not part of it."""
-    [(kind, has_children, size, page)] = connection.execute(
-        "SELECT relkind::text, relhassubclass, pg_relation_size(oid), current_setting('block_size')::bigint "
-        "FROM pg_class WHERE oid = %s::regclass",
+    [(kind, has_children, size, page, file)] = connection.execute(
+        "SELECT relkind::text, relhassubclass, pg_relation_size(oid), current_setting('block_size')::bigint, "
+        f"{_FILE.format('oid')} FROM pg_class WHERE oid = %s::regclass",
         (table,),
     ).fetchall()
     if kind not in {"r", "m"} or has_children or connection.info.server_version < _TID_RANGES_SINCE:
@@ -205,12 +301,12 @@ def _by_position(connection: Any, table: str, count: int | None) -> Iterator[Sli
     bounds = [0, *edges]
     for number, begin in enumerate(bounds):
         end = f" AND ctid < '({bounds[number + 1]},0)'" if number + 1 < len(bounds) else ""
-        yield Slice(f"ctid >= '({begin},0)'{end}")
+        yield Slice(f"ctid >= '({begin},0)'{end}", file)
 
 
 def _by_column(connection: Any, relation: _Relation, column: str, count: int) -> Iterator[Slice]:
     """Slices by the values of a column; the first and the last are open-ended, so that they cover every row."""
-    query = f"SELECT DISTINCT percentile_disc({{}}) WITHIN GROUP (ORDER BY {column})::text FROM {relation.source}"
+    query = f"SELECT DISTINCT pg_catalog.percentile_disc({{}}) WITHIN GROUP (ORDER BY {column})::text FROM {relation.source}"
     edges: list[str] = []
     for part in range(1, count):
         [(edge,)] = connection.execute(query.format(part / count).encode()).fetchall()
@@ -225,47 +321,27 @@ def _by_column(connection: Any, relation: _Relation, column: str, count: int) ->
         begin = end
 
 
-def _field(column: Any) -> Field:
-    """The types of a column, by its type in Postgres."""
-    name = _identifier(column.name)
-    oid = column.type_code
-    plain: dict[int, tuple[pa.DataType, str]] = {
-        16: (pa.bool_(), "boolean"),
-        17: (pa.binary(), "binary"),
-        20: (pa.int64(), "bigint"),
-        21: (pa.int16(), "smallint"),
-        23: (pa.int32(), "int"),
-        700: (pa.float32(), "float"),
-        701: (pa.float64(), "double"),
-        1082: (pa.date32(), "date"),
-        1114: (pa.timestamp("us"), "timestamp_ntz"),
-        1184: (pa.timestamp("us", tz="UTC"), "timestamp"),
-    }
-    if oid in plain:
-        return Field(column.name, name, *plain[oid])
-    if oid == psycopg.postgres.types["numeric"].oid:
-        digits, places = column.precision or _DECIMAL_DIGITS, column.scale
-        if places is None or column.precision is None or digits > _DECIMAL_DIGITS:
-            digits, places = _DECIMAL_DIGITS, _DECIMAL_PLACES
-        return Field(
-            column.name,
-            f"{name}::text",
-            pa.decimal128(digits, places),
-            f"decimal({digits},{places})",
+def _names(option: str, given: str, separator: str = ",") -> list[str]:
+    """Names of columns, or the parts of a table's: separated, or as a JSON list, in which a name may contain anything."""
+    if not given.lstrip().startswith("["):
+        return [name.strip() for name in given.split(separator) if name.strip()]
+    try:
+        names = json.loads(given)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InvalidSetting(
+            f"penstock.table: {option} is {given[:80]!r}; it takes names with {separator!r} between them, or a JSON list of names"
         )
-    return Field(column.name, f"{name}::text", pa.string(), "string")
+    return names
 
 
-def _as(values: pa.Array, wanted: pa.DataType) -> pa.Array:
-    return values if values.type == wanted else values.cast(wanted)
-
-
-def _quoted(name: str) -> str:
-    return ".".join(_identifier(part) for part in name.split("."))
+def _quoted(table: str) -> str:
+    return ".".join(map(_identifier, _names("table", table, ".")))
 
 
 def _identifier(name: str) -> str:
-    return sql.Identifier(name.strip()).as_string(None)
+    return sql.Identifier(name).as_string(None)
 
 
 def _literal(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The inline engine: one Python process without a JVM, with a thread for the streamer and one for each consumer."""
+"""Runs the streamer and the consumers in one Python process, a thread each."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -1,0 +1,219 @@
+"""Capture by trigger in the database: installs the triggers that rules declare, and compares what is there with them.
+
+A rule with ``capture="trigger"`` that has no trigger loses every change, and nothing fails.  So ``penstock init``
+installs the triggers, every worker checks them when it starts, and ``penstock doctor`` checks them whenever it runs.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import psycopg
+
+from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
+from penstock.database.errors import first_line, postgres_errors
+from penstock.database.statements import statements
+from penstock.errors import TriggerMissing
+from penstock.pipeline import Pipeline
+from penstock.staging.trigger_names import Trigger, make_name, quote_table
+from penstock.staging.triggers import make_trigger
+
+INIT = "penstock init"
+
+LOCK_TIMEOUT_S = 5
+"""Longest wait for a table, in seconds: writers queue behind a CREATE TRIGGER that waits."""
+
+
+class _Installed(NamedTuple):
+    """A function that captures changes, with one of its triggers.
+
+    Attributes:
+        name: Of the function.
+        body: The function's body.
+        trigger: Name of the trigger; None if the function has none, like all that follow.
+        schema: Schema of the trigger's table.
+        table: Name of the trigger's table.
+        type: ``pg_trigger.tgtype``.
+        fires: Whether it fires for every change of its type: enabled, for all columns, without a condition.
+    """
+
+    name: str
+    body: str
+    trigger: str | None
+    schema: str | None
+    table: str | None
+    type: int | None
+    fires: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureFault:
+    """A declared trigger that does not capture what its rule says, or an installed one without a rule.
+
+    Attributes:
+        message: What was found.
+        fix: What to type.
+        loses: Whether changes are lost or staged in another form than declared; otherwise, they are staged twice or
+            without need.
+    """
+
+    message: str
+    fix: str
+    loses: bool = True
+
+
+def make_triggers(pipeline: Pipeline) -> list[Trigger]:
+    """Makes the triggers of a pipeline's rules, in the order of their declaration.
+
+    Raises:
+        DeclarationError: A trigger cannot capture a rule's class.
+    """
+    rules = [rule for rule in pipeline.rules if rule.capture == "trigger"]
+    return [make_trigger(rule, pipeline.scope.schema) for rule in rules]
+
+
+def inspect_triggers(connection: Connection, pipeline: Pipeline) -> list[CaptureFault]:
+    """Compares the triggers in the database with the pipeline's rules.
+
+    Raises:
+        DeclarationError: A trigger cannot capture a rule's class.
+        ServerUnavailable: Postgres does not answer.
+    """
+    triggers = make_triggers(pipeline)
+    installed = _read_installed(connection, pipeline)
+    faults = [_compare(trigger, installed) for trigger in triggers]
+    return [*(fault for fault in faults if fault), *_find_undeclared(pipeline, triggers, installed)]
+
+
+def check_triggers(connection: Connection, pipeline: Pipeline) -> None:
+    """Refuses to work while a declared trigger is missing or is not that of its rule; asks nothing if none is declared.
+
+    Raises:
+        TriggerMissing: A trigger is missing, disabled, or is another one than its rule declares.
+        DeclarationError: A trigger cannot capture a rule's class.
+        ServerUnavailable: Postgres does not answer.
+    """
+    if any(rule.capture == "trigger" for rule in pipeline.rules):
+        for fault in inspect_triggers(connection, pipeline):
+            if fault.loses:
+                raise TriggerMissing(f"{fault.message}: {fault.fix}")
+
+
+def install_triggers(database: Database, pipeline: Pipeline) -> list[str]:
+    """Installs or replaces the triggers of a pipeline's rules; those that are as declared are left alone.
+
+    Each is installed in a transaction of its own, so that one table is locked at a time, for a moment.  Several processes
+    may call it at once.
+
+    Args:
+        database: With the application's tables and Penstock's: a URL, or an engine whose URL is used.
+        pipeline: Declares the rules.
+
+    Returns:
+        The tables whose triggers were installed or replaced.
+
+    Raises:
+        TriggerMissing: Some could not be installed, all others were.
+        DeclarationError: A trigger cannot capture a rule's class.
+        ServerUnavailable: Postgres does not answer, or a table stays locked.
+    """
+    triggers = make_triggers(pipeline)
+    if not triggers:
+        return []
+    done, failed = [], []
+    with connect_postgres(get_database_url(database), application="init") as connection:
+        for trigger in triggers:
+            with postgres_errors(f"installing the trigger of {trigger.table}"):
+                try:
+                    done += [trigger.table] if _install(connection, pipeline, trigger) else []
+                except (
+                    psycopg.ProgrammingError
+                ) as error:  # the table, a column or a privilege is missing
+                    failed.append(f"{trigger.rule.type.__name__}: {first_line(error)}")
+    if failed:
+        raise TriggerMissing(
+            f"no trigger was installed for {'; '.join(failed)}. Create or migrate the application's tables first, "
+            f"as their owner, then: {INIT}"
+        )
+    return done
+
+
+def _install(connection: Connection, pipeline: Pipeline, trigger: Trigger) -> bool:
+    """Installs a trigger unless it is there as declared; returns whether it was installed."""
+    sql = statements("penstock.database", pipeline.scope.schema)
+    with connection.transaction():
+        connection.execute(sql["lock_migrations"])
+        connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
+        if _compare(trigger, _read_installed(connection, pipeline)) is None:
+            return False
+        for statement in trigger.statements:
+            connection.execute(statement.encode())
+        _try_columns(connection, trigger)
+    return True
+
+
+def _try_columns(connection: Connection, trigger: Trigger) -> None:
+    """Reads no row of the table with the function's columns and condition: Postgres looks at them only when it fires."""
+    table = quote_table(trigger.schema, trigger.table)
+    [(qualified,)] = connection.execute(
+        "SELECT format('%%I.%%I', n.nspname, c.relname) FROM pg_class c "
+        "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s::regclass",
+        [table],
+    ).fetchall()
+    columns = ", ".join(quote_table("changed", name) for name in trigger.columns)
+    condition = trigger.rule.when if isinstance(trigger.rule.when, str) else "true"
+    connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
+    connection.execute(
+        f"SELECT {columns}, (\n{condition}\n) IS TRUE FROM {qualified} AS changed WHERE false".encode()
+    )
+
+
+def _read_installed(connection: Connection, pipeline: Pipeline) -> list[_Installed]:
+    sql = statements("penstock.database", pipeline.scope.schema)["triggers"]
+    with postgres_errors("reading the triggers"):
+        rows = connection.execute(sql, {"schema": pipeline.scope.schema}).fetchall()
+    return [_Installed(*row) for row in rows]
+
+
+def _compare(trigger: Trigger, installed: Sequence[_Installed]) -> CaptureFault | None:
+    """Compares a declared trigger with what is installed under its name."""
+    cls, table = trigger.rule.type.__name__, quote_table(trigger.schema, trigger.table)
+    own = [each for each in installed if each.name == trigger.name and _is_on(each, trigger)]
+    there = {each.trigger: each for each in own}
+    for name, kind in trigger.types.items():
+        found = there.get(name)
+        if found is None:
+            message = f"{cls} is captured by trigger, and table {table} has no trigger {name}"
+        elif not found.fires:
+            message = f"{cls} is captured by trigger, and trigger {name} of table {table} is disabled or limited"
+            return CaptureFault(message, f"ALTER TABLE {table} ENABLE TRIGGER {name}, or {INIT}")
+        elif found.type != kind or found.body != trigger.body:
+            message = f"{cls} is captured by trigger, and trigger {name} of table {table} is not that of its rule"
+        else:
+            continue
+        return CaptureFault(message, f"install the trigger as declared: {INIT}")
+    return None
+
+
+def _is_on(installed: _Installed, trigger: Trigger) -> bool:
+    return installed.table == trigger.table and trigger.schema in (None, installed.schema)
+
+
+def _find_undeclared(
+    pipeline: Pipeline, triggers: Sequence[Trigger], installed: Sequence[_Installed]
+) -> Iterator[CaptureFault]:
+    """Finds triggers that go on capturing for a rule that has gone: a channel or a class may have been renamed."""
+    declared = {trigger.name for trigger in triggers}
+    by_hooks = {make_name(rule) for rule in pipeline.rules if rule.capture == "orm"}
+    for name, each in {each.name: each for each in installed if each.trigger is not None}.items():
+        if name not in declared:
+            table = quote_table(each.schema, each.table or "")
+            drop = f"DROP FUNCTION {quote_table(pipeline.scope.schema, name)}() CASCADE"
+            message = (
+                f"trigger {each.trigger} of table {table} captures for no rule of this pipeline"
+            )
+            if name in by_hooks:
+                message = f"trigger {each.trigger} of table {table} stages again what the session's hooks stage"
+            else:
+                drop = f"unless another pipeline declares it: {drop}"
+            yield CaptureFault(message, drop, loses=False)

@@ -1,0 +1,107 @@
+"""Which engine a command runs on, and what compares and examines on it."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Literal
+
+from penstock.cli.connections import Connections
+from penstock.cli.render import say
+from penstock.cli.spark import start_spark
+from penstock.declarations import ConsumerSpec, ReconciliationSpec
+from penstock.errors import JavaMissing
+from penstock.inline import InlineComparer, InlineExaminer, needs_spark
+from penstock.reconciling import Comparer
+from penstock.settings import Settings
+from penstock.verifying import Examiner
+
+Engine = Literal["spark", "inline"]
+
+_SPARK = ("pyspark", "pyarrow", "adbc_driver_postgresql")
+"""The packages of the extra ``spark``."""
+
+
+def choose_engine(settings: Settings, consumers: Iterable[ConsumerSpec]) -> Engine:
+    """The engine that runs the pipeline: the chosen one; otherwise Spark where it can run, and inline where it cannot.
+
+    Consumers that take DataFrames run on Spark alone: without it, the error that it is missing is the better one.
+    """
+    if settings.engine != "auto":
+        return settings.engine
+    reason = _why_without_spark()
+    if reason is None or any(consumer.dataframe for consumer in consumers):
+        return "spark"
+    say(f"{reason}: running on the inline engine. To run on Spark: {_INSTALL}")
+    return "inline"
+
+
+_INSTALL = "pip install 'penstock[spark,java]'"
+
+
+def _why_without_spark() -> str | None:
+    """Why Spark cannot run here; None if it can."""
+    missing = [package for package in _SPARK if find_spec(package) is None]
+    if missing:
+        return f"Spark is not installed ({missing[0]} is missing)"
+    from penstock.spark.java import find_java  # noqa: PLC0415  an optional extra
+
+    try:
+        find_java()
+    except JavaMissing as error:
+        return str(error).splitlines()[0].rstrip(".")
+    return None
+
+
+@contextmanager
+def open_examiner(settings: Settings, servers: Connections) -> Iterator[Examiner]:
+    """An examiner on the chosen engine: inline, unless Spark or settings of Spark were given.
+
+    Raises:
+        InvalidSetting: Spark was chosen, and is not installed.
+        JavaMissing: Spark was chosen, and there is no Java runtime.
+    """
+    urls, scope = servers.urls, servers.scope
+    if not _is_spark_chosen(settings):
+        yield InlineExaminer(servers.connection, urls.redis_url, scope)
+        return
+    with start_spark(settings, "verifying on Spark") as spark:
+        from penstock.spark.reconcile.verify import SparkExaminer  # noqa: PLC0415  an optional extra
+
+        yield SparkExaminer(spark, urls.database_url, urls.redis_url, scope)
+
+
+@contextmanager
+def open_comparer(
+    settings: Settings,
+    servers: Connections,
+    specs: Iterable[ReconciliationSpec],
+    report: str | None = None,
+) -> Iterator[Comparer]:
+    """A comparer on the chosen engine: inline, unless Spark was chosen or a canonical function computes with DataFrames.
+
+    Raises:
+        InvalidSetting: Spark is needed, and is not installed; or the report takes Spark.
+        JavaMissing: Spark is needed, and there is no Java runtime.
+    """
+    database_url = servers.urls.database_url
+    if not _is_spark_chosen(settings) and not (
+        settings.engine == "auto" and _is_spark_needed(specs, report)
+    ):
+        yield InlineComparer(database_url, report)
+        return
+    with start_spark(settings, "reconciling with DataFrames or into Parquet") as spark:
+        from penstock.spark.reconcile import SparkComparer  # noqa: PLC0415  an optional extra
+
+        yield SparkComparer(spark, database_url, report)
+
+
+def _is_spark_chosen(settings: Settings) -> bool:
+    if settings.engine == "auto":
+        return settings.master is not None or bool(settings.conf)
+    return settings.engine == "spark"
+
+
+def _is_spark_needed(specs: Iterable[ReconciliationSpec], report: str | None) -> bool:
+    if report is not None and not report.endswith(".csv"):
+        return True
+    return any(needs_spark(spec) for spec in specs)

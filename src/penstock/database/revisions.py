@@ -1,0 +1,171 @@
+"""Which revisions of the schema this release works with, and which one a database has.
+
+    OLDEST … the newest shipped        this release works with these
+    penstock_0009_since_0005           a newer one: releases that ship penstock_0005 or a later one work with it, too
+    penstock_0009                      a newer one that no older release works with
+
+The database holds its revision in a version table of Alembic: in ``penstock init``'s own, or in that of an application whose
+Alembic runs our migrations as a branch.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+import psycopg
+import structlog
+
+from penstock.database.errors import postgres_errors
+from penstock.database.executor import Executor
+from penstock.database.resources import directory
+from penstock.database.statements import statements
+from penstock.errors import SchemaMissing
+from penstock.records import DEFAULT_SCOPE, Scope
+
+log = structlog.get_logger("penstock.schema")
+
+OLDEST = "penstock_0006"
+"""The oldest revision whose tables and functions are enough for the statements of this release.  A test runs them on it."""
+
+_REVISION = re.compile(r"penstock_(?P<number>\d{4})(?:_since_(?P<since>\d{4}))?")
+_FILE = re.compile(r"(?P<number>\d{4})_(?:expand|contract)_\w+\.py")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRevision:
+    """The revision of a schema.
+
+    Attributes:
+        revision: Its name; empty if the schema has our tables and no version table names their revision.
+        table: The version table that names it, as SQL.
+        is_own: Whether that table lies in the schema itself, where ``penstock init`` keeps it.
+    """
+
+    revision: str
+    table: str = ""
+    is_own: bool = True
+
+
+def find_revision(connection: Executor, schema: str) -> FoundRevision | None:
+    """The revision of a schema, wherever it is kept; None if the schema does not have our tables.
+
+    Raises:
+        psycopg.Error: The server's errors.
+    """
+    sql = statements("penstock.database", schema)
+    tables = connection.execute(sql["version_tables"], {"schema": schema}).fetchall()
+    for table, is_own in tables:
+        row = connection.execute(_select_version(table)).fetchone()
+        if row is not None:
+            return FoundRevision(row[0], table, is_own)
+    [(exists,)] = connection.execute(sql["has_tables"], {"schema": schema}).fetchall()
+    return FoundRevision("") if exists else None
+
+
+def check_revision(connection: Executor, scope: Scope) -> None:
+    """Checks that this release works with the schema: one round trip, if the version table is the schema's own.
+
+    Args:
+        connection: In autocommit mode.
+        scope: Names the schema.
+
+    Raises:
+        SchemaMissing: It does not, and what to do.
+        ServerUnavailable: Postgres does not answer.
+    """
+    with postgres_errors("reading the revision of the schema"):
+        try:
+            found = _read_own(connection, scope.schema) or find_revision(connection, scope.schema)
+        except psycopg.errors.InsufficientPrivilege:
+            table = f"{scope.schema}.alembic_version"
+            log.warning("schema revision not checked", fix=f"GRANT SELECT ON {table} TO this role")
+            return
+    if (unusable := why_unusable(found, scope.schema)) is not None:
+        raise SchemaMissing(str(unusable))
+
+
+def _read_own(connection: Executor, schema: str) -> FoundRevision | None:
+    """The revision in the version table of the schema; None if there is none."""
+    table = f'"{schema}".alembic_version'
+    try:
+        row = connection.execute(_select_version(table)).fetchone()
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        return None
+    return None if row is None else FoundRevision(row[0], table)
+
+
+def _select_version(table: str) -> bytes:
+    return (
+        rf"SELECT version_num FROM {table} WHERE version_num LIKE 'penstock\_%' ORDER BY 1 DESC"
+    ).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """Why this release does not work with a schema.
+
+    Attributes:
+        reason: What was found, and what it needs.
+        fix: What to do.
+    """
+
+    reason: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}. What to do: {self.fix}"
+
+
+def why_unusable(found: FoundRevision | None, schema: str) -> Unusable | None:
+    """Why this release does not work with a schema; None if it does."""
+    if found is None:
+        return Unusable(f"schema {schema} has no Penstock tables", init_command(schema))
+    if not found.revision:
+        reason = f"schema {schema} has Penstock's tables, but no version table of Alembic names their revision"
+        return Unusable(reason, f"see docs: {SchemaMissing.page}")
+    at = f"schema {schema} is at {found.revision}"
+    if _number(found.revision) < _number(OLDEST):
+        reason = f"{at}; this release needs {OLDEST} or newer"
+        return Unusable(reason, how_to_upgrade(found, schema))
+    if is_newer(found.revision) and _since(found.revision) > _number(newest_shipped()):
+        reason = f"{at}, of a newer release; this one ships {newest_shipped()}"
+        return Unusable(reason, "pip install --upgrade penstock, here too")
+    return None
+
+
+def is_newer(revision: str) -> bool:
+    """Whether a revision is newer than all that this release ships."""
+    return _number(revision) > _number(newest_shipped())
+
+
+def how_to_upgrade(found: FoundRevision, schema: str) -> str:
+    """What upgrades a schema: our command, or the Alembic that keeps its revision."""
+    return (
+        init_command(schema)
+        if found.is_own
+        else f"alembic upgrade heads, with the Alembic that keeps {found.table}"
+    )
+
+
+def init_command(schema: str) -> str:
+    """The command that creates or upgrades a schema."""
+    return "penstock init" + ("" if schema == DEFAULT_SCOPE.schema else f" --schema {schema}")
+
+
+@cache
+def newest_shipped() -> str:
+    """The newest revision that this release ships, by the names of the files: Alembic would import each of them."""
+    names = (entry.name for entry in (directory("migrations") / "versions").iterdir())
+    return f"penstock_{max(match['number'] for name in names if (match := _FILE.fullmatch(name)))}"
+
+
+def _number(revision: str) -> int:
+    match = _REVISION.fullmatch(revision)
+    # A name that we never gave: of a newer release.
+    return int(match["number"]) if match else 9999
+
+
+def _since(revision: str) -> int:
+    """The oldest release, by its newest revision, that works with a revision."""
+    match = _REVISION.fullmatch(revision)
+    return int(match["since"] or match["number"]) if match else 9999

@@ -1,0 +1,129 @@
+"""What each transaction of ours sets for itself, whatever the role, the database or the last user of a session has set.
+
+A setting of a session would not survive a pooler in transaction mode, and would reach other clients of the pooler.  So
+every setting is local to a transaction, and is sent with its first statement, in the same round trip.
+
+    search_path    Our statements find nothing but Postgres' own functions, operators and types.  Whoever may create
+                   functions in a schema of the role's search_path could otherwise have them run with our rights: Postgres
+                   prefers a function of exactly the arguments' types to its own more general one.  Our tables are
+                   always named with their schema.
+    row_security   A policy that hides rows from us makes the statement fail.  Hidden records would be lost silently.
+    timeouts       Ours instead of the role's or the database's.  One that is shorter than a batch takes would fail it for
+                   ever; without any, a suspended process would keep its locks.
+
+In a handler's transaction the handler keeps the settings of its role: ``guarded`` sets ours for one statement, and
+restores what was there.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+
+SUSPENDED_S = 60
+"""How long a process of ours can be suspended in a transaction, in seconds, before Postgres ends the transaction."""
+
+LOCK_TIMEOUT_S = 60
+"""How long a statement of ours waits for a lock, in seconds, before it is tried again later."""
+
+REPLY_TIMEOUT_S = 300.0
+"""Longest duration of a statement of ours, in seconds.  The client gives up after the same time of silence: keepalives do
+not notice a pooler that has hung."""
+
+HANDLER_TIMEOUT_S = 1800.0
+"""The same for statements of handlers, which may be long or wait for locks."""
+
+_SEARCH_PATH = "pg_catalog, pg_temp"
+_GUARDED = {"search_path": _SEARCH_PATH, "row_security": "off"}
+_TRANSACTION_TIMEOUT_SINCE = 170000
+
+Settings = Mapping[str, str]
+"""Names and values of settings."""
+
+
+@cache
+def own_settings(server_version: int) -> Settings:
+    """The settings of a transaction that runs statements of ours.
+
+    Args:
+        server_version: As in ``connection.info.server_version``.
+    """
+    timeouts = _timeouts(server_version, REPLY_TIMEOUT_S, LOCK_TIMEOUT_S, SUSPENDED_S)
+    return {**_GUARDED, **timeouts}
+
+
+@cache
+def table_settings(server_version: int) -> Settings:
+    """The settings of a transaction that reads the application's tables: it finds them by the role's search_path.
+
+    It may take long and wait long between two statements, and holds no lock that others wait for.
+    """
+    return {"row_security": "off", **_timeouts(server_version, 0, LOCK_TIMEOUT_S, 0)}
+
+
+@cache
+def handler_settings(server_version: int, idle_s: float) -> Settings:
+    """The settings of a transaction that calls a handler: timeouts, which a handler may change by ``SET LOCAL``.
+
+    Args:
+        server_version: As in ``connection.info.server_version``.
+        idle_s: How long the handler may go without a statement, in seconds.
+    """
+    return _timeouts(server_version, HANDLER_TIMEOUT_S, 0, idle_s)
+
+
+def _timeouts(
+    server_version: int, statement_s: float, lock_s: float, idle_s: float
+) -> dict[str, str]:
+    """The timeouts, in seconds; 0 is none.  A transaction as a whole is not limited: its statements and pauses are."""
+    seconds = {
+        "statement_timeout": statement_s,
+        "lock_timeout": lock_s,
+        "idle_in_transaction_session_timeout": idle_s,
+    }
+    if server_version >= _TRANSACTION_TIMEOUT_SINCE:
+        seconds["transaction_timeout"] = 0
+    return {name: f"{round(value * 1000)}ms" for name, value in seconds.items()}
+
+
+def set_local(settings: Settings) -> tuple[bytes, ...]:
+    """Statements for the beginning of a transaction.  They take no snapshot, so it can still import one."""
+    return tuple(
+        f"SET LOCAL {name} TO {_literal(name, value)}".encode() for name, value in settings.items()
+    )
+
+
+def set_local_in_one(settings: Settings) -> bytes:
+    """The same as one statement, which takes a snapshot and returns a row."""
+    calls = (
+        f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in settings.items()
+    )
+    return f"SELECT {', '.join(calls)}".encode()
+
+
+def _literal(name: str, value: str) -> str:
+    return value if name == "search_path" else f"'{value}'"
+
+
+def guarded(more: Settings) -> tuple[bytes, bytes]:
+    """What to send before and after one statement of ours in somebody else's transaction.
+
+    Args:
+        more: Settings that stay until the end of the transaction.
+    """
+    before = [
+        f"pg_catalog.set_config('penstock.{name}', pg_catalog.current_setting('{name}'), true), "
+        f"pg_catalog.set_config('{name}', '{value}', true)"
+        for name, value in _GUARDED.items()
+    ]
+    kept = [f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in more.items()]
+    after = [
+        f"pg_catalog.set_config('{name}', pg_catalog.current_setting('penstock.{name}'), true)"
+        for name in _GUARDED
+    ]
+    return f"SELECT {', '.join(before + kept)}".encode(), f"SELECT {', '.join(after)}".encode()
+
+
+ROLES_SEARCH_PATH = b"SET LOCAL search_path TO DEFAULT"
+"""Names are looked up as the role is set up, from here to the end of the transaction or to ``OUR_SEARCH_PATH``."""
+
+OUR_SEARCH_PATH = f"SET LOCAL search_path TO {_SEARCH_PATH}".encode()
+"""Names are looked up in Postgres' own catalog again."""

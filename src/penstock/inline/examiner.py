@@ -1,0 +1,180 @@
+"""Compares ranges of the log with Postgres in this process, one read after the other."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from penstock.channels.log import NAMES
+from penstock.channels.server import RedisClient
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
+from penstock.database.statements import statements
+from penstock.records import Scope
+from penstock.verifying import (
+    Examination,
+    ExpectedRecord,
+    Finding,
+    FindingKind,
+    UnexpectedEntry,
+    VerificationRange,
+    compare,
+)
+from penstock.verifying.comparing import Entry
+from penstock.verifying.reading import (
+    connect_unparsed,
+    divide,
+    offsets_a_read,
+    read_beginning,
+    read_entries,
+)
+from penstock.verifying.run import FINDINGS_KEPT
+
+
+class InlineExaminer:
+    """Compares on one connection to each server.
+
+    Memory holds one read at a time; records that occur twice, and keys out of order, are counted by Postgres.
+    """
+
+    def __init__(self, connection: Connection, redis_url: str, scope: Scope) -> None:
+        """Sets up.
+
+        Args:
+            connection: To Postgres, in autocommit mode.
+            redis_url: The Redis that holds the log.
+            scope: Of the pipeline.
+        """
+        self._connection, self._redis_url, self._scope = connection, redis_url, scope
+        self._sql = statements("penstock.verifying", scope.schema)
+
+    def examine(self, ranges: Sequence[VerificationRange]) -> Examination:
+        """Compares every offset of the ranges.
+
+        Raises:
+            ServerUnavailable: Postgres or Redis does not answer.
+            ForeignLog: The key of a shard holds another type.
+        """
+        found = _Found()
+        with connect_unparsed(self._redis_url) as client:
+            for each in ranges:
+                most = offsets_a_read(self._connection, self._scope, each)
+                for wanted in divide(each, most):
+                    found.add(self._compare(client, wanted, found))
+        again, twice = self._read_repeats(ranges)
+        found.counts[FindingKind.DOUBLED] += again
+        return Examination(
+            found.records,
+            self._count_overtaken(ranges),
+            +found.counts,
+            found.findings,
+            found.unexpected,
+            twice,
+        )
+
+    def _compare(
+        self, client: RedisClient, wanted: VerificationRange, found: "_Found"
+    ) -> Iterator[Finding | UnexpectedEntry]:
+        # The log first: a published record that Postgres names afterwards was in the log before.
+        entries = read_entries(client, self._scope, wanted)
+        expected = self._read_expected(wanted)
+        found.records += len(expected)
+        if not _is_equal(wanted, expected, entries):
+            begins = read_beginning(self._connection, self._scope, wanted)
+            yield from compare(wanted, expected, entries, begins)
+
+    def _read_expected(self, wanted: VerificationRange) -> list[ExpectedRecord]:
+        """The records that Postgres names."""
+        where = {
+            "channel": wanted.shard.channel,
+            "shard": wanted.shard.shard,
+            "after": wanted.after,
+            "until": wanted.until,
+        }
+        with postgres_errors(f"reading {wanted.shard}"):
+            rows = self._connection.execute(self._sql["expected_records"], where).fetchall()
+        return [
+            ExpectedRecord(
+                offset,
+                record,
+                entry,
+                tuple(value.encode() for value in values) if present else None,
+                at_home,
+            )
+            for offset, record, entry, present, at_home, *values in rows
+        ]
+
+    def _read_repeats(self, ranges: Sequence[VerificationRange]) -> tuple[int, list[int]]:
+        """The number of repeated journal positions, and the first records that have several."""
+        with postgres_errors("reading the journal"):
+            rows = self._connection.execute(
+                self._sql["repeats"], {**_parameters(ranges), "most": FINDINGS_KEPT}
+            ).fetchall()
+        return (rows[0][1] if rows else 0), [record for record, _ in rows]
+
+    def _count_overtaken(self, ranges: Sequence[VerificationRange]) -> int:
+        """Number of records that come after a newer record of the same key."""
+        with postgres_errors("reading the journal"):
+            [(number,)] = self._connection.execute(self._sql["overtaken"], _parameters(ranges))
+        return int(number)
+
+
+@dataclass
+class _Found:
+    """What was found, up to ``FINDINGS_KEPT``; the rest is only counted."""
+
+    records: int = 0
+    counts: Counter[FindingKind] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+    unexpected: list[UnexpectedEntry] = field(default_factory=list)
+
+    def add(self, found: Iterable[Finding | UnexpectedEntry]) -> None:
+        for each in found:
+            is_kept = len(self.findings) + len(self.unexpected) < FINDINGS_KEPT
+            if isinstance(each, Finding):
+                self.counts[each.kind] += each.count
+                if is_kept:
+                    self.findings.append(each)
+            elif is_kept:
+                self.unexpected.append(each)
+            else:
+                self.counts[FindingKind.SURPLUS] += 1  # its position is not looked up
+
+
+def _parameters(ranges: Sequence[VerificationRange]) -> dict[str, list[str] | list[int]]:
+    return {
+        "channels": [each.shard.channel for each in ranges],
+        "shards": [int(each.shard.shard) for each in ranges],
+        "after": [each.after for each in ranges],
+        "until": [each.until for each in ranges],
+    }
+
+
+def _is_equal(
+    wanted: VerificationRange, expected: Sequence[ExpectedRecord], entries: Sequence[Entry]
+) -> bool:
+    """Whether both sides have all records, in order and with the same content.  If not, entries are compared one by one."""
+    count = wanted.until - wanted.after
+    published = max(0, min(count, wanted.published - wanted.after))
+    if len(expected) != count or len(entries) != published:
+        return False
+    before: ExpectedRecord | None = None
+    for number, each in enumerate(expected):
+        if each.offset != wanted.after + 1 + number or each.values is None or not each.at_home:
+            return False
+        if before is not None and before.entry == each.entry and before.record >= each.record:
+            return False
+        if number < published and not _is_same(each, entries[number]):
+            return False
+        before = each
+    return True
+
+
+def _is_same(expected: ExpectedRecord, entry: Entry) -> bool:
+    entry_id, fields = entry
+    assert expected.values is not None
+    return (
+        entry_id == b"%d-0" % expected.offset
+        and len(fields) == 2 * len(NAMES)
+        and list(fields[::2]) == NAMES
+        and tuple(fields[1::2]) == expected.values
+    )

@@ -1,0 +1,211 @@
+"""Reads one side of a comparison in the order of its keys, in a snapshot, a few thousand rows at a time.
+
+Values are cast to text by Postgres.  A column of the state has the type of the canonical column, unless both are numbers.
+Keys are ordered as text in the collation C, which is the order of Python's strings, whatever the database's collation.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import IsolationLevel, sql
+
+from penstock.database.connections import Connection, TableConnection, connect_postgres
+from penstock.database.errors import first_line, postgres_errors
+from penstock.database.transactions import HANDLER_TIMEOUT_S
+from penstock.errors import SnapshotLost, Unknown
+from penstock.inline.tables import quote
+from penstock.inline.values import NUMBERS, Value
+from penstock.reconciling import Difference
+
+ROWS_A_FETCH = 5_000
+
+_SETTINGS = {
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+    "cursor_tuple_fraction": "1",  # every row is fetched
+}
+
+Key = tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Side:
+    """A query or table, and the types of its columns.
+
+    Attributes:
+        source: What stands after FROM.
+        oids: The type of each column.
+        names: The SQL name of each type.
+    """
+
+    source: str
+    oids: Mapping[str, int]
+    names: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The rows of one key.
+
+    Attributes:
+        key: The values of its columns.
+        values: The values of the compared columns, of one of the rows.
+        count: Number of rows.
+    """
+
+    key: Key
+    values: tuple[Value, ...]
+    count: int
+
+
+@contextmanager
+def in_snapshot(database_url: str, snapshot: str) -> Iterator[Connection]:
+    """A connection that sees the database as the snapshot does, until the block ends.
+
+    Raises:
+        SnapshotLost: The transaction that held the snapshot has ended.
+        ServerUnavailable: Postgres does not answer.
+    """
+    with connect_postgres(
+        database_url, application="reconcile", prepare=False, kind=TableConnection
+    ) as connection:
+        connection.longest_silence_s = HANDLER_TIMEOUT_S  # a sort may take long
+        connection.isolation_level, connection.read_only = IsolationLevel.REPEATABLE_READ, True
+        with postgres_errors("reading in a snapshot"), connection.transaction():
+            _enter(connection, snapshot)
+            for name, value in _SETTINGS.items():
+                connection.execute(f"SET LOCAL {name} = {value}".encode())
+            yield connection
+
+
+def _enter(connection: Connection, snapshot: str) -> None:
+    try:
+        connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+    except (psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject) as error:
+        raise SnapshotLost(
+            f"snapshot {snapshot} is gone: the transaction that held it has ended, or Postgres was restarted. "
+            "Begin again with another cut"
+        ) from error
+
+
+def describe_side(connection: Connection, source: str, columns: Sequence[str] | None) -> Side:
+    """The columns of a query or table, or some of them.
+
+    Raises:
+        Unknown: There is no such table or column.
+    """
+    names = "*" if columns is None else ", ".join(map(quote, columns))
+    try:
+        found = connection.execute(f"SELECT {names} FROM {source} LIMIT 0".encode()).description
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
+        raise Unknown(f"reconcile: {first_line(error)}") from error
+    oids = {column.name: column.type_code for column in found or ()}
+    types = connection.execute(
+        "SELECT t, pg_catalog.format_type(t, -1) FROM unnest(%s::oid[]) AS t",
+        ([*oids.values()],),
+    ).fetchall()
+    by_oid: dict[int, str] = dict(types)
+    return Side(source, oids, {column: by_oid[oid] for column, oid in oids.items()})
+
+
+def read_groups(
+    connection: Connection,
+    side: Side,
+    like: Side,
+    key: Sequence[str],
+    columns: Sequence[str],
+    among: Sequence[Difference] | None,
+) -> Iterator[Group]:
+    """The rows of each key, in the order of the keys; keys with NULL come last.
+
+    Args:
+        connection: In the side's snapshot.
+        side: What to read.
+        like: The canonical side, whose types are taken.
+        key: The columns of the key.
+        columns: The columns to compare.
+        among: Read only the keys of these differences.
+    """
+    keys = [_as_key(side, like, column) for column in key]
+    values = [_as_text(side, like, column) for column in columns]
+    order = ", ".join(f'({expression}) COLLATE "C"' for expression in keys)
+    query = (
+        f"SELECT {', '.join([*keys, *values]) or 'NULL'} FROM {side.source} {_where(side, like, key, among)}"
+        + (f" ORDER BY {order}" if order else "")
+    )
+    return _group(_stream(connection, query), len(key), len(columns))
+
+
+def read_rows(connection: Connection, side: Side, columns: Sequence[str]) -> Iterator[Key]:
+    """All rows, in no order."""
+    values = ", ".join(_as_text(side, side, column) for column in columns)
+    return _stream(connection, f"SELECT {values} FROM {side.source}")
+
+
+def _stream(connection: Connection, query: str) -> Iterator[Key]:
+    with connection.cursor(name="penstock_rows") as cursor:
+        cursor.itersize = ROWS_A_FETCH
+        yield from cursor.execute(query.encode())
+
+
+def _group(rows: Iterable[Key], keys: int, columns: int) -> Iterator[Group]:
+    """Neighbours with the same key become one group."""
+    group: Group | None = None
+    for row in rows:
+        key, values = row[:keys], row[keys : keys + columns]
+        if group is not None and group.key == key:
+            group = Group(key, group.values, group.count + 1)
+            continue
+        if group is not None:
+            yield group
+        group = Group(key, values, 1)
+    if group is not None:
+        yield group
+
+
+def _as_text(side: Side, like: Side, column: str) -> str:
+    return f"{_cast(side, like, column)}::text"
+
+
+def _as_key(side: Side, like: Side, column: str) -> str:
+    """The text of a key's column; that of a numeric does not depend on its trailing zeros."""
+    value = _in_type(side, like, column)
+    return f"trim_scale({value})::text" if like.names[column] == "numeric" else f"{value}::text"
+
+
+def _cast(side: Side, like: Side, column: str) -> str:
+    are_numbers = {side.oids[column], like.oids[column]} <= NUMBERS
+    return quote(column) if are_numbers else _in_type(side, like, column)
+
+
+def _in_type(side: Side, like: Side, column: str) -> str:
+    """A column in the canonical type."""
+    if side.oids[column] == like.oids[column]:
+        return quote(column)
+    return f"CAST({quote(column)} AS {like.names[column]})"
+
+
+def _where(side: Side, like: Side, key: Sequence[str], among: Sequence[Difference] | None) -> str:
+    """The condition for the rows of some keys, which an index can answer."""
+    if among is None or not key:
+        return ""
+    wanted = [json.loads(difference.key, parse_float=str, parse_int=str) for difference in among]
+    lists = ", ".join(
+        sql.SQL("{}::text[]").format([_plain(each[column]) for each in wanted]).as_string(None)
+        for column in key
+    )
+    names = [f"k{number}" for number in range(len(key))]
+    typed = ", ".join(
+        f"CAST(w.{name} AS {like.names[column]})" for name, column in zip(names, key, strict=True)
+    )
+    columns = ", ".join(_in_type(side, like, column) for column in key)
+    return f"WHERE ({columns}) IN (SELECT {typed} FROM unnest({lists}) AS w ({', '.join(names)}))"
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else str(value).lower()

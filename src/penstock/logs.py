@@ -1,0 +1,116 @@
+"""The log of a process: console format on a terminal, JSON lines otherwise; always on stderr.
+
+Libraries and applications that use the standard library's logging, or structlog, write to the same place, at the same
+level.  Passwords are masked in every line, and what a terminal would obey is escaped.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Mapping, MutableMapping
+from io import StringIO
+from typing import Any, TextIO
+
+import structlog
+from structlog.typing import ExcInfo
+
+from penstock.display import escape, escape_lines, mask
+
+FORMAT, LEVEL = "PENSTOCK_LOG_FORMAT", "PENSTOCK_LOG_LEVEL"
+"""The environment variables of both settings: a Spark task takes them from there."""
+
+_chosen: dict[str, str] = {}
+
+QUIET = ("alembic", "asyncio", "psycopg", "py4j", "pyspark", "redis")
+"""Libraries of ours whose messages below WARNING are not for operators; SQLAlchemy sees to that itself."""
+
+
+class _MaskingFormatter(logging.Formatter):
+    """Masks passwords in the output of another formatter."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        return mask(self._inner.format(record))
+
+
+def configure(*, console: bool, level: str) -> None:
+    """Sets up structlog and the standard library's logging for this process.
+
+    Args:
+        console: Lines for people instead of JSON.
+        level: ``debug``, ``info``, ``warning`` or ``error``.
+    """
+    _chosen.update({FORMAT: "console" if console else "json", LEVEL: level})
+    number = logging.getLevelNamesMapping()[level.upper()]
+    stamps: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console),
+    ]
+    structlog.configure(
+        processors=[*stamps, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        cache_logger_on_first_use=False,
+    )
+    ending = _console_processors() if console else _json_processors()
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=stamps,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *ending],
+    )
+    stderr = logging.StreamHandler(sys.stderr)
+    stderr.setFormatter(_MaskingFormatter(formatter))
+    root = logging.getLogger()
+    root.handlers = [stderr]
+    root.setLevel(number)
+    for name in QUIET:
+        if logging.getLogger(name).level == logging.NOTSET:
+            logging.getLogger(name).setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+
+
+def share_with_tasks() -> None:
+    """Lets the Spark tasks of this process log as it does, if it is a command."""
+    os.environ.update(_chosen)
+
+
+def configure_task() -> None:
+    """Sets up the log of a Spark task as its command's, once in a Python process; other applications set up their own."""
+    if not _chosen and FORMAT in os.environ and LEVEL in os.environ:
+        configure(console=os.environ[FORMAT] == "console", level=os.environ[LEVEL])
+
+
+def _json_processors() -> list[Any]:
+    """Tracebacks without local variables, which hold payloads; JSON escapes everything that is not ASCII."""
+    return [
+        structlog.processors.ExceptionRenderer(
+            structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        ),
+        structlog.processors.JSONRenderer(),
+    ]
+
+
+def _console_processors() -> list[Any]:
+    return [_escape_values, structlog.dev.ConsoleRenderer(exception_formatter=_write_traceback)]
+
+
+def _escape_values(
+    _logger: object, _method: str, event: MutableMapping[str, Any]
+) -> Mapping[str, Any]:
+    """Every value as one line; a traceback as several."""
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = (escape_lines if name in ("exception", "stack") else escape)(value)
+        elif name != "exc_info" and not (value is None or isinstance(value, bool | int | float)):
+            event[name] = escape(repr(value))
+    return event
+
+
+def _write_traceback(stream: TextIO, error: ExcInfo) -> None:
+    plain = StringIO()
+    structlog.dev.plain_traceback(plain, error)
+    stream.write(escape_lines(plain.getvalue()))

@@ -1,0 +1,62 @@
+"""One state of the database for all tasks: a snapshot, held in the driver and imported by each task."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from psycopg import sql
+
+from penstock.database.connections import connect_postgres
+from penstock.database.errors import postgres_errors
+from penstock.database.formats import FIX_FORMATS
+from penstock.errors import SnapshotLost
+from penstock.reconciling.cut import export_snapshot
+
+
+@contextmanager
+def snapshot(database_url: str) -> Iterator[str]:
+    """Exports a snapshot for ``penstock.table`` and yields its name; tasks can read in it until the block ends.
+
+        with snapshot(url) as name:
+            rides = spark.read.format("penstock.table").option("table", "rides").option("snapshot", name).load()
+            rides.write.parquet("rides")
+
+    Frames are lazy, so the action belongs into the block.  While it is open, Postgres cannot vacuum rows that are deleted.
+
+    Args:
+        database_url: The server that the tasks read: the primary, or a standby for standby reads.
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+    """
+    with connect_postgres(database_url, application="snapshot") as holder:
+        with postgres_errors("exporting a snapshot"):
+            holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            name = export_snapshot(holder)
+        try:
+            yield name
+        finally:
+            holder.close()
+
+
+def begin_reading(cursor: Any, snapshot: str | None) -> None:
+    """Begins a task's transaction: in the snapshot, if there is one, and with fixed formats of text.
+
+    Args:
+        cursor: Of psycopg or of ADBC, in a new transaction.
+        snapshot: Its name.
+
+    Raises:
+        SnapshotLost: The snapshot is gone.
+    """
+    if snapshot is not None:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        try:
+            cursor.execute(f"SET TRANSACTION SNAPSHOT {sql.Literal(snapshot).as_string(None)}")
+        except Exception as error:
+            raise SnapshotLost(
+                f"penstock.table: snapshot {snapshot} is gone: the transaction that held it has ended, or Postgres was restarted. "
+                "Begin again with another one"
+            ) from error
+    cursor.execute(FIX_FORMATS)
+    cursor.fetchall()

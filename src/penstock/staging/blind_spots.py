@@ -1,0 +1,126 @@
+"""Changes that a rule seems to cover and its hooks do not see: each gets a warning, once.
+
+    an unattached session      flushes an object of a class with a rule: nothing is staged
+    a foreign key              lets Postgres itself delete or update rows of the class
+    an association table       holds a many-to-many relationship of the class, outside its own table
+
+The last two are seen when a rule is declared, or as soon as all classes are mapped.  They are warnings, because an
+application may not need the records.  ``warnings.filterwarnings`` silences them, or makes them errors in tests.
+"""
+
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakSet
+
+from sqlalchemy import Column, ForeignKey, event
+from sqlalchemy.orm import Mapper, Session, class_mapper
+from sqlalchemy.orm.exc import UnmappedClassError
+
+from penstock.declarations import StagingRule
+from penstock.errors import UnstagedChanges
+from penstock.staging.rules import Declarations, find_attachments
+
+_LIBRARIES = ("penstock.", "sqlalchemy.")
+
+_pipelines: WeakSet[Declarations] = WeakSet()
+"""Pipelines with rules for the hooks."""
+
+_warned: set[tuple[type[Any], type[Any]]] = set()
+"""Pairs of a class of sessions and a mapped class for which the warning has been given."""
+
+_unconfigured: list[tuple[StagingRule, Declarations]] = []
+"""Rules whose classes refer to some that are not mapped yet."""
+
+
+def watch_rule(rule: StagingRule, pipeline: Declarations) -> None:
+    """Warns of changes that a new rule does not see."""
+    if rule.capture == "orm":
+        _pipelines.add(pipeline)
+        for foreign_key, what in _find_cascades(rule):
+            _warn(
+                f"{rule.type.__name__}.{foreign_key.parent.key} is declared with {what}: Postgres then changes rows of "
+                f"{rule.type.__name__} by itself, and nothing is staged for them. Let the session do it "
+                f'(relationship(cascade="all, delete-orphan") without passive_deletes), or declare the rule with '
+                'capture="trigger"'
+            )
+    _unconfigured.append((rule, pipeline))
+    _check_configured()
+
+
+def warn_if_unattached(session: Session, mapper: Mapper[Any]) -> None:
+    """Warns if a session writes an object of a class with rules, and none of their pipelines is attached to it."""
+    pair = (type(session), mapper.class_)
+    if pair in _warned:
+        return
+    attached = [attachment.pipeline for attachment in find_attachments(session)]
+    for pipeline in list(_pipelines):
+        if not any(pipeline is other for other in attached) and _has_rule(pipeline, mapper):
+            _warn(
+                f"a session writes {mapper.class_.__name__}, for which a staging rule is declared, and the pipeline is "
+                "not attached to the session: nothing is staged. Attach it where sessions are created: "
+                "pipeline.attach(…) takes a sessionmaker, the Session class or one session"
+            )
+            break
+    _warned.add(pair)
+
+
+def _has_rule(pipeline: Declarations, mapper: Mapper[Any]) -> bool:
+    return any(
+        rule.capture == "orm" and issubclass(mapper.class_, rule.type) for rule in pipeline.rules
+    )
+
+
+def _find_cascades(rule: StagingRule) -> Iterator[tuple[ForeignKey, str]]:
+    """Finds foreign keys by which Postgres changes rows of the class; not those that join tables of one class."""
+    mapper: Mapper[Any] = class_mapper(rule.type, configure=False)
+    own = {getattr(table, "fullname", None) for table in mapper.tables}
+    for table in mapper.tables:
+        for foreign_key in getattr(table, "foreign_keys", ()):
+            column: Column[Any] = foreign_key.parent
+            target = foreign_key.target_fullname.rpartition(".")[0]
+            if column.primary_key and target in own:
+                continue
+            for action, where in (
+                (foreign_key.ondelete, "DELETE"),
+                (foreign_key.onupdate, "UPDATE"),
+            ):
+                done = (action or "").upper()
+                change = "delete" if (done, where) == ("CASCADE", "DELETE") else "update"
+                if done in {"CASCADE", "SET NULL", "SET DEFAULT"} and change in rule.on:
+                    yield foreign_key, f"ON {where} {done}"
+
+
+@event.listens_for(Mapper, "after_configured")
+def _check_configured() -> None:
+    """Checks the rules whose classes are completely mapped by now."""
+    for pair in list(_unconfigured):
+        try:
+            is_configured = class_mapper(pair[0].type, configure=False).configured
+        except UnmappedClassError:  # unmapped since, as by clear_mappers()
+            _unconfigured.remove(pair)
+        else:
+            if is_configured:
+                _unconfigured.remove(pair)
+                _warn_of_associations(*pair)
+
+
+def _warn_of_associations(rule: StagingRule, pipeline: Declarations) -> None:
+    staged = {class_mapper(other.type, configure=False).local_table for other in pipeline.rules}
+    for relationship in class_mapper(rule.type).relationships:
+        table: Any = relationship.secondary
+        if table is not None and not relationship.viewonly and table not in staged:
+            _warn(
+                f"{rule.type.__name__}.{relationship.key} is kept in table {table}: adding to it or removing from it "
+                f"changes no row of {rule.type.__name__}, and nothing is staged. Map {table} to a class and declare a rule "
+                "for that, or stage() these changes"
+            )
+
+
+def _warn(message: str) -> None:
+    """Warns, naming the application's line."""
+    frame, level = sys._getframe(), 1  # noqa: SLF001  documented, and CPython is required
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(_LIBRARIES):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UnstagedChanges, stacklevel=level)

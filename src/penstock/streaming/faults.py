@@ -1,0 +1,243 @@
+"""What is wrong with single records and shards, as the streamer notes it in Postgres: for its log, ``status`` and ``doctor``.
+
+isolated records    staged rows that no tick can give an offset: an impossible time, id, name or transaction id
+unknown shards      records that have their offsets, and that belong to no registered channel: not published
+stopped shards      shards that the streamer leaves out, while all others go on
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from penstock.channels.isolation import ShardError
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
+from penstock.database.statements import statements
+from penstock.errors import DamagedJournal
+from penstock.records import RecordId, Scope, Shard, ShardName
+
+log = structlog.get_logger("penstock.streamer")
+
+MOST_NAMED = 20
+"""Most records and shards that are named, each, in the log and in reports."""
+
+MOST_UNREACHABLE = 1000
+"""Most rows with an impossible transaction id that are noted, of either kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class IsolatedRecord:
+    """A staged row that gets no offset until it is corrected.
+
+    Attributes:
+        id: Its number.
+        shard: The shard that it names; a long name is cut.
+        reason: What is wrong with it.
+    """
+
+    id: RecordId
+    shard: ShardName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class IsolatedRecords:
+    """Isolated records.
+
+    Attributes:
+        count: How many there are.
+        first: The first of them.
+        last_number: In the order in which they were noted.
+    """
+
+    count: int = 0
+    first: tuple[IsolatedRecord, ...] = ()
+    last_number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownShard:
+    """A shard with records that no registered channel has.
+
+    Attributes:
+        shard: The shard that the records name.
+        records: Number of records.
+        first: The first of them; None if its journal row was just removed.
+    """
+
+    shard: ShardName
+    records: int
+    first: RecordId | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedShard:
+    """A shard that the streamer leaves out.
+
+    Attributes:
+        shard: The shard.
+        reason: Why.
+        since_s: How long it has been stopped, in seconds.
+    """
+
+    shard: ShardName
+    reason: str
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Everything of it.
+
+    Attributes:
+        isolated: Records without an offset.
+        unknown: Shards of no registered channel, at most ``MOST_NAMED``.
+        stopped: Shards that are left out.
+    """
+
+    isolated: IsolatedRecords
+    unknown: tuple[UnknownShard, ...]
+    stopped: tuple[StoppedShard, ...]
+
+
+def read_faults(connection: Connection, scope: Scope) -> Faults:
+    """What streamers have noted.
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+        SchemaMissing: The tables are not there.
+    """
+    with postgres_errors("reading what is isolated and stopped"):
+        return Faults(
+            _read_isolated(connection, scope, 0),
+            _read_unknown(connection, scope),
+            _read_stopped(connection, scope),
+        )
+
+
+def _read_isolated(connection: Connection, scope: Scope, after: int) -> IsolatedRecords:
+    rows = connection.execute(
+        statements("penstock.streaming", scope.schema)["isolated_records"],
+        {"number": after, "most": MOST_NAMED},
+    ).fetchall()
+    if not rows:
+        return IsolatedRecords(last_number=after)
+    first = tuple(
+        IsolatedRecord(record, ShardName(channel, Shard(shard)), reason)
+        for record, channel, shard, reason, _, _ in rows
+    )
+    *_, last_number, count = rows[0]
+    return IsolatedRecords(count, first, last_number)
+
+
+def _read_unknown(connection: Connection, scope: Scope) -> tuple[UnknownShard, ...]:
+    rows = connection.execute(
+        statements("penstock.streaming", scope.schema)["unknown_shards"], {"most": MOST_NAMED}
+    ).fetchall()
+    return tuple(
+        UnknownShard(ShardName(channel, Shard(shard)), records, first)
+        for channel, shard, records, first in rows
+    )
+
+
+def _read_stopped(connection: Connection, scope: Scope) -> tuple[StoppedShard, ...]:
+    rows = connection.execute(
+        statements("penstock.streaming", scope.schema)["stopped_shards"]
+    ).fetchall()
+    return tuple(
+        StoppedShard(ShardName(channel, Shard(shard)), reason, since_s)
+        for channel, shard, reason, since_s in rows
+    )
+
+
+def check_missed(connection: Connection, scope: Scope, shard: ShardName) -> None:
+    """Checks that no record of a shard has lost its offset.
+
+    Raises:
+        DamagedJournal: Some have.
+        ServerUnavailable: Postgres does not answer.
+    """
+    sql = statements("penstock.streaming", scope.schema)["missed_in_shard"]
+    with postgres_errors("looking for missed records"):
+        [(count, first)] = connection.execute(
+            sql, {"channel": shard.channel, "shard": shard.shard}
+        ).fetchall()
+    if count:
+        raise DamagedJournal(
+            f"{shard}: {count:,} records have lost their offsets (the first is record {first}): rows of the journal were "
+            "deleted by something other than Penstock. See docs: errors#damagedjournal; then: penstock reset epoch"
+        )
+
+
+class FaultLog:
+    """Notes faults in Postgres and names each of them in the log once."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._last_number = 0
+        self._unknown: set[ShardName] = set()
+        self._stopped: dict[ShardName, str] | None = None
+
+    def reopen(self) -> None:
+        """Writes again what is stopped: another streamer may have changed it."""
+        self._stopped = None
+
+    def update(self, connection: Connection, stopped: Mapping[ShardName, ShardError]) -> None:
+        """Notes what is new.
+
+        Raises:
+            ServerUnavailable: Postgres does not answer.
+        """
+        sql = statements("penstock.streaming", self._scope.schema)
+        with postgres_errors("noting what is isolated and stopped"):
+            connection.execute(sql["isolate_unreachable"], {"most": MOST_UNREACHABLE})
+            self._log_isolated(_read_isolated(connection, self._scope, self._last_number))
+            self._log_unknown(_read_unknown(connection, self._scope))
+            self._store({shard: str(error) for shard, error in stopped.items()}, connection)
+
+    def forget(self, connection: Connection) -> None:
+        """Removes the notes of records that are no longer isolated.
+
+        Raises:
+            ServerUnavailable: Postgres does not answer.
+        """
+        with postgres_errors("removing old notes"):
+            connection.execute(
+                statements("penstock.streaming", self._scope.schema)["forget_isolated"]
+            )
+
+    def _log_isolated(self, found: IsolatedRecords) -> None:
+        for record in found.first:
+            log.error(
+                "record isolated", record=record.id, shard=str(record.shard), reason=record.reason
+            )
+        if more := found.count - len(found.first):
+            log.error("more records isolated", records=more, see="penstock doctor")
+        self._last_number = found.last_number
+
+    def _log_unknown(self, found: Collection[UnknownShard]) -> None:
+        for each in found:
+            if each.shard not in self._unknown:
+                log.error(
+                    "shard unknown",
+                    shard=str(each.shard),
+                    records=each.records,
+                    first_record=each.first,
+                    reason="no registered channel has it; its records are not published",
+                )
+        self._unknown = {each.shard for each in found}
+
+    def _store(self, stopped: dict[ShardName, str], connection: Connection) -> None:
+        """Writes which shards are stopped, if that has changed."""
+        if stopped == self._stopped:
+            return
+        sql = statements("penstock.streaming", self._scope.schema)
+        with connection.transaction():
+            connection.execute(sql["start_shards"], {"stopped": [str(shard) for shard in stopped]})
+            for shard, reason in stopped.items():
+                connection.execute(
+                    sql["stop_shard"],
+                    {"channel": shard.channel, "shard": shard.shard, "reason": reason},
+                )
+        self._stopped = stopped

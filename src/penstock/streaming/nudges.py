@@ -1,0 +1,102 @@
+"""Nudges: notifications that end the streamer's pause early.  A hint; nothing depends on their arrival.
+
+NOTIFY needs no privilege, so anybody who can connect can send any number of any size.  They arrive on a connection of
+their own, which no other statement uses, and which is closed for a while as soon as more arrive than could be of use.
+"""
+
+from contextlib import suppress
+from selectors import EVENT_READ, DefaultSelector
+from time import monotonic, sleep
+
+import psycopg
+import structlog
+
+from penstock.database.connections import Connection, connect_postgres
+from penstock.errors import PenstockError
+from penstock.records import Scope
+
+log = structlog.get_logger("penstock.streamer")
+
+WINDOW_S = 1.0
+"""Interval in which nudges are counted, in seconds."""
+
+MOST_NUDGES = 1000
+"""More nudges than this in a window are a flood: a round that follows another within a millisecond needs none."""
+
+MOST_BYTES = 4096
+"""So are more bytes of payload than this: a nudge has none."""
+
+DEAF_S = 10.0
+"""How long the streamer polls without nudges after a flood, or if it cannot listen, in seconds."""
+
+
+class Nudges:
+    """Waits for nudges, on a connection of its own."""
+
+    def __init__(self, url: str, scope: Scope) -> None:
+        """Does not connect yet; see ``open``.
+
+        Args:
+            url: Of the database.
+            scope: Of the pipeline: its schema names the channel.
+        """
+        self._url, self._scope = url, scope
+        self._connection: Connection | None = None
+        self._deaf_until = self._window_ends = 0.0
+        self._nudges = self._bytes = 0
+        self._reported = False
+
+    def open(self) -> None:
+        """Listens, unless there was a flood a moment ago.  If it cannot, the streamer polls."""
+        self.close()
+        if monotonic() < self._deaf_until:
+            return
+        try:
+            self._connection = connect_postgres(self._url, application="nudges")
+            self._connection.execute(f'LISTEN "{self._scope.schema}_nudge"'.encode())
+        except (PenstockError, psycopg.Error) as error:
+            self._stop_listening(type(error).__name__)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def wait(self, pause_s: float) -> None:
+        """Waits for a nudge or the end of the pause."""
+        if self._connection is None and monotonic() >= self._deaf_until:
+            self.open()
+        if self._connection is None:
+            sleep(pause_s)
+            return
+        # Not `notifies(timeout=pause_s)`: it busy-waits through the last millisecond, which costs as much as an idle round.
+        with DefaultSelector() as selector:
+            selector.register(self._connection, EVENT_READ)
+            if not selector.select(pause_s):
+                return
+        try:
+            self._receive(self._connection)
+        except psycopg.Error as error:
+            self._stop_listening(type(error).__name__)
+
+    def _receive(self, connection: Connection) -> None:
+        """Takes what has arrived; libpq reads no more at a time than the socket holds."""
+        connection.pgconn.consume_input()
+        if monotonic() >= self._window_ends:
+            self._window_ends, self._nudges, self._bytes = monotonic() + WINDOW_S, 0, 0
+        while (nudge := connection.pgconn.notifies()) is not None:
+            self._nudges += 1
+            self._bytes += len(nudge.extra)
+        log.debug("nudged", times=self._nudges)
+        if self._nudges > MOST_NUDGES or self._bytes > MOST_BYTES:
+            self._stop_listening(f"{self._nudges} nudges with {self._bytes} bytes")
+
+    def _stop_listening(self, reason: str) -> None:
+        self._deaf_until = monotonic() + DEAF_S
+        with suppress(psycopg.Error):
+            self.close()
+        self._connection = None
+        report = log.debug if self._reported else log.warning
+        report("not listening for nudges", reason=reason, seconds=DEAF_S)
+        self._reported = True

@@ -1,0 +1,114 @@
+"""Sends the next records of one shard in calls of their own: to find the record that Postgres or Redis cannot take."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from time import monotonic
+
+import psycopg
+import redis
+
+from penstock.channels.ick import MarkBatch, mark_shards
+from penstock.channels.log import Appended, Batch, Behind, Reply, Unusable, append_together
+from penstock.channels.server import RedisClient
+from penstock.database.connections import Connection
+from penstock.database.errors import ErrorKind, classify
+from penstock.errors import AppendRefused, ServerUnavailable, UnpublishableRecord
+from penstock.journal.reading import records_at
+from penstock.records import Epoch, Offset, Scope, ShardName
+from penstock.streaming.unpublished import BATCH_RECORDS, coalesce_batch, unpublished
+
+SMALLER = 8
+"""A part that fails is tried again with so many times fewer records."""
+
+Sent = tuple[Batch | MarkBatch, Reply]
+
+
+class ShardSender:
+    """Sends to one shard, on the publisher's connections."""
+
+    def __init__(
+        self, connection: Connection, client: RedisClient, scope: Scope, epoch: Epoch
+    ) -> None:
+        self._connection, self._client = connection, client
+        self._scope, self._epoch = scope, epoch
+
+    def send(
+        self, shard: ShardName, after: Offset, target: Offset, *, is_ick: bool
+    ) -> Iterator[Sent]:
+        """Sends up to a batch; in smaller and smaller parts if it fails.
+
+        Raises:
+            UnpublishableRecord: A single record fails.
+            Refused: Another of ``isolation.UNUSABLE``.
+            ServerUnavailable: A server does not answer.
+        """
+        end = min(target, after + BATCH_RECORDS)
+        most = end - after
+        while after < end:
+            try:
+                sent, reply = self._send_part(shard, after, target, most, is_ick=is_ick)
+            except (ServerUnavailable, UnpublishableRecord, psycopg.Error) as error:
+                if not self.is_about_a_record(error):
+                    raise
+                if most == 1:
+                    raise self._make_error(shard, Offset(after + 1), error) from error
+                most = max(1, most // SMALLER)
+                continue
+            yield sent, reply
+            if not isinstance(reply, Appended | Behind) or reply.tail <= after:
+                return
+            after = reply.tail
+
+    def is_about_a_record(self, error: Exception) -> bool:
+        """Whether the servers are well, so that what was read or sent is at fault.
+
+        Redis breaks the connection on a record that is too large for it, and takes the next connection.
+        """
+        if isinstance(error, psycopg.Error):
+            return classify(error) is ErrorKind.STATEMENT
+        if isinstance(error, UnpublishableRecord):
+            return True
+        if isinstance(error, AppendRefused) or not isinstance(error.__cause__, redis.RedisError):
+            return False
+        try:
+            return bool(self._client.ping())
+        except redis.RedisError:
+            return False
+
+    def _send_part(
+        self, shard: ShardName, after: Offset, target: Offset, most: int, *, is_ick: bool
+    ) -> Sent:
+        reading = unpublished(
+            self._connection,
+            self._scope,
+            {shard: target},
+            {shard: after},
+            epoch=self._epoch,
+            until=monotonic(),
+            most=most,
+        )
+        with closing(reading):
+            batch = next(reading)
+        sent: Batch | MarkBatch = batch
+        if is_ick:
+            sent = coalesce_batch(batch)
+            [reply] = mark_shards(self._client, self._scope.namespace, [sent])
+        else:
+            [(_, reply)] = append_together(self._client, self._scope.namespace, [batch])
+        if isinstance(reply, Unusable):
+            raise reply.error
+        return sent, reply
+
+    def _make_error(
+        self, shard: ShardName, offset: Offset, error: Exception
+    ) -> UnpublishableRecord:
+        found = records_at(self._connection, self._scope, {shard: offset}).get(shard)
+        record = f"{shard} offset {offset} (record {found.id if found else 'unknown'})"
+        match error:
+            case psycopg.Error():
+                why = f"Postgres cannot read it: {type(error).__name__}"
+            case UnpublishableRecord():
+                why = str(error)
+            case _:
+                why = "Redis breaks the connection when it is sent. Is it larger than proto-max-bulk-len?"
+        return UnpublishableRecord(f"{record}: {why} See docs: errors#unpublishablerecord")

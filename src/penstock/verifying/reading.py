@@ -1,0 +1,88 @@
+"""What every engine reads of a range, apart from the expected records themselves."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import redis
+
+from penstock.channels.routing import log_keys
+from penstock.channels.server import RedisClient, connect_redis, redis_errors
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
+from penstock.database.statements import statements
+from penstock.records import Scope
+from penstock.verifying.comparing import Entry, VerificationRange
+
+OFFSETS_A_READ = 2_000
+BYTES_A_READ = 16 * 1024 * 1024
+"""Most payload bytes of one read, as Postgres stores them, unless a single record is larger."""
+
+
+def divide(wanted: VerificationRange, most: int) -> Iterator[VerificationRange]:
+    """Ranges of at most ``most`` offsets."""
+    for after in range(wanted.after, wanted.until, most):
+        until = min(wanted.until, after + most)
+        yield VerificationRange(wanted.shard, after, until, wanted.published)
+
+
+def connect_unparsed(url: str) -> RedisClient:
+    """A client that returns stream entries as they are on the wire, without a dictionary for each."""
+    client = connect_redis(url)
+    # On a Cluster, the nodes' clients have built the dictionaries before this callback runs.
+    on_a_cluster = isinstance(client, redis.RedisCluster)
+    client.set_response_callback("XRANGE", _flatten if on_a_cluster else _unchanged)
+    return client
+
+
+def _unchanged(reply: Any, **_options: Any) -> Any:
+    return reply
+
+
+def _flatten(reply: Any, **_options: Any) -> Any:
+    return [(entry, [part for pair in fields.items() for part in pair]) for entry, fields in reply]
+
+
+def read_entries(client: RedisClient, scope: Scope, wanted: VerificationRange) -> list[Entry]:
+    """The entries of the log up to the last published offset, including any with other ids.
+
+    Args:
+        client: Made by ``connect_unparsed``.
+        scope: Names the log's keys.
+        wanted: The range.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        ForeignLog: The key of the shard holds another type.
+    """
+    key = log_keys(scope.namespace, wanted.shard).stream
+    until = min(wanted.until, wanted.published)
+    if until <= wanted.after:
+        return []
+    with redis_errors(f"reading {wanted.shard}"):
+        entries: list[Entry] = client.execute_command(
+            "XRANGE", key, f"{wanted.after + 1}-0", str(until)
+        )
+    return entries
+
+
+def read_beginning(connection: Connection, scope: Scope, wanted: VerificationRange) -> int:
+    """The first offset that the journal has now."""
+    return _read_number(connection, scope, "begins", wanted, wanted.until + 1)
+
+
+def offsets_a_read(connection: Connection, scope: Scope, part: VerificationRange) -> int:
+    """Number of offsets in one read, limited so that large payloads do not fill a worker's memory."""
+    largest = _read_number(connection, scope, "heaviest", part, 0)
+    return max(1, min(OFFSETS_A_READ, BYTES_A_READ // max(1, largest)))
+
+
+def _read_number(
+    connection: Connection, scope: Scope, statement: str, wanted: VerificationRange, default: int
+) -> int:
+    where = {"channel": wanted.shard.channel, "shard": wanted.shard.shard}
+    with postgres_errors(f"reading {wanted.shard}"):
+        row = connection.execute(
+            statements("penstock.verifying", scope.schema)[statement],
+            {**where, "after": wanted.after, "until": wanted.until},
+        ).fetchone()
+    return default if row is None or row[0] is None else int(row[0])

@@ -1,0 +1,84 @@
+"""The progress of a pipeline's Ick counts a mark as done only when no member that waited then waits still."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from penstock.channels.ick import (
+    DirtyList,
+    Reservations,
+    coalesce,
+    mark_shards,
+    update_progress,
+)
+from penstock.channels.routing import ick_shard_keys
+from penstock.channels.server import RedisClient, connect_redis
+from penstock.records import Epoch, Offset, Record, RecordId, Shard, ShardName
+
+SHARD = ShardName("index", Shard(0))
+NAME = ick_shard_keys("penstock", SHARD).name
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[RedisClient]:
+    with connect_redis(redis_url) as opened:
+        yield opened
+
+
+def record(offset: int, member: str, at_us: int) -> Record:
+    return Record(
+        SHARD.channel, SHARD.shard, Offset(offset), RecordId(offset), member, "dirty", "member", "{}", "", at_us
+    )  # fmt: skip
+
+
+def mark(client: RedisClient, *records: Record) -> None:
+    mark_shards(client, "penstock", [coalesce(records, Epoch(1), begins=False)])
+
+
+def done_up_to(client: RedisClient) -> int:
+    """After two calls, since the first may only store a watermark."""
+    update_progress(client, "penstock", [SHARD])
+    return update_progress(client, "penstock", [SHARD])[SHARD].done_up_to
+
+
+def test_a_member_that_a_consumer_holds_is_not_done(client: RedisClient) -> None:
+    mark(client, record(1, "a", 1_000_000))
+    Reservations(client, NAME, size=1).reserve()
+
+    assert done_up_to(client) == 0
+
+
+def test_a_member_with_the_score_of_the_watermark_is_not_done(client: RedisClient) -> None:
+    """Two records of one instant: the later one's member waits, so the first mark is not all done."""
+    mark(client, record(1, "a", 1_000_000), record(2, "b", 1_000_000))
+    update_progress(client, "penstock", [SHARD])  # the watermark: offset 2, score 1.0
+    DirtyList(client, NAME).reserve(1)
+    DirtyList(client, NAME).commit(["a"])
+
+    assert done_up_to(client) == 0
+
+
+def test_all_marks_are_done_once_every_member_left(client: RedisClient) -> None:
+    mark(client, record(1, "a", 1_000_000), record(2, "b", 2_000_000))
+    DirtyList(client, NAME).reserve(2)
+    DirtyList(client, NAME).commit(["a", "b"])
+
+    assert done_up_to(client) == 2
+
+
+def test_newer_members_do_not_hold_up_a_watermark(client: RedisClient) -> None:
+    mark(client, record(1, "a", 1_000_000))
+    update_progress(client, "penstock", [SHARD])
+    mark(client, record(2, "b", 2_000_000))
+    DirtyList(client, NAME).reserve(1)
+    DirtyList(client, NAME).commit(["a"])
+
+    assert done_up_to(client) == 1
+
+
+@pytest.mark.parametrize("times", [(1_000_000, 2_000_000), (2_000_000, 1_000_000)])
+def test_of_several_records_of_a_member_the_earliest_time_counts(times: Sequence[int]) -> None:
+    """Staging times need not follow the order of offsets."""
+    batch = coalesce([record(i, "a", at) for i, at in enumerate(times, 1)], Epoch(1), begins=True)
+
+    assert list(batch.marks) == ["1.0", b"a"]

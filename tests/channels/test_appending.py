@@ -1,0 +1,75 @@
+"""The append script compares whole records with the last offset ever given, not with what happens to be left."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from penstock.channels.log import Batch, append_together
+from penstock.channels.log.appending import Appended, Foreign, Reply
+from penstock.channels.routing import log_keys
+from penstock.channels.server import connect_redis
+from penstock.records import Epoch, Offset, Shard, ShardName
+
+SHARD = ShardName("things", Shard(0))
+STREAM = log_keys("penstock", SHARD).stream
+
+Append = Callable[[Batch], Reply]
+
+
+def entry_ids(client: redis.Redis) -> list[Any]:
+    return [entry for entry, _ in client.xrange(STREAM) or []]
+
+
+def batch(first: int, *records: tuple[int, int]) -> Batch:
+    """Records as (id, staging time)."""
+    arguments = [
+        value
+        for record_id, at in records
+        for value in (record_id, f"k{record_id}", "insert", "thing", "{}", "", at)
+    ]
+    return Batch(SHARD, Epoch(1), Offset(first), begins=False, arguments=arguments)
+
+
+@pytest.fixture
+def append(redis_url: str) -> Iterator[Append]:
+    with connect_redis(redis_url) as client:
+
+        def append_batch(one: Batch) -> Reply:
+            [(_, reply)] = append_together(client, "penstock", [one])
+            return reply
+
+        yield append_batch
+
+
+def test_a_log_evicted_to_its_end_still_knows_its_last_offset(
+    append: Append, redis_client: redis.Redis
+) -> None:
+    append(batch(1, (11, 1), (12, 2), (13, 3)))
+    redis_client.xtrim(STREAM, maxlen=0, approximate=False)
+
+    assert append(batch(1, (11, 1), (12, 2), (13, 3))) == Appended(Offset(3), 0)
+    assert append(batch(3, (13, 3), (14, 4))) == Appended(Offset(4), 1)
+    assert entry_ids(redis_client) == [b"4-0"]
+
+
+def test_a_log_whose_last_entry_was_deleted_still_knows_its_last_offset(
+    append: Append, redis_client: redis.Redis
+) -> None:
+    append(batch(1, (11, 1), (12, 2)))
+    redis_client.xdel(STREAM, "2-0")
+
+    assert append(batch(2, (12, 2), (13, 3))) == Appended(Offset(3), 1)
+    assert entry_ids(redis_client) == [b"1-0", b"3-0"]
+
+
+@pytest.mark.parametrize("other", [(99, 2), (12, 99)], ids=["another id", "another time"])
+def test_a_record_is_the_same_only_if_both_its_id_and_its_time_are(
+    append: Append, redis_client: redis.Redis, other: tuple[int, int]
+) -> None:
+    """A Postgres that lost commits gives their ids out again; a clock that was set gives the same time again."""
+    append(batch(1, (11, 1), (12, 2)))
+
+    assert append(batch(2, other, (13, 3))) == Foreign(Offset(2), "12")
+    assert redis_client.xlen(STREAM) == 2

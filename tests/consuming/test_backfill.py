@@ -1,0 +1,119 @@
+"""A gap in the log is filled from the journal without stepping over what the journal has lost, too."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import redis
+from sqlalchemy.orm import Session
+
+from fixtures.flow import stage_rows
+from penstock import Log, Pipeline
+from penstock.channels.routing import log_keys
+from penstock.consuming import LogWorker
+from penstock.consuming.backfill import backfill
+from penstock.database.connections import Connection
+from penstock.records import DEFAULT_SCOPE, Offset, Record
+from penstock.streaming import Streamer
+
+
+@pytest.fixture
+def things() -> Log:
+    return Log("things", shards=1)
+
+
+@pytest.fixture
+def seen() -> list[int]:
+    """Offsets that the handler got."""
+    return []
+
+
+@pytest.fixture
+def worker(
+    flow: Pipeline, things: Log, seen: list[int], database_url: str, redis_url: str
+) -> Iterator[LogWorker]:
+    @flow.consumer(reads=things, batch=15)  # no divisor of a journal row's records
+    def reader(_: Session, records: Sequence[Record]) -> None:
+        seen.extend(record.offset for record in records)
+
+    with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def publish(
+    streamer: Streamer, connection: Connection, things: Log, worker: LogWorker
+) -> Callable[[], None]:
+    """Publishes three journal rows of 20 records each, after the consumer is registered."""
+    assert worker.consumer.name == "reader"
+
+    def publish_rows() -> None:
+        for number in range(3):
+            stage_rows(connection, things, 20, f"{number} ")
+            streamer.drain()
+
+    return publish_rows
+
+
+def lose_from_log(client: redis.Redis, things: Log, before: int) -> None:
+    [shard] = things.shard_names
+    client.xtrim(log_keys("penstock", shard).stream, minid=f"{before}-0", approximate=False)
+
+
+def test_a_journal_that_begins_inside_the_gap_halts_the_shard(
+    publish: Callable[[], None],
+    worker: LogWorker,
+    seen: list[int],
+    connection: Connection,
+    things: Log,
+    redis_client: redis.Redis,
+) -> None:
+    """Guarantee 12: what the journal still has of the gap is no substitute for what it lost."""
+    publish()
+    lose_from_log(redis_client, things, 45)
+    connection.execute("DELETE FROM penstock.journal WHERE first_offset = 1")
+
+    [reason] = worker.round(0).halted.values()
+
+    assert "the journal begins at 21" in reason
+    assert seen == []
+
+
+def test_a_hole_in_the_journal_halts_the_shard_at_the_hole(
+    publish: Callable[[], None],
+    worker: LogWorker,
+    seen: list[int],
+    connection: Connection,
+    things: Log,
+    redis_client: redis.Redis,
+) -> None:
+    """Guarantee 12: records before the hole are applied, none behind it."""
+    publish()
+    lose_from_log(redis_client, things, 55)
+    connection.execute("DELETE FROM penstock.journal WHERE first_offset = 21")
+
+    [shard] = things.shard_names
+    first = backfill(connection, DEFAULT_SCOPE, shard, Offset(15), Offset(55), 15)
+    halted = {shard: why for _ in range(5) for shard, why in worker.round(0).halted.items()}
+
+    assert [record.offset for record in first] == [16, 17, 18, 19, 20]
+    assert len(halted) == 1
+    assert seen == list(range(1, 21))
+
+
+def test_a_staged_record_missing_within_a_journal_row_halts_the_shard_there(
+    publish: Callable[[], None],
+    worker: LogWorker,
+    seen: list[int],
+    connection: Connection,
+    things: Log,
+    redis_client: redis.Redis,
+) -> None:
+    """Guarantee 12: the journal names the record, but Postgres no longer has it."""
+    publish()
+    lose_from_log(redis_client, things, 55)
+    connection.execute("DELETE FROM penstock.staged_records WHERE id = 16")
+
+    halted = {shard: why for _ in range(5) for shard, why in worker.round(0).halted.items()}
+
+    assert len(halted) == 1
+    assert seen == list(range(1, 16))

@@ -1,0 +1,115 @@
+"""A dead letter is written in the transaction that moves the checkpoint past its record, and for no other checkpoint."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from sqlalchemy.orm import Session
+
+from fixtures.flow import stage_rows
+from penstock import Log, Pipeline
+from penstock.channels.log import read
+from penstock.channels.server import connect_redis
+from penstock.consuming import LogWorker
+from penstock.consuming.log_source import LogSource
+from penstock.consuming.transaction import HandlerTransaction
+from penstock.crashpoints import install_crashpoint
+from penstock.database.connections import Connection, connect_postgres
+from penstock.records import BEGINNING, DEFAULT_SCOPE, Record
+from penstock.streaming import Streamer
+
+POISON = 3
+
+
+class CrashError(Exception):
+    """Simulates the end of the process."""
+
+
+@pytest.fixture
+def things() -> Log:
+    return Log("things", shards=1)
+
+
+@pytest.fixture
+def worker(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Iterator[LogWorker]:
+    @flow.consumer(reads=things, attempts=1)
+    def reader(_: Session, records: Sequence[Record]) -> None:
+        if any(record.offset == POISON for record in records):
+            raise ValueError
+
+    with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as opened:
+        yield opened
+    install_crashpoint(None)
+
+
+@pytest.fixture
+def published(connection: Connection, things: Log, worker: LogWorker, streamer: Streamer) -> int:
+    """Five records in the log of a registered consumer."""
+    assert worker.consumer.name == "reader"
+    stage_rows(connection, things, 5)
+    streamer.drain()
+    return 5
+
+
+def state(connection: Connection) -> tuple[int, int]:
+    """Dead letters, and the checkpoint's offset."""
+    [found] = connection.execute(
+        'SELECT (SELECT count(*) FROM penstock.dead_letters), "offset" FROM penstock.checkpoints'
+    ).fetchall()
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("crash_at", [None, "consumer.after_checkpoint", "consumer.after_commit"])
+def test_nobody_sees_a_dead_letter_without_its_checkpoint_or_the_reverse(
+    published: int,
+    worker: LogWorker,
+    connection: Connection,
+    database_url: str,
+    crash_at: str | None,
+) -> None:
+    """Guarantee 21, also if the process ends in the middle."""
+    seen = set[tuple[int, int]]()
+
+    def look(point: str) -> None:
+        with connect_postgres(database_url, application="other") as other:
+            seen.add(state(other))
+        if point == crash_at and max(seen)[1] == POISON - 1:
+            install_crashpoint(None)
+            raise CrashError
+
+    install_crashpoint(look)
+    try:
+        worker.drain()
+    except CrashError:
+        worker.close()
+        seen.add(state(connection))
+        worker.drain()
+
+    assert all((dead == 1) == (offset >= POISON) for dead, offset in seen)
+    assert state(connection) == (1, published)
+
+
+@pytest.mark.parametrize("change", ['"offset" = 1', '"offset" = 4', "halted = 'by hand'"])
+def test_a_record_is_not_dead_lettered_when_the_checkpoint_is_no_longer_before_it(
+    published: int,
+    worker: LogWorker,
+    flow: Pipeline,
+    connection: Connection,
+    things: Log,
+    database_url: str,
+    redis_url: str,
+    change: str,
+) -> None:
+    """Another process went on, or an operator moved or halted the shard, between the last attempt and the giving up."""
+    assert published >= POISON
+    [shard] = things.shard_names
+    with connect_redis(redis_url) as client:
+        poison = read(client, "penstock", shard, BEGINNING, 10)[POISON - 1]
+    connection.execute(f"UPDATE penstock.checkpoints SET {change}".encode())
+    before = state(connection)
+    plan = LogSource(worker.consumer, DEFAULT_SCOPE).plan_dead_letter(shard, poison, "bad", 3)
+    transaction = HandlerTransaction(flow, worker.consumer, database_url)
+    delivered = transaction.apply([shard], plan)
+    transaction.close()
+
+    assert (delivered.dead, delivered.position) == (0, None)
+    assert state(connection) == before

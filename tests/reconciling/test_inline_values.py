@@ -1,0 +1,238 @@
+"""The inline comparison and its repair are exact for every type of Postgres."""
+
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy.orm import Session
+
+from penstock import Log, Pipeline
+from penstock.consuming import LogWorker
+from penstock.database.connections import Connection, connect_postgres
+from penstock.errors import DeclarationError, InvalidSetting, Unknown
+from penstock.inline import InlineComparer, Tables, needs_spark
+from penstock.inline.values import make_equal, to_json
+from penstock.reconciling import DifferenceKind, Intent, Reconciled, reconcile
+from penstock.records import DEFAULT_SCOPE, Record
+
+VALUES = {
+    "smallint": ["-32768", "0"],
+    "bigint": ["9223372036854775807", "-9223372036854775808"],
+    "numeric": ["1e30", "NaN", "Infinity", "-Infinity", "0.00", "1e-20", "9" * 60 + ".5"],
+    "numeric(12, 2)": ["0.10", "1234567890.12"],
+    "numeric(5, -2)": ["12300"],
+    "numeric(3, 5)": ["0.00123"],
+    "real": ["0.1", "NaN", "3.4e38", "-0"],
+    "double precision": ["0.1", "Infinity", "1e308", "5e-324"],
+    "boolean": ["true", "false"],
+    "text": ["", "a'b", 'a"b', "a\\b", "a\nb", "NULL", "\U0001f680", "100%"],
+    "varchar(9)": ["a "],
+    "char(5)": ["a"],
+    "name": ["a"],
+    "bytea": ["\\x00ff", "\\x"],
+    "date": ["2026-01-01", "infinity", "-infinity", "4713-01-01 BC", "294276-12-31"],
+    "timestamp": ["2026-01-01 00:00:00.000001", "infinity", "0044-03-15 12:00 BC"],
+    "timestamptz": ["2026-01-01 00:00+05:45", "-infinity", "294276-12-31 23:59:59+00"],
+    "time": ["23:59:59.999999", "24:00"],
+    "timetz": ["12:00+02"],
+    "interval": ["1 mon -3 days 04:05:06.7", "178000000 years"],
+    "uuid": ["6ecd8c99-4036-403d-bf84-cf8400f67836"],
+    "json": ['{"b": 1,  "a": [1.0]}'],
+    "jsonb": ['{"b": 1e400, "a": null}', '"text"', "null", "[]"],
+    "integer[]": ["{1,NULL}", "{}", "{{1,2},{3,4}}"],
+    "text[]": ['{"a,b","NULL",NULL}'],
+    "inet": ["10.0.0.1/8"],
+    "macaddr": ["08:00:2b:01:02:03"],
+    "bit(3)": ["101"],
+    "varbit": ["10101"],
+    "int4range": ["[1,5)", "empty"],
+    "numrange": ["(,1.50]"],
+    "point": ["(1,2)"],
+    "tsvector": ["'a':1 'b'"],
+    "xid8": ["18446744073709551615"],
+    "money": ["12.34"],
+}
+
+Run = Callable[..., Reconciled]
+
+
+@pytest.fixture
+def run(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Run:
+    """Reconciles the state of a consumer that has started."""
+
+    @flow.consumer(reads=things)
+    def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
+
+    worker = LogWorker(flow, flow.get_consumer("keeper"), database_url, redis_url)
+    worker.drain()
+    worker.close()
+
+    def go(canonical: object, intent: Intent = "compare", **declared: object) -> Reconciled:
+        options = {"state": "public.state", "key": "id", "name": f"r{len(flow.reconciliations)}"}
+        name = str({**options, **declared}["name"])
+        flow.reconciliation(of=keeper, **{**options, **declared})(lambda _: canonical)  # type: ignore[arg-type]  # a test's
+        return reconcile(
+            lambda: connect_postgres(database_url, application="test"),
+            DEFAULT_SCOPE,
+            flow.get_reconciliation(name),
+            InlineComparer(database_url),
+            intent=intent,
+        )
+
+    return go
+
+
+EQUAL = [
+    ("1::int", "1.00::numeric"),
+    ("1.50::numeric", "1.5::numeric"),
+    ("1::bigint", "1::smallint"),
+    ("0.5::numeric", "0.5::float8"),
+    ("'a'::varchar", "'a'::text"),
+    ("'a'::char(3)", "'a'::text"),
+    ("date '2026-01-01'", "timestamp '2026-01-01'"),
+    ("""'{"a": 1}'::jsonb""", """'{"a":1}'::json"""),
+    ("0::float8", "'-0'::float8"),
+]
+
+DIFFERENT = [
+    ("1e30::numeric", "(1e30 + 1)::numeric"),
+    ("'infinity'::date", "'2026-01-01'::date"),
+    ("9223372036854775807", "9223372036854775806"),
+    ("'a'::text", "'a '::text"),
+    ("NULL::int", "0"),
+]
+
+KEYS = {
+    "numeric": "1.10",
+    "text": "a",
+    "varchar": "a",
+    "date": "0044-03-15 BC",
+    "timestamptz": "2026-01-01 00:00+02",
+    "uuid": "6ecd8c99-4036-403d-bf84-cf8400f67836",
+    "bytea": "\\x00",
+    "boolean": "t",
+}
+
+
+@pytest.mark.parametrize("intent", ["repair", "replace"])
+def test_every_type_is_compared_and_repaired_exactly(
+    run: Run, connection: Connection, intent: Intent
+) -> None:
+    """Guarantee 28."""
+    columns = ", ".join(f'"{type_}" {type_}' for type_ in VALUES)
+    connection.execute(f"CREATE TABLE public.canonical (id int, {columns})".encode())
+    connection.execute("CREATE TABLE public.state AS TABLE public.canonical")
+    rows = [(type_, value) for type_, values in VALUES.items() for value in values]
+    for number, (type_, value) in enumerate(rows):
+        insert = f'INSERT INTO public.canonical (id, "{type_}") VALUES (%s, %s::text::{type_})'
+        connection.execute(insert.encode(), (number, value))
+
+    assert run("TABLE public.canonical", intent).repaired == len(rows)
+    apart = connection.execute(
+        "SELECT s::text, c::text FROM public.state s FULL JOIN public.canonical c USING (id) "
+        "WHERE s::text IS DISTINCT FROM c::text"
+    ).fetchall()
+    assert apart == []
+    assert run("TABLE public.canonical").clean
+
+    for number, (type_, _) in enumerate(rows):
+        connection.execute(f'UPDATE public.state SET "{type_}" = NULL WHERE id = {number}'.encode())
+    found = run("TABLE public.canonical").comparison
+    assert found is not None
+    assert found.counts == {DifferenceKind.DIFFERENT: len(rows)}
+
+
+def test_equal_values_of_two_types_are_equal(run: Run, connection: Connection) -> None:
+    ours, theirs = (
+        ", ".join(f"{pair[side]} AS v{number}" for number, pair in enumerate(EQUAL))
+        for side in (0, 1)
+    )
+    connection.execute(f"CREATE TABLE public.state AS SELECT 1 AS id, {theirs}".encode())
+
+    assert run(f"SELECT 1 AS id, {ours}").clean
+
+
+def test_values_that_differ_in_the_last_digit_differ(run: Run, connection: Connection) -> None:
+    for number, (ours, theirs) in enumerate(DIFFERENT):
+        table = f"public.state_{number}"
+        connection.execute(f"CREATE TABLE {table} AS SELECT 1 AS id, {theirs} AS v".encode())
+
+        assert not run(f"SELECT 1 AS id, {ours} AS v", state=table).clean, ours
+
+
+def test_keys_of_any_type_meet(run: Run, connection: Connection) -> None:
+    """Guarantee 28: the keys of a repair are found again, whatever their text looks like."""
+    for type_, value in KEYS.items():
+        table = f"public.state_{type_}"
+        connection.execute(f"CREATE TABLE {table} (id {type_}, v int)".encode())
+        connection.execute(f"INSERT INTO {table} VALUES (CAST('{value}' AS {type_}), 1)".encode())
+        query = f"SELECT CAST('{value}' AS {type_}) AS id, 2 AS v"
+
+        assert run(query, "repair", state=table).repaired == 1, type_
+        assert connection.execute(f"SELECT v FROM {table}".encode()).fetchall() == [(2,)]
+        assert run(query, state=table).clean
+
+
+def test_what_cannot_be_compared_is_named(run: Run, connection: Connection) -> None:
+    connection.execute("CREATE TABLE public.state (id int, v int)")
+
+    with pytest.raises(Unknown, match=r'relation "public\.nothing" does not exist'):
+        run("SELECT 1 AS id, 1 AS v", state="public.nothing")
+    with pytest.raises(Unknown, match="column"):
+        run("SELECT 1 AS id, 1 AS other")
+    with pytest.raises(DeclarationError, match="must return a query"):
+        run(7)
+    with pytest.raises(InvalidSetting, match="without Spark a report is CSV"):
+        InlineComparer("", "report.parquet")
+    with pytest.raises(InvalidSetting, match="no option 'snapshot'"):
+        Tables()("public.state", snapshot="1")
+
+
+def test_a_function_that_computes_with_dataframes_needs_spark(flow: Pipeline, things: Log) -> None:
+    @flow.consumer(reads=things)
+    def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
+
+    functions: dict[str, Callable[[Tables], object]] = {
+        "frame": lambda tables: tables("t").groupBy("id").count(),
+        "column": lambda tables: tables("t")["id"],
+        "session": lambda tables: tables.spark.range(3),
+        "table": lambda tables: tables("t", columns="a, b", where="a > 1", partitions="4"),
+        "query": lambda tables: tables.query("SELECT 1 AS id"),
+    }
+    for name, function in functions.items():
+        flow.reconciliation(of=keeper, state="public.t", key="id", name=name)(function)
+
+    assert [n for n in functions if needs_spark(flow.get_reconciliation(n))] == [
+        "frame",
+        "column",
+        "session",
+    ]
+
+
+@given(st.decimals(allow_nan=False), st.decimals(allow_nan=False))
+def test_numbers_are_compared_by_their_value(one: Decimal, other: Decimal) -> None:
+    is_equal = make_equal(1700, 1700, None)
+
+    assert is_equal(str(one), str(other)) == (one == other)
+    assert is_equal(str(one), str(one))
+    assert not is_equal(str(one), None)
+
+
+@given(st.integers(-(10**40), 10**40), st.integers(0, 10**6), st.sampled_from([0.01, 0.3, 1, 7.5]))
+def test_a_tolerance_is_exact(number: int, apart: int, tolerance: float) -> None:
+    is_near = make_equal(1700, 1700, tolerance)
+    one, other = f"{number}.00", f"{number + apart // 100}.{apart % 100:02}"
+    if number < 0:
+        one, other = f"{abs(number)}.00", f"{abs(number) + apart // 100}.{apart % 100:02}"
+
+    assert is_near(one, other) == (Decimal(apart) / 100 <= Decimal(str(tolerance)))
+
+
+def test_json_has_numbers_and_truth_as_such_and_the_rest_as_text() -> None:
+    oids = {"n": 1700, "f": 701, "b": 16, "t": 25, "z": 23}
+
+    assert to_json(tuple(oids), oids, ("1.50", "NaN", "t", 'a"', None)) == (
+        '{"n":1.50,"f":"NaN","b":true,"t":"a\\"","z":null}'
+    )

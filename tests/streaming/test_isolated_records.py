@@ -1,0 +1,272 @@
+"""Rows that a hostile or broken producer inserts: each is isolated and named, and everything else flows."""
+
+import pytest
+import redis
+from structlog.testing import capture_logs
+
+from fixtures.flow import ReadLog, stage_rows
+from penstock import Log, Pipeline
+from penstock.database.connections import Connection, connect_postgres
+from penstock.database.registry import register_channel
+from penstock.errors import HistoryDiverged
+from penstock.journal import missed_records
+from penstock.operating.doctor import diagnose
+from penstock.operating.reset import reset_epoch
+from penstock.operating.status import status
+from penstock.records import DEFAULT_SCOPE
+from penstock.streaming import Streamer
+
+DEFAULTS = {"channel": "'things'", "shard": "0", "created_at": "now()", "xid": "DEFAULT"}
+LAST_XID = "18446744073709551615"
+
+
+def insert(connection: Connection, data: str = "'\"canary\"'", **columns: str) -> int:
+    """Inserts a row by plain SQL, as a producer with INSERT may; returns its id."""
+    given = DEFAULTS | columns
+    names = ", ".join(given)
+    row = connection.execute(
+        f"INSERT INTO penstock.staged_records ({names}, key, action, object, data) OVERRIDING SYSTEM VALUE "
+        f"VALUES ({', '.join(given.values())}, 'k', 'update', 'thing', {data}) RETURNING id".encode()
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def refresh(streamer: Streamer) -> None:
+    streamer._refresh_at = 0.0
+    streamer.round()
+
+
+HOSTILE = {
+    "created_at = infinity": {"created_at": "'infinity'"},
+    "created_at = -infinity": {"created_at": "'-infinity'"},
+    "created_at in the last year": {"created_at": "'294276-12-31 23:59:59.999999'"},
+    "created_at BC": {"created_at": "'4713-01-01 BC'"},
+    "the last xid": {"xid": f"'{LAST_XID}'"},
+    "an xid far ahead": {"xid": "(pg_current_xact_id()::text::bigint + 1000000)::text::xid8"},
+    "xid = 1": {"xid": "'1'"},
+    "xid = 2": {"xid": "'2'"},
+    "the last id": {"id": "9223372036854775807"},
+    "a negative id": {"id": "-5"},
+    "a long channel": {"channel": "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 200) i)"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("many", [20, 3000])
+def test_a_hostile_row_is_isolated_and_named_and_everything_else_flows(
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    logged: ReadLog,
+    columns: dict[str, str],
+    many: int,
+) -> None:
+    """Guarantee 2: nothing healthy is lost, doubled or out of order, before and after it, in its tick and in others."""
+    streamer.drain()
+    stage_rows(connection, things, 20, "before")
+    with connection.transaction():
+        stage_rows(connection, things, many, "with")
+        record = insert(connection, **columns)
+    stage_rows(connection, things, 20, "after")
+
+    with capture_logs() as logs:
+        streamer.drain()
+        refresh(streamer)
+        streamer.close()
+        streamer.drain()  # a streamer starts with it as well
+        refresh(streamer)
+
+    for records in logged(things).values():
+        assert [r.offset for r in records] == list(range(1, len(records) + 1))
+        assert [r.id for r in records] == sorted(r.id for r in records)
+    assert sum(map(len, logged(things).values())) == many + 40
+    named = [each["record"] for each in logs if each["event"] == "record isolated"]
+    assert named == [record]
+    assert "canary" not in str(logs)
+    found = status(connection, redis_client).faults.isolated
+    assert [each.id for each in found.first] == [record]
+    [error] = [r for r in diagnose(connection, redis_client) if r.check == "isolated records"]
+    assert (error.grade, str(record) in error.message) == ("error", True)
+
+
+def test_a_corrected_row_is_sequenced_and_no_longer_isolated(
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    logged: ReadLog,
+) -> None:
+    """As doctor advises."""
+    for columns in ({"created_at": "'infinity'"}, {"xid": "'1'"}, {"xid": f"'{LAST_XID}'"}):
+        insert(connection, **columns)
+    streamer.drain()
+    refresh(streamer)
+    fixes = [r.fix for r in diagnose(connection, redis_client) if r.check == "isolated records"]
+    assert len(fixes) == 3
+    for fix in fixes:
+        connection.execute(fix.removeprefix("correct it: ").split(";")[0].encode())
+
+    assert streamer.drain() == 3
+    assert len(logged(things)[things.shard_names[0]]) == 3
+    assert status(connection, redis_client).faults.isolated.count == 0
+    assert missed_records(connection, DEFAULT_SCOPE) == []
+
+
+def test_a_row_with_the_xid_of_a_running_transaction_is_sequenced_once(
+    streamer: Streamer, connection: Connection, database_url: str, things: Log, logged: ReadLog
+) -> None:
+    """Guarantee 1: it was found by the tick of its commit, and again by that of the other transaction's."""
+    streamer.drain()
+    with connect_postgres(database_url, application="running") as running:
+        with running.transaction():
+            row = running.execute("SELECT pg_current_xact_id()::text").fetchone()
+            assert row is not None
+            insert(connection, xid=f"'{row[0]}'")
+            streamer.drain()
+            ticks = connection.execute("SELECT count(*) FROM penstock.ticks").fetchone()
+            for _ in range(5):
+                streamer.round()
+            assert connection.execute("SELECT count(*) FROM penstock.ticks").fetchone() == ticks
+        streamer.drain()
+        stage_rows(connection, things, 10)
+        streamer.drain()
+
+    assert sum(map(len, logged(things).values())) == 11
+
+
+def test_a_flood_of_hostile_rows_is_counted_and_the_first_are_named(
+    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log
+) -> None:
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, created_at) "
+        "SELECT 'things', 0, 'k', 'a', 'o', '1', 'infinity' FROM generate_series(1, 5000)"
+    )
+    stage_rows(connection, things, 10)
+    with capture_logs() as logs:
+        assert streamer.drain() == 10
+        refresh(streamer)
+
+    assert len([each for each in logs if each["event"] == "record isolated"]) == 20
+    assert [each["records"] for each in logs if each["event"] == "more records isolated"] == [4980]
+    assert status(connection, redis_client).faults.isolated.count == 5000
+
+
+@pytest.mark.parametrize(
+    ("channel", "shard"),
+    [("nope", 0), ("things", 2), ("things", -1), ("a}:b{\x1b[31m/c", 2**31 - 1), ("", 0)],
+)
+def test_records_of_an_unknown_shard_are_named_and_not_published(
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    logged: ReadLog,
+    channel: str,
+    shard: int,
+) -> None:
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "SELECT %s, %s, 'k', 'a', 'o', '\"canary\"' FROM generate_series(1, 3)",
+        [channel, shard],
+    )
+    stage_rows(connection, things, 10)
+    with capture_logs() as logs:
+        streamer.drain()
+        refresh(streamer)
+        refresh(streamer)
+
+    assert sum(map(len, logged(things).values())) == 10
+    assert len(redis_client.keys("*:log")) == 2
+    [entry] = [each for each in logs if each["event"] == "shard unknown"]
+    assert (entry["shard"], entry["records"], entry["first_record"]) == (f"{channel}/{shard}", 3, 1)
+    [unknown] = status(connection, redis_client).faults.unknown
+    assert (unknown.shard.channel, unknown.shard.shard, unknown.records) == (channel, shard, 3)
+    [error] = [
+        r
+        for r in diagnose(connection, redis_client)
+        if r.check == "channels" and r.grade == "error"
+    ]
+    assert "3 records (the first is 1)" in error.message
+
+
+def test_records_of_a_channel_that_is_registered_later_are_published_then_in_order(
+    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
+) -> None:
+    """As when an application is deployed before its streamer."""
+    streamer.drain()
+    later = Log("later", shards=2)
+    stage_rows(connection, later, 2000)
+    streamer.drain()
+    stage_rows(connection, later, 5)
+    streamer.drain()
+    assert sum(map(len, logged(later).values())) == 0
+
+    register_channel(connection, DEFAULT_SCOPE, later)
+    streamer.drain()
+
+    for records in logged(later).values():
+        assert [r.offset for r in records] == list(range(1, len(records) + 1))
+        assert [r.id for r in records] == sorted(r.id for r in records)
+    assert sum(map(len, logged(later).values())) == 2005
+
+
+def test_many_unknown_channels_do_not_slow_a_round(
+    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log
+) -> None:
+    """Each takes a journal row; no round asks Redis or the journal about it."""
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "SELECT 'c' || i, i, 'k', 'a', 'o', '1' FROM generate_series(1, 5000) i"
+    )
+    stage_rows(connection, things, 10)
+    assert streamer.drain() == 10
+    redis_client.config_resetstat()
+    refresh(streamer)
+
+    assert redis_client.info("commandstats")["cmdstat_xinfo|stream"]["calls"] == 2
+    assert len(status(connection, redis_client).faults.unknown) == 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_payload_that_postgres_cannot_write_as_text_stops_its_shard_only(
+    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
+) -> None:
+    """A jsonb number of 5 bytes can have 131,072 digits: together more text than a value can have."""
+    streamer.drain()
+    record = insert(
+        connection,
+        "(SELECT jsonb_agg('1e131071'::numeric) FROM generate_series(1, 8300))",
+        shard="0",
+    )
+    stage_rows(connection, things, 10, "after")
+    with capture_logs() as logs:
+        for _ in range(2):
+            streamer.round()
+
+    damaged, other = things.shard_names
+    assert logged(things)[damaged] == []
+    assert len(logged(things)[other]) > 0
+    [stopped] = [each for each in logs if each["event"] == "shard unusable"]
+    assert stopped["shard"] == "things/0"
+    assert f"offset 1 (record {record}): Postgres cannot read it" in stopped["reason"]
+
+
+def test_a_reset_epoch_leaves_isolated_records_isolated(
+    streamer: Streamer, flow: Pipeline, connection: Connection, redis_client: redis.Redis, things: Log
+) -> None:  # fmt: skip
+    stage_rows(connection, things, 10)
+    insert(connection, created_at="'infinity'")
+    streamer.drain()
+    streamer.close()
+    for shard in things.shard_names:
+        redis_client.set(f"penstock:{{{shard}}}:epoch", 7)
+    with pytest.raises(HistoryDiverged):
+        streamer.open()
+    streamer.close()
+
+    assert not reset_epoch(connection, redis_client, flow, apply=True).unsequenced
+    stage_rows(connection, things, 10)
+    assert streamer.drain() == 10

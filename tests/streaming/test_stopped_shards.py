@@ -1,0 +1,322 @@
+"""One bad shard stops only itself: it is named in the log, in ``status`` and by ``doctor``, and the others do not wait."""
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from time import monotonic, sleep
+
+import pytest
+import redis
+from structlog.testing import capture_logs
+
+from fixtures.flow import ReadLog, running
+from penstock import Ick, Log, Pipeline
+from penstock.channels.ick import DirtyList
+from penstock.channels.log import read
+from penstock.database.connections import Connection
+from penstock.operating.doctor import diagnose, worst
+from penstock.operating.reset import reset_epoch
+from penstock.operating.status import status
+from penstock.records import DEFAULT_SCOPE, Offset, ShardName
+from penstock.streaming import Streamer, tick
+
+LOG_KEY, EPOCH_KEY = "penstock:{things/0}:log", "penstock:{things/0}:epoch"
+INSERT = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
+VALUES (%(channel)s, %(shard)s, 'k', 'update', 'thing', %(data)s::jsonb)
+"""
+
+Harm = Callable[[Connection, redis.Redis], object]
+
+
+@pytest.fixture
+def flow(things: Log) -> Pipeline:
+    return Pipeline([things, Ick("index", shards=2, keep=timedelta(0))])
+
+
+@pytest.fixture(autouse=True)
+def _small_values(redis_client: redis.Redis) -> Iterator[None]:
+    """Redis takes no value of more than 1 MiB: the lowest limit that it can be given."""
+    redis_client.config_set("proto-max-bulk-len", 2**20)
+    yield
+    redis_client.config_set("proto-max-bulk-len", 2**29)
+
+
+def insert(connection: Connection, shard: int, data: str = "1", channel: str = "things") -> None:
+    connection.execute(INSERT, {"channel": channel, "shard": shard, "data": data})
+
+
+def stage(connection: Connection) -> None:
+    """Two records for each shard."""
+    for channel in ("things", "index"):
+        for shard in (0, 1, 0, 1):
+            insert(connection, shard, channel=channel)
+
+
+def set_type(_: Connection, client: redis.Redis) -> None:
+    client.delete(LOG_KEY)
+    client.set(LOG_KEY, "somebody's")
+
+
+def add_entry(_: Connection, client: redis.Redis) -> None:
+    client.xadd(LOG_KEY, {"somebody": "else"})  # at the clock's time: far ahead of the journal
+
+
+def add_next_entry(_: Connection, client: redis.Redis) -> None:
+    tail = client.xinfo_stream(LOG_KEY)["last-generated-id"].decode().partition("-")[0]
+    client.xadd(LOG_KEY, {"somebody": "else"}, id=f"{int(tail) + 1}-0")
+
+
+def add_and_remove_entry(_: Connection, client: redis.Redis) -> None:
+    client.xdel(LOG_KEY, client.xadd(LOG_KEY, {"somebody": "else"}))
+
+
+def set_epoch(_: Connection, client: redis.Redis) -> None:
+    client.set(EPOCH_KEY, "somebody's")
+
+
+def set_epoch_to_infinity(_: Connection, client: redis.Redis) -> None:
+    client.set(EPOCH_KEY, "inf")
+
+
+def set_ick_epoch(_: Connection, client: redis.Redis) -> None:
+    client.set("penstock:{index/0}:epoch", "nan")
+
+
+def damage_ick(_: Connection, client: redis.Redis) -> None:
+    keys = DirtyList(client, "penstock:{index/0}:ick").keys
+    client.delete(keys.dirty)
+    client.set(keys.dirty, "somebody's")
+
+
+def stage_large(connection: Connection, _: redis.Redis) -> None:
+    insert(connection, 0, '"' + "x" * 2**21 + '"')
+
+
+def stage_large_member(connection: Connection, _: redis.Redis) -> None:
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "VALUES ('index', 0, repeat('x', 2097152), 'dirty', 'member', 'null')"
+    )
+
+
+def delete_published_journal(connection: Connection, _: redis.Redis) -> None:
+    connection.execute("DELETE FROM penstock.journal WHERE channel = 'things' AND shard = 0")
+
+
+def delete_hole(connection: Connection, _: redis.Redis) -> None:
+    for _number in range(3):
+        insert(connection, 0)
+        tick(connection, DEFAULT_SCOPE)
+    connection.execute(
+        "DELETE FROM penstock.journal WHERE channel = 'things' AND shard = 0 AND first_offset = "
+        "(SELECT max(first_offset) - 1 FROM penstock.journal WHERE channel = 'things' AND shard = 0)"
+    )
+
+
+def delete_record(connection: Connection, _: redis.Redis) -> None:
+    insert(connection, 0)
+    tick(connection, DEFAULT_SCOPE)
+    connection.execute("DELETE FROM penstock.staged_records WHERE id = (SELECT max(id) FROM penstock.staged_records)")  # fmt: skip
+
+
+def spoil_record(connection: Connection, _: redis.Redis) -> None:
+    insert(connection, 0)
+    tick(connection, DEFAULT_SCOPE)
+    connection.execute("UPDATE penstock.staged_records SET created_at = 'infinity' WHERE id = (SELECT max(id) FROM penstock.staged_records)")  # fmt: skip
+
+
+HARMS: list[tuple[Harm, str, str]] = [
+    (set_type, "things/0", "the key holds another type"),
+    (add_entry, "things/0", "not written by Penstock"),
+    (add_next_entry, "things/0", "not written by Penstock"),
+    (add_and_remove_entry, "things/0", "has added an entry and removed it|no entry 4-0"),
+    (set_epoch, "things/0", "epoch holds no number"),
+    (set_epoch_to_infinity, "things/0", "epoch holds no number"),
+    (set_ick_epoch, "index/0", "epoch holds no number"),
+    (damage_ick, "index/0", "expected zset, found string"),
+    (stage_large, "things/0", r"offset 3 \(record 9\): Redis breaks the connection"),
+    (stage_large_member, "index/0", r"offset 3 \(record 9\): Redis breaks the connection"),
+    (delete_published_journal, "things/0", "rows of the journal were deleted"),
+    (delete_hole, "things/0", "before offset 5"),
+    (delete_record, "things/0", "the first is 9"),
+    (spoil_record, "things/0", r"offset 3 \(record 9\): Postgres cannot read it"),
+]
+by_name = pytest.mark.parametrize(("harm", "shard", "reason"), HARMS, ids=[h[0].__name__ for h in HARMS])  # fmt: skip
+
+
+@by_name
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_bad_shard_is_stopped_and_named_and_the_others_flow(
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    harm: Harm,
+    shard: str,
+    reason: str,
+    restarted: bool,  # noqa: FBT001
+) -> None:
+    """Guarantee 30: no round ends with an error, before the fault is known and after."""
+    stage(connection)
+    streamer.drain()
+    with capture_logs() as logs:
+        harm(connection, redis_client)
+        if restarted:
+            streamer.close()
+        for _ in range(3):
+            stage(connection)
+            for _ in range(2):
+                streamer.round()
+            streamer._refresh_at = 0.0
+        streamer.round()
+
+    assert streamer._publisher is not None
+    tails = {str(name): tail for name, tail in streamer._publisher.tails.items()}
+    assert {name: tail for name, tail in tails.items() if name != shard} == dict.fromkeys(
+        {"things/0", "things/1", "index/0", "index/1"} - {shard}, 8
+    )
+    [stopped] = [each for each in logs if each["event"] == "shard unusable"]
+    assert stopped["shard"] == shard
+    assert re.search(reason, stopped["reason"]), stopped["reason"]
+    [shown] = status(connection, redis_client).faults.stopped
+    assert str(shown.shard) == shard
+    results = diagnose(connection, redis_client)
+    assert worst(results) == "error"
+    assert shard in "".join(r.message for r in results if r.check == "stopped shards")
+
+
+@pytest.mark.parametrize(
+    "harm", [set_epoch, damage_ick, set_type, stage_large, spoil_record], ids=lambda h: h.__name__
+)
+def test_a_mended_shard_is_taken_back_and_loses_nothing(
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    logged: ReadLog,
+    monkeypatch: pytest.MonkeyPatch,
+    harm: Harm,
+) -> None:
+    monkeypatch.setattr("penstock.streaming.unusable.RETRY_EVERY_S", 0.0)
+    stage(connection)
+    streamer.drain()
+    harm(connection, redis_client)
+    stage(connection)
+    for _ in range(3):
+        streamer.round()
+        streamer._refresh_at = 0.0
+    assert len(status(connection, redis_client).faults.stopped) == 1
+
+    redis_client.config_set("proto-max-bulk-len", 2**29)
+    connection.execute("UPDATE penstock.staged_records SET created_at = now() WHERE created_at = 'infinity'")  # fmt: skip
+    redis_client.delete(EPOCH_KEY, LOG_KEY, DirtyList(redis_client, "penstock:{index/0}:ick").keys.dirty)  # fmt: skip
+    for _ in range(3):
+        streamer._refresh_at = 0.0
+        streamer.round()
+
+    assert status(connection, redis_client).faults.stopped == ()
+    records = logged(things)[things.shard_names[0]]
+    assert [r.offset for r in records] == list(range(1, len(records) + 1))
+    staged = connection.execute(
+        "SELECT id FROM penstock.staged_records WHERE channel = 'things' AND shard = 0 ORDER BY id"
+    ).fetchall()
+    assert sorted(r.id for r in records) == [record for (record,) in staged]
+
+
+def test_a_journal_that_was_damaged_by_hand_continues_after_a_reset(
+    flow: Pipeline,
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    logged: ReadLog,
+) -> None:
+    """As the error advises: every record gets an offset again."""
+    stage(connection)
+    streamer.drain()
+    delete_published_journal(connection, redis_client)
+    stage(connection)
+    streamer.round()
+    streamer.close()
+
+    assert reset_epoch(connection, redis_client, flow, apply=True).applied
+    streamer.drain()
+
+    records = logged(things)[things.shard_names[0]]
+    assert [r.offset for r in records] == [1, 2, 3, 4]
+    assert len({r.id for r in records}) == 4
+    assert status(connection, redis_client).faults.stopped == ()
+
+
+def test_every_round_with_a_stopped_shard_is_idle(
+    streamer: Streamer, connection: Connection, redis_client: redis.Redis
+) -> None:
+    """The publisher's target never makes it spin."""
+    stage(connection)
+    streamer.drain()
+    delete_hole(connection, redis_client)
+    streamer._refresh_at = 0.0
+    streamer.round()
+
+    assert all(streamer.round().idle for _ in range(10))
+
+
+# The latency of the other shards, with a fault and without, in one run.
+
+SECONDS = 4.0
+PAUSE_S = 0.01
+
+
+def measure_p99(streamer: Streamer, connection: Connection, client: redis.Redis) -> float:
+    """The 99th percentile from COMMIT to the log in things/1, in milliseconds, while both shards get records."""
+    other = ShardName("things", streamer._pipeline.channels["things"].shard_names[1].shard)
+    after = streamer_tail(connection, other)
+    took: list[float] = []
+    end = monotonic() + SECONDS
+    while monotonic() < end:
+        for shard in (0, 1):
+            insert(connection, shard)
+        began = monotonic()
+        after = Offset(after + 1)
+        while not read(client, "penstock", other, Offset(after - 1), 1):
+            assert monotonic() < began + 5, "a record of a healthy shard did not arrive"
+            sleep(0.0002)
+        took.append((monotonic() - began) * 1000)
+        sleep(PAUSE_S)
+    return sorted(took)[int(len(took) * 0.99)]
+
+
+def streamer_tail(connection: Connection, shard: ShardName) -> Offset:
+    row = connection.execute(
+        "SELECT max(last_offset) FROM penstock.journal WHERE channel = %s AND shard = %s",
+        [shard.channel, shard.shard],
+    ).fetchone()
+    assert row is not None
+    return Offset(row[0])
+
+
+@pytest.mark.storm  # it asserts a ratio of durations
+@pytest.mark.timeout(120)
+@by_name
+def test_a_bad_shard_does_not_slow_the_others(
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    harm: Harm,
+    shard: str,
+    reason: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """The latency p99 of another shard is at most twice that of the calm before; the fault comes in the middle."""
+    stage(connection)
+    with running(streamer.run):
+        stage(connection)
+        sleep(1)
+        calm = measure_p99(streamer, connection, redis_client)
+        harm(connection, redis_client)
+        hurt = measure_p99(streamer, connection, redis_client)
+
+    record_property("p99 ratio", hurt / calm)
+    assert [str(each.shard) for each in status(connection, redis_client).faults.stopped] == [shard]
+    assert hurt <= 2 * calm
