@@ -56,6 +56,8 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "channels": "SELECT, INSERT, UPDATE (keep)",
         "checkpoints": "SELECT, INSERT, UPDATE",
         "barriers": "SELECT",
+        "isolated_records": "SELECT",
+        "stopped_shards": "SELECT",
         "dead_letters": "SELECT, INSERT, UPDATE, DELETE",
         **_JOURNAL_BOUNDS,
     },

@@ -34,7 +34,9 @@ FROM pg_catalog.pg_attribute a
 JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE a.attname = 'version_num' AND c.relkind IN ('r', 'p') AND n.nspname NOT LIKE 'pg\_%%'
-  AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
+  -- of others, those that it may read: that it may not read its own is an error
+  AND (n.nspname = %(schema)s
+       OR pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT'))
   AND EXISTS (
       SELECT
       FROM pg_catalog.pg_class s
