@@ -21,7 +21,7 @@ from penstock.database.revisions import newest_shipped
 from penstock.database.role_plan import make_roles, plan_roles, roles_sql
 from penstock.database.roles import ROLE_NAMES, rights, table_names
 from penstock.embedded import EmbeddedPostgres
-from penstock.errors import InvalidName, PrivilegeMissing, SchemaMissing
+from penstock.errors import InvalidName, PrivilegeMissing, SchemaMissing, ServerUnavailable
 from penstock.operating.doctor import CheckResult, diagnose
 from penstock.staging import trigger_sql
 from penstock.streaming import Streamer
@@ -160,6 +160,27 @@ def test_a_grant_that_postgres_only_warns_of_is_an_error(
         pytest.raises(PrivilegeMissing, match=r"may not GRANT USAGE ON SCHEMA.*warned_viewer"),
     ):
         make_roles(poor, "penstock", "warned")
+
+
+def test_a_login_that_may_insert_whole_rows_is_named_by_plan_and_doctor(
+    connection: Connection, redis_client: redis.Redis, database_url_for: UrlFor, login: str
+) -> None:
+    """It was granted before there were roles: as a member of one it would keep what it had."""
+    connection.execute(f"GRANT USAGE ON SCHEMA penstock TO {login}".encode())
+    connection.execute(f"GRANT INSERT ON penstock.staged_records TO {login}, PUBLIC".encode())
+    connection.execute(f"GRANT penstock_producer TO {login}".encode())
+
+    notes = plan_roles(connection, "penstock", "penstock").notes
+    with connect_postgres(database_url_for(login), application="test") as looking:
+        before = only(diagnose(looking, redis_client), "privileges")
+        for note in notes:
+            connection.execute(note.rpartition(": ")[2].encode())
+        after = only(diagnose(looking, redis_client), "privileges")
+
+    assert [note.split()[0] for note in notes] == [login, "public"]
+    assert (before.grade, after.grade) == ("warning", "ok")
+    assert "INSERT (created_at, xid) on staged_records" in before.message
+    assert plan_roles(connection, "penstock", "penstock").notes == ()
 
 
 def test_each_table_is_some_roles_work() -> None:
@@ -319,6 +340,19 @@ def test_the_limits_of_an_empty_table_are_valid(connection: Connection) -> None:
     assert all(valid for _, valid in rows)
 
 
+@pytest.mark.slow
+def test_the_limits_do_not_queue_for_long_behind_a_writer(empty_url: str) -> None:
+    """Guarantee 26: other writers wait behind the migration, so it gives up, and changes nothing."""
+    initialise(empty_url, revision="penstock_0004")
+    with psycopg.connect(empty_url) as writer:
+        writer.execute(ONE)
+        with pytest.raises(ServerUnavailable, match="LockNotAvailable"):
+            initialise(empty_url)
+        writer.commit()
+
+    assert initialise(empty_url) == "penstock_0004"
+
+
 # what a worker and the doctor say
 
 
@@ -457,30 +491,32 @@ class Parcel(Base):
 
 
 def test_a_trigger_stages_for_a_writer_without_any_right_on_penstock(
-    connection_for: Callable[[str], Connection], database_url: str, connection: Connection
+    connection_for: Callable[[str], Connection],
+    database_url_for: UrlFor,
+    connection: Connection,
+    login: str,
 ) -> None:
-    """The function runs as its owner, with a fixed search_path, and can be called by nobody."""
-    engine = create_engine(engine_url(database_url))
-    Base.metadata.create_all(engine)
+    """The function runs as its owner, who needs the rights of a producer, and can be called by nobody."""
+    connection.execute(f"GRANT CREATE ON SCHEMA penstock, public TO {login}".encode())
+    connection.execute(f"GRANT penstock_producer TO {login}".encode())
+    engine = create_engine(engine_url(database_url_for(login)))
     flow = Pipeline([Log("things")])
     flow.stages(Parcel, to=flow.channels["things"], key="id", capture="trigger")
     with engine.begin() as transaction:
+        Base.metadata.create_all(transaction)
         for sql in trigger_sql(next(iter(flow.rules)), "penstock"):
             transaction.execute(text(sql.replace(":", r"\:")))
         transaction.execute(text("GRANT INSERT ON public.parcels TO PUBLIC"))
     engine.dispose()
-    make_roles(connection, "penstock", "penstock")
+    assert plan_roles(connection, "penstock", "penstock").statements == ()
 
     connection_for("nobody").execute("INSERT INTO public.parcels VALUES (1)")
 
-    rows = connection.execute(
-        "SELECT key, created_at < now() + '1 min' FROM penstock.staged_records"
-    )
-    assert rows.fetchall() == [("1", True)]
-    [(owner, settings)] = connection.execute(
-        "SELECT proowner::regrole::text, proconfig FROM pg_proc WHERE proname LIKE 'stage\\_parcels%'"
+    rows = connection.execute("SELECT key, action FROM penstock.staged_records")
+    assert rows.fetchall() == [("1", "insert")]
+    [(settings,)] = connection.execute(
+        "SELECT proconfig FROM pg_proc WHERE proname LIKE 'stage\\_parcels%'"
     ).fetchall()
-    assert owner == "penstock_owner"
     assert "search_path=pg_catalog, pg_temp" in settings
 
 

@@ -10,6 +10,7 @@ from penstock.database.roles import (
     Right,
     RoleName,
     checked_prefix,
+    describe,
     full_name,
     grant_sql,
     object_sql,
@@ -24,6 +25,8 @@ from penstock.records import checked_schema
 
 _WORKING: tuple[RoleName, ...] = ROLE_NAMES[1:]
 """The roles that live by their privileges; the owner owns."""
+
+_WRITES = {"INSERT", "UPDATE", "DELETE", "TRUNCATE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class _Present:
     Attributes:
         roles: Those that exist, by their names in Postgres.
         foreign: Kind and name of what another role owns in the schema.
-        held: The rights of each role.
+        held: The rights of each role, of ours and of others.
         acts_as_owner: Whether this connection's role inherits the owner's.
         reads_new_tables: Whether the viewer may read tables that the owner creates.
         sees_activity: Whether the viewer sees what others do in ``pg_stat_activity``.
@@ -90,7 +93,8 @@ def plan_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
         f"Not part of it, because only a superuser may: {_show_activity(names)}; without it, penstock doctor run as a "
         "viewer does not see the long transactions of others"
     )
-    return RolePlan(tuple(planned), () if shows else (note,))
+    notes = [*_note_others(found, schema, names), *([] if shows else [note])]
+    return RolePlan(tuple(planned), tuple(notes))
 
 
 def make_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
@@ -164,7 +168,7 @@ def _read_present(connection: Connection, schema: str, names: dict[RoleName, str
         )
     held: dict[str, set[Right]] = {name: set() for name in names.values()}
     for role, *right in connection.execute(sql["granted"], values):
-        held[role].add(Right(*right))
+        held.setdefault(role, set()).add(Right(*right))
     [details] = connection.execute(sql["role_details"], values).fetchall()
     return _Present(
         {name for (name,) in connection.execute(sql["known_roles"], values)},
@@ -191,6 +195,19 @@ def _grant(found: _Present, schema: str, role: RoleName, name: str) -> list[str]
     gone = {(right.name, right.privilege) for right in surplus if not right.column}
     kept = {right for right in held - surplus if (right.name, right.privilege) not in gone}
     return [*revoke_sql(surplus, schema, name), *grant_sql(wanted - kept, schema, name)]
+
+
+def _note_others(found: _Present, schema: str, names: dict[RoleName, str]) -> list[str]:
+    """Roles that may write by themselves: a login with INSERT on a whole table is not limited to a producer's columns."""
+    notes = []
+    for role in sorted(set(found.held) - set(names.values())):
+        writes = [right for right in found.held[role] if right.privilege in _WRITES]
+        if writes:
+            revokes = "; ".join(revoke_sql(writes, schema, role))
+            notes.append(
+                f"{role} has privileges of its own: {describe(writes)}. Once it is a member of the roles that it needs: {revokes}"
+            )
+    return notes
 
 
 def _create(name: str) -> str:

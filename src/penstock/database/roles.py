@@ -56,6 +56,8 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "channels": "SELECT, INSERT, UPDATE (keep)",
         "checkpoints": "SELECT, INSERT, UPDATE",
         "barriers": "SELECT",
+        "isolated_records": "SELECT",
+        "stopped_shards": "SELECT",
         "dead_letters": "SELECT, INSERT, UPDATE, DELETE",
         **_JOURNAL_BOUNDS,
     },
@@ -175,7 +177,7 @@ def _render(
     verb: str, preposition: str, chosen: Iterable[Right], schema: str, role: str
 ) -> list[str]:
     return [
-        f"{verb} {privileges} ON {object_sql(kind, name, schema)} {preposition} {quote(role)}"
+        f"{verb} {privileges} ON {object_sql(kind, name, schema)} {preposition} {'PUBLIC' if role == 'public' else quote(role)}"
         for kind, name, privileges in _by_object(chosen)
     ]
 

@@ -34,7 +34,9 @@ FROM pg_catalog.pg_attribute a
 JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE a.attname = 'version_num' AND c.relkind IN ('r', 'p') AND n.nspname NOT LIKE 'pg\_%%'
-  AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
+  -- of others, those that it may read: that it may not read its own is an error
+  AND (n.nspname = %(schema)s
+       OR pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT'))
   AND EXISTS (
       SELECT
       FROM pg_catalog.pg_class s
@@ -116,7 +118,8 @@ FROM pg_roles
 WHERE rolname = ANY (%(roles)s::text[]);
 
 -- :name owned_by_others
--- Penstock's tables and functions that are not the owner's; a sequence goes with its table.
+-- Penstock's tables and functions that are not the owner's.  A sequence goes with its table.  The functions of triggers
+-- stay: they may use what their owner may use.
 SELECT 'TABLE', relname::text
 FROM pg_class
 WHERE relnamespace = to_regnamespace(%(schema)s::text) AND relname = ANY (%(tables)s::text[])
@@ -124,35 +127,36 @@ WHERE relnamespace = to_regnamespace(%(schema)s::text) AND relname = ANY (%(tabl
 UNION ALL
 SELECT 'FUNCTION', format('%%I(%%s)', proname, pg_get_function_identity_arguments(oid))
 FROM pg_proc
-WHERE pronamespace = to_regnamespace(%(schema)s::text)
-  AND (proname = ANY (%(functions)s::text[]) OR proname LIKE 'stage\_%%' AND prorettype = 'trigger'::regtype)
+WHERE pronamespace = to_regnamespace(%(schema)s::text) AND proname = ANY (%(functions)s::text[])
   AND proowner IS DISTINCT FROM to_regrole(%(owner)s::text)::oid
 ORDER BY 1, 2;
 
 -- :name granted
--- Every privilege that the roles hold by name in the schema.
-SELECT r.rolname, o.kind, o.name, a.privilege_type, o.col
+-- Every privilege on the schema and on Penstock's objects that a role other than the object's owner holds by name.
+SELECT coalesce(r.rolname, 'public'), o.kind, o.name, a.privilege_type, o.col
 FROM (
-    SELECT 'SCHEMA' AS kind, '' AS name, '' AS col, nspacl AS acl
+    SELECT 'SCHEMA' AS kind, '' AS name, '' AS col, nspowner AS owner, nspacl AS acl
     FROM pg_namespace
     WHERE nspname = %(schema)s::text
     UNION ALL
-    SELECT CASE relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, relname::text, '', relacl
+    SELECT CASE relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, relname::text, '', relowner, relacl
     FROM pg_class
-    WHERE relnamespace = to_regnamespace(%(schema)s::text) AND relname = ANY (%(tables)s::text[] || 'staged_records_id_seq'::text)
+    WHERE relnamespace = to_regnamespace(%(schema)s::text)
+      AND relname = ANY (%(tables)s::text[] || 'staged_records_id_seq'::text)
     UNION ALL
-    SELECT 'TABLE', c.relname::text, a.attname::text, a.attacl
+    SELECT 'TABLE', c.relname::text, a.attname::text, c.relowner, a.attacl
     FROM pg_class c
     JOIN pg_attribute a ON a.attrelid = c.oid
-    WHERE c.relnamespace = to_regnamespace(%(schema)s::text) AND c.relname = ANY (%(tables)s::text[]) AND a.attacl IS NOT NULL
+    WHERE c.relnamespace = to_regnamespace(%(schema)s::text) AND c.relname = ANY (%(tables)s::text[])
+      AND a.attacl IS NOT NULL
     UNION ALL
-    SELECT 'FUNCTION', proname::text, '', proacl
+    SELECT 'FUNCTION', proname::text, '', proowner, proacl
     FROM pg_proc
     WHERE pronamespace = to_regnamespace(%(schema)s::text) AND proname = ANY (%(functions)s::text[])
 ) o
 CROSS JOIN LATERAL aclexplode(o.acl) a
-JOIN pg_roles r ON r.oid = a.grantee
-WHERE r.rolname = ANY (%(roles)s::text[]);
+LEFT JOIN pg_roles r ON r.oid = a.grantee
+WHERE a.grantee <> o.owner;
 
 -- :name role_details
 -- Whether this role acts as the owner; the viewer reads tables to come, and sees others' activity; this role may let it.

@@ -40,7 +40,7 @@ AUTOCOMMIT = (
 _HINTS = {
     "42P01": "create Penstock's tables: penstock init",
     "3F000": "create Penstock's tables: penstock init",
-    "42501": "grant the role USAGE on the schema and INSERT on staged_records",
+    "42501": "the role is no producer: GRANT penstock_producer TO it, see penstock init --roles",
 }
 
 

@@ -22,6 +22,9 @@ _WORK: Mapping[RoleName, str] = {
     "viewer": "view",
 }
 
+_SET_BY_POSTGRES = ("created_at", "xid")
+_SEE_ROLES = "penstock init --roles shows what to revoke"
+
 Missing = dict[RoleName, list[Right]]
 
 
@@ -41,13 +44,27 @@ def privileges(context: CheckContext) -> Iterator[CheckResult]:
             f"{login} lacks some of what it takes to {_WORK[role]}: {describe(missing[role])}",
             _make_grants(context, role, missing[role], login),
         )
-    if not partial:
+    surplus = [] if len(complete) == len(_WORK) else _find_surplus(context)
+    if surplus:
+        yield CheckResult.warning(
+            "privileges",
+            f"{login} may set columns of staged records that order them or hide them: {describe(surplus)}",
+            _SEE_ROLES,
+        )
+    if not partial and not surplus:
         able = ", ".join(_WORK[role] for role in complete)
         yield CheckResult.ok("privileges", f"{login} has what it takes to {able}")
 
 
 def _needed(role: RoleName) -> frozenset[Right]:
     return rights(role) if role == "viewer" else working_rights(role)
+
+
+def _find_surplus(context: CheckContext) -> list[Right]:
+    """Columns of staged records that only Postgres should set, and that this login may set."""
+    columns = [Right("TABLE", "staged_records", "INSERT", name) for name in _SET_BY_POSTGRES]
+    missing = lacking(context.connection, context.scope, columns)
+    return [right for right in columns if right not in missing]
 
 
 def _find_partial(missing: Missing, complete: list[RoleName]) -> list[RoleName]:
