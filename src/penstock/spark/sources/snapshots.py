@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 from psycopg import sql
 
-from penstock.database.connections import connect_postgres
+from penstock.database.connections import TableConnection, connect_postgres
 from penstock.database.errors import postgres_errors
 from penstock.database.formats import FIX_FORMATS
+from penstock.database.transactions import set_local
 from penstock.errors import SnapshotLost
 from penstock.reconciling.cut import export_snapshot
 
@@ -29,9 +31,12 @@ def snapshot(database_url: str) -> Iterator[str]:
     Raises:
         ServerUnavailable: Postgres does not answer.
     """
-    with connect_postgres(database_url, application="snapshot") as holder:
+    with connect_postgres(database_url, application="snapshot", kind=TableConnection) as holder:
         with postgres_errors("exporting a snapshot"):
-            holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            # Not the connection's own cursor, which would send the settings before it.
+            psycopg.Cursor(holder).execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            for statement in set_local(holder.settings):
+                holder.execute(statement)
             name = export_snapshot(holder)
         try:
             yield name
