@@ -1,6 +1,7 @@
 """Checks Postgres as a server: primary, durable, not held up by long transactions."""
 
 from collections.abc import Iterator
+from ipaddress import ip_address
 
 from penstock.database.encoding import check_encoding
 from penstock.database.roles import quote
@@ -45,6 +46,49 @@ def encoding(context: CheckContext) -> Iterator[CheckResult]:
         yield CheckResult.error("encoding", str(error), "move to a database in UTF8")
     else:
         yield CheckResult.ok("encoding", "UTF8")
+
+
+def encryption(context: CheckContext) -> Iterator[CheckResult]:
+    """A connection across a network is encrypted, and the server's certificate verified."""
+    connection = context.connection.pgconn
+    options = {option.keyword: option.val for option in connection.info}
+    mode = (options.get(b"sslmode") or b"prefer").decode()
+    yield examine_encryption(context.connection.info.host, mode, encrypted=connection.ssl_in_use)
+
+
+def examine_encryption(host: str, mode: str, *, encrypted: bool) -> CheckResult:
+    """What there is to say of a connection.
+
+    Args:
+        host: The server's name, address, or directory of sockets.
+        mode: libpq's ``sslmode``; its default verifies nothing.
+        encrypted: Whether TLS is in use.
+    """
+    fix = (
+        "add to database_url: sslmode=verify-full&sslrootcert=/path/ca.pem (or sslrootcert=system)"
+    )
+    if _is_local(host):
+        return CheckResult.ok("encryption", "Postgres is on this machine")
+    if not encrypted:
+        return CheckResult.warning(
+            "encryption", f"the connection to {host} is not encrypted: others may read it", fix
+        )
+    if mode not in {"verify-full", "verify-ca"}:
+        return CheckResult.warning(
+            "encryption",
+            f"the connection to {host} is encrypted, but sslmode={mode} verifies no certificate: another server may answer",
+            fix,
+        )
+    return CheckResult.ok("encryption", f"the certificate of {host} is verified ({mode})")
+
+
+def _is_local(host: str) -> bool:
+    if not host or host.startswith(("/", "@")) or host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def durability(context: CheckContext) -> Iterator[CheckResult]:
@@ -148,6 +192,7 @@ def pooler(context: CheckContext) -> Iterator[CheckResult]:
 CHECKS: tuple[Check, ...] = (
     postgres,
     encoding,
+    encryption,
     durability,
     transaction_ids,
     long_transactions,
