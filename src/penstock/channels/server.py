@@ -261,7 +261,7 @@ def _translate_unavailable(error: RedisFailure, what: str) -> ServerUnavailable 
         return ServerUnavailable(
             f"{what}: the server at redis_url does not speak Redis' protocol. Does the port belong to another server?"
         )
-    if isinstance(error, MovedError):
+    if isinstance(error, MovedError) or _word(error) == "MOVED":  # a plain error before redis-py 6
         return ServerUnavailable(
             f"{what}: the server at redis_url belongs to a Cluster: redis+cluster://, not redis://"
         )
