@@ -24,18 +24,25 @@ WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = ANY (%(shard
 FOR UPDATE OF c SKIP LOCKED;
 
 -- :name advance_checkpoints
+-- Qualified: with the schema of each function and operator, it needs no settings of its own, whatever the handler's are.
 -- Nothing moves if the handler has ended the transaction that the locks were taken in.
 -- Each array has an element a shard: joining them as rows takes Postgres twice as long.
 UPDATE {schema}.checkpoints
-SET "offset" = (%(offsets)s::bigint[])[array_position(%(shards)s::integer[], shard)],
-    applied = applied + (%(applied)s::bigint[])[array_position(%(shards)s::integer[], shard)],
-    skipped = skipped + (%(skipped)s::bigint[])[array_position(%(shards)s::integer[], shard)],
-    dead = dead + (%(dead)s::bigint[])[array_position(%(shards)s::integer[], shard)],
+SET "offset" = (%(offsets)s::bigint[])[pg_catalog.array_position(%(shards)s::integer[], shard)],
+    applied = applied OPERATOR(pg_catalog.+)
+              (%(applied)s::bigint[])[pg_catalog.array_position(%(shards)s::integer[], shard)],
+    skipped = skipped OPERATOR(pg_catalog.+)
+              (%(skipped)s::bigint[])[pg_catalog.array_position(%(shards)s::integer[], shard)],
+    dead = dead OPERATOR(pg_catalog.+)
+           (%(dead)s::bigint[])[pg_catalog.array_position(%(shards)s::integer[], shard)],
     waiting = NULL,
-    updated_at = clock_timestamp()
-WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = ANY (%(shards)s::integer[])
-  AND "offset" = (%(expected)s::bigint[])[array_position(%(shards)s::integer[], shard)]
-  AND pg_current_xact_id() = %(transaction)s::xid8;
+    updated_at = pg_catalog.clock_timestamp()
+WHERE consumer OPERATOR(pg_catalog.=) %(consumer)s::pg_catalog.text
+  AND channel OPERATOR(pg_catalog.=) %(channel)s::pg_catalog.text
+  AND shard OPERATOR(pg_catalog.=) ANY (%(shards)s::integer[])
+  AND "offset" OPERATOR(pg_catalog.=)
+      (%(expected)s::bigint[])[pg_catalog.array_position(%(shards)s::integer[], shard)]
+  AND pg_catalog.pg_current_xact_id() OPERATOR(pg_catalog.=) %(transaction)s::pg_catalog.xid8;
 
 -- :name count_failure
 -- Counts a dead letter of a locked shard, and gives how many there are in a row: with nothing applied between them, in any
