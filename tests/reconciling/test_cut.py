@@ -112,12 +112,12 @@ def test_a_pinned_state_equals_the_tables_at_every_cut_under_load(
                 tables = seen_in(
                     connect,
                     at.snapshot,
-                    "SELECT id, cents FROM accounts WHERE cents <> 0 ORDER BY id",
+                    "SELECT id, cents FROM public.accounts WHERE cents <> 0 ORDER BY id",
                 )
                 held = seen_in(
                     connect,
                     state.snapshot,
-                    "SELECT id, cents FROM totals WHERE cents <> 0 ORDER BY id",
+                    "SELECT id, cents FROM public.totals WHERE cents <> 0 ORDER BY id",
                 )
             assert held == tables
             sums.append((sum(cents for _, cents in tables),))
