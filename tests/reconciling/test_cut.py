@@ -85,6 +85,7 @@ def producer(database_url: str, number: int) -> Callable[[Callable[[], bool]], N
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_pinned_state_equals_the_tables_at_every_cut_under_load(
     flow: Pipeline,
     totals: str,
