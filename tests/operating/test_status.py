@@ -155,9 +155,9 @@ def test_status_takes_the_same_number_of_round_trips_for_any_number_of_shards(
         status(connection, redis_client, pipeline)
         return commands(redis_client) - before
 
-    assert (
-        statements_for(64) - statements_for(2) == 62
-    )  # XINFO in one pipeline, one command per shard
+    # XINFO in one pipeline, one command per shard.  The least of several, because others may be using the server.
+    many, few = (min(statements_for(shards) for _ in range(5)) for shards in (64, 2))
+    assert many - few == 62
 
 
 def commands(client: redis.Redis) -> int:
