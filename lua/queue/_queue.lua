@@ -103,6 +103,7 @@ end
 local function delete_entry(record)
   local key = KEYS[streams + record.stream]
   if key then
-    redis.pcall("XDEL", key, record.entry)  -- a key of another type holds no entry
+    -- A key of another type holds no entry.
+    redis.pcall("XDEL", key, record.entry)
   end
 end

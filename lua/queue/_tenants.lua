@@ -7,7 +7,8 @@
 -- A tenant with waiting messages is in one of three sets: ready; over (its elastic limit: goes when nobody is ready); blocked
 -- (a limit that holds always; the score is the time at which it may go, or infinity).
 
-local LEAST_COST = 0.001  -- seconds: what handing over costs by itself
+-- Seconds: what handing over costs by itself.
+local LEAST_COST = 0.001
 local SETS = {r = ready, o = over, b = blocked}
 local FOREVER = "+inf"
 local used = {}
