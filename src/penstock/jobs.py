@@ -1,0 +1,177 @@
+"""What the handler of a worker gets, a job, and what it can say of one beside doing it.
+
+    return                  the job is done: what the session has written is committed together with that fact
+    Snooze("10m")           another time; the attempt does not count
+    Cancel("why")           it need not be done: it is finished without an effect
+    DeadLetter("why")       no attempt can succeed
+    any other exception     another attempt after a pause; after the last one a dead letter
+
+The three outcomes are returned or raised.  Whatever the handler has written before is rolled back.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from math import isfinite
+from typing import Any, Generic
+
+from penstock.errors import InvalidMessage
+from penstock.records import Payload, RecordId, Shard
+
+RESERVED = "penstock"
+"""The header that is Penstock's own; handlers do not see it."""
+
+MAX_SNOOZE_S = 10 * 365 * 86_400.0
+"""Longest time that a job can be snoozed, in seconds."""
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)")
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+class JobOutcome(Exception):
+    """What a handler says of its job; it is returned or raised."""
+
+
+class Snooze(JobOutcome):
+    """The job is to be done later; this attempt does not count.
+
+    Attributes:
+        after_s: Seconds until it may be handed over again.
+    """
+
+    def __init__(self, after: float | timedelta | str) -> None:
+        """Says when.
+
+        Args:
+            after: Seconds, a ``timedelta``, or a text such as ``30s``, ``10m``, ``2h`` or ``1d``.
+
+        Raises:
+            InvalidMessage: It is none of these, negative, or more than ten years.
+        """
+        super().__init__(after)
+        self.after_s = _seconds(after)
+
+
+class Cancel(JobOutcome):
+    """The job need not be done any more: it is finished, without an effect.
+
+    Attributes:
+        reason: Why.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = str(reason)
+
+
+class DeadLetter(JobOutcome):
+    """No attempt at the job can succeed: it is dead-lettered now.
+
+    Attributes:
+        reason: Why.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = str(reason)
+
+
+def _seconds(after: object) -> float:
+    seconds: float | None = None
+    if isinstance(after, timedelta):
+        seconds = after.total_seconds()
+    elif isinstance(after, str) and (found := _DURATION.fullmatch(after.strip())):
+        seconds = float(found[1]) * _UNITS_S[found[2]]
+    elif isinstance(after, int | float) and not isinstance(after, bool):
+        seconds = float(after)
+    if seconds is None or not isfinite(seconds) or not 0 <= seconds <= MAX_SNOOZE_S:
+        raise InvalidMessage(
+            "after",
+            f"is {after!r}; it takes seconds, a timedelta, or a text such as 30s, 10m, 2h or 1d, up to ten years",
+        )
+    return seconds
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Job(Generic[Payload]):
+    """A job, as the handler of a worker gets it.
+
+    Attributes:
+        channel: Name of the queue.
+        shard: Number of the shard.
+        id: Number of the staged record: unique in the pipeline's life, the same in each attempt.
+        tenant: Whose it is.
+        key: Its key within the tenant; empty if it has none.
+        attempts: How many times it was handed over, this time included; snoozed attempts do not count.
+        data_json: The payload as JSON text, as it came out of Postgres.
+        headers_json: The headers as JSON text, Penstock's own among them; empty if there are none.
+        since_ms: When it was written to the queue, or was due if that was later: milliseconds since 1970 (UTC).
+        deadline_ms: When it is given up, likewise; 0 if it has no deadline.
+    """
+
+    channel: str
+    shard: Shard
+    id: RecordId
+    tenant: str
+    key: str
+    attempts: int
+    data_json: str = field(repr=False)
+    headers_json: str = field(default="", repr=False)
+    since_ms: int = 0
+    deadline_ms: int = 0
+    check_stale: Callable[[], bool] = field(default=_never, repr=False, compare=False)
+
+    @cached_property
+    def data(self) -> Any:
+        """The payload, parsed on first use."""
+        return json.loads(self.data_json)
+
+    @cached_property
+    def headers(self) -> dict[str, Any]:
+        """The headers, parsed on first use; empty if there are none."""
+        parsed = json.loads(self.headers_json) if self.headers_json else None
+        return {name: value for name, value in (parsed or {}).items() if name != RESERVED}
+
+    @cached_property
+    def payload(self) -> Payload:
+        """The payload as the worker's ``payload=…`` wants it, validated before the handler is called; else ``data``."""
+        payload: Payload = self.data
+        return payload
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the job's lease was found to have ended: nothing of this attempt will be committed.
+
+        A handler that takes long can ask now and then, and return.
+        """
+        return self.check_stale()
+
+    @property
+    def staged_at(self) -> datetime:
+        """When it was written to the queue, or was due if that was later."""
+        return datetime.fromtimestamp(self.since_ms / 1000, UTC)
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When it is given up; None if it has no deadline."""
+        return datetime.fromtimestamp(self.deadline_ms / 1000, UTC) if self.deadline_ms else None
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people: ``receipts/0 record 4118``."""
+        return f"{self.channel}/{self.shard} record {self.id}"
+
+    def forget_parsed(self) -> None:
+        """Parses the payload anew when it is asked for again: a handler may have changed what it was given."""
+        for name in ("data", "headers", "payload"):
+            self.__dict__.pop(name, None)
+
+    def __repr__(self) -> str:
+        return f"<Job {self.place} tenant={self.tenant!r} attempts={self.attempts}>"
