@@ -88,9 +88,6 @@ def ick_shard_keys(namespace: str, name: ShardName) -> IckShardKeys:
     )
 
 
-MAX_STREAMS = 256
-"""Most streams of one shard of a queue."""
-
 _QUEUE_KEYS = {
     "meta": "hash",
     "messages": "hash",

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from penstock.channels.queue.messages import NewMessage, Written, new_id
 from penstock.channels.queue.shard import QueueShard
-from penstock.channels.routing import MAX_STREAMS, queue_keys
-from penstock.declarations import MAX_SHARDS, checked_name, shard_of
+from penstock.channels.routing import queue_keys
+from penstock.declarations import MAX_SHARDS, MAX_STREAMS, checked_name, shard_of
 from penstock.errors import DeclarationError
 from penstock.records import Shard, ShardName
 

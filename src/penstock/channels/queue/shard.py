@@ -17,8 +17,9 @@ from penstock.channels.queue.messages import (
     TenantLimits,
     Written,
 )
-from penstock.channels.routing import MAX_STREAMS, QueueKeys
+from penstock.channels.routing import QueueKeys
 from penstock.channels.scripts import Argument, Call, as_text
+from penstock.declarations import MAX_STREAMS
 from penstock.errors import ForeignQueue, QueueDamaged, TenantFull
 
 ITEMS = 100
