@@ -5,7 +5,7 @@ Data flows one way, and the folders show it:
     staging      in the application's transaction: a change and its record, or neither
     streaming    the worker: staged records → journal → Redis
     journal      which record has which offset: written by the sequencer, read by every part
-    channels     the destinations in Redis: logs and Icks
+    channels     the destinations in Redis: logs, Icks and queues
     consuming    effects and checkpoint in one Postgres transaction
     reconciling  a consumer's state compared with the canonical tables, at one cut
     verifying    staged records, journal, log and checkpoints compared with one another
@@ -25,7 +25,7 @@ An application declares a ``pipeline`` out of ``declarations`` and ``handlers``;
 raise ``errors``.  Importing ``penstock`` imports SQLAlchemy and nothing heavier.
 """
 
-from penstock.declarations import Ick, Log
+from penstock.declarations import Ick, Log, Queue
 from penstock.errors import PenstockError, TryAgain
 from penstock.pipeline import Pipeline
 from penstock.records import Record
@@ -44,6 +44,7 @@ __all__ = [
     "Log",
     "PenstockError",
     "Pipeline",
+    "Queue",
     "Record",
     "Staging",
     "TryAgain",

@@ -1,26 +1,44 @@
 """What an application declares: channels, staging rules, consumers.  Frozen values; nothing here does I/O."""
 
 import builtins
-import hashlib
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
-from penstock.errors import DeclarationError, InvalidName
+from penstock.errors import DeclarationError
 from penstock.handlers import Handler, Isolation, check_handler, check_payload, is_async
-from penstock.records import Shard, ShardName
+from penstock.kinds import (
+    LARGEST_MAX_BYTES,
+    MAX_SHARDS,
+    MAX_STREAMS,
+    Channel,
+    Ick,
+    Log,
+    Queue,
+    checked_name,
+    shard_of,
+)
 
-NAME_RULE = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,61}[a-z0-9])?")
-"""Names of channels and consumers: they become parts of Redis keys, of SQL values, of file names and of command lines."""
-
-MAX_SHARDS = 1024
-MAX_PAYLOAD_BYTES = 1024 * 1024
-"""Largest payload by default, in bytes of JSON: half of what keeps a batch of 1,000 in a worker's memory."""
-
-LARGEST_MAX_BYTES = 64 * 1024 * 1024
-"""What ``max_bytes`` may be, in bytes: Postgres holds four times as much in one jsonb, Redis eight times in one field."""
+__all__ = [
+    "CHANGES",
+    "LARGEST_MAX_BYTES",
+    "MAX_SHARDS",
+    "MAX_STREAMS",
+    "MEMBERS_A_BATCH",
+    "Capture",
+    "Change",
+    "Channel",
+    "ConsumerSpec",
+    "Ick",
+    "Log",
+    "Queue",
+    "ReconciliationSpec",
+    "StagingRule",
+    "checked_changes",
+    "checked_name",
+    "shard_of",
+    "table_named",
+]
 
 Capture = Literal["orm", "trigger"]
 """Who sees the changes of a class: the session's hooks, or triggers of its table."""
@@ -36,112 +54,6 @@ MIN_IDLE_TIMEOUT_S, MAX_IDLE_TIMEOUT_S = 0.1, 86_400.0
 
 MEMBERS_A_BATCH = 500
 """Most members that a consumer of an Ick holds at once, by default: a script call for so many takes a millisecond or two."""
-
-
-def checked_name(name: object, of: str) -> str:
-    """The name, if it keeps the rule.
-
-    Raises:
-        InvalidName: Empty, too long, or with characters other than ``a-z 0-9 _ . -``.
-    """
-    if not isinstance(name, str) or not NAME_RULE.fullmatch(name):
-        raise InvalidName(
-            f"{of} {name!r}: a name has 1 to 63 characters of a-z, 0-9, '_', '.' and '-', "
-            "and begins and ends with a letter or a digit"
-        )
-    return name
-
-
-def shard_of(key: str | bytes, shards: int) -> Shard:
-    """The shard of a key: the first four bytes of its SHA-256, as a number, modulo the number of shards.
-
-    A hash that Postgres and every language have, so that triggers and other producers agree with this function.
-    """
-    given = key.encode() if isinstance(key, str) else key
-    return Shard(int.from_bytes(hashlib.sha256(given).digest()[:4]) % shards)
-
-
-class _Sharded:
-    """What all kinds of channel share."""
-
-    name: str
-    shards: int
-    keep: timedelta
-
-    def _check(self) -> None:
-        checked_name(self.name, "channel")
-        if not isinstance(cast("object", self.shards), int) or not 1 <= self.shards <= MAX_SHARDS:
-            raise DeclarationError(
-                f"channel {self.name}: shards is {self.shards!r}; it takes 1 to {MAX_SHARDS}"
-            )
-        if self.keep < timedelta(0):
-            raise DeclarationError(
-                f"channel {self.name}: keep is {self.keep}; it takes no negative time"
-            )
-
-    def shard_for(self, key: str | bytes) -> Shard:
-        """The shard of a key: see ``shard_of``."""
-        return shard_of(key, self.shards)
-
-    @property
-    def shard_names(self) -> tuple[ShardName, ...]:
-        """All its shards."""
-        return tuple(ShardName(self.name, Shard(number)) for number in range(self.shards))
-
-
-@dataclass(frozen=True)
-class Log(_Sharded):
-    """A channel that keeps records in order: one Redis stream a shard.
-
-    Attributes:
-        name: Name of the channel, 1 to 63 characters of ``a-z 0-9 _ . -``.
-        shards: Number of shards, fixed for the channel's life: the key of a record decides its shard.
-        keep: How long records stay after every consumer has passed them, for new consumers and for looking back.
-        max_bytes: Largest payload that ``stage`` takes, in bytes of JSON; 64 MiB at the most.
-    """
-
-    name: str
-    shards: int = 4
-    keep: timedelta = timedelta(hours=24)
-    max_bytes: int = MAX_PAYLOAD_BYTES
-    kind: Literal["log"] = field(default="log", init=False)
-
-    def __post_init__(self) -> None:
-        self._check()
-        if not 1 <= self.max_bytes <= LARGEST_MAX_BYTES:
-            raise DeclarationError(
-                f"channel {self.name}: max_bytes is {self.max_bytes}; it takes 1 to {LARGEST_MAX_BYTES:,}. "
-                "Keep larger payloads elsewhere, and stage where they are"
-            )
-
-
-@dataclass(frozen=True)
-class Ick(_Sharded):
-    """A channel that keeps what is dirty: each member once, since it first became so; one Ick of Redis::Ick a shard.
-
-    Attributes:
-        name: Name of the channel, 1 to 63 characters of ``a-z 0-9 _ . -``.
-        shards: Number of shards, fixed for the channel's life: the member decides its shard, and shards are what
-            several processes of the consumer share.
-        keep: How long staged rows stay after what they say is done, for looking back.
-    """
-
-    name: str
-    shards: int = 4
-    keep: timedelta = timedelta(hours=1)
-    kind: Literal["ick"] = field(default="ick", init=False)
-
-    def __post_init__(self) -> None:
-        self._check()
-
-    @property
-    def max_bytes(self) -> int:
-        """Its records have no payload."""
-        return MAX_PAYLOAD_BYTES
-
-
-Channel = Log | Ick
-"""Any kind of channel."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Names of the keys in Redis.  All keys of a shard share a hash tag, so that one script may use them all."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from redis.crc import key_slot
 
@@ -88,9 +89,6 @@ def ick_shard_keys(namespace: str, name: ShardName) -> IckShardKeys:
     )
 
 
-MAX_STREAMS = 256
-"""Most streams of one shard of a queue."""
-
 _QUEUE_KEYS = {
     "meta": "hash",
     "messages": "hash",
@@ -129,7 +127,7 @@ class QueueKeys:
 
     def all(self, streams: int) -> list[str]:
         """All keys, in the order in which the scripts declare them, with those of so many streams."""
-        return [*self.types(streams)]
+        return _names(self, streams)
 
     def types(self, streams: int) -> dict[str, str]:
         """The type that each key has, if it exists."""
@@ -140,6 +138,11 @@ class QueueKeys:
     def notices(self) -> str:
         """The stream whose newest entry says that something may be taken."""
         return f"{self.root}q-notices"
+
+
+@lru_cache(maxsize=4096)
+def _names(keys: QueueKeys, streams: int) -> list[str]:
+    return [*keys.types(streams)]
 
 
 def queue_keys(namespace: str, name: ShardName) -> QueueKeys:

@@ -11,26 +11,30 @@ from psycopg.rows import class_row
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.declarations import Channel, ConsumerSpec
+from penstock.declarations import Channel, ConsumerSpec, Queue
 from penstock.errors import DeclarationError
 from penstock.records import Scope, Shard, ShardName
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredChannel:
-    """A channel as the first streamer or consumer registered it; only ``keep`` changes later.
+    """A channel as the first streamer or consumer registered it; only ``keep`` and the streams of a queue change later.
 
     Attributes:
         name: Name of the channel.
-        kind: ``log`` or ``ick``.
+        kind: ``log``, ``ick`` or ``queue``.
         shards: Number of its shards.
         keep: How long records stay after every consumer has passed them.
+        streams: Of a queue: the streams of a shard; may change later.
+        hand: Of a queue: the streams of a tenant; may change later.
     """
 
     name: str
     kind: str
     shards: int
     keep: timedelta
+    streams: int | None = None
+    hand: int | None = None
 
     @property
     def shard_names(self) -> tuple[ShardName, ...]:
@@ -54,7 +58,7 @@ def registered_channels(connection: Connection, scope: Scope) -> dict[str, Regis
 
 
 def register_channel(connection: Connection, scope: Scope, channel: Channel) -> None:
-    """Registers a channel, or updates its ``keep``.
+    """Registers a channel, or updates its ``keep`` and, of a queue, its streams.
 
     Raises:
         DeclarationError: It is registered as another kind, or with another number of shards: keys would change shards.
@@ -70,6 +74,8 @@ def register_channel(connection: Connection, scope: Scope, channel: Channel) -> 
                 "kind": channel.kind,
                 "shards": channel.shards,
                 "keep": channel.keep,
+                "streams": channel.streams if isinstance(channel, Queue) else None,
+                "hand": channel.hand if isinstance(channel, Queue) else None,
             },
         )
     registered = registered_channels(connection, scope)[channel.name]

@@ -6,6 +6,7 @@ from typing import Any
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.roles import (
+    FUNCTIONS,
     ROLE_NAMES,
     Right,
     RoleName,
@@ -129,7 +130,7 @@ def roles_sql(schema: str, prefix: str) -> str:
     names = _full_names(prefix)
     checked_schema(schema)
     workers = ", ".join(quote(names[role]) for role in _WORKING)
-    owned = [("TABLE", name) for name in table_names()] + [("FUNCTION", "journal_bounds")]
+    owned = [("TABLE", name) for name in table_names()] + [("FUNCTION", name) for name in FUNCTIONS]
     parts = [
         "BEGIN",
         *map(_create_if_missing, names.values()),
@@ -157,7 +158,7 @@ def _read_present(connection: Connection, schema: str, names: dict[RoleName, str
         "schema": schema,
         "roles": list(names.values()),
         "tables": table_names(),
-        "functions": ["journal_bounds"],
+        "functions": [*FUNCTIONS],
         "owner": names["owner"],
         "viewer": names["viewer"],
     }

@@ -31,6 +31,9 @@ record from the sequencer, or put it before others."""
 
 _LONGEST_PREFIX = 63 - len("_producer")
 
+FUNCTIONS = {"journal_bounds": "(text, integer)", "finish_records": "(text, bigint[])"}
+"""Penstock's functions, with the types of their arguments."""
+
 _JOURNAL_BOUNDS = {"FUNCTION journal_bounds": "EXECUTE"}
 
 WORKING: Mapping[RoleName, Mapping[str, str]] = {
@@ -42,8 +45,9 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "ticks": "SELECT, INSERT, DELETE",
         "isolated_records": "SELECT, INSERT, UPDATE, DELETE",
         "stopped_shards": "SELECT, INSERT, UPDATE, DELETE",
+        "waiting_records": "SELECT, INSERT, UPDATE, DELETE",
         "epochs": "SELECT, INSERT",
-        "channels": "SELECT, INSERT, UPDATE (keep)",
+        "channels": "SELECT, INSERT, UPDATE (keep, streams, hand)",
         "checkpoints": "SELECT, INSERT",
         **_JOURNAL_BOUNDS,
     },
@@ -53,12 +57,14 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "journal": "SELECT",
         "ticks": "SELECT",
         "epochs": "SELECT",
-        "channels": "SELECT, INSERT, UPDATE (keep)",
+        "channels": "SELECT, INSERT, UPDATE (keep, streams, hand)",
         "checkpoints": "SELECT, INSERT, UPDATE",
         "barriers": "SELECT",
         "isolated_records": "SELECT",
         "stopped_shards": "SELECT",
+        "waiting_records": "SELECT",
         "dead_letters": "SELECT, INSERT, UPDATE, DELETE",
+        "FUNCTION finish_records": "EXECUTE",
         **_JOURNAL_BOUNDS,
     },
 }
@@ -93,12 +99,12 @@ class Right:
     column: str = ""
 
     @property
-    def place(self) -> tuple[int, str, int, int]:
+    def place(self) -> tuple[int, str, int, int, str]:
         """Where it stands among others in a statement: by object, in the order in which SQL is written."""
         column = STAGED_COLUMNS.index(self.column) if self.column in STAGED_COLUMNS else -1
         known = self.privilege in _PRIVILEGES
         privilege = _PRIVILEGES.index(self.privilege) if known else len(_PRIVILEGES)
-        return _KINDS.index(self.kind), self.name, privilege, column
+        return _KINDS.index(self.kind), self.name, privilege, column, self.column
 
 
 def checked_prefix(prefix: str) -> str:
@@ -203,7 +209,7 @@ def object_sql(kind: str, name: str, schema: str) -> str:
     """An object in a statement: ``TABLE "penstock".ticks``."""
     if kind == "SCHEMA":
         return f"SCHEMA {quote(schema)}"
-    arguments = "(text, integer)" if name == "journal_bounds" else ""
+    arguments = FUNCTIONS[name] if kind == "FUNCTION" and name in FUNCTIONS else ""
     return f"{kind} {quote(schema)}.{name}{arguments}"
 
 

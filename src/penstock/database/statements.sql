@@ -1,12 +1,13 @@
 -- :name register_channel
-INSERT INTO {schema}.channels AS known (channel, kind, shards, keep)
-VALUES (%(channel)s, %(kind)s, %(shards)s, %(keep)s)
+INSERT INTO {schema}.channels AS known (channel, kind, shards, keep, streams, hand)
+VALUES (%(channel)s, %(kind)s, %(shards)s, %(keep)s, %(streams)s, %(hand)s)
 ON CONFLICT (channel) DO UPDATE
-SET keep = excluded.keep
-WHERE known.keep <> excluded.keep;
+SET keep = excluded.keep, streams = excluded.streams, hand = excluded.hand
+WHERE known.kind = excluded.kind
+  AND (known.keep, known.streams, known.hand) IS DISTINCT FROM (excluded.keep, excluded.streams, excluded.hand);
 
 -- :name registered_channels
-SELECT channel AS name, kind, shards, keep
+SELECT channel AS name, kind, shards, keep, streams, hand
 FROM {schema}.channels
 ORDER BY channel;
 

@@ -56,6 +56,8 @@ STAGED_LIMITS = {
 
 _NOW = text("clock_timestamp()")
 _WHEN = DateTime(timezone=True)
+_IS_DUE = text("NOT is_given AND tenant IS NULL")
+_IS_REFUSED = text("NOT is_given AND tenant IS NOT NULL")
 
 
 @cache
@@ -129,6 +131,34 @@ def _declare_streaming(tables: MetaData) -> None:
         Column("shards", Integer, nullable=False),
         Column("keep", Interval, nullable=False),
         Column("registered_at", _WHEN, nullable=False, server_default=_NOW),
+        Column("streams", Integer),
+        Column("hand", Integer),
+    )
+    Table(
+        "waiting_records",
+        tables,
+        Column("record_id", BigInteger, primary_key=True, autoincrement=False),
+        Column("channel", Text, nullable=False),
+        Column("shard", Integer, nullable=False),
+        Column("tenant", Text),
+        Column("due", _WHEN, nullable=False, server_default=_NOW),
+        Column("is_given", Boolean, nullable=False, server_default=text("false")),
+        Index("waiting_records_due", "channel", "shard", "due", postgresql_where=_IS_DUE),
+        Index(
+            "waiting_records_tenants",
+            "channel",
+            "shard",
+            "tenant",
+            "record_id",
+            postgresql_where=_IS_REFUSED,
+        ),
+        Index(
+            "waiting_records_given",
+            "channel",
+            "shard",
+            "record_id",
+            postgresql_where=text("is_given"),
+        ),
     )
 
 

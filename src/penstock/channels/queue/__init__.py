@@ -13,6 +13,7 @@ letter.  A lease that ends by itself gives the message to another reader, and wh
     queue, aio    ``FairQueue`` and ``AsyncFairQueue``
 """
 
+from penstock.channels.queue.aio import AsyncFairQueue, AsyncLease, AsyncReader
 from penstock.channels.queue.hands import hand_of, odds_of_sharing
 from penstock.channels.queue.messages import (
     DeadMessage,
@@ -27,6 +28,9 @@ from penstock.channels.queue.reading import Lease, Reader
 from penstock.channels.queue.stats import Dwell, Explanation, QueueStats
 
 __all__ = [
+    "AsyncFairQueue",
+    "AsyncLease",
+    "AsyncReader",
     "DeadMessage",
     "Dwell",
     "Explanation",

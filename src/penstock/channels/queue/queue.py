@@ -33,7 +33,7 @@ class FairQueue:
         name: str,
         *,
         streams: int = 16,
-        hand: int = 4,
+        hand: int | None = None,
         shards: int = 1,
         namespace: str = "penstock",
     ) -> None:
@@ -45,7 +45,7 @@ class FairQueue:
             name: Name of the queue, 1 to 63 characters of ``a-z 0-9 _ . -``.
             streams: Number of streams, up to 256.  With more, the queue grows at once; with fewer, it shrinks when the
                 surplus ones are empty.
-            hand: Number of streams that hold the messages of one tenant.
+            hand: Number of streams that hold the messages of one tenant; by default 4, or all if there are fewer.
             shards: Parts that can be on different servers of a Cluster; the tenant decides.  Fixed for the queue's life.
             namespace: First part of each key.
 
@@ -53,7 +53,9 @@ class FairQueue:
             DeclarationError: The name or a number is out of range.
         """
         self._client = client
-        self._shape = QueueShape(name, streams, hand, shards, namespace)
+        self._shape = QueueShape(
+            name, streams=streams, hand=hand, shards=shards, namespace=namespace
+        )
         self.name = name
 
     def write(self, tenant: str, payload: bytes | str, **fields: Any) -> Written:

@@ -3,7 +3,7 @@
 A notice is a hint and a poll is the truth: a wait ends after ``MAX_WAIT_S``, or when something falls due.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count as counting
 from time import monotonic, sleep
@@ -114,17 +114,38 @@ class Rounds:
         self.notices[shard.number] = taken.notice
         if taken.due_s is not None:
             self.due_s = taken.due_s if self.due_s is None else min(self.due_s, taken.due_s)
-        if taken.lost:
-            log.error(
-                "messages lost: their bodies were deleted from Redis",
-                queue=self.shape.name,
-                shard=shard.number,
-                count=taken.lost,
-            )
+        self.report_lost(shard, taken.lost)
         held = [Held(message, request) for message in taken.messages]
         self.book.add(held)
         good = [each for each in held if each.message.attempts <= self.options.attempts]
         return good, [each for each in held if each.message.attempts > self.options.attempts]
+
+    def by_shard(
+        self, held: Sequence[Held], settlements: Sequence[Settlement]
+    ) -> Iterator[tuple[QueueShard, list[Settlement]]]:
+        """The settlements of each shard that has some."""
+        for shard in self.shape.shards:
+            of = [
+                settlement
+                for each, settlement in zip(held, settlements, strict=True)
+                if each.message.shard == shard.number
+            ]
+            if of:
+                yield shard, of
+
+    def name(self, shard: QueueShard) -> str:
+        """What error texts call a shard."""
+        return f"queue {self.shape.name}/{shard.number}"
+
+    def report_lost(self, shard: QueueShard, lost: int) -> None:
+        """Logs that messages are lost."""
+        if lost:
+            log.error(
+                "messages lost: their bodies were deleted from Redis",
+                queue=self.shape.name,
+                shard=shard.number,
+                count=lost,
+            )
 
     def wait_s(self, left: float) -> float:
         """How long to wait before the next round, in seconds."""
@@ -305,23 +326,16 @@ class Reader:
 
     def _settle_held(self, held: Sequence[Held], settlements: Sequence[Settlement]) -> list[bool]:
         results: dict[str, bool] = {}
-        for shard in self._rounds.shape.shards:
-            some = [
-                settlement
-                for each, settlement in zip(held, settlements, strict=True)
-                if each.message.shard == shard.number
-            ]
-            if some:
-                settled = self._run(shard, shard.settle(some), "settling leases of")
-                results.update((s.id, is_ours) for s, is_ours in zip(some, settled, strict=True))
+        for shard, some in self._rounds.by_shard(held, settlements):
+            settled = self._run(shard, shard.settle(some), "settling leases of")
+            results.update((s.id, is_ours) for s, is_ours in zip(some, settled, strict=True))
         self._book.remove(held)
         return [results[each.message.id] for each in held]
 
     def sweep(self) -> None:
         """Buries what is late, shrinks the queue if it can, and rebuilds it if a part is missing.  ``read`` does so now and then."""
         for shard in self._rounds.shape.shards:
-            if lost := self._run(shard, shard.sweep(), "sweeping"):
-                log.error("messages lost", queue=self._rounds.shape.name, count=lost)
+            self._rounds.report_lost(shard, self._run(shard, shard.sweep(), "sweeping"))
 
     def stop(self) -> None:
         """Lets a ``read`` that waits return; for another thread, or the handler of a signal."""
@@ -351,4 +365,4 @@ class Reader:
         return self._run(of, of.extend(leases, self.options.lease_s), "extending leases of")
 
     def _run(self, shard: QueueShard, steps: Steps[T], what: str) -> T:
-        return run(self._client, steps, f"{what} queue {self._rounds.shape.name}/{shard.number}")
+        return run(self._client, steps, f"{what} {self._rounds.name(shard)}")

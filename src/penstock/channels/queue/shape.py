@@ -5,10 +5,13 @@ from collections.abc import Mapping, Sequence
 
 from penstock.channels.queue.messages import NewMessage, Written, new_id
 from penstock.channels.queue.shard import QueueShard
-from penstock.channels.routing import MAX_STREAMS, queue_keys
-from penstock.declarations import MAX_SHARDS, checked_name, shard_of
+from penstock.channels.routing import queue_keys
+from penstock.declarations import MAX_SHARDS, MAX_STREAMS, checked_name, shard_of
 from penstock.errors import DeclarationError
 from penstock.records import Shard, ShardName
+
+DEFAULT_HAND = 4
+"""Streams in a hand, if there are as many."""
 
 
 class QueueShape:
@@ -19,13 +22,22 @@ class QueueShape:
         shards: Its shards.
     """
 
-    def __init__(self, name: str, streams: int, hand: int, shards: int, namespace: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        streams: int = 16,
+        hand: int | None = None,
+        shards: int = 1,
+        namespace: str = "penstock",
+    ) -> None:
         """Sets up.
 
         Raises:
             DeclarationError: The name or a number is out of range.
         """
         self.name = checked_name(name, "queue")
+        hand = min(DEFAULT_HAND, streams) if hand is None else hand
         for what, number, most in (
             ("streams", streams, MAX_STREAMS),
             ("hand", hand, streams),

@@ -17,8 +17,9 @@ from penstock.channels.queue.messages import (
     TenantLimits,
     Written,
 )
-from penstock.channels.routing import MAX_STREAMS, QueueKeys
+from penstock.channels.routing import QueueKeys
 from penstock.channels.scripts import Argument, Call, as_text
+from penstock.declarations import MAX_STREAMS
 from penstock.errors import ForeignQueue, QueueDamaged, TenantFull
 
 ITEMS = 100
@@ -105,7 +106,7 @@ class QueueShard:
             reply = yield Request(script, Call(self.keys.all(self.streams), arguments))
             match reply[0]:
                 case b"streams":
-                    self.streams = int(reply[1])
+                    self.streams = max(self._wanted, int(reply[1]))
                 case b"lost":
                     yield from self.rebuild()
                 case b"foreign":
@@ -174,7 +175,7 @@ class QueueShard:
                 -1 if preferred is None else preferred,
             ),
         )
-        self.streams = int(reply[1])
+        self.streams = max(self._wanted, int(reply[1]))
         wait_ms = int(reply[3])
         messages = [self._message(values) for values in reply[5:]]
         return Taken(
@@ -259,7 +260,7 @@ class QueueShard:
             Messages of which the bodies are gone.
         """
         reply = yield from self.call("queue/sweep", (self._wanted,))
-        self.streams = int(reply[1])
+        self.streams = max(self._wanted, int(reply[1]))
         return 0 if int(reply[3]) else (yield from self.rebuild())
 
     def stats(self) -> Steps[dict[str, int]]:
