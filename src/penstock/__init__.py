@@ -27,6 +27,7 @@ raise ``errors``.  Importing ``penstock`` imports SQLAlchemy and nothing heavier
 
 from penstock.declarations import Ick, Log, Queue
 from penstock.errors import PenstockError, TryAgain
+from penstock.jobs import Cancel, DeadLetter, Job, Snooze
 from penstock.pipeline import Pipeline
 from penstock.records import Record
 from penstock.staging.explicit import (
@@ -40,12 +41,16 @@ from penstock.staging.explicit import (
 )
 
 __all__ = [
+    "Cancel",
+    "DeadLetter",
     "Ick",
+    "Job",
     "Log",
     "PenstockError",
     "Pipeline",
     "Queue",
     "Record",
+    "Snooze",
     "Staging",
     "TryAgain",
     "mark_dirty",

@@ -5,6 +5,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
+from typing_extensions import override
+
 from penstock.errors import DeclarationError
 from penstock.handlers import Handler, Isolation, check_handler, check_payload, is_async
 from penstock.kinds import (
@@ -34,6 +36,7 @@ __all__ = [
     "Queue",
     "ReconciliationSpec",
     "StagingRule",
+    "WorkerSpec",
     "checked_changes",
     "checked_name",
     "shard_of",
@@ -51,6 +54,12 @@ DEAD_LETTERS_IN_A_ROW = 100
 
 MIN_IDLE_TIMEOUT_S, MAX_IDLE_TIMEOUT_S = 0.1, 86_400.0
 """Limits of ``ConsumerSpec.idle_timeout_s``, in seconds."""
+
+MAX_CONCURRENCY = 1000
+"""Upper bound of ``WorkerSpec.concurrency``."""
+
+MIN_LEASE_S, MAX_LEASE_S = 0.05, 86_400.0
+"""Limits of a lease of a queue, in seconds."""
 
 MEMBERS_A_BATCH = 500
 """Most members that a consumer of an Ick holds at once, by default: a script call for so many takes a millisecond or two."""
@@ -208,6 +217,11 @@ class ConsumerSpec:
 
     def _check_shape(self) -> None:
         """What a handler gets must go together with the channel and the other settings."""
+        if isinstance(self.channel, Queue):
+            raise DeclarationError(
+                f"consumer {self.name}: channel {self.channel.name} is a Queue, whose jobs go to a worker, one at a time: "
+                "pipeline.worker(reads=…)"
+            )
         if self.each and self.dataframe:
             raise DeclarationError(
                 f"consumer {self.name}: each and dataframe exclude each other: a handler gets a record, or a DataFrame"
@@ -227,6 +241,54 @@ class ConsumerSpec:
     def is_async(self) -> bool:
         """Whether the handler is ``async def``."""
         return is_async(self.handler)
+
+
+@dataclass(frozen=True)
+class WorkerSpec(ConsumerSpec):
+    """A consumer of a queue: ``handler(session, job)`` does one job, in a transaction that records that it is done.
+
+    Of ``ConsumerSpec`` it has ``name``, ``channel``, ``handler``, ``payload``, ``on_poison``, ``halt_after``, ``isolation`` and
+    ``idle_timeout_s``.
+
+    Attributes:
+        attempts: Attempts at a job before it is dead-lettered; those that were snoozed, and those that a server was not
+            there for, do not count.  A process that dies, or a handler that hangs, has made an attempt.
+        concurrency: Jobs that a process works on at the same time: in as many threads, or, if the handler is ``async def``,
+            tasks of one event loop.  Each has a connection to Postgres.
+        lease_s: Seconds after which another process gets the jobs of one that died.  While a process lives it extends them.
+        limit_s: Longest time for one job, in seconds: after it, others may do the job, and this attempt cannot commit.
+        backoff_s: Pause after the first failed attempt, in seconds; doubled by each further one, up to five minutes.
+    """
+
+    each: bool = True
+    attempts: int = 5
+    concurrency: int = 4
+    lease_s: float = 30.0
+    limit_s: float = 300.0
+    backoff_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.concurrency <= MAX_CONCURRENCY:
+            raise DeclarationError(
+                f"worker {self.name}: concurrency is {self.concurrency}; it takes 1 to {MAX_CONCURRENCY}"
+            )
+        for setting, least, most in (
+            ("lease_s", MIN_LEASE_S, MAX_LEASE_S),
+            ("limit_s", MIN_LEASE_S, MAX_LEASE_S),
+            ("backoff_s", 0.0, MAX_LEASE_S),
+        ):
+            if not least <= getattr(self, setting) <= most:
+                raise DeclarationError(
+                    f"worker {self.name}: {setting} is {getattr(self, setting)}; it takes {least:g} to {most:g} seconds"
+                )
+
+    @override
+    def _check_shape(self) -> None:
+        if not isinstance(self.channel, Queue):
+            raise DeclarationError(
+                f"worker {self.name}: channel {self.channel.name} is no Queue; declare a consumer: pipeline.consumer(reads=…)"
+            )
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from typing_extensions import is_typeddict  # knows those of typing, too
 
 from penstock.errors import DeclarationError
+from penstock.jobs import Job, JobOutcome
 from penstock.records import Payload, Record
 
 if TYPE_CHECKING:
@@ -36,6 +37,35 @@ class ConsumerOptions(TypedDict, total=False):
     park_key: bool
     isolation: Isolation
     idle_timeout_s: float
+
+
+class WorkerDeclaration(TypedDict, total=False):
+    """What can be chosen of a worker of a queue: see ``WorkerSpec`` for each."""
+
+    name: str
+    concurrency: int
+    lease_s: float
+    limit_s: float
+    attempts: int
+    backoff_s: float
+    on_poison: Literal["dead_letter", "halt"]
+    halt_after: int
+    isolation: Isolation
+    idle_timeout_s: float
+
+
+class JobDecorator(Protocol[Payload]):
+    """Takes ``handler(session, job)`` of a worker, plain or ``async def``; it may return an outcome."""
+
+    @overload
+    def __call__(
+        self, handler: Callable[[Session, Job[Payload]], JobOutcome | None], /
+    ) -> Callable[[Session, Job[Payload]], JobOutcome | None]: ...
+
+    @overload
+    def __call__(
+        self, handler: Callable[["AsyncSession", Job[Payload]], Awaitable[JobOutcome | None]], /
+    ) -> Callable[["AsyncSession", Job[Payload]], Awaitable[JobOutcome | None]]: ...
 
 
 class BatchDecorator(Protocol[Payload]):

@@ -17,6 +17,7 @@ from penstock.declarations import (
     checked_changes,
     table_named,
 )
+from penstock.declaring import DeclaresWorkers
 from penstock.errors import DeclarationError
 from penstock.handlers import (
     BatchDecorator,
@@ -34,7 +35,7 @@ from penstock.staging import checks, hooks
 Canonical = TypeVar("Canonical", bound=Callable[..., object])
 
 
-class Pipeline:
+class Pipeline(DeclaresWorkers):
     """Declares what an application stages, for which channels, and who consumes it.
 
         rides = Log("rides", shards=4)
@@ -288,12 +289,12 @@ class Pipeline:
             raise DeclarationError(
                 f"consumer {spec.name} is declared twice; names are unique in a pipeline"
             )
-        if isinstance(spec.channel, Ick):
+        if not isinstance(spec.channel, Log):
             for other in self._consumers.values():
                 if other.channel == spec.channel:
                     raise DeclarationError(
                         f"consumer {spec.name}: {other.name} reads {spec.channel.name} already, and what it has done is off "
-                        "the Ick; declare another Ick, and marks_dirty(…) to both"
+                        f"the {spec.channel.kind}; declare another one, and stage or mark to both"
                     )
         self._consumers[spec.name] = spec
 
@@ -323,10 +324,11 @@ class Pipeline:
 
         def declare(canonical: Canonical) -> Canonical:
             consumer = self._find_consumer(of)
-            if isinstance(consumer.channel, Ick):
+            if not isinstance(consumer.channel, Log):
+                what = "an Ick" if isinstance(consumer.channel, Ick) else "a queue"
                 raise DeclarationError(
-                    f"reconciliation of {consumer.name}: it reads an Ick, and stands at no offset that a cut could equal. "
-                    "It needs none: it reads the tables as they are; mark dirty what should be made again"
+                    f"reconciliation of {consumer.name}: it reads {what}, and stands at no offset that a cut could equal. "
+                    "It needs none: it reads the tables as they are; mark dirty, or stage, what should be done again"
                 )
             schema, table = table_named(state)
             spec = ReconciliationSpec(

@@ -79,3 +79,11 @@ class DeadLetters:
     def forget_members(self, executor: Executor, shard: ShardName, members: Sequence[str]) -> None:
         """Removes the dead letters of members that are done now."""
         executor.execute(self._sql["forget_members"], {**self._where(shard), "keys": list(members)})
+
+    def write_job(
+        self, executor: Executor, shard: ShardName, record_id: int, *, reason: str, attempts: int
+    ) -> bool:
+        """Dead-letters a job, which is then finished; false if it was finished before."""
+        values = {"id": record_id, "reason": reason, "attempts": attempts}
+        statement = self._sql["dead_letter_job"]
+        return executor.execute(statement, {**self._where(shard), **values}).rowcount == 1

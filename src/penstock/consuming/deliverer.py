@@ -31,9 +31,10 @@ from penstock.consuming.delivery import (
     divide,
     trouble_for_part,
 )
-from penstock.consuming.failures import NotApplied, frames, reason
+from penstock.consuming.failure_log import FailureLog
+from penstock.consuming.failures import NotApplied, reason
 from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Planner
-from penstock.database.errors import driver_error, sqlstate
+from penstock.database.errors import driver_error
 from penstock.database.executor import Executor
 from penstock.declarations import ConsumerSpec
 from penstock.errors import ServerUnavailable
@@ -117,7 +118,7 @@ class Deliverer(Generic[Item]):
         self._trouble: dict[ShardName, tuple[object, Trouble]] = {}
         self._applied = 0
         self._applied_before: dict[ShardName, int] = {}
-        self._shown: set[tuple[str, ...]] = set()
+        self._failures = FailureLog(consumer.name)
 
     def deliver(
         self,
@@ -183,7 +184,7 @@ class Deliverer(Generic[Item]):
         self, delivery: _Delivery[Item], part: Sequence[Item], trouble: Trouble, failed: NotApplied
     ) -> bool:
         """Carries out what is to happen after a failure; false if the delivery is over."""
-        self._show(delivery.shard, failed)
+        self._failures.show(delivery.shard, failed)
         outcome = self._outcome(delivery.shard, trouble, failed)
         match decide(self._policy, len(part), trouble, outcome):
             case Retry(after_s, known) if after_s > MAX_PAUSE_S or known.pauses > MAX_PAUSES:
@@ -215,7 +216,7 @@ class Deliverer(Generic[Item]):
         delivery = _Delivery(
             transaction, shard, [(items, NO_TROUBLE)], lambda _: False, Delivered()
         )
-        self._show(shard, failed)
+        self._failures.show(shard, failed)
         self._halt(delivery, items, f"failed: {failed.reason}")
         return delivery.total
 
@@ -282,21 +283,3 @@ class Deliverer(Generic[Item]):
         with suppress(NotApplied):  # it fails again, and halts then
             delivery.total.add(delivery.transaction.apply([delivery.shard], plan))
         delivery.parts.clear()
-
-    def _show(self, shard: ShardName, failed: NotApplied) -> None:
-        """Logs a failure once, with where it happened; never its text, which may hold a payload."""
-        if isinstance(failed.outcome, Conflict | AskedToWait):
-            return
-        where = frames(failed.error)
-        kind = type(driver_error(failed.error)).__name__
-        if (signature := (kind, *where[-1:])) not in self._shown:
-            self._shown.add(signature)
-            log.warning(
-                "handler failed",
-                consumer=self._consumer.name,
-                shard=str(shard),
-                error=kind,
-                sqlstate=sqlstate(failed.error),
-                at_commit=failed.at_commit,
-                traceback=where,
-            )

@@ -23,13 +23,14 @@ from penstock.consuming.failures import Culprit, is_exit
 from penstock.consuming.payloads import decode_payloads, make_decoder
 from penstock.database.connections import make_async_engine, make_engine
 from penstock.database.errors import IN_FAILED_TRANSACTION, sqlstate
-from penstock.declarations import ConsumerSpec
+from penstock.declarations import ConsumerSpec, WorkerSpec
 from penstock.errors import (
     BrokenTransaction,
     DeclarationError,
     HandlerExited,
     HandlerNotRun,
 )
+from penstock.jobs import JobOutcome
 from penstock.pipeline import Pipeline
 
 log = structlog.get_logger("penstock.consumer")
@@ -101,11 +102,19 @@ class Caller(Protocol):
         """Closes all connections."""
 
 
-def make_caller(
-    pipeline: Pipeline, consumer: ConsumerSpec, database_url: str, *, prepare: bool, pooled: bool
+def make_caller(  # noqa: PLR0913  what can be chosen of one
+    pipeline: Pipeline,
+    consumer: ConsumerSpec,
+    database_url: str,
+    *,
+    prepare: bool,
+    pooled: bool,
+    in_task: bool = False,
 ) -> Caller:
-    """What calls a consumer's handler."""
-    kind = _AsyncCaller if consumer.is_async else _SyncCaller
+    """What calls a consumer's handler; with ``in_task``, one that is ``async def`` in a task that is running already."""
+    kind: Callable[..., Caller] = _SyncCaller
+    if consumer.is_async:
+        kind = _TaskCaller if in_task else _LoopCaller
     return kind(pipeline, consumer, database_url, prepare=prepare, pooled=pooled)
 
 
@@ -136,7 +145,7 @@ class _SyncCaller:
             if self._consumer.each:
                 _each(self._consumer, session, items)
             else:
-                _refuse_unrun(self._consumer, self._consumer.handler(session, items))
+                _check_returned(self._consumer, self._consumer.handler(session, items))
             session.flush()
 
     def close(self) -> None:
@@ -148,7 +157,7 @@ def _each(consumer: ConsumerSpec, session: Session, items: Iterable[Any]) -> Non
     for index, item in enumerate(items):
         try:
             if (returned := handler(session, item)) is not None:
-                _refuse_unrun(consumer, returned)
+                _check_returned(consumer, returned)
         except BaseException as error:
             if is_exit(error):
                 raise
@@ -158,8 +167,15 @@ def _each(consumer: ConsumerSpec, session: Session, items: Iterable[Any]) -> Non
 _LAZY = (map, filter, zip)
 
 
-def _refuse_unrun(consumer: ConsumerSpec, returned: object) -> None:
-    """Makes sure that a handler has run, and not only made something that would."""
+def _check_returned(consumer: ConsumerSpec, returned: object) -> None:
+    """Makes sure that a handler has run, and not only made something that would.
+
+    Raises:
+        JobOutcome: The handler of a worker has returned it.
+        HandlerNotRun: It has not run.
+    """
+    if isinstance(returned, JobOutcome):
+        raise returned
     if (
         inspect.isawaitable(returned)
         or inspect.isgenerator(returned)
@@ -175,6 +191,8 @@ def _refuse_unrun(consumer: ConsumerSpec, returned: object) -> None:
 
 
 class _AsyncCaller:
+    """Calls handlers that are ``async def``, in a greenlet of a task of an event loop."""
+
     def __init__(
         self,
         pipeline: Pipeline,
@@ -192,17 +210,6 @@ class _AsyncCaller:
         self.aborts = Aborts(self.engine)
         self._sessions = sessionmaker(class_=HandlerSession)
         pipeline.attach(self._sessions)
-        self._loop = asyncio.Runner()
-        self._loop.get_loop().set_exception_handler(self._log_task_error)
-
-    def enter(self, function: Callable[[], Result]) -> Result:
-        _refuse_running_loop(self._consumer)
-        try:
-            return self._loop.run(greenlet_spawn(function))
-        except (SystemExit, KeyboardInterrupt) as error:
-            # Raised by a task that the handler has started: asyncio lets it out past everything.
-            self._loop.close()
-            raise HandlerExited(exit_text(self._consumer, error)) from error
 
     def call(self, connection: EngineConnection, items: Any) -> None:
         if self._decode is not None:
@@ -231,12 +238,12 @@ class _AsyncCaller:
     async def _run(self, session: AsyncSession, items: Sequence[Any]) -> None:
         handler: Any = self._consumer.handler
         if not self._consumer.each:
-            _refuse_unrun(self._consumer, await handler(session, items))
+            _check_returned(self._consumer, await handler(session, items))
             return
         for index, item in enumerate(items):
             try:
                 if (returned := await handler(session, item)) is not None:
-                    _refuse_unrun(self._consumer, returned)
+                    _check_returned(self._consumer, returned)
             except BaseException as error:
                 if is_exit(error):
                     raise
@@ -254,15 +261,57 @@ class _AsyncCaller:
                 "its records: await them, for example with asyncio.TaskGroup"
             )
 
-    def _log_task_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """In place of asyncio's own, which logs the error's text."""
-        error = type(context.get("exception")).__name__
-        log.error("task of a handler failed", consumer=self._consumer.name, error=error)
+
+class _LoopCaller(_AsyncCaller):
+    """With an event loop of its own."""
+
+    def __init__(
+        self, pipeline: Pipeline, consumer: ConsumerSpec, database_url: str, **chosen: bool
+    ) -> None:
+        super().__init__(pipeline, consumer, database_url, **chosen)
+        self._loop = asyncio.Runner()
+        self._loop.get_loop().set_exception_handler(task_error_log(consumer))
+
+    def enter(self, function: Callable[[], Result]) -> Result:
+        _refuse_running_loop(self._consumer)
+        try:
+            return self._loop.run(greenlet_spawn(function))
+        except (SystemExit, KeyboardInterrupt) as error:
+            # Raised by a task that the handler has started: asyncio lets it out past everything.
+            self._loop.close()
+            raise HandlerExited(exit_text(self._consumer, error)) from error
 
     def close(self) -> None:
         with suppress(RuntimeError):  # the loop is closed after an exit
             self.enter(self.engine.dispose)
         self._loop.close()
+
+
+class _TaskCaller(_AsyncCaller):
+    """In a task of a loop that has others beside it: one of a worker's.  A handler has only so much time."""
+
+    def enter(self, function: Callable[[], Result]) -> Result:
+        return function()
+
+    async def _run(self, session: AsyncSession, items: Sequence[Any]) -> None:
+        assert isinstance(self._consumer, WorkerSpec)
+        async with asyncio.timeout(self._consumer.limit_s):
+            await super()._run(session, items)
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def task_error_log(
+    consumer: ConsumerSpec,
+) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """A handler of a loop's errors in place of asyncio's own, which logs an error's text."""
+
+    def log_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = type(context.get("exception")).__name__
+        log.error("task of a handler failed", consumer=consumer.name, error=error)
+
+    return log_error
 
 
 def _uses(task: asyncio.Task[Any], objects: set[int]) -> bool:

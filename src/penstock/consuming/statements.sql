@@ -143,3 +143,27 @@ DELETE FROM {schema}.dead_letters
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
   AND hashtextextended(key, 0) = ANY (SELECT hashtextextended(k, 0) FROM unnest(%(keys)s::text[]) AS k)
   AND key = ANY (%(keys)s::text[]);
+
+-- :name finish_record
+-- The first statement of a job's transaction: an empty array if the record was finished before.  The row's lock makes a second
+-- worker wait for the first one's end.  The transaction's id proves later that the effects are in the same one.
+SELECT pg_current_xact_id()::text, ARRAY(SELECT {schema}.finish_records(%(channel)s, ARRAY[%(id)s]::bigint[]));
+
+-- :name is_same_transaction
+-- Qualified: with the schema of each function and operator, it needs no settings of its own, whatever the handler's are.
+-- No row if the handler has ended the transaction in which the record was finished.
+SELECT 1
+WHERE pg_catalog.pg_current_xact_id_if_assigned() OPERATOR(pg_catalog.=) %(transaction)s::pg_catalog.xid8;
+
+-- :name dead_letter_job
+-- A job has no offset: its dead letter is at its id.  What is written is the record as it was staged, which this statement still
+-- sees when the function has deleted it.  No row if the record was finished before.
+WITH finished AS MATERIALIZED (
+    SELECT {schema}.finish_records(%(channel)s, ARRAY[%(id)s]::bigint[]) AS id
+)
+INSERT INTO {schema}.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, headers,
+                                   staged_at, reason, attempts)
+SELECT %(consumer)s, r.channel, r.shard, r.id, r.id, r.key, r.action, r.object, r.data, r.headers,
+       r.created_at, %(reason)s, %(attempts)s
+FROM finished
+JOIN {schema}.staged_records r USING (id);

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 import structlog
 from sqlalchemy import Connection as EngineConnection
@@ -73,6 +73,13 @@ Planner = Callable[[Executor, Locked], Plan[Result]]
 class HandlerTransaction:
     """Transactions of one consumer, one after the other, on a connection that is kept."""
 
+    after_commit: ClassVar[str] = (
+        "the handler committed the transaction that carries the checkpoint: its effects are in the database, and "
+        "would be doubled by another attempt. Take the COMMIT out of the handler, see to the effects of this batch, then "
+        "go on: penstock reset checkpoint"
+    )
+    """What to say of a handler that has committed."""
+
     def __init__(
         self,
         pipeline: Pipeline,
@@ -81,6 +88,7 @@ class HandlerTransaction:
         *,
         prepare: bool = True,
         pooled: bool = True,
+        in_task: bool = False,
     ) -> None:
         """Sets up; the first transaction connects.
 
@@ -90,14 +98,18 @@ class HandlerTransaction:
             database_url: Where its effects and checkpoints are.
             prepare: False behind a pooler that cannot keep prepared statements.
             pooled: False opens a connection a transaction.
+            in_task: Its methods are called in the greenlet of a task: of the event loop that an ``async def`` handler runs in.
         """
         self._consumer = consumer
         self._keeps_connection = pooled
         self._checkpoints = Checkpoints(consumer, pipeline.scope)
-        self._caller = make_caller(pipeline, consumer, database_url, prepare=prepare, pooled=pooled)
+        self._caller = make_caller(
+            pipeline, consumer, database_url, prepare=prepare, pooled=pooled, in_task=in_task
+        )
         self._engine = self._caller.engine.execution_options(isolation_level=consumer.isolation)
         self._connection: EngineConnection | None = None
         self._called_at = 0.0
+        self._xid = ""
 
     def apply(
         self,
@@ -152,14 +164,14 @@ class HandlerTransaction:
             self._caller.aborts.last = None
             transaction = connection.begin()
             statements = self._executor(connection)
-            planned, xid = self._plan(statements, shards, plan)
+            planned = self._plan(statements, shards, plan)
             self._called_at = monotonic()
             if planned.items is not None:
-                self._call(connection, planned.items, xid)
+                self._call(connection, planned.items)
                 crashpoint(f"{name}.after_apply")
-            self._advance(statements, planned, xid)
+            self._advance(statements, planned)
             crashpoint(f"{name}.after_checkpoint")
-            _commit(transaction)
+            commit(transaction)
         crashpoint(f"{name}.after_commit")
         return planned.result
 
@@ -168,41 +180,47 @@ class HandlerTransaction:
         statements: Executor,
         shards: Collection[ShardName],
         plan: Planner[Result],
-    ) -> tuple[Plan[Result], str]:
-        """What to do, and the id of the transaction that has the locks."""
+    ) -> Plan[Result]:
+        """What to do; remembers the id of the transaction that has the locks."""
         try:
             with postgres_errors(f"locking checkpoints of {self._consumer.name}"):
                 locked = self._checkpoints.lock(statements, shards)
-                xid = next(iter(locked.values())).transaction if locked else ""
-                return plan(statements, locked), xid
+                self._xid = next(iter(locked.values())).transaction if locked else ""
+                return plan(statements, locked)
         except CONFLICTS as error:
             raise NotApplied(Conflict(), error) from error
 
-    def _call(self, connection: EngineConnection, items: Any, xid: str) -> None:
+    def _call(self, connection: EngineConnection, items: Any) -> None:
         try:
             self._caller.call(connection, items)
         except BaseException as raised:  # noqa: BLE001  told apart, and raised again as one of ours
             index, error = None, raised
             if isinstance(raised, Culprit):
                 index, error = raised.index, raised.__cause__ or raised
-            committed = self._committed_by_handler(connection, xid)
-            if committed is None and is_exit(error):
-                raise HandlerExited(exit_text(self._consumer, error)) from error
-            if self._was_idle(error):
-                error = self._too_slow(error)
-            error = committed or error
-            raise NotApplied(find_outcome(error, index), error) from error
+            self._raise_failure(connection, index, error)
 
-    def _advance(self, statements: Executor, planned: Plan[Result], xid: str) -> None:
+    def _raise_failure(
+        self, connection: EngineConnection, index: int | None, error: BaseException
+    ) -> NoReturn:
+        """Raises what it means that the handler has raised ``error``."""
+        committed = self._committed_by_handler(connection)
+        if committed is None and is_exit(error):
+            raise HandlerExited(exit_text(self._consumer, error)) from error
+        if self._was_idle(error):
+            error = self._too_slow(error)
+        error = committed or error
+        raise NotApplied(find_outcome(error, index), error) from error
+
+    def _advance(self, statements: Executor, planned: Plan[Result]) -> None:
         """Moves the checkpoints, if the transaction still is the one that locked them."""
         try:
             planned.settle(statements)
             self._checkpoints.advance(statements, *planned.advances)
         except Exception as error:
-            ended = self._explained(statements, error, xid)
+            ended = self._explained(statements, error)
             raise NotApplied(find_outcome(ended), ended) from error
 
-    def _explained(self, statements: Executor, error: Exception, xid: str) -> Exception:
+    def _explained(self, statements: Executor, error: Exception) -> Exception:
         """What the handler did, if it is the reason why the checkpoints cannot be moved."""
         who = f"consumer {self._consumer.name}"
         match sqlstate(error):
@@ -221,7 +239,7 @@ class HandlerTransaction:
             case _ if self._was_idle(error):
                 return self._too_slow(error)
             case _ if isinstance(error, BrokenTransaction):
-                return _committed(statements, who, xid) or error
+                return self._find_commit(statements) or error
             case _:
                 return error
 
@@ -244,14 +262,25 @@ class HandlerTransaction:
         slow.__context__ = error
         return slow
 
-    def _committed_by_handler(self, connection: EngineConnection, xid: str) -> Exception | None:
+    def _committed_by_handler(self, connection: EngineConnection) -> Exception | None:
         """What to say of a handler that committed before it failed; None if it did not."""
         with suppress(Exception):  # the connection may be gone: the next attempt will see
             connection.rollback()
             with connection.begin():
                 statements = self._executor(connection)
-                return _committed(statements, f"consumer {self._consumer.name}", xid)
+                return self._find_commit(statements)
         return None
+
+    def _find_commit(self, statements: Executor) -> HandlerCommitted | None:
+        """Whether the transaction was committed: its effects are there, and its checkpoint is not."""
+        if not self._xid:
+            return None
+        row = statements.execute(
+            b"SELECT pg_xact_status(%(transaction)s::xid8)", {"transaction": self._xid}
+        ).fetchone()
+        if row is None or row[0] != "committed":
+            return None
+        return HandlerCommitted(f"consumer {self._consumer.name}: {self.after_commit}")
 
     def _executor(self, connection: EngineConnection) -> Executor:
         """Executes statements of ours between those of the handler."""
@@ -297,22 +326,13 @@ class HandlerTransaction:
             connection.close()
 
 
-def _commit(transaction: RootTransaction) -> None:
+def commit(transaction: RootTransaction) -> None:
+    """Commits.
+
+    Raises:
+        NotApplied: It was refused, or the connection was cut: then it may have been committed.
+    """
     try:
         transaction.commit()
     except Exception as error:
         raise NotApplied(find_outcome(error), error, at_commit=True) from error
-
-
-def _committed(statements: Executor, who: str, xid: str) -> HandlerCommitted | None:
-    """Whether a transaction was committed: its effects are there, and its checkpoint is not."""
-    row = statements.execute(
-        b"SELECT pg_xact_status(%(transaction)s::xid8)", {"transaction": xid}
-    ).fetchone()
-    if row is None or row[0] != "committed":
-        return None
-    return HandlerCommitted(
-        f"{who}: the handler committed the transaction that carries the checkpoint: its effects are in the database, and "
-        "would be doubled by another attempt. Take the COMMIT out of the handler, see to the effects of this batch, then "
-        "go on: penstock reset checkpoint"
-    )

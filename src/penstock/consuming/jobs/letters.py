@@ -1,0 +1,101 @@
+"""What a worker writes in Postgres beside effects: dead letters, halts and counts, at the checkpoints' rows.
+
+A checkpoint of a worker stands still: what is done is said by the staged rows.  Its row has the counts that ``penstock
+status`` shows, and the reason why a shard is halted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.consuming.brake import brake
+from penstock.consuming.checkpoints import Advance, Checkpoints
+from penstock.consuming.dead_letters import DeadLetters
+from penstock.consuming.delivery import Conflict
+from penstock.consuming.failures import NotApplied
+from penstock.consuming.transaction import Locked, Plan, Planner
+from penstock.database.executor import Executor
+from penstock.declarations import WorkerSpec
+from penstock.records import RecordId, Scope, ShardName
+
+
+class ShardLocked(Exception):
+    """Another process, or another lane, writes to the checkpoint's row at this moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buried:
+    """What became of a dead letter.
+
+    Attributes:
+        is_written: False if the job had been done before.
+        halted: Why the shard is halted now; None if it is not.
+    """
+
+    is_written: bool
+    halted: str | None = None
+
+
+class JobLetters:
+    """The plans of one worker for its own transactions."""
+
+    def __init__(self, worker: WorkerSpec, scope: Scope) -> None:
+        self._worker = worker
+        self._checkpoints = Checkpoints(worker, scope)
+        self._dead_letters = DeadLetters(worker, scope)
+
+    def dead_letter(
+        self,
+        shard: ShardName,
+        record_id: RecordId,
+        reason: str,
+        attempts: int,
+        is_ours: Callable[[], bool],
+    ) -> Planner[Buried | None]:
+        """Dead-letters a job, and finishes it; None if its lease is not ours any more."""
+
+        def planner(executor: Executor, locked: Locked) -> Plan[Buried | None]:
+            checkpoint = locked.get(shard)
+            if checkpoint is None:
+                raise busy()
+            if not is_ours():
+                return Plan(None)
+            if not self._dead_letters.write_job(
+                executor, shard, record_id, reason=reason, attempts=attempts
+            ):
+                return Plan(Buried(is_written=False))
+            last = f"the last is {shard} record {record_id}: {reason}"
+            halted = brake(self._worker, self._checkpoints, executor, shard, last)
+            return Plan(
+                Buried(is_written=True, halted=halted),
+                advances=[Advance(checkpoint, checkpoint.offset, dead=1)],
+            )
+
+        return planner
+
+    def halt(self, shard: ShardName, reason: str) -> Planner[None]:
+        """Halts a shard: none of its jobs is begun until an operator lets it go on."""
+
+        def planner(executor: Executor, locked: Locked) -> Plan[None]:
+            if shard not in locked:
+                raise busy()
+            self._checkpoints.halt(executor, shard, reason)
+            return Plan(None)
+
+        return planner
+
+    def count(self, shard: ShardName, applied: int, skipped: int) -> Planner[bool]:
+        """Counts jobs; false if another process writes to the row, so that they have to be counted later."""
+
+        def planner(_: Executor, locked: Locked) -> Plan[bool]:
+            checkpoint = locked.get(shard)
+            if checkpoint is None:
+                return Plan(result=False)
+            advance = Advance(checkpoint, checkpoint.offset, applied=applied, skipped=skipped)
+            return Plan(result=True, advances=[advance])
+
+        return planner
+
+
+def busy() -> NotApplied:
+    """A conflict: to be tried again soon."""
+    return NotApplied(Conflict(), ShardLocked("the checkpoint's row is locked"))

@@ -1,0 +1,190 @@
+"""The transaction of a job: the handler's effects, and the fact that they have happened.
+
+    first statement  →  finish_records  →  the handler's statements  →  the lease is still ours  →  COMMIT
+
+It begins with the handler's first statement, so that a handler which computes, or waits for a service, holds no
+transaction open meanwhile.  A handler without a statement has one that only finishes the record.
+"""
+
+from collections.abc import Callable
+from enum import Enum, auto
+from math import inf
+from time import monotonic
+from typing import Any, ClassVar, NoReturn
+
+from sqlalchemy import Connection as EngineConnection
+from sqlalchemy import event
+from typing_extensions import override
+
+from penstock.consuming.failures import NotApplied, find_outcome
+from penstock.consuming.transaction import HandlerTransaction, commit
+from penstock.crashpoints import crashpoint
+from penstock.database.connections import Database, get_database_url
+from penstock.database.statements import statements
+from penstock.declarations import WorkerSpec
+from penstock.errors import BrokenTransaction
+from penstock.jobs import Job, JobOutcome
+from penstock.pipeline import Pipeline
+
+
+class Ending(Enum):
+    """How a job's transaction has ended."""
+
+    APPLIED = auto()
+    REPEATED = auto()
+    """The effect had happened before; nothing was done."""
+    STALE = auto()
+    """The lease has ended, and another worker may have the job; nothing was done."""
+
+
+class _Repeated(BaseException):
+    """The record was finished before.  Not an ``Exception``: the handler is not to catch it."""
+
+
+class JobTransaction(HandlerTransaction):
+    """Transactions of one lane of a worker, one after the other."""
+
+    after_commit: ClassVar[str] = (
+        "the handler committed its transaction, and failed afterwards: what it wrote until then is in the database, the job "
+        "counts as done, and will not be done again. Take the COMMIT out of the handler, see to the rest of this job, then "
+        "go on: penstock reset checkpoint"
+    )
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        worker: WorkerSpec,
+        database: Database,
+        *,
+        prepare: bool = True,
+        in_task: bool = False,
+    ) -> None:
+        """Sets up; see ``HandlerTransaction``."""
+        super().__init__(
+            pipeline, worker, get_database_url(database), prepare=prepare, in_task=in_task
+        )
+        self._sql = statements("penstock.consuming", pipeline.scope.schema)
+        self._job: Job[Any] | None = None
+        self._error: Exception | None = None
+        self._is_repeated = False
+        event.listen(self._caller.engine, "before_cursor_execute", self._before_statement)
+
+    def apply_job(self, job: Job[Any], is_ours: Callable[[], bool]) -> Ending | JobOutcome:
+        """One attempt at a job.
+
+        Args:
+            job: The job.
+            is_ours: Asked right before COMMIT: whether the lease is still ours.
+
+        Returns:
+            How it has ended, or what the handler has said; unless it is ``APPLIED``, nothing was written.
+
+        Raises:
+            NotApplied: It was rolled back, or its connection was cut at COMMIT.
+            ServerUnavailable: Postgres cannot be reached.
+            HandlerExited: The handler wants the process to end; nothing was committed.
+        """
+        return self._caller.enter(lambda: self._transact(job, is_ours, self._handle))
+
+    def finish(self, job: Job[Any], is_ours: Callable[[], bool]) -> Ending | JobOutcome:
+        """Finishes a job without an effect.  Returns and raises as ``apply_job``."""
+        return self._caller.enter(lambda: self._transact(job, is_ours, lambda _: None))
+
+    def _transact(
+        self,
+        job: Job[Any],
+        is_ours: Callable[[], bool],
+        handle: Callable[[EngineConnection], None],
+    ) -> Ending | JobOutcome:
+        with self._connected() as connection:
+            self._begin(job)
+            transaction = connection.begin()  # nothing is sent before the first statement
+            try:
+                handle(connection)
+                self._check_effect(connection)
+                if not is_ours():
+                    transaction.rollback()
+                    return Ending.STALE
+                crashpoint("jobs.before_commit")
+                commit(transaction)
+            except JobOutcome as outcome:
+                transaction.rollback()
+                return outcome
+            except _Repeated:
+                transaction.rollback()
+                return Ending.REPEATED
+            finally:
+                self._job = None
+        crashpoint("jobs.after_commit")
+        return Ending.APPLIED
+
+    def _begin(self, job: Job[Any]) -> None:
+        self._caller.aborts.last = None
+        self._job, self._xid, self._called_at = job, "", inf
+        self._error, self._is_repeated = None, False
+
+    def _handle(self, connection: EngineConnection) -> None:
+        self._call(connection, [self._job])
+        crashpoint("jobs.after_apply")
+
+    def _before_statement(self, connection: EngineConnection, *_: Any) -> None:
+        """Finishes the record before the handler's first statement."""
+        if self._job is not None and not self._xid:
+            self._finish(connection, self._job)
+
+    def _finish(self, connection: EngineConnection, job: Job[Any]) -> None:
+        """Finishes the record.
+
+        Raises:
+            _Repeated: It was finished before.
+        """
+        if self._is_repeated:
+            raise _Repeated
+        try:
+            [(xid, finished)] = self._executor(connection).execute(
+                self._sql["finish_record"], {"channel": job.channel, "id": job.id}
+            )
+        except Exception as error:
+            self._error = self._error or error  # whatever the handler makes of it
+            raise
+        if not finished:
+            self._is_repeated = True
+            raise _Repeated
+        self._xid, self._called_at = xid, monotonic()
+
+    def _check_effect(self, connection: EngineConnection) -> None:
+        """Makes sure that the record is finished in this transaction, and that the transaction can be committed."""
+        assert self._job is not None
+        executor = self._executor(connection)
+        try:
+            self._raise_if_not_ours()
+            if not self._xid:
+                self._finish(connection, self._job)
+            elif not executor.execute(
+                self._sql["is_same_transaction"], {"transaction": self._xid}
+            ).rowcount:
+                raise BrokenTransaction(
+                    f"consumer {self._consumer.name}: the handler ended its transaction. A handler must not commit or roll back "
+                    "its session: return to commit, raise to roll back"
+                )
+        except NotApplied:
+            raise
+        except Exception as error:
+            ended = self._explained(executor, error)
+            raise NotApplied(find_outcome(ended), ended) from error
+
+    def _raise_if_not_ours(self) -> None:
+        """Raises what the first statement met, if the handler has hidden it."""
+        if self._is_repeated:
+            raise _Repeated
+        if self._error is not None:
+            raise NotApplied(find_outcome(self._error), self._error) from self._error
+
+    @override
+    def _raise_failure(
+        self, connection: EngineConnection, index: int | None, error: BaseException
+    ) -> NoReturn:
+        self._raise_if_not_ours()
+        if isinstance(error, JobOutcome | _Repeated):
+            raise error
+        super()._raise_failure(connection, index, error)
