@@ -1,6 +1,5 @@
 """``finish_records`` deletes the rows of a queue's records: whoever gets an id back has its effect."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -8,7 +7,7 @@ import psycopg
 import pytest
 
 from penstock import Ick, Log, Queue
-from penstock.database.connections import connect_postgres
+from penstock.database.connections import Connection
 from penstock.database.registry import register_channel, registered_channels
 from penstock.errors import DeclarationError
 from penstock.records import DEFAULT_SCOPE
@@ -16,15 +15,13 @@ from penstock.records import DEFAULT_SCOPE
 FINISH = "SELECT * FROM penstock.finish_records(%s, %s)"
 
 
-@pytest.fixture
-def connection(database_url: str) -> Iterator[psycopg.Connection]:
-    with connect_postgres(database_url) as connection:
-        for channel in (Queue("jobs"), Log("things"), Ick("index")):
-            register_channel(connection, DEFAULT_SCOPE, channel)
-        yield connection
+@pytest.fixture(autouse=True)
+def _channels(connection: Connection) -> None:
+    for channel in (Queue("jobs"), Log("things"), Ick("index")):
+        register_channel(connection, DEFAULT_SCOPE, channel)
 
 
-def stage(connection: psycopg.Connection, channel: str, count: int) -> list[int]:
+def stage(connection: Connection, channel: str, count: int) -> list[int]:
     rows = connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
         "SELECT %s, 0, 'k', 'a', 'o', '{}' FROM generate_series(1, %s) RETURNING id",
@@ -33,12 +30,12 @@ def stage(connection: psycopg.Connection, channel: str, count: int) -> list[int]
     return [row[0] for row in rows]
 
 
-def finish(connection: psycopg.Connection, channel: str, ids: list[int]) -> list[int]:
+def finish(connection: Connection, channel: str, ids: list[int]) -> list[int]:
     return sorted(row[0] for row in connection.execute(FINISH, (channel, ids)))
 
 
 def test_the_first_call_gets_the_ids_and_the_second_gets_none(
-    connection: psycopg.Connection,
+    connection: Connection,
 ) -> None:
     ids = stage(connection, "jobs", 3)
 
@@ -48,9 +45,7 @@ def test_the_first_call_gets_the_ids_and_the_second_gets_none(
 
 
 @pytest.mark.parametrize("channel", ["things", "index", "unregistered"])
-def test_records_of_other_channels_are_not_touched(
-    connection: psycopg.Connection, channel: str
-) -> None:
+def test_records_of_other_channels_are_not_touched(connection: Connection, channel: str) -> None:
     ids = stage(connection, channel, 2)
 
     assert finish(connection, channel, ids) == []
@@ -60,10 +55,10 @@ def test_records_of_other_channels_are_not_touched(
 
 
 def test_a_second_worker_waits_for_the_first_ones_commit_and_finds_nothing(
-    connection: psycopg.Connection, database_url: str
+    connection: Connection, database_url: str
 ) -> None:
     [first, second] = stage(connection, "jobs", 2)
-    with connect_postgres(database_url) as other, ThreadPoolExecutor(1) as pool:
+    with psycopg.connect(database_url, autocommit=True) as other, ThreadPoolExecutor(1) as pool:
         with connection.transaction():
             assert finish(connection, "jobs", [first, second]) == [first, second]
             waiting = pool.submit(finish, other, "jobs", [second, first])
@@ -73,17 +68,17 @@ def test_a_second_worker_waits_for_the_first_ones_commit_and_finds_nothing(
 
 
 def test_after_a_rollback_the_second_worker_has_the_effect(
-    connection: psycopg.Connection, database_url: str
+    connection: Connection, database_url: str
 ) -> None:
     [record] = stage(connection, "jobs", 1)
-    with connect_postgres(database_url) as other, ThreadPoolExecutor(1) as pool:
+    with psycopg.connect(database_url, autocommit=True) as other, ThreadPoolExecutor(1) as pool:
         with connection.transaction(force_rollback=True):
             assert finish(connection, "jobs", [record]) == [record]
             waiting = pool.submit(finish, other, "jobs", [record])
         assert waiting.result(5) == [record]
 
 
-def test_a_hostile_search_path_changes_nothing(connection: psycopg.Connection) -> None:
+def test_a_hostile_search_path_changes_nothing(connection: Connection) -> None:
     [record] = stage(connection, "jobs", 1)
     connection.execute("CREATE TEMP TABLE channels (channel text, kind text)")
     connection.execute("CREATE TEMP TABLE staged_records (id bigint, channel text)")
@@ -92,7 +87,7 @@ def test_a_hostile_search_path_changes_nothing(connection: psycopg.Connection) -
     assert finish(connection, "jobs", [record]) == [record]
 
 
-def test_nobody_may_call_it_without_a_grant(connection: psycopg.Connection) -> None:
+def test_nobody_may_call_it_without_a_grant(connection: Connection) -> None:
     [(acl,)] = connection.execute(
         "SELECT proacl::text FROM pg_proc WHERE proname = 'finish_records'"
     ).fetchall()
@@ -102,7 +97,7 @@ def test_nobody_may_call_it_without_a_grant(connection: psycopg.Connection) -> N
 
 
 def test_the_streams_of_a_queue_may_change_and_its_shards_may_not(
-    connection: psycopg.Connection,
+    connection: Connection,
 ) -> None:
     register_channel(connection, DEFAULT_SCOPE, Queue("jobs", streams=3, hand=2))
     found = registered_channels(connection, DEFAULT_SCOPE)["jobs"]
