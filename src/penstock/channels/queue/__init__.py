@@ -2,7 +2,7 @@
 
 Tenants take turns by the seconds of work that their messages have cost, so that a flood of one does not delay the others.
 A message that was handed over is under a lease.  Its reader settles the lease: done, another attempt, another time, or a dead
-letter.  A lease that ends by itself gives the message to another reader, and whoever held it can no longer settle it.
+letter.  A lease that ends by itself gives the message to another reader, and the former holder can no longer settle it.
 
     hands         the streams that hold a tenant's messages
     messages      what is written and read; limits of tenants
@@ -14,7 +14,7 @@ letter.  A lease that ends by itself gives the message to another reader, and wh
 """
 
 from penstock.channels.queue.aio import AsyncFairQueue, AsyncLease, AsyncReader
-from penstock.channels.queue.hands import hand_of, odds_of_sharing
+from penstock.channels.queue.hands import choose_hand, odds_of_sharing
 from penstock.channels.queue.messages import (
     DeadMessage,
     Message,
@@ -43,6 +43,6 @@ __all__ = [
     "TenantLimits",
     "Unique",
     "Written",
-    "hand_of",
+    "choose_hand",
     "odds_of_sharing",
 ]

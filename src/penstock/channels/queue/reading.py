@@ -86,13 +86,13 @@ class Rounds:
     due_s: float | None = None
     sweep_at: float = 0.0
     _numbers: "counting[int]" = field(default_factory=counting)
-    _turn: int = 0
+    _start: int = 0
 
     def begin(self) -> list[QueueShard]:
         """Begins a round: the shards in the order of this round; none is always first."""
         self.due_s = None
-        self._turn += 1
-        at = self._turn % len(self.shape.shards)
+        self._start += 1
+        at = self._start % len(self.shape.shards)
         return self.shape.shards[at:] + self.shape.shards[:at]
 
     def take(self, shard: QueueShard, count: int) -> Steps[Taken]:

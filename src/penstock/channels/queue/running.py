@@ -30,9 +30,9 @@ def run(client: RedisClient, steps: Steps[T], what: str) -> T:
     try:
         request = next(steps)
         while True:
-            called = script(request.script)
+            loaded = script(request.script)
             try:
-                [reply] = called.call_each(client, [request.call])
+                [reply] = loaded.call_each(client, [request.call])
                 if isinstance(reply, Exception):
                     raise reply
             except REDIS_ERRORS as error:
@@ -48,9 +48,9 @@ async def run_async(client: Any, steps: Steps[T], what: str) -> T:
     try:
         request = next(steps)
         while True:
-            called = script(request.script)
+            loaded = script(request.script)
             try:
-                reply = await _call(client, called, request.call.keys, request.call.arguments)
+                reply = await _call(client, loaded, request.call.keys, request.call.arguments)
             except REDIS_ERRORS as error:
                 raise _translate(error, what) from error
             request = steps.send(reply)
@@ -59,12 +59,12 @@ async def run_async(client: Any, steps: Steps[T], what: str) -> T:
         return result
 
 
-async def _call(client: Any, called: Script, keys: Sequence[Any], arguments: Sequence[Any]) -> Any:
-    command = ("EVALSHA", called.sha, len(keys), *keys, *arguments)
+async def _call(client: Any, loaded: Script, keys: Sequence[Any], arguments: Sequence[Any]) -> Any:
+    command = ("EVALSHA", loaded.sha, len(keys), *keys, *arguments)
     try:
         return await client.execute_command(*command, **{NEVER_DECODE: True})
     except redis.exceptions.NoScriptError:
-        await client.script_load(called.text)
+        await client.script_load(loaded.text)
         return await client.execute_command(*command, **{NEVER_DECODE: True})
 
 
