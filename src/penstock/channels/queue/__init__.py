@@ -10,9 +10,11 @@ letter.  A lease that ends by itself gives the message to another reader, and th
     running       drives them, plain or with asyncio
     leases        what a reader holds, and its heartbeat
     reading       rounds and waits
+    adopting      moves a plain stream into a queue
     queue, aio    ``FairQueue`` and ``AsyncFairQueue``
 """
 
+from penstock.channels.queue.adopting import PlainStream
 from penstock.channels.queue.aio import AsyncFairQueue, AsyncLease, AsyncReader
 from penstock.channels.queue.hands import choose_hand, odds_of_sharing
 from penstock.channels.queue.messages import (
@@ -38,6 +40,7 @@ __all__ = [
     "Lease",
     "Message",
     "NewMessage",
+    "PlainStream",
     "QueueStats",
     "Reader",
     "TenantLimits",

@@ -5,6 +5,7 @@ A notice is a hint and a poll is the truth: a wait ends after ``MAX_WAIT_S``, or
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count as counting
 from time import monotonic, sleep
 from types import TracebackType
@@ -13,12 +14,13 @@ from typing import Any, Self, TypeVar
 import redis
 import structlog
 
+from penstock.channels.queue.adopting import PlainStream, adopt
 from penstock.channels.queue.leases import Heartbeat, Held, LeaseBook, stale
-from penstock.channels.queue.running import run
+from penstock.channels.queue.running import run, write_messages
 from penstock.channels.queue.shape import QueueShape
 from penstock.channels.queue.shard import QueueShard, Settlement, Steps, Taken
 from penstock.channels.server import RedisClient, redis_errors
-from penstock.errors import DeclarationError
+from penstock.errors import DeclarationError, InvalidMessage, TenantFull
 
 log = structlog.get_logger("penstock.queue")
 
@@ -252,9 +254,22 @@ class Reader:
     """
 
     def __init__(
-        self, client: RedisClient, shape: QueueShape, *, worker: str, **options: Any
+        self,
+        client: RedisClient,
+        shape: QueueShape,
+        *,
+        worker: str,
+        adopts: PlainStream | None = None,
+        **options: Any,
     ) -> None:
         """Sets up; ``options`` are those of ``ReaderOptions``.
+
+        Args:
+            client: The connection.
+            shape: The queue.
+            worker: Name of this reader; no other has it.
+            adopts: A plain stream that is moved into the queue on the way, until it is empty.
+            options: See ``ReaderOptions``.
 
         Raises:
             DeclarationError: An option is out of range.
@@ -266,6 +281,7 @@ class Reader:
         self._heartbeat = Heartbeat(self._book, self.options.lease_s, self._extend)
         self._is_cluster = isinstance(client, redis.RedisCluster)
         self._is_stopped = False
+        self._adopts, self._adopt_at = adopts, 0.0
 
     @property
     def worker(self) -> str:
@@ -289,8 +305,23 @@ class Reader:
                 return []
             self._wait(self._rounds.wait_s(left))
 
+    def _adopt(self, plain: PlainStream) -> None:
+        """Moves the next entries of the plain stream; after one that cannot be moved, or if there was none, pauses."""
+        try:
+            moved = adopt(
+                self._client, plain, partial(write_messages, self._client, self._rounds.shape)
+            )
+        except (InvalidMessage, TenantFull) as error:
+            log.error("entry not adopted", stream=plain.key, reason=str(error))
+            moved = 0
+        if moved is None:
+            self._adopts = None
+        self._adopt_at = monotonic() + (0.0 if moved else SWEEP_EVERY_S)
+
     def _round(self, count: int) -> list[Lease]:
         """What is there now."""
+        if self._adopts is not None and monotonic() >= self._adopt_at:
+            self._adopt(self._adopts)
         if self._rounds.is_sweep_due():
             self.sweep()
         found: list[Lease] = []
