@@ -9,6 +9,7 @@ letter.  A lease that ends by itself gives the message to another reader, and th
     shard         operations, as calls of scripts: ``lua/queue/``
     running       drives them, plain or with asyncio
     leases        what a reader holds, and its heartbeat
+    rounds        what a reader remembers between two rounds
     reading       rounds and waits
     adopting      moves a plain stream into a queue
     queue, aio    ``FairQueue`` and ``AsyncFairQueue``
