@@ -18,7 +18,7 @@ from penstock.kinds import (
     Log,
     Queue,
     checked_name,
-    shard_of,
+    shard_for_key,
 )
 
 __all__ = [
@@ -39,7 +39,7 @@ __all__ = [
     "WorkerSpec",
     "checked_changes",
     "checked_name",
-    "shard_of",
+    "shard_for_key",
     "table_named",
 ]
 

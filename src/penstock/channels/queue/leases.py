@@ -1,4 +1,4 @@
-"""Leases that a reader holds: what is told of their ends, and what keeps them alive."""
+"""Leases that a reader holds: how they end, and what keeps them alive."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -30,12 +30,14 @@ class Held:
         token: The token of the lease.
         begun_at: Monotonic time at which its work began, in seconds: when it was read, or ``begin`` was called.
         is_stale: Whether the lease was found to have ended.
+        extended_at: Monotonic time from which the lease lasts at least, in seconds.
     """
 
     message: Message
     token: str
     begun_at: float = field(default_factory=monotonic)
     is_stale: bool = False
+    extended_at: float = field(default_factory=monotonic)
 
     def begin(self) -> None:
         """Says that the work begins only now: the tenant is charged from here."""
@@ -59,9 +61,14 @@ class Held:
         )
 
 
-def pause_s(attempts: int) -> float:
-    """A pause after so many failed attempts, in seconds: random, so that what failed together does not come together."""
-    longest: float = min(FIRST_PAUSE_S * 2.0 ** (attempts - 1), MAX_PAUSE_S)
+def pause_s(attempts: int, first_s: float = FIRST_PAUSE_S) -> float:
+    """A pause after so many failed attempts, in seconds: random, so that what failed together does not come together.
+
+    Args:
+        attempts: How many have failed.
+        first_s: Longest pause after the first one.
+    """
+    longest: float = min(first_s * 2.0 ** min(attempts - 1, 60), MAX_PAUSE_S)
     return random.uniform(longest / 2, longest)  # noqa: S311  not for secrets
 
 
@@ -154,6 +161,8 @@ class Heartbeat:
             ServerUnavailable: Redis does not answer.
         """
         for shard, held in self._book.to_extend().items():
+            asked_at = monotonic()
             extended = self._extend(shard, [(each.message.id, each.token) for each in held])
             for each, is_ours in zip(held, extended, strict=True):
                 each.is_stale = not is_ours
+                each.extended_at = asked_at if is_ours else each.extended_at

@@ -254,9 +254,7 @@ class JobDeliverer:
         """Dead-letters a job; if even that is impossible, its shard halts."""
         log.warning("dead-lettering", consumer=self._worker.name, item=job.place)
         shard = _shard(job)
-        plan = self._letters.dead_letter(
-            shard, job.id, why, attempts, lambda: self._is_ours(lease)
-        )
+        plan = self._letters.dead_letter(shard, job.id, why, attempts, lambda: self._is_ours(lease))
         try:
             buried = self._write(shard, plan)
         except NotApplied as failed:
