@@ -21,6 +21,7 @@ command line ends with; ``page`` is the section of the documentation that explai
     │   ├── HandlerCommitted      its effects are committed, its checkpoint is not
     │   └── HandlerNotRun         it returned a coroutine or a generator
     ├── HandlerExited             a handler called sys.exit()                     (1)
+    ├── HandlerHung               handlers of a queue's worker do not return      (1)
     ├── Halted                    shards of a consumer are halted                 (1)
     ├── BarrierMissed             a consumer did not stop at a cut                (1)
     ├── SnapshotLost              a snapshot ended before it was read             (1)
@@ -204,6 +205,12 @@ class HandlerExited(PenstockError):
     """A handler raised ``SystemExit`` or ``KeyboardInterrupt``: nothing of the batch is committed, and the worker ends."""
 
     page = "errors#handlerexited"
+
+
+class HandlerHung(PenstockError):
+    """As many handlers of a worker hang as may run at the same time: others have their jobs, and the process has to end."""
+
+    page = "errors#handlerhung"
 
 
 class Halted(PenstockError):

@@ -15,13 +15,15 @@ happens once.
     handler       calls it, plain or async
     delivery      pure: what is due, and what happens after a failure
     failures      what an exception means
+    jobs          the same for queues, where each job is one transaction, and its staged row the checkpoint
 """
 
 from penstock.consuming.delivered import Consumed
 from penstock.consuming.ick_worker import IckWorker
+from penstock.consuming.jobs import QueueWorker
 from penstock.consuming.log_worker import LogWorker
 from penstock.consuming.worker import Worker
 from penstock.consuming.workers import make_worker
 from penstock.errors import TryAgain
 
-__all__ = ["Consumed", "IckWorker", "LogWorker", "TryAgain", "Worker", "make_worker"]
+__all__ = ["Consumed", "IckWorker", "LogWorker", "QueueWorker", "TryAgain", "Worker", "make_worker"]

@@ -56,6 +56,10 @@ class Consumed:
 
     Attributes:
         positions: Where the consumer stands in the shards that this round touched.
+        cancelled: Jobs that were finished without an effect, because the handler said so.
+        snoozed: Jobs that the handler has put off.
+        retried: Jobs that have failed, and wait for another attempt.
+        stale: Jobs whose lease had ended when their handler returned: nothing of it was committed.
     """
 
     applied: int = 0
@@ -65,6 +69,10 @@ class Consumed:
     halted: dict[ShardName, str] = field(default_factory=dict)
     positions: dict[ShardName, Offset] = field(default_factory=dict)
     latencies_us: list[int] = field(default_factory=list)
+    cancelled: int = 0
+    snoozed: int = 0
+    retried: int = 0
+    stale: int = 0
 
     def add(self, shard: ShardName, delivered: Delivered) -> None:
         """Counts a delivery."""
@@ -81,4 +89,4 @@ class Consumed:
     @property
     def idle(self) -> bool:
         """Nothing was delivered."""
-        return not (self.applied or self.skipped or self.dead)
+        return not (self.applied or self.skipped or self.dead or self.cancelled)

@@ -17,7 +17,6 @@ from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivered import Delivered
 from penstock.consuming.delivery import (
     NO_TROUBLE,
-    AskedToWait,
     Conflict,
     DeadLetter,
     Halt,

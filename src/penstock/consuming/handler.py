@@ -102,7 +102,7 @@ class Caller(Protocol):
         """Closes all connections."""
 
 
-def make_caller(  # noqa: PLR0913  what can be chosen of one
+def make_caller(
     pipeline: Pipeline,
     consumer: ConsumerSpec,
     database_url: str,

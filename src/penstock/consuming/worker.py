@@ -107,6 +107,7 @@ class Worker(ABC, Generic[Item]):
         self._retrying: set[ShardName] = set()
         self._unusable: dict[ShardName, ShardError] = {}
         self._deliverer: Deliverer[Item] | None = None
+        self._has_opened = False
 
     def __enter__(self) -> Self:
         try:
@@ -136,7 +137,7 @@ class Worker(ABC, Generic[Item]):
         ) as connection:
             check_revision(connection, scope)
             check_privileges(connection, scope, "consumer")
-            if self._deliverer is None:  # a later release may replace them while this worker runs
+            if not self._has_opened:  # a later release may replace them while this worker runs
                 check_triggers(connection, self._pipeline)
             register_consumer(connection, scope, self.consumer)
             self._registered(connection)
@@ -146,16 +147,16 @@ class Worker(ABC, Generic[Item]):
         self._transaction = HandlerTransaction(
             self._pipeline, self.consumer, self._database_url, prepare=self._prepare
         )
-        if self._deliverer is None:
-            self._deliverer = Deliverer(self.consumer, scope, self._source())
-        self._rest_until, self._unusable = {}, {}
+        if self._deliverer is None and (source := self._source()) is not None:
+            self._deliverer = Deliverer(self.consumer, scope, source)
+        self._has_opened, self._rest_until, self._unusable = True, {}, {}
 
     def _registered(self, connection: Connection) -> None:
         """The consumer is registered now: what else is to be asked of Postgres at the start."""
 
-    @abstractmethod
-    def _source(self) -> Source[Item]:
-        """Where items come from."""
+    def _source(self) -> Source[Item] | None:
+        """Where the items of a shard come from; None for a worker that delivers otherwise."""
+        return None
 
     def close(self) -> None:
         """Closes the connections; what is under way is rolled back, and comes again."""

@@ -1,12 +1,13 @@
-"""Which worker a consumer needs: one for the records of a log, another for the members of an Ick."""
+"""Which worker a consumer needs: for the records of a log, the members of an Ick, or the jobs of a queue."""
 
 from typing import Any, Unpack
 
 from penstock.consuming.ick_worker import IckWorker
+from penstock.consuming.jobs import QueueWorker
 from penstock.consuming.log_worker import LogWorker
 from penstock.consuming.worker import Worker, WorkerOptions
 from penstock.database.connections import Database
-from penstock.declarations import ConsumerSpec, Ick
+from penstock.declarations import ConsumerSpec, Ick, Log, Queue
 from penstock.pipeline import Pipeline
 
 
@@ -22,5 +23,5 @@ def make_worker(
     Raises:
         DeclarationError: The consumer is set-based, and needs the Spark engine.
     """
-    kind = IckWorker if isinstance(consumer.channel, Ick) else LogWorker
-    return kind(pipeline, consumer, database, redis_url, **options)
+    kinds: dict[type, type[Worker[Any]]] = {Log: LogWorker, Ick: IckWorker, Queue: QueueWorker}
+    return kinds[type(consumer.channel)](pipeline, consumer, database, redis_url, **options)

@@ -244,6 +244,10 @@ class Reader:
         self._book.remove(held)
         return [results[each.message.id] for each in held]
 
+    def forget(self, leases: Sequence[Lease]) -> None:
+        """Extends leases no more; they end by themselves."""
+        self._book.remove([lease.held for lease in leases])
+
     def sweep(self) -> None:
         """Buries what is late, shrinks the queue if it can, and rebuilds it if a part is missing.  ``read`` does so now and then."""
         for shard in self._rounds.shape.shards:

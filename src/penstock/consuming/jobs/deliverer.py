@@ -8,7 +8,6 @@ takes nobody's turn.
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from time import monotonic
 from typing import Any, Literal, Protocol, TypeVar
 
 import psycopg
@@ -32,11 +31,10 @@ from penstock.consuming.delivery import (
 )
 from penstock.consuming.failure_log import FailureLog
 from penstock.consuming.failures import NotApplied, reason
-from penstock.consuming.jobs.letters import Buried, JobLetters
+from penstock.consuming.jobs.letters import JobLetters
 from penstock.consuming.jobs.transaction import Ending, JobTransaction
 from penstock.consuming.transaction import Planner
 from penstock.declarations import WorkerSpec
-from penstock.errors import ServerUnavailable
 from penstock.jobs import Cancel, DeadLetter, Job, JobOutcome, Snooze
 from penstock.records import RecordId, Scope, Shard, ShardName
 
@@ -44,7 +42,17 @@ log = structlog.get_logger("penstock.consumer")
 
 Result = TypeVar("Result")
 
-What = Literal["applied", "repeated", "cancelled", "dead", "retried", "snoozed", "stale", "halted"]
+What = Literal[
+    "applied",
+    "repeated",
+    "cancelled",
+    "dead",
+    "retried",
+    "snoozed",
+    "stale",
+    "put_back",
+]
+"""What has become of a job.  ``repeated``: its effect had happened before.  ``put_back``: nothing, for no fault of its own."""
 
 MAX_REMEMBERED = 10_000
 """Jobs of which this process remembers for how long they have waited for a server."""
@@ -235,7 +243,7 @@ class JobDeliverer:
             case Retry(after_s, known):
                 spread_s = after_s * random.uniform(0.5, 1.0)  # noqa: S311  spreads processes, no secret
                 if self._surroundings.pause(spread_s):
-                    return _ended(lease, "snoozed", "snooze")
+                    return _ended(lease, "put_back", "snooze")
                 return known
             case Halt(attempts):
                 return self._halt(lease, job, f"failed {attempts} times: {failed.reason}")
@@ -248,7 +256,7 @@ class JobDeliverer:
         """Puts a job back until a server or a service may be there again; the attempt does not count."""
         self._troubles.remember(lease, trouble)
         log.debug("job put back", consumer=self._worker.name, error=type(failed.error).__name__)
-        return _ended(lease, "snoozed", "snooze", delay_s=after_s)
+        return _ended(lease, "put_back", "snooze", delay_s=after_s)
 
     def _give_up(self, lease: Lease, job: Job[Any], why: str, attempts: int) -> Ended:
         """Dead-letters a job; if even that is impossible, its shard halts."""
@@ -275,7 +283,7 @@ class JobDeliverer:
             self._write(shard, self._letters.halt(shard, said))
         except NotApplied as failed:  # it fails again, and halts then
             return self._put_back(lease, self._troubles.take(lease), failed, MAX_PAUSE_S)
-        return replace(_ended(lease, "halted", "snooze"), halted=said)
+        return replace(_ended(lease, "put_back", "snooze"), halted=said)
 
     def _write(self, shard: ShardName, plan: Planner[Result]) -> Result:
         """Writes to a checkpoint's row, as soon as nobody else does."""

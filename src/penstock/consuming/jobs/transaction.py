@@ -20,6 +20,7 @@ from penstock.consuming.failures import NotApplied, find_outcome
 from penstock.consuming.transaction import HandlerTransaction, commit
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Database, get_database_url
+from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.declarations import WorkerSpec
 from penstock.errors import BrokenTransaction
@@ -160,18 +161,22 @@ class JobTransaction(HandlerTransaction):
             self._raise_if_not_ours()
             if not self._xid:
                 self._finish(connection, self._job)
-            elif not executor.execute(
-                self._sql["is_same_transaction"], {"transaction": self._xid}
-            ).rowcount:
-                raise BrokenTransaction(
-                    f"consumer {self._consumer.name}: the handler ended its transaction. A handler must not commit or roll back "
-                    "its session: return to commit, raise to roll back"
-                )
+            else:
+                self._check_same(executor)
         except NotApplied:
             raise
         except Exception as error:
             ended = self._explained(executor, error)
             raise NotApplied(find_outcome(ended), ended) from error
+
+    def _check_same(self, executor: Executor) -> None:
+        """Makes sure that the handler has not ended the transaction in which the record was finished."""
+        values = {"transaction": self._xid}
+        if not executor.execute(self._sql["is_same_transaction"], values).rowcount:
+            raise BrokenTransaction(
+                f"consumer {self._consumer.name}: the handler ended its transaction. A handler must not commit or roll back "
+                "its session: return to commit, raise to roll back"
+            )
 
     def _raise_if_not_ours(self) -> None:
         """Raises what the first statement met, if the handler has hidden it."""
