@@ -27,6 +27,7 @@ raise ``errors``.  Importing ``penstock`` imports SQLAlchemy and nothing heavier
 
 from penstock.declarations import Ick, Log, Queue
 from penstock.errors import PenstockError, TryAgain
+from penstock.messages import Unique
 from penstock.pipeline import Pipeline
 from penstock.records import Record
 from penstock.staging.explicit import (
@@ -48,6 +49,7 @@ __all__ = [
     "Record",
     "Staging",
     "TryAgain",
+    "Unique",
     "mark_dirty",
     "mark_dirty_async",
     "stage",
