@@ -1,16 +1,16 @@
 """A plain stream is moved into a queue, while its old writers and readers still run."""
 
 import pytest
-import redis
 
 from penstock.channels.queue import FairQueue, PlainStream
+from penstock.channels.server import RedisClient
 from penstock.errors import InvalidMessage
 
 OLD, GROUP = "old-jobs", "workers"
 
 
 @pytest.fixture
-def queue(redis_client: redis.Redis) -> FairQueue:
+def queue(redis_client: RedisClient) -> FairQueue:
     return FairQueue(redis_client, "receipts", streams=4)
 
 
@@ -24,7 +24,7 @@ def plain(*, idle_s: float = 60.0) -> PlainStream:
     )
 
 
-def fill(client: redis.Redis, count: int) -> None:
+def fill(client: RedisClient, count: int) -> None:
     for number in range(count):
         client.xadd(OLD, {"account": f"a{number % 3}", "body": str(number)})
 
@@ -45,7 +45,7 @@ def payloads(queue: FairQueue) -> set[bytes]:
         return found
 
 
-def test_every_entry_that_was_not_done_moves(redis_client: redis.Redis, queue: FairQueue) -> None:
+def test_every_entry_that_was_not_done_moves(redis_client: RedisClient, queue: FairQueue) -> None:
     fill(redis_client, 250)
     redis_client.xgroup_create(OLD, GROUP, id="0")
     [[_, [(done, _)]]] = redis_client.xreadgroup(GROUP, "old", {OLD: ">"}, count=1)
@@ -57,7 +57,7 @@ def test_every_entry_that_was_not_done_moves(redis_client: redis.Redis, queue: F
 
 
 def test_a_stream_that_nobody_has_read_moves_whole(
-    redis_client: redis.Redis, queue: FairQueue
+    redis_client: RedisClient, queue: FairQueue
 ) -> None:
     fill(redis_client, 3)
 
@@ -67,7 +67,7 @@ def test_a_stream_that_nobody_has_read_moves_whole(
 
 
 def test_what_an_old_reader_works_on_stays_its_own(
-    redis_client: redis.Redis, queue: FairQueue
+    redis_client: RedisClient, queue: FairQueue
 ) -> None:
     fill(redis_client, 2)
     redis_client.xgroup_create(OLD, GROUP, id="0")
@@ -79,7 +79,7 @@ def test_what_an_old_reader_works_on_stays_its_own(
     assert queue.adopt(plain()) is None
 
 
-def test_what_a_dead_reader_held_is_taken_over(redis_client: redis.Redis, queue: FairQueue) -> None:
+def test_what_a_dead_reader_held_is_taken_over(redis_client: RedisClient, queue: FairQueue) -> None:
     fill(redis_client, 2)
     redis_client.xgroup_create(OLD, GROUP, id="0")
     redis_client.xreadgroup(GROUP, "dead", {OLD: ">"}, count=2)
@@ -90,7 +90,7 @@ def test_what_a_dead_reader_held_is_taken_over(redis_client: redis.Redis, queue:
 
 
 def test_an_entry_that_is_moved_again_after_a_crash_is_one_message(
-    redis_client: redis.Redis, queue: FairQueue, monkeypatch: pytest.MonkeyPatch
+    redis_client: RedisClient, queue: FairQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(redis_client, 5)
     redis_client.xgroup_create(OLD, GROUP, id="0")
@@ -109,7 +109,7 @@ def test_an_entry_that_is_moved_again_after_a_crash_is_one_message(
 
 
 def test_an_entry_that_cannot_be_a_message_stays_and_stops_no_other(
-    redis_client: redis.Redis, queue: FairQueue
+    redis_client: RedisClient, queue: FairQueue
 ) -> None:
     fill(redis_client, 1)
     bad = redis_client.xadd(OLD, {"account": "", "body": "x"})
@@ -124,7 +124,7 @@ def test_an_entry_that_cannot_be_a_message_stays_and_stops_no_other(
 
 
 def test_a_reader_reads_both_until_the_old_one_is_empty(
-    redis_client: redis.Redis, queue: FairQueue
+    redis_client: RedisClient, queue: FairQueue
 ) -> None:
     fill(redis_client, 120)
     redis_client.xgroup_create(OLD, GROUP, id="0")
