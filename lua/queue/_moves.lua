@@ -1,87 +1,5 @@
--- Shared by the scripts that move messages from one state to another.  Include it after queue/_tenants.
--- keys: messages, waiting, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, notices, streams...
-
--- The stream of a hand with the smallest backlog: the first empty one, or the shortest.  An entry leaves its stream with its message,
--- so the length is what waits or is leased.  Streams of another type are passed over; if a hand has no other, any stream serves.
-local function choose_stream(hand)
-  local chosen, shortest
-  local function try(stream)
-    local length = stream < queue.streams and redis.pcall("XLEN", KEYS[streams + stream])
-    if type(length) == "number" and (not shortest or length < shortest) then
-      chosen, shortest = stream, length
-    end
-    return shortest == 0
-  end
-  for stream in string.gmatch(hand, "%d+") do
-    if try(tonumber(stream)) then
-      return chosen
-    end
-  end
-  for stream = 0, chosen and -1 or queue.streams - 1 do
-    if try(stream) then
-      break
-    end
-  end
-  return chosen
-end
-
-local function watch_deadline(id, record)
-  if record.deadline > 0 then
-    redis.call("ZADD", deadlines, string.format("%.0f", record.deadline), id)
-  end
-end
-
-local function waiting_member(id, record)
-  return record.tenant .. "\0" .. record.rank .. id
-end
-
--- The message's place in its tenant's line.  The tenant's keys take turns: a message comes behind those of its own key, and beside
--- those of the others.
-local function rank_message(account, record)
-  local lane = record.tenant .. "\0" .. record.key
-  local rank = math.max(account.rank, number(redis.call("HGET", lanes, lane))) + 1
-  redis.call("HSET", lanes, lane, string.format("%.0f", rank))
-  queue.sequence = queue.sequence + 1
-  record.rank = string.format(PADDING .. PADDING, rank, queue.sequence)
-end
-
--- Appends the body to a stream, and lines the message up.  Returns false if no stream can be written.
-local function enqueue(id, record, payload, headers)
-  local stream = choose_stream(record.hand)
-  if not stream then
-    return false
-  end
-  local account = tenant_account(record.tenant)
-  rank_message(account, record)
-  record.state, record.stream, record.at = "w", stream, now
-  record.entry = redis.call("XADD", KEYS[streams + stream], "*", "id", id, "tenant", record.tenant, "key", record.key,
-    "payload", payload, "headers", headers, "record", pack_record(record))
-  save_record(id, record)
-  redis.call("ZADD", waiting, 0, waiting_member(id, record))
-  account.has_moved = true
-  return true
-end
-
--- Puts a message that was handed over back where it was in its tenant's line.
-local function put_back(id, record)
-  tenant_account(record.tenant).has_moved = true
-  record.state, record.at = "w", now
-  save_record(id, record)
-  redis.call("ZADD", waiting, 0, waiting_member(id, record))
-  redis.call("ZREM", leases, id)
-  watch_deadline(id, record)
-end
-
--- Takes a message out of its tenant's line.
-local function leave_line(account, id, record)
-  redis.call("ZREM", waiting, waiting_member(id, record))
-  local rank = tonumber(string.sub(record.rank, 1, 14), 16)
-  account.rank = math.max(account.rank, rank)
-  local lane = record.tenant .. "\0" .. record.key
-  if number(redis.call("HGET", lanes, lane)) <= rank then
-    redis.call("HDEL", lanes, lane)
-  end
-end
+-- Shared by the scripts that move messages from one state to another.  Include it after queue/_line.
+-- keys: messages, leases, delayed, dead, parked, ages, deadlines, uniques, notices, streams...
 
 -- Parks the body of a message that is to be delayed (d) or dead (x); `at` is when it is due, or when it died.
 local function park(id, record, state, at, reason, payload, headers)
@@ -121,7 +39,9 @@ end
 -- Removes all that is known of a message but its record and its lease.
 local function forget(id, record)
   redis.call("ZREM", ages, id)
-  redis.call("ZREM", deadlines, id)
+  if record.deadline > 0 then
+    redis.call("ZREM", deadlines, id)
+  end
   release_unique(id, record, "queued")
   release_unique(id, record, "running")
   local account = tenant_account(record.tenant)
@@ -143,7 +63,7 @@ local function bury(id, record, reason, payload, headers)
   local account = forget(id, record)
   redis.call("HINCRBY", meta, "died", 1)
   park(id, record, "x", now, reason, payload, headers)
-  account.has_moved = true
+  mark_moved(account)
 end
 
 local function notify(stream)

@@ -1,9 +1,5 @@
--- Shared by all scripts of a queue: its own state, its clock, and the records of its messages.
+-- Shared by all scripts of a queue: its own state, and its clock.
 -- keys: meta, messages, parked, streams...
---
--- A message is in one state: (w)aiting, (l)eased, (d)elayed, dea(x), or (f)inished, of which the record is kept for a while.
--- The body of one that waits or is leased is an entry of a stream; that of one that is delayed or dead is parked in a hash, since
--- an old entry would keep the memory of its neighbours.
 
 local FORMAT = "queue.v1"
 local PADDING = "%014x"
@@ -12,11 +8,13 @@ local function number(text)
   return tonumber(text or "") or 0
 end
 
-local found = redis.call("HMGET", meta, "format", "streams", "clock", "server", "floor", "cost", "sequence", "generation")
+local found = redis.call("HMGET", meta, "format", "streams", "clock", "server", "floor", "cost", "sequence", "generation",
+  "listed")
 local format = found[1]
 local queue = {
   streams = number(found[2]), floor = number(found[5]), cost = number(found[6]),
   sequence = number(found[7]), generation = number(found[8]),
+  listed = number(found[9]),
 }
 if format and format ~= FORMAT then
   return {"foreign", meta}
@@ -30,12 +28,23 @@ local elapsed = math.max(0, server - (tonumber(found[4] or "") or server))
 local clock = math.max(server, (tonumber(found[3] or "") or server) + elapsed / 2)
 local now = math.floor(clock)
 
+-- As redis.call, but nil if the key holds another type: one stream that something else has overwritten does not stop the others.
+local function call_or_nil(...)
+  local reply = redis.pcall(...)
+  if type(reply) ~= "table" or not reply.err then
+    return reply
+  elseif string.find(reply.err, "WRONGTYPE", 1, true) then
+    return nil
+  end
+  error(reply.err, 0)
+end
+
 -- Writes the queue's state at the end of a script that changes it.
 local function save_queue()
   redis.call("HSET", meta, "format", FORMAT, "streams", queue.streams, "clock", string.format("%.1f", clock),
     "server", string.format("%.0f", server), "floor", string.format("%.6f", queue.floor),
     "cost", string.format("%.6f", queue.cost), "sequence", string.format("%.0f", queue.sequence),
-    "generation", queue.generation)
+    "generation", queue.generation, "listed", queue.listed)
 end
 
 -- Whether the queue has contents although its state is gone: it has to be rebuilt first.
@@ -55,55 +64,4 @@ end
 -- script that has written go on: taking and finishing must work then.
 local function begin_writing()
   redis.call("ZREMRANGEBYRANK", waiting, 1, 0)
-end
-
--- The order of the fields in a packed record.
-local FIELDS = {
-  "state", "tenant", "key", "stream", "entry", "rank", "attempts", "token", "charge", "bytes", "unique", "scope",
-  "deadline", "since", "hand", "generation", "taken", "at",
-}
-
-local function unpack_record(packed)
-  local record = {}
-  for i, value in ipairs(cmsgpack.unpack(packed)) do
-    record[FIELDS[i]] = value
-  end
-  return record
-end
-
-local function pack_record(record)
-  local values = {}
-  for i, name in ipairs(FIELDS) do
-    values[i] = record[name]
-  end
-  return cmsgpack.pack(values)
-end
-
-local function read_record(id)
-  local packed = redis.call("HGET", messages, id)
-  return packed and unpack_record(packed)
-end
-
-local function save_record(id, record)
-  redis.call("HSET", messages, id, pack_record(record))
-end
-
--- The payload and headers of a message that waits or is leased; nil if they are gone.
-local function read_entry(record)
-  if not KEYS[streams + record.stream] then
-    return nil
-  end
-  local entries = redis.pcall("XRANGE", KEYS[streams + record.stream], record.entry, record.entry)
-  local fields = not entries.err and entries[1] and entries[1][2]
-  if fields then
-    return fields[8], fields[10]
-  end
-end
-
-local function delete_entry(record)
-  local key = KEYS[streams + record.stream]
-  if key then
-    -- A key of another type holds no entry.
-    redis.pcall("XDEL", key, record.entry)
-  end
 end

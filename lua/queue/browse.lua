@@ -1,5 +1,5 @@
 -- Browse dead letters, oldest first; writes nothing.
--- includes: queue/_queue
+-- includes: queue/_queue, queue/_records
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
 -- args: after, count:int
 -- returns: {"dead", {id, tenant, key, attempts, since, died, reason, payload, headers}, …} | {"lost"} | {"foreign", key}

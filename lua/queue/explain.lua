@@ -1,5 +1,5 @@
 -- Explain where a message is, and what it waits for; writes nothing.
--- includes: queue/_queue, queue/_tenants
+-- includes: queue/_queue, queue/_records, queue/_accounts
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
 -- args: id
 -- returns: {"explained", name, value, …} | {"unknown"} | {"lost"} | {"foreign", key}

@@ -1,5 +1,5 @@
 -- Extend leases: each is to last `lease` milliseconds from now.
--- includes: queue/_queue
+-- includes: queue/_queue, queue/_records
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
 -- args: lease:int, items...
 -- returns: {"extended", "ok" | "stale", …} | {"foreign", key}

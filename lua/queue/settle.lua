@@ -1,5 +1,5 @@
 -- Settle leases: each message is done, or goes back; repeated, it changes nothing.
--- includes: queue/_queue, queue/_tenants, queue/_moves
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
 -- args: items...
 -- returns: {"settled", "ok" | "stale", …} | {"streams", count} | {"lost"} | {"foreign", key}
@@ -18,16 +18,16 @@ elseif #KEYS - streams + 1 < queue.streams then
 end
 begin_writing()
 
-local wakes = false
+local wakes, done, classes = false, 0, {}
 
 local function finish(id, record)
-  forget(id, record).has_moved = true
+  forget(id, record)
   record.state, record.at = "f", now
   save_record(id, record)
   redis.call("ZADD", finished, string.format("%.0f", now), id)
   redis.call("ZREM", leases, id)
   delete_entry(record)
-  redis.call("HINCRBY", meta, "done", 1)
+  done = done + 1
 end
 
 local function go_back(id, record, delay)
@@ -49,7 +49,10 @@ local function settle(id, token, outcome, delay, seconds, reason)
     return "stale"
   end
   local account = tenant_account(record.tenant)
-  local was = account.class
+  if classes[account] == nil then
+    classes[account] = account.class
+  end
+  account.has_moved = true
   leave_flight(account, record)
   if outcome == "release" then
     charge(account, -record.charge)
@@ -68,8 +71,6 @@ local function settle(id, token, outcome, delay, seconds, reason)
     end
     go_back(id, record, number(delay))
   end
-  place(account)
-  wakes = wakes or (was ~= account.class and account.class == "r")
   return "ok"
 end
 
@@ -83,13 +84,19 @@ local old = redis.call("ZRANGEBYSCORE", finished, "-inf", string.format("%.0f", 
 if #old == 0 and redis.call("ZCARD", finished) > MOST_FINISHED then
   old = redis.call("ZRANGE", finished, 0, 2 * #reply)
 end
-for _, id in ipairs(old) do
-  redis.call("HDEL", messages, id)
-  redis.call("ZREM", finished, id)
+if #old > 0 then
+  redis.call("HDEL", messages, unpack(old))
+  redis.call("ZREM", finished, unpack(old))
+end
+if done > 0 then
+  redis.call("HINCRBY", meta, "done", done)
 end
 
 save_accounts()
 save_queue()
+for account, was in pairs(classes) do
+  wakes = wakes or (was ~= "r" and account.class == "r")
+end
 if wakes then
   notify("s")
 end

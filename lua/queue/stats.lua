@@ -1,5 +1,5 @@
 -- Count what the queue holds, all at one moment; writes nothing.
--- includes: queue/_queue
+-- includes: queue/_queue, queue/_records
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
 -- args: none...
 -- returns: {"stats", name, value, …} | {"streams", count} | {"lost"} | {"foreign", key}

@@ -1,5 +1,5 @@
 -- Sweep: bury what is past its deadline, shrink the queue, drop what has no use any more, and check that all parts agree.
--- includes: queue/_queue, queue/_tenants, queue/_moves
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
 -- args: wanted:int
 -- returns: {"swept", streams, expired, is_whole} | {"streams", count} | {"lost"} | {"foreign", key}
@@ -50,15 +50,11 @@ for _, field in ipairs(redis.call("HKEYS", dwell)) do
   end
 end
 
-local function length(stream)
-  local found = redis.pcall("XLEN", KEYS[streams + stream])
-  return type(found) == "number" and found or 0
-end
-
 local surplus, entries = 0, 0
 for stream = 0, queue.streams - 1 do
-  entries = entries + length(stream)
-  surplus = surplus + (stream >= wanted and length(stream) or 0)
+  local length = call_or_nil("XLEN", KEYS[streams + stream]) or 0
+  entries = entries + length
+  surplus = surplus + (stream >= wanted and length or 0)
 end
 if wanted >= 1 and wanted < queue.streams and surplus == 0 then
   for stream = wanted, queue.streams - 1 do
@@ -69,9 +65,18 @@ end
 
 save_accounts()
 save_queue()
-local parked_count = redis.call("ZCARD", delayed) + redis.call("ZCARD", dead)
-local listed = redis.call("ZCARD", waiting) + redis.call("ZCARD", leases)
-local is_whole = entries == listed and redis.call("HLEN", parked) == parked_count
-  and redis.call("HLEN", messages) == listed + parked_count + redis.call("ZCARD", finished)
-  and redis.call("HEXISTS", meta, "rebuilding") == 0
+local function count(...)
+  local sum = 0
+  for _, key in ipairs({...}) do
+    sum = sum + redis.call("ZCARD", key)
+  end
+  return sum
+end
+
+local is_whole = redis.call("HEXISTS", meta, "rebuilding") == 0
+  and entries == count(waiting, leases)
+  and redis.call("HLEN", parked) == count(delayed, dead)
+  and redis.call("HLEN", messages) == count(waiting, leases, delayed, dead, finished)
+  and count(ages) == count(waiting, leases, delayed)
+  and count(ready, over, blocked) == queue.listed and redis.call("HLEN", accounts) >= queue.listed
 return {"swept", queue.streams, expired, is_whole and 1 or 0}

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast, get_args
 from penstock.errors import DeclarationError
 from penstock.handlers import Handler, Isolation, check_handler, check_payload, is_async
 from penstock.kinds import (
+    DEFAULT_HAND,
     LARGEST_MAX_BYTES,
     MAX_SHARDS,
     MAX_STREAMS,
@@ -16,11 +17,12 @@ from penstock.kinds import (
     Log,
     Queue,
     checked_name,
-    shard_of,
+    shard_for_key,
 )
 
 __all__ = [
     "CHANGES",
+    "DEFAULT_HAND",
     "LARGEST_MAX_BYTES",
     "MAX_SHARDS",
     "MAX_STREAMS",
@@ -37,7 +39,7 @@ __all__ = [
     "StagingRule",
     "checked_changes",
     "checked_name",
-    "shard_of",
+    "shard_for_key",
     "table_named",
 ]
 

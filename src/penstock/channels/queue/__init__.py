@@ -2,19 +2,22 @@
 
 Tenants take turns by the seconds of work that their messages have cost, so that a flood of one does not delay the others.
 A message that was handed over is under a lease.  Its reader settles the lease: done, another attempt, another time, or a dead
-letter.  A lease that ends by itself gives the message to another reader, and whoever held it can no longer settle it.
+letter.  A lease that ends by itself gives the message to another reader, and the former holder can no longer settle it.
 
     hands         the streams that hold a tenant's messages
     messages      what is written and read; limits of tenants
     shard         operations, as calls of scripts: ``lua/queue/``
     running       drives them, plain or with asyncio
     leases        what a reader holds, and its heartbeat
+    rounds        what a reader remembers between two rounds
     reading       rounds and waits
+    adopting      moves a plain stream into a queue
     queue, aio    ``FairQueue`` and ``AsyncFairQueue``
 """
 
+from penstock.channels.queue.adopting import PlainStream
 from penstock.channels.queue.aio import AsyncFairQueue, AsyncLease, AsyncReader
-from penstock.channels.queue.hands import hand_of, odds_of_sharing
+from penstock.channels.queue.hands import choose_hand, odds_of_sharing
 from penstock.channels.queue.messages import (
     DeadMessage,
     Message,
@@ -38,11 +41,12 @@ __all__ = [
     "Lease",
     "Message",
     "NewMessage",
+    "PlainStream",
     "QueueStats",
     "Reader",
     "TenantLimits",
     "Unique",
     "Written",
-    "hand_of",
+    "choose_hand",
     "odds_of_sharing",
 ]

@@ -19,7 +19,7 @@ from math import comb
 
 
 @lru_cache(maxsize=16_384)
-def hand_of(tenant: str, streams: int, size: int) -> tuple[int, ...]:
+def choose_hand(tenant: str, streams: int, size: int) -> tuple[int, ...]:
     """The streams of a tenant, in the order of preference.
 
     Args:

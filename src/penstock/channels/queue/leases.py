@@ -1,4 +1,4 @@
-"""Leases that a reader holds: what is told of their ends, and what keeps them alive."""
+"""Leases that a reader holds: how they end, and what keeps them alive."""
 
 import random
 from collections.abc import Callable, Sequence

@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 import redis
 from redis.client import NEVER_DECODE
 
+from penstock.channels.queue.messages import NewMessage, Written
+from penstock.channels.queue.shape import QueueShape, in_order
 from penstock.channels.queue.shard import Steps
 from penstock.channels.scripts import Script, script
 from penstock.channels.server import REDIS_ERRORS, RedisClient, translate_error
@@ -30,9 +32,9 @@ def run(client: RedisClient, steps: Steps[T], what: str) -> T:
     try:
         request = next(steps)
         while True:
-            called = script(request.script)
+            loaded = script(request.script)
             try:
-                [reply] = called.call_each(client, [request.call])
+                [reply] = loaded.call_each(client, [request.call])
                 if isinstance(reply, Exception):
                     raise reply
             except REDIS_ERRORS as error:
@@ -43,14 +45,25 @@ def run(client: RedisClient, steps: Steps[T], what: str) -> T:
         return result
 
 
+def write_messages(
+    client: RedisClient, shape: QueueShape, messages: Sequence[NewMessage]
+) -> list[Written]:
+    """Writes messages to their shards; the results come in the order of the messages.  Raises as ``run``."""
+    results: dict[int, Written] = {}
+    for shard, places, some in shape.by_shard(messages):
+        written = run(client, shard.write(some), f"writing queue {shape.name}/{shard.number}")
+        results.update(zip(places, written, strict=True))
+    return in_order(messages, results)
+
+
 async def run_async(client: Any, steps: Steps[T], what: str) -> T:
     """As ``run``, on a client of ``redis.asyncio``."""
     try:
         request = next(steps)
         while True:
-            called = script(request.script)
+            loaded = script(request.script)
             try:
-                reply = await _call(client, called, request.call.keys, request.call.arguments)
+                reply = await _call(client, loaded, request.call.keys, request.call.arguments)
             except REDIS_ERRORS as error:
                 raise _translate(error, what) from error
             request = steps.send(reply)
@@ -59,12 +72,12 @@ async def run_async(client: Any, steps: Steps[T], what: str) -> T:
         return result
 
 
-async def _call(client: Any, called: Script, keys: Sequence[Any], arguments: Sequence[Any]) -> Any:
-    command = ("EVALSHA", called.sha, len(keys), *keys, *arguments)
+async def _call(client: Any, loaded: Script, keys: Sequence[Any], arguments: Sequence[Any]) -> Any:
+    command = ("EVALSHA", loaded.sha, len(keys), *keys, *arguments)
     try:
         return await client.execute_command(*command, **{NEVER_DECODE: True})
     except redis.exceptions.NoScriptError:
-        await client.script_load(called.text)
+        await client.script_load(loaded.text)
         return await client.execute_command(*command, **{NEVER_DECODE: True})
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from penstock.channels.queue.hands import hand_of
+from penstock.channels.queue.hands import choose_hand
 from penstock.channels.queue.messages import (
     DeadMessage,
     Message,
@@ -93,20 +93,28 @@ class QueueShard:
         self.keys = keys
         self.number = number
         self.streams = streams
-        self._wanted = streams
+        self._declared = streams
         self._hand = hand
 
-    def call(self, script: str, arguments: Sequence[Argument]) -> Steps[list[Any]]:
+    def call(
+        self, script: str, arguments: Sequence[Argument], before: Sequence[str] = ()
+    ) -> Steps[list[Any]]:
         """Calls a script until its reply is about what was asked.
+
+        Args:
+            script: Its name.
+            arguments: Its arguments.
+            before: Keys that it declares before the queue's own.
 
         Raises:
             ForeignQueue: A key holds something else.
         """
         while True:
-            reply = yield Request(script, Call(self.keys.all(self.streams), arguments))
+            keys = [*before, *self.keys.all(self.streams)]
+            reply = yield Request(script, Call(keys, arguments))
             match reply[0]:
                 case b"streams":
-                    self.streams = max(self._wanted, int(reply[1]))
+                    self.streams = max(self._declared, int(reply[1]))
                 case b"lost":
                     yield from self.rebuild()
                 case b"foreign":
@@ -117,7 +125,7 @@ class QueueShard:
                     return reply
 
     def rebuild(self) -> Steps[int]:
-        """Rebuilds what can be told from the bodies of messages; returns how many messages are lost."""
+        """Rebuilds what follows from the bodies of messages; returns how many messages are lost."""
         lost, start = 0, 1
         while True:
             keys = self.keys.all(MAX_STREAMS)
@@ -135,7 +143,7 @@ class QueueShard:
         written: list[Written] = []
         for at in range(0, len(messages), ITEMS):
             some = messages[at : at + ITEMS]
-            arguments: list[Argument] = [self._wanted]
+            arguments: list[Argument] = [self._declared]
             for message in some:
                 arguments += self._encode(message)
             reply = yield from self.call("queue/write", arguments)
@@ -143,7 +151,7 @@ class QueueShard:
         return written
 
     def _encode(self, message: NewMessage) -> tuple[Argument, ...]:
-        hand = hand_of(message.tenant, self._wanted, self._hand)
+        hand = choose_hand(message.tenant, self._declared, self._hand)
         unique = message.unique
         due = f"+{message.delay_s * 1000:.0f}" if message.delay_s else _milliseconds(message.due)
         return (
@@ -175,7 +183,7 @@ class QueueShard:
                 -1 if preferred is None else preferred,
             ),
         )
-        self.streams = max(self._wanted, int(reply[1]))
+        self.streams = max(self._declared, int(reply[1]))
         wait_ms = int(reply[3])
         messages = [self._message(values) for values in reply[5:]]
         return Taken(
@@ -259,8 +267,8 @@ class QueueShard:
         Returns:
             Messages of which the bodies are gone.
         """
-        reply = yield from self.call("queue/sweep", (self._wanted,))
-        self.streams = max(self._wanted, int(reply[1]))
+        reply = yield from self.call("queue/sweep", (self._declared,))
+        self.streams = max(self._declared, int(reply[1]))
         return 0 if int(reply[3]) else (yield from self.rebuild())
 
     def stats(self) -> Steps[dict[str, int]]:

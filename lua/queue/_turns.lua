@@ -1,5 +1,5 @@
--- Shared by the scripts that move messages: fairness between tenants.  Include it after queue/_queue.
--- keys: waiting, ready, over, blocked, drained, accounts, limits
+-- Shared by the scripts that move messages: whose turn it is.  Include it after queue/_accounts.
+-- keys: ready, over, blocked, drained, accounts, leases, waiting
 --
 -- Start-time fair queuing.  A tenant's tag is the virtual time at which its next message starts: seconds of work divided by its
 -- weight.  The lowest tag goes first.  `floor` is the tag of the last message that was handed over; a tenant that comes back
@@ -11,46 +11,6 @@
 local LEAST_COST = 0.001
 local SETS = {r = ready, o = over, b = blocked}
 local FOREVER = "+inf"
-local used = {}
-
--- weight, elastic limit, limit in flight, messages a second, burst, bytes, paused; "-" for none
-local function parse_limits(text)
-  local values = {}
-  for word in string.gmatch(text or "", "%S+") do
-    values[#values + 1] = tonumber(word) or false
-  end
-  return {
-    weight = values[1] or 1, elastic = values[2], in_flight = values[3], rate = values[4], burst = values[5] or 1,
-    bytes = values[6], paused = values[7] == 1,
-  }
-end
-
--- The first of a tenant's waiting messages: id and member of `waiting`.
-local function first_waiting(tenant)
-  local member = redis.call("ZRANGEBYLEX", waiting, "[" .. tenant .. "\0", "(" .. tenant .. "\1", "LIMIT", 0, 1)[1]
-  if member then
-    return string.sub(member, #tenant + 30), member
-  end
-end
-
-local function tenant_account(tenant)
-  local account = used[tenant]
-  if not account then
-    local packed = redis.call("HGET", accounts, tenant)
-    local values = packed and cmsgpack.unpack(packed) or {0, 0, 0, false, 0, 0, false}
-    local own = redis.call("HMGET", limits, tenant, "")
-    account = {
-      tenant = tenant, tag = values[1], in_flight = values[2], bytes = values[3], cost = values[4], rank = values[5],
-      next_at = values[6], class = values[7], limits = parse_limits(own[1] or own[2]),
-    }
-    used[tenant] = account
-    if not packed then
-      local _, member = first_waiting(tenant)
-      account.rank = member and tonumber(string.sub(member, #tenant + 2, #tenant + 15), 16) - 1 or 0
-    end
-  end
-  return account
-end
 
 -- The set where a tenant belongs, and its score there.
 local function classify(account)
@@ -70,7 +30,7 @@ end
 -- Puts a tenant where it belongs, after anything about it has changed.
 local function place(account)
   local class, score = false, nil
-  if first_waiting(account.tenant) then
+  if first_waiting(account) then
     class, score = classify(account)
   end
   if class and class ~= "b" and account.class ~= "r" and account.class ~= "o" then
@@ -82,6 +42,7 @@ local function place(account)
   if class then
     redis.call("ZADD", SETS[class], score or string.format("%.6f", account.tag), account.tenant)
   end
+  queue.listed = queue.listed + (class and 1 or 0) - (account.class and 1 or 0)
   account.class, account.has_moved = class, false
 end
 
@@ -90,43 +51,6 @@ local function place_moved()
   for _, account in pairs(used) do
     if account.has_moved then
       place(account)
-    end
-  end
-end
-
-local function is_idle(account)
-  return not account.class and account.in_flight <= 0 and account.bytes <= 0
-end
-
--- Writes the accounts that this call has changed.  The tag of an idle tenant is kept until the floor has reached it.
-local function save_accounts()
-  place_moved()
-  for tenant, account in pairs(used) do
-    redis.call("HSET", accounts, tenant, cmsgpack.pack({
-      account.tag, account.in_flight, account.bytes, account.cost, account.rank, account.next_at, account.class,
-    }))
-    if is_idle(account) then
-      redis.call("ZADD", drained, string.format("%.6f", account.tag), tenant)
-    end
-  end
-end
-
--- Forgets idle tenants that have nothing left to pay.
-local function forget_drained(most)
-  if redis.call("ZCARD", drained) == 0 then
-    return
-  end
-  if redis.call("EXISTS", waiting, leases) == 0 then
-    queue.floor = math.max(queue.floor, number(redis.call("ZREVRANGE", drained, 0, 0, "WITHSCORES")[2]))
-  end
-  local paid = redis.call("ZRANGEBYSCORE", drained, "-inf", string.format("%.6f", queue.floor), "LIMIT", 0, most)
-  for _, tenant in ipairs(paid) do
-    if not used[tenant] then
-      if is_idle(tenant_account(tenant)) then
-        redis.call("HDEL", accounts, tenant)
-      end
-      used[tenant] = nil
-      redis.call("ZREM", drained, tenant)
     end
   end
 end
@@ -153,4 +77,42 @@ local function end_work(account, record, seconds)
   charge(account, cost - record.charge)
   account.cost = account.cost and 0.75 * account.cost + 0.25 * cost or cost
   queue.cost = queue.cost > 0 and 0.9 * queue.cost + 0.1 * cost or cost
+end
+
+local function is_idle(account)
+  return not account.class and account.in_flight <= 0 and account.bytes <= 0
+end
+
+-- Writes the accounts that this call has changed.  The tag of an idle tenant is kept until the floor has reached it.
+local function save_accounts()
+  place_moved()
+  for tenant, account in pairs(used) do
+    redis.call("HSET", accounts, tenant, cmsgpack.pack({
+      account.tag, account.in_flight, account.bytes, account.cost, account.rank, account.next_at, account.class,
+      account.last_rank,
+    }))
+    if is_idle(account) then
+      redis.call("ZADD", drained, string.format("%.6f", account.tag), tenant)
+    end
+  end
+end
+
+-- Forgets idle tenants that have nothing left to pay.
+local function forget_drained(most)
+  if redis.call("ZCARD", drained) == 0 then
+    return
+  end
+  if redis.call("EXISTS", waiting, leases) == 0 then
+    queue.floor = math.max(queue.floor, number(redis.call("ZREVRANGE", drained, 0, 0, "WITHSCORES")[2]))
+  end
+  local paid = redis.call("ZRANGEBYSCORE", drained, "-inf", string.format("%.6f", queue.floor), "LIMIT", 0, most)
+  for _, tenant in ipairs(paid) do
+    if not used[tenant] then
+      if is_idle(tenant_account(tenant)) then
+        redis.call("HDEL", accounts, tenant)
+      end
+      used[tenant] = nil
+      redis.call("ZREM", drained, tenant)
+    end
+  end
 end
