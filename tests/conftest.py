@@ -12,6 +12,7 @@ pytest_plugins = [
     "fixtures.redis",
     "fixtures.application",
     "fixtures.flow",
+    "fixtures.jobs",
     "fixtures.engines",
     "fixtures.spark",
     "fixtures.proxy",

@@ -28,6 +28,7 @@ raise ``errors``.  Importing ``penstock`` imports SQLAlchemy and nothing heavier
 from penstock.declarations import Ick, Log, Queue
 from penstock.errors import PenstockError, TryAgain
 from penstock.jobs import Cancel, DeadLetter, Job, Snooze
+from penstock.messages import Unique
 from penstock.pipeline import Pipeline
 from penstock.records import Record
 from penstock.staging.explicit import (
@@ -53,6 +54,7 @@ __all__ = [
     "Snooze",
     "Staging",
     "TryAgain",
+    "Unique",
     "mark_dirty",
     "mark_dirty_async",
     "stage",

@@ -10,6 +10,7 @@ from typing_extensions import override
 from penstock.errors import DeclarationError
 from penstock.handlers import Handler, Isolation, check_handler, check_payload, is_async
 from penstock.kinds import (
+    DEFAULT_HAND,
     LARGEST_MAX_BYTES,
     MAX_SHARDS,
     MAX_STREAMS,
@@ -23,6 +24,7 @@ from penstock.kinds import (
 
 __all__ = [
     "CHANGES",
+    "DEFAULT_HAND",
     "LARGEST_MAX_BYTES",
     "MAX_SHARDS",
     "MAX_STREAMS",
@@ -33,6 +35,7 @@ __all__ = [
     "ConsumerSpec",
     "Ick",
     "Log",
+    "Named",
     "Queue",
     "ReconciliationSpec",
     "StagingRule",
@@ -48,6 +51,9 @@ Capture = Literal["orm", "trigger"]
 
 Change = Literal["insert", "update", "delete"]
 CHANGES: tuple[Change, ...] = ("insert", "update", "delete")
+
+Named = str | Sequence[str] | Callable[[Any], object]
+"""An attribute by its name, several, or a function of the object."""
 
 DEAD_LETTERS_IN_A_ROW = 100
 """So many failures with nothing applied between them are a bad deploy rather than bad records."""
@@ -83,20 +89,26 @@ class StagingRule:
         capture: ``orm``: by the session's hooks.  ``trigger``: by triggers, installed by ``penstock init``, that see
             every writer; the hooks then leave the class alone, and ``key`` and ``data`` are names of attributes.
         headers: Metadata beside the payload: a dict for all records of the rule, or a function of the object.
+        tenant: For a queue, and only there: attribute name, several names, or function of the object, that say whose the
+            message is.  ``key`` is optional then: within a tenant, keys take turns.
     """
 
     type: builtins.type[Any]
     channel: Channel
     on: frozenset[Change]
-    key: str | Sequence[str] | Callable[[Any], object]
+    key: Named | None
     data: Sequence[str] | Callable[[Any], Any] | None = None
     when: Callable[[Any], bool] | str | None = None
     object: str | None = None
     capture: Capture = "orm"
     headers: Mapping[str, Any] | Callable[[Any], dict[str, Any] | None] | None = None
+    tenant: Named | None = None
 
     def __post_init__(self) -> None:
         self._check_parts()
+        self._check_tenant()
+        for part in ("key", "tenant"):
+            object.__setattr__(self, part, self._checked_names(part))
         self._check_capture()
 
     def _check_parts(self) -> None:
@@ -112,18 +124,39 @@ class StagingRule:
             )
         if self.data is not None and not callable(self.data):
             object.__setattr__(self, "data", tuple(self.data))
-        if not callable(self.key) and not isinstance(self.key, str):
-            names = tuple(self.key)
-            if not names:
-                raise DeclarationError(
-                    f"staging rule of {name}: key is empty; it takes at least one name of an attribute"
-                )
-            object.__setattr__(self, "key", names if len(names) > 1 else names[0])
         if isinstance(self.channel, Ick) and self.data != ():
             raise DeclarationError(
                 f"staging rule of {name}: channel {self.channel.name} is an Ick, which keeps members and no payloads: "
                 "pipeline.marks_dirty(…) instead of stages(…)"
             )
+
+    def _check_tenant(self) -> None:
+        where, is_queue = f"staging rule of {self.type.__name__}", isinstance(self.channel, Queue)
+        if is_queue and self.tenant is None:
+            raise DeclarationError(
+                f"{where}: channel {self.channel.name} is a queue, whose tenants take turns: "
+                'say whose a message is, for example tenant="account_id"'
+            )
+        if not is_queue and self.tenant is not None:
+            raise DeclarationError(
+                f"{where}: tenant is for queues, and channel {self.channel.name} is a {self.channel.kind}"
+            )
+        if not is_queue and self.key is None:
+            raise DeclarationError(
+                f'{where}: key is missing; name what keeps its order, for example key="id"'
+            )
+
+    def _checked_names(self, part: str) -> Named | None:
+        """What key or tenant names: one name as text, several as a tuple."""
+        given: Named | None = getattr(self, part)
+        if given is None or callable(given) or isinstance(given, str):
+            return given
+        names = tuple(given)
+        if not names:
+            raise DeclarationError(
+                f"staging rule of {self.type.__name__}: {part} is empty; it takes at least one name of an attribute"
+            )
+        return names if len(names) > 1 else names[0]
 
     def _check_capture(self) -> None:
         name = self.type.__name__
@@ -138,12 +171,13 @@ class StagingRule:
             )
         if self.capture == "trigger" and (
             callable(self.key)
+            or callable(self.tenant)
             or callable(self.data)
             or callable(self.when)
             or callable(self.headers)
         ):
             raise DeclarationError(
-                f"staging rule of {name}: a trigger cannot call Python; with capture='trigger', key and data are "
+                f"staging rule of {name}: a trigger cannot call Python; with capture='trigger', key, tenant and data are "
                 "names of attributes, when is SQL text and headers is a dict"
             )
 

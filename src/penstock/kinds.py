@@ -17,6 +17,9 @@ MAX_SHARDS = 1024
 MAX_STREAMS = 256
 """Most streams of one shard of a queue."""
 
+DEFAULT_HAND = 4
+"""Streams in a hand, if there are as many."""
+
 MAX_PAYLOAD_BYTES = 1024 * 1024
 """Largest payload by default, in bytes of JSON: half of what keeps a batch of 1,000 in a worker's memory."""
 
@@ -138,7 +141,8 @@ class Queue(_Sharded):
         shards: Number of shards, fixed for the channel's life: the tenant decides the shard.  More than one is for a Redis
             Cluster, or for more than some 10,000 messages a second.
         streams: Number of Redis streams that the messages of a shard are spread over; may change at any time.
-        hand: Number of those streams that the messages of one tenant are in; may change at any time.
+        hand: Number of those streams that the messages of one tenant are in; may change at any time.  By default 4, or all
+            of them if there are fewer.
         keep: How long the journal names messages that are done, for looking back.  Messages that are not done stay in
             Postgres, however old they are.
         max_bytes: Largest payload that ``stage`` takes, in bytes of JSON; 64 MiB at the most.
@@ -147,7 +151,7 @@ class Queue(_Sharded):
     name: str
     shards: int = 1
     streams: int = 16
-    hand: int = 4
+    hand: int | None = None
     keep: timedelta = timedelta(hours=1)
     max_bytes: int = MAX_PAYLOAD_BYTES
     kind: Literal["queue"] = field(default="queue", init=False)
@@ -155,11 +159,13 @@ class Queue(_Sharded):
     def __post_init__(self) -> None:
         self._check()
         self._check_max_bytes(self.max_bytes)
+        if self.hand is None and isinstance(self.streams, int):
+            object.__setattr__(self, "hand", min(DEFAULT_HAND, max(1, self.streams)))
         for what, number, most in (
             ("streams", self.streams, MAX_STREAMS),
             ("hand", self.hand, self.streams),
         ):
-            if not isinstance(cast("object", number), int) or not 1 <= number <= most:
+            if not isinstance(number, int) or not 1 <= number <= most:
                 raise DeclarationError(
                     f"channel {self.name}: {what} is {number!r}; it takes 1 to {most}"
                 )

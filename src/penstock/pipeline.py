@@ -12,6 +12,7 @@ from penstock.declarations import (
     ConsumerSpec,
     Ick,
     Log,
+    Named,
     ReconciliationSpec,
     StagingRule,
     checked_changes,
@@ -145,12 +146,13 @@ class Pipeline(DeclaresWorkers):
         *,
         to: Channel,
         on: Change | Collection[Change] = CHANGES,
-        key: str | Sequence[str] | Callable[[Any], object],
+        key: Named | None = None,
         data: Sequence[str] | Callable[[Any], Any] | None = None,
         when: Callable[[Any], bool] | str | None = None,
         object: str | None = None,  # noqa: A002  the word of the rule
         capture: Capture = "orm",
         headers: Mapping[str, Any] | Callable[[Any], dict[str, Any] | None] | None = None,
+        tenant: Named | None = None,
     ) -> StagingRule:
         """Declares that changes of a mapped class are staged: see ``StagingRule`` for the parts.
 
@@ -161,7 +163,10 @@ class Pipeline(DeclaresWorkers):
                 the rule, or a part of the rule does not go with another.
         """
         self._own(to, f"staging rule of {type.__name__}")
-        rule = StagingRule(type, to, checked_changes(on), key, data, when, object, capture, headers)
+        changes = checked_changes(on)
+        rule = StagingRule(
+            type, to, changes, key, data, when, object, capture, headers, tenant=tenant
+        )
         checks.check_rule(rule, self)
         self._rules.append(rule)
         hooks.follow(rule, self)
@@ -172,7 +177,7 @@ class Pipeline(DeclaresWorkers):
         type: type[Any],  # noqa: A002  the word of the rule
         *,
         to: Ick,
-        key: str | Sequence[str] | Callable[[Any], object],
+        key: Named,
         on: Change | Collection[Change] = CHANGES,
         capture: Capture = "orm",
     ) -> StagingRule:

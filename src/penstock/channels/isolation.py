@@ -8,13 +8,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from penstock.errors import DamagedIck, DamagedJournal, ForeignLog, UnpublishableRecord
+from penstock.errors import (
+    DamagedIck,
+    DamagedJournal,
+    ForeignLog,
+    ForeignQueue,
+    QueueDamaged,
+    UnpublishableRecord,
+)
 from penstock.records import ShardName
 
-UNUSABLE = (ForeignLog, DamagedIck, DamagedJournal, UnpublishableRecord)
+UNUSABLE = (
+    ForeignLog,
+    DamagedIck,
+    ForeignQueue,
+    QueueDamaged,
+    DamagedJournal,
+    UnpublishableRecord,
+)
 """Errors about one shard; every other error concerns a server or all shards."""
 
-ShardError = ForeignLog | DamagedIck | DamagedJournal | UnpublishableRecord
+ShardError = (
+    ForeignLog | DamagedIck | ForeignQueue | QueueDamaged | DamagedJournal | UnpublishableRecord
+)
 
 OnUnusable = Callable[[ShardName, ShardError], None]
 """Called with a shard that cannot be used, and the reason."""

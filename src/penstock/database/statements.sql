@@ -3,7 +3,7 @@ INSERT INTO {schema}.channels AS known (channel, kind, shards, keep, streams, ha
 VALUES (%(channel)s, %(kind)s, %(shards)s, %(keep)s, %(streams)s, %(hand)s)
 ON CONFLICT (channel) DO UPDATE
 SET keep = excluded.keep, streams = excluded.streams, hand = excluded.hand
-WHERE known.kind = excluded.kind
+WHERE (known.kind, known.shards) = (excluded.kind, excluded.shards)
   AND (known.keep, known.streams, known.hand) IS DISTINCT FROM (excluded.keep, excluded.streams, excluded.hand);
 
 -- :name registered_channels

@@ -5,10 +5,17 @@ Nothing here configures the mappers: classes that they refer to may still be und
 
 from sqlalchemy.orm import class_mapper
 
-from penstock.declarations import StagingRule
+from penstock.declarations import Queue, StagingRule
 from penstock.errors import DeclarationError, InvalidRecord
+from penstock.staging.messages import refuse_reserved
 from penstock.staging.payload import headers_text
-from penstock.staging.rules import Declarations, is_secret, key_names, object_name
+from penstock.staging.rules import (
+    Declarations,
+    is_secret,
+    key_names,
+    object_name,
+    tenant_names,
+)
 from penstock.staging.trigger_names import make_error, make_name
 from penstock.staging.triggers import check_columns
 
@@ -31,7 +38,7 @@ def check_rule(rule: StagingRule, pipeline: Declarations) -> None:
             f"{where}: the class is not mapped; map it before declaring the rule"
         )
     names = () if rule.data is None or callable(rule.data) else tuple(rule.data)
-    for name in (*names, *key_names(rule)):
+    for name in (*names, *key_names(rule), *tenant_names(rule)):
         if not hasattr(rule.type, name):
             raise DeclarationError(f"{where}: {rule.type.__name__} has no attribute {name!r}")
     _check_key(rule, where)
@@ -41,12 +48,13 @@ def check_rule(rule: StagingRule, pipeline: Declarations) -> None:
 
 
 def _check_key(rule: StagingRule, where: str) -> None:
-    """Refuses a secret as key: keys are shown by commands and in logs."""
+    """Refuses a secret as key or tenant: these are shown by commands and in logs."""
     columns = class_mapper(rule.type, configure=False).columns
-    for name in key_names(rule):
+    for name in (*key_names(rule), *tenant_names(rule)):
         if is_secret(columns.get(name)):
+            part = "key" if name in key_names(rule) else "tenant"
             raise DeclarationError(
-                f"{where}: its key {name} is marked secret, and keys are shown in logs and by commands; "
+                f"{where}: its {part} {name} is marked secret, and {part}s are shown in logs and by commands; "
                 "take another column"
             )
 
@@ -55,6 +63,8 @@ def _check_headers(rule: StagingRule, where: str) -> None:
     if rule.headers is not None and not callable(rule.headers):
         try:
             headers_text(rule.headers)
+            if isinstance(rule.channel, Queue):
+                refuse_reserved(rule.headers)
         except InvalidRecord as error:
             raise DeclarationError(f"{where}: {error}") from error
 

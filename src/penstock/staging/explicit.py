@@ -6,13 +6,13 @@ connection, write the change first and then stage it.
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Required, Unpack
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
 
 from penstock.database.tables import staged_records
-from penstock.declarations import Channel, Ick, Log
+from penstock.declarations import Channel, Ick, Log, Queue
 from penstock.errors import InvalidRecord, NotAttached
 from penstock.staging import nudge
 from penstock.staging.connections import (
@@ -21,6 +21,7 @@ from penstock.staging.connections import (
     insert_directly,
     is_async_driver,
 )
+from penstock.staging.messages import MessageOptions, make_message, refuse_options
 from penstock.staging.rows import Row, insert_rows, make_row
 from penstock.staging.rules import Attachment, Declarations, find_attachments
 
@@ -36,38 +37,42 @@ DIRTY, MEMBER = "dirty", "member"
 """Action and object of records that ``mark_dirty`` stages."""
 
 
-class Staging(TypedDict):
+class Staging(MessageOptions, total=False):
     """One record for ``stage_many``: the arguments of ``stage``."""
 
     key: object
-    action: str
-    object: str
-    data: Any
-    headers: NotRequired[dict[str, Any] | None]
+    action: Required[str]
+    object: Required[str]
+    data: Required[Any]
+    headers: dict[str, Any] | None
 
 
 def stage(  # noqa: PLR0913  a record has this many parts
     target: Target,
     channel: Channel,
     *,
-    key: object,
+    key: object = None,
     action: str,
     object: str,  # noqa: A002  the name of the record's field
     data: Any,
     headers: dict[str, Any] | None = None,
     pipeline: Declarations | None = None,
+    **options: Unpack[MessageOptions],
 ) -> None:
     """Stages one record in the transaction of a session or a connection; a session is flushed first.
 
     Args:
         target: A session with a pipeline attached; or a connection of SQLAlchemy, psycopg or Django, in a transaction.
-        channel: The log the record goes to: a channel of that pipeline.
-        key: A str, int or UUID, or a tuple of them.  Records of one key keep their order.
+        channel: The log or the queue that the record goes to: a channel of that pipeline.
+        key: A str, int or UUID, or a tuple of them.  Records of one key in a log keep their order.  For a queue it is
+            optional: within a tenant, keys take turns.
         action: What happened, 1 to 255 characters: ``insert``, ``update``, ``delete`` or a word of your own.
         object: What it happened to, 1 to 255 characters.
         data: The payload: any JSON value, and the types that ``penstock.staging.payload`` lists.
         headers: Metadata beside the payload, such as trace ids or versions; at most 64 KB.
         pipeline: The pipeline, for a connection or a session to which it is not attached.
+        **options: For a queue: ``tenant``, which is required, ``due`` or ``delay_s``, ``deadline``, ``unique``; see
+            ``MessageOptions``.
 
     Raises:
         InvalidRecord: A field is invalid; nothing was written.
@@ -75,7 +80,7 @@ def stage(  # noqa: PLR0913  a record has this many parts
         StagingError: Postgres refused the record, or the connection is in autocommit mode.
     """
     _refuse_async(target, "stage")
-    row = make_row(_require_log(channel), key, action, object, data, headers)
+    row = _make_record(channel, key, action, object, data, headers, options)
     _insert(target, channel, [row], pipeline, "stage")
 
 
@@ -131,12 +136,13 @@ async def stage_async(  # noqa: PLR0913  as stage
     target: "AsyncTarget",
     channel: Channel,
     *,
-    key: object,
+    key: object = None,
     action: str,
     object: str,  # noqa: A002  as stage
     data: Any,
     headers: dict[str, Any] | None = None,
     pipeline: Declarations | None = None,
+    **options: Unpack[MessageOptions],
 ) -> None:
     """``stage`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
 
@@ -145,7 +151,7 @@ async def stage_async(  # noqa: PLR0913  as stage
         NotAttached: No pipeline with that channel is attached to the session, or none is given for the connection.
         StagingError: Postgres refused the record, or the connection is in autocommit mode.
     """
-    row = make_row(_require_log(channel), key, action, object, data, headers)
+    row = _make_record(channel, key, action, object, data, headers, options)
     await _insert_async(target, channel, [row], pipeline, "stage")
 
 
@@ -188,19 +194,42 @@ async def mark_dirty_async(
 
 
 def _make_rows(channel: Channel, records: Iterable[Staging]) -> list[Row]:
-    _require_log(channel)
     return [
-        make_row(
+        _make_record(
             channel,
-            record["key"],
+            record.get("key"),
             record["action"],
             record["object"],
             record["data"],
             record.get("headers"),
+            _options(record),
             field=f"records[{number}].",
         )
         for number, record in enumerate(records)
     ]
+
+
+def _options(record: Staging) -> MessageOptions:
+    """What a record has for a queue only."""
+    names = MessageOptions.__optional_keys__ & record.keys()
+    return {name: record[name] for name in names}  # type: ignore[literal-required,return-value]
+
+
+def _make_record(  # noqa: PLR0913, PLR0917  a record has this many parts
+    channel: Channel,
+    key: object,
+    action: str,
+    object: str,  # noqa: A002  the name of the record's field
+    data: Any,
+    headers: dict[str, Any] | None,
+    options: MessageOptions,
+    field: str = "",
+) -> Row:
+    if isinstance(channel, Queue):
+        return make_message(channel, action, object, data, headers, options, key=key, field=field)
+    log = _require_log(channel)
+    refuse_options(log, options, field)
+    return make_row(log, key, action, object, data, headers, field)
 
 
 def _make_marks(channel: Any, members: Iterable[object]) -> list[Row]:
@@ -221,7 +250,9 @@ def _require_log(channel: Any) -> Channel:
         raise InvalidRecord(
             "channel", f"{channel.name} is an Ick, which keeps no payloads; call mark_dirty()"
         )
-    raise InvalidRecord("channel", f"is of type {type(channel).__name__}; stage() takes a Log")
+    raise InvalidRecord(
+        "channel", f"is of type {type(channel).__name__}; stage() takes a Log or a Queue"
+    )
 
 
 def _refuse_async(target: object, caller: str) -> None:

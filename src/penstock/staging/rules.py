@@ -16,9 +16,10 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Column, Table
 from sqlalchemy.orm import Mapper, Session, class_mapper, sessionmaker
 
-from penstock.declarations import Change, Channel, Ick, StagingRule
+from penstock.declarations import Change, Channel, Ick, Named, Queue, StagingRule
 from penstock.errors import DeclarationError
 from penstock.records import Scope
+from penstock.staging.messages import make_message
 from penstock.staging.rows import Row, make_row
 
 StoredValues = Mapping[str, object]
@@ -69,7 +70,7 @@ class Plan:
         """
         rule = self.rule
         if isinstance(rule.channel, Ick):
-            return self.make_mark(change, self._read_key(target, stored))
+            return self.make_mark(change, self._read(rule.key, target, stored))
         if callable(rule.when) and not rule.when(target):
             return None
         data: Any
@@ -78,9 +79,13 @@ class Plan:
         else:
             data = _call(rule.data, target)
         headers = _call(rule.headers, target) if callable(rule.headers) else rule.headers
-        return make_row(
-            rule.channel, self._read_key(target, stored), change, self.object_name, data, headers
-        )
+        key = self._read(rule.key, target, stored)
+        if isinstance(rule.channel, Queue):
+            tenant = self._read(rule.tenant, target, stored)
+            return make_message(
+                rule.channel, change, self.object_name, data, headers, {"tenant": tenant}, key=key
+            )
+        return make_row(rule.channel, key, change, self.object_name, data, headers)
 
     def make_mark(self, change: Change, member: object) -> Row | None:
         """Returns the row that marks a member of the rule's Ick dirty; None if the member, or a part of it, is None.
@@ -98,10 +103,11 @@ class Plan:
         is_columns = all(name in mapper.column_attrs for name in names)
         return names if is_columns and isinstance(self.rule.channel, Ick) else ()
 
-    def _read_key(self, target: object, stored: StoredValues) -> object:
-        if callable(self.rule.key):
-            return _call(self.rule.key, target)
-        return make_key([_read(target, name, stored) for name in key_names(self.rule)])
+    @staticmethod
+    def _read(named: Named | None, target: object, stored: StoredValues) -> object:
+        if named is None or callable(named):
+            return named and _call(named, target)
+        return make_key([_read(target, name, stored) for name in names_of(named)])
 
 
 def make_plans(rules: Iterable[StagingRule], mapper: Mapper[Any]) -> tuple[Plan, ...]:
@@ -111,9 +117,19 @@ def make_plans(rules: Iterable[StagingRule], mapper: Mapper[Any]) -> tuple[Plan,
 
 def key_names(rule: StagingRule) -> tuple[str, ...]:
     """Returns the attributes that make up a rule's key; none if a function gives it."""
-    if callable(rule.key):
+    return names_of(rule.key)
+
+
+def tenant_names(rule: StagingRule) -> tuple[str, ...]:
+    """Returns the attributes that make up a rule's tenant; none if a function gives it."""
+    return names_of(rule.tenant)
+
+
+def names_of(named: Named | None) -> tuple[str, ...]:
+    """Returns the names of attributes; none if it is a function."""
+    if named is None or callable(named):
         return ()
-    return (rule.key,) if isinstance(rule.key, str) else tuple(rule.key)
+    return (named,) if isinstance(named, str) else tuple(named)
 
 
 def make_key(values: Sequence[object]) -> object:
@@ -262,9 +278,9 @@ def _make_plan(rule: StagingRule, mapper: Mapper[Any]) -> Plan:
         names = tuple(n for n in columns if not is_secret(mapper.column_attrs[n].columns[0]))
     else:
         names = tuple(rule.data)
-    named = {*(names or ()), *key_names(rule)}
+    named = {*(names or ()), *key_names(rule), *tenant_names(rule)}
     reads = named & set(columns)
-    functions = (rule.data, rule.key, rule.when, rule.headers)
+    functions = (rule.data, rule.key, rule.tenant, rule.when, rule.headers)
     if len(reads) < len(named) or any(map(callable, functions)):
         # A function or a property may read any attribute; deferred columns are left for it to load.
         reads |= set(column_names(mapper, deferred=False))

@@ -29,9 +29,11 @@ from sqlalchemy import Column, Table, types
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Mapper, class_mapper
 
-from penstock.declarations import CHANGES, Change, Ick, StagingRule
+from penstock.declarations import CHANGES, Change, Ick, Queue, StagingRule
+from penstock.messages import MAX_NAME_BYTES
+from penstock.staging.messages import RESERVED
 from penstock.staging.payload import MAX_KEY_CHARACTERS, headers_text, json_text
-from penstock.staging.rules import is_secret, key_names, object_name
+from penstock.staging.rules import is_secret, key_names, object_name, tenant_names
 from penstock.staging.trigger_names import (
     Trigger,
     make_error,
@@ -40,6 +42,7 @@ from penstock.staging.trigger_names import (
     quote_literal,
     quote_table,
 )
+from penstock.staging.trigger_text import FUNCTION, OLD_MEMBER, QUOTE
 
 _PAIRS_A_CALL = 50
 """A Postgres function takes at most 100 arguments, and so does ``jsonb_build_object``."""
@@ -69,8 +72,8 @@ def make_trigger(rule: StagingRule, schema: str) -> Trigger:
     name, truncate = make_name(rule), make_name(rule, "truncate")
     function = f"{quote(schema)}.{quote(name)}"
     create = _add_version(_render_function(rule, mapper, schema, function))
-    if create.count(_QUOTE) > 2:  # noqa: PLR2004  before and after the body
-        raise make_error(rule, f"a name, a value or the condition contains {_QUOTE}")
+    if create.count(QUOTE) > 2:  # noqa: PLR2004  before and after the body
+        raise make_error(rule, f"a name, a value or the condition contains {QUOTE}")
     types = {name: _ROW + sum(_TYPE_BITS[change] for change in rule.on)}
     if "delete" in rule.on:
         types[truncate] = _BEFORE + _TRUNCATE
@@ -80,7 +83,7 @@ def make_trigger(rule: StagingRule, schema: str) -> Trigger:
         source.schema,
         source.name,
         tuple(column.name for column in _find_columns(rule, mapper).values()),
-        create.split(_QUOTE)[1],
+        create.split(QUOTE)[1],
         types,
         tuple(_render_statements(rule, create, function, table)),
         (
@@ -105,7 +108,8 @@ def check_columns(rule: StagingRule) -> None:
     }
     for name in columns.keys() & set(_list_names(rule, mapper)):
         _render_json(rule, columns[name], name)
-    _render_key(rule, [columns[name] for name in key_names(rule) if name in columns])
+    for names in (key_names(rule), tenant_names(rule)):
+        _render_key(rule, [columns[name] for name in names if name in columns])
 
 
 def trigger_sql(rule: StagingRule, schema: str) -> list[str]:
@@ -146,7 +150,7 @@ def _render_statements(rule: StagingRule, create: str, function: str, table: str
 
 def _add_version(create: str) -> str:
     digest = hashlib.sha256(create.encode()).hexdigest()[:16]
-    return create.replace(_QUOTE, f"{_QUOTE}\n{_VERSION}{digest}", 1)
+    return create.replace(QUOTE, f"{QUOTE}\n{_VERSION}{digest}", 1)
 
 
 def _get_mapper(rule: StagingRule) -> Mapper[Any]:
@@ -170,7 +174,8 @@ def _get_mapper(rule: StagingRule) -> Mapper[Any]:
 
 def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, function: str) -> str:
     columns, names = _find_columns(rule, mapper), _list_names(rule, mapper)
-    key = _render_key(rule, [columns[name] for name in key_names(rule)])
+    is_queue = isinstance(rule.channel, Queue)
+    key = _render_key(rule, [columns[n] for n in (tenant_names if is_queue else key_names)(rule)])
     pairs = [f"{quote_literal(name)}, {_render_json(rule, columns[name], name)}" for name in names]
     objects = [
         f"jsonb_build_object({', '.join(pairs[start : start + _PAIRS_A_CALL])})"
@@ -184,83 +189,19 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
     }
     is_ick = isinstance(rule.channel, Ick)
     old_key = key.replace("penstock_row.", "OLD.")
-    return _FUNCTION.format(
+    return FUNCTION.format(
         **parts,
         function=function,
         key=key,
-        limit=MAX_KEY_CHARACTERS,
+        part="tenant" if is_queue else "key",
+        length="octet_length" if is_queue else "length",
+        limit=MAX_NAME_BYTES if is_queue else MAX_KEY_CHARACTERS,
+        unit="bytes" if is_queue else "characters",
         when=_render_condition(rule),
-        old_member=_OLD_MEMBER.format(**parts, old_key=old_key) if is_ick else "",
+        old_member=OLD_MEMBER.format(**parts, old_key=old_key) if is_ick else "",
         payload=" || ".join(objects) or "'{}'::jsonb",
-        headers=_render_headers(rule),
+        headers=_render_headers(rule, columns),
     )
-
-
-_QUOTE = "$penstock$"
-
-# It has no percent sign: Alembic doubles them when it prints SQL.
-_FUNCTION = """CREATE OR REPLACE FUNCTION {function}() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-SET intervalstyle = 'iso_8601'
-SET extra_float_digits = 1
-SET datestyle = 'ISO, YMD'
-SET timezone = 'UTC'
-SET standard_conforming_strings = on
-AS $penstock$
-DECLARE
-    penstock_row record;
-    penstock_key text;
-BEGIN
-    IF TG_OP = 'TRUNCATE' THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'restrict_violation',
-            MESSAGE = 'penstock: TRUNCATE of ' || TG_TABLE_NAME || ' would remove rows without staging them; use DELETE';
-    ELSIF TG_OP = 'DELETE' THEN
-        penstock_row := OLD;
-    ELSIF TG_OP = 'UPDATE' AND OLD *= NEW THEN
-        RETURN NULL;
-    ELSE
-        penstock_row := NEW;
-    END IF;
-{when}    penstock_key := {key};
-{old_member}    IF penstock_key IS NULL OR length(penstock_key) NOT BETWEEN 1 AND {limit} THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'check_violation',
-            MESSAGE = 'penstock: the key of a row of ' || TG_TABLE_NAME
-                || ' is NULL, empty or longer than {limit} characters';
-    END IF;
-    INSERT INTO {staged} (channel, shard, key, action, object, data, headers)
-    VALUES (
-        {channel},
-        mod(('x' || encode(substr(sha256(convert_to(penstock_key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint, {shards}),
-        penstock_key,
-        lower(TG_OP),
-        {object},
-        {payload},
-        {headers}
-    );
-    RETURN NULL;
-END
-$penstock$"""
-
-
-# An update that changes the member marks the old one too; NULL marks nothing.
-_OLD_MEMBER = """    IF TG_OP = 'UPDATE' AND {old_key} IS DISTINCT FROM penstock_key AND {old_key} IS NOT NULL THEN
-        INSERT INTO {staged} (channel, shard, key, action, object, data)
-        VALUES (
-            {channel},
-            mod(('x' || encode(substr(sha256(convert_to({old_key}, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint, {shards}),
-            {old_key},
-            lower(TG_OP),
-            {object},
-            '{{}}'
-        );
-    END IF;
-    IF penstock_key IS NULL THEN
-        RETURN NULL;
-    END IF;
-"""
 
 
 def _render_condition(rule: StagingRule) -> str:
@@ -277,10 +218,15 @@ def _render_condition(rule: StagingRule) -> str:
     )
 
 
-def _render_headers(rule: StagingRule) -> str:
-    if rule.headers is None:
-        return "NULL"
-    return f"{quote_literal(headers_text(rule.headers) or 'null')}::jsonb"
+def _render_headers(rule: StagingRule, columns: dict[str, Column[Any]]) -> str:
+    parts = []
+    if rule.headers is not None:
+        parts.append(f"{quote_literal(headers_text(rule.headers) or 'null')}::jsonb")
+    if isinstance(rule.channel, Queue) and key_names(rule):
+        key = _render_key(rule, [columns[name] for name in key_names(rule)])
+        own = f"jsonb_strip_nulls(jsonb_build_object('key', {key}))"
+        parts.append(f"jsonb_build_object('{RESERVED}', {own})")
+    return " || ".join(parts) or "NULL"
 
 
 def _list_names(rule: StagingRule, mapper: Mapper[Any]) -> tuple[str, ...]:
@@ -293,7 +239,7 @@ def _list_names(rule: StagingRule, mapper: Mapper[Any]) -> tuple[str, ...]:
 
 def _find_columns(rule: StagingRule, mapper: Mapper[Any]) -> dict[str, Column[Any]]:
     """Finds the columns of the payload and of the key, by the attributes' names."""
-    names = dict.fromkeys((*_list_names(rule, mapper), *key_names(rule)))
+    names = dict.fromkeys((*_list_names(rule, mapper), *key_names(rule), *tenant_names(rule)))
     return {name: _get_column(rule, mapper, name) for name in names}
 
 

@@ -23,12 +23,12 @@ from penstock.channels.queue.messages import (
     Message,
     NewMessage,
     TenantLimits,
-    Unique,
     Written,
 )
 from penstock.channels.queue.queue import FairQueue
 from penstock.channels.queue.reading import Lease, Reader
 from penstock.channels.queue.stats import Dwell, Explanation, QueueStats
+from penstock.messages import Unique
 
 __all__ = [
     "AsyncFairQueue",

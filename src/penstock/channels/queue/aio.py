@@ -18,7 +18,6 @@ from penstock.channels.queue.messages import (
     NewMessage,
     TenantLimits,
     Written,
-    checked_text,
 )
 from penstock.channels.queue.rounds import CLUSTER_POLL_S, ReaderOptions, Rounds
 from penstock.channels.queue.running import run, run_async
@@ -31,6 +30,7 @@ from penstock.channels.server import (
     connect_redis_async,
     redis_errors,
 )
+from penstock.messages import checked_text
 
 log = structlog.get_logger("penstock.queue")
 

@@ -4,38 +4,17 @@ import os
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
 
 from penstock.errors import InvalidMessage, TenantFull
-
-MAX_NAME_BYTES = 256
-"""Longest name of a tenant, key, id or unique name, in bytes of UTF-8."""
+from penstock.messages import Unique, check_times, checked_text
 
 MAX_PAYLOAD_BYTES = 1024 * 1024
 """Largest payload, and largest headers, in bytes."""
-
-MAX_DELAY_S = 10 * 365 * 86_400.0
 
 
 def new_id() -> str:
     """A new id: 48 bits of milliseconds, then 80 random ones, in hexadecimal, so that ids sort by their time."""
     return f"{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}"
-
-
-@dataclass(frozen=True, slots=True)
-class Unique:
-    """A name that only one message of a queue has at a time.
-
-    Attributes:
-        name: The name, over all tenants of a shard.
-        until: The message holds it while it is ``queued`` (until a reader gets it), while it is ``running`` as well (until
-            it is done or dead), or for a ``window`` of ``for_s`` seconds from writing, whatever becomes of it.
-        for_s: Length of the window, in seconds.
-    """
-
-    name: str
-    until: Literal["queued", "running", "window"] = "running"
-    for_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +54,9 @@ class NewMessage:
         checked_text("id", self.id)
         self._check_size("payload", self.payload, (bytes, str))
         self._check_size("headers", self.headers, (str,))
-        if not 0 <= self.delay_s <= MAX_DELAY_S:
-            raise InvalidMessage(
-                "delay_s", f"is {self.delay_s}; it takes 0 to {MAX_DELAY_S:,.0f} seconds"
-            )
-        if self.due is not None and self.delay_s:
-            raise InvalidMessage("due", "and delay_s exclude each other")
-        for name, moment in (("due", self.due), ("deadline", self.deadline)):
-            if moment is not None and moment.tzinfo is None:
-                raise InvalidMessage(
-                    name, f"is {moment}, without a time zone; give one, for example UTC"
-                )
+        check_times(self.delay_s, self.due, self.deadline)
         if self.unique is not None:
-            self._check_unique(self.unique)
+            self.unique.check()
 
     @staticmethod
     def _check_size(name: str, value: object, types: tuple[type, ...]) -> None:
@@ -103,37 +72,6 @@ class NewMessage:
                 f"has {size:,} bytes; it takes {MAX_PAYLOAD_BYTES:,}. "
                 "Keep larger ones elsewhere, and write where they are",
             )
-
-    @staticmethod
-    def _check_unique(unique: Unique) -> None:
-        checked_text("unique.name", unique.name)
-        if unique.until not in ("queued", "running", "window"):
-            raise InvalidMessage(
-                "unique.until", f"is {unique.until!r}; it takes queued, running or window"
-            )
-        if (unique.until == "window") != (unique.for_s > 0):
-            raise InvalidMessage("unique.for_s", "is the length of a window, and only of a window")
-
-
-def checked_text(field_: str, value: object, *, may_be_empty: bool = False) -> str:
-    """The text, if a queue can take it as a name.
-
-    Raises:
-        InvalidMessage: No text, empty, too long, or with a zero byte or a lone surrogate.
-    """
-    if not isinstance(value, str):
-        raise InvalidMessage(field_, f"is {type(value).__name__}; it takes str")
-    if not value and not may_be_empty:
-        raise InvalidMessage(field_, "is empty; it takes at least one character")
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError as error:
-        raise InvalidMessage(field_, "is not valid Unicode: it has a lone surrogate") from error
-    if "\0" in value or "\1" in value:
-        raise InvalidMessage(field_, "has a control character, U+0000 or U+0001; remove it")
-    if size > MAX_NAME_BYTES:
-        raise InvalidMessage(field_, f"has {size} bytes; it takes {MAX_NAME_BYTES}")
-    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from penstock.channels.queue.messages import (
     NewMessage,
     TenantLimits,
     Written,
-    checked_text,
 )
 from penstock.channels.queue.reading import Reader
 from penstock.channels.queue.running import run, write_messages
@@ -18,6 +17,7 @@ from penstock.channels.queue.shard import QueueShard, Steps
 from penstock.channels.queue.stats import Explanation, QueueStats, explanation, sum_stats
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.errors import ForeignQueue
+from penstock.messages import checked_text
 
 T = TypeVar("T")
 

@@ -96,14 +96,22 @@ class QueueShard:
         self._declared = streams
         self._hand = hand
 
-    def call(self, script: str, arguments: Sequence[Argument]) -> Steps[list[Any]]:
+    def call(
+        self, script: str, arguments: Sequence[Argument], before: Sequence[str] = ()
+    ) -> Steps[list[Any]]:
         """Calls a script until its reply is about what was asked.
+
+        Args:
+            script: Its name.
+            arguments: Its arguments.
+            before: Keys that it declares before the queue's own.
 
         Raises:
             ForeignQueue: A key holds something else.
         """
         while True:
-            reply = yield Request(script, Call(self.keys.all(self.streams), arguments))
+            keys = [*before, *self.keys.all(self.streams)]
+            reply = yield Request(script, Call(keys, arguments))
             match reply[0]:
                 case b"streams":
                     self.streams = max(self._declared, int(reply[1]))

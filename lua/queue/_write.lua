@@ -1,0 +1,87 @@
+-- Shared by the scripts that write messages: one message, with its unique name.  Include it after queue/_moves.
+-- keys: meta, messages, uniques, windows, ages
+--
+-- A message is 11 arguments: id, tenant, key, hand, due, deadline, unique, scope, window, payload, headers.  Times are milliseconds
+-- since 1970, or from now with a "+"; "" is none.  `hand` is the numbers of its streams.  A result is "written"; "known": the id is,
+-- as after a lost reply; "duplicate <id>" of another message of this unique name, and " window" if it holds the name for a time;
+-- "full <bytes> <limit>" of the tenant; or "damaged": no stream can be written.
+
+local WIDTH = 11
+
+local function moment(text)
+  if string.sub(text, 1, 1) == "+" then
+    return now + tonumber(string.sub(text, 2))
+  end
+  return number(text)
+end
+
+-- The message that holds a unique name, unless its time is over.
+local function holder_of(unique)
+  local id = redis.call("HGET", uniques, unique)
+  local ends = id and redis.call("ZSCORE", windows, unique)
+  if ends then
+    return tonumber(ends) > now and id
+  end
+  local record = id and read_record(id)
+  return record and record.state ~= "f" and record.state ~= "x" and id
+end
+
+local function reserve_unique(id, record, window)
+  redis.call("HSET", uniques, record.unique, id)
+  redis.call("ZREM", windows, record.unique)
+  if record.scope == "window" then
+    redis.call("ZADD", windows, string.format("%.0f", now + number(window)), record.unique)
+  end
+end
+
+local function write_message(id, tenant, key, hand, due, deadline, unique, scope, window, payload, headers)
+  if redis.call("HEXISTS", messages, id) == 1 then
+    return "known"
+  end
+  local other = unique ~= "" and holder_of(unique)
+  if other then
+    return "duplicate " .. other .. (redis.call("ZSCORE", windows, unique) and " window" or "")
+  end
+  local account = tenant_account(tenant)
+  local most = account.limits.bytes
+  if most and account.bytes + #payload > most then
+    return string.format("full %.0f %.0f", account.bytes, most)
+  end
+  local record = {
+    state = "w", tenant = tenant, key = key, stream = -1, entry = "", rank = "", attempts = 0, token = "", charge = 0,
+    bytes = #payload, unique = unique, scope = scope, deadline = moment(deadline), since = now, hand = hand,
+    generation = queue.generation, taken = 0, at = now,
+  }
+  local due_at = moment(due)
+  if due_at > now then
+    record.since = due_at
+    park(id, record, "d", due_at, "", payload, headers)
+  elseif enqueue(id, record, payload, headers) then
+    watch_deadline(id, record)
+  else
+    return "damaged"
+  end
+  account.bytes = account.bytes + record.bytes
+  redis.call("ZADD", ages, string.format("%.0f", record.since), id)
+  if unique ~= "" then
+    reserve_unique(id, record, window)
+  end
+  return "written"
+end
+
+-- Writes the messages in ARGV from `first` on; returns a result for each after the words of `reply`, and how many are new.
+local function write_messages(first, reply)
+  local written = 0
+  for from = first, #ARGV, WIDTH do
+    local result = write_message(unpack(ARGV, from, from + WIDTH - 1))
+    reply[#reply + 1] = result
+    written = written + (result == "written" and 1 or 0)
+  end
+  redis.call("HINCRBY", meta, "written", written)
+  save_accounts()
+  save_queue()
+  if written > 0 then
+    notify("w")
+  end
+  return reply
+end

@@ -1,0 +1,21 @@
+-- Missing: which of these records the queue does not have.  Their effects are outstanding: they are to be written again.
+-- includes: queue/_queue, queue/pipeline/_position
+-- keys: position, meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
+-- args: ids...
+-- returns: {"missing", written_up_to, id, …} | {"lost"} | {"foreign", key}
+--
+-- An invalid position is deleted, so that the publisher starts over.  Cost: O(ids).
+
+if is_lost() then
+  return {"lost"}
+end
+if is_invalid then
+  redis.call("DEL", position)
+end
+local reply = {"missing", written_up_to}
+for i = ids, #ARGV do
+  if redis.call("HEXISTS", messages, ARGV[i]) == 0 then
+    reply[#reply + 1] = ARGV[i]
+  end
+end
+return reply

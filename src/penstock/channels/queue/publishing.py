@@ -1,0 +1,223 @@
+"""Writing by a pipeline: messages of records, in the order of their offsets, compared and written by one script.
+
+A shard of a queue has a position like a log's tail: the last record that was written, or that was passed over because it is
+done or waits in Postgres.  It is a stream of one entry, so that a shard's tail is found at the same key and in the same form
+for all kinds of channel.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.channels.log import Appended, Reply, parse_reply
+from penstock.channels.queue.hands import choose_hand
+from penstock.channels.queue.running import run
+from penstock.channels.queue.shard import ITEMS, QueueShard, Steps
+from penstock.channels.routing import log_keys, queue_keys
+from penstock.channels.scripts import Argument, as_text
+from penstock.channels.server import RedisClient
+from penstock.errors import QueueDamaged
+from penstock.records import Epoch, Offset, RecordId, ShardName
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRecord:
+    """A record, as the message that is written.  Its id is the record's.
+
+    Attributes:
+        id: The record.
+        offset: Its offset; 0 if it is written apart from the order.
+        tenant: Whose it is.
+        key: Its key within the tenant.
+        due_ms: When it may be handed over, in milliseconds since 1970; None is now.
+        deadline_ms: Until when it may be, likewise.
+        unique: Name, scope and window in milliseconds of a unique name; empty texts if it has none.
+        payload: The payload, as JSON text.
+        headers: The headers, as JSON text.
+    """
+
+    id: RecordId
+    offset: Offset
+    tenant: str
+    key: str
+    due_ms: int | None
+    deadline_ms: int | None
+    unique: tuple[str, str, str]
+    payload: str
+    headers: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBatch:
+    """Consecutive records of a shard, with the messages of those that are to be written.
+
+    Attributes:
+        shard: Where the records belong.
+        epoch: The epoch of the publisher.
+        first: Offset of the first record.
+        last: Offset of the last record; 0 if they are written apart from the order.
+        begins: No record before ``first`` exists any more: a position that is lower may continue here.
+        ends: Id of each record at which a part of the batch may end, with the time of its staging, by its offset.
+        messages: In the order of their offsets.
+    """
+
+    shard: ShardName
+    epoch: Epoch
+    first: Offset
+    last: Offset
+    begins: bool
+    ends: dict[int, tuple[RecordId, int]]
+    messages: Sequence[QueuedRecord]
+
+    @property
+    def count(self) -> int:
+        """Number of records."""
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a message.
+
+    Attributes:
+        record: The record.
+        word: ``written``, ``known``, ``duplicate`` or ``full``.
+        holder: The message that has its unique name, if it is a duplicate.
+        in_window: Whether that message has the name for a time, whatever becomes of it.
+    """
+
+    record: QueuedRecord
+    word: str
+    holder: str = ""
+    in_window: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWritten:
+    """What became of a batch.
+
+    Attributes:
+        reply: As of a batch for a log.
+        results: Of each message that was written or refused.
+        is_new: Nothing had been written before: what was, is lost.
+    """
+
+    reply: Reply
+    results: list[Result]
+    is_new: bool
+
+
+def make_shard(namespace: str, shard: ShardName, streams: int, hand: int) -> QueueShard:
+    """The operations of a shard."""
+    return QueueShard(queue_keys(namespace, shard), shard.shard, streams, hand)
+
+
+class QueueWriter:
+    """Writes to one shard of a queue, for a pipeline."""
+
+    def __init__(
+        self, client: RedisClient, namespace: str, shard: ShardName, streams: int, hand: int
+    ) -> None:
+        self._client, self._shard = client, shard
+        self._streams, self._hand = streams, hand
+        self._own = make_shard(namespace, shard, streams, hand)
+        self._log = log_keys(namespace, shard)
+
+    def write(self, batch: QueueBatch) -> BatchWritten:
+        """Compares and writes, ``ITEMS`` messages a call; safe to repeat.
+
+        Raises:
+            ServerUnavailable: Redis does not answer; any of the messages may have been written.
+            AppendRefused: Redis does not take writes.
+            ForeignQueue: A key holds something else.
+            QueueDamaged: No stream of the queue can be written.
+        """
+        results: list[Result] = []
+        reply: Reply = Appended(batch.last, 0)
+        is_new, first, added = False, batch.first, 0
+        for start in range(0, max(1, len(batch.messages)), ITEMS):
+            some = batch.messages[start : start + ITEMS]
+            is_final = start + ITEMS >= len(batch.messages)
+            last = batch.last if is_final or not batch.last else some[-1].offset
+            answer = self._run(self._write(batch, first, last, some))
+            reply = parse_reply(_as_log(answer), f"writing to {self._shard}")
+            if not isinstance(reply, Appended):
+                break
+            added += reply.added
+            is_new = is_new or bool(answer[3])
+            results += [_result(*pair) for pair in zip(some, answer[4:], strict=False)]
+            reply = Appended(reply.tail, added)
+            first = Offset(last + 1)
+        return BatchWritten(reply, results, is_new)
+
+    def _write(
+        self, batch: QueueBatch, first: Offset, last: Offset, some: Sequence[QueuedRecord]
+    ) -> Steps[list[Any]]:
+        id_, at = batch.ends[last] if last else (0, 0)
+        begins = int(batch.begins and first == batch.first)
+        arguments: list[Argument] = [batch.epoch, first, last, begins, id_, at, self._streams]
+        for record in some:
+            arguments += self._encode(record)
+        return (
+            yield from self._own.call(
+                "queue/pipeline/write", arguments, (self._log.stream, self._log.epoch)
+            )
+        )
+
+    def _encode(self, record: QueuedRecord) -> tuple[Argument, ...]:
+        hand = choose_hand(record.tenant, self._streams, self._hand)
+        return (
+            str(record.id),
+            record.tenant,
+            record.key,
+            ",".join(map(str, hand)),
+            "" if record.due_ms is None else str(record.due_ms),
+            "" if record.deadline_ms is None else str(record.deadline_ms),
+            *record.unique,
+            record.payload,
+            record.headers,
+        )
+
+    def find_missing(self, ids: Sequence[RecordId]) -> list[RecordId]:
+        """Those of the records that the queue does not have.
+
+        Raises:
+            ServerUnavailable: Redis does not answer.
+            ForeignQueue: A key holds something else.
+        """
+        arguments = [str(each) for each in ids]
+        reply = self._run(self._own.call("queue/pipeline/missing", arguments, (self._log.stream,)))
+        return [RecordId(int(each)) for each in reply[2:]]
+
+    def sweep(self) -> None:
+        """Buries what is late, shrinks the queue if it can, and rebuilds it if a part is missing.
+
+        Raises:
+            As ``find_missing``.
+        """
+        self._run(self._own.sweep())
+
+    def _run(self, steps: Steps[Any]) -> Any:
+        return run(self._client, steps, f"writing to {self._shard}")
+
+
+def _as_log(answer: list[Any]) -> Any:
+    """The reply as a log's script gives it."""
+    match answer[0]:
+        case b"appended":
+            return answer[:3]
+        case b"other":
+            return [b"foreign", *answer[1:]]
+        case b"damaged":
+            raise QueueDamaged(
+                "no stream of the queue can be written: all their keys hold other types; rename what is there"
+            )
+        case _:
+            return answer
+
+
+def _result(record: QueuedRecord, answer: bytes) -> Result:
+    word, *rest = as_text(answer).split(" ")
+    if word == "duplicate":
+        return Result(record, word, rest[0], rest[1:] == ["window"])
+    return Result(record, word)

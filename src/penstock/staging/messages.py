@@ -1,0 +1,139 @@
+"""Rows for queues: the tenant takes the place of the key, and what else a queue has to know stands in the headers.
+
+    key                 the tenant: it decides the shard
+    headers.penstock    key, delay_ms, due, deadline (milliseconds since 1970), unique; each only if it was given
+
+A message's times are compared by Redis' clock; ``delay_ms`` counts from ``created_at``, which Postgres sets.
+"""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypedDict
+
+from penstock.declarations import Channel, Queue
+from penstock.errors import InvalidMessage, InvalidRecord
+from penstock.messages import Unique, check_times, checked_text
+from penstock.staging.payload import key_text
+from penstock.staging.rows import Row, make_row
+
+RESERVED = "penstock"
+"""Name of the header that is Penstock's own, in records for queues."""
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class MessageOptions(TypedDict, total=False):
+    """What ``stage`` takes for a queue, besides the parts of every record.
+
+    tenant    whose the message is: a str, int or UUID, or a tuple of them; tenants take turns
+    due       the moment from which it may be handed over
+    delay_s   seconds from staging until it may be, instead of ``due``
+    deadline  the moment from which it is dead-lettered instead of handed over
+    unique    a name that no other message of the shard may have at the same time
+    """
+
+    tenant: object
+    due: datetime | None
+    delay_s: float
+    deadline: datetime | None
+    unique: Unique | None
+
+
+def make_message(  # noqa: PLR0913  a row has this many columns
+    channel: Queue,
+    action: object,
+    object: object,  # noqa: A002  the name of the record's field
+    data: Any,
+    headers: object,
+    options: MessageOptions,
+    *,
+    key: object = None,
+    field: str = "",
+) -> Row:
+    """Checks the fields of a message and returns them as a row.
+
+    Args:
+        channel: The queue.
+        action: What happened, or what is to be done.
+        object: To what.
+        data: The payload.
+        headers: A dict, or None.
+        options: The tenant, and whatever else is wanted.
+        key: Within the tenant, keys take turns; None is the key "".
+        field: Prefix of field names in errors.
+
+    Raises:
+        InvalidRecord: A field is invalid.
+    """
+    if options.get("tenant") is None:
+        raise InvalidRecord(
+            f"{field}tenant", f"is missing: {channel.name} is a queue; say whose the message is"
+        )
+    tenant = _checked(options["tenant"], "tenant", field)
+    own = _make_own(options, None if key is None else _checked(key, "key", field), field)
+    return make_row(channel, tenant, action, object, data, _add(headers, own, field), field)
+
+
+def refuse_options(channel: Channel, options: MessageOptions, field: str = "") -> None:
+    """Refuses what only queues have, for a channel of another kind.
+
+    Raises:
+        InvalidRecord: There is such an option.
+    """
+    for name in options:
+        raise InvalidRecord(
+            f"{field}{name}", f"is for queues, and channel {channel.name} is a {channel.kind}"
+        )
+
+
+def refuse_reserved(headers: object, field: str = "") -> None:
+    """Refuses headers that have Penstock's own.
+
+    Raises:
+        InvalidRecord: They do.
+    """
+    if isinstance(headers, dict) and RESERVED in headers:
+        raise InvalidRecord(
+            f"{field}headers.{RESERVED}", "is Penstock's own; give the header another name"
+        )
+
+
+def _checked(value: object, name: str, field: str) -> str:
+    text = key_text(value, f"{field}{name}")
+    try:
+        return checked_text(name, text)
+    except InvalidMessage as error:
+        raise _translate(error, field) from error
+
+
+def _make_own(options: MessageOptions, key: str | None, field: str) -> dict[str, Any]:
+    """The value of the reserved header."""
+    delay_s, due, deadline = options.get("delay_s", 0), options.get("due"), options.get("deadline")
+    unique = options.get("unique")
+    try:
+        check_times(delay_s, due, deadline)
+        if unique is not None:
+            unique.check()
+    except InvalidMessage as error:
+        raise _translate(error, field) from error
+    own: dict[str, Any] = {} if key is None else {"key": key}
+    if delay_s:
+        own["delay_ms"] = round(delay_s * 1000)
+    for name, moment in (("due", due), ("deadline", deadline)):
+        if moment is not None:
+            own[name] = (moment - _EPOCH) // timedelta(milliseconds=1)
+    if unique is not None:
+        own["unique"] = {"name": unique.name, "until": unique.until, "for_s": unique.for_s}
+    return own
+
+
+def _translate(error: InvalidMessage, field: str) -> InvalidRecord:
+    return InvalidRecord(f"{field}{error.field}", str(error).removeprefix(f"{error.field} "))
+
+
+def _add(headers: object, own: dict[str, Any], field: str) -> object:
+    """The headers with the reserved one."""
+    refuse_reserved(headers, field)
+    if isinstance(headers, dict):
+        return {**headers, RESERVED: own} if own else headers
+    return {RESERVED: own} if own and headers is None else headers
