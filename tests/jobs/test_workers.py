@@ -1,7 +1,10 @@
 """A worker does each job of a queue once, as far as Postgres is concerned."""
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,10 +13,17 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
-from penstock import Job, Pipeline
-from penstock.consuming import QueueWorker
+from penstock import Cancel, DeadLetter, Job, Pipeline, Snooze, TryAgain
+from penstock.consuming import Consumed, QueueWorker
+from penstock.crashpoints import install_crashpoint
+from penstock.errors import HandlerHung
+from penstock.jobs import JobOutcome
+from penstock.testing import eventually
 
-Declare = Callable[[Pipeline], Any]
+
+@dataclass
+class Fare:
+    amount: int
 
 
 def declare_plain(pipeline: Pipeline, **options: Any) -> None:
@@ -43,3 +53,352 @@ def test_each_job_has_one_effect_and_its_row_is_gone(
     assert bench.effects == ids
     assert bench.unfinished == []
     assert len(bench.queue) == 0
+
+
+@pytest.fixture
+def start(
+    working: Pipeline, database_url: str, redis_url: str
+) -> Iterator[Callable[..., QueueWorker]]:
+    """Opens workers of the pipeline's only consumer, or of one declared here."""
+    opened: list[QueueWorker] = []
+
+    def make(handler: Callable[..., Any] | None = None, **options: Any) -> QueueWorker:
+        if handler is not None:
+            options = {"name": "receipts", "concurrency": 1, "backoff_s": 0.01, **options}
+            working.worker(reads=JOBS, **options)(handler)
+        worker = QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url)
+        opened.append(worker)
+        worker.open()
+        return worker
+
+    yield make
+    for worker in opened:
+        worker.close()
+
+
+def test_a_handler_that_touches_no_session_has_done_its_job(start: Any, bench: Bench) -> None:
+    seen = []
+    worker = start(lambda _session, job: seen.append(job.id))
+    ids = bench.stage(3)
+    assert worker.drain() == 3
+    assert sorted(seen) == ids
+    assert bench.unfinished == []
+
+
+def test_a_handler_that_computes_holds_no_transaction_open(start: Any, bench: Bench) -> None:
+    states = []
+
+    def look() -> str:
+        [(open_,)] = bench.rows(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND application_name = 'penstock consumer receipts' AND xact_start IS NOT NULL"
+        )
+        return str(open_)
+
+    def handler(session: Session, job: Job) -> None:
+        states.append(look())
+        session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": 1})
+        states.append(look())
+
+    bench.stage()
+    assert start(handler).drain() == 1
+    assert states == ["0", "1"]
+
+
+def test_a_job_has_what_was_staged(start: Any, bench: Bench) -> None:
+    seen: list[Job] = []
+    headers = {"trace": "7", "penstock": {"key": "k"}}
+    [record] = bench.stage(tenant="ten", data={"fare": 5}, headers=headers, key="k")
+    start(lambda _, job: seen.append(job)).drain()
+    [job] = seen
+    assert (job.id, job.tenant, job.key, job.attempts) == (record, "ten", "k", 1)
+    assert job.data == job.payload == {"fare": 5}
+    assert job.headers == {"trace": "7"}
+    assert not job.is_stale
+    assert job.staged_at.year >= 2026
+
+
+def test_a_payload_is_validated_and_one_that_does_not_fit_is_dead_lettered_at_once(
+    start: Any, bench: Bench
+) -> None:
+    seen: list[Any] = []
+    worker = start(lambda _, job: seen.append(job.payload), payload=Fare)
+    good, bad = *bench.stage(data={"amount": 5}), *bench.stage(data={"amount": "much"})
+    worker.drain()
+    assert seen == [Fare(5)]
+    [(record, _, attempts, reason)] = bench.letters
+    assert (record, attempts) == (bad, 1)
+    assert "amount" in reason
+    assert "much" not in reason
+    assert good not in bench.unfinished
+
+
+def test_a_job_that_was_done_is_acknowledged_without_its_handler(start: Any, bench: Bench) -> None:
+    called = []
+    worker = start(lambda _, job: called.append(job.id))
+    [first, second] = bench.stage(2)
+    bench.connection.execute(
+        "SELECT penstock.finish_records('jobs', ARRAY[%(id)s]::bigint[])", {"id": first}
+    )
+    consumed = []
+    worker.drain(consumed.append)
+    # Without a statement, the handler is called before the record is finished: only its effect does not happen.
+    assert second in called
+    assert sum(each.skipped for each in consumed) == 1
+    assert sum(each.applied for each in consumed) == 1
+    assert len(bench.queue) == 0
+
+
+@pytest.mark.parametrize("hides", [False, True], ids=["raised", "hidden by the handler"])
+def test_a_job_that_was_done_has_no_second_effect(start: Any, bench: Bench, *, hides: bool) -> None:
+    def handler(session: Session, job: Job) -> None:
+        values = {"job": job.id, "attempt": job.attempts}
+        try:
+            session.execute(text(ADD_EFFECT), values)
+        except BaseException:
+            if not hides:
+                raise
+            with suppress(BaseException):
+                session.execute(text(ADD_EFFECT), values)
+
+    worker = start(handler)
+    ids = bench.stage(2)
+    bench.connection.execute(
+        "SELECT penstock.finish_records('jobs', ARRAY[%(id)s]::bigint[])", {"id": ids[0]}
+    )
+    worker.drain()
+    assert bench.effects == ids[1:]
+    assert (len(bench.queue), bench.letters) == (0, [])
+
+
+def test_a_failed_attempt_is_rolled_back_and_the_job_tried_again(start: Any, bench: Bench) -> None:
+    def handler(session: Session, job: Job) -> None:
+        session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
+        if job.attempts < 3:
+            raise ValueError
+
+    [record] = bench.stage()
+    start(handler).drain()
+    assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 3)]
+
+
+def test_a_poison_job_is_dead_lettered_in_one_transaction_after_its_attempts(
+    start: Any, bench: Bench
+) -> None:
+    seen = []
+
+    def handler(session: Session, job: Job) -> None:
+        session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
+        seen.append(job.attempts)
+        raise ValueError("poison")
+
+    [record] = bench.stage(tenant="ten", data={"a": 1})
+    consumed = []
+    start(handler, attempts=3).drain(consumed.append)
+    assert seen == [1, 2, 3]
+    assert bench.letters == [(record, "ten", 3, "ValueError: poison")]
+    assert bench.effects == bench.unfinished == []
+    assert len(bench.queue) == 0
+    assert sum(each.dead for each in consumed) == 1
+
+
+def test_nobody_sees_a_dead_letter_beside_an_unfinished_job(start: Any, bench: Bench) -> None:
+    seen = set()
+    install_crashpoint(lambda _: seen.add((len(bench.letters), len(bench.unfinished))))
+
+    def handler(_session: Session, _job: Job) -> None:
+        raise ValueError
+
+    bench.stage()
+    try:
+        start(handler, attempts=1).drain()
+    finally:
+        install_crashpoint(None)
+    assert seen == {(0, 1), (1, 0)}
+
+
+def test_what_fails_at_commit_is_the_jobs_failure(start: Any, bench: Bench) -> None:
+    bench.connection.execute(
+        "CREATE TABLE public.odd (job bigint UNIQUE DEFERRABLE INITIALLY DEFERRED)"
+    )
+
+    def handler(session: Session, job: Job) -> None:
+        for _ in range(2 if job.data == "twice" else 1):
+            session.execute(text("INSERT INTO public.odd VALUES (:job)"), {"job": job.id})
+
+    [bad] = bench.stage(data="twice")
+    [good] = bench.stage()
+    start(handler, attempts=2).drain()
+    [(record, _, attempts, reason)] = bench.letters
+    assert (record, attempts) == (bad, 2)
+    assert reason.startswith("at COMMIT: UniqueViolation")
+    assert bench.rows("SELECT job FROM public.odd") == [(good,)]
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["returned", "raised"])
+@pytest.mark.parametrize("outcome", [Snooze("1h"), Cancel("old"), DeadLetter("never")])
+def test_an_outcome_rolls_back_what_the_handler_wrote(
+    start: Any, bench: Bench, outcome: JobOutcome, *, raises: bool
+) -> None:
+    def handler(session: Session, job: Job) -> JobOutcome:
+        session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": 1})
+        if raises:
+            raise outcome
+        return outcome
+
+    [record] = bench.stage()
+    consumed: list[Consumed] = []
+    start(handler).drain(consumed.append)
+    assert bench.effects == []
+    total = [
+        (each.snoozed, each.cancelled, each.dead)
+        for each in consumed
+        if not each.idle or each.snoozed
+    ]
+    match outcome:
+        case Snooze():
+            assert total == [(1, 0, 0)]
+            assert bench.unfinished == [record]
+            assert bench.queue.stats().delayed == 1
+        case Cancel():
+            assert total == [(0, 1, 0)]
+            assert (bench.unfinished, bench.letters, len(bench.queue)) == ([], [], 0)
+        case _:
+            assert total == [(0, 0, 1)]
+            assert bench.letters == [(record, "t", 1, "DeadLetter: never")]
+            assert (bench.unfinished, len(bench.queue)) == ([], 0)
+
+
+def test_snoozed_and_waited_attempts_do_not_count(start: Any, bench: Bench) -> None:
+    seen = []
+
+    def handler(_: Session, job: Job) -> Snooze | None:
+        seen.append(job.attempts)
+        if len(seen) < 4:
+            return Snooze(0.01)
+        if len(seen) < 8:
+            raise TryAgain(after=0.01)
+        return None
+
+    bench.stage()
+    worker = start(handler, attempts=1)
+    eventually(lambda: worker.drain() or len(seen) == 8, "the job is done")
+    assert seen == [1] * 8
+    assert (bench.letters, bench.unfinished) == ([], [])
+
+
+def test_an_async_handler_that_hangs_is_cancelled_at_its_limit(start: Any, bench: Bench) -> None:
+    async def handler(session: AsyncSession, job: Job) -> None:
+        await session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
+        if job.attempts == 1:
+            await asyncio.sleep(60)
+
+    [record] = bench.stage()
+    start(handler, limit_s=0.3, lease_s=1.0).drain()
+    assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 2)]
+
+
+def test_async_jobs_run_beside_each_other_in_one_loop(start: Any, bench: Bench) -> None:
+    running = most = 0
+    loops = set()
+
+    async def handler(_: AsyncSession, _job: Job) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        loops.add(id(asyncio.get_running_loop()))
+        await asyncio.sleep(0.1)
+        running -= 1
+
+    bench.stage(12)
+    assert start(handler, concurrency=6).drain() == 12
+    assert most == 6
+    assert len(loops) == 1
+
+
+def test_a_hung_handler_cannot_commit_and_another_lane_does_its_job(
+    start: Any, bench: Bench
+) -> None:
+    release, hung = threading.Event(), []
+
+    def handler(session: Session, job: Job) -> None:
+        if job.attempts == 1:
+            hung.append(job)
+            release.wait(30)
+        session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
+
+    [record] = bench.stage()
+    worker = start(handler, limit_s=0.3, lease_s=1.0)
+    worker.drain()
+    assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 2)]
+    assert hung[0].is_stale
+    release.set()
+    eventually(
+        lambda: all(lane.has_ended for lane in worker._abandoned), "the hung handler has ended"
+    )
+    assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 2)]
+
+
+def test_a_worker_of_which_all_handlers_hang_ends(start: Any, bench: Bench) -> None:
+    release = threading.Event()
+    bench.stage(3)
+    worker = start(lambda _, __: release.wait(30), limit_s=0.1, concurrency=1)
+    with pytest.raises(HandlerHung, match="limit_s"):
+        eventually(lambda: worker.round() is None, "the worker has ended")
+    release.set()
+
+
+def test_stopping_gives_back_what_was_not_begun_and_lets_the_rest_end(
+    start: Any, bench: Bench
+) -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def handler(session: Session, job: Job) -> None:
+        if job.data == "slow":
+            begun.set()
+            release.wait(10)
+        session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
+
+    worker = start(handler)
+    warm = bench.stage(20)
+    worker.drain()
+    worker._book.job_s = 0.001  # as on a fast machine: it reads ahead
+    [slow] = bench.stage(data="slow")
+    bench.stage(30)
+    while not begun.is_set():
+        worker.round(10)
+    assert bench.queue.stats().leased > 1
+    closing = threading.Thread(target=worker.close)
+    closing.start()
+    eventually(lambda: bench.queue.stats().leased == 1, "what was not begun is back", timeout_s=2)
+    release.set()
+    closing.join(10)
+    stats = bench.queue.stats()
+    assert (stats.leased, stats.waiting) == (0, 30)
+    assert bench.effects == [*warm, slow]
+    [attempts] = {lease.message.attempts for lease in bench.queue.reader().read(30)}
+    assert attempts == 1
+
+
+def test_what_outlasts_the_grace_time_is_given_back_and_cannot_commit(
+    start: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.consuming.jobs.worker.GRACE_S", 0.2)
+    begun, release, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def handler(session: Session, job: Job) -> None:
+        begun.set()
+        release.wait(10)
+        ended.set()
+        session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
+
+    worker = start(handler)
+    [record] = bench.stage()
+    while not begun.is_set():
+        worker.round(10)
+    worker.close()
+    assert bench.queue.stats().waiting == 1
+    release.set()
+    assert ended.wait(5)
+    assert bench.unfinished == [record]
+    assert bench.effects == []

@@ -7,7 +7,7 @@ handler is awaited in the middle of it.  So there is one transaction and one cod
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -18,6 +18,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
+from typing_extensions import override
 
 from penstock.consuming.failures import Culprit, is_exit
 from penstock.consuming.payloads import decode_payloads, make_decoder
@@ -242,12 +243,15 @@ class _AsyncCaller:
             return
         for index, item in enumerate(items):
             try:
-                if (returned := await handler(session, item)) is not None:
+                if (returned := await self._limited(handler(session, item))) is not None:
                     _check_returned(self._consumer, returned)
             except BaseException as error:
                 if is_exit(error):
                     raise
                 raise Culprit(index) from error
+
+    async def _limited(self, handling: Awaitable[Any]) -> Any:
+        return await handling
 
     def _refuse_tasks(self, session: AsyncSession, items: Sequence[Any]) -> None:
         """Makes sure that no task works on with the session or the records, after the transaction is over."""
@@ -293,10 +297,18 @@ class _TaskCaller(_AsyncCaller):
     def enter(self, function: Callable[[], Result]) -> Result:
         return function()
 
-    async def _run(self, session: AsyncSession, items: Sequence[Any]) -> None:
+    @override
+    async def _limited(self, handling: Awaitable[Any]) -> Any:
         assert isinstance(self._consumer, WorkerSpec)
-        async with asyncio.timeout(self._consumer.limit_s):
-            await super()._run(session, items)
+        limit_s = self._consumer.limit_s
+        limit = asyncio.timeout(limit_s)
+        try:
+            async with limit:
+                return await handling
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"the handler took longer than limit_s, {limit_s:g} s") from error
 
     def close(self) -> None:
         self.engine.dispose()

@@ -38,8 +38,8 @@ class Ending(Enum):
     """The lease has ended, and another worker may have the job; nothing was done."""
 
 
-class _Repeated(BaseException):
-    """The record was finished before.  Not an ``Exception``: the handler is not to catch it."""
+class _Repeated(Exception):
+    """The record was finished before; a handler that catches it does not change that."""
 
 
 class JobTransaction(HandlerTransaction):
@@ -66,6 +66,7 @@ class JobTransaction(HandlerTransaction):
         )
         self._sql = statements("penstock.consuming", pipeline.scope.schema)
         self._job: Job[Any] | None = None
+        self._executing: Executor | None = None
         self._error: Exception | None = None
         self._is_repeated = False
         event.listen(self._caller.engine, "before_cursor_execute", self._before_statement)
@@ -98,29 +99,30 @@ class JobTransaction(HandlerTransaction):
         handle: Callable[[EngineConnection], None],
     ) -> Ending | JobOutcome:
         with self._connected() as connection:
-            self._begin(job)
             transaction = connection.begin()  # nothing is sent before the first statement
+            self._begin(connection, job)
             try:
                 handle(connection)
-                self._check_effect(connection)
+                self._check_effect()
                 if not is_ours():
-                    transaction.rollback()
+                    self._end(keep=True)
                     return Ending.STALE
                 crashpoint("jobs.before_commit")
                 commit(transaction)
             except JobOutcome as outcome:
-                transaction.rollback()
+                self._end(keep=True)
                 return outcome
             except _Repeated:
-                transaction.rollback()
+                self._end(keep=True)
                 return Ending.REPEATED
             finally:
-                self._job = None
+                self._job = self._executing = None
         crashpoint("jobs.after_commit")
         return Ending.APPLIED
 
-    def _begin(self, job: Job[Any]) -> None:
+    def _begin(self, connection: EngineConnection, job: Job[Any]) -> None:
         self._caller.aborts.last = None
+        self._executing = self._executor(connection)
         self._job, self._xid, self._called_at = job, "", inf
         self._error, self._is_repeated = None, False
 
@@ -128,12 +130,12 @@ class JobTransaction(HandlerTransaction):
         self._call(connection, [self._job])
         crashpoint("jobs.after_apply")
 
-    def _before_statement(self, connection: EngineConnection, *_: Any) -> None:
+    def _before_statement(self, *_: Any) -> None:
         """Finishes the record before the handler's first statement."""
-        if self._job is not None and not self._xid:
-            self._finish(connection, self._job)
+        if self._job is not None and self._executing is not None and not self._xid:
+            self._finish(self._executing, self._job)
 
-    def _finish(self, connection: EngineConnection, job: Job[Any]) -> None:
+    def _finish(self, executor: Executor, job: Job[Any]) -> None:
         """Finishes the record.
 
         Raises:
@@ -142,7 +144,7 @@ class JobTransaction(HandlerTransaction):
         if self._is_repeated:
             raise _Repeated
         try:
-            [(xid, finished)] = self._executor(connection).execute(
+            [(xid, finished)] = executor.execute(
                 self._sql["finish_record"], {"channel": job.channel, "id": job.id}
             )
         except Exception as error:
@@ -153,17 +155,18 @@ class JobTransaction(HandlerTransaction):
             raise _Repeated
         self._xid, self._called_at = xid, monotonic()
 
-    def _check_effect(self, connection: EngineConnection) -> None:
+    def _check_effect(self) -> None:
         """Makes sure that the record is finished in this transaction, and that the transaction can be committed."""
         assert self._job is not None
-        executor = self._executor(connection)
+        assert self._executing is not None
+        executor = self._executing
+        self._raise_if_not_ours()
         try:
-            self._raise_if_not_ours()
-            if not self._xid:
-                self._finish(connection, self._job)
-            else:
+            if self._xid:
                 self._check_same(executor)
-        except NotApplied:
+            else:
+                self._finish(executor, self._job)
+        except _Repeated:
             raise
         except Exception as error:
             ended = self._explained(executor, error)
