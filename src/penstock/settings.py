@@ -103,6 +103,14 @@ class Settings:
             le=1,
         ),
     )
+    concurrency: int | None = field(
+        default=None,
+        metadata=_setting(
+            "Jobs that each worker of a queue does at the same time; by default as the worker declares it.",
+            ge=1,
+            le=1000,
+        ),
+    )
     master: str | None = field(
         default=None,
         metadata=_setting("Spark's master URL; by default local, with as many threads as needed."),

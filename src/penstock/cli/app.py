@@ -57,6 +57,11 @@ COMMANDS = (
         "consume", RUN, "Apply records with one consumer; several processes share its shards."
     ),
     CommandEntry(
+        "work",
+        RUN,
+        "Do the jobs of queues; several processes share them. SIGTERM gives back at once what was not begun.",
+    ),
+    CommandEntry(
         "status",
         INSPECT,
         "Show how far records are staged, sequenced, published and applied; exits with 1 if a shard does not move.",

@@ -53,12 +53,14 @@ class WorkerOptions(TypedDict, total=False):
         prepare: False behind a pooler that cannot keep prepared statements.
         block_ms: Longest wait for work, in milliseconds: a stop is noticed within it.
         reread_chance: How often, 0 to 1, a round that delivered is delivered again: to show that it is harmless.
+        concurrency: Of a queue: jobs at the same time; None takes what the worker declares.
     """
 
     shards: Collection[int] | None
     prepare: bool
     block_ms: int
     reread_chance: float
+    concurrency: int | None
 
 
 class Worker(ABC, Generic[Item]):

@@ -27,6 +27,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
     idle_s: float = IDLE_S,
     prepare: bool = True,
     resend_chance: float = 0.0,
+    concurrency: int | None = None,
     report: Report = lambda _who, _did: None,
 ) -> None:
     """Runs the streamer and consumers until ``stop()`` is true, or one of them fails.
@@ -41,6 +42,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
         idle_s: Longest pause between two rounds of the streamer that found nothing, in seconds.
         prepare: False behind a pooler that cannot keep prepared statements.
         resend_chance: Probability, 0 to 1, that a round sends or reads its last records again, to show that this is harmless.
+        concurrency: Jobs that each worker of a queue does at the same time; None takes what it declares.
         report: Called with the result of each round.
 
     Raises:
@@ -88,6 +90,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
                     redis_url,
                     prepare=prepare,
                     reread_chance=resend_chance,
+                    concurrency=concurrency,
                 ),
                 stopped,
                 report,

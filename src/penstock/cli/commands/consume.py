@@ -72,7 +72,7 @@ def consume(
                 worker.drain(report)
             finally:
                 worker.close()
-            _raise_if_halted(settings, pipeline, urls, name)
+            raise_if_halted(settings, pipeline, urls, name)
         else:
             worker.run(stop, report)
     say(f"{progress.count:,} records applied")
@@ -105,8 +105,8 @@ def _parse_shards(text: str, shards: int) -> list[int]:
     return numbers
 
 
-def _raise_if_halted(settings: Settings, pipeline: Pipeline, urls: Servers, name: str) -> None:
-    """A drain that leaves halted shards behind is not a success."""
+def raise_if_halted(settings: Settings, pipeline: Pipeline, urls: Servers, name: str) -> None:
+    """Raises ``Halted``: a drain that leaves halted shards behind is not a success."""
     with (
         connect_postgres(
             urls.database_url, application=f"consumer {name}", prepare=settings.prepare

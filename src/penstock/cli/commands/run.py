@@ -23,7 +23,7 @@ from penstock.settings import Settings
 from penstock.streaming import RoundResult
 
 
-@command("engine", "master", "conf", "epoch_seconds", "idle", "resend_chance")
+@command("engine", "master", "conf", "epoch_seconds", "idle", "resend_chance", "concurrency")
 def run(
     settings: Settings,
     consumer: Annotated[
@@ -77,6 +77,7 @@ def _run_inline(settings: Settings, pipeline: Pipeline, urls: Servers, work: _Wo
             idle_s=settings.idle,
             prepare=settings.prepare,
             resend_chance=settings.resend_chance,
+            concurrency=settings.concurrency,
             report=lambda _who, did: work.progress.add(
                 did.added if isinstance(did, RoundResult) else did.applied
             ),

@@ -6,6 +6,7 @@ neither a handler that hangs nor a Redis that does not answer stops the others.
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from time import monotonic
 from typing import Any, Unpack
 
@@ -85,9 +86,12 @@ class QueueWorker(Worker[Job[Any]]):
             raise DeclarationError(
                 f"consumer {consumer.name} reads no queue; make_worker(…) makes the right worker"
             )
+        if (concurrency := options.get("concurrency")) is not None:
+            consumer = replace(consumer, concurrency=concurrency)
         super().__init__(pipeline, consumer, database, redis_url, **options)
         self._spec = consumer
         channel = consumer.channel
+        assert isinstance(channel, Queue)
         self._shape = QueueShape(
             channel.name,
             streams=channel.streams,

@@ -1,0 +1,154 @@
+"""Workers as processes of their own, which are killed, suspended and stopped: one effect per job."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from fixtures.jobs import Bench
+from penstock.testing import eventually
+
+pytestmark = pytest.mark.slow
+
+APPLICATION = """
+import os, signal, time
+from sqlalchemy import text
+from fixtures.jobs import ADD_EFFECT, JOBS
+from penstock import Pipeline
+from penstock.crashpoints import install_crashpoint
+
+pipeline = Pipeline([JOBS])
+crash_at = os.environ.get("CRASH_AT")
+if crash_at:
+    install_crashpoint(lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == crash_at else None)
+
+def pause(job, when):
+    if job.data and job.data.get("when") == when and job.attempts == 1:
+        open(f"begun-{job.id}", "w").close()
+        while not os.path.exists(f"go-{job.id}"):
+            time.sleep(0.01)
+
+@pipeline.worker(reads=JOBS, lease_s=1.0, concurrency=2, idle_timeout_s=2.0, attempts=50)
+def receipts(session, job):
+    pause(job, "before")
+    session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
+    pause(job, "after")
+"""
+
+Process = subprocess.Popen[bytes]
+Work = Callable[..., Process]
+
+
+@pytest.fixture
+def work(tmp_path: Path, database_url: str, redis_url: str) -> Iterator[Work]:
+    """Starts ``penstock work receipts`` as a process."""
+    (tmp_path / "shop.py").write_text(APPLICATION)
+    started: list[Process] = []
+    path = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    base = os.environ | {
+        "PENSTOCK_DATABASE_URL": database_url,
+        "PENSTOCK_REDIS_URL": redis_url,
+        "PENSTOCK_APP": "shop:pipeline",
+        "PYTHONPATH": os.pathsep.join(path),
+    }
+
+    def start(*words: str, **environment: str) -> Process:
+        with (tmp_path / "log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "penstock", "work", "receipts", *words],
+                cwd=tmp_path,
+                env={**base, **environment},
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("point", ["jobs.after_apply", "jobs.before_commit", "jobs.after_commit"])
+def test_a_worker_killed_around_its_commit_leaves_one_effect(
+    work: Work, bench: Bench, point: str
+) -> None:
+    [record] = bench.stage()
+    crashed = work(CRASH_AT=point)
+    assert crashed.wait(30) == -signal.SIGKILL
+    assert bench.effects == ([record] if point == "jobs.after_commit" else [])
+    assert bench.queue.stats().leased == 1
+    assert work("--drain").wait(30) == 0
+    assert bench.effects == [record]
+    assert bench.unfinished == bench.letters == []
+    assert len(bench.queue) == 0
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_suspended_worker_whose_lease_has_ended_has_no_effect_when_it_goes_on(
+    work: Work, bench: Bench, tmp_path: Path, when: str
+) -> None:
+    """``before`` and ``after`` the handler's first statement, which holds the row's lock."""
+    [record] = bench.stage(data={"when": when})
+    suspended = work()
+    eventually((tmp_path / f"begun-{record}").exists, "the handler has begun", timeout_s=30)
+    suspended.send_signal(signal.SIGSTOP)
+    assert work("--drain").wait(60) == 0
+    assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 2)]
+
+    (tmp_path / f"go-{record}").touch()
+    suspended.send_signal(signal.SIGCONT)
+    [other] = bench.stage()
+    eventually(lambda: bench.effects == [record, other], "it works on", timeout_s=30)
+    assert bench.rows("SELECT job, attempt FROM public.effects ORDER BY job") == [
+        (record, 2),
+        (other, 1),
+    ]
+    assert bench.unfinished == bench.letters == []
+
+
+def test_a_signal_gives_back_at_once_what_was_not_begun(
+    work: Work, bench: Bench, tmp_path: Path
+) -> None:
+    ids = bench.stage(6, data={"when": "before"})
+    process = work()
+    begun = lambda: list(tmp_path.glob("begun-*"))  # noqa: E731
+    eventually(lambda: len(begun()) == 2, "two handlers have begun", timeout_s=30)
+    process.send_signal(signal.SIGTERM)
+    eventually(lambda: bench.queue.stats().waiting == 4, "the others are back", timeout_s=2)
+    for record in ids:
+        (tmp_path / f"go-{record}").touch()
+    began = monotonic()
+    assert process.wait(10) == 0
+    assert monotonic() - began < 5
+    assert len(bench.effects) == 2
+    assert bench.queue.stats().leased == 0
+
+
+@pytest.mark.timeout(180)
+def test_workers_killed_at_random_lose_and_double_nothing(work: Work, bench: Bench) -> None:
+    dice = random.Random(5)
+    ids = [record for tenant in "abcde" for record in bench.stage(400, tenant=tenant)]
+    for _ in range(5):
+        process = work()
+        before = len(bench.effects)
+        eventually(lambda before=before: len(bench.effects) > before, "work is done", timeout_s=30)
+        process.poll()
+        wait = monotonic() + dice.random() * 0.3
+        eventually(lambda wait=wait: monotonic() > wait, "a moment has passed")
+        process.kill()
+        process.wait()
+        if len(bench.effects) == len(ids):
+            break
+    assert work("--drain").wait(90) == 0
+    assert bench.effects == ids
+    assert bench.unfinished == bench.letters == []
+    assert len(bench.queue) == 0
