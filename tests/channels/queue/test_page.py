@@ -30,7 +30,7 @@ def test_the_hands_are_those_of_the_page(row: tuple[str, str, str, str]) -> None
 
 
 def number(text: str) -> float:
-    mantissa, _, power = text.partition(" × 10")
+    mantissa, _, power = text.partition(" × 10")  # noqa: RUF001  as the page writes it
     if text.endswith("%"):
         return float(text.removesuffix(" %")) / 100
     return float(mantissa) * 10.0 ** int(power.translate(SUPERSCRIPTS))
