@@ -10,11 +10,12 @@
 -- no stream can be written.  Cost: O(messages × (hand + log messages)).
 
 local WIDTH = 11
-if is_lost() then
+if is_lost(true) then
   return {"lost"}
 elseif #KEYS - streams + 1 < queue.streams then
   return {"streams", queue.streams}
 end
+begin_writing(true)
 queue.streams = math.max(queue.streams, wanted)
 
 local function moment(text)
