@@ -216,7 +216,7 @@ def test_an_older_copy_of_redis_is_brought_up(
 ) -> None:
     put(*range(50))
     streamer.drain()
-    copy = {key: redis_client.dump(key) for key in redis_client.keys()}
+    copy: Any = {key: redis_client.dump(key) for key in redis_client.scan_iter()}
     put(*range(50, 120))
     streamer.drain()
     assert worker.work() == list(range(120))
@@ -332,10 +332,9 @@ def test_a_batch_takes_few_round_trips(
     sessions: sessionmaker[Session], jobs: Queue, streamer: Streamer, redis_client: redis.Redis
 ) -> None:
     streamer.drain()
+    made: Any = [{"tenant": n % 7, "data": n, "key": n, **JOB} for n in range(1000)]
     with sessions.begin() as session:
-        stage_many(
-            session, jobs, [{"tenant": n % 7, "data": n, "key": n, **JOB} for n in range(1000)]
-        )
+        stage_many(session, jobs, made)
     before = calls(redis_client)
     assert streamer.drain() == 1000
 
