@@ -6,12 +6,7 @@
 --
 -- What a message and a result are: see queue/_write.  Cost: O(messages × (hand + log messages)).
 
-<<<<<<< HEAD
-if is_lost() then
-=======
-local WIDTH = 11
 if is_lost(true) then
->>>>>>> queue
   return {"lost"}
 elseif #KEYS - streams + 1 < queue.streams then
   return {"streams", queue.streams}
