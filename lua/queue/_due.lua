@@ -23,7 +23,11 @@ end
 local function move_due()
   for _, id in ipairs(due(delayed)) do
     local record = read_record(id)
-    if not record or not unpark(id, record) then
+    local is_back = record and unpark(id, record)
+    if is_back == false then
+      -- Its body stays where it is.
+      redis.call("ZADD", delayed, string.format("%.0f", now + 1000), id)
+    elseif not is_back then
       if record then lose(id, record) end
       redis.call("ZREM", delayed, id)
     end

@@ -17,13 +17,27 @@ local function park(id, record, state, at, reason, payload, headers)
   end
 end
 
--- Brings a parked message back into its tenant's line.
+-- A message that moves while the queue is being rebuilt is counted here, if it has not been yet; it may not be met any more.
+local function count_moved(account, id, record)
+  if record.generation ~= queue.generation then
+    record.generation = queue.generation
+    account.bytes = account.bytes + record.bytes
+    save_record(id, record)
+    redis.call("ZADD", ages, string.format("%.0f", record.since), id)
+  end
+end
+
+-- Brings a parked message back into its tenant's line.  Returns false if no stream can be written now, nil if the body is gone.
 local function unpark(id, record)
   local body = redis.call("HGET", parked, id)
-  local values = body and cmsgpack.unpack(body)
-  if not values or not enqueue(id, record, values[1], values[2]) then
+  if not body then
+    return nil
+  end
+  local values = cmsgpack.unpack(body)
+  if not enqueue(id, record, values[1], values[2]) then
     return false
   end
+  count_moved(tenant_account(record.tenant), id, record)
   redis.call("ZREM", delayed, id)
   redis.call("ZREM", dead, id)
   redis.call("HDEL", parked, id)

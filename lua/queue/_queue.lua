@@ -9,7 +9,7 @@ local function number(text)
 end
 
 local found = redis.call("HMGET", meta, "format", "streams", "clock", "server", "floor", "cost", "sequence", "generation",
-  "listed")
+  "listed", "closed", "keys")
 local format = found[1]
 local queue = {
   streams = number(found[2]), floor = number(found[5]), cost = number(found[6]),
@@ -39,18 +39,43 @@ local function call_or_nil(...)
   error(reply.err, 0)
 end
 
+-- How many there are of the keys that nothing else tells of.
+local function count_keys()
+  return redis.call("EXISTS", lanes, drained, deadlines, uniques, windows)
+end
+
+-- Whether a script before this one was interrupted by a command that Redis refused, or a key has disappeared since then: the next
+-- sweep asks for a rebuild.
+local is_suspect = false
+
+-- The first write of a script that changes the queue: from here to `save_queue` its parts do not agree.  When memory is full, Redis
+-- refuses a script's first write if that could need memory, and lets a script that has written go on: taking and finishing must
+-- work then, and writing must not.
+local function begin_writing(needs_memory)
+  is_suspect = format and (found[10] ~= "1" or number(found[11]) ~= count_keys())
+  if needs_memory then
+    redis.call("HSET", meta, "closed", 0)
+  else
+    redis.call("HDEL", meta, "closed")
+  end
+end
+
 -- Writes the queue's state at the end of a script that changes it.
 local function save_queue()
   redis.call("HSET", meta, "format", FORMAT, "streams", queue.streams, "clock", string.format("%.1f", clock),
     "server", string.format("%.0f", server), "floor", string.format("%.6f", queue.floor),
     "cost", string.format("%.6f", queue.cost), "sequence", string.format("%.0f", queue.sequence),
-    "generation", queue.generation, "listed", queue.listed)
+    "generation", queue.generation, "listed", queue.listed, "closed", is_suspect and 0 or 1, "keys", count_keys())
 end
 
--- Whether the queue has contents although its state is gone: it has to be rebuilt first.
-local function is_lost()
+-- Whether the queue has contents although its state is gone: it has to be rebuilt first.  Before a script makes a new queue, the
+-- rebuild looks at all streams that there could be, not only at those that the caller knows.
+local MOST_STREAMS = 256
+local function is_lost(makes_new)
   if format then
     return false
+  elseif makes_new and #KEYS - streams + 1 < MOST_STREAMS then
+    return true
   end
   for i = streams, #KEYS do
     if redis.call("EXISTS", KEYS[i]) == 1 then
@@ -58,10 +83,4 @@ local function is_lost()
     end
   end
   return redis.call("EXISTS", messages, parked) > 0
-end
-
--- A write that changes nothing.  When memory is full, Redis refuses a script's first write if it could need memory, and lets a
--- script that has written go on: taking and finishing must work then.
-local function begin_writing()
-  redis.call("ZREMRANGEBYRANK", waiting, 1, 0)
 end

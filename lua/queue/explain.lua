@@ -47,7 +47,8 @@ local due = redis.call("ZSCORE", delayed, id)
 if due then
   tell("due", tonumber(due) - now)
 end
+local body = record.state == "x" and redis.call("HGET", parked, id)
 if record.state == "x" then
-  tell("reason", cmsgpack.unpack(redis.call("HGET", parked, id))[3])
+  tell("reason", body and cmsgpack.unpack(body)[3] or "its body was deleted from Redis")
 end
 return reply

@@ -6,7 +6,8 @@
 --
 -- A lease is 2 arguments: id, token.  Stale: as in settle.lua.  Cost: O(leases × log messages).
 
-begin_writing()
+-- A write that changes nothing: see begin_writing.
+redis.call("ZREMRANGEBYRANK", leases, 1, 0)
 local reply = {"extended"}
 for from = items, #ARGV, 2 do
   local id, token = ARGV[from], ARGV[from + 1]

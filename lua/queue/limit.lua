@@ -11,6 +11,7 @@
 if is_lost() then
   return {"lost"}
 end
+begin_writing()
 if text == "" then
   redis.call("HDEL", limits, tenant)
 else

@@ -69,9 +69,11 @@ local function begin()
       queue.streams = math.max(queue.streams, i - streams + 1)
     end
   end
+  queue.streams = math.max(queue.streams, 1)
   queue.generation = math.max(now, queue.generation + 1)
   queue.sequence = math.max(now, queue.sequence)
   queue.listed = 0
+  is_suspect = false
   redis.call("DEL", accounts, ready, over, blocked, drained, lanes, ages)
   return "1 0"
 end
@@ -79,6 +81,7 @@ end
 if not at and start == 0 then
   return {"rebuilt"}
 end
+begin_writing()
 at = at or begin()
 local phase, cursor = string.match(at, "^(%d+) (.*)$")
 phase = tonumber(phase)

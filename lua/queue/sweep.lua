@@ -26,9 +26,12 @@ for _, id in ipairs(late) do
       bury(id, record, "its deadline has passed", payload, headers)
     end
   elseif record and record.state == "d" then
-    local values = cmsgpack.unpack(redis.call("HGET", parked, id))
-    redis.call("ZREM", delayed, id)
-    bury(id, record, "its deadline has passed", values[1], values[2])
+    local body = redis.call("HGET", parked, id)
+    if body then
+      local values = cmsgpack.unpack(body)
+      redis.call("ZREM", delayed, id)
+      bury(id, record, "its deadline has passed", values[1], values[2])
+    end
   end
   redis.call("ZREM", deadlines, id)
   expired = expired + 1
@@ -58,7 +61,9 @@ for stream = 0, queue.streams - 1 do
 end
 if wanted >= 1 and wanted < queue.streams and surplus == 0 then
   for stream = wanted, queue.streams - 1 do
-    redis.call("DEL", KEYS[streams + stream])
+    if redis.call("TYPE", KEYS[streams + stream]).ok == "stream" then
+      redis.call("DEL", KEYS[streams + stream])
+    end
   end
   queue.streams = wanted
 end
@@ -73,7 +78,7 @@ local function count(...)
   return sum
 end
 
-local is_whole = redis.call("HEXISTS", meta, "rebuilding") == 0
+local is_whole = not is_suspect and redis.call("HEXISTS", meta, "rebuilding") == 0
   and entries == count(waiting, leases)
   and redis.call("HLEN", parked) == count(delayed, dead)
   and redis.call("HLEN", messages) == count(waiting, leases, delayed, dead, finished)

@@ -10,7 +10,7 @@
 -- First, whatever is due moves on: delayed messages, leases that have expired, tenants that may go again; 100 of each at most.
 -- Cost: O((count + 300) × log messages).
 
-if is_lost() then
+if is_lost(true) then
   return {"lost"}
 elseif #KEYS - streams + 1 < queue.streams then
   return {"streams", queue.streams}
@@ -49,6 +49,7 @@ local function hand_over(account, id, record)
     return place(account)
   end
   count_dwell(account, record)
+  count_moved(account, id, record)
   record.state, record.attempts, record.token, record.taken, record.at = "l", record.attempts + 1, request, now, now
   record.charge = begin_work(account)
   save_record(id, record)

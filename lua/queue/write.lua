@@ -6,11 +6,12 @@
 --
 -- What a message and a result are: see queue/_write.  Cost: O(messages × (hand + log messages)).
 
-if is_lost() then
+if is_lost(true) then
   return {"lost"}
 elseif #KEYS - streams + 1 < queue.streams then
   return {"streams", queue.streams}
 end
+begin_writing(true)
 queue.streams = math.max(queue.streams, wanted)
 
 return write_messages(items, {"written"})

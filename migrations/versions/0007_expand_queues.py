@@ -22,7 +22,7 @@ ALTER TABLE {schema}.channels
 WAITING_RECORDS = """
 -- Records of queues that Redis is given later than the others, or a second time.
 --   tenant    set for a record that Redis has refused, because this tenant has no room
---   due       from when on it is given to Redis; of no meaning if there is a tenant
+--   due       from when on Redis is given it: up to an hour before it may be handed over
 --   is_given  Redis has it, as far as is known: the row stays until the record is finished, so that it can be given again
 CREATE TABLE {schema}.waiting_records (
     record_id bigint      PRIMARY KEY,

@@ -6,11 +6,12 @@
 --
 -- An invalid position is deleted, so that the publisher starts over.  Cost: O(ids).
 
-if is_lost() then
-  return {"lost"}
-end
+-- Before a rebuild, which makes the queue's state again: it cannot tell what the position stood for.
 if is_invalid then
   redis.call("DEL", position)
+end
+if is_lost() then
+  return {"lost"}
 end
 local reply = {"missing", written_up_to}
 for i = ids, #ARGV do

@@ -18,13 +18,15 @@ end
 local epoch_held = number(text)
 if epoch_held > epoch then
   return {"fenced", epoch_held}
-elseif is_lost() then
+end
+-- Before a rebuild, which makes the queue's state again: it cannot tell what the position stood for.
+if is_invalid then
+  redis.call("DEL", position)
+end
+if is_lost(true) then
   return {"lost"}
 elseif #KEYS - streams + 1 < queue.streams then
   return {"streams", queue.streams}
-end
-if is_invalid then
-  redis.call("DEL", position)
 end
 if last > 0 and written_up_to == last then
   local has_time = at ~= "0" and newest[2][14] ~= "0"
@@ -42,6 +44,7 @@ end
 if last > 0 and written_up_to >= last then
   return {"appended", written_up_to, 0, 0}
 end
+begin_writing(true)
 queue.streams = math.max(queue.streams, wanted)
 local reply = write_messages(items, {"appended", last, 0, newest and not is_invalid and 0 or 1})
 for i = 5, #reply do

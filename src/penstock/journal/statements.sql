@@ -115,5 +115,6 @@ CROSS JOIN {schema}.staged_records r
 LEFT JOIN {schema}.isolated_records isolated ON isolated.record_id = r.id AND isolated.xid = r.xid
 WHERE (pg_visible_in_snapshot(r.xid, last.snapshot) OR isolated.record_id IS NOT NULL)
   AND NOT EXISTS (SELECT FROM journaled WHERE journaled.id = r.id)
+  AND NOT EXISTS (SELECT FROM {schema}.waiting_records w WHERE w.record_id = r.id)
 GROUP BY r.channel, r.shard, is_isolated
 ORDER BY r.channel, r.shard, is_isolated;

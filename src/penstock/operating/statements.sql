@@ -218,6 +218,7 @@ WITH named AS MATERIALIZED (
 SELECT channel, shard, count(*)
 FROM {schema}.staged_records r
 WHERE NOT EXISTS (SELECT FROM named WHERE named.id = r.id)
+  AND NOT EXISTS (SELECT FROM {schema}.waiting_records w WHERE w.record_id = r.id)
   AND created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'
   AND id BETWEEN 0 AND 9007199254740991 AND octet_length(channel) <= 63
 GROUP BY channel, shard
@@ -233,6 +234,7 @@ numbered AS (
     SELECT id, channel, shard, row_number() OVER (PARTITION BY channel, shard ORDER BY id) AS place
     FROM {schema}.staged_records r
     WHERE NOT EXISTS (SELECT FROM named WHERE named.id = r.id)
+      AND NOT EXISTS (SELECT FROM {schema}.waiting_records w WHERE w.record_id = r.id)
       AND created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'
       AND id BETWEEN 0 AND 9007199254740991 AND octet_length(channel) <= 63
 ),
@@ -248,8 +250,8 @@ LEFT JOIN tails USING (channel, shard)
 GROUP BY channel, shard, tail, (place - 1) / %(chunk)s;
 
 -- :name cut_at_damage
--- Journal rows from the first hole on, or from the first row that names a record that is gone: as far as no log and no
--- checkpoint is that far.  Their records are sequenced again.
+-- Journal rows from the first hole on, or from the first row that names a record that is gone (in a queue, such a one is
+-- done): as far as no log and no checkpoint is that far.  Their records are sequenced again.
 WITH reached AS (
     SELECT channel, shard, greatest(tail, (
                SELECT max(c."offset")
@@ -268,7 +270,7 @@ damaged AS (
     FROM entries
     JOIN reached USING (channel, shard)
     WHERE first_offset > reached."offset"
-      AND (first_offset <> before + 1 OR EXISTS (
+      AND (first_offset <> before + 1 OR channel NOT IN (SELECT channel FROM {schema}.channels WHERE kind = 'queue') AND EXISTS (
               SELECT
               FROM unnest(record_ids) AS n (id)
               WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = n.id)
@@ -280,9 +282,13 @@ USING damaged
 WHERE j.channel = damaged.channel AND j.shard = damaged.shard AND j.first_offset >= damaged.first_offset;
 
 -- :name count_missing
--- Records that the journal names and that do not exist.
+-- Records that the journal names and that do not exist; in a queue, such a one is done.
 SELECT count(*)
-FROM (SELECT unnest(record_ids) AS id FROM {schema}.journal) named
+FROM (
+    SELECT unnest(record_ids) AS id
+    FROM {schema}.journal
+    WHERE channel NOT IN (SELECT channel FROM {schema}.channels WHERE kind = 'queue')
+) named
 WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = named.id);
 
 -- :name store_snapshot

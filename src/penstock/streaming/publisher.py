@@ -7,7 +7,8 @@ came back empty or older therefore all end in the same log.
 A large backlog is pipelined: Redis appends one batch while the next is prepared, and Postgres reads the one after it.  A
 small backlog goes in one call, so that consumers find all of it at once.
 
-Records for an Ick are coalesced: a batch marks each member once, with the time of the first of its records.
+Records for an Ick are coalesced: a batch marks each member once, with the time of the first of its records.  For those of
+queues see ``queues``.
 
 A shard that cannot be published, as ``channels.isolation`` lists, is left out and checked again every few seconds; the others
 go on.  If a call fails although both servers are well, each shard is published alone, in ever smaller parts, until the
@@ -16,7 +17,7 @@ record at fault is found.  A changed lineage or a newer epoch stops the publishe
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from time import monotonic
@@ -53,6 +54,8 @@ from penstock.journal import check_tails, registered_tails
 from penstock.journal.lineage import log_epochs
 from penstock.records import BEGINNING, Epoch, Offset, Scope, ShardName
 from penstock.streaming.faults import check_missed
+from penstock.streaming.published import NOTHING, Published, refusal
+from penstock.streaming.queues import Queues
 from penstock.streaming.shard_sender import ShardSender
 from penstock.streaming.unpublished import (
     BATCH_RECORDS,
@@ -67,24 +70,6 @@ from penstock.streaming.unusable import UnusableShards
 ROUND_S = 0.25
 """Time budget of one publish round, in seconds.  Short enough that the streamer still ticks, retains and notices a stop
 several times a second; Redis is idle between two rounds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """Result of one round of the publisher.
-
-    Attributes:
-        added: Records that were new to the log.
-        known: Records that the log already had: sent again, or sent before by another publisher.
-        healed: Shards whose log had less than expected, and are being replayed.
-    """
-
-    added: int = 0
-    known: int = 0
-    healed: tuple[ShardName, ...] = ()
-
-
-_NOTHING = Published()
 
 
 class Publisher:
@@ -110,10 +95,11 @@ class Publisher:
         self._epoch = epoch
         self._target: dict[ShardName, Offset] = {}
         self._known: frozenset[ShardName] = frozenset()
-        self._icks: frozenset[str] = frozenset()
+        self._kinds: dict[str, str] = {}
         self._foreign: dict[ShardName, HistoryDiverged] = {}
         self._refused: set[ShardName] = set()
-        self._sender = ShardSender(connection, client, scope, epoch)
+        self._queues = Queues(connection, client, scope, epoch)
+        self._sender = ShardSender(connection, client, scope, epoch, self._queues)
         self.tails: dict[ShardName, Offset] = {}
         self.unusable = UnusableShards() if unusable is None else unusable
 
@@ -148,7 +134,8 @@ class Publisher:
         """
         channels = registered_channels(self._connection, self._scope)
         self._known = frozenset(s for channel in channels.values() for s in channel.shard_names)
-        self._icks = frozenset(name for name, channel in channels.items() if channel.kind == "ick")
+        self._kinds = {name: channel.kind for name, channel in channels.items()}
+        self._queues.update(channels)
         self._target = registered_tails(self._connection, self._scope)
         for shard in self.unusable.due():
             self._check_unusable(shard)
@@ -179,7 +166,9 @@ class Publisher:
         with isolated(shard, self.unusable.add):
             check_tails(self._connection, self._client, self._scope, [shard])
             log_epochs(self._client, self._scope, [shard])
-            if shard.channel in self._icks:
+            if shard.channel in self._queues:
+                self._queues.check(shard)
+            elif self._kinds.get(shard.channel) == "ick":
                 update_progress(self._client, self._scope.namespace, [shard])
             if isinstance(was, DamagedJournal):
                 check_missed(self._connection, self._scope, shard)
@@ -227,14 +216,14 @@ class Publisher:
         return done
 
     def _publish_alone(
-        self, shard: ShardName, done: Published = _NOTHING, *, narrow: bool = True
+        self, shard: ShardName, done: Published = NOTHING, *, narrow: bool = True
     ) -> Published:
         """Publishes the next batch of a shard; raises as ``ShardSender.send``, and ``HistoryDiverged``."""
         replies = self._sender.send(
             shard,
             self.tails.get(shard, BEGINNING),
             self._target.get(shard, BEGINNING),
-            is_ick=shard.channel in self._icks,
+            kind=self._kinds.get(shard.channel, "log"),
             narrow=narrow,
         )
         for sent, reply in replies:
@@ -266,6 +255,7 @@ class Publisher:
         for replies in (
             self._append(tails, prefetched, may_begin=may_begin),
             self._mark(tails, prefetched, may_begin=may_begin),
+            self._write(tails, prefetched, may_begin=may_begin),
         ):
             with closing(replies):
                 for batch, reply in replies:
@@ -294,7 +284,7 @@ class Publisher:
         self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
     ) -> Generator[tuple[Batch, Reply], None, None]:
         """Appends to logs.  Several batches may be under way: one that follows a refused one is refused too."""
-        target = self._targets(icks=False)
+        target = self._targets("log")
         with closing(self._batches(target, tails, prefetched, may_begin=may_begin)) as batches:
             if count_missing(target, tails) <= BATCH_RECORDS:
                 for group in group_batches(batches):
@@ -310,11 +300,29 @@ class Publisher:
         self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
     ) -> Generator[tuple[MarkBatch, Reply], None, None]:
         """Marks in Icks, one call after the other."""
-        target = self._targets(icks=True)
+        target = self._targets("ick")
         with closing(self._batches(target, tails, prefetched, may_begin=may_begin)) as batches:
             for marks in map(coalesce_batch, batches):
                 [reply] = mark_shards(self._client, self._scope.namespace, [marks])
                 yield marks, reply
+
+    def _write(
+        self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
+    ) -> Generator[tuple[Batch, Reply], None, None]:
+        """Writes to queues, a batch of each: it notes in Postgres what Redis refuses, so all are read first."""
+        target = self._targets("queue")
+        with closing(
+            self._batches(target, tails, prefetched, may_begin=may_begin, for_s=0.0)
+        ) as batches:
+            read = [*batches]
+        for batch in read:
+            with isolated(batch.shard, self.unusable.add):
+                yield batch, self._queues.send(batch)
+
+    def care_for_queues(self) -> int:
+        """Gives Redis what waits or what it lacks, for a while; returns how many records.  Raises as ``publish``."""
+        tails = {s: self.tails.get(s, BEGINNING) for s in self._targets("queue")}
+        return self._queues.care(tails, self.unusable.add)
 
     def _batches(
         self,
@@ -323,6 +331,7 @@ class Publisher:
         prefetched: Sequence[Batch],
         *,
         may_begin: bool,
+        for_s: float = ROUND_S,
     ) -> Generator[Batch, None, None]:
         """Those prefetched batches that continue a log, then those read from the journal."""
         following = [
@@ -339,7 +348,8 @@ class Publisher:
             target,
             tails,
             epoch=self._epoch,
-            until=monotonic() + ROUND_S,
+            until=monotonic() + for_s,
+            queues=self._queues,
             on_unusable=self.unusable.add,
         )
         with closing(reading):
@@ -352,12 +362,12 @@ class Publisher:
         """Whether nothing of the shard has failed."""
         return not (shard in self.unusable or shard in self._foreign or shard in self._refused)
 
-    def _targets(self, *, icks: bool) -> dict[ShardName, Offset]:
-        """The target of all usable Icks, or of all usable logs."""
+    def _targets(self, kind: str) -> dict[ShardName, Offset]:
+        """The target of all usable shards of a kind."""
         return {
             shard: tail
             for shard, tail in self._target.items()
-            if (shard.channel in self._icks) == icks and shard not in self.unusable
+            if self._kinds.get(shard.channel, "log") == kind and shard not in self.unusable
         }
 
     def _record_reply(self, done: Published, batch: Batch | MarkBatch, reply: Reply) -> Published:
@@ -384,15 +394,7 @@ class Publisher:
                     "Start it again"
                 )
             case Foreign():
-                self._foreign.setdefault(batch.shard, _refusal(batch, reply))
+                self._foreign.setdefault(batch.shard, refusal(batch, reply))
                 return done
             case _:
                 assert_never(reply)
-
-
-def _refusal(batch: Batch | MarkBatch, reply: Foreign) -> HistoryDiverged:
-    return HistoryDiverged(
-        f"{batch.shard} offset {reply.offset}: the log holds record {reply.id}, the journal has another there. Either "
-        "Postgres has lost commits that were published, or two databases write to one namespace. "
-        "See docs: errors#historydiverged; then: penstock reset epoch"
-    )

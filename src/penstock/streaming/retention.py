@@ -4,7 +4,8 @@ The slowest checkpoint decides, never a length: a consumer that was away finds e
 first, then Redis: surplus entries in Redis are harmless.
 
 Records marked in an Ick stay in Postgres until every member they marked has been processed, so that a Redis that comes
-back empty can be given all marks again that it may have lost.
+back empty can be given all marks again that it may have lost.  Those of a queue stay until they are done: retention removes
+their names from the journal, and none of them.
 """
 
 from collections import deque
@@ -22,7 +23,7 @@ from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.declarations import Channel, Ick
+from penstock.declarations import Channel, Ick, Log, Queue
 from penstock.records import BEGINNING, Offset, Scope, ShardName
 
 RECORDS_PER_TRANSACTION = 5000
@@ -103,7 +104,7 @@ def retain(  # noqa: PLR0913  two servers, and what is known of the channel
         records += done.removed
         if done.journaled >= RECORDS_PER_TRANSACTION:
             left.append(shard)
-        if done.last_offset is not None and not isinstance(channel, Ick):
+        if done.last_offset is not None and isinstance(channel, Log):
             with isolated(shard, on_unusable):
                 evicted += evict(client, scope.namespace, shard, Offset(done.last_offset + 1))
                 crashpoint("retention.after_evict")
@@ -121,10 +122,13 @@ def _remove_passed(
     with postgres_errors(f"retaining {shard}"), connection.transaction():
         connection.execute(sql["prepare_retention"])
         connection.execute(statements("penstock.database", scope.schema)["lock_channel"], where)
-        [(slowest,)] = connection.execute(sql["slowest_checkpoint"], where)
+        slowest = None
+        if not isinstance(channel, Queue):
+            [(slowest,)] = connection.execute(sql["slowest_checkpoint"], where)
         floor = tail if slowest is None else min(slowest, tail)
         limits = {"floor": floor, "keep": channel.keep, "records": RECORDS_PER_TRANSACTION}
-        [row] = connection.execute(sql["remove_passed"], {**where, **limits})
+        remove = sql["trim_queue" if isinstance(channel, Queue) else "remove_passed"]
+        [row] = connection.execute(remove, {**where, **limits})
         crashpoint("retention.before_commit")
     crashpoint("retention.after_commit")
     return _Removed(*row)

@@ -15,6 +15,7 @@ from penstock.database.errors import ErrorKind, classify
 from penstock.errors import AppendRefused, ServerUnavailable, UnpublishableRecord
 from penstock.journal.reading import records_at
 from penstock.records import Epoch, Offset, Scope, ShardName
+from penstock.streaming.queues import Queues
 from penstock.streaming.unpublished import BATCH_RECORDS, coalesce_batch, unpublished
 
 SMALLER = 8
@@ -27,13 +28,19 @@ class ShardSender:
     """Sends to one shard, on the publisher's connections."""
 
     def __init__(
-        self, connection: Connection, client: RedisClient, scope: Scope, epoch: Epoch
+        self,
+        connection: Connection,
+        client: RedisClient,
+        scope: Scope,
+        epoch: Epoch,
+        queues: Queues,
     ) -> None:
         self._connection, self._client = connection, client
         self._scope, self._epoch = scope, epoch
+        self._queues = queues
 
     def send(
-        self, shard: ShardName, after: Offset, target: Offset, *, is_ick: bool, narrow: bool
+        self, shard: ShardName, after: Offset, target: Offset, *, kind: str, narrow: bool
     ) -> Iterator[Sent]:
         """Sends up to a batch; with ``narrow``, in smaller and smaller parts if it fails.
 
@@ -46,7 +53,7 @@ class ShardSender:
         most = end - after
         while after < end:
             try:
-                sent, reply = self._send_part(shard, after, target, most, is_ick=is_ick)
+                sent, reply = self._send_part(shard, after, target, most, kind)
             except (ServerUnavailable, UnpublishableRecord, psycopg.Error) as error:
                 if not narrow or not self.is_about_a_record(error):
                     raise
@@ -76,7 +83,7 @@ class ShardSender:
             return False
 
     def _send_part(
-        self, shard: ShardName, after: Offset, target: Offset, most: int, *, is_ick: bool
+        self, shard: ShardName, after: Offset, target: Offset, most: int, kind: str
     ) -> Sent:
         reading = unpublished(
             self._connection,
@@ -86,15 +93,19 @@ class ShardSender:
             epoch=self._epoch,
             until=monotonic(),
             most=most,
+            queues=self._queues,
         )
         with closing(reading):
             batch = next(reading)
         sent: Batch | MarkBatch = batch
-        if is_ick:
-            sent = coalesce_batch(batch)
-            [reply] = mark_shards(self._client, self._scope.namespace, [sent])
-        else:
-            [(_, reply)] = append_together(self._client, self._scope.namespace, [batch])
+        match kind:
+            case "ick":
+                sent = coalesce_batch(batch)
+                [reply] = mark_shards(self._client, self._scope.namespace, [sent])
+            case "queue":
+                reply = self._queues.send(batch)
+            case _:
+                [(_, reply)] = append_together(self._client, self._scope.namespace, [batch])
         if isinstance(reply, Unusable):
             raise reply.error
         return sent, reply

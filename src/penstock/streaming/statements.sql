@@ -408,4 +408,187 @@ WHERE r.channel = %(channel)s AND r.shard = %(shard)s
           SELECT unnest(record_ids)
           FROM {schema}.journal
           WHERE channel = %(channel)s AND shard = %(shard)s
-      );
+      )
+  AND NOT EXISTS (SELECT FROM {schema}.waiting_records w WHERE w.record_id = r.id);
+
+-- :name put_in_waiting
+-- Records that wait until they are due.  Those that Redis was given already stay so: this is a replay.
+INSERT INTO {schema}.waiting_records (record_id, channel, shard, due)
+SELECT w.id, %(channel)s, %(shard)s, 'epoch'::timestamptz + w.due_ms * interval '1 millisecond' - %(near)s::interval
+FROM unnest(%(ids)s::bigint[], %(dues)s::bigint[]) AS w (id, due_ms)
+ON CONFLICT (record_id) DO NOTHING;
+
+-- :name put_refused
+-- Records that Redis has refused, and from when on it is asked again.
+INSERT INTO {schema}.waiting_records AS known (record_id, channel, shard, tenant, due)
+SELECT w.id, %(channel)s, %(shard)s, w.tenant, clock_timestamp() + %(pause)s::interval
+FROM unnest(%(ids)s::bigint[], %(tenants)s::text[]) AS w (id, tenant)
+ON CONFLICT (record_id) DO UPDATE
+SET tenant = excluded.tenant, due = excluded.due, is_given = false;
+
+-- :name put_missing
+-- Records that Redis should have, and does not: it is given them at once.
+INSERT INTO {schema}.waiting_records AS known (record_id, channel, shard)
+SELECT w.id, %(channel)s, %(shard)s
+FROM unnest(%(ids)s::bigint[]) AS w (id)
+ON CONFLICT (record_id) DO UPDATE
+SET is_given = false
+WHERE known.is_given;
+
+-- :name due_records
+-- Waiting records that Redis is to be given, the first due first.  One that is done has only its id.
+SELECT w.record_id, r.id, r.key, r.action, r.object,
+       r.data::text,
+       coalesce(r.headers::text, ''),
+       (extract(epoch FROM r.created_at) * 1000000)::bigint
+FROM (
+    SELECT record_id, due
+    FROM {schema}.waiting_records
+    WHERE channel = %(channel)s AND shard = %(shard)s AND NOT is_given AND tenant IS NULL
+      AND due <= clock_timestamp()
+    ORDER BY due
+    LIMIT %(records)s
+) w
+LEFT JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = w.record_id OFFSET 0) r ON true
+ORDER BY w.due;
+
+-- :name refused_records
+-- The first waiting records of each tenant that had no room, of at most `tenants` tenants after one of them.
+WITH RECURSIVE tenants AS (
+    (SELECT tenant, 1 AS number
+     FROM {schema}.waiting_records
+     WHERE channel = %(channel)s AND shard = %(shard)s AND NOT is_given AND tenant > %(after)s
+     ORDER BY tenant
+     LIMIT 1)
+    UNION ALL
+    SELECT next.tenant, tenants.number + 1
+    FROM tenants
+    CROSS JOIN LATERAL (
+        SELECT tenant
+        FROM {schema}.waiting_records
+        WHERE channel = %(channel)s AND shard = %(shard)s AND NOT is_given AND tenant > tenants.tenant
+        ORDER BY tenant
+        LIMIT 1
+    ) next
+    WHERE tenants.number < %(tenants)s
+)
+SELECT w.record_id, r.id, tenants.tenant, r.action, r.object,
+       r.data::text,
+       coalesce(r.headers::text, ''),
+       (extract(epoch FROM r.created_at) * 1000000)::bigint
+FROM tenants
+CROSS JOIN LATERAL (
+    SELECT record_id
+    FROM {schema}.waiting_records
+    WHERE channel = %(channel)s AND shard = %(shard)s AND NOT is_given AND tenant = tenants.tenant
+    ORDER BY record_id
+    LIMIT %(records)s
+) w
+LEFT JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = w.record_id OFFSET 0) r ON true
+ORDER BY tenants.tenant, w.record_id;
+
+-- :name note_given
+UPDATE {schema}.waiting_records
+SET is_given = true, tenant = NULL
+WHERE record_id = ANY (%(ids)s::bigint[]);
+
+-- :name note_lost
+-- Redis came back without the queue: everything is to be given again.
+UPDATE {schema}.waiting_records
+SET is_given = false, due = least(due, clock_timestamp())
+WHERE channel = %(channel)s AND shard = %(shard)s AND is_given;
+
+-- :name forget_waiting
+DELETE FROM {schema}.waiting_records
+WHERE record_id = ANY (%(ids)s::bigint[]);
+
+-- :name finish_duplicates
+-- Records whose unique name another has, unless that other one is done: then its time is over, and Redis just does not know.
+DELETE FROM {schema}.staged_records r
+USING unnest(%(ids)s::bigint[], %(holders)s::bigint[]) AS d (id, holder)
+WHERE r.id = d.id AND r.channel = %(channel)s
+  AND (d.holder IS NULL OR EXISTS (SELECT FROM {schema}.staged_records h WHERE h.id = d.holder))
+RETURNING r.id;
+
+-- :name outstanding_journaled
+-- A page of the journal after an offset: its last row, and the records in it that are not done and do not wait.
+WITH entries AS MATERIALIZED (
+    SELECT first_offset, record_ids
+    FROM (
+        SELECT first_offset, record_ids,
+               sum(last_offset - first_offset + 1) OVER (
+                   ORDER BY first_offset
+                   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+               ) AS records_before
+        FROM {schema}.journal
+        WHERE channel = %(channel)s AND shard = %(shard)s
+          AND first_offset > %(after)s AND last_offset <= %(tail)s
+        ORDER BY first_offset
+        LIMIT %(records)s
+    ) page
+    WHERE coalesce(records_before, 0) < %(records)s
+)
+SELECT (SELECT max(first_offset) FROM entries),
+       ARRAY(
+           SELECT n.id
+           FROM entries
+           CROSS JOIN LATERAL unnest(entries.record_ids) AS n (id)
+           CROSS JOIN LATERAL (SELECT FROM {schema}.staged_records WHERE id = n.id OFFSET 0) r
+           WHERE NOT EXISTS (SELECT FROM {schema}.waiting_records w WHERE w.record_id = n.id)
+       );
+
+-- :name given_records
+-- A page of the waiting records that Redis was given: id, and whether it is outstanding still.
+SELECT w.record_id, r.id IS NOT NULL
+FROM (
+    SELECT record_id
+    FROM {schema}.waiting_records
+    WHERE channel = %(channel)s AND shard = %(shard)s AND is_given AND record_id > %(after)s
+    ORDER BY record_id
+    LIMIT %(records)s
+) w
+LEFT JOIN LATERAL (SELECT id FROM {schema}.staged_records WHERE id = w.record_id OFFSET 0) r ON true
+ORDER BY w.record_id;
+
+-- :name trim_queue
+-- As `remove_passed`, of a queue: its records stay until they are done, and those that are not move to the waiting ones, so
+-- that Redis can be given them again.
+WITH newest AS (
+    SELECT first_offset
+    FROM {schema}.journal
+    WHERE channel = %(channel)s AND shard = %(shard)s
+    ORDER BY first_offset DESC
+    LIMIT 1
+),
+passed AS (
+    SELECT first_offset,
+           sum(last_offset - first_offset + 1) OVER (
+               ORDER BY first_offset
+               ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+           ) AS records_before
+    FROM {schema}.journal
+    WHERE channel = %(channel)s AND shard = %(shard)s
+      AND last_offset <= %(floor)s
+      AND created_at < statement_timestamp() - %(keep)s::interval
+      AND first_offset < (SELECT first_offset FROM newest)
+    ORDER BY first_offset
+    LIMIT %(records)s
+),
+entries AS (
+    DELETE FROM {schema}.journal
+    WHERE channel = %(channel)s AND shard = %(shard)s
+      AND first_offset <= (SELECT max(first_offset) FROM passed WHERE coalesce(records_before, 0) < %(records)s)
+      AND created_at < statement_timestamp() - %(keep)s::interval
+    RETURNING first_offset, last_offset, record_ids
+),
+moved AS (
+    INSERT INTO {schema}.waiting_records (record_id, channel, shard, is_given)
+    SELECT n.id, %(channel)s, %(shard)s, true
+    FROM entries
+    CROSS JOIN LATERAL unnest(entries.record_ids) AS n (id)
+    CROSS JOIN LATERAL (SELECT FROM {schema}.staged_records WHERE id = n.id OFFSET 0) r
+    ON CONFLICT (record_id) DO NOTHING
+)
+SELECT (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM entries) AS journaled,
+       0::bigint AS removed,
+       (SELECT max(last_offset) FROM entries) AS last_offset;

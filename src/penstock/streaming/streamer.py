@@ -42,6 +42,9 @@ BUSY_PAUSE_S = 0.0005
 records a second they arrive earlier than one by one, which would keep both servers busy with the rounds themselves."""
 
 REFRESH_EVERY_S = 1.0
+CARE_EVERY_S = 1.0
+"""Interval of feeding and auditing queues, in seconds."""
+
 RETAIN_EVERY_S = 5.0
 RETAIN_S = 0.01
 """Time budget of retention in one round, in seconds: records staged meanwhile wait for it."""
@@ -115,7 +118,7 @@ class Streamer:
         self._unusable = UnusableShards()
         self._faults = FaultLog(pipeline.scope)
         self._nudges = Nudges(self._database_url, pipeline.scope)
-        self._refresh_at = self._retain_at = 0.0
+        self._refresh_at = self._retain_at = self._care_at = 0.0
         self._to_retain: dict[str, tuple[ShardName, ...]] = {}
         self._has_started = False
         self._worked_at: float | None = None
@@ -208,6 +211,9 @@ class Streamer:
         publisher.advance_target(ticked.tails, ticked.firsts)
         published = publisher.publish(ticked.inline_records)
         added, known = published.added, published.known
+        if now >= self._care_at:
+            added += publisher.care_for_queues()
+            self._care_at = now + CARE_EVERY_S
         if self._resend_chance and added and random.random() < self._resend_chance:  # noqa: S311  not for secrets
             known += publisher.resend(added).known
         if published.healed:
@@ -312,7 +318,7 @@ class Streamer:
         """
         published = 0
         self._unusable.check_now()
-        self._refresh_at = 0.0
+        self._refresh_at = self._care_at = 0.0
         while True:
             done = self.round()
             published += done.added

@@ -5,7 +5,7 @@ published.
 """
 
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Container, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from time import monotonic
@@ -48,6 +48,7 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
     epoch: Epoch,
     until: float,
     most: int = BATCH_RECORDS,
+    queues: Container[str] = (),
     on_unusable: OnUnusable | None = None,
 ) -> Generator[Batch, None, None]:
     """Yields the journal's batches after ``tails``, up to ``target``.  Close it unless you exhaust it.
@@ -61,6 +62,7 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
         until: Deadline by the monotonic clock.  Every shard gets at least one batch, however many shards there are;
             otherwise the first ones, if busy, would starve the others.
         most: Most records per batch.
+        queues: Names of the channels whose records are gone once they are done.  Such a one has an id, and None for the rest.
         on_unusable: Called with a shard whose journal is damaged; None raises.
 
     Raises:
@@ -102,6 +104,10 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
             rows = cursor.fetchall()
             found: list[Batch] = []
             with isolated(shard, on_unusable):
+                if shard.channel in queues:
+                    rows = [
+                        row if row[2] is not None else (*row[:2], row[1], *row[3:]) for row in rows
+                    ]
                 found.append(_make_batch(shard, after, rows, epoch, target[shard]))
             lacking.extend((shard, batch.last) for batch in found if batch.last < target[shard])
             request_ahead()

@@ -57,7 +57,7 @@ class QueueBatch:
         first: Offset of the first record.
         last: Offset of the last record; 0 if they are written apart from the order.
         begins: No record before ``first`` exists any more: a position that is lower may continue here.
-        ends: Id of each record at which a part of the batch may end, with the time of its staging, by its offset.
+        places: Id of each record, with the time of its staging; 0 if it is done.
         messages: In the order of their offsets.
     """
 
@@ -66,7 +66,7 @@ class QueueBatch:
     first: Offset
     last: Offset
     begins: bool
-    ends: dict[int, tuple[RecordId, int]]
+    places: Sequence[tuple[RecordId, int]]
     messages: Sequence[QueuedRecord]
 
     @property
@@ -153,7 +153,7 @@ class QueueWriter:
     def _write(
         self, batch: QueueBatch, first: Offset, last: Offset, some: Sequence[QueuedRecord]
     ) -> Steps[list[Any]]:
-        id_, at = batch.ends[last] if last else (0, 0)
+        id_, at = batch.places[last - batch.first] if last else (0, 0)
         begins = int(batch.begins and first == batch.first)
         arguments: list[Argument] = [batch.epoch, first, last, begins, id_, at, self._streams]
         for record in some:

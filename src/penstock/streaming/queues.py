@@ -1,0 +1,238 @@
+"""Publishing to queues: in order from the journal, and apart from the order what waits in Postgres or what Redis lacks.
+
+A record counts as outstanding as long as its staged row is there: whoever has its effect deletes the row in the transaction
+of the effect.  What Redis has is never the truth about it:
+
+    replay    from the position in Redis, as for every kind of channel; done records are passed over
+    feed      of waiting records: due within the hour, refused before because their tenant had no room, or missing
+    audit     page by page, of what Redis should have: what it does not know is fed again
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+from penstock.channels.isolation import OnUnusable, isolated
+from penstock.channels.log import Batch, Behind, FencedOff, Reply, Unusable
+from penstock.channels.queue.publishing import BatchWritten, QueueBatch, QueueWriter, Result
+from penstock.channels.server import RedisClient
+from penstock.crashpoints import crashpoint
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
+from penstock.database.registry import RegisteredChannel
+from penstock.database.statements import statements
+from penstock.errors import Fenced
+from penstock.records import BEGINNING, Epoch, Offset, RecordId, Scope, ShardName
+from penstock.streaming.queued_records import NEAR, Due, apart, make_queue_batch
+
+FEED_RECORDS = 200
+"""Most records that are fed in one step of a shard."""
+
+FEED_TENANTS = 20
+"""Most tenants without room whose records are tried in one step of a shard, ten records each."""
+
+AUDIT_RECORDS = 1000
+"""About so many records of the journal, and at most so many waiting ones, are in one step of the audit of a shard."""
+
+CARE_S = 0.05
+"""Time budget of one round for feeding and auditing, in seconds."""
+
+RETRY_PAUSE = timedelta(seconds=1)
+"""Pause until a record is tried again whose unique name is still taken by one that is done."""
+
+
+class Queues:
+    """The queues that a publisher writes to, on its connections."""
+
+    def __init__(
+        self, connection: Connection, client: RedisClient, scope: Scope, epoch: Epoch
+    ) -> None:
+        self._connection, self._client = connection, client
+        self._scope, self._epoch = scope, epoch
+        self._sql = statements("penstock.streaming", scope.schema)
+        self._channels: dict[str, RegisteredChannel] = {}
+        self._writers: dict[ShardName, QueueWriter] = {}
+        self._tenants: dict[ShardName, str] = {}
+        self._journaled: dict[ShardName, Offset] = {}
+        self._given: dict[ShardName, RecordId] = {}
+        self._turn = 0
+
+    def update(self, channels: Mapping[str, RegisteredChannel]) -> None:
+        """Takes the registered channels: the streams of a queue may have changed."""
+        found = {name: each for name, each in channels.items() if each.kind == "queue"}
+        if found != self._channels:
+            self._channels = found
+            self._writers = {}
+
+    def __contains__(self, channel: object) -> bool:
+        return channel in self._channels
+
+    def _writer(self, shard: ShardName) -> QueueWriter:
+        if shard not in self._writers:
+            channel = self._channels[shard.channel]
+            self._writers[shard] = QueueWriter(
+                self._client, self._scope.namespace, shard, channel.streams or 1, channel.hand or 1
+            )
+        return self._writers[shard]
+
+    def send(self, batch: Batch) -> Reply:
+        """Writes a batch of the journal; what Redis does not get now waits in Postgres.
+
+        Raises:
+            ServerUnavailable: A server does not answer; any of the messages may have been written.
+            AppendRefused: Redis does not take writes.
+            ForeignQueue: A key holds something else.
+            QueueDamaged: No stream of the queue can be written.
+        """
+        made, far = make_queue_batch(batch)
+        self._put_in_waiting(batch.shard, far)
+        crashpoint("queues.after_waiting")
+        written = self._writer(batch.shard).write(made)
+        crashpoint("queues.after_write")
+        self._note(made, written)
+        if written.is_new or (
+            isinstance(written.reply, Behind) and written.reply.tail < batch.first
+        ):
+            self._execute("note_lost", batch.shard)
+        return written.reply
+
+    def check(self, shard: ShardName) -> None:
+        """Checks that the keys of a shard can be used.
+
+        Raises:
+            ServerUnavailable: Redis does not answer.
+            ForeignQueue: A key holds something else.
+        """
+        self._writer(shard).find_missing([])
+        self._writer(shard).sweep()
+
+    def care(self, tails: Mapping[ShardName, Offset], on_unusable: OnUnusable) -> int:
+        """Feeds, audits and sweeps those shards that can be used, for about ``CARE_S``; returns how many records were fed.
+
+        Args:
+            tails: The position of each shard that can be used.
+            on_unusable: Called with a shard whose keys cannot be used.
+
+        Raises:
+            ServerUnavailable: A server does not answer.
+            AppendRefused: Redis does not take writes.
+            Fenced: A newer epoch has taken over.
+        """
+        end, fed = monotonic() + CARE_S, 0
+        shards = [shard for shard in sorted(tails) if shard.channel in self._channels]
+        for _ in shards:
+            shard = shards[self._turn % len(shards)]
+            self._turn += 1
+            with isolated(shard, on_unusable):
+                self._writer(shard).sweep()
+                self._audit(shard, tails[shard])
+                fed += self._feed(shard, end)
+            if monotonic() >= end:
+                break
+        return fed
+
+    def _feed(self, shard: ShardName, end: float) -> int:
+        fed = 0
+        while True:
+            rows = self._execute("due_records", shard, {"records": FEED_RECORDS})
+            fed += self._feed_rows(shard, rows)
+            if len(rows) < FEED_RECORDS or monotonic() >= end:
+                return fed + self._feed_refused(shard)
+
+    def _feed_refused(self, shard: ShardName) -> int:
+        limits = {
+            "after": self._tenants.get(shard, ""),
+            "tenants": FEED_TENANTS,
+            "records": FEED_RECORDS // FEED_TENANTS,
+        }
+        rows = self._execute("refused_records", shard, limits)
+        tenants = {row[2] for row in rows}
+        self._tenants[shard] = max(tenants, default="") if len(tenants) == FEED_TENANTS else ""
+        return self._feed_rows(shard, rows)
+
+    def _feed_rows(self, shard: ShardName, rows: Sequence[Sequence[Any]]) -> int:
+        """Gives Redis waiting records; returns how many."""
+        if not rows:
+            return 0
+        done = [row[0] for row in rows if row[1] is None]
+        batch = apart(shard, self._epoch, (row[1:] for row in rows if row[1] is not None))
+        written = self._writer(shard).write(batch)
+        if isinstance(written.reply, Unusable):
+            raise written.reply.error
+        if isinstance(written.reply, FencedOff):
+            raise Fenced(
+                f"{shard}: the queue is in epoch {written.reply.epoch}, this streamer in {self._epoch}, which Postgres has left. "
+                "Start it again"
+            )
+        crashpoint("queues.after_feed")
+        given = [each.record.id for each in written.results if each.word in {"written", "known"}]
+        self._note(batch, written)
+        if given:
+            self._execute("note_given", shard, {"ids": given})
+        if done:
+            self._execute("forget_waiting", shard, {"ids": done})
+        return len(given)
+
+    def _note(self, batch: QueueBatch, written: BatchWritten) -> None:
+        """Notes in Postgres which messages Redis has refused, and why."""
+        full = [each for each in written.results if each.word == "full"]
+        self._put_refused(batch.shard, full, [each.record.tenant for each in full])
+        duplicates = [each for each in written.results if each.word == "duplicate"]
+        if duplicates:
+            finished = self._finish(batch.shard, duplicates)
+            left = [each for each in duplicates if each.record.id not in finished]
+            self._put_refused(batch.shard, left, [None for _ in left])
+
+    def _finish(self, shard: ShardName, duplicates: Sequence[Result]) -> set[RecordId]:
+        values = {
+            "ids": [each.record.id for each in duplicates],
+            "holders": [None if each.in_window else _number(each.holder) for each in duplicates],
+        }
+        return {row[0] for row in self._execute("finish_duplicates", shard, values)}
+
+    def _put_refused(
+        self, shard: ShardName, results: Sequence[Result], tenants: Sequence[str | None]
+    ) -> None:
+        if results:
+            ids = [each.record.id for each in results]
+            values = {"ids": ids, "tenants": tenants, "pause": RETRY_PAUSE}
+            self._execute("put_refused", shard, values)
+
+    def _put_in_waiting(self, shard: ShardName, far: Sequence[Due]) -> None:
+        if far:
+            ids, dues = zip(*far, strict=True)
+            values = {"ids": list(ids), "dues": list(dues), "near": NEAR}
+            self._execute("put_in_waiting", shard, values)
+
+    def _audit(self, shard: ShardName, tail: Offset) -> None:
+        """One page of the journal, and one of the waiting records."""
+        limits = {
+            "after": self._journaled.get(shard, BEGINNING),
+            "tail": tail,
+            "records": AUDIT_RECORDS,
+        }
+        [(last, ids)] = self._execute("outstanding_journaled", shard, limits)
+        self._journaled[shard] = Offset(last) if last is not None else BEGINNING
+        limits = {"after": self._given.get(shard, 0), "records": AUDIT_RECORDS}
+        rows = self._execute("given_records", shard, limits)
+        self._given[shard] = rows[-1][0] if len(rows) == AUDIT_RECORDS else RecordId(0)
+        outstanding = [*ids, *(record for record, is_outstanding in rows if is_outstanding)]
+        missing = self._writer(shard).find_missing(outstanding)
+        if missing:
+            self._execute("put_missing", shard, {"ids": missing})
+        if done := [record for record, is_outstanding in rows if not is_outstanding]:
+            self._execute("forget_waiting", shard, {"ids": done})
+
+    def _execute(
+        self, name: str, shard: ShardName, values: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        where = {"channel": shard.channel, "shard": shard.shard}
+        with postgres_errors(f"publishing {shard}"):
+            cursor = self._connection.execute(self._sql[name], {**where, **(values or {})})
+            return cursor.fetchall() if cursor.description else []
+
+
+def _number(id_: str) -> int | None:
+    """The record of a message; none, if something other than a pipeline wrote it."""
+    return int(id_) if id_.isascii() and id_.isdigit() else None

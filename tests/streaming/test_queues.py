@@ -1,0 +1,388 @@
+"""From the staged row to the message in Redis, until its effect is recorded: nothing is lost, whatever Redis forgets."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from fixtures.flow import retain_now
+from penstock import Log, Pipeline, Queue, Unique, stage, stage_many
+from penstock.channels.queue import FairQueue, TenantLimits
+from penstock.channels.server import RedisClient, connect_redis
+from penstock.database.connections import Connection
+from penstock.streaming import Streamer
+
+NAME = "jobs"
+JOB: Any = {"action": "send", "object": "receipt"}
+
+
+@pytest.fixture
+def jobs() -> Queue:
+    return Queue(NAME, keep=timedelta(0))
+
+
+@pytest.fixture
+def flow(jobs: Queue) -> Pipeline:
+    return Pipeline([jobs, Log("things", shards=1)])
+
+
+@pytest.fixture
+def sessions(engine: Engine, flow: Pipeline) -> sessionmaker[Session]:
+    made = sessionmaker(engine)
+    flow.attach(made)
+    return made
+
+
+Put = Callable[..., None]
+
+
+@pytest.fixture
+def put(sessions: sessionmaker[Session], jobs: Queue) -> Put:
+    """Stages jobs with these numbers, each of its own transaction's."""
+
+    def stage_jobs(*numbers: int, tenant: object = "a", **options: Any) -> None:
+        with sessions.begin() as session:
+            for number in numbers:
+                stage(session, jobs, tenant=tenant, data={"number": number}, **JOB, **options)
+
+    return stage_jobs
+
+
+class Worker:
+    """Reads the queue and has the effects: as a worker does, with nothing around it."""
+
+    def __init__(self, client: RedisClient, connection: Connection) -> None:
+        self.queue = FairQueue(client, NAME)
+        self.reader = self.queue.reader()
+        self.connection = connection
+        self.effects: list[int] = []
+        self.handed_over = 0
+
+    def work(self) -> list[int]:
+        """Does all that waits; returns the numbers of the jobs whose effects are new."""
+        done: list[int] = []
+        while leases := self.reader.read(100):
+            self.handed_over += len(leases)
+            for lease in leases:
+                [*first] = self.connection.execute(
+                    "SELECT penstock.finish_records(%s, %s)", (NAME, [int(lease.message.id)])
+                )
+                if first:
+                    done.append(json.loads(lease.message.payload)["number"])
+                lease.done()
+        self.effects += done
+        return sorted(done)
+
+
+@pytest.fixture
+def worker(redis_url: str, redis_client: redis.Redis, connection: Connection) -> Iterator[Worker]:
+    client = connect_redis(redis_url)
+    made = Worker(client, connection)
+    yield made
+    made.reader.close()
+    client.close()
+
+
+def outstanding(connection: Connection) -> int:
+    [(count,)] = connection.execute(
+        "SELECT count(*) FROM penstock.staged_records WHERE channel = 'jobs'"
+    ).fetchall()
+    return int(count)
+
+
+def waiting(connection: Connection, *, given: bool = False) -> int:
+    [(count,)] = connection.execute(
+        "SELECT count(*) FROM penstock.waiting_records WHERE is_given = %s", (given,)
+    ).fetchall()
+    return int(count)
+
+
+def test_a_staged_job_is_done_once(
+    put: Put, streamer: Streamer, worker: Worker, connection: Connection
+) -> None:
+    put(*range(250))
+    put(250, tenant="b", headers={"trace": "x"}, key="k")
+    assert streamer.drain() == 251
+
+    assert worker.work() == list(range(251))
+    assert outstanding(connection) == 0
+    assert streamer.drain() == 0
+    assert worker.work() == []
+
+
+def test_a_message_has_the_records_parts(put: Put, streamer: Streamer, worker: Worker) -> None:
+    put(1, tenant=("a", 7), headers={"big": 0.1}, key="k", deadline=FAR)
+    streamer.drain()
+
+    [lease] = worker.reader.read()
+    message = lease.message
+    assert (message.tenant, message.key) == ('["a", 7]', "k")
+    assert json.loads(message.payload) == {"number": 1}
+    assert message.deadline_ms == FAR.timestamp() * 1000
+    headers = json.loads(message.headers)
+    own = headers.pop("penstock")
+    assert headers == {"big": 0.1}
+    assert (own["action"], own["object"]) == ("send", "receipt")
+    assert own["staged_us"] > 0
+
+
+FAR = datetime.now(UTC).replace(microsecond=0) + timedelta(days=40)  # noqa: DTZ
+
+
+def test_a_rolled_back_job_is_not_done(
+    sessions: sessionmaker[Session], jobs: Queue, streamer: Streamer, worker: Worker
+) -> None:
+    with sessions() as session:
+        stage(session, jobs, tenant="a", data=1, **JOB)
+        session.rollback()
+
+    assert streamer.drain() == 0
+    assert worker.work() == []
+
+
+def flush(client: redis.Redis) -> None:
+    client.flushall()
+
+
+def delete(name: str) -> Callable[[redis.Redis], None]:
+    def harm(client: redis.Redis) -> None:
+        assert client.delete(f"penstock:{{jobs/0}}:{name}")
+
+    harm.__name__ = name
+    return harm
+
+
+def delete_streams(client: redis.Redis) -> None:
+    for number in range(16):
+        client.delete(f"penstock:{{jobs/0}}:s{number}")
+
+
+def delete_own(client: redis.Redis) -> None:
+    client.delete(*client.keys("*:q-*"), *client.keys("*:s*"))
+
+
+def settle_down(streamer: Streamer) -> None:
+    for _ in range(4):
+        streamer.drain()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        flush,
+        delete_streams,
+        delete_own,
+        *map(delete, ["q-meta", "q-messages", "q-waiting", "q-accounts", "log", "epoch"]),
+    ],
+)
+@pytest.mark.parametrize("is_retained", [False, True])
+def test_what_redis_forgets_is_written_again_until_the_effect(
+    put: Put,
+    streamer: Streamer,
+    worker: Worker,
+    redis_client: redis.Redis,
+    connection: Connection,
+    harm: Callable[[redis.Redis], None],
+    is_retained: bool,  # noqa: FBT001
+) -> None:
+    put(1, 2, 3)
+    streamer.drain()
+    assert worker.work() == [1, 2, 3]
+    put(*range(10, 150))
+    put(150, due=datetime.now(UTC) + timedelta(minutes=1))  # noqa: DTZ
+    streamer.drain()
+    if is_retained:
+        put(151)
+        streamer.drain()
+        retain_now(streamer)
+
+    harm(redis_client)
+    settle_down(streamer)
+
+    expected = [*range(10, 150), *([151] if is_retained else [])]
+    assert worker.work() == expected
+    assert len(worker.effects) == len(expected) + 3
+    assert outstanding(connection) == 1
+    assert worker.queue.stats().delayed == 1
+
+
+def test_an_older_copy_of_redis_is_brought_up(
+    put: Put, streamer: Streamer, worker: Worker, redis_client: redis.Redis
+) -> None:
+    put(*range(50))
+    streamer.drain()
+    copy: Any = {key: redis_client.dump(key) for key in redis_client.scan_iter()}
+    put(*range(50, 120))
+    streamer.drain()
+    assert worker.work() == list(range(120))
+    put(*range(120, 130))
+    streamer.drain()
+
+    redis_client.flushall()
+    for key, value in copy.items():
+        redis_client.restore(key, 0, value)
+    settle_down(streamer)
+
+    assert worker.work() == list(range(120, 130))
+    assert sorted(worker.effects) == list(range(130))
+
+
+def test_what_is_due_later_waits_in_postgres(
+    put: Put, streamer: Streamer, worker: Worker, connection: Connection
+) -> None:
+    put(1, delay_s=3 * 3600)
+    put(2, delay_s=1800)
+    streamer.drain()
+    stats = worker.queue.stats()
+    assert (waiting(connection), stats.delayed, stats.waiting) == (1, 1, 0)
+
+    connection.execute("UPDATE penstock.waiting_records SET due = due - interval '150 minutes'")
+    streamer.drain()
+    stats = worker.queue.stats()
+    assert (waiting(connection), waiting(connection, given=True), stats.delayed) == (0, 1, 2)
+
+
+def test_a_full_tenant_waits_in_postgres_and_stops_nobody(
+    put: Put, streamer: Streamer, worker: Worker, connection: Connection
+) -> None:
+    worker.queue.limit("a", TenantLimits(bytes=40))
+    put(*range(10))
+    put(*range(10, 20), tenant="b")
+    streamer.drain()
+    assert waiting(connection) == 7
+
+    done = worker.work()
+    assert done == [0, 1, 2, *range(10, 20)]
+    for _ in range(3):
+        streamer.drain()
+        done += worker.work()
+    assert sorted(done) == list(range(20))
+    streamer.drain()
+    assert waiting(connection) == 0
+
+
+def test_a_full_tenant_with_many_does_not_hold_up_what_is_due(
+    put: Put, streamer: Streamer, worker: Worker
+) -> None:
+    worker.queue.limit("a", TenantLimits(bytes=10))
+    put(*range(1000))
+    streamer.drain()
+    put(1000, tenant="b", delay_s=2 * 3600)
+    streamer.drain()
+    worker.connection.execute(
+        "UPDATE penstock.waiting_records SET due = now() WHERE tenant IS NULL"
+    )
+    streamer.drain()
+
+    assert worker.queue.stats().delayed == 1
+
+
+def test_a_duplicate_is_finished_with_no_effect_of_its_own(
+    put: Put, streamer: Streamer, worker: Worker, connection: Connection
+) -> None:
+    put(1, unique=Unique("x"))
+    put(2, unique=Unique("x"))
+    streamer.drain()
+
+    assert outstanding(connection) == 1
+    assert worker.work() == [1]
+    put(3, unique=Unique("x"))
+    streamer.drain()
+    assert worker.work() == [3]
+
+
+def test_a_duplicate_of_a_job_whose_effect_is_there_is_not_dropped(
+    put: Put, streamer: Streamer, worker: Worker, connection: Connection
+) -> None:
+    """Its holder was done before it was staged: only Redis does not know yet."""
+    put(1, unique=Unique("x"))
+    streamer.drain()
+    [lease] = worker.reader.read()
+    connection.execute("SELECT penstock.finish_records('jobs', %s)", ([int(lease.message.id)],))
+    put(2, unique=Unique("x"))
+    streamer.drain()
+    lease.done()
+    connection.execute("UPDATE penstock.waiting_records SET due = now()")
+    streamer.drain()
+
+    assert worker.work() == [2]
+
+
+def test_two_streamers_write_each_message_once(
+    put: Put, flow: Pipeline, streamer: Streamer, worker: Worker, database_url: str, redis_url: str
+) -> None:
+    with Streamer(flow, database_url, redis_url) as other:
+        for start in range(0, 400, 100):
+            put(*range(start, start + 100))
+            other.round()
+            streamer.round()
+        settle_down(streamer)
+        settle_down(other)
+
+    assert worker.work() == list(range(400))
+    assert worker.handed_over == 400
+
+
+def test_a_batch_takes_few_round_trips(
+    sessions: sessionmaker[Session], jobs: Queue, streamer: Streamer, redis_client: redis.Redis
+) -> None:
+    streamer.drain()
+    made: Any = [{"tenant": n % 7, "data": n, "key": n, **JOB} for n in range(1000)]
+    with sessions.begin() as session:
+        stage_many(session, jobs, made)
+    before = calls(redis_client)
+    assert streamer.drain() == 1000
+
+    assert calls(redis_client) - before < 30
+
+
+def calls(client: redis.Redis) -> int:
+    stats: Any = client.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval"))
+
+
+def test_a_foreign_key_stops_this_queue_alone(
+    put: Put, streamer: Streamer, redis_client: redis.Redis, connection: Connection, worker: Worker
+) -> None:
+    put(1)
+    streamer.drain()
+    redis_client.rename("penstock:{jobs/0}:q-messages", "kept")
+    redis_client.set("penstock:{jobs/0}:q-messages", "somebody's")
+    put(2)
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "VALUES ('things', 0, 'k', 'insert', 'thing', '{}')"
+    )
+    for _ in range(3):
+        streamer.round()
+    assert redis_client.xlen("penstock:{things/0}:log") == 1
+
+    redis_client.rename("kept", "penstock:{jobs/0}:q-messages")
+    settle_down(streamer)
+    assert worker.work() == [1, 2]
+
+
+def test_a_header_that_somebody_else_wrote_stops_nothing(
+    streamer: Streamer, worker: Worker, connection: Connection
+) -> None:
+    headers: Sequence[str] = [
+        '{"penstock": 5}',
+        '{"penstock": {"due": "soon", "key": 7, "unique": []}}',
+        '{"penstock": {"due": 1e300, "deadline": -1, "unique": {"name": "n", "until": 3}}}',
+        '[1, "penstock"]',
+        '"penstock"',
+    ]
+    for number, text in enumerate(headers):
+        connection.execute(
+            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers) "
+            "VALUES ('jobs', 0, 'a', 'send', 'receipt', %s, %s)",
+            (json.dumps({"number": number}), text),
+        )
+    streamer.drain()
+
+    assert worker.work() == [0, 1, 2, 3, 4]
