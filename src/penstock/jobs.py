@@ -136,8 +136,27 @@ class Job(Generic[Payload]):
     @cached_property
     def headers(self) -> dict[str, Any]:
         """The headers, parsed on first use; empty if there are none."""
+        return {name: value for name, value in self._all_headers().items() if name != RESERVED}
+
+    def _all_headers(self) -> dict[str, Any]:
         parsed = json.loads(self.headers_json) if self.headers_json else None
-        return {name: value for name, value in (parsed or {}).items() if name != RESERVED}
+        return parsed if isinstance(parsed, dict) else {}
+
+    @cached_property
+    def _own(self) -> dict[str, Any]:
+        """Penstock's own header."""
+        own = self._all_headers().get(RESERVED)
+        return own if isinstance(own, dict) else {}
+
+    @property
+    def action(self) -> str:
+        """What happened: ``insert``, ``update``, ``delete`` or the application's own word."""
+        return str(self._own.get("action", ""))
+
+    @property
+    def object(self) -> str:
+        """What it happened to."""
+        return str(self._own.get("object", ""))
 
     @cached_property
     def payload(self) -> Payload:
@@ -155,8 +174,10 @@ class Job(Generic[Payload]):
 
     @property
     def staged_at(self) -> datetime:
-        """When it was written to the queue, or was due if that was later."""
-        return datetime.fromtimestamp(self.since_ms / 1000, UTC)
+        """When it was staged, by Postgres' clock."""
+        staged_us = self._own.get("staged_us")
+        seconds = self.since_ms / 1000 if staged_us is None else staged_us / 1_000_000
+        return datetime.fromtimestamp(seconds, UTC)
 
     @property
     def deadline(self) -> datetime | None:

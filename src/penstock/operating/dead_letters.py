@@ -3,6 +3,8 @@
 A retry is like a first delivery: the handler's effects and the removal of the dead letter are one transaction.  It holds
 the checkpoint's row meanwhile, as the worker does, so that no later record of the key is parked at that moment.  Records
 of one key are retried in the order of the log; after one that fails, the others of its key stay.
+
+A dead letter of a queue is staged again instead: as a new record of its tenant, which waits for its turn like any other.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +31,7 @@ from penstock.database.connections import Connection, Database, get_database_url
 from penstock.database.errors import postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
-from penstock.declarations import ConsumerSpec, Ick
+from penstock.declarations import ConsumerSpec, Ick, WorkerSpec
 from penstock.errors import ServerUnavailable, Unknown
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Offset, Place, Record, RecordId, Scope, Shard, ShardName
@@ -90,12 +92,13 @@ class Retried:
 
     Attributes:
         letter: As it was.
-        outcome: ``applied``; ``failed`` again; ``kept``, because one of its key before it failed; ``gone`` meanwhile.
+        outcome: ``applied``; ``failed`` again; ``kept``, because one of its key before it failed; ``gone`` meanwhile; of a
+            queue: ``staged`` again.
         reason: Why it failed or was kept.
     """
 
     letter: DeadLetter
-    outcome: Literal["applied", "failed", "kept", "gone"]
+    outcome: Literal["applied", "failed", "kept", "gone", "staged"]
     reason: str = ""
 
 
@@ -179,6 +182,7 @@ def retry(
 
     Raises:
         DeclarationError: The pipeline does not declare a consumer.
+        PrivilegeMissing: A dead letter of a queue is to be staged again, by a role that may not stage.
         BrokenTransaction: A handler committed its effects, or returned without having run.
         ServerUnavailable: Postgres cannot do it now; the letter under way may have been applied.
     """
@@ -299,6 +303,11 @@ class _Trial:
             row = executor.execute(self._sql["lock_dead_letter"], _key(letter)).fetchone()
             if row is None:
                 return Plan(Retried(letter, "gone"))
+            if isinstance(self._consumer, WorkerSpec):
+                executor.execute(self._sql["stage_again"], _key(letter))
+                self._remove(executor, letter)
+                advance = Advance(checkpoint, checkpoint.offset, dead=-1)
+                return Plan(Retried(letter, "staged"), advances=[advance])
             if (earlier := self._earlier(executor, letter)) is not None:
                 why = f"offset {earlier} of its key is dead-lettered, and comes first"
                 return Plan(Retried(letter, "kept", why))

@@ -151,6 +151,14 @@ FROM {schema}.dead_letters
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s
 FOR UPDATE;
 
+-- :name stage_again
+-- A dead letter of a queue as a new record of its tenant.  Its times are over: it is due now, and has no deadline.
+INSERT INTO {schema}.staged_records (channel, shard, key, action, object, data, headers)
+SELECT channel, shard, key, action, object, data,
+       headers #- '{penstock,due}' #- '{penstock,delay_ms}' #- '{penstock,deadline}'
+FROM {schema}.dead_letters
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s;
+
 -- :name dead_letter
 SELECT record_id, key, action, object, data::text, coalesce(headers::text, ''),
        (extract(epoch FROM staged_at) * 1000000)::bigint,

@@ -1,6 +1,6 @@
 """What the tests of an application need.
 
-    make_record       a Record for the unit test of a handler, without a server
+    make_record       a Record for the unit test of a handler, without a server; make_job: a Job for that of a worker
     staged            what the application has staged, committed or not
     assert_staged     one staged record that matches; assert_not_staged: none that matches
     drained           runs streamer and consumers until nothing is left
@@ -12,7 +12,7 @@ each test a database with Penstock's tables.  See docs/how-to/test-your-applicat
 
 from penstock.testing.assertions import assert_not_staged, assert_staged, staged
 from penstock.testing.draining import drained
-from penstock.testing.records import make_record
+from penstock.testing.records import make_job, make_record
 from penstock.testing.waiting import eventually
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "assert_staged",
     "drained",
     "eventually",
+    "make_job",
     "make_record",
     "staged",
 ]

@@ -12,8 +12,9 @@ from sqlalchemy import Connection, Text, cast, select
 from sqlalchemy.orm import Session, scoped_session
 
 from penstock.database.tables import staged_records
-from penstock.declarations import LARGEST_MAX_BYTES, Channel
+from penstock.declarations import LARGEST_MAX_BYTES, Channel, Queue
 from penstock.errors import InvalidRecord
+from penstock.jobs import RESERVED
 from penstock.records import DEFAULT_SCOPE, Shard, StagedRecord
 from penstock.staging.payload import json_text, key_text
 from penstock.staging.rules import find_attachments
@@ -68,6 +69,7 @@ def assert_staged(  # noqa: PLR0913  a record has this many parts; all have defa
     *,
     channel: Channel | str | None = None,
     key: object = None,
+    tenant: object = None,
     action: str | None = None,
     object: str | None = None,  # noqa: A002  the word of the record
     data: Any = None,
@@ -82,6 +84,7 @@ def assert_staged(  # noqa: PLR0913  a record has this many parts; all have defa
         source: A session or a connection of the application.
         channel: The channel or its name.
         key: The key, as ``stage`` takes it.
+        tenant: Of a queue: the tenant, as ``stage`` takes it; ``key`` is then the key within the tenant.
         action: What happened.
         object: What it happened to.
         data: A part of the payload: a dict matches if each of its values matches, at any depth; any other value matches
@@ -92,7 +95,7 @@ def assert_staged(  # noqa: PLR0913  a record has this many parts; all have defa
     Raises:
         AssertionError: No record matches, or several do; the message lists what was staged, and what differs.
     """
-    wanted = _wanted(channel, key, action, object, data, headers)
+    wanted = _wanted(channel, key, tenant, action, object, data, headers)
     found = staged(source, schema=schema)
     matching = [record for record in found if not any(_differences(wanted, record))]
     if len(matching) == 1:
@@ -110,6 +113,7 @@ def assert_not_staged(  # noqa: PLR0913  the same
     *,
     channel: Channel | str | None = None,
     key: object = None,
+    tenant: object = None,
     action: str | None = None,
     object: str | None = None,  # noqa: A002  the same
     data: Any = None,
@@ -121,7 +125,7 @@ def assert_not_staged(  # noqa: PLR0913  the same
     Raises:
         AssertionError: A record matches; the message lists those that do.
     """
-    wanted = _wanted(channel, key, action, object, data, headers)
+    wanted = _wanted(channel, key, tenant, action, object, data, headers)
     found = staged(source, schema=schema)
     matching = [record for record in found if not any(_differences(wanted, record))]
     if matching:
@@ -148,15 +152,21 @@ def _connection(source: Source, schema: str) -> Connection:
     return source.connection(bind_arguments={"clause": staged_records(schema)})
 
 
-def _wanted(
+def _wanted(  # noqa: PLR0913  what assertions are given
     channel: Channel | str | None,
     key: object,
+    tenant: object,
     action: str | None,
     what: str | None,
     data: Any,
     headers: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """The fields that have to match."""
+    if tenant is not None or isinstance(channel, Queue):
+        # A record of a queue has its tenant for a key, and its key in a header.
+        if key is not None:
+            headers = {**(headers or {}), RESERVED: {"key": key_text(key)}}
+        key = tenant
     given = {
         "channel": channel if channel is None or isinstance(channel, str) else channel.name,
         "key": None if key is None else key_text(key),

@@ -11,9 +11,13 @@ from penstock.consuming import Consumed, Worker, make_worker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.declarations import ConsumerSpec
+from penstock.declarations import ConsumerSpec, WorkerSpec
+from penstock.jobs import JobOutcome
 from penstock.pipeline import Pipeline
 from penstock.streaming import Streamer
+
+RETRY_S = 0.02
+"""Pause after the first failed attempt at a job of a queue, in seconds."""
 
 MAX_ROUNDS = 100
 """Rounds after which ``drained`` gives up: some handler stages a new record for each record that it reads."""
@@ -30,8 +34,11 @@ def drained(
 ) -> dict[str, int]:
     """Publish whatever is staged and committed, and let the consumers process it, until nothing is left.
 
-    Records that handlers stage are processed too.  Everything runs in the calling thread; in an ``async def`` test with
-    consumers that are ``async def``, give it another: ``await asyncio.to_thread(drained, …)``.
+    Records that handlers stage are processed too.  Everything runs in the calling thread, but for the jobs of queues, which
+    have threads or an event loop of their own.  In an ``async def`` test with consumers that are ``async def``, give it another
+    thread: ``await asyncio.to_thread(drained, …)``.
+
+    Queues are worked on until they are empty: jobs that fail are tried again soon, those that are due later stay.
 
     Args:
         pipeline: The pipeline.
@@ -109,13 +116,16 @@ class _LastFailure:
     def noted(self, consumer: ConsumerSpec) -> ConsumerSpec:
         """The consumer, with a handler whose exceptions are noted here."""
         noting = self._noting_async if consumer.is_async else self._noting
-        return replace(consumer, handler=noting(consumer.handler))
+        noted = replace(consumer, handler=noting(consumer.handler))
+        return replace(noted, backoff_s=RETRY_S) if isinstance(noted, WorkerSpec) else noted
 
     def _noting_async(self, handler: Callable[..., Any]) -> Callable[[Any, Any], Awaitable[object]]:
         @wraps(handler)
         async def called(session: Any, records: Any) -> object:
             try:
                 return await handler(session, records)
+            except JobOutcome:
+                raise
             except Exception as error:
                 self.error = error
                 raise
@@ -127,6 +137,8 @@ class _LastFailure:
         def called(session: Any, records: Any) -> object:
             try:
                 return handler(session, records)
+            except JobOutcome:
+                raise
             except Exception as error:
                 self.error = error
                 raise

@@ -1,10 +1,12 @@
 """Records for the unit tests of handlers."""
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from penstock.declarations import LARGEST_MAX_BYTES, Channel
+from penstock.jobs import RESERVED, Job
 from penstock.records import Offset, Record, RecordId, Shard
 from penstock.staging.payload import headers_text, json_text, key_text, label_text
 
@@ -61,4 +63,59 @@ def make_record(  # noqa: PLR0913  a record has this many parts; all have defaul
         json_text(data, "data", limit),
         headers_text(None if headers is None else dict(headers)) or "",
         (staged_at - _EPOCH) // timedelta(microseconds=1),
+    )
+
+
+def make_job(  # noqa: PLR0913  a job has this many parts; all have defaults
+    data: Any = _NO_DATA,
+    *,
+    channel: Channel | str = "jobs",
+    tenant: object = "tenant",
+    key: str = "",
+    attempts: int = 1,
+    action: str = "insert",
+    object: str = "object",  # noqa: A002  the word of the record
+    headers: Mapping[str, Any] | None = None,
+    id: int = 1,  # noqa: A002  the word of the record
+    staged_at: datetime = _STAGED_AT,
+) -> Job:
+    """A job as a worker's handler gets it, with defaults for whatever the test does not care about.
+
+        assert isinstance(handler(session, make_job({"to": "ann"}, attempts=3)), Snooze)
+
+    Args:
+        data: The payload, as ``stage`` takes it: what the handler reads has been through the same JSON.
+        channel: The queue or its name.
+        tenant: Whose it is.
+        key: Its key within the tenant.
+        attempts: How many times it was handed over, this time included.
+        action: What happened.
+        object: What it happened to.
+        headers: Beside the payload.
+        id: Number of the staged record.
+        staged_at: When it was staged; an aware datetime.
+
+    Raises:
+        InvalidRecord: The application could not have staged such a record.
+    """
+    name, text = channel if isinstance(channel, str) else channel.name, key_text(tenant)
+    limit = LARGEST_MAX_BYTES if isinstance(channel, str) else channel.max_bytes
+    shard = Shard(0) if isinstance(channel, str) else channel.shard_for(text)
+    staged_us = (staged_at - _EPOCH) // timedelta(microseconds=1)
+    given = json.loads(headers_text(None if headers is None else dict(headers)) or "{}")
+    own = {
+        "action": label_text(action, "action"),
+        "object": label_text(object, "object"),
+        "staged_us": staged_us,
+    }
+    return Job(
+        name,
+        shard,
+        RecordId(id),
+        text,
+        key,
+        attempts,
+        json_text(data, "data", limit),
+        json.dumps({**given, RESERVED: own}),
+        staged_us // 1000,
     )

@@ -114,7 +114,7 @@ def retry(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Retry dead letters, in the order of the log; exits with 1 if one fails again."""
+    """Retry dead letters, in the order of the log; exits with 1 if one fails again. Those of a queue are staged again."""
     pipeline = require_pipeline(settings)
     pipeline.get_consumer(consumer)
     with open_connections(settings, "dead letters") as servers:
