@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -88,7 +89,7 @@ def test_a_worker_killed_around_its_commit_leaves_one_effect(
     assert bench.queue.stats().leased == 1
     assert work("--drain").wait(30) == 0
     assert bench.effects == [record]
-    assert bench.unfinished == bench.letters == []
+    assert (bench.unfinished, bench.letters) == ([], [])
     assert len(bench.queue) == 0
 
 
@@ -112,7 +113,7 @@ def test_a_suspended_worker_whose_lease_has_ended_has_no_effect_when_it_goes_on(
         (record, 2),
         (other, 1),
     ]
-    assert bench.unfinished == bench.letters == []
+    assert (bench.unfinished, bench.letters) == ([], [])
 
 
 def test_a_signal_gives_back_at_once_what_was_not_begun(
@@ -120,8 +121,9 @@ def test_a_signal_gives_back_at_once_what_was_not_begun(
 ) -> None:
     ids = bench.stage(6, data={"when": "before"})
     process = work()
-    begun = lambda: list(tmp_path.glob("begun-*"))  # noqa: E731
-    eventually(lambda: len(begun()) == 2, "two handlers have begun", timeout_s=30)
+    eventually(
+        lambda: len(list(tmp_path.glob("begun-*"))) == 2, "two handlers have begun", timeout_s=30
+    )
     process.send_signal(signal.SIGTERM)
     eventually(lambda: bench.queue.stats().waiting == 4, "the others are back", timeout_s=2)
     for record in ids:
@@ -133,22 +135,23 @@ def test_a_signal_gives_back_at_once_what_was_not_begun(
     assert bench.queue.stats().leased == 0
 
 
+def is_reached(bench: Bench, count: int) -> bool:
+    return len(bench.effects) >= min(count, 2000)
+
+
 @pytest.mark.timeout(180)
 def test_workers_killed_at_random_lose_and_double_nothing(work: Work, bench: Bench) -> None:
     dice = random.Random(5)
     ids = [record for tenant in "abcde" for record in bench.stage(400, tenant=tenant)]
     for _ in range(5):
         process = work()
-        before = len(bench.effects)
-        eventually(lambda before=before: len(bench.effects) > before, "work is done", timeout_s=30)
-        process.poll()
-        wait = monotonic() + dice.random() * 0.3
-        eventually(lambda wait=wait: monotonic() > wait, "a moment has passed")
+        wanted = len(bench.effects) + 1 + dice.randrange(60)
+        eventually(partial(is_reached, bench, wanted), "work is done", timeout_s=30)
         process.kill()
         process.wait()
         if len(bench.effects) == len(ids):
             break
     assert work("--drain").wait(90) == 0
     assert bench.effects == ids
-    assert bench.unfinished == bench.letters == []
+    assert (bench.unfinished, bench.letters) == ([], [])
     assert len(bench.queue) == 0

@@ -140,7 +140,7 @@ def test_a_job_that_was_done_is_acknowledged_without_its_handler(start: Any, ben
     bench.connection.execute(
         "SELECT penstock.finish_records('jobs', ARRAY[%(id)s]::bigint[])", {"id": first}
     )
-    consumed = []
+    consumed: list[Consumed] = []
     worker.drain(consumed.append)
     # Without a statement, the handler is called before the record is finished: only its effect does not happen.
     assert second in called
@@ -193,7 +193,7 @@ def test_a_poison_job_is_dead_lettered_in_one_transaction_after_its_attempts(
         raise ValueError("poison")
 
     [record] = bench.stage(tenant="ten", data={"a": 1})
-    consumed = []
+    consumed: list[Consumed] = []
     start(handler, attempts=3).drain(consumed.append)
     assert seen == [1, 2, 3]
     assert bench.letters == [(record, "ten", 3, "ValueError: poison")]

@@ -95,7 +95,8 @@ def assert_staged(  # noqa: PLR0913  a record has this many parts; all have defa
     Raises:
         AssertionError: No record matches, or several do; the message lists what was staged, and what differs.
     """
-    wanted = _wanted(channel, key, tenant, action, object, data, headers)
+    parts = {"action": action, "object": object, "data": data, "headers": headers}
+    wanted = _wanted(channel, key, tenant, parts)
     found = staged(source, schema=schema)
     matching = [record for record in found if not any(_differences(wanted, record))]
     if len(matching) == 1:
@@ -125,7 +126,8 @@ def assert_not_staged(  # noqa: PLR0913  the same
     Raises:
         AssertionError: A record matches; the message lists those that do.
     """
-    wanted = _wanted(channel, key, tenant, action, object, data, headers)
+    parts = {"action": action, "object": object, "data": data, "headers": headers}
+    wanted = _wanted(channel, key, tenant, parts)
     found = staged(source, schema=schema)
     matching = [record for record in found if not any(_differences(wanted, record))]
     if matching:
@@ -152,28 +154,20 @@ def _connection(source: Source, schema: str) -> Connection:
     return source.connection(bind_arguments={"clause": staged_records(schema)})
 
 
-def _wanted(  # noqa: PLR0913  what assertions are given
-    channel: Channel | str | None,
-    key: object,
-    tenant: object,
-    action: str | None,
-    what: str | None,
-    data: Any,
-    headers: Mapping[str, Any] | None,
+def _wanted(
+    channel: Channel | str | None, key: object, tenant: object, parts: dict[str, Any]
 ) -> dict[str, Any]:
     """The fields that have to match."""
     if tenant is not None or isinstance(channel, Queue):
         # A record of a queue has its tenant for a key, and its key in a header.
         if key is not None:
-            headers = {**(headers or {}), RESERVED: {"key": key_text(key)}}
+            own = {RESERVED: {"key": key_text(key)}}
+            parts = {**parts, "headers": {**(parts["headers"] or {}), **own}}
         key = tenant
     given = {
         "channel": channel if channel is None or isinstance(channel, str) else channel.name,
         "key": None if key is None else key_text(key),
-        "action": action,
-        "object": what,
-        "data": data,
-        "headers": headers,
+        **parts,
     }
     return {field: value for field, value in given.items() if value is not None}
 

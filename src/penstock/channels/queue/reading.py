@@ -30,6 +30,9 @@ log = structlog.get_logger("penstock.queue")
 
 T = TypeVar("T")
 
+LEFT_OUT_S = 0.1
+"""Pause between two rounds of a reader that has no shard to read, in seconds."""
+
 
 class Lease:
     """A message, and the right to work on it.
@@ -200,6 +203,9 @@ class Reader:
     def _wait(self, seconds: float) -> None:
         """Waits for a notice that came after the last round."""
         positions = self._rounds.positions()
+        if not positions:  # all shards are left out
+            sleep(min(seconds, LEFT_OUT_S))
+            return
         if self._is_cluster and len(positions) > 1:
             sleep(min(seconds, CLUSTER_POLL_S))
             return

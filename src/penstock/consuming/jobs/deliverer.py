@@ -273,6 +273,8 @@ class JobDeliverer:
             return self._halt(lease, job, f"could not be dead-lettered: {reason(error)}")
         if buried is None:
             return Ended(lease, "stale", None)
+        if buried.halted is not None and not buried.is_written:
+            return replace(_ended(lease, "put_back", "snooze"), halted=buried.halted)
         ended = _ended(lease, "dead" if buried.is_written else "repeated", "done")
         return replace(ended, halted=buried.halted)
 

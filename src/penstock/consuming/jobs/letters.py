@@ -27,7 +27,7 @@ class Buried:
     """What became of a dead letter.
 
     Attributes:
-        is_written: False if the job had been done before.
+        is_written: Whether the dead letter was written; it is not if the job had been done before, or its shard is halted.
         halted: Why the shard is halted now; None if it is not.
     """
 
@@ -59,6 +59,8 @@ class JobLetters:
                 raise busy()
             if not is_ours():
                 return Plan(None)
+            if checkpoint.halted is not None:
+                return Plan(Buried(is_written=False, halted=checkpoint.halted))
             if not self._dead_letters.write_job(
                 executor, shard, record_id, reason=reason, attempts=attempts
             ):

@@ -161,6 +161,9 @@ class QueueWorker(Worker[Job[Any]]):
         """Delivers a job in a lane."""
         if not self._book.begin(lane, lease):
             return
+        if lease.message.shard in self._halted:  # since it was read
+            self._end(_released(lease))
+            return
         try:
             ended = lane.deliverer.deliver(lease)
         except ServerUnavailable as error:
@@ -173,6 +176,8 @@ class QueueWorker(Worker[Job[Any]]):
         except BaseException as error:  # noqa: BLE001  raised again by the worker's own thread
             self._book.fail(error)
             ended = _released(lease)
+        if ended.halted is not None:
+            self._halted.add(Shard(lease.message.shard))
         self._end(ended)
 
     def _end(self, ended: Ended) -> None:
@@ -205,13 +210,12 @@ class QueueWorker(Worker[Job[Any]]):
         else:
             self._read(room, block_s)
         consumed = self._book.collect()
-        for number, why in consumed.halted.items():
-            self._halted.add(number.shard)
+        for shard in consumed.halted:
             self._leave_out_shards()
+            # Not the reason: it may hold what the handler said of a payload.
             log.error(
-                "shard halted, see penstock status", consumer=self.consumer.name, shard=str(number)
+                "shard halted, see penstock status", consumer=self.consumer.name, shard=str(shard)
             )
-            del why  # it may hold what the handler said of a payload
         return consumed
 
     def _opened_reader(self) -> Reader:
@@ -296,9 +300,8 @@ class QueueWorker(Worker[Job[Any]]):
             self._rest_after(error)
 
     def _note_halted(self, going: set[ShardName]) -> None:
-        self._halted = {each.shard for each in self.consumer.channel.shard_names} - {
-            each.shard for each in going
-        }
+        every = self.consumer.channel.shard_names
+        self._halted = {each.shard for each in every if each not in going}
         self._leave_out_shards()
 
     def _leave_out_shards(self) -> None:

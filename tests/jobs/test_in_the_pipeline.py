@@ -1,0 +1,261 @@
+"""A queue from the application's transaction to the effect, and what operators do with its jobs."""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session, sessionmaker
+
+from fixtures.jobs import ADD_EFFECT, JOBS, Bench
+from penstock import DeadLetter, Job, Pipeline, Snooze, stage, stage_many
+from penstock.channels.server import connect_redis
+from penstock.consuming import QueueWorker
+from penstock.database.connections import connect_postgres
+from penstock.errors import DeclarationError, InvalidMessage
+from penstock.operating import dead_letters
+from penstock.operating.status import status
+from penstock.testing import assert_not_staged, assert_staged, drained, eventually, make_job
+
+
+@pytest.fixture
+def sessions(working: Pipeline, engine: Engine) -> sessionmaker[Session]:
+    made = sessionmaker(engine)
+    working.attach(made)
+    return made
+
+
+def declare(pipeline: Pipeline, **options: Any) -> Callable[..., Any]:
+    """A worker that has an effect, unless the payload says that it fails."""
+
+    @pipeline.worker(reads=JOBS, **options)
+    def receipts(session: Session, job: Job) -> None:
+        session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
+        if job.data.get("fails"):
+            raise ValueError("poison")
+
+    return receipts
+
+
+def stage_job(session: Session, tenant: str = "acme", key: str = "k", **data: Any) -> None:
+    stage(session, JOBS, action="send", object="receipt", key=key, data=data, tenant=tenant)
+
+
+def test_what_is_staged_takes_effect_once(
+    working: Pipeline,
+    sessions: sessionmaker[Session],
+    bench: Bench,
+    database_url: str,
+    redis_url: str,
+) -> None:
+    seen: list[Job] = []
+
+    @working.worker(reads=JOBS)
+    def receipts(session: Session, job: Job) -> None:
+        session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
+        seen.append(job)
+
+    with sessions.begin() as session:
+        stage_job(session, fare=5)
+        assert_staged(session, channel=JOBS, tenant="acme", key="k", data={"fare": 5})
+        assert_not_staged(session, channel=JOBS, tenant="other")
+    with sessions.begin() as session:
+        stage_many(
+            session,
+            JOBS,
+            [
+                {
+                    "action": "send",
+                    "object": "receipt",
+                    "key": str(n),
+                    "data": {},
+                    "tenant": f"t{n % 3}",
+                }
+                for n in range(30)
+            ],
+        )
+    assert drained(working, database_url, redis_url) == {"receipts": 31}
+    assert drained(working, database_url, redis_url) == {"receipts": 0}
+    assert len(bench.effects) == len(set(bench.effects)) == 31
+    assert bench.unfinished == []
+    first = min(seen, key=lambda job: job.id)
+    assert (first.tenant, first.key, first.action, first.object) == ("acme", "k", "send", "receipt")
+    assert (first.data, first.headers) == ({"fare": 5}, {})
+    assert abs(first.staged_at - datetime.now(UTC)) < timedelta(minutes=5)
+
+
+def test_a_handler_stages_the_next_job_with_its_effect(
+    working: Pipeline,
+    sessions: sessionmaker[Session],
+    bench: Bench,
+    database_url: str,
+    redis_url: str,
+) -> None:
+    assert bench.effects == []
+
+    @working.worker(reads=JOBS)
+    def receipts(session: Session, job: Job) -> None:
+        session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
+        if job.data["left"]:
+            stage_job(session, left=job.data["left"] - 1)
+
+    with sessions.begin() as session:
+        stage_job(session, left=3)
+    assert drained(working, database_url, redis_url) == {"receipts": 4}
+    assert len(bench.effects) == 4
+
+
+def test_drained_says_what_was_dead_lettered(
+    working: Pipeline,
+    sessions: sessionmaker[Session],
+    bench: Bench,
+    database_url: str,
+    redis_url: str,
+) -> None:
+    assert bench.effects == []
+    declare(working)
+    with sessions.begin() as session:
+        stage_job(session, fails=True)
+    with pytest.raises(AssertionError, match="receipts dead-lettered jobs/0") as raised:
+        drained(working, database_url, redis_url)
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_a_dead_letter_of_a_queue_is_staged_again_for_its_tenant(
+    working: Pipeline,
+    sessions: sessionmaker[Session],
+    bench: Bench,
+    database_url: str,
+    redis_url: str,
+) -> None:
+    declare(working, attempts=1)
+    with sessions.begin() as session:
+        stage_job(session, tenant="acme", fails=True)
+    drained(working, database_url, redis_url, allow_dead_letters=True)
+    [(record, tenant, attempts, reason)] = bench.letters
+    assert (tenant, attempts, reason) == ("acme", 1, "ValueError: poison")
+
+    bench.connection.execute("UPDATE penstock.dead_letters SET data = '{}'")  # it is mended
+    letters = dead_letters.of_consumer(bench.connection, "receipts")
+    assert str(letters[0].place) == f"jobs/0 offset {record}"
+    assert dead_letters.read_record(bench.connection, letters[0]) is not None
+    [retried] = dead_letters.retry(working, letters, database_url)
+    assert retried.outcome == "staged"
+    assert bench.letters == []
+    [again] = bench.unfinished
+    assert again > record
+    [(key, headers)] = bench.rows("SELECT key, headers FROM penstock.staged_records")
+    assert (key, headers["penstock"]["key"]) == ("acme", "k")
+    assert drained(working, database_url, redis_url) == {"receipts": 1}
+    assert bench.effects == [again]
+
+
+def test_a_job_whose_deadline_has_passed_is_a_dead_letter_in_postgres(
+    working: Pipeline, bench: Bench, database_url: str, redis_url: str
+) -> None:
+    declare(working)
+    past = datetime.now(UTC) - timedelta(seconds=5)
+    [record] = bench.stage(tenant="acme", deadline=past, data={})
+    with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
+        worker.drain()
+        worker._check_at = worker._dead_at = 0.0
+        worker.drain()
+    [(dead, tenant, _, reason)] = bench.letters
+    assert (dead, tenant) == (record, "acme")
+    assert "deadline" in reason
+    assert (bench.unfinished, bench.effects, bench.queue.dead_letters()) == ([], [], [])
+
+
+def test_status_counts_what_a_worker_has_done(
+    working: Pipeline, bench: Bench, database_url: str, redis_url: str
+) -> None:
+    declare(working, attempts=1)
+    bench.stage(5, data={})
+    bench.stage(1, data={"fails": True})
+    with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
+        worker.drain()
+    with (
+        connect_postgres(database_url, application="test") as connection,
+        connect_redis(redis_url) as client,
+    ):
+        [consumer] = status(connection, client, working).consumers
+    [shard] = consumer.shards
+    assert (consumer.consumer, shard.applied, shard.skipped, shard.dead_lettered) == (
+        "receipts",
+        5,
+        0,
+        1,
+    )
+
+
+def test_a_halted_queue_keeps_its_jobs_until_it_is_let_go(
+    working: Pipeline, bench: Bench, database_url: str, redis_url: str
+) -> None:
+    declare(working, attempts=1, on_poison="halt", concurrency=1)
+    [bad] = bench.stage(1, data={"fails": True})
+    with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
+        worker.drain()
+        later = bench.stage(3, data={})
+        worker.drain()
+        assert bench.effects == []
+        [(halted,)] = bench.rows("SELECT halted FROM penstock.checkpoints")
+        assert halted == f"jobs/0 record {bad} failed 1 times: ValueError: poison"
+        assert (len(bench.queue), bench.letters) == (4, [])
+
+        bench.connection.execute("UPDATE penstock.checkpoints SET halted = NULL")
+        bench.connection.execute(
+            "SELECT penstock.finish_records('jobs', ARRAY[%(id)s]::bigint[])", {"id": bad}
+        )
+        eventually(lambda: worker.drain() or bench.effects == later, "it goes on", timeout_s=10)
+
+
+def test_so_many_dead_letters_in_a_row_halt_the_queue(
+    working: Pipeline, bench: Bench, database_url: str, redis_url: str
+) -> None:
+    declare(working, attempts=1, halt_after=3, concurrency=1)
+    bench.stage(10, data={"fails": True})
+    with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
+        worker.drain()
+    assert len(bench.letters) == 3
+    [(halted,)] = bench.rows("SELECT halted FROM penstock.checkpoints")
+    assert halted.startswith("3 dead letters in a row")
+    assert len(bench.unfinished) == 7
+
+
+def test_a_job_for_a_unit_test_reads_as_if_it_had_been_staged() -> None:
+    job = make_job(
+        {"to": "ann"}, channel=JOBS, tenant=7, key="k", attempts=2, headers={"trace": "a"}
+    )
+    assert (job.tenant, job.key, job.attempts, job.data) == ("7", "k", 2, {"to": "ann"})
+    assert (job.headers, job.action, job.object) == ({"trace": "a"}, "insert", "object")
+    assert job.staged_at == datetime(2026, 1, 1, tzinfo=UTC)
+    assert json.loads(job.data_json) == {"to": "ann"}
+    assert "ann" not in repr(job)
+
+
+@pytest.mark.parametrize(
+    ("after", "seconds"),
+    [("30s", 30), ("1.5m", 90), ("2h", 7200), ("1d", 86400), (5, 5), (timedelta(minutes=1), 60)],
+)
+def test_a_snooze_takes_seconds_timedeltas_and_texts(after: Any, seconds: float) -> None:
+    assert Snooze(after).after_s == seconds
+
+
+@pytest.mark.parametrize("after", ["", "soon", "-1s", -1, True, None, float("nan"), "20000d"])
+def test_a_snooze_for_no_time_is_refused_at_the_call(after: Any) -> None:
+    with pytest.raises(InvalidMessage, match="after"):
+        Snooze(after)
+
+
+def test_declarations_that_cannot_work_are_refused(working: Pipeline) -> None:
+    with pytest.raises(DeclarationError, match=r"pipeline\.worker"):
+        working.consumer(reads=JOBS, name="c")(lambda _session, _records: None)  # type: ignore[call-overload]
+    for options in ({"concurrency": 0}, {"lease_s": 0}, {"limit_s": -1}, {"attempts": 0}):
+        with pytest.raises(DeclarationError, match=next(iter(options))):
+            declare(working, **options)
+    declare(working)
+    with pytest.raises(DeclarationError, match="already"):
+        declare(working, name="second")
+    assert DeadLetter("why").reason == "why"
