@@ -39,7 +39,7 @@ def declare(pipeline: Pipeline, **options: Any) -> Callable[..., Any]:
     return receipts
 
 
-def stage_job(session: Session, tenant: str = "acme", key: str = "k", **data: Any) -> None:
+def stage_job(session: Session, tenant: str = "acme", key: str = "k", **data: int | bool) -> None:
     stage(session, JOBS, action="send", object="receipt", key=key, data=data, tenant=tenant)
 
 
@@ -168,14 +168,33 @@ def test_a_job_whose_deadline_has_passed_is_a_dead_letter_in_postgres(
     assert (bench.unfinished, bench.effects, bench.queue.dead_letters()) == ([], [], [])
 
 
-def test_status_counts_what_a_worker_has_done(
-    working: Pipeline, bench: Bench, database_url: str, redis_url: str
+def test_status_counts_what_a_worker_has_done_and_how_far_it_is(
+    working: Pipeline,
+    sessions: sessionmaker[Session],
+    bench: Bench,
+    database_url: str,
+    redis_url: str,
 ) -> None:
-    declare(working, attempts=1)
-    bench.stage(5, data={})
-    bench.stage(1, data={"fails": True})
-    with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
-        worker.drain()
+    assert bench.effects == []
+
+    @working.worker(reads=JOBS, attempts=1)
+    def receipts(_: Session, job: Job) -> Snooze | None:
+        if job.data.get("fails"):
+            raise ValueError
+        return Snooze("1h") if job.data.get("snoozes") else None
+
+    with sessions.begin() as session:
+        for word in ["", "", "fails", "snoozes", "", "", ""]:
+            stage(
+                session,
+                JOBS,
+                action="send",
+                object="receipt",
+                key="k",
+                data={word: True},
+                tenant="t",
+            )
+    drained(working, database_url, redis_url, allow_dead_letters=True)
     with (
         connect_postgres(database_url, application="test") as connection,
         connect_redis(redis_url) as client,

@@ -13,6 +13,7 @@ from time import monotonic
 import pytest
 
 from fixtures.jobs import Bench
+from penstock.crashpoints import JOB_CRASH_POINTS
 from penstock.testing import eventually
 
 pytestmark = pytest.mark.slow
@@ -78,7 +79,7 @@ def work(tmp_path: Path, database_url: str, redis_url: str) -> Iterator[Work]:
         process.wait()
 
 
-@pytest.mark.parametrize("point", ["jobs.after_apply", "jobs.before_commit", "jobs.after_commit"])
+@pytest.mark.parametrize("point", JOB_CRASH_POINTS)
 def test_a_worker_killed_around_its_commit_leaves_one_effect(
     work: Work, bench: Bench, point: str
 ) -> None:

@@ -167,3 +167,18 @@ SELECT %(consumer)s, r.channel, r.shard, r.id, r.id, r.key, r.action, r.object, 
        r.created_at, %(reason)s, %(attempts)s
 FROM finished
 JOIN {schema}.staged_records r USING (id);
+
+-- :name done_up_to
+-- The offset before the first record of a queue that is not done, among the next ones behind a checkpoint.
+WITH following AS (
+    SELECT j.first_offset + n.position - 1 AS "offset", n.id
+    FROM {schema}.journal j,
+    LATERAL unnest(j.record_ids) WITH ORDINALITY AS n (id, position)
+    WHERE j.channel = %(channel)s AND j.shard = %(shard)s
+      AND j.last_offset > %(after)s AND j.first_offset <= %(after)s + %(records)s
+      AND j.first_offset + n.position - 1 BETWEEN %(after)s + 1 AND %(after)s + %(records)s
+)
+SELECT coalesce(
+           (SELECT min("offset") - 1 FROM following JOIN {schema}.staged_records r USING (id)),
+           (SELECT max("offset") FROM following)
+       );

@@ -292,7 +292,7 @@ class JobDeliverer:
         trouble, policy = NO_TROUBLE, Policy(attempts=1)
         while True:
             try:
-                return self._transaction.apply([shard], plan, name="letters")
+                return self._transaction.apply([shard], plan)
             except NotApplied as failed:
                 decision = decide(policy, 1, trouble, failed.outcome)
                 if not (isinstance(failed.outcome, Conflict) and isinstance(decision, Retry)):

@@ -1,21 +1,25 @@
 """What a worker writes in Postgres beside effects: dead letters, halts and counts, at the checkpoints' rows.
 
-A checkpoint of a worker stands still: what is done is said by the staged rows.  Its row has the counts that ``penstock
-status`` shows, and the reason why a shard is halted.
+What is done is said by the staged rows.  The checkpoint's row follows them now and then, for ``penstock status``: up to the
+first record that is not done; and it has the counts, and the reason why a shard is halted.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.consuming.brake import brake
-from penstock.consuming.checkpoints import Advance, Checkpoints
+from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
 from penstock.consuming.dead_letters import DeadLetters
 from penstock.consuming.delivery import Conflict
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.transaction import Locked, Plan, Planner
 from penstock.database.executor import Executor
+from penstock.database.statements import statements
 from penstock.declarations import WorkerSpec
-from penstock.records import RecordId, Scope, ShardName
+from penstock.records import Offset, RecordId, Scope, ShardName
+
+MAX_FOLLOWED = 5_000
+"""Most records that a checkpoint follows at once."""
 
 
 class ShardLocked(Exception):
@@ -42,6 +46,7 @@ class JobLetters:
         self._worker = worker
         self._checkpoints = Checkpoints(worker, scope)
         self._dead_letters = DeadLetters(worker, scope)
+        self._sql = statements("penstock.consuming", scope.schema)
 
     def dead_letter(
         self,
@@ -86,16 +91,32 @@ class JobLetters:
         return planner
 
     def count(self, shard: ShardName, applied: int, skipped: int) -> Planner[bool]:
-        """Counts jobs; false if another process writes to the row, so that they have to be counted later."""
+        """Counts jobs, and moves the checkpoint; false if another process writes to the row: they are to be counted later."""
 
-        def planner(_: Executor, locked: Locked) -> Plan[bool]:
+        def planner(executor: Executor, locked: Locked) -> Plan[bool]:
             checkpoint = locked.get(shard)
             if checkpoint is None:
                 return Plan(result=False)
-            advance = Advance(checkpoint, checkpoint.offset, applied=applied, skipped=skipped)
-            return Plan(result=True, advances=[advance])
+            to = self._done_up_to(executor, checkpoint)
+            advance = Advance(checkpoint, to, applied=applied, skipped=skipped)
+            moves = applied or skipped or to > checkpoint.offset
+            return Plan(result=True, advances=[advance] if moves else [])
 
         return planner
+
+    def _done_up_to(self, executor: Executor, checkpoint: Checkpoint) -> Offset:
+        """Up to where all of a shard's records are done, as far as one statement looks."""
+        shard = checkpoint.shard
+        [(found,)] = executor.execute(
+            self._sql["done_up_to"],
+            {
+                "channel": shard.channel,
+                "shard": shard.shard,
+                "after": checkpoint.offset,
+                "records": MAX_FOLLOWED,
+            },
+        )
+        return checkpoint.offset if found is None else Offset(max(found, checkpoint.offset))
 
 
 def busy() -> NotApplied:

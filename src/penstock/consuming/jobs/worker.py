@@ -315,12 +315,16 @@ class QueueWorker(Worker[Job[Any]]):
         """Writes what was done since the last time; what cannot be written now is written later."""
         assert self._transaction is not None
         counts = self._book.uncounted()
-        for shard in {shard for shard, _ in counts}:
-            plan = self._letters.count(shard, counts[shard, "applied"], counts[shard, "skipped"])
-            with suppress(NotApplied):
-                if self._transaction.apply([shard], plan, name="letters"):
-                    del counts[shard, "applied"], counts[shard, "skipped"]
-        self._book.count_again(counts)
+        try:
+            for shard in self._shards:
+                plan = self._letters.count(
+                    shard, counts[shard, "applied"], counts[shard, "skipped"]
+                )
+                with suppress(NotApplied):
+                    if self._transaction.apply([shard], plan):
+                        del counts[shard, "applied"], counts[shard, "skipped"]
+        finally:
+            self._book.count_again(counts)
 
     def _bury_dead(self) -> None:
         """Makes messages that died in Redis dead letters in Postgres."""
@@ -337,7 +341,7 @@ class QueueWorker(Worker[Job[Any]]):
                     name, RecordId(int(message.id)), dead.reason, message.attempts, lambda: True
                 )
                 with suppress(NotApplied):  # it is tried again
-                    self._transaction.apply([name], plan, name="letters")
+                    self._transaction.apply([name], plan)
                     buried.append(message.id)
             if buried:
                 run_steps(self._client, shard.delete(buried), what)
