@@ -113,7 +113,7 @@ class Job(Generic[Payload]):
         data_json: The payload as JSON text, as it came out of Postgres.
         headers_json: The headers as JSON text, Penstock's own among them; empty if there are none.
         since_ms: When it was written to the queue, or was due if that was later: milliseconds since 1970 (UTC).
-        deadline_ms: When it is given up, likewise; 0 if it has no deadline.
+        deadline_ms: From when on it is dead-lettered instead of handed over, likewise; 0 if it has no deadline.
     """
 
     channel: str
@@ -181,7 +181,7 @@ class Job(Generic[Payload]):
 
     @property
     def deadline(self) -> datetime | None:
-        """When it is given up; None if it has no deadline."""
+        """From when on it is dead-lettered instead of handed over; None if it has no deadline."""
         return datetime.fromtimestamp(self.deadline_ms / 1000, UTC) if self.deadline_ms else None
 
     @property

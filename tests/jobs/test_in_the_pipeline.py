@@ -14,8 +14,9 @@ from penstock import DeadLetter, Job, Pipeline, Snooze, stage, stage_many
 from penstock.channels.server import connect_redis
 from penstock.consuming import QueueWorker
 from penstock.database.connections import connect_postgres
-from penstock.errors import DeclarationError, InvalidMessage
+from penstock.errors import DeclarationError, InvalidMessage, Refused
 from penstock.operating import dead_letters
+from penstock.operating.reset import reset_checkpoint
 from penstock.operating.status import status
 from penstock.testing import assert_not_staged, assert_staged, drained, eventually, make_job
 
@@ -137,7 +138,7 @@ def test_a_dead_letter_of_a_queue_is_staged_again_for_its_tenant(
     [(record, tenant, attempts, reason)] = bench.letters
     assert (tenant, attempts, reason) == ("acme", 1, "ValueError: poison")
 
-    bench.connection.execute("UPDATE penstock.dead_letters SET data = '{}'")  # it is mended
+    bench.connection.execute("UPDATE penstock.dead_letters SET data = '{}'")  # it is repaired
     letters = dead_letters.of_consumer(bench.connection, "receipts")
     assert str(letters[0].place) == f"jobs/0 offset {record}"
     assert dead_letters.read_record(bench.connection, letters[0]) is not None
@@ -241,6 +242,22 @@ def test_so_many_dead_letters_in_a_row_halt_the_queue(
     [(halted,)] = bench.rows("SELECT halted FROM penstock.checkpoints")
     assert halted.startswith("3 dead letters in a row")
     assert len(bench.unfinished) == 7
+
+
+def test_resuming_a_halted_queue_keeps_its_dead_letters(
+    working: Pipeline, bench: Bench, database_url: str, redis_url: str
+) -> None:
+    """Their numbers are ids, which lie beyond any checkpoint."""
+    declare(working, attempts=1, halt_after=3, concurrency=1)
+    ids = bench.stage(4, data={"fails": True})
+    with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
+        worker.drain()
+    with connect_postgres(database_url, application="test") as connection:
+        [move] = reset_checkpoint(connection, "receipts", resume=True, apply=True)
+        assert (move.resumes, move.dead_letters) == (True, 0)
+        assert [record for record, *_ in bench.letters] == ids[:3]
+        with pytest.raises(Refused, match="dead-letters retry"):
+            reset_checkpoint(connection, "receipts", "earliest")
 
 
 def test_a_job_for_a_unit_test_reads_as_if_it_had_been_staged() -> None:

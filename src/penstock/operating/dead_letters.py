@@ -4,7 +4,7 @@ A retry is like a first delivery: the handler's effects and the removal of the d
 the checkpoint's row meanwhile, as the worker does, so that no later record of the key is parked at that moment.  Records
 of one key are retried in the order of the log; after one that fails, the others of its key stay.
 
-A dead letter of a queue is staged again instead: as a new record of its tenant, which waits for its turn like any other.
+A dead letter of a queue is staged again instead: as a new record, at the end of its tenant's line.
 """
 
 from collections.abc import Iterable, Sequence

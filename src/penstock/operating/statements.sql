@@ -101,8 +101,10 @@ SELECT c.channel, c.shard, c."offset", c.halted,
        ARRAY(SELECT d."offset"
              FROM {schema}.dead_letters d
              WHERE d.consumer = c.consumer AND d.channel = c.channel AND d.shard = c.shard
-             ORDER BY d."offset")
+             ORDER BY d."offset"),
+       k.kind
 FROM {schema}.checkpoints c
+JOIN {schema}.channels k USING (channel)
 CROSS JOIN LATERAL {schema}.journal_bounds(c.channel, c.shard) AS journal
 WHERE c.consumer = %(consumer)s
 ORDER BY c.channel, c.shard;
@@ -116,10 +118,12 @@ ORDER BY channel, shard
 FOR UPDATE;
 
 -- :name move_checkpoint
--- Dead letters beyond the new checkpoint are deleted: their records are delivered again.
+-- Dead letters of a log beyond the new checkpoint are deleted: their records are delivered again.  Those of members and jobs
+-- are numbered otherwise, and are delivered by nobody else.
 WITH letters AS (
     DELETE FROM {schema}.dead_letters
     WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" > %(offset)s
+      AND channel IN (SELECT channel FROM {schema}.channels WHERE kind = 'log')
 )
 UPDATE {schema}.checkpoints
 SET "offset" = %(offset)s,

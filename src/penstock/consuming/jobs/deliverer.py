@@ -75,7 +75,7 @@ class Ended:
     Attributes:
         lease: Its lease.
         what: What has become of the job.
-        settlement: What the queue is to be told; None if the lease is not ours any more.
+        settlement: How it is settled; None if the lease is not ours any more.
         halted: Why its shard is halted now; None if it is not.
     """
 

@@ -210,6 +210,8 @@ class QueueWorker(Worker[Job[Any]]):
         else:
             self._read(room, block_s)
         consumed = self._book.collect()
+        if not consumed.idle:
+            self._backoff = 0.0
         for shard in consumed.halted:
             self._leave_out_shards()
             # Not the reason: it may hold what the handler said of a payload.
@@ -243,7 +245,7 @@ class QueueWorker(Worker[Job[Any]]):
         self._book.take(leases)
         for lease in leases:
             self._lanes.put(lease)
-        if leases or self._book.is_idle:
+        if self._book.is_idle:
             self._backoff = 0.0
 
     def _rest_s(self) -> float:

@@ -84,7 +84,7 @@ def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have
 
     Raises:
         Unknown: There is no such consumer or shard.
-        Refused: The offset is outside the journal, or one offset was given for several shards.
+        Refused: The offset is outside the journal, one offset was given for several shards, or the channel is a queue.
         ServerUnavailable: Postgres does not answer.
     """
     sql = statements("penstock.operating", scope.schema)
@@ -168,7 +168,12 @@ def _plan(rows: list[tuple[Any, ...]], request: _Request) -> tuple[CheckpointMov
 
 
 def _plan_move(row: tuple[Any, ...], request: _Request) -> CheckpointMove:
-    channel, shard, before, halted, earliest, latest, letters = row
+    channel, shard, before, halted, earliest, latest, letters, kind = row
+    if kind == "queue" and request.to is not None:
+        raise Refused(
+            f"{ShardName(channel, Shard(shard))} is of a queue: no checkpoint decides which of its jobs are done, and those that are "
+            "cannot be done again. Dead letters can: penstock dead-letters retry"
+        )
     ends = {None: before, "earliest": earliest, "latest": latest}
     after = request.to if isinstance(request.to, int) else ends[request.to]
     if not earliest <= after <= latest and after != before:
@@ -184,6 +189,6 @@ def _plan_move(row: tuple[Any, ...], request: _Request) -> CheckpointMove:
         after,
         again=max(0, before - after),
         passed_over=max(0, after - before),
-        dead_letters=sum(offset > after for offset in letters),
+        dead_letters=sum(offset > after for offset in letters) if kind == "log" else 0,
         resumes=request.resume and halted is not None,
     )
