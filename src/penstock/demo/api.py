@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from penstock.database.connections import make_engine
 from penstock.database.errors import ErrorKind, classify
-from penstock.demo.rides import Ride, pipeline
+from penstock.demo.rides import Booking, Ride, assign_driver, pipeline
 
 CENTS_A_METRE = 2
 
@@ -53,6 +53,7 @@ class Api:
             ride.charge(round(distance * CENTS_A_METRE))
             session.add(ride)
             session.flush()
+            session.add(Booking(ride_id=ride.id, driver=assign_driver()))
             message = f"Payment accepted. Your pilot is on their way! distance={distance}m"
             return JSONResponse({"message": message, "id": ride.id}, 201)
 

@@ -6,7 +6,7 @@ from typing import Any
 from penstock.channels.log import extents
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
-from penstock.demo.rides import CANONICAL_COPIES, pipeline, rides
+from penstock.demo.rides import CANONICAL_COPIES, FLOODING, pipeline, rides
 
 CONSUMERS = tuple(
     sorted(name for name, spec in pipeline.consumers.items() if spec.channel == rides)
@@ -75,6 +75,19 @@ SELECT (SELECT count(*) FROM rocket_rides_log.staged_records WHERE channel = 'ri
               (TABLE rocket_rides.late_copies EXCEPT {CANONICAL_COPIES})) AS different)
 """
 
+_RECEIPTS = """
+SELECT (SELECT count(*) FROM rocket_rides.bookings),
+       (SELECT count(*) FROM rocket_rides.receipts),
+       (SELECT count(*)
+        FROM rocket_rides.bookings b
+        WHERE NOT EXISTS (SELECT FROM rocket_rides.receipts r WHERE r.ride_id = b.ride_id AND r.driver = b.driver)),
+       (SELECT count(*) - count(DISTINCT ride_id) FROM rocket_rides.receipts)
+     + (SELECT count(*)
+        FROM rocket_rides.receipts r
+        WHERE NOT EXISTS (SELECT FROM rocket_rides.bookings b WHERE b.ride_id = r.ride_id)),
+       (SELECT count(*) FROM rocket_rides.bookings WHERE driver = %(flooding)s)
+"""
+
 _LATENCIES = """
 SELECT percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY latency_us / 1000.0)
 FROM rocket_rides.effects
@@ -102,6 +115,25 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class Receipts:
+    """The work of the queue.
+
+    Attributes:
+        booked: Bookings: jobs that were committed.
+        sent: Receipts.
+        lost: Bookings without a receipt.
+        doubled: Superfluous receipts.
+        flooding: Bookings of the driver who has most of them.
+    """
+
+    booked: int
+    sent: int
+    lost: int
+    doubled: int
+    flooding: int
+
+
+@dataclass(frozen=True, slots=True)
 class Audit:
     """The state of the demo.
 
@@ -115,6 +147,7 @@ class Audit:
         consumers: For each consumer its counts, its total, and how many records it lost or doubled.
         index: The copy of the Ick's consumer.
         late_consumer: The copy of the consumer that begins with the tables; its position is 0 before it has begun.
+        receipts: The work of the queue.
         p50_ms: Median time from staging to handler, in milliseconds.
         p99_ms: 99th percentile of the same.
     """
@@ -128,18 +161,20 @@ class Audit:
     consumers: dict[str, dict[str, int]]
     index: Copy
     late_consumer: Copy
+    receipts: Receipts
     p50_ms: float
     p99_ms: float
 
     @property
     def lost(self) -> int:
-        """Committed records without effect, over all consumers."""
-        return sum(consumer["lost"] for consumer in self.consumers.values())
+        """Committed records without effect, over all consumers and the queue."""
+        return sum(consumer["lost"] for consumer in self.consumers.values()) + self.receipts.lost
 
     @property
     def doubled(self) -> int:
-        """Superfluous effects, over all consumers."""
-        return sum(consumer["doubled"] for consumer in self.consumers.values())
+        """Superfluous effects, over all consumers and the queue."""
+        doubled = sum(consumer["doubled"] for consumer in self.consumers.values())
+        return doubled + self.receipts.doubled
 
     @property
     def out_of_order(self) -> int:
@@ -148,11 +183,12 @@ class Audit:
 
     @property
     def settled(self) -> bool:
-        """Every committed record is before every consumer's checkpoint."""
+        """Every committed record is before every consumer's checkpoint, and every job is done."""
         return (
             self.staged == self.sequenced
             and all(c["position"] == self.staged for c in self.consumers.values())
             and self.index.position == self.index.records
+            and not self.receipts.lost
         )
 
     @property
@@ -181,6 +217,7 @@ def audit(connection: Connection, client: RedisClient) -> Audit:
         consumers = {name: _consumer(connection, name) for name in CONSUMERS}
         index = _copy(connection, INDEX, _INDEX)
         late_consumer = _copy(connection, LATE_CONSUMER, _LATE_CONSUMER)
+        [receipts] = connection.execute(_RECEIPTS, {"flooding": FLOODING})
         [(latencies,)] = connection.execute(_LATENCIES)
     p50, p99 = latencies or (0.0, 0.0)
     published = sum(extent.tail for extent in log.values())
@@ -194,6 +231,7 @@ def audit(connection: Connection, client: RedisClient) -> Audit:
         consumers,
         index,
         late_consumer,
+        Receipts(*receipts),
         float(p50),
         float(p99),
     )

@@ -1,5 +1,9 @@
-"""The application: rides, staged to a log that two consumers read, and marked in an Ick that a third consumer reads."""
+"""The application: rides, staged to a log that two consumers read, and marked in an Ick that a third consumer reads.
 
+Each booking is a job in a queue, whose tenants are the drivers: one of them has more than half of the bookings.
+"""
+
+import random
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -8,13 +12,16 @@ from sqlalchemy import BigInteger, Identity, MetaData, Text, bindparam, text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from penstock import Ick, Log, Pipeline, Record
+from penstock import Ick, Job, Log, Pipeline, Queue, Record
 from penstock.demo import faults
 
 SCHEMA = "rocket_rides"
 rides = Log("rides", shards=4, keep=timedelta(days=1))
 ride_index = Ick("ride-index", shards=2, keep=timedelta(days=1))
-pipeline = Pipeline([rides, ride_index], schema="rocket_rides_log", namespace="rocket_rides")
+receipts = Queue("ride-receipts", streams=8, hand=2)
+pipeline = Pipeline(
+    [rides, ride_index, receipts], schema="rocket_rides_log", namespace="rocket_rides"
+)
 
 
 class Base(DeclarativeBase):
@@ -43,6 +50,25 @@ class Ride(Base):
         self.amount_cents = cents
 
 
+class Booking(Base):
+    """A ride when it is booked: its driver gets a receipt, even if the ride is cancelled later."""
+
+    __tablename__ = "bookings"
+
+    ride_id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    driver: Mapped[str] = mapped_column(Text)
+
+
+FLOODING = "driver-0"
+"""The driver who has more than half of the bookings."""
+
+
+def assign_driver() -> str:
+    """A driver for a ride."""
+    dice = random.random()  # noqa: S311  not for secrets
+    return FLOODING if dice < 0.6 else f"driver-{1 + int(dice * 1000) % 40}"  # noqa: PLR2004
+
+
 def _data(ride: Ride) -> dict[str, Any]:
     return {
         "id": ride.id,
@@ -54,6 +80,7 @@ def _data(ride: Ride) -> dict[str, Any]:
 
 pipeline.stages(Ride, to=rides, key="id", data=_data)
 pipeline.marks_dirty(Ride, to=ride_index, key="id")
+pipeline.stages(Booking, to=receipts, on="insert", tenant="driver", data=["ride_id"])
 
 CONSUMER_TABLES = """
 CREATE TABLE rocket_rides.totals (consumer text PRIMARY KEY, total_cents bigint NOT NULL);
@@ -65,6 +92,8 @@ CREATE VIEW rocket_rides.indexable AS
 SELECT id AS ride_id, amount_cents,
        to_tsvector('simple', concat_ws(' ', 'ride', id, status, amount_cents / 100, 'dollars')) AS words
 FROM rocket_rides.rides;
+-- No primary key: a receipt that is sent twice has two rows.
+CREATE TABLE rocket_rides.receipts (ride_id bigint NOT NULL, driver text NOT NULL);
 -- No primary key: a record that takes effect twice has two rows.
 CREATE TABLE rocket_rides.effects (consumer text NOT NULL, record_id bigint NOT NULL, shard int NOT NULL,
                                    "offset" bigint NOT NULL, latency_us bigint NOT NULL,
@@ -159,6 +188,15 @@ def ride_copies(session: Session, records: Sequence[Record]) -> None:
 def index_rides(session: Session, members: Sequence[str]) -> None:
     """A search index: shows any mark that is lost.  It receives the ids of dirty rides and reads their rows."""
     session.execute(_INDEX, {"ids": [int(member) for member in members]})
+
+
+@pipeline.worker(reads=receipts, lease_s=5.0)
+def send_receipts(session: Session, job: Job) -> None:
+    """A receipt for each booking: shows any job that is lost or done twice."""
+    session.execute(
+        text("INSERT INTO rocket_rides.receipts VALUES (:ride_id, :driver)"),
+        {"ride_id": job.data["ride_id"], "driver": job.tenant},
+    )
 
 
 @pipeline.reconciliation(

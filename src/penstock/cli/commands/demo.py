@@ -110,6 +110,7 @@ def _format_line(progress: "DemoProgress") -> str:
     now = progress.audit
     counts = {name: consumer["applied"] for name, consumer in now.consumers.items()}
     counts["ride-index"] = now.index.applied
+    counts["send-receipts"] = now.receipts.sent
     if now.late_consumer.position:
         counts["ride-late"] = now.late_consumer.applied
     drift = f", drift repaired {progress.drift.repaired}" if progress.drift else ""
@@ -133,6 +134,8 @@ def _format_table(progress: "DemoProgress") -> str:
         for name, c in now.consumers.items()
     ]
     rows.append(_copy_row("ride-index", now.index))
+    waiting = f"{now.receipts.booked - now.receipts.sent:,}"
+    rows.append(("send-receipts", f"{now.receipts.sent:,}", "", waiting, ""))
     if now.late_consumer.position:
         rows.append(_copy_row("ride-late", now.late_consumer))
     rows.append(("canonical", f"{now.staged:,}", "", "", _format_money(now.canonical_cents)))
@@ -163,6 +166,8 @@ def _format_verdict(progress: "DemoProgress") -> str:
         f"lost {now.lost}, doubled {now.doubled}, out of order {now.out_of_order}\n"
         f"index: {now.index.records:,} marks, {now.index.applied:,} members brought up to date, "
         f"{now.index.different} rows different from the table\n"
+        f"queue: {now.receipts.booked:,} receipts, {now.receipts.flooding:,} of them for one driver, "
+        f"lost {now.receipts.lost}, doubled {now.receipts.doubled}\n"
         f"{_format_drift(progress)}"
     ).rstrip()
 
@@ -204,6 +209,7 @@ def _to_json(progress: "DemoProgress") -> dict[str, Any]:
             "different": now.index.different,
             "equal": not now.index.different,
         },
+        "queue": asdict(now.receipts),
         "late_consumer": {
             "applied": now.late_consumer.applied,
             "total": _format_money(now.late_consumer.total_cents),
