@@ -49,7 +49,7 @@ local function read_entry(record)
 end
 
 local function delete_entry(record)
-  local key = KEYS[streams + record.stream]
+  local key = record.stream >= 0 and KEYS[streams + record.stream]
   if key then
     call_or_nil("XDEL", key, record.entry)
   end
