@@ -36,12 +36,15 @@ local function save_record(id, record)
   redis.call("HSET", messages, id, pack_record(record))
 end
 
+-- The key of the stream that holds a message's body; nil if the body is parked.
+local function stream_key(record)
+  return record.stream >= 0 and KEYS[streams + record.stream] or nil
+end
+
 -- The payload and headers of a message that waits or is leased; nil if they are gone.
 local function read_entry(record)
-  if not KEYS[streams + record.stream] then
-    return nil
-  end
-  local entries = call_or_nil("XRANGE", KEYS[streams + record.stream], record.entry, record.entry)
+  local key = stream_key(record)
+  local entries = key and call_or_nil("XRANGE", key, record.entry, record.entry)
   local fields = entries and entries[1] and entries[1][2]
   if fields then
     return fields[8], fields[10]
@@ -49,7 +52,7 @@ local function read_entry(record)
 end
 
 local function delete_entry(record)
-  local key = record.stream >= 0 and KEYS[streams + record.stream]
+  local key = stream_key(record)
   if key then
     call_or_nil("XDEL", key, record.entry)
   end

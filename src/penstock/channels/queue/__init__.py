@@ -9,10 +9,13 @@ letter.  A lease that ends by itself gives the message to another reader, and th
     shard         operations, as calls of scripts: ``lua/queue/``
     running       drives them, plain or with asyncio
     leases        what a reader holds, and its heartbeat
+    rounds        what a reader remembers between two rounds
     reading       rounds and waits
+    adopting      moves a plain stream into a queue
     queue, aio    ``FairQueue`` and ``AsyncFairQueue``
 """
 
+from penstock.channels.queue.adopting import PlainStream
 from penstock.channels.queue.aio import AsyncFairQueue, AsyncLease, AsyncReader
 from penstock.channels.queue.hands import choose_hand, odds_of_sharing
 from penstock.channels.queue.messages import (
@@ -38,6 +41,7 @@ __all__ = [
     "Lease",
     "Message",
     "NewMessage",
+    "PlainStream",
     "QueueStats",
     "Reader",
     "TenantLimits",

@@ -20,7 +20,7 @@ from penstock.channels.queue.messages import (
     Written,
     checked_text,
 )
-from penstock.channels.queue.reading import CLUSTER_POLL_S, ReaderOptions, Rounds
+from penstock.channels.queue.rounds import CLUSTER_POLL_S, ReaderOptions, Rounds
 from penstock.channels.queue.running import run, run_async
 from penstock.channels.queue.shape import QueueShape, in_order, worker_name
 from penstock.channels.queue.shard import QueueShard, Settlement, Steps

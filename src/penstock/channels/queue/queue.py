@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from penstock.channels.queue.adopting import PlainStream, adopt
 from penstock.channels.queue.messages import (
     DeadMessage,
     NewMessage,
@@ -11,8 +12,8 @@ from penstock.channels.queue.messages import (
     checked_text,
 )
 from penstock.channels.queue.reading import Reader
-from penstock.channels.queue.running import run
-from penstock.channels.queue.shape import QueueShape, in_order, worker_name
+from penstock.channels.queue.running import run, write_messages
+from penstock.channels.queue.shape import QueueShape, worker_name
 from penstock.channels.queue.shard import QueueShard, Steps
 from penstock.channels.queue.stats import Explanation, QueueStats, explanation, sum_stats
 from penstock.channels.server import RedisClient, redis_errors
@@ -79,10 +80,7 @@ class FairQueue:
             ServerUnavailable: Redis does not answer; writing the same messages again is safe.
             ForeignQueue: A key of the queue holds something else.
         """
-        results: dict[int, Written] = {}
-        for shard, places, some in self._shape.by_shard(messages):
-            results.update(zip(places, self._run(shard, shard.write(some), "writing"), strict=True))
-        return in_order(messages, results)
+        return write_messages(self._client, self._shape, messages)
 
     def reader(self, name: str = "", **options: Any) -> Reader:
         """A reader; ``options`` are those of ``Reader``.
@@ -92,6 +90,20 @@ class FairQueue:
             options: See ``Reader``.
         """
         return Reader(self._client, self._shape, worker=worker_name(name), **options)
+
+    def adopt(self, plain: PlainStream) -> int | None:
+        """Moves up to 100 entries of a plain stream into the queue; see ``penstock.channels.queue.adopting``.
+
+        Returns:
+            How many; None once there is nothing left to move or to wait for.
+
+        Raises:
+            InvalidMessage: An entry cannot become a message.
+            TenantFull: An entry's tenant has as many bytes in the queue as it may have.
+            ServerUnavailable: Redis does not answer; calling again is safe.
+            ForeignLog: The stream's key holds another type.
+        """
+        return adopt(self._client, plain, self.write_many)
 
     def delete(self, tenant: str, ids: Sequence[str]) -> list[str]:
         """Deletes messages, in whatever state: ``waiting``, ``leased`` (its reader finds the lease stale), ``delayed``, ``dead``.

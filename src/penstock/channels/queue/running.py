@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 import redis
 from redis.client import NEVER_DECODE
 
+from penstock.channels.queue.messages import NewMessage, Written
+from penstock.channels.queue.shape import QueueShape, in_order
 from penstock.channels.queue.shard import Steps
 from penstock.channels.scripts import Script, script
 from penstock.channels.server import REDIS_ERRORS, RedisClient, translate_error
@@ -41,6 +43,17 @@ def run(client: RedisClient, steps: Steps[T], what: str) -> T:
     except StopIteration as stop:
         result: T = stop.value
         return result
+
+
+def write_messages(
+    client: RedisClient, shape: QueueShape, messages: Sequence[NewMessage]
+) -> list[Written]:
+    """Writes messages to their shards; the results come in the order of the messages.  Raises as ``run``."""
+    results: dict[int, Written] = {}
+    for shard, places, some in shape.by_shard(messages):
+        written = run(client, shard.write(some), f"writing queue {shape.name}/{shard.number}")
+        results.update(zip(places, written, strict=True))
+    return in_order(messages, results)
 
 
 async def run_async(client: Any, steps: Steps[T], what: str) -> T:
