@@ -14,6 +14,9 @@ MAX_NAME_BYTES = 256
 MAX_PAYLOAD_BYTES = 1024 * 1024
 """Largest payload, and largest headers, in bytes."""
 
+WEIGHTS = 0.001, 1_000.0
+"""Least and greatest weight: beyond, one tenant would move the virtual time of all by years."""
+
 MAX_DELAY_S = 10 * 365 * 86_400.0
 
 
@@ -75,17 +78,12 @@ class NewMessage:
         checked_text("id", self.id)
         self._check_size("payload", self.payload, (bytes, str))
         self._check_size("headers", self.headers, (str,))
-        if not 0 <= self.delay_s <= MAX_DELAY_S:
-            raise InvalidMessage(
-                "delay_s", f"is {self.delay_s}; it takes 0 to {MAX_DELAY_S:,.0f} seconds"
-            )
+        checked_delay(self.delay_s)
         if self.due is not None and self.delay_s:
             raise InvalidMessage("due", "and delay_s exclude each other")
         for name, moment in (("due", self.due), ("deadline", self.deadline)):
-            if moment is not None and moment.tzinfo is None:
-                raise InvalidMessage(
-                    name, f"is {moment}, without a time zone; give one, for example UTC"
-                )
+            if moment is not None:
+                _check_moment(name, moment)
         if self.unique is not None:
             self._check_unique(self.unique)
 
@@ -96,7 +94,7 @@ class NewMessage:
                 name,
                 f"is {type(value).__name__}; it takes {' or '.join(t.__name__ for t in types)}",
             )
-        size = len(value if isinstance(value, bytes) else str(value).encode())
+        size = len(value if isinstance(value, bytes) else _utf8(name, str(value)))
         if size > MAX_PAYLOAD_BYTES:
             raise InvalidMessage(
                 name,
@@ -105,14 +103,54 @@ class NewMessage:
             )
 
     @staticmethod
-    def _check_unique(unique: Unique) -> None:
+    def _check_unique(unique: object) -> None:
+        if not isinstance(unique, Unique):
+            raise InvalidMessage("unique", f"is {type(unique).__name__}; it takes Unique(name)")
         checked_text("unique.name", unique.name)
         if unique.until not in ("queued", "running", "window"):
             raise InvalidMessage(
                 "unique.until", f"is {unique.until!r}; it takes queued, running or window"
             )
-        if (unique.until == "window") != (unique.for_s > 0):
-            raise InvalidMessage("unique.for_s", "is the length of a window, and only of a window")
+        if not 0 <= unique.for_s <= MAX_DELAY_S or (unique.until == "window") != (unique.for_s > 0):
+            raise InvalidMessage(
+                "unique.for_s",
+                f"is the length of a window, up to {MAX_DELAY_S:,.0f} seconds, and only of a window",
+            )
+
+
+def _utf8(field_: str, value: str) -> bytes:
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(field_, "is not valid Unicode: it has a lone surrogate") from error
+
+
+def _check_moment(field_: str, moment: object) -> None:
+    if not isinstance(moment, datetime):
+        raise InvalidMessage(field_, f"is {type(moment).__name__}; it takes datetime")
+    if moment.tzinfo is None:
+        raise InvalidMessage(field_, f"is {moment}, without a time zone; give one, for example UTC")
+
+
+def checked_delay(delay_s: object) -> float:
+    """The delay in seconds, if a queue can take it.
+
+    Raises:
+        InvalidMessage: No number, negative, or too long.
+    """
+    if not isinstance(delay_s, int | float) or not 0 <= delay_s <= MAX_DELAY_S:
+        raise InvalidMessage("delay_s", f"is {delay_s!r}; it takes 0 to {MAX_DELAY_S:,.0f} seconds")
+    return delay_s
+
+
+def checked_count(count: int) -> None:
+    """Checks how many messages are asked for.
+
+    Raises:
+        InvalidMessage: None.
+    """
+    if count < 1:
+        raise InvalidMessage("count", f"is {count}; it takes 1 to 100")
 
 
 def checked_text(field_: str, value: object, *, may_be_empty: bool = False) -> str:
@@ -125,10 +163,7 @@ def checked_text(field_: str, value: object, *, may_be_empty: bool = False) -> s
         raise InvalidMessage(field_, f"is {type(value).__name__}; it takes str")
     if not value and not may_be_empty:
         raise InvalidMessage(field_, "is empty; it takes at least one character")
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError as error:
-        raise InvalidMessage(field_, "is not valid Unicode: it has a lone surrogate") from error
+    size = len(_utf8(field_, value))
     if "\0" in value or "\1" in value:
         raise InvalidMessage(field_, "has a control character, U+0000 or U+0001; remove it")
     if size > MAX_NAME_BYTES:
@@ -233,5 +268,10 @@ class TenantLimits:
         """
         for name in ("weight", "elastic", "in_flight", "rate", "burst", "bytes"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < 2**53:
-                raise InvalidMessage(name, f"is {value!r}; it takes more than 0")
+            least, most = WEIGHTS if name == "weight" else (0, 2**53)
+            if value is None and name not in ("weight", "burst"):
+                continue
+            if not isinstance(value, int | float) or not least <= value < most or value == 0:
+                raise InvalidMessage(
+                    name, f"is {value!r}; it takes a number above {least:g} and below {most:g}"
+                )
