@@ -115,6 +115,7 @@ class Model(RuleBasedStateMachine):
         self.probe = Probe(self.client, streams=4, hand=2)
         self.world = World()
         self.requests: dict[str, tuple[str, list[Given]]] = {}
+        self.taken_at: dict[str, float] = {}
         self.held: list[Given] = []
         self.ended: list[str] = []
 
@@ -186,6 +187,7 @@ class Model(RuleBasedStateMachine):
         self._check_taken(taken, count)
         if taken:
             self.requests[worker] = (request, taken)
+            self.taken_at[worker] = self._now()
         self.held += taken
 
     def _check_taken(self, taken: list[Given], count: int) -> None:
@@ -221,6 +223,8 @@ class Model(RuleBasedStateMachine):
         """The reply was lost: the same request returns what is still its own."""
         worker = data.draw(st.sampled_from(sorted(self.requests)))
         request, taken = self.requests[worker]
+        if self._now() - self.taken_at[worker] > 3_000_000:
+            return  # a sweep forgets after an hour what a worker has asked for
         again = self.probe.take(5, worker, request=request)
 
         messages = self.world.messages
