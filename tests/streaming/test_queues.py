@@ -15,7 +15,7 @@ from fixtures.flow import retain_now
 from penstock import Log, Pipeline, Queue, Unique, stage, stage_many
 from penstock.channels.queue import FairQueue, TenantLimits
 from penstock.channels.server import RedisClient, connect_redis
-from penstock.crashpoints import install_crashpoint
+from penstock.crashpoints import QUEUE_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection
 from penstock.streaming import Streamer
 
@@ -399,10 +399,8 @@ class Killed(BaseException):
     "point",
     [
         "publisher.before_append",
-        "queues.after_waiting",
-        "queues.after_write",
         "publisher.after_append",
-        "queues.after_feed",
+        *QUEUE_CRASH_POINTS,
         "retention.before_commit",
     ],
 )
