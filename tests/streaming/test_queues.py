@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from fixtures.flow import retain_now
 from penstock import Log, Pipeline, Queue, Unique, stage, stage_many
 from penstock.channels.queue import FairQueue, TenantLimits
 from penstock.channels.server import RedisClient, connect_redis
+from penstock.crashpoints import QUEUE_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection
 from penstock.streaming import Streamer
 
@@ -386,3 +388,64 @@ def test_a_header_that_somebody_else_wrote_stops_nothing(
     streamer.drain()
 
     assert worker.work() == [0, 1, 2, 3, 4]
+
+
+class Killed(BaseException):
+    """Ends a streamer as a kill does: nothing of it runs afterwards."""
+
+
+@pytest.mark.parametrize("passing", [1, 3])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "publisher.before_append",
+        "publisher.after_append",
+        *QUEUE_CRASH_POINTS,
+        "retention.before_commit",
+    ],
+)
+def test_a_kill_between_two_steps_loses_nothing_and_doubles_nothing(
+    put: Put,
+    flow: Pipeline,
+    worker: Worker,
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+    point: str,
+    passing: int,
+) -> None:
+    passings = count(1)
+
+    def strike(name: str) -> None:
+        if name == point and next(passings) == passing:
+            raise Killed
+
+    def stream() -> None:
+        with Streamer(flow, database_url, redis_url) as streamer:
+            settle_down(streamer)
+            retain_now(streamer)
+            connection.execute("UPDATE penstock.waiting_records SET due = now()")
+            settle_down(streamer)
+
+    worker.queue.limit("full", TenantLimits(bytes=40))
+    install_crashpoint(strike)
+    try:
+        for start in range(0, 60, 20):
+            put(*range(start, start + 5))
+            put(*range(start + 5, start + 10), tenant="full")
+            put(start + 10, delay_s=7200)
+            put(start + 11, unique=Unique("x"))
+            try:
+                stream()
+            except Killed:
+                stream()
+            worker.work()
+    finally:
+        install_crashpoint(None)
+    for _ in range(4):
+        stream()
+        worker.work()
+
+    expected = {n for n in range(60) if n % 20 < 10 or n % 20 == 11}
+    assert sorted(worker.effects) == sorted(expected)
+    assert outstanding(connection) == worker.queue.stats().delayed == 3
