@@ -81,7 +81,23 @@ end
 if not at and start == 0 then
   return {"rebuilt"}
 end
+-- Before anything is deleted: a key that holds another type is not the queue's.
+for key, kind in pairs({
+  [messages] = "hash", [waiting] = "zset", [ready] = "zset", [over] = "zset", [blocked] = "zset", [drained] = "zset",
+  [accounts] = "hash", [limits] = "hash", [lanes] = "hash", [leases] = "zset", [delayed] = "zset", [dead] = "zset",
+  [parked] = "hash", [ages] = "zset", [deadlines] = "zset", [uniques] = "hash", [windows] = "zset", [finished] = "zset",
+  [notices] = "stream",
+}) do
+  local found_kind = redis.call("TYPE", key).ok
+  if found_kind ~= kind and found_kind ~= "none" then
+    return {"foreign", key}
+  end
+end
 begin_writing()
+if start == 1 and is_suspect then
+  -- It was interrupted, or a key has disappeared meanwhile: it begins again.
+  at = nil
+end
 at = at or begin()
 local phase, cursor = string.match(at, "^(%d+) (.*)$")
 phase = tonumber(phase)

@@ -1,8 +1,8 @@
 """Crash points: the few places where the order of two writes matters, by name.
 
 In production ``crashpoint`` does nothing.  A test installs a function that kills the process at one of them, and goes
-through all of ``CRASH_POINTS``, ``JOB_CRASH_POINTS``, ``RECONCILING_CRASH_POINTS`` and ``SPARK_CRASH_POINTS``, so that
-none is skipped.
+through all of ``CRASH_POINTS``, ``QUEUE_CRASH_POINTS``, ``JOB_CRASH_POINTS``, ``RECONCILING_CRASH_POINTS`` and
+``SPARK_CRASH_POINTS``, so that none is skipped.
 """
 
 from collections.abc import Callable
@@ -40,6 +40,13 @@ CRASH_POINTS = (
     "members.after_exchange",
 )
 """Every crash point: those of a start, then in the order in which a record passes them."""
+
+QUEUE_CRASH_POINTS = (
+    "queues.after_waiting",
+    "queues.after_write",
+    "queues.after_feed",
+)
+"""Those that only records of queues pass."""
 
 RECONCILING_CRASH_POINTS = (
     "repair.before_commit",

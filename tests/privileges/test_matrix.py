@@ -15,10 +15,12 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from fixtures.postgres import engine_url
 from fixtures.roles import LOGINS, UrlFor
-from penstock import Ick, Log, Pipeline
+from penstock import Ick, Log, Pipeline, Queue, stage
 from penstock.channels.acl import acl_grant
 from penstock.channels.ick.inspection import oldest
 from penstock.channels.log import read_newest
+from penstock.channels.queue import FairQueue
+from penstock.channels.queue.inspection import oldest_messages
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.consuming import IckWorker, LogWorker
 from penstock.database.connections import Connection, connect_postgres
@@ -34,6 +36,7 @@ from penstock.streaming import Streamer
 from penstock.verifying.bounds import read_bounds
 
 things, index = Log("things", shards=1), Ick("index", shards=1, keep=timedelta(0))
+jobs = Queue("jobs", keep=timedelta(0))
 
 
 class Base(DeclarativeBase):
@@ -46,7 +49,7 @@ class Thing(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
-pipeline = Pipeline([things, index])
+pipeline = Pipeline([things, index, jobs])
 pipeline.stages(Thing, to=things, key="id")
 EFFECT = text("INSERT INTO public.effects VALUES (:key)")
 
@@ -99,6 +102,7 @@ def stage_by_hooks(actor: Actor) -> None:
             one: Staging = {"key": "k", "action": "a", "object": "o", "data": {}}
             stage_many(session, things, [one, one])
             mark_dirty(session, index, ["m"])
+            stage(session, jobs, tenant="t", action="a", object="o", data={})
     finally:
         engine.dispose()
 
@@ -141,6 +145,15 @@ def consume_an_ick(actor: Actor) -> None:
         worker.drain()
 
 
+def finish_a_job(actor: Actor) -> None:
+    """What a worker of a queue does in Penstock's tables and keys."""
+    with actor.connect() as (connection, client), FairQueue(client, "jobs").reader() as reader:
+        [lease] = reader.read()
+        ids = [int(lease.message.id)]
+        [_] = connection.execute("SELECT penstock.finish_records('jobs', %s)", (ids,))
+        lease.done()
+
+
 def list_dead_letters(actor: Actor) -> None:
     with actor.connect() as (connection, _):
         assert dead_letters.newest(connection, limit=10)
@@ -168,6 +181,7 @@ def tail(actor: Actor) -> None:
     with actor.connect() as (_, client):
         assert read_newest(client, "penstock", things.shard_names[0], 5)
         assert oldest(client, "penstock", index.shard_names, 5)
+        assert oldest_messages(client, "penstock", jobs.shard_names, 5)
 
 
 def read_for_verify(actor: Actor) -> None:
@@ -228,6 +242,7 @@ MAY: list[tuple[Verb, set[str]]] = [
     (consume, {"a_consumer", "a_reconciler"}),
     (consume_in_async_handlers, {"a_consumer", "a_reconciler"}),
     (consume_an_ick, {"a_consumer", "a_reconciler"}),
+    (finish_a_job, {"a_consumer", "a_reconciler"}),
     (list_dead_letters, {"a_consumer", "a_viewer", "a_reconciler"}),
     (retry_dead_letters, {"a_consumer", "a_reconciler"}),
     (drop_dead_letters, {"a_consumer", "a_reconciler"}),
@@ -260,7 +275,8 @@ ON CONFLICT DO NOTHING
 
 STAGE = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
-VALUES ('things', 0, 'k', 'a', 'o', '{}'), ('index', 0, 'm', 'dirty', 'member', '{}')
+VALUES ('things', 0, 'k', 'a', 'o', '{}'), ('index', 0, 'm', 'dirty', 'member', '{}'),
+       ('jobs', 0, 't', 'a', 'o', '{}')
 """
 
 DENIED = (psycopg.errors.InsufficientPrivilege, PrivilegeMissing, AppendRefused, StagingError)

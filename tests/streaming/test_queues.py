@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any
 
 import pytest
@@ -14,7 +15,11 @@ from fixtures.flow import retain_now
 from penstock import Log, Pipeline, Queue, Unique, stage, stage_many
 from penstock.channels.queue import FairQueue, TenantLimits
 from penstock.channels.server import RedisClient, connect_redis
+from penstock.crashpoints import QUEUE_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection
+from penstock.errors import Fenced, HistoryDiverged, QueueDamaged
+from penstock.journal import missed_records
+from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 
 NAME = "jobs"
@@ -386,3 +391,133 @@ def test_a_header_that_somebody_else_wrote_stops_nothing(
     streamer.drain()
 
     assert worker.work() == [0, 1, 2, 3, 4]
+
+
+class Killed(BaseException):
+    """Ends a streamer as a kill does: nothing of it runs afterwards."""
+
+
+@pytest.mark.parametrize("passing", [1, 3])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "publisher.before_append",
+        "publisher.after_append",
+        *QUEUE_CRASH_POINTS,
+        "retention.before_commit",
+    ],
+)
+def test_a_kill_between_two_steps_loses_nothing_and_doubles_nothing(
+    put: Put,
+    flow: Pipeline,
+    worker: Worker,
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+    point: str,
+    passing: int,
+) -> None:
+    passings = count(1)
+
+    def strike(name: str) -> None:
+        if name == point and next(passings) == passing:
+            raise Killed
+
+    def stream() -> None:
+        with Streamer(flow, database_url, redis_url) as streamer:
+            settle_down(streamer)
+            retain_now(streamer)
+            connection.execute("UPDATE penstock.waiting_records SET due = now()")
+            settle_down(streamer)
+
+    worker.queue.limit("full", TenantLimits(bytes=40))
+    install_crashpoint(strike)
+    try:
+        for start in range(0, 60, 20):
+            put(*range(start, start + 5))
+            put(*range(start + 5, start + 10), tenant="full")
+            put(start + 10, delay_s=7200)
+            put(start + 11, unique=Unique("x"))
+            try:
+                stream()
+            except Killed:
+                stream()
+            worker.work()
+    finally:
+        install_crashpoint(None)
+    for _ in range(4):
+        stream()
+        worker.work()
+
+    expected = {n for n in range(60) if n % 20 < 10 or n % 20 == 11}
+    assert sorted(worker.effects) == sorted(expected)
+    assert outstanding(connection) == worker.queue.stats().delayed == 3
+
+
+def test_a_streamer_of_an_older_epoch_writes_nothing(
+    put: Put, streamer: Streamer, redis_client: redis.Redis, connection: Connection, worker: Worker
+) -> None:
+    put(1, delay_s=7200)
+    streamer.drain()
+    redis_client.set("penstock:{jobs/0}:epoch", 2)
+    connection.execute("UPDATE penstock.waiting_records SET due = now()")
+    with pytest.raises(Fenced):
+        streamer._publisher.care_for_queues()  # type: ignore[union-attr]  # it has started
+    put(2)
+    with pytest.raises((Fenced, HistoryDiverged)):
+        streamer.drain()
+
+    assert worker.queue.stats().length == 0
+
+
+def test_a_queue_none_of_whose_streams_can_be_written_stops_alone_and_recovers(
+    put: Put, streamer: Streamer, redis_client: redis.Redis, worker: Worker
+) -> None:
+    for number in range(16):
+        redis_client.set(f"penstock:{{jobs/0}}:s{number}", "somebody's")
+    put(1)
+    streamer.round()
+    assert isinstance(streamer._unusable.first_error, QueueDamaged)
+
+    for number in range(16):
+        redis_client.delete(f"penstock:{{jobs/0}}:s{number}")
+    settle_down(streamer)
+    assert worker.work() == [1]
+
+
+def test_the_number_of_streams_may_change_between_two_releases(
+    put: Put, streamer: Streamer, worker: Worker, database_url: str, redis_url: str
+) -> None:
+    put(*range(30))
+    streamer.drain()
+    for number, streams in enumerate([3, 40], 1):
+        with Streamer(
+            Pipeline([Queue(NAME, streams=streams), Log("things", shards=1)]),
+            database_url,
+            redis_url,
+        ) as other:
+            put(*range(30 * number, 30 * number + 30))
+            other.drain()
+
+    assert worker.queue.stats().streams == 40
+    assert worker.work() == list(range(90))
+
+
+def test_retention_keeps_what_is_not_done(
+    put: Put, streamer: Streamer, connection: Connection, worker: Worker
+) -> None:
+    put(*range(20))
+    streamer.drain()
+    put(20)
+    streamer.drain()
+    retain_now(streamer)
+
+    [(journaled,)] = connection.execute(
+        "SELECT sum(cardinality(record_ids)) FROM penstock.journal"
+    ).fetchall()
+    assert journaled < 21
+    assert outstanding(connection) == 21
+    assert missed_records(connection, DEFAULT_SCOPE) == []
+    assert worker.work() == list(range(21))
+    settle_down(streamer)
+    assert waiting(connection, given=True) == 0

@@ -332,3 +332,10 @@ WHERE %(least)s > coalesce(pg_sequence_last_value(%(table)s::regclass), 0);
 
 -- :name id_sequence
 SELECT pg_get_serial_sequence(%(table)s, 'id');
+
+-- :name in_postgres
+-- Records of queues that Redis is given later.
+SELECT channel, shard, count(*)
+FROM {schema}.waiting_records
+WHERE NOT is_given
+GROUP BY channel, shard;

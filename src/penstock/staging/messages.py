@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 from penstock.declarations import Channel, Queue
 from penstock.errors import InvalidMessage, InvalidRecord
-from penstock.messages import Unique, check_times, checked_text
+from penstock.messages import Unique, check_times, check_unique, checked_text
 from penstock.staging.payload import key_text
 from penstock.staging.rows import Row, make_row
 
@@ -113,7 +113,7 @@ def _make_own(options: MessageOptions, key: str | None, field: str) -> dict[str,
     try:
         check_times(delay_s, due, deadline)
         if unique is not None:
-            unique.check()
+            check_unique(unique)
     except InvalidMessage as error:
         raise _translate(error, field) from error
     own: dict[str, Any] = {} if key is None else {"key": key}

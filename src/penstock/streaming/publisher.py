@@ -331,7 +331,7 @@ class Publisher:
         prefetched: Sequence[Batch],
         *,
         may_begin: bool,
-        for_s: float = ROUND_S,
+        for_s: float | None = None,
     ) -> Generator[Batch, None, None]:
         """Those prefetched batches that continue a log, then those read from the journal."""
         following = [
@@ -348,7 +348,7 @@ class Publisher:
             target,
             tails,
             epoch=self._epoch,
-            until=monotonic() + for_s,
+            until=monotonic() + (ROUND_S if for_s is None else for_s),
             queues=self._queues,
             on_unusable=self.unusable.add,
         )

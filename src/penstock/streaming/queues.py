@@ -1,6 +1,6 @@
 """Publishing to queues: in order from the journal, and apart from the order what waits in Postgres or what Redis lacks.
 
-A record counts as outstanding as long as its staged row is there: whoever has its effect deletes the row in the transaction
+A record counts as outstanding as long as its staged row is there: the worker that has its effect deletes the row in the transaction
 of the effect.  What Redis has is never the truth about it:
 
     replay    from the position in Redis, as for every kind of channel; done records are passed over
@@ -56,7 +56,7 @@ class Queues:
         self._tenants: dict[ShardName, str] = {}
         self._journaled: dict[ShardName, Offset] = {}
         self._given: dict[ShardName, RecordId] = {}
-        self._turn = 0
+        self._next = 0
 
     def update(self, channels: Mapping[str, RegisteredChannel]) -> None:
         """Takes the registered channels: the streams of a queue may have changed."""
@@ -122,8 +122,8 @@ class Queues:
         end, fed = monotonic() + CARE_S, 0
         shards = [shard for shard in sorted(tails) if shard.channel in self._channels]
         for _ in shards:
-            shard = shards[self._turn % len(shards)]
-            self._turn += 1
+            shard = shards[self._next % len(shards)]
+            self._next += 1
             with isolated(shard, on_unusable):
                 self._writer(shard).sweep()
                 self._audit(shard, tails[shard])

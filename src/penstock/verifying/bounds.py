@@ -22,7 +22,7 @@ from penstock.database.statements import statements
 from penstock.errors import InvalidSetting, Unknown
 from penstock.journal import journal_tails
 from penstock.records import BEGINNING, Offset, Place, Scope, Shard, ShardName
-from penstock.verifying.comparing import VerificationRange
+from penstock.verifying.comparing import QUEUED, VerificationRange
 from penstock.verifying.findings import Finding, FindingKind, UnexpectedEntry
 
 Start = Offset | Place | str | None
@@ -59,6 +59,7 @@ class Bounds:
 @dataclass(frozen=True)
 class _PostgresState:
     icks: set[ShardName]
+    queues: set[ShardName]
     begins: dict[ShardName, int]
     checkpoints: dict[tuple[str, ShardName], int]
     registered: set[ShardName]
@@ -101,8 +102,10 @@ def read_bounds(
             findings += [] if beyond else [_log_ahead(shard, ends[shard], end)]
         after = max(state.begins[shard], first.get(shard, end + 1)) - 1
         if after < end:
-            # An Ick holds members and has no entries to compare.
+            # An Ick holds members and has no entries to compare; nor has a queue.
             published = BEGINNING if shard in state.icks else min(ends[shard], end)
+            if shard in state.queues:
+                published = Offset(QUEUED)
             ranges.append(VerificationRange(shard, after, end, published))
     unpublished = sum(max(0, journal.get(shard, BEGINNING) - ends[shard]) for shard in shards)
     return Bounds(ranges, unpublished, findings, unexpected)
@@ -147,9 +150,11 @@ def _read_postgres(
     connection: Connection, scope: Scope, shards: Sequence[ShardName]
 ) -> _PostgresState:
     channels = registered_channels(connection, scope)
-    icks = {s for s in shards if s.channel in channels and channels[s.channel].kind == "ick"}
+    kinds = {shard: channels[shard.channel].kind for shard in shards if shard.channel in channels}
+    icks = {shard for shard, kind in kinds.items() if kind == "ick"}
+    queues = {shard for shard, kind in kinds.items() if kind == "queue"}
     registered = {shard for channel in channels.values() for shard in channel.shard_names}
-    state = _PostgresState(icks, {}, {}, registered)
+    state = _PostgresState(icks, queues, {}, {}, registered)
     with postgres_errors("reading checkpoints"):
         rows = connection.execute(
             statements("penstock.verifying", scope.schema)["checkpoints_and_beginnings"],

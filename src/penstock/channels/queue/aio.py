@@ -18,6 +18,7 @@ from penstock.channels.queue.messages import (
     NewMessage,
     TenantLimits,
     Written,
+    checked_count,
 )
 from penstock.channels.queue.rounds import CLUSTER_POLL_S, ReaderOptions, Rounds
 from penstock.channels.queue.running import run, run_async
@@ -225,6 +226,7 @@ class AsyncReader:
 
     async def read(self, count: int = 1, *, block_s: float = 0.0) -> list[AsyncLease]:
         """As ``Reader.read``."""
+        checked_count(count)
         self._heartbeat.start()
         until = monotonic() + block_s
         while True:
@@ -269,12 +271,12 @@ class AsyncReader:
     async def _settle_held(
         self, held: Sequence[Held], settlements: Sequence[Settlement]
     ) -> list[bool]:
-        results: dict[str, bool] = {}
+        results: dict[tuple[int, str], bool] = {}
         for shard, some in self._rounds.by_shard(held, settlements):
             settled = await self._run(shard, shard.settle(some), "settling leases of")
-            results.update((s.id, is_ours) for s, is_ours in zip(some, settled, strict=True))
+            results.update(((shard.number, s.id), ok) for s, ok in zip(some, settled, strict=True))
         self._book.remove(held)
-        return [results[each.message.id] for each in held]
+        return [results[each.message.shard, each.message.id] for each in held]
 
     async def sweep(self) -> None:
         """As ``Reader.sweep``."""

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from threading import Event, Lock, Thread
 from time import monotonic
 
@@ -11,11 +12,15 @@ import structlog
 from penstock.channels.queue.messages import Message
 from penstock.channels.queue.shard import Settlement
 from penstock.errors import InvalidMessage, PenstockError, StaleLease
+from penstock.messages import checked_delay
 
 log = structlog.get_logger("penstock.queue")
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 300.0
 """Longest pause after the first failure, in seconds, doubled by each further one; and the longest at all."""
+
+MAX_REASON_BYTES = 4_000
+"""So much is kept of the reason of a dead letter."""
 
 HEARTBEATS = 3
 """So many heartbeats in the time of a lease."""
@@ -47,10 +52,13 @@ class Held:
         self, outcome: str, *, delay_s: float = 0.0, reason: str = "", seconds: float | None = None
     ) -> Settlement:
         """The end of the lease with an outcome."""
-        if delay_s < 0:
-            raise InvalidMessage("delay_s", f"is {delay_s}; it takes no negative time")
         worked = monotonic() - self.begun_at if seconds is None else seconds
-        return Settlement(self.message.id, self.token, outcome, delay_s, worked, reason)
+        if isnan(worked):
+            raise InvalidMessage("seconds", "is not a number; it takes the time that the work took")
+        text = reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore")
+        return Settlement(
+            self.message.id, self.token, outcome, checked_delay(delay_s), worked, text
+        )
 
     def failed(self, reason: str, attempts: int, delay_s: float | None = None) -> Settlement:
         """The settlement after a failure: another attempt after a random pause, or none if this was the last."""

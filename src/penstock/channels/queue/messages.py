@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from penstock.errors import InvalidMessage, TenantFull
-from penstock.messages import Unique, check_times, checked_text
+from penstock.messages import Unique, check_times, check_unique, checked_text, utf8
 
 MAX_PAYLOAD_BYTES = 1024 * 1024
 """Largest payload, and largest headers, in bytes."""
+
+WEIGHTS = 0.001, 1_000.0
+"""Least and greatest weight: beyond, one tenant would move the virtual time of all by years."""
 
 
 def new_id() -> str:
@@ -56,7 +59,7 @@ class NewMessage:
         self._check_size("headers", self.headers, (str,))
         check_times(self.delay_s, self.due, self.deadline)
         if self.unique is not None:
-            self.unique.check()
+            check_unique(self.unique)
 
     @staticmethod
     def _check_size(name: str, value: object, types: tuple[type, ...]) -> None:
@@ -65,13 +68,23 @@ class NewMessage:
                 name,
                 f"is {type(value).__name__}; it takes {' or '.join(t.__name__ for t in types)}",
             )
-        size = len(value if isinstance(value, bytes) else str(value).encode())
+        size = len(value if isinstance(value, bytes) else utf8(name, str(value)))
         if size > MAX_PAYLOAD_BYTES:
             raise InvalidMessage(
                 name,
                 f"has {size:,} bytes; it takes {MAX_PAYLOAD_BYTES:,}. "
                 "Keep larger ones elsewhere, and write where they are",
             )
+
+
+def checked_count(count: int) -> None:
+    """Checks how many messages are asked for.
+
+    Raises:
+        InvalidMessage: None.
+    """
+    if count < 1:
+        raise InvalidMessage("count", f"is {count}; it takes 1 to 100")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,5 +184,10 @@ class TenantLimits:
         """
         for name in ("weight", "elastic", "in_flight", "rate", "burst", "bytes"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < 2**53:
-                raise InvalidMessage(name, f"is {value!r}; it takes more than 0")
+            least, most = WEIGHTS if name == "weight" else (0, 2**53)
+            if value is None and name not in ("weight", "burst"):
+                continue
+            if not isinstance(value, int | float) or not least <= value < most or value == 0:
+                raise InvalidMessage(
+                    name, f"is {value!r}; it takes a number above {least:g} and below {most:g}"
+                )

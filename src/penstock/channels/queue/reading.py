@@ -14,6 +14,7 @@ import structlog
 
 from penstock.channels.queue.adopting import PlainStream, adopt
 from penstock.channels.queue.leases import Heartbeat, Held, LeaseBook, stale
+from penstock.channels.queue.messages import checked_count
 from penstock.channels.queue.rounds import (
     CLUSTER_POLL_S,
     SWEEP_EVERY_S,
@@ -162,6 +163,7 @@ class Reader:
             ServerUnavailable: Redis does not answer; a later ``read`` gets what this one may have taken.
             ForeignQueue: A key of the queue holds something else.
         """
+        checked_count(count)
         self._heartbeat.start()
         until = monotonic() + block_s
         while True:
@@ -243,12 +245,12 @@ class Reader:
         return self.settle([(lease, lease.held.settlement("done")) for lease in leases])
 
     def _settle_held(self, held: Sequence[Held], settlements: Sequence[Settlement]) -> list[bool]:
-        results: dict[str, bool] = {}
+        results: dict[tuple[int, str], bool] = {}
         for shard, some in self._rounds.by_shard(held, settlements):
             settled = self._run(shard, shard.settle(some), "settling leases of")
-            results.update((s.id, is_ours) for s, is_ours in zip(some, settled, strict=True))
+            results.update(((shard.number, s.id), ok) for s, ok in zip(some, settled, strict=True))
         self._book.remove(held)
-        return [results[each.message.id] for each in held]
+        return [results[each.message.shard, each.message.id] for each in held]
 
     def forget(self, leases: Sequence[Lease]) -> None:
         """Extends leases no more; they end by themselves."""

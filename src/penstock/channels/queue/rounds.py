@@ -10,6 +10,7 @@ import structlog
 from penstock.channels.queue.leases import Held, LeaseBook
 from penstock.channels.queue.shape import QueueShape
 from penstock.channels.queue.shard import QueueShard, Settlement, Steps, Taken
+from penstock.declarations import MAX_STREAMS
 from penstock.errors import DeclarationError
 
 log = structlog.get_logger("penstock.queue")
@@ -55,6 +56,10 @@ class ReaderOptions:
             )
         if not self.limit_s > 0 or self.attempts < 1:
             raise DeclarationError("limit_s and attempts take more than 0")
+        if self.preferred is not None and not 0 <= self.preferred < MAX_STREAMS:
+            raise DeclarationError(
+                f"preferred is {self.preferred}; it takes the number of a stream, 0 to {MAX_STREAMS - 1}"
+            )
 
 
 @dataclass

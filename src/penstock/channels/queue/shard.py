@@ -125,11 +125,19 @@ class QueueShard:
                     return reply
 
     def rebuild(self) -> Steps[int]:
-        """Rebuilds what follows from the bodies of messages; returns how many messages are lost."""
+        """Rebuilds what follows from the bodies of messages; returns how many messages are lost.
+
+        Raises:
+            ForeignQueue: A key holds something else; nothing was changed.
+        """
         lost, start = 0, 1
         while True:
             keys = self.keys.all(MAX_STREAMS)
             reply = yield Request("queue/rebuild", Call(keys, (start,)))
+            if reply[0] == b"foreign":
+                raise ForeignQueue(
+                    f"{as_text(reply[1])} holds another type or format: rename it, and the queue rebuilds what it can"
+                )
             if reply[0] != b"rebuilding":
                 return lost
             lost, start = lost + int(reply[2]), 0
@@ -308,7 +316,7 @@ def _encode_limits(limits: TenantLimits | None) -> str:
 
 
 def _written(message: NewMessage, reply: bytes) -> Written:
-    word, *rest = as_text(reply).split(" ")
+    word, *rest = as_text(reply).split(" ", 1)
     match word:
         case "written":
             return Written(message.id)
@@ -317,7 +325,7 @@ def _written(message: NewMessage, reply: bytes) -> Written:
         case "duplicate":
             return Written(message.id, is_new=False, duplicate_of=rest[0])
         case "full":
-            has, limit = map(int, rest)
+            has, limit = map(int, rest[0].split(" "))
             error = TenantFull(
                 f"tenant {message.tenant!r} has {has:,} bytes in the queue, and may have {limit:,}; "
                 "wait until some are done, or raise its limit"

@@ -14,6 +14,7 @@ from penstock.operating.status import (
     ChannelStatus,
     ConsumerStatus,
     IckStatus,
+    ShardStatus,
     Status,
 )
 from penstock.operating.status import status as read_status
@@ -71,6 +72,11 @@ def _show_tables(found: Status, *, by_shard: bool) -> None:
         show("")
         show_table(
             ("ick", "#dirty", "#held", "#reserved", "#oldest", "#coalesced", "held by"), rows
+        )
+    if rows := _queue_rows(found, by_shard=by_shard):
+        show("")
+        show_table(
+            ("queue", "#waiting", "#leased", "#delayed", "#in postgres", "#dead", "#oldest"), rows
         )
     if found.consumers:
         show("")
@@ -198,6 +204,31 @@ def _ick_row(name: str, icks: list[IckStatus]) -> Row:
         max(ages, default=None),
         f"{sum(ick.records for ick in icks) / dirtied:.1f} : 1" if dirtied else None,
         ", ".join(holders) or None,
+    )
+
+
+def _queue_rows(found: Status, *, by_shard: bool) -> list[Row]:
+    rows: list[Row] = []
+    for channel in found.channels:
+        shards = [shard for shard in channel.shards if shard.queue is not None]
+        if by_shard:
+            rows += [_queue_row(f"{channel.channel}/{shard.shard}", [shard]) for shard in shards]
+        elif shards:
+            rows.append(_queue_row(channel.channel, shards))
+    return rows
+
+
+def _queue_row(name: str, shards: list[ShardStatus]) -> Row:
+    queues = [shard.queue for shard in shards if shard.queue is not None]
+    known = None if any(queue.damage for queue in queues) else queues
+    return (
+        name,
+        known and sum(queue.waiting for queue in known),
+        known and sum(queue.leased for queue in known),
+        known and sum(queue.delayed for queue in known),
+        sum(shard.in_postgres for shard in shards),
+        known and sum(queue.dead for queue in known),
+        max((queue.oldest_s for queue in queues if queue.oldest_s is not None), default=None),
     )
 
 

@@ -1,6 +1,7 @@
 """``penstock tail``: the records of a channel, as they are in the log.  Payloads are data and go to stdout.
 
-An Ick keeps no records: for an Ick, the members that have waited longest are printed.
+An Ick keeps no records: for an Ick, the members that have waited longest are printed.  For a queue, the messages that are
+not done for the longest time, each with what it waits for.
 """
 
 import json as jsonlib
@@ -13,6 +14,8 @@ import typer
 
 from penstock.channels.ick import Waiting, oldest
 from penstock.channels.log import Follower, extents, read, read_newest
+from penstock.channels.queue import Explanation
+from penstock.channels.queue.inspection import FoundMessage, explain_message, oldest_messages
 from penstock.cli.command import Json, command, parse_position
 from penstock.cli.connections import Connections, open_connections
 from penstock.cli.render import show
@@ -54,7 +57,7 @@ def tail(  # noqa: PLR0917  options
     ] = None,
     json: Json = False,
 ) -> None:
-    """Print the records of a channel, with their payloads; for an Ick, the members that have waited longest."""
+    """Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, what is not done."""
     stop = Stop()
     position = None if start is None else parse_position(start)
     if isinstance(position, Place):
@@ -65,12 +68,13 @@ def tail(  # noqa: PLR0917  options
         shard, position = position.shard.shard, position.offset
     with open_connections(settings, "tail") as servers:
         shards = _find_shards(servers, channel, shard)
-        if _is_ick(servers, channel):
-            if position is not None or follow:
-                raise InvalidSetting(
-                    f"{channel} is an Ick: it keeps members, not records, so --from and --follow do not apply. "
-                    "See penstock status --watch"
-                )
+        kind = _kind(servers, channel)
+        if kind == "queue":
+            _refuse_log_options(channel, "a queue", is_given=position is not None or follow)
+            _print_messages(servers, shards, 10 if count is None else count, json=json)
+            return
+        if kind == "ick":
+            _refuse_log_options(channel, "an Ick", is_given=position is not None or follow)
             _print_members(servers, shards, 10 if count is None else count, json=json)
             return
         if position is None:
@@ -100,12 +104,46 @@ def _find_shards(servers: Connections, channel: str, shard: int | None) -> list[
     return found
 
 
-def _is_ick(servers: Connections, channel: str) -> bool:
+def _refuse_log_options(channel: str, kind: str, *, is_given: bool) -> None:
+    if is_given:
+        what = "members" if kind == "an Ick" else "messages until they are done"
+        raise InvalidSetting(
+            f"{channel} is {kind}: it keeps {what}, not records, so --from and --follow do not apply. "
+            "See penstock status --watch"
+        )
+
+
+def _kind(servers: Connections, channel: str) -> str | None:
     """The channel's kind as registered, otherwise as declared."""
     registered = registered_channels(servers.connection, servers.scope).get(channel)
     declared = servers.pipeline.channels.get(channel) if servers.pipeline is not None else None
     known = registered or declared
-    return known is not None and known.kind == "ick"
+    return None if known is None else known.kind
+
+
+def _print_messages(
+    servers: Connections, shards: list[ShardName], most: int, *, json: bool
+) -> None:
+    for found in oldest_messages(servers.client, servers.scope.namespace, shards, most):
+        facts = explain_message(servers.client, servers.scope.namespace, found)
+        if facts is not None:
+            show(_format_message(found, facts, json=json))
+
+
+def _format_message(found: FoundMessage, facts: Explanation, *, json: bool) -> str:
+    if json:
+        known = {
+            "channel": found.shard.channel,
+            "shard": found.shard.shard,
+            "id": found.id,
+            "tenant": facts.facts["tenant"],
+            "key": facts.facts["key"],
+            "state": facts.state,
+            "since": found.since.isoformat(),
+            "why": facts.text,
+        }
+        return jsonlib.dumps(known, ensure_ascii=False)
+    return f"{found.shard}  {found.since:%Y-%m-%d %H:%M:%S}  {found.id} {facts.facts['tenant']}  {facts.text}"
 
 
 def _print_members(servers: Connections, shards: list[ShardName], most: int, *, json: bool) -> None:

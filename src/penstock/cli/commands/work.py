@@ -1,7 +1,7 @@
 """``penstock work``: the workers of queues, in this process."""
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
@@ -21,37 +21,17 @@ from penstock.settings import Settings
 from penstock.streaming import RoundResult
 
 
-@dataclass
-class _Total:
-    """What the workers have done.
-
-    Attributes:
-        applied: Jobs whose effects are committed.
-        cancelled: Jobs that were finished without an effect.
-        repeated: Jobs whose effects had happened before.
-        dead: Jobs that were dead-lettered.
-        snoozed: Times that a handler put a job off.
-        retried: Attempts that failed, and are followed by another one.
-        stale: Attempts that lost their lease: nothing of them was committed.
-    """
-
-    applied: int = 0
-    cancelled: int = 0
-    repeated: int = 0
-    dead: int = 0
-    snoozed: int = 0
-    retried: int = 0
-    stale: int = 0
-
-    def add(self, done: Consumed) -> None:
-        """Adds a round."""
-        self.applied += done.applied
-        self.cancelled += done.cancelled
-        self.repeated += done.skipped
-        self.dead += done.dead
-        self.snoozed += done.snoozed
-        self.retried += done.retried
-        self.stale += done.stale
+def _count(done: Consumed) -> Counter[str]:
+    """What ``--json`` counts: see ``Consumed``.  ``repeated``: the effect had happened before."""
+    return Counter(
+        applied=done.applied,
+        cancelled=done.cancelled,
+        repeated=done.skipped,
+        dead=done.dead,
+        snoozed=done.snoozed,
+        retried=done.retried,
+        stale=done.stale,
+    )
 
 
 @command("concurrency")
@@ -70,7 +50,7 @@ def work(
     stop = Stop()
     pipeline = require_pipeline(settings)
     workers = _find_workers(pipeline, names or [])
-    total = _Total()
+    total = _count(Consumed())
     with (
         servers(settings, schema=pipeline.scope.schema) as urls,
         ProgressLine("done") as progress,
@@ -79,7 +59,7 @@ def work(
 
         def report(done: RoundResult | Consumed) -> None:
             assert isinstance(done, Consumed)
-            total.add(done)
+            total.update(_count(done))
             progress.add(done.applied + done.cancelled)
 
             if drain and stop():
@@ -101,7 +81,7 @@ def work(
                 report=lambda _who, done: report(done),
             )
     if json:
-        show_json(asdict(total))
+        show_json(total)
     say(f"{progress.count:,} jobs done")
 
 

@@ -12,7 +12,7 @@ from penstock.database.connections import Connection
 from penstock.database.errors import describe, first_line
 from penstock.errors import PenstockError, PrivilegeMissing, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
-from penstock.operating.doctor import capture, flow, ick, log, privileges, server
+from penstock.operating.doctor import capture, flow, ick, log, privileges, queue, server
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Grade
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Scope
@@ -80,7 +80,7 @@ def _check_contents(context: CheckContext) -> list[CheckResult]:
     redis_results = _check_redis(context)
     results = _run((*flow.CHECKS, *capture.CHECKS), context) + redis_results
     if not any(result.unreachable for result in redis_results):
-        results += _run((*log.CHECKS, *ick.CHECKS), context)
+        results += _run((*log.CHECKS, *ick.CHECKS, *queue.CHECKS), context)
     return results
 
 

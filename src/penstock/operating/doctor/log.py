@@ -8,8 +8,9 @@ from redis.exceptions import NoPermissionError
 from penstock.channels.ick.operations import all_keys
 from penstock.channels.isolation import ShardError
 from penstock.channels.log import extents, read, read_newest
-from penstock.channels.routing import ick_shard_keys, log_keys
+from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
 from penstock.channels.server import check_eviction, info_text, redis_errors
+from penstock.declarations import MAX_STREAMS
 from penstock.errors import ForeignLog, UnsafeSetting
 from penstock.journal import examine_lineage
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult
@@ -141,7 +142,12 @@ def lineage(context: CheckContext) -> Iterator[CheckResult]:
 
 def keys(context: CheckContext) -> Iterator[CheckResult]:
     """The keys of all shards are Penstock's and do not expire."""
-    names = [name for shard in context.shards for name in _all_keys(context.scope, shard)]
+    queues = {channel.channel for channel in context.status.channels if channel.kind == "queue"}
+    names = [
+        name
+        for shard in context.shards
+        for name in _all_keys(context.scope, shard, is_queue=shard.channel in queues)
+    ]
     pipeline = context.client.pipeline(transaction=False)
     for name in names:
         pipeline.pttl(name)
@@ -160,10 +166,11 @@ def keys(context: CheckContext) -> Iterator[CheckResult]:
         )
 
 
-def _all_keys(scope: Scope, shard: ShardName) -> tuple[str, ...]:
-    """The keys that a shard of any kind can have."""
+def _all_keys(scope: Scope, shard: ShardName, *, is_queue: bool) -> tuple[str, ...]:
+    """The keys that a shard can have."""
     found = ick_shard_keys(scope.namespace, shard)
-    return (found.log.stream, found.log.epoch, found.progress, *all_keys(found.ick))
+    own = queue_keys(scope.namespace, shard).all(MAX_STREAMS) if is_queue else ()
+    return (found.log.stream, found.log.epoch, found.progress, *all_keys(found.ick), *own)
 
 
 def _check_foreign(context: CheckContext, shard: ShardName) -> Iterator[CheckResult]:

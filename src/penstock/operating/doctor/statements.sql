@@ -50,15 +50,16 @@ WHERE first_offset <> before + 1
 GROUP BY channel, shard;
 
 -- :name missing_records
--- Records that the newest and the oldest journal rows name and that do not exist.
+-- Records that the newest and the oldest journal rows name and that do not exist; in a queue, such a one is done.
 WITH sample AS (
-    (SELECT record_ids FROM {schema}.journal ORDER BY created_at DESC LIMIT %(entries)s)
+    (SELECT channel, record_ids FROM {schema}.journal ORDER BY created_at DESC LIMIT %(entries)s)
     UNION ALL
-    (SELECT record_ids FROM {schema}.journal ORDER BY created_at LIMIT %(entries)s)
+    (SELECT channel, record_ids FROM {schema}.journal ORDER BY created_at LIMIT %(entries)s)
 ),
 named AS (
     SELECT DISTINCT unnest(record_ids) AS id
     FROM sample
+    WHERE channel NOT IN (SELECT channel FROM {schema}.channels WHERE kind = 'queue')
 )
 SELECT count(*), min(id)
 FROM named

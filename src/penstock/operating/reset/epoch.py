@@ -27,6 +27,7 @@ import psycopg
 import structlog
 
 from penstock.channels.log import Extent, extents, read_newest
+from penstock.channels.queue.inspection import keys_to_delete
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.crashpoints import crashpoint
@@ -333,6 +334,7 @@ def _fence(client: RedisClient, scope: Scope, shards: Sequence[ShardName], plan:
             together: Any = client.pipeline(transaction=True)
             together.set(keys.epoch, plan.new_epoch)
             if str(shard) in disagreeing:
-                together.delete(keys.stream)
+                # Of a queue, whose ids may be given out again, nothing may stay; a log or an Ick has no such keys.
+                together.delete(*keys_to_delete(scope.namespace, shard))
             together.execute()
         crashpoint("reset.between_shards")

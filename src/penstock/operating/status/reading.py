@@ -9,6 +9,7 @@ from typing import Any
 from penstock.channels.ick import ShardState, inspect_shards
 from penstock.channels.isolation import ShardError, ask_each
 from penstock.channels.log import Extent, extents
+from penstock.channels.queue.inspection import InspectedShard, inspect_queues
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
@@ -22,6 +23,7 @@ from penstock.operating.status.report import (
     ConsumerStatus,
     IckStatus,
     OpenTransaction,
+    QueueStatus,
     ShardStatus,
     Status,
 )
@@ -61,8 +63,11 @@ def status(
     log, damage, trouble = _read_extents(client, scope, shards)
     tables = _read_postgres(connection, scope)
     icks: dict[ShardName, ShardState] = {}
+    queues: dict[ShardName, InspectedShard] = {}
     if trouble is None:
-        icks, trouble = _read_icks(client, scope, _select_icks(shards, tables, pipeline))
+        icks, trouble = _read_icks(client, scope, _select(shards, tables, pipeline, "ick"))
+    if trouble is None:
+        queues, trouble = _read_queues(client, scope, _select(shards, tables, pipeline, "queue"))
     return Status(
         scope.schema,
         epoch=tables.sequencer.epoch,
@@ -71,7 +76,7 @@ def status(
         redis=trouble,
         faults=_add_stopped(tables.faults, damage),
         channels=_Channels(
-            tables, _RedisState(log, damage, icks, tables.sequencer.now_s), pipeline
+            tables, _RedisState(log, damage, icks, queues, tables.sequencer.now_s), pipeline
         ).build(),
         consumers=_build_consumers(tables.progress, pipeline),
         reconciliations=tables.runs,
@@ -99,6 +104,7 @@ class _Tables:
     progress: list[Row]
     runs: tuple[LastRun, ...]
     faults: Faults
+    in_postgres: list[Row]
 
 
 def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
@@ -125,6 +131,7 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
             connection.execute(sql["progress"], sequenced, binary=True).fetchall(),
             last_runs(connection, scope),
             read_faults(connection, scope),
+            connection.execute(sql["in_postgres"]).fetchall(),
         )
 
 
@@ -151,14 +158,14 @@ def _add_stopped(faults: Faults, stopped: Mapping[ShardName, str]) -> Faults:
     return replace(faults, stopped=(*faults.stopped, *more))
 
 
-def _select_icks(
-    shards: list[ShardName], tables: _Tables, pipeline: Pipeline | None
+def _select(
+    shards: list[ShardName], tables: _Tables, pipeline: Pipeline | None, kind: str
 ) -> list[ShardName]:
-    """The shards of Icks: by what is registered, otherwise by what is declared."""
+    """The shards of a kind: by what is registered, otherwise by what is declared."""
     declared = {} if pipeline is None else pipeline.channels
     kinds: dict[str, str] = {name: channel.kind for name, channel in declared.items()}
     kinds.update({name: channel.kind for name, channel in tables.registered.items()})
-    return [shard for shard in shards if kinds.get(shard.channel) == "ick"]
+    return [shard for shard in shards if kinds.get(shard.channel) == kind]
 
 
 def _read_icks(
@@ -170,6 +177,15 @@ def _read_icks(
         return {}, str(error)
 
 
+def _read_queues(
+    client: RedisClient, scope: Scope, queues: list[ShardName]
+) -> tuple[dict[ShardName, InspectedShard], str | None]:
+    try:
+        return (inspect_queues(client, scope.namespace, queues) if queues else {}), None
+    except (ServerUnavailable, AppendRefused) as error:
+        return {}, str(error)
+
+
 @dataclass(frozen=True, slots=True)
 class _RedisState:
     """What Redis said; ages are by Postgres' clock, which marks use."""
@@ -177,7 +193,17 @@ class _RedisState:
     log: Mapping[ShardName, Extent]
     damage: Mapping[ShardName, str]
     icks: Mapping[ShardName, ShardState]
+    queues: Mapping[ShardName, InspectedShard]
     now_s: float
+
+    def build_queue(self, name: ShardName) -> QueueStatus | None:
+        if (queue := self.queues.get(name)) is None:
+            return None
+        if (stats := queue.stats) is None:
+            return QueueStatus(0, 0, 0, 0, None, queue.damage)
+        return QueueStatus(
+            stats.waiting, stats.leased, stats.delayed, stats.dead, stats.oldest_s, queue.damage
+        )
 
     def build_ick(self, name: ShardName) -> IckStatus | None:
         if (ick := self.icks.get(name)) is None:
@@ -213,6 +239,9 @@ class _Channels:
             ShardName(channel, shard): last for channel, shard, _, last in tables.tails
         }
         self._redis = redis
+        self._in_postgres = {
+            ShardName(channel, shard): count for channel, shard, count in tables.in_postgres
+        }
 
     def build(self) -> tuple[ChannelStatus, ...]:
         return tuple(
@@ -244,9 +273,9 @@ class _Channels:
     def _build_shard(self, name: ShardName) -> ShardStatus:
         count, age_s = self._staged.get(name, (0, 0.0))
         extent = self._redis.log.get(name)
-        ick = self._redis.build_ick(name)
-        # The one entry of an Ick's stream is its position.
-        entries = extent if ick is None else None
+        ick, queue = self._redis.build_ick(name), self._redis.build_queue(name)
+        # The one entry of the stream of an Ick, or of a queue, is its position.
+        entries = extent if ick is None and queue is None else None
         return ShardStatus(
             shard=name.shard,
             staged=count,
@@ -256,15 +285,17 @@ class _Channels:
             first=entries.first if entries is not None and entries.entries else None,
             entries=None if entries is None else entries.entries,
             ick=ick,
-            damage=self._find_damage(name, extent, ick),
+            queue=queue,
+            in_postgres=self._in_postgres.get(name, 0),
+            damage=self._find_damage(name, extent, ick or queue),
             unknown=not self._is_known(name),
         )
 
     def _find_damage(
-        self, name: ShardName, extent: Extent | None, ick: IckStatus | None
+        self, name: ShardName, extent: Extent | None, held: IckStatus | QueueStatus | None
     ) -> str | None:
-        if ick is not None and ick.damage is not None:
-            return ick.damage
+        if held is not None and held.damage is not None:
+            return held.damage
         sequenced = self._sequenced.get(name, 0)
         if extent is not None and extent.tail > sequenced:
             return f"the log ends at offset {extent.tail}, the journal at {sequenced}; see penstock doctor"

@@ -47,6 +47,28 @@ class IckStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """What one shard of a queue holds.
+
+    Attributes:
+        waiting: Messages that may be handed over.
+        leased: Messages that workers work on.
+        delayed: Messages that are not due yet.
+        dead: Dead letters.
+        oldest_s: Age of the oldest that is not done, in seconds by Redis' clock, from its first writing or when it was due; None if
+            there is none.
+        damage: What is damaged, and then the numbers are 0; None if nothing is.
+    """
+
+    waiting: int
+    leased: int
+    delayed: int
+    dead: int
+    oldest_s: float | None
+    damage: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ShardStatus:
     """One shard of a channel.
 
@@ -55,10 +77,12 @@ class ShardStatus:
         staged: Committed records that have no offset yet.
         staged_s: Age of the oldest of these, in seconds.
         sequenced: The last offset of the journal.
-        published: The last offset in the log, or marked in the Ick; None if Redis did not answer.
+        published: The last offset in the log, marked in the Ick, or written to the queue; None if Redis did not answer.
         first: Offset of the oldest entry in the log; None if it holds none.
-        entries: Entries in the log; None for an Ick.
-        ick: What an Ick holds; None for a log, and if Redis did not answer.
+        entries: Entries in the log; None for the other kinds.
+        ick: What an Ick holds; None for the other kinds, and if Redis did not answer.
+        queue: What a queue holds; None for the other kinds, and if Redis did not answer.
+        in_postgres: Records of a queue that wait in Postgres: they are due later, or their tenant has no room in Redis.
         damage: What is wrong with its keys in Redis; None if nothing is, or if Redis did not answer.
         unknown: No channel is registered or declared with this shard: no consumer reads its records.
     """
@@ -71,6 +95,8 @@ class ShardStatus:
     first: int | None
     entries: int | None
     ick: IckStatus | None
+    queue: QueueStatus | None
+    in_postgres: int
     damage: str | None
     unknown: bool
 
@@ -81,7 +107,7 @@ class ChannelStatus:
 
     Attributes:
         channel: Its name.
-        kind: ``log`` or ``ick``.
+        kind: ``log``, ``ick`` or ``queue``.
         keep_s: How long records stay after all consumers have passed them, in seconds; None if it is not registered.
         declared: Whether the pipeline declares it; None if no pipeline was given.
         shards: Its shards.

@@ -1,0 +1,147 @@
+"""Looks into the shards of queues for reports; it writes nothing, not even a repair."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock.channels.queue.stats import Explanation, QueueStats, explanation, sum_stats
+from penstock.channels.routing import QueueKeys, log_keys, queue_keys
+from penstock.channels.scripts import Call, as_text, script
+from penstock.channels.server import REDIS_ERRORS, RedisClient, redis_errors, translate_error
+from penstock.declarations import MAX_STREAMS
+from penstock.errors import ForeignLog, ForeignQueue
+from penstock.records import ShardName
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedShard:
+    """What a shard of a queue holds.
+
+    Attributes:
+        stats: Its numbers; None if they cannot be read.
+        damage: What is wrong with it; None if nothing is.
+    """
+
+    stats: QueueStats | None
+    damage: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessage:
+    """A message that waits, is leased, is delayed or is dead.
+
+    Attributes:
+        shard: Its shard.
+        id: The record, or the id that its writer chose.
+        since: When it was written, or due if later; by the queue's clock.
+    """
+
+    shard: ShardName
+    id: str
+    since: datetime
+
+
+def inspect_queues(
+    client: RedisClient, namespace: str, shards: Sequence[ShardName]
+) -> dict[ShardName, InspectedShard]:
+    """What each of the shards holds, in one round trip.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+    """
+    calls = [Call(queue_keys(namespace, shard).all(MAX_STREAMS), ("",)) for shard in shards]
+    with redis_errors("inspecting queues"):
+        replies = script("queue/stats").call_each(client, calls)
+    return {shard: _inspected(shard, reply) for shard, reply in zip(shards, replies, strict=True)}
+
+
+def _inspected(shard: ShardName, reply: Any) -> InspectedShard:
+    if isinstance(reply, REDIS_ERRORS):
+        error = translate_error(reply, f"inspecting {shard}")
+        if not isinstance(error, (ForeignLog, ForeignQueue)):
+            raise error from reply
+        return InspectedShard(
+            None, "a key of the queue holds another type: penstock doctor names it"
+        )
+    match reply[0]:
+        case b"stats":
+            numbers = {as_text(k): int(v) for k, v in zip(reply[1::2], reply[2::2], strict=True)}
+            return InspectedShard(sum_stats([numbers]), None)
+        case b"lost":
+            return InspectedShard(
+                None, "the state of the queue is gone from Redis; the streamer rebuilds it"
+            )
+        case _:
+            return InspectedShard(
+                None, f"{as_text(reply[1])} holds another format: this release reads queue.v1"
+            )
+
+
+def oldest_messages(
+    client: RedisClient, namespace: str, shards: Sequence[ShardName], count: int
+) -> list[FoundMessage]:
+    """The messages that are not done for the longest time, the oldest first.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        ForeignLog: A key holds another type.
+    """
+    pipeline = client.pipeline(transaction=False)
+    for shard in shards:
+        key = f"{queue_keys(namespace, shard).root}q-ages"
+        pipeline.zrange(key, 0, max(0, count - 1), withscores=True)
+    with redis_errors("reading queues"):
+        replies = pipeline.execute()
+    found = [
+        FoundMessage(shard, as_text(id_), datetime.fromtimestamp(score / 1000, UTC))
+        for shard, reply in zip(shards, replies, strict=True)
+        for id_, score in reply
+    ]
+    return sorted(found, key=lambda message: (message.since, message.id))[:count]
+
+
+def explain_message(client: RedisClient, namespace: str, found: FoundMessage) -> Explanation | None:
+    """What a message waits for; None if it is gone meanwhile.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        ForeignQueue: A key holds something else.
+    """
+    call = Call(queue_keys(namespace, found.shard).all(MAX_STREAMS), (found.id,))
+    with redis_errors(f"reading {found.shard}"):
+        [reply] = script("queue/explain").call_each(client, [call])
+    if isinstance(reply, REDIS_ERRORS):
+        raise translate_error(reply, f"reading {found.shard}") from reply
+    if reply[0] != b"explained":
+        return None
+    texts = [as_text(each) for each in reply[1:]]
+    return explanation(found.id, dict(zip(texts[::2], texts[1::2], strict=True)))
+
+
+def find_foreign_keys(client: RedisClient, keys: QueueKeys, streams: int) -> dict[str, str]:
+    """The keys of a shard that hold another type, and which.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+    """
+    expected = keys.types(streams)
+    pipeline = client.pipeline(transaction=False)
+    for key in expected:
+        pipeline.type(key)
+    with redis_errors("inspecting queues"):
+        kinds = [as_text(kind) for kind in pipeline.execute()]
+    return {
+        key: found
+        for (key, kind), found in zip(expected.items(), kinds, strict=True)
+        if found not in (kind, "none")
+    }
+
+
+def keys_to_delete(namespace: str, shard: ShardName) -> list[str]:
+    """What is deleted when a queue is to be written again: everything but the limits of tenants, and the position."""
+    keys = queue_keys(namespace, shard)
+    return [
+        log_keys(namespace, shard).stream,
+        *(key for key in keys.all(MAX_STREAMS) if not key.endswith(":q-limits")),
+    ]

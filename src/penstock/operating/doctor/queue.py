@@ -1,0 +1,67 @@
+"""Checks queues: that their keys are theirs, that all their streams can be written, and that their messages are done."""
+
+from collections.abc import Iterator
+
+from penstock.channels.queue.inspection import find_foreign_keys
+from penstock.channels.routing import queue_keys
+from penstock.declarations import MAX_STREAMS
+from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
+from penstock.operating.status import ChannelStatus
+from penstock.records import Shard, ShardName
+
+SLOW_S = 60.0
+"""Age of the oldest message that is a warning, in seconds."""
+
+
+def queues(context: CheckContext) -> Iterator[CheckResult]:
+    """Undamaged, and worked on."""
+    channels = [channel for channel in context.status.channels if channel.kind == "queue"]
+    results = [result for channel in channels for result in _check_channel(context, channel)]
+    yield from results
+    if channels and not results:
+        held = [s.queue for c in channels for s in c.shards if s.queue is not None]
+        count = sum(queue.waiting + queue.leased + queue.delayed for queue in held)
+        yield CheckResult.ok(
+            "queues",
+            f"{len(channels)} undamaged; {count:,} messages are not done, none for longer than {SLOW_S:.0f} s",
+        )
+
+
+def _check_channel(context: CheckContext, channel: ChannelStatus) -> Iterator[CheckResult]:
+    for each in channel.shards:
+        shard = ShardName(channel.channel, Shard(each.shard))
+        foreign = find_foreign_keys(
+            context.client, queue_keys(context.scope.namespace, shard), MAX_STREAMS
+        )
+        for key, found in foreign.items():
+            yield CheckResult.error(
+                "queues",
+                f"{shard}: {key} holds a {found}, which Penstock did not write",
+                f"find out what writes it, then RENAME {key} …: the streamer writes again what is missing",
+            )
+        if each.queue is not None and each.queue.damage is not None and not foreign:
+            fix = "penstock stream, which repairs it"
+            yield CheckResult.warning("queues", f"{shard}: {each.queue.damage}", fix)
+    yield from _check_waiting(channel)
+
+
+def _check_waiting(channel: ChannelStatus) -> Iterator[CheckResult]:
+    """Warns of messages that nobody works on, and of dead letters."""
+    held = [shard.queue for shard in channel.shards if shard.queue is not None]
+    oldest_s = max((queue.oldest_s for queue in held if queue.oldest_s is not None), default=0.0)
+    waiting = sum(queue.waiting + queue.leased for queue in held)
+    if oldest_s > SLOW_S and waiting:
+        yield CheckResult.warning(
+            "queues",
+            f"{channel.channel}: {waiting:,} messages wait or are worked on, the oldest for {format_age(oldest_s)}",
+            f"penstock tail {channel.channel} says what each of them waits for; run more workers if they do not keep up",
+        )
+    if dead := sum(queue.dead for queue in held):
+        yield CheckResult.warning(
+            "queues",
+            f"{channel.channel}: {dead:,} dead letters",
+            f"penstock tail {channel.channel} says why; fix the cause, then bring them back",
+        )
+
+
+CHECKS: tuple[Check, ...] = (queues,)

@@ -1,0 +1,236 @@
+"""``status``, ``doctor``, ``verify``, ``tail`` and ``reset epoch`` know queues, and the first four change nothing."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from fixtures.command_line import CommandLine
+from penstock import Log, Pipeline, Queue
+from penstock.channels.queue import FairQueue, TenantLimits
+from penstock.database.connections import Connection
+from penstock.inline import InlineExaminer
+from penstock.operating.doctor import CheckResult, diagnose
+from penstock.operating.doctor import queue as queue_checks
+from penstock.operating.reset import reset_epoch
+from penstock.operating.status import status
+from penstock.operating.status.report import ShardStatus
+from penstock.records import DEFAULT_SCOPE
+from penstock.streaming import Streamer
+from penstock.verifying import verify
+
+STAGE = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers)
+SELECT 'jobs', 0, %s, 'send', 'receipt', jsonb_build_object('number', i), %s::jsonb
+FROM generate_series(1, %s) AS i
+"""
+
+
+@pytest.fixture
+def flow() -> Pipeline:
+    return Pipeline([Queue("jobs", keep=timedelta(0)), Log("things", shards=1)])
+
+
+@pytest.fixture
+def queue(redis_client: redis.Redis) -> FairQueue:
+    return FairQueue(redis_client, "jobs")
+
+
+def stage(
+    connection: Connection, count: int, tenant: str = "a", headers: str | None = None
+) -> None:
+    connection.execute(STAGE, (tenant, headers, count))
+
+
+def finish(connection: Connection, ids: list[str]) -> None:
+    connection.execute("SELECT penstock.finish_records('jobs', %s)", ([int(i) for i in ids],))
+
+
+def shown(connection: Connection, client: Any, flow: Pipeline) -> ShardStatus:
+    [jobs] = [c for c in status(connection, client, flow).channels if c.channel == "jobs"]
+    assert jobs.kind == "queue"
+    return jobs.shards[0]
+
+
+def everything(client: redis.Redis) -> dict[bytes, Any]:
+    keys: Any = client.keys()
+    return {key: client.dump(key) for key in keys}
+
+
+def of(findings: list[CheckResult], check: str) -> list[CheckResult]:
+    return [finding for finding in findings if finding.check == check]
+
+
+def test_status_shows_what_waits_and_where(
+    connection: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    streamer: Streamer,
+    queue: FairQueue,
+) -> None:
+    queue.limit("full", TenantLimits(bytes=5))
+    stage(connection, 5)
+    stage(connection, 2, "full")
+    stage(connection, 1, headers='{"penstock": {"delay_ms": 60000}}')
+    stage(connection, 1, headers='{"penstock": {"delay_ms": 7200000}}')
+    streamer.drain()
+    with queue.reader() as reader:
+        leases = reader.read(3)
+        leases[0].dead("broken")
+        before = everything(redis_client)
+
+        found = shown(connection, redis_client, flow)
+
+        assert found.queue is not None
+        assert (found.queue.waiting, found.queue.leased, found.queue.delayed) == (2, 2, 1)
+        assert (found.queue.dead, found.in_postgres, found.published) == (1, 3, 9)
+        assert found.queue.oldest_s is not None
+        assert (found.entries, found.first, found.damage) == (None, None, None)
+        assert everything(redis_client) == before
+
+
+def test_a_queue_that_was_never_written_is_empty(
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline
+) -> None:
+    found = shown(connection, redis_client, flow)
+
+    assert found.queue is not None
+    assert (found.queue.waiting, found.queue.oldest_s, found.damage) == (0, None, None)
+    assert redis_client.keys() == []
+
+
+def test_a_foreign_key_is_damage_and_doctor_names_it(
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
+) -> None:
+    stage(connection, 1)
+    streamer.drain()
+    redis_client.delete("penstock:{jobs/0}:q-ages")
+    redis_client.set("penstock:{jobs/0}:q-ages", "somebody's")
+
+    assert "another type" in (shown(connection, redis_client, flow).damage or "")
+    [found] = of(diagnose(connection, redis_client, flow), "queues")
+    assert found.grade == "error"
+    assert "penstock:{jobs/0}:q-ages holds a string" in found.message
+
+
+def test_doctor_is_content_with_a_queue_that_is_worked_on(
+    connection: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    streamer: Streamer,
+    queue: FairQueue,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage(connection, 3)
+    streamer.drain()
+    finish(connection, [lease.message.id for lease in queue.reader().read(1)])
+
+    findings = diagnose(connection, redis_client, flow)
+    assert [f for f in findings if f.grade == "error" and f.check != "durability"] == []
+    [found] = of(findings, "queues")
+    assert found.message.startswith("1 undamaged; 3 messages are not done")
+
+    monkeypatch.setattr(queue_checks, "SLOW_S", -1.0)
+    [found] = of(diagnose(connection, redis_client, flow), "queues")
+    assert found.grade == "warning"
+    assert "3 messages wait or are worked on" in found.message
+
+
+def test_doctor_tells_of_dead_letters(
+    connection: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    streamer: Streamer,
+    queue: FairQueue,
+) -> None:
+    stage(connection, 1)
+    streamer.drain()
+    queue.reader().read()[0].dead("broken")
+
+    [found] = of(diagnose(connection, redis_client, flow), "queues")
+    assert "1 dead letters" in found.message
+
+
+def test_verify_finds_a_queue_in_order_while_its_records_go(
+    connection: Connection,
+    redis_client: redis.Redis,
+    redis_url: str,
+    streamer: Streamer,
+    queue: FairQueue,
+) -> None:
+    stage(connection, 10)
+    streamer.drain()
+    finish(connection, [lease.message.id for lease in queue.reader().read(4)])
+    examiner = InlineExaminer(connection, redis_url, DEFAULT_SCOPE)
+
+    done = verify(connection, redis_client, examiner)
+
+    assert not done.findings
+    connection.execute("UPDATE penstock.journal SET record_ids = record_ids[2:] || record_ids[1:1]")
+    assert verify(connection, redis_client, examiner).findings
+
+
+def test_tail_prints_what_is_not_done_and_why(
+    connection: Connection, penstock: CommandLine
+) -> None:
+    (penstock.directory / "shop.py").write_text(
+        'from penstock import Pipeline, Queue\n\npipeline = Pipeline([Queue("jobs")])\n'
+    )
+    stage(connection, 2, "account-7")
+    assert penstock("stream", "--drain").returncode == 0
+
+    done = penstock("tail", "jobs", "--json")
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert (first["tenant"], first["state"]) == ("account-7", "waiting")
+    assert second["why"] == "waits: 1 messages of its tenant are ahead, and 0 tenants"
+    assert "account-7  waits: 0 messages" in penstock("tail", "jobs").stdout
+    refused = penstock("tail", "jobs", "--follow")
+    assert refused.returncode == 2
+    assert "is a queue" in refused.stderr
+    assert "queue" in penstock("status").stdout
+
+
+def test_a_new_epoch_writes_the_queue_again_from_what_is_outstanding(
+    connection: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    streamer: Streamer,
+    queue: FairQueue,
+) -> None:
+    """Postgres loses the last commits: their ids are given out again, and must not meet the old messages."""
+    queue.limit("a", TenantLimits(weight=2.0))
+    stage(connection, 4)
+    streamer.drain()
+    finish(connection, [lease.message.id for lease in queue.reader().read(1)])
+    stage(connection, 3, "lost")
+    streamer.drain()
+    streamer.close()
+    connection.execute("DELETE FROM penstock.journal WHERE last_offset > 4")
+    connection.execute("DELETE FROM penstock.staged_records WHERE key = 'lost'")
+    connection.execute("SELECT setval('penstock.staged_records_id_seq', 4)")
+
+    plan = reset_epoch(connection, redis_client, flow, apply=True)
+    assert (plan.missing, [each.shard for each in plan.deleted]) == (0, ["jobs/0"])
+    assert redis_client.exists("penstock:{jobs/0}:q-limits")
+    stage(connection, 2, "new")
+    streamer.drain()
+
+    with queue.reader() as reader:
+        found = [lease.message.tenant for lease in reader.read(100)]
+    assert sorted(found) == ["a", "a", "a", "new", "new"]
+
+
+def test_a_done_record_is_no_reason_for_a_new_epoch(
+    connection: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    streamer: Streamer,
+    queue: FairQueue,
+) -> None:
+    stage(connection, 4)
+    streamer.drain()
+    finish(connection, [lease.message.id for lease in queue.reader().read(2)])
+
+    assert reset_epoch(connection, redis_client, flow).reason is None
