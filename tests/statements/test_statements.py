@@ -61,6 +61,14 @@ def test_a_statement_is_used(package: str, name: str) -> None:
     assert f'"{name}"' in python
 
 
+@pytest.mark.parametrize(("package", "name"), NAMED)
+def test_two_parameters_are_added_as_wide_numbers(package: str, name: str) -> None:
+    """The driver sends 30000 and 5000 as numbers of two bytes each, and so would their sum be."""
+    sql = statements(package, DEFAULT_SCOPE.schema)[name].decode()
+
+    assert not re.search(r"%\(\w+\)s *[-+*] *%\(\w+\)s", sql)
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_compiles_and_declares_every_key_it_uses(
     redis_client: redis.Redis, name: str

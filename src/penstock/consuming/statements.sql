@@ -175,8 +175,8 @@ WITH following AS (
     FROM {schema}.journal j,
     LATERAL unnest(j.record_ids) WITH ORDINALITY AS n (id, position)
     WHERE j.channel = %(channel)s AND j.shard = %(shard)s
-      AND j.last_offset > %(after)s AND j.first_offset <= %(after)s + %(records)s
-      AND j.first_offset + n.position - 1 BETWEEN %(after)s + 1 AND %(after)s + %(records)s
+      AND j.last_offset > %(after)s AND j.first_offset <= %(after)s::bigint + %(records)s
+      AND j.first_offset + n.position - 1 BETWEEN %(after)s + 1 AND %(after)s::bigint + %(records)s
 )
 SELECT coalesce(
            (SELECT min("offset") - 1 FROM following JOIN {schema}.staged_records r USING (id)),
