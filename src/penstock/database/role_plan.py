@@ -161,7 +161,7 @@ def _read_present(connection: Connection, schema: str, names: dict[RoleName, str
         "owner": names["owner"],
         "viewer": names["viewer"],
     }
-    [(exists,)] = connection.execute(sql["has_schema"], values).fetchall()
+    [(exists,)] = connection.execute(sql["has_tables"], values).fetchall()
     if not exists:
         raise SchemaMissing(
             f"schema {schema} has no Penstock tables. Create them first: penstock init"
