@@ -14,6 +14,7 @@ from penstock.database.connections import connect_postgres, make_engine
 from penstock.database.encoding import check_encoding
 from penstock.database.errors import postgres_errors
 from penstock.database.executor import Executor
+from penstock.database.quoting import quote
 from penstock.database.resources import directory
 from penstock.database.revisions import (
     FoundRevision,
@@ -104,8 +105,8 @@ def _may_migrate(before: FoundRevision, schema: str) -> bool:
 def _create_schema(connection: Connection, schema: str) -> None:
     """Creates the schema if there is none: IF NOT EXISTS needs the right to create it even if it exists."""
     known = text("SELECT to_regnamespace(:schema) IS NOT NULL")
-    if not connection.execute(known, {"schema": f'"{schema}"'}).scalar():
-        connection.execute(text(f'CREATE SCHEMA "{schema}"'))
+    if not connection.execute(known, {"schema": quote(schema)}).scalar():
+        connection.execute(text(f"CREATE SCHEMA {quote(schema)}"))
 
 
 def _become_owner(connection: Connection, schema: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
+from penstock.database.quoting import quote
 from penstock.database.roles import (
     ROLE_NAMES,
     Right,
@@ -14,7 +15,6 @@ from penstock.database.roles import (
     full_name,
     grant_sql,
     object_sql,
-    quote,
     revoke_sql,
     rights,
     table_names,

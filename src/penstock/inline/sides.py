@@ -14,9 +14,9 @@ from psycopg import IsolationLevel, sql
 
 from penstock.database.connections import Connection, TableConnection, connect_postgres
 from penstock.database.errors import first_line, postgres_errors
+from penstock.database.quoting import quote
 from penstock.database.transactions import HANDLER_TIMEOUT_S
 from penstock.errors import SnapshotLost, Unknown
-from penstock.inline.tables import quote
 from penstock.inline.values import NUMBERS, Value
 from penstock.reconciling import Difference
 
