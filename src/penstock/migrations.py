@@ -21,7 +21,8 @@ from alembic import context, op
 from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, text
 
-from penstock.database.initialise import LOCK, alembic_config
+from penstock.database.initialise import alembic_config
+from penstock.database.migrating import lock_migrations
 from penstock.database.quoting import quote
 from penstock.database.tables import metadata
 from penstock.errors import SchemaMissing, Unknown
@@ -145,7 +146,7 @@ def _read_revision(schema: str, start: str) -> str:
     if context.is_offline_mode():
         return start
     connection = op.get_bind()
-    connection.execute(LOCK)
+    lock_migrations(connection, schema)
     found = _exists(connection, _table(schema)) and connection.scalar(
         text(f"SELECT version_num FROM {_table(schema)}")
     )

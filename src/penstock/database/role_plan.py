@@ -105,9 +105,7 @@ def make_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
         PrivilegeMissing: This connection's role may not; nothing was changed.
     """
     with postgres_errors("making the roles"), connection.transaction():
-        connection.execute(
-            "SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))"
-        )
+        connection.execute(statements("penstock.database", schema)["lock_migrations"])
         plan = plan_roles(connection, schema, prefix)
         for statement in plan.statements:
             connection.execute(statement.encode())
