@@ -191,6 +191,29 @@ def test_keys_of_any_type_meet(run: Run, connection: Connection) -> None:
         assert run(query, state=table).clean
 
 
+def test_comparing_and_repair_read_text_under_the_same_settings(
+    run: Run, connection: Connection
+) -> None:
+    """Guarantee 28: with array_nulls off, the NULL of a key would be sought as a word, and its row would stay wrong."""
+    connection.execute(f"ALTER DATABASE {connection.info.dbname} SET array_nulls = off".encode())
+    connection.execute("CREATE TABLE public.state (id text[], v int)")
+    connection.execute("INSERT INTO public.state VALUES (ARRAY['a', NULL], 1)")
+    query = "SELECT ARRAY['a', NULL] AS id, 2 AS v"
+
+    assert run(query, "repair").repaired == 1
+    assert connection.execute("SELECT v FROM public.state").fetchall() == [(2,)]
+    assert run(query).clean
+
+
+def test_a_canonical_query_computes_in_utc(run: Run, connection: Connection) -> None:
+    connection.execute(
+        f"ALTER DATABASE {connection.info.dbname} SET TimeZone = 'Asia/Tokyo'".encode()
+    )
+    connection.execute("CREATE TABLE public.state AS SELECT 1 AS id, date '2026-01-01' AS day")
+
+    assert run("SELECT 1 AS id, timestamptz '2026-01-01 23:00Z'::date AS day").clean
+
+
 def test_a_repair_reads_the_keys_of_its_batch_alone(
     run: Run, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,5 +63,5 @@ def begin_reading(cursor: Any, snapshot: str | None) -> None:
                 f"penstock.table: snapshot {snapshot} is gone: the transaction that held it has ended, or Postgres was restarted. "
                 "Begin again with another one"
             ) from error
-    cursor.execute(FIX_FORMATS)
+    cursor.execute(FIX_FORMATS.decode())
     cursor.fetchall()
