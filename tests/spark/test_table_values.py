@@ -428,6 +428,16 @@ def test_a_table_that_is_rewritten_between_two_slices_is_not_read_on(
             list(reader.read(last))
 
 
+def test_a_snapshot_of_another_database_is_not_reported_as_lost(
+    database_url: str, postgres: EmbeddedPostgres
+) -> None:
+    with (
+        snapshot(postgres.url) as name,
+        pytest.raises(psycopg.errors.FeatureNotSupported, match="from a different database"),
+    ):
+        TableSource({"databaseUrl": database_url, "query": "SELECT 1", "snapshot": name}).schema()
+
+
 def test_a_snapshot_leaves_the_errors_of_its_block_alone(database_url: str) -> None:
     with pytest.raises(psycopg.OperationalError, match="mine"), snapshot(database_url):
         raise psycopg.OperationalError("mine")
