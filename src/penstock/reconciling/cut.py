@@ -87,7 +87,7 @@ def cut(
                 )
                 ticker.execute(statements("penstock.reconciling", scope.schema)["hold_sequencers"])
                 snapshot = export_snapshot(holder)
-                ticker.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode())
+                import_snapshot(ticker, snapshot)
                 done = tick_within(ticker, scope)
                 offsets = journal_tails(ticker, scope)
                 within(ticker, offsets)

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.types import StructType
 
 from penstock.database.connections import TableConnection
-from penstock.database.errors import postgres_errors
+from penstock.database.errors import first_line, postgres_errors
 from penstock.database.quoting import quote, quote_literal
 from penstock.errors import InvalidSetting, SnapshotLost, Unknown
 from penstock.spark.sources.connections import arrow, postgres, warm
@@ -168,7 +168,7 @@ def _describe(options: Mapping[str, str], source: str) -> tuple[PostgresColumn, 
         try:
             described = connection.execute(f"SELECT {names} FROM {source} LIMIT 0".encode())
         except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
-            raise Unknown(f"penstock.table: {str(error).splitlines()[0]}") from error
+            raise Unknown(f"penstock.table: {first_line(error)}") from error
         result = described.pgresult
         return tuple(
             PostgresColumn.parse(column, -1 if result is None else result.fmod(number))
