@@ -7,11 +7,12 @@ import typer
 from penstock.cli.command import command, require_pipeline, spared_from_garbage_collection
 from penstock.cli.connections import open_connections
 from penstock.cli.engines import open_comparer
+from penstock.cli.loops import run_loop
 from penstock.cli.progress import ProgressLine
 from penstock.cli.render import say
 from penstock.cli.servers import servers
 from penstock.cli.signals import Stop
-from penstock.consuming import Consumed, make_worker
+from penstock.consuming import make_worker
 from penstock.errors import Halted, InvalidSetting
 from penstock.operating.status import status
 from penstock.pipeline import Pipeline
@@ -58,20 +59,9 @@ def consume(
             shards=chosen,
             prepare=settings.prepare,
         )
-
-        def report(done: Consumed) -> None:
-            progress.add(done.applied)
-            if drain and stop():
-                raise typer.Exit(0)
-
+        run_loop(worker, stop, progress, drain=drain)
         if drain:
-            try:
-                worker.drain(report)
-            finally:
-                worker.close()
             _raise_if_halted(settings, pipeline, name)
-        else:
-            worker.run(stop, report)
     say(f"{progress.count:,} records applied")
 
 
