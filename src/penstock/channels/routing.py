@@ -22,7 +22,7 @@ class LogKeys:
 
 def log_keys(namespace: str, name: ShardName) -> LogKeys:
     """The keys of a shard: ``penstock:{rides/2}:log`` and ``penstock:{rides/2}:epoch``."""
-    root = f"{namespace}:{{{name}}}"
+    root = _root(namespace, name)
     return LogKeys(f"{root}:log", f"{root}:epoch")
 
 
@@ -82,7 +82,12 @@ class IckShardKeys:
 
 def ick_shard_keys(namespace: str, name: ShardName) -> IckShardKeys:
     """The keys of a shard of an Ick: ``penstock:{ride-index/2}:ick`` …, all in the slot of ``ride-index/2``."""
-    root = f"{namespace}:{{{name}}}"
+    root = _root(namespace, name)
     return IckShardKeys(
         f"{root}:ick", ick_keys(f"{root}:ick"), log_keys(namespace, name), f"{root}:progress"
     )
+
+
+def _root(namespace: str, name: ShardName) -> str:
+    """What all keys of a shard begin with: the part in braces is the hash tag."""
+    return f"{namespace}:{{{name}}}"

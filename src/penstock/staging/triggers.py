@@ -29,6 +29,7 @@ from sqlalchemy import Column, Table, types
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Mapper, class_mapper
 
+from penstock.database.quoting import quote, quote_literal
 from penstock.declarations import CHANGES, Change, Ick, StagingRule
 from penstock.staging.payload import MAX_KEY_CHARACTERS, headers_text, json_text
 from penstock.staging.rules import is_secret, key_names, object_name
@@ -36,9 +37,6 @@ from penstock.staging.trigger_names import (
     Trigger,
     make_error,
     make_name,
-    quote,
-    quote_literal,
-    quote_table,
 )
 
 _PAIRS_A_CALL = 50
@@ -65,9 +63,9 @@ def make_trigger(rule: StagingRule, schema: str) -> Trigger:
     """
     mapper = _get_mapper(rule)
     source: Any = mapper.local_table
-    table = quote_table(source.schema, source.name)
+    table = quote(source.schema, source.name)
     name, truncate = make_name(rule), make_name(rule, "truncate")
-    function = f"{quote(schema)}.{quote(name)}"
+    function = quote(schema, name)
     create = _add_version(_render_function(rule, mapper, schema, function))
     if create.count(_QUOTE) > 2:  # noqa: PLR2004  before and after the body
         raise make_error(rule, f"a name, a value or the condition contains {_QUOTE}")
@@ -177,7 +175,7 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
         for start in range(0, len(pairs), _PAIRS_A_CALL)
     ]
     parts = {
-        "staged": f"{quote(schema)}.staged_records",
+        "staged": quote(schema, "staged_records"),
         "channel": quote_literal(rule.channel.name),
         "shards": rule.channel.shards,
         "object": quote_literal(object_name(rule)),

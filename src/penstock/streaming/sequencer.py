@@ -25,6 +25,7 @@ from penstock.channels.log import Batch
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import ErrorKind, classify, postgres_errors
+from penstock.database.quoting import quote
 from penstock.database.statements import statements
 from penstock.database.transactions import own_settings, set_local_in_one
 from penstock.errors import UnsafeSetting
@@ -241,7 +242,7 @@ def check_identity_cache(connection: Connection, scope: Scope) -> None:
     sql = statements("penstock.streaming", scope.schema)
     with postgres_errors("reading the id sequence of staged_records"):
         row = connection.execute(
-            sql["identity_cache"], {"table": f'"{scope.schema}".staged_records'}
+            sql["identity_cache"], {"table": quote(scope.schema, "staged_records")}
         ).fetchone()
     cache = None if row is None else row[0]
     if cache != 1:

@@ -20,7 +20,6 @@ from penstock.cli.servers import Servers, servers
 from penstock.cli.signals import Stop
 from penstock.pipeline import Pipeline
 from penstock.settings import Settings
-from penstock.streaming import RoundResult
 
 
 @command("engine", "master", "conf", "epoch_seconds", "idle", "resend_chance")
@@ -77,9 +76,7 @@ def _run_inline(settings: Settings, pipeline: Pipeline, urls: Servers, work: _Wo
             idle_s=settings.idle,
             prepare=settings.prepare,
             resend_chance=settings.resend_chance,
-            report=lambda _who, did: work.progress.add(
-                did.added if isinstance(did, RoundResult) else did.applied
-            ),
+            report=lambda _who, did: work.progress.add(did),
         )
 
 

@@ -1,0 +1,40 @@
+"""Runs a streamer or a consumer as commands do: until a stop signal, or until nothing is left."""
+
+from typing import Any
+
+import typer
+
+from penstock.cli.progress import ProgressLine
+from penstock.cli.signals import Stop
+from penstock.consuming import Consumed
+from penstock.consuming.worker import Worker
+from penstock.streaming import RoundResult, Streamer
+
+
+def run_loop(
+    loop: Streamer | Worker[Any], stop: Stop, progress: ProgressLine, *, drain: bool
+) -> None:
+    """Runs rounds until a stop signal, and closes the connections.
+
+    Args:
+        loop: The streamer, or a consumer's worker.
+        stop: Called between rounds.
+        progress: Counts what they do.
+        drain: Return when nothing is left.
+
+    Raises:
+        typer.Exit: A stop signal has ended the draining.
+    """
+
+    def report(done: RoundResult | Consumed) -> None:
+        progress.add(done)
+        if drain and stop():
+            raise typer.Exit(0)
+
+    if not drain:
+        loop.run(stop, report)
+        return
+    try:
+        loop.drain(report)
+    finally:
+        loop.close()
