@@ -9,6 +9,7 @@ from benchmarks.cases import (
     icks,
     latency,
     limits,
+    queues,
     spark,
     staging,
     steady,
@@ -28,6 +29,7 @@ def all_cases(servers: BenchServers, scale: Scale) -> list[Case]:
         *steady.make_cases(servers, scale),
         *latency.make_cases(servers, scale),
         *icks.make_cases(servers, scale),
+        *queues.make_cases(servers, scale),
         *spark.make_cases(servers, scale),
         *costs.make_cases(servers, scale),
     ]

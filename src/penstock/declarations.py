@@ -52,6 +52,15 @@ def checked_name(name: object, of: str) -> str:
     return name
 
 
+def shard_for_key(key: str | bytes, shards: int) -> Shard:
+    """The shard of a key: the first four bytes of its SHA-256, as a number, modulo the number of shards.
+
+    A hash that Postgres and every language have, so that triggers and other producers agree with this function.
+    """
+    given = key.encode() if isinstance(key, str) else key
+    return Shard(int.from_bytes(hashlib.sha256(given).digest()[:4]) % shards)
+
+
 class _Sharded:
     """What all kinds of channel share."""
 
@@ -71,12 +80,8 @@ class _Sharded:
             )
 
     def shard_for(self, key: str | bytes) -> Shard:
-        """The shard of a key: the first four bytes of its SHA-256, as a number, modulo the number of shards.
-
-        A hash that Postgres and every language have, so that triggers and other producers agree with this function.
-        """
-        given = key.encode() if isinstance(key, str) else key
-        return Shard(int.from_bytes(hashlib.sha256(given).digest()[:4]) % self.shards)
+        """The shard of a key: see ``shard_for_key``."""
+        return shard_for_key(key, self.shards)
 
     @property
     def shard_names(self) -> tuple[ShardName, ...]:

@@ -9,6 +9,9 @@ command line ends with; ``page`` is the section of the documentation that explai
     ├── InvalidSetting            a setting with an invalid value                 (2)
     ├── Unknown                   a name that does not exist                      (2)
     ├── InvalidIckCall            a score, member or size that an Ick cannot take (2)
+    ├── InvalidMessage            a field of a message that a queue cannot take   (2)
+    ├── TenantFull                a tenant's bytes in a queue are at their limit  (1)
+    ├── StaleLease                the lease of a message has ended                (1)
     ├── StagingError              a record cannot be staged                       (1)
     │   ├── InvalidRecord         a field of the record is not acceptable
     │   ├── BypassedStaging       a statement bypasses the staging rules
@@ -34,6 +37,8 @@ command line ends with; ``page`` is the section of the documentation that explai
         ├── HistoryDiverged       Postgres lost commits, or is another one
         ├── ForeignLog            the stream holds entries of another program
         ├── DamagedIck            a key of an Ick holds something else, or is missing
+        ├── ForeignQueue          a key of a queue holds something else
+        ├── QueueDamaged          no stream of a queue can be written
         ├── DamagedJournal        rows of the journal, or records that it names, were deleted
         ├── UnpublishableRecord   Postgres cannot read a record, or Redis does not take it
         ├── ReadOnlyPostgres      a standby or a read-only server
@@ -86,6 +91,33 @@ class InvalidIckCall(PenstockError):
 
     exit_code = 2
     page = "errors#invalidickcall"
+
+
+class InvalidMessage(PenstockError):
+    """A message, or a limit of a tenant, has a field that a queue cannot take; nothing was written.
+
+    Attributes:
+        field: The field.
+    """
+
+    exit_code = 2
+    page = "errors#invalidmessage"
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field} {message}")
+        self.field = field
+
+
+class TenantFull(PenstockError):
+    """A tenant has as many bytes in a queue as it may have; its message was not written."""
+
+    page = "errors#tenantfull"
+
+
+class StaleLease(PenstockError):
+    """The lease of a message has ended: another reader may have the message, or it was deleted."""
+
+    page = "errors#stalelease"
 
 
 class StagingError(PenstockError):
@@ -274,6 +306,18 @@ class DamagedIck(Refused):
     """A key of an Ick holds something that is not an Ick's, or has members without a version."""
 
     page = "errors#damagedick"
+
+
+class ForeignQueue(Refused):
+    """A key of a queue holds something that is not a queue's."""
+
+    page = "errors#foreignqueue"
+
+
+class QueueDamaged(Refused):
+    """No stream of a queue can be written: all their keys hold other types."""
+
+    page = "errors#queuedamaged"
 
 
 class DamagedJournal(Refused):

@@ -1,6 +1,7 @@
 """Names of the keys in Redis.  All keys of a shard share a hash tag, so that one script may use them all."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from redis.crc import key_slot
 
@@ -86,6 +87,70 @@ def ick_shard_keys(namespace: str, name: ShardName) -> IckShardKeys:
     return IckShardKeys(
         f"{root}:ick", ick_keys(f"{root}:ick"), log_keys(namespace, name), f"{root}:progress"
     )
+
+
+MAX_STREAMS = 256
+"""Most streams of one shard of a queue."""
+
+_QUEUE_KEYS = {
+    "meta": "hash",
+    "messages": "hash",
+    "waiting": "zset",
+    "ready": "zset",
+    "over": "zset",
+    "blocked": "zset",
+    "drained": "zset",
+    "accounts": "hash",
+    "limits": "hash",
+    "lanes": "hash",
+    "leases": "zset",
+    "delayed": "zset",
+    "dead": "zset",
+    "parked": "hash",
+    "ages": "zset",
+    "deadlines": "zset",
+    "uniques": "hash",
+    "windows": "zset",
+    "finished": "zset",
+    "takes": "hash",
+    "dwell": "hash",
+    "notices": "stream",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueKeys:
+    """The keys of one shard of a queue.
+
+    Attributes:
+        root: What they all begin with: ``penstock:{receipts/0}:``.
+    """
+
+    root: str
+
+    def all(self, streams: int) -> list[str]:
+        """All keys, in the order in which the scripts declare them, with those of so many streams."""
+        return _names(self, streams)
+
+    def types(self, streams: int) -> dict[str, str]:
+        """The type that each key has, if it exists."""
+        own = {f"{self.root}q-{name}": kind for name, kind in _QUEUE_KEYS.items()}
+        return own | {f"{self.root}s{number}": "stream" for number in range(streams)}
+
+    @property
+    def notices(self) -> str:
+        """The stream whose newest entry says that something may be taken."""
+        return f"{self.root}q-notices"
+
+
+@lru_cache(maxsize=4096)
+def _names(keys: QueueKeys, streams: int) -> list[str]:
+    return [*keys.types(streams)]
+
+
+def queue_keys(namespace: str, name: ShardName) -> QueueKeys:
+    """The keys of a shard of a queue, all in the slot of its name: ``penstock:{receipts/0}:s3`` and others."""
+    return QueueKeys(f"{_root(namespace, name)}:")
 
 
 def _root(namespace: str, name: ShardName) -> str:

@@ -192,6 +192,11 @@ def _read_reply(connection: Any) -> Any:
         return error
 
 
+def as_text(value: bytes | str) -> str:
+    """A value of ours as text; bytes of another's that are no UTF-8 are shown by their numbers."""
+    return value if isinstance(value, str) else value.decode(errors="backslashreplace")
+
+
 @cache
 def script(name: str) -> Script:
     """The script ``lua/<name>.lua``.
@@ -224,7 +229,11 @@ def _declarations(name: str, text: str) -> str:
     keys, args = _KEYS.search(text), _ARGS.search(text)
     if keys is None or args is None:
         raise ValueError(f"lua/{name}.lua: the header has no 'keys:' or no 'args:' line")
-    locals_ = [f"local {key} = KEYS[{i}]" for i, key in enumerate(keys["names"].split(", "), 1)]
+    locals_ = [
+        # The remaining keys: the name is the index of the first.
+        f"local {key[:-3]} = {i}" if key.endswith("...") else f"local {key} = KEYS[{i}]"
+        for i, key in enumerate(keys["names"].split(", "), 1)
+    ]
     for i, argument in enumerate(args["names"].split(", "), 1):
         if argument.endswith("..."):  # the remaining arguments: the name is the index of the first
             locals_.append(f"local {argument[:-3]} = {i}")

@@ -11,6 +11,10 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import redis
+import redis.asyncio
+from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode
 from redis.exceptions import (
@@ -118,6 +122,36 @@ def _connect_server(parsed: RedisUrl) -> RedisClient:
         **{**_timeouts_and_tls(parsed), **parsed.options, **where},
     )
     return redis.Redis.from_pool(pool)
+
+
+def connect_redis_async(url: str) -> Any:
+    """As ``connect_redis``, for asyncio: a client of ``redis.asyncio``, which connects on the first command.
+
+    It does not check the server's version: a client for threads does that first.
+
+    Raises:
+        InvalidSetting: The URL is invalid.
+        ServerUnavailable: A file for TLS cannot be read.
+    """
+    parsed = parse_redis_url(url)
+    _check_files(parsed.options)
+    options: dict[str, Any] = {**_timeouts_and_tls(parsed), **parsed.options, "ssl": parsed.is_tls}
+    options["retry"] = AsyncRetry(NoBackoff(), 0)
+    match parsed.kind:
+        case "cluster":
+            nodes = [AsyncClusterNode(host, port) for host, port in parsed.hosts]
+            return redis.asyncio.RedisCluster(startup_nodes=nodes, **options)
+        case "sentinel":
+            common = {**_timeouts_and_tls(parsed), "retry": options["retry"], "ssl": parsed.is_tls}
+            sentinels: Any = AsyncSentinel(  # type: ignore[no-untyped-call]  # untyped in redis-py
+                parsed.hosts, sentinel_kwargs={**common, **parsed.sentinel_options}
+            )
+            return sentinels.master_for(parsed.service, **options)
+        case "server":
+            [(host, port)] = parsed.hosts
+            return redis.asyncio.Redis(host=host, port=port, **options)
+        case _:
+            return redis.asyncio.Redis(unix_socket_path=parsed.path, **options)
 
 
 def _connect_cluster(parsed: RedisUrl) -> RedisClient:

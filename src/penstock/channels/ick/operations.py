@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from penstock.channels.ick.marks import check_size
 from penstock.channels.routing import IckKeys
-from penstock.channels.scripts import Argument, Call
+from penstock.channels.scripts import Argument, Call, as_text
 from penstock.channels.server import REDIS_ERRORS, translate_error
 from penstock.errors import DamagedIck
 
@@ -178,11 +178,6 @@ def read_marks(flat: Sequence[Any]) -> list[Mark]:
 def as_bytes(value: bytes | str) -> bytes:
     """A member as bytes; a client that decodes replies may have returned text."""
     return value if isinstance(value, bytes) else value.encode()
-
-
-def as_text(value: bytes | str) -> str:
-    """A value of ours as text; bytes of another's that are no UTF-8 are shown by their numbers."""
-    return value if isinstance(value, str) else value.decode(errors="backslashreplace")
 
 
 def _read_added(reply: Any) -> Added:

@@ -36,10 +36,9 @@ from penstock.channels.ick.operations import (
     Mark,
     Operation,
     all_keys,
-    as_text,
     read_marks,
 )
-from penstock.channels.scripts import Argument, Call
+from penstock.channels.scripts import Argument, Call, as_text
 from penstock.channels.server import RedisClient
 
 T = TypeVar("T")

@@ -1,0 +1,59 @@
+-- Shared by the scripts that move messages: tenants' accounts.  Include it after queue/_queue.
+-- keys: waiting, accounts, limits
+--
+-- An account holds what is known of a tenant: its tag (see queue/_turns), its messages in flight, the bytes of its messages, what one
+-- costs, and how far its line has got.  A script reads an account once, and writes it at its end.
+
+local used = {}
+local has_limits = redis.call("EXISTS", limits) == 1
+
+-- weight, elastic limit, limit in flight, messages a second, burst, bytes, paused; "-" for none
+local function parse_limits(text)
+  local values = {}
+  for word in string.gmatch(text or "", "%S+") do
+    values[#values + 1] = tonumber(word) or false
+  end
+  return {
+    weight = values[1] or 1, elastic = values[2], in_flight = values[3], rate = values[4], burst = values[5] or 1,
+    bytes = values[6], paused = values[7] == 1,
+  }
+end
+
+-- The first of an account's waiting messages: id and member of `waiting`.  Several are read at once, the more the
+-- more are used, one by one.
+local function first_waiting(account)
+  if not account.line or (account.at > #account.line and #account.line == account.ahead) then
+    account.ahead = account.line and math.min(4 * account.ahead, 32) or 2
+    account.line = redis.call("ZRANGEBYLEX", waiting, "[" .. account.tenant .. "\0", "(" .. account.tenant .. "\1", "LIMIT", 0,
+      account.ahead)
+    account.at = 1
+  end
+  local member = account.line[account.at]
+  if member then
+    return string.sub(member, #account.tenant + 30), member
+  end
+end
+
+-- The messages of a tenant have moved: it may belong elsewhere, and its line has changed.
+local function mark_moved(account)
+  account.has_moved, account.line = true, nil
+end
+
+local function tenant_account(tenant)
+  local account = used[tenant]
+  if not account then
+    local packed = redis.call("HGET", accounts, tenant)
+    local values = packed and cmsgpack.unpack(packed) or {0, 0, 0, false, 0, 0, false, 0}
+    local own = has_limits and redis.call("HMGET", limits, tenant, "") or {}
+    account = {
+      tenant = tenant, tag = values[1], in_flight = values[2], bytes = values[3], cost = values[4], rank = values[5],
+      next_at = values[6], class = values[7], last_rank = values[8], limits = parse_limits(own[1] or own[2]),
+    }
+    used[tenant] = account
+    if not packed then
+      local _, member = first_waiting(account)
+      account.rank = member and tonumber(string.sub(member, #tenant + 2, #tenant + 15), 16) - 1 or 0
+    end
+  end
+  return account
+end

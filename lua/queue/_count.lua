@@ -1,0 +1,90 @@
+-- Counts messages by their bodies, for rebuild.lua.  Include it after queue/_moves.
+-- keys: messages, waiting, leases, delayed, dead, parked, ages, uniques, finished, lanes, streams...
+
+local NEW_LEASE = 30000
+local lost = 0
+
+-- Counts a message for its tenant, once in a generation.
+local function count(id, record)
+  if record.state ~= "x" then
+    redis.call("ZADD", ages, record.since, id)
+    if record.unique ~= "" and (record.scope ~= "queued" or record.state ~= "l") then
+      redis.call("HSETNX", uniques, record.unique, id)
+    end
+  end
+  if record.generation == queue.generation then
+    return
+  end
+  local account = tenant_account(record.tenant)
+  record.generation = queue.generation
+  save_record(id, record)
+  if record.state ~= "x" then
+    account.bytes = account.bytes + record.bytes
+  end
+  if record.state == "l" then
+    account.in_flight = account.in_flight + 1
+  end
+  if record.state == "w" then
+    local rank = tonumber(string.sub(record.rank, 1, 14), 16)
+    if record.key == "" then
+      account.last_rank = math.max(rank, account.last_rank)
+    else
+      local last = number(redis.call("HGET", lanes, lane_of(record)))
+      redis.call("HSET", lanes, lane_of(record), string.format("%.0f", math.max(rank, last)))
+    end
+  end
+  mark_moved(account)
+end
+
+-- The entry of a stream belongs to a message that waits or is leased; any other is left over.
+local function count_entry(stream, entry)
+  local fields, id = entry[2], entry[2][2]
+  local record = read_record(id)
+  if not record and fields[11] == "record" then
+    record = unpack_record(fields[12])
+    record.state, record.stream, record.entry = "w", stream, entry[1]
+    if redis.call("HEXISTS", parked, id) == 1 then
+      record = nil
+    end
+  end
+  if not record or record.stream ~= stream or record.entry ~= entry[1] or (record.state ~= "w" and record.state ~= "l") then
+    redis.call("XDEL", KEYS[streams + stream], entry[1])
+    return
+  end
+  if record.state == "w" then
+    redis.call("ZADD", waiting, 0, waiting_member(id, record))
+    watch_deadline(id, record)
+  else
+    redis.call("ZADD", leases, "NX", string.format("%.0f", now + NEW_LEASE), id)
+  end
+  count(id, record)
+end
+
+local function count_parked(id, body)
+  local record = read_record(id) or unpack_record(cmsgpack.unpack(body)[4])
+  if record.state ~= "d" and record.state ~= "x" then
+    redis.call("HDEL", parked, id)
+    return
+  end
+  redis.call("ZADD", record.state == "d" and delayed or dead, string.format("%.0f", record.at), id)
+  if record.state == "d" then
+    watch_deadline(id, record)
+  end
+  save_record(id, record)
+  count(id, record)
+end
+
+-- A record without a body is of a message that is lost.
+local function check_record(id, record)
+  if record.state == "f" then
+    redis.call("ZADD", finished, "NX", string.format("%.0f", record.at), id)
+  elseif (record.state == "d" or record.state == "x") and redis.call("HEXISTS", parked, id) == 0
+    or (record.state == "w" or record.state == "l") and not read_entry(record) then
+    if record.state == "l" then
+      leave_flight(tenant_account(record.tenant), record)
+    end
+    forget(id, record)
+    redis.call("HDEL", messages, id)
+    lost = lost + 1
+  end
+end

@@ -1,0 +1,54 @@
+-- What falls due moves on: delayed messages, leases that have expired, tenants that may go again.  Include it after queue/_moves.
+-- keys: meta, messages, leases, delayed, blocked
+
+local STEP = 100
+
+local function due(key)
+  return redis.call("ZRANGEBYSCORE", key, "-inf", string.format("%.0f", now), "LIMIT", 0, STEP)
+end
+
+local moved, lost = 0, 0
+
+-- A message of which the body is gone: deleted by hand, or with a stream whose key was overwritten.
+local function lose(id, record)
+  local account = forget(id, record)
+  redis.call("ZREM", leases, id)
+  redis.call("ZREM", delayed, id)
+  redis.call("HDEL", messages, id)
+  redis.call("HINCRBY", meta, "lost", 1)
+  mark_moved(account)
+  lost = lost + 1
+end
+
+local function move_due()
+  for _, id in ipairs(due(delayed)) do
+    local record = read_record(id)
+    local is_back = record and unpark(id, record)
+    if is_back == false then
+      -- Its body stays where it is.
+      redis.call("ZADD", delayed, now + 1000, id)
+    elseif not is_back then
+      if record then lose(id, record) end
+      redis.call("ZREM", delayed, id)
+    end
+    moved = moved + 1
+  end
+  for _, id in ipairs(due(leases)) do
+    local record = read_record(id)
+    if record and record.state == "l" then
+      local account = tenant_account(record.tenant)
+      leave_flight(account, record)
+      end_work(account, record, (now - record.taken) / 1000)
+      record.token = ""
+      put_back(id, record)
+      redis.call("HINCRBY", meta, "reclaimed", 1)
+    end
+    redis.call("ZREM", leases, id)
+    moved = moved + 1
+  end
+  for _, tenant in ipairs(due(blocked)) do
+    tenant_account(tenant).has_moved = true
+    moved = moved + 1
+  end
+  place_moved()
+end

@@ -1,0 +1,46 @@
+-- Picks the message that is to be handed over next.  Include it after queue/_due.
+-- keys: waiting, ready, over, streams...
+-- args: preferred:int
+
+-- A message of the preferred stream, if its tenant is at most one message ahead of the one whose turn it is.
+local function preferred_message()
+  if preferred < 0 then
+    return nil
+  end
+  local lowest = tonumber(redis.call("ZRANGE", ready, 0, 0, "WITHSCORES")[2] or "")
+  local key = lowest and KEYS[streams + preferred]
+  for _, entry in ipairs(key and call_or_nil("XRANGE", key, "-", "+", "COUNT", 20) or {}) do
+    local id = entry[2][2]
+    local record = read_record(id)
+    if record and record.state == "w" then
+      local account = tenant_account(record.tenant)
+      local ahead = account.tag - lowest
+      if account.class == "r" and ahead <= math.max(account.cost or queue.cost, LEAST_COST) / account.limits.weight then
+        return account, id, record
+      end
+    end
+  end
+end
+
+local function next_message()
+  local account, id, record = preferred_message()
+  if account then
+    return account, id, record
+  end
+  local tenant = redis.call("ZRANGE", ready, 0, 0)[1] or redis.call("ZRANGE", over, 0, 0)[1]
+  if not tenant then
+    return nil
+  end
+  account = tenant_account(tenant)
+  local first, member = first_waiting(account)
+  record = first and read_record(first)
+  if record and record.state == "w" then
+    return account, first, record
+  end
+  if member then
+    redis.call("ZREM", waiting, member)
+    account.line = nil
+  end
+  place(account)
+  return account
+end

@@ -1,0 +1,86 @@
+-- Shared by all scripts of a queue: its own state, and its clock.
+-- keys: meta, messages, parked, streams...
+
+local FORMAT = "queue.v1"
+local PADDING = "%014x"
+
+local function number(text)
+  return tonumber(text or "") or 0
+end
+
+local found = redis.call("HMGET", meta, "format", "streams", "clock", "server", "floor", "cost", "sequence", "generation",
+  "listed", "closed", "keys")
+local format = found[1]
+local queue = {
+  streams = number(found[2]), floor = number(found[5]), cost = number(found[6]),
+  sequence = number(found[7]), generation = number(found[8]),
+  listed = number(found[9]),
+}
+if format and format ~= FORMAT then
+  return {"foreign", meta}
+end
+
+-- The queue's clock, in milliseconds, never goes back.  After the server's clock was set back, it runs at half speed until the
+-- server's has caught up: leases still expire, and nothing happens before it is due twice.
+local time = redis.call("TIME")
+local server = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local elapsed = math.max(0, server - (tonumber(found[4] or "") or server))
+local clock = math.max(server, (tonumber(found[3] or "") or server) + elapsed / 2)
+local now = math.floor(clock)
+
+-- As redis.call, but nil if the key holds another type: one stream that something else has overwritten does not stop the others.
+local function call_or_nil(...)
+  local reply = redis.pcall(...)
+  if type(reply) ~= "table" or not reply.err then
+    return reply
+  elseif string.find(reply.err, "WRONGTYPE", 1, true) then
+    return nil
+  end
+  error(reply.err, 0)
+end
+
+-- How many there are of the keys that nothing else tells of.
+local function count_keys()
+  return redis.call("EXISTS", lanes, drained, deadlines, uniques, windows)
+end
+
+-- Whether a script before this one was interrupted by a command that Redis refused, or a key has disappeared since then: the next
+-- sweep asks for a rebuild.
+local is_suspect = false
+
+-- The first write of a script that changes the queue: from here to `save_queue` its parts do not agree.  When memory is full, Redis
+-- refuses a script's first write if that could need memory, and lets a script that has written go on: taking and finishing must
+-- work then, and writing must not.
+local function begin_writing(needs_memory)
+  is_suspect = format and (found[10] ~= "1" or number(found[11]) ~= count_keys())
+  if needs_memory then
+    redis.call("HSET", meta, "closed", 0)
+  else
+    redis.call("HDEL", meta, "closed")
+  end
+end
+
+-- Writes the queue's state at the end of a script that changes it.
+local function save_queue()
+  redis.call("HSET", meta, "format", FORMAT, "streams", queue.streams, "clock", string.format("%.1f", clock),
+    "server", string.format("%.0f", server), "floor", string.format("%.6f", queue.floor),
+    "cost", string.format("%.6f", queue.cost), "sequence", string.format("%.0f", queue.sequence),
+    "generation", queue.generation, "listed", queue.listed, "closed", is_suspect and 0 or 1, "keys", count_keys())
+end
+
+-- Whether the queue has contents although its state is gone: it has to be rebuilt first.  Before a script makes a new queue, the
+-- rebuild looks at all streams that there could be, not only at those that the caller knows.
+local MOST_STREAMS = 256
+local function is_lost(makes_new)
+  if format then
+    return false
+  elseif makes_new and #KEYS - streams + 1 < MOST_STREAMS then
+    return true
+  end
+  for i = streams, #KEYS do
+    if redis.call("EXISTS", KEYS[i]) == 1 then
+      return true
+    end
+  end
+  return redis.call("EXISTS", messages, parked) > 0
+end

@@ -1,0 +1,54 @@
+-- Shared by all scripts of a queue: the records of messages, and their bodies.  Include it after queue/_queue.
+-- keys: messages, streams...
+--
+-- A message is in one state: (w)aiting, (l)eased, (d)elayed, dea(x), or (f)inished, of which the record is kept for a while.
+-- The body of one that waits or is leased is an entry of a stream; that of one that is delayed or dead is parked in a hash, since
+-- an old entry would keep the memory of its neighbours.
+
+-- A record is packed as an array.  Written out, since loops over the names take several times as long.
+local function unpack_record(packed)
+  local v = cmsgpack.unpack(packed)
+  return {
+    state = v[1], tenant = v[2], key = v[3], stream = v[4], entry = v[5], rank = v[6], attempts = v[7], token = v[8],
+    charge = v[9], bytes = v[10], unique = v[11], scope = v[12], deadline = v[13], since = v[14], hand = v[15],
+    generation = v[16], taken = v[17], at = v[18],
+  }
+end
+
+local function pack_record(r)
+  return cmsgpack.pack({
+    r.state, r.tenant, r.key, r.stream, r.entry, r.rank, r.attempts, r.token, r.charge, r.bytes, r.unique, r.scope, r.deadline,
+    r.since, r.hand, r.generation, r.taken, r.at,
+  })
+end
+
+local function read_record(id)
+  local packed = redis.call("HGET", messages, id)
+  return packed and unpack_record(packed)
+end
+
+local function save_record(id, record)
+  redis.call("HSET", messages, id, pack_record(record))
+end
+
+-- The key of the stream that holds a message's body; nil if the body is parked.
+local function stream_key(record)
+  return record.stream >= 0 and KEYS[streams + record.stream] or nil
+end
+
+-- The payload and headers of a message that waits or is leased; nil if they are gone.
+local function read_entry(record)
+  local key = stream_key(record)
+  local entries = key and call_or_nil("XRANGE", key, record.entry, record.entry)
+  local fields = entries and entries[1] and entries[1][2]
+  if fields then
+    return fields[8], fields[10]
+  end
+end
+
+local function delete_entry(record)
+  local key = stream_key(record)
+  if key then
+    call_or_nil("XDEL", key, record.entry)
+  end
+end

@@ -1,0 +1,118 @@
+-- Shared by the scripts that move messages: whose turn it is.  Include it after queue/_accounts.
+-- keys: ready, over, blocked, drained, accounts, leases, waiting
+--
+-- Start-time fair queuing.  A tenant's tag is the virtual time at which its next message starts: seconds of work divided by its
+-- weight.  The lowest tag goes first.  `floor` is the tag of the last message that was handed over; a tenant that comes back
+-- starts there, and so has no credit for its absence.  A hand-over is charged an estimate, and the end of the lease corrects it.
+-- A tenant with waiting messages is in one of three sets: ready; over (its elastic limit: goes when nobody is ready); blocked
+-- (a limit that holds always; the score is the time at which it may go, or infinity).
+
+-- Seconds: what handing over costs by itself.
+local LEAST_COST = 0.001
+local SETS = {r = ready, o = over, b = blocked}
+local FOREVER = "+inf"
+
+-- The set where a tenant belongs, and its score there.
+local function classify(account)
+  local own = account.limits
+  if own.paused or (own.in_flight and account.in_flight >= own.in_flight) then
+    return "b", FOREVER
+  end
+  if own.rate then
+    local allowed_at = account.next_at - (own.burst - 1) * 1000 / own.rate
+    if allowed_at > now then
+      return "b", string.format("%.0f", math.ceil(allowed_at))
+    end
+  end
+  return (own.elastic and account.in_flight >= own.elastic) and "o" or "r", nil
+end
+
+-- Puts a tenant where it belongs, after anything about it has changed.
+local function place(account)
+  local class, score = false, nil
+  if first_waiting(account) then
+    class, score = classify(account)
+  end
+  if class and class ~= "b" and account.class ~= "r" and account.class ~= "o" then
+    account.tag = math.max(account.tag, queue.floor)
+  end
+  if account.class and account.class ~= class then
+    redis.call("ZREM", SETS[account.class], account.tenant)
+  end
+  if class then
+    redis.call("ZADD", SETS[class], score or account.tag, account.tenant)
+  end
+  queue.listed = queue.listed + (class and 1 or 0) - (account.class and 1 or 0)
+  account.class, account.has_moved = class, false
+end
+
+-- Places all tenants of which the messages have moved.
+local function place_moved()
+  for _, account in pairs(used) do
+    if account.has_moved then
+      place(account)
+    end
+  end
+end
+
+local function charge(account, seconds)
+  account.tag = account.tag + seconds / account.limits.weight
+end
+
+-- A message of the tenant is handed over; returns what it is charged until its cost is known.
+local function begin_work(account)
+  queue.floor = math.max(queue.floor, account.tag)
+  local estimate = math.max(account.cost or queue.cost, LEAST_COST)
+  charge(account, estimate)
+  account.in_flight = account.in_flight + 1
+  if account.limits.rate then
+    account.next_at = math.max(account.next_at, now) + 1000 / account.limits.rate
+  end
+  return estimate
+end
+
+-- A lease of the tenant has ended after so many seconds of work.
+local function end_work(account, record, seconds)
+  local cost = math.max(math.min(seconds, (now - record.taken) / 1000), LEAST_COST)
+  charge(account, cost - record.charge)
+  account.cost = account.cost and 0.75 * account.cost + 0.25 * cost or cost
+  queue.cost = queue.cost > 0 and 0.9 * queue.cost + 0.1 * cost or cost
+end
+
+local function is_idle(account)
+  return not account.class and account.in_flight <= 0 and account.bytes <= 0
+end
+
+-- Writes the accounts that this call has changed.  The tag of an idle tenant is kept until the floor has reached it.
+local function save_accounts()
+  place_moved()
+  for tenant, account in pairs(used) do
+    redis.call("HSET", accounts, tenant, cmsgpack.pack({
+      account.tag, account.in_flight, account.bytes, account.cost, account.rank, account.next_at, account.class,
+      account.last_rank,
+    }))
+    if is_idle(account) then
+      redis.call("ZADD", drained, account.tag, tenant)
+    end
+  end
+end
+
+-- Forgets idle tenants that have nothing left to pay.
+local function forget_drained(most)
+  if redis.call("ZCARD", drained) == 0 then
+    return
+  end
+  if redis.call("EXISTS", waiting, leases) == 0 then
+    queue.floor = math.max(queue.floor, number(redis.call("ZREVRANGE", drained, 0, 0, "WITHSCORES")[2]))
+  end
+  local paid = redis.call("ZRANGEBYSCORE", drained, "-inf", queue.floor, "LIMIT", 0, most)
+  for _, tenant in ipairs(paid) do
+    if not used[tenant] then
+      if is_idle(tenant_account(tenant)) then
+        redis.call("HDEL", accounts, tenant)
+      end
+      used[tenant] = nil
+      redis.call("ZREM", drained, tenant)
+    end
+  end
+end

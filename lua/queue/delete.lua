@@ -1,0 +1,49 @@
+-- Delete messages in whatever state they are; the holder of a lease finds it stale.
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
+-- args: ids...
+-- returns: {"deleted", "waiting" | "leased" | "delayed" | "dead" | "unknown", …} | {"streams", count} | {"lost"} | {"foreign", key}
+--
+-- Cost: O(messages × log messages).
+
+local NAMES = {w = "waiting", l = "leased", d = "delayed", x = "dead"}
+if is_lost() then
+  return {"lost"}
+elseif #KEYS - streams + 1 < queue.streams then
+  return {"streams", queue.streams}
+end
+begin_writing()
+
+local function delete(id)
+  local record = read_record(id)
+  local name = record and NAMES[record.state]
+  if not name then
+    return "unknown"
+  end
+  local account = tenant_account(record.tenant)
+  if record.state == "w" then
+    leave_line(account, id, record)
+  elseif record.state == "l" then
+    leave_flight(account, record)
+    redis.call("ZREM", leases, id)
+  end
+  if record.state ~= "x" then
+    forget(id, record)
+  end
+  delete_entry(record)
+  redis.call("ZREM", delayed, id)
+  redis.call("ZREM", dead, id)
+  redis.call("HDEL", parked, id)
+  redis.call("HDEL", messages, id)
+  mark_moved(account)
+  return name
+end
+
+local reply = {"deleted"}
+for i = ids, #ARGV do
+  reply[#reply + 1] = delete(ARGV[i])
+end
+save_accounts()
+save_queue()
+notify("d")
+return reply

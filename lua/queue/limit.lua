@@ -1,0 +1,30 @@
+-- Limit a tenant, or by default all those that have no limits of their own; what waits already obeys.
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
+-- args: tenant, text
+-- returns: {"limited"} | {"lost"} | {"foreign", key}
+--
+-- `text` is seven numbers, "-" for none: weight, elastic limit, limit in flight, messages a second, burst, bytes, paused; "" takes the
+-- tenant's own limits away.  The default is that of the tenant "".  Blocked tenants are placed again by the next take.
+-- Cost: O(log tenants), or O(blocked tenants) for the default.
+
+if is_lost() then
+  return {"lost"}
+end
+begin_writing()
+if text == "" then
+  redis.call("HDEL", limits, tenant)
+else
+  redis.call("HSET", limits, tenant, text)
+end
+if tenant ~= "" then
+  place(tenant_account(tenant))
+else
+  for _, each in ipairs(redis.call("ZRANGE", blocked, 0, 999)) do
+    redis.call("ZADD", blocked, 0, each)
+  end
+end
+save_accounts()
+save_queue()
+notify("l")
+return {"limited"}

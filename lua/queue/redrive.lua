@@ -1,0 +1,42 @@
+-- Redrive dead letters: each goes to the end of its tenant's line, with all its attempts before it.
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
+-- args: ids...
+-- returns: {"redriven", "ok" | "unknown", …} | {"streams", count} | {"lost"} | {"foreign", key}
+--
+-- A deadline that has passed holds no longer.  Cost: O(messages × log messages).
+
+if is_lost() then
+  return {"lost"}
+elseif #KEYS - streams + 1 < queue.streams then
+  return {"streams", queue.streams}
+end
+begin_writing()
+
+local function redrive(id)
+  local record = read_record(id)
+  if not record or record.state ~= "x" then
+    return "unknown"
+  end
+  record.attempts, record.token, record.generation, record.since = 0, "", queue.generation, now
+  if record.deadline <= now then
+    record.deadline = 0
+  end
+  if not unpark(id, record) then
+    return "unknown"
+  end
+  watch_deadline(id, record)
+  redis.call("ZADD", ages, record.since, id)
+  local account = tenant_account(record.tenant)
+  account.bytes = account.bytes + record.bytes
+  return "ok"
+end
+
+local reply = {"redriven"}
+for i = ids, #ARGV do
+  reply[#reply + 1] = redrive(ARGV[i])
+end
+save_accounts()
+save_queue()
+notify("r")
+return reply

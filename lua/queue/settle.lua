@@ -1,0 +1,103 @@
+-- Settle leases: each message is done, or goes back; repeated, it changes nothing.
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
+-- args: items...
+-- returns: {"settled", "ok" | "stale", …} | {"streams", count} | {"lost"} | {"foreign", key}
+--
+-- A lease is 6 arguments: id, token, outcome, delay, seconds, reason.  Outcomes: `done`; `retry` after a delay in milliseconds;
+-- `snooze`, the same without counting the attempt; `release`: it was not begun; `dead`.  `seconds` is how long the work took.
+-- Stale: the lease has expired and somebody else may have the message, or it was deleted; nothing changes.
+-- Cost: O(leases × log messages).
+
+local WIDTH = 6
+local KEEP_FINISHED, MOST_FINISHED = 60000, 50000
+if is_lost() then
+  return {"lost"}
+elseif #KEYS - streams + 1 < queue.streams then
+  return {"streams", queue.streams}
+end
+begin_writing()
+
+local wakes, done, classes = false, 0, {}
+
+local function finish(id, record)
+  forget(id, record)
+  record.state, record.at = "f", now
+  save_record(id, record)
+  redis.call("ZADD", finished, now, id)
+  redis.call("ZREM", leases, id)
+  delete_entry(record)
+  done = done + 1
+end
+
+local function go_back(id, record, delay)
+  local payload, headers = read_entry(record)
+  if delay > 0 and payload then
+    park(id, record, "d", now + delay, "", payload, headers)
+  else
+    put_back(id, record)
+  end
+  wakes = true
+end
+
+local function settle(id, token, outcome, delay, seconds, reason)
+  local record = read_record(id)
+  local settled = token .. " " .. outcome
+  if record and record.token == settled then
+    return "ok"
+  elseif not record or record.state ~= "l" or record.token ~= token then
+    return "stale"
+  end
+  local account = tenant_account(record.tenant)
+  if classes[account] == nil then
+    classes[account] = account.class
+  end
+  account.has_moved = true
+  leave_flight(account, record)
+  if outcome == "release" then
+    charge(account, -record.charge)
+  else
+    end_work(account, record, tonumber(seconds))
+  end
+  record.token = settled
+  if outcome == "done" then
+    finish(id, record)
+  elseif outcome == "dead" then
+    local payload, headers = read_entry(record)
+    bury(id, record, reason, payload or "", headers or "")
+  else
+    if outcome ~= "retry" then
+      record.attempts = record.attempts - 1
+    end
+    go_back(id, record, number(delay))
+  end
+  return "ok"
+end
+
+local reply = {"settled"}
+for from = items, #ARGV, WIDTH do
+  reply[#reply + 1] = settle(unpack(ARGV, from, from + WIDTH - 1))
+end
+
+-- A finished message is remembered for a minute, so that one that is written again after a lost reply is known.
+local old = redis.call("ZRANGEBYSCORE", finished, "-inf", string.format("%.0f", now - KEEP_FINISHED), "LIMIT", 0, 2 * #reply)
+if #old == 0 and redis.call("ZCARD", finished) > MOST_FINISHED then
+  old = redis.call("ZRANGE", finished, 0, 2 * #reply)
+end
+if #old > 0 then
+  redis.call("HDEL", messages, unpack(old))
+  redis.call("ZREM", finished, unpack(old))
+end
+if done > 0 then
+  redis.call("HINCRBY", meta, "done", done)
+end
+
+save_accounts()
+save_queue()
+for account, was in pairs(classes) do
+  wakes = wakes or (was ~= "r" and account.class == "r")
+end
+if wakes then
+  notify("s")
+end
+return reply

@@ -1,0 +1,87 @@
+-- Sweep: bury what is past its deadline, shrink the queue, drop what has no use any more, and check that all parts agree.
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
+-- args: wanted:int
+-- returns: {"swept", streams, expired, is_whole} | {"streams", count} | {"lost"} | {"foreign", key}
+--
+-- The queue shrinks to `wanted` streams once the surplus ones are empty.  is_whole is 0 if a key was deleted or changed by hand, or a
+-- rebuild has begun: rebuild.lua is to be called then.  Cost: O(streams + (100 + workers) × log messages).
+
+local STEP, FORGET_WORKER = 100, 3600000
+if is_lost() then
+  return {"lost"}
+elseif #KEYS - streams + 1 < queue.streams then
+  return {"streams", queue.streams}
+end
+begin_writing()
+
+local expired = 0
+local late = redis.call("ZRANGEBYSCORE", deadlines, "-inf", string.format("%.0f", now), "LIMIT", 0, STEP)
+for _, id in ipairs(late) do
+  local record = read_record(id)
+  if record and record.state == "w" then
+    local payload, headers = read_entry(record)
+    if payload then
+      leave_line(tenant_account(record.tenant), id, record)
+      bury(id, record, "its deadline has passed", payload, headers)
+    end
+  elseif record and record.state == "d" then
+    local body = redis.call("HGET", parked, id)
+    if body then
+      local values = cmsgpack.unpack(body)
+      redis.call("ZREM", delayed, id)
+      bury(id, record, "its deadline has passed", values[1], values[2])
+    end
+  end
+  redis.call("ZREM", deadlines, id)
+  expired = expired + 1
+end
+
+for _, unique in ipairs(redis.call("ZRANGEBYSCORE", windows, "-inf", string.format("%.0f", now), "LIMIT", 0, STEP)) do
+  redis.call("HDEL", uniques, unique)
+  redis.call("ZREM", windows, unique)
+end
+local known = redis.call("HGETALL", takes)
+for i = 1, #known, 2 do
+  if cmsgpack.unpack(known[i + 1])[2] < now - FORGET_WORKER then
+    redis.call("HDEL", takes, known[i])
+  end
+end
+for _, field in ipairs(redis.call("HKEYS", dwell)) do
+  if tonumber(string.match(field, "^%d+")) < math.floor(now / 300000) - 1 then
+    redis.call("HDEL", dwell, field)
+  end
+end
+
+local surplus, entries = 0, 0
+for stream = 0, queue.streams - 1 do
+  local length = call_or_nil("XLEN", KEYS[streams + stream]) or 0
+  entries = entries + length
+  surplus = surplus + (stream >= wanted and length or 0)
+end
+if wanted >= 1 and wanted < queue.streams and surplus == 0 then
+  for stream = wanted, queue.streams - 1 do
+    if redis.call("TYPE", KEYS[streams + stream]).ok == "stream" then
+      redis.call("DEL", KEYS[streams + stream])
+    end
+  end
+  queue.streams = wanted
+end
+
+save_accounts()
+save_queue()
+local function count(...)
+  local sum = 0
+  for _, key in ipairs({...}) do
+    sum = sum + redis.call("ZCARD", key)
+  end
+  return sum
+end
+
+local is_whole = not is_suspect and redis.call("HEXISTS", meta, "rebuilding") == 0
+  and entries == count(waiting, leases)
+  and redis.call("HLEN", parked) == count(delayed, dead)
+  and redis.call("HLEN", messages) == count(waiting, leases, delayed, dead, finished)
+  and count(ages) == count(waiting, leases, delayed)
+  and count(ready, over, blocked) == queue.listed and redis.call("HLEN", accounts) >= queue.listed
+return {"swept", queue.streams, expired, is_whole and 1 or 0}

@@ -1,0 +1,102 @@
+-- Take messages: the next of the tenants whose turn it is, each under a lease; repeated, it returns the same.
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves, queue/_due, queue/_pick, queue/_dwell
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
+-- args: request, worker, lease:int, count:int, most_bytes:int, preferred:int
+-- returns: {"taken", streams, notice, wait, lost, {id, tenant, key, attempts, since, deadline, payload, headers}, …}
+--   | {"streams", count} | {"lost"} | {"foreign", key}
+--
+-- `request` is the token of the leases.  `notice` is the newest notice: a reader that waits for a later one misses nothing.  `wait` is the
+-- time in milliseconds until something is due, or -1.  `lost` counts messages whose bodies are gone, and which are therefore forgotten.
+-- First, whatever is due moves on: delayed messages, leases that have expired, tenants that may go again; 100 of each at most.
+-- Cost: O((count + 300) × log messages).
+
+if is_lost(true) then
+  return {"lost"}
+elseif #KEYS - streams + 1 < queue.streams then
+  return {"streams", queue.streams}
+end
+begin_writing()
+
+local reply, ids, bytes = {"taken", 0, "", -1, 0}, {}, 0
+
+local function add_to_reply(id, record, payload, headers)
+  reply[#reply + 1] = {id, record.tenant, record.key, record.attempts, string.format("%.0f", record.since),
+    string.format("%.0f", record.deadline), payload, headers}
+end
+
+local function hand_over(account, id, record)
+  leave_line(account, id, record)
+  local payload, headers = read_entry(record)
+  if not payload then
+    return lose(id, record)
+  elseif record.deadline > 0 and record.deadline <= now then
+    bury(id, record, "its deadline has passed", payload, headers)
+    return place(account)
+  end
+  count_dwell(account, record)
+  count_moved(account, id, record)
+  record.state, record.attempts, record.token, record.taken, record.at = "l", record.attempts + 1, request, now, now
+  record.charge = begin_work(account)
+  save_record(id, record)
+  redis.call("ZADD", leases, now + lease, id)
+  if record.deadline > 0 then
+    redis.call("ZREM", deadlines, id)
+  end
+  release_unique(id, record, "queued")
+  place(account)
+  ids[#ids + 1], bytes = id, bytes + record.bytes
+  add_to_reply(id, record, payload, headers)
+end
+
+local function repeated()
+  local last = redis.call("HGET", takes, worker)
+  local values = last and cmsgpack.unpack(last)
+  if not values or values[1] ~= request then
+    return false
+  end
+  for i = 3, #values do
+    local id, record = values[i], read_record(values[i])
+    if record and record.state == "l" and record.token == request then
+      local payload, headers = read_entry(record)
+      add_to_reply(id, record, payload, headers)
+    end
+  end
+  return true
+end
+
+if not repeated() then
+  move_due()
+  for _ = 1, 2 * count do
+    local account, id, record = next_message()
+    if not account or #ids >= count then
+      break
+    end
+    if id then
+      hand_over(account, id, record)
+      if bytes >= most_bytes then
+        break
+      end
+    end
+  end
+  save_dwells()
+  forget_drained(10)
+  if #ids > 0 then
+    redis.call("HSET", takes, worker, cmsgpack.pack({request, now, unpack(ids)}))
+  end
+end
+
+save_accounts()
+save_queue()
+if moved > #ids and redis.call("EXISTS", ready, over) > 0 then
+  notify("m")
+end
+
+local function first_due(key)
+  return tonumber(redis.call("ZRANGE", key, 0, 0, "WITHSCORES")[2] or "inf") or math.huge
+end
+
+local next_due = math.min(first_due(delayed), first_due(leases), first_due(blocked))
+local newest = redis.call("XREVRANGE", notices, "+", "-", "COUNT", 1)[1]
+reply[2], reply[3], reply[5] = queue.streams, newest and newest[1] or "0-0", lost
+reply[4] = next_due < math.huge and math.max(0, math.ceil(next_due - now)) or -1
+return reply

@@ -1,0 +1,133 @@
+"""Moves the entries of a plain stream into a queue, while its old writers and readers may still run.
+
+An entry is first read in the old group, or claimed once its old reader has been silent for a while, so that it belongs to
+nobody else.  Then it is written to the queue under an id made of the stream's name and its own, and acknowledged and deleted
+from the stream.  A crash in between writes it again under the same id, which changes nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from penstock.channels.queue.messages import NewMessage, Written
+from penstock.channels.scripts import as_text
+from penstock.channels.server import RedisClient, redis_errors
+from penstock.errors import InvalidMessage, TenantFull
+
+Fields = Mapping[bytes, bytes]
+"""The fields of an entry."""
+
+ADOPTED = 100
+"""Most entries in one step."""
+
+_CONSUMER = "penstock"
+
+
+@dataclass(frozen=True)
+class PlainStream:
+    """A stream that a queue replaces.
+
+    Attributes:
+        key: Its key.
+        group: The group of its old readers.
+        tenant: The tenant of an entry, by its fields.
+        payload: The payload of an entry, by its fields.
+        idle_s: An entry that an old reader was given, and has not acknowledged for so many seconds, is taken over.
+    """
+
+    key: str
+    group: str
+    tenant: Callable[[Fields], str]
+    payload: Callable[[Fields], bytes]
+    idle_s: float = 60.0
+
+    def message(self, id_: bytes, fields: Fields) -> NewMessage:
+        """The message that takes an entry's place.
+
+        Raises:
+            InvalidMessage: ``tenant`` or ``payload`` returned what a queue cannot take.
+        """
+        return NewMessage(
+            self.tenant(fields), self.payload(fields), id=f"{self.key[-200:]}/{as_text(id_)}"
+        )
+
+
+def adopt(
+    client: RedisClient,
+    plain: PlainStream,
+    write: Callable[[Sequence[NewMessage]], Sequence[Written]],
+) -> int | None:
+    """Moves up to ``ADOPTED`` entries.
+
+    Args:
+        client: The connection.
+        plain: The stream.
+        write: Writes messages to the queue.
+
+    Returns:
+        How many were moved; None if the stream holds nothing any more that was not done.
+
+    Raises:
+        InvalidMessage: An entry cannot become a message; it stays, and the others are moved.
+        TenantFull: The queue has no room for an entry's tenant; it stays, and the others are moved.
+        ServerUnavailable: Redis does not answer; calling again is safe.
+        ForeignLog: The key holds another type.
+    """
+    with redis_errors(f"adopting {plain.key}"):
+        entries = _entries(client, plain)
+    if entries is None:
+        return None
+    messages: list[NewMessage] = []
+    refusal: InvalidMessage | TenantFull | None = None
+    for id_, fields in entries:
+        try:
+            messages.append(plain.message(id_, fields))
+        except InvalidMessage as error:
+            refusal = error
+    moved: list[str] = []
+    for written in write(messages):
+        refusal = written.refused or refusal
+        if not written.refused:
+            moved.append(written.id.rpartition("/")[2])
+    if moved:
+        with redis_errors(f"adopting {plain.key}"):
+            client.xack(plain.key, plain.group, *moved)
+            client.xdel(plain.key, *moved)
+    if refusal:
+        raise refusal
+    return len(moved)
+
+
+def _entries(client: RedisClient, plain: PlainStream) -> list[tuple[bytes, Fields]] | None:
+    """Entries that are ours: new, read before, or taken over; None if there is nothing left to wait for."""
+    try:
+        for after in (">", "0"):
+            found = client.xreadgroup(plain.group, _CONSUMER, {plain.key: after}, count=ADOPTED)
+            if entries := _flat(found):
+                return entries
+        idle_ms = int(plain.idle_s * 1000)
+        claimed = client.xautoclaim(
+            plain.key, plain.group, _CONSUMER, idle_ms, start_id="0-0", count=ADOPTED, justid=True
+        )
+        is_waiting = bool(claimed) or client.xpending(plain.key, plain.group)["pending"] > 0
+    except redis.ResponseError as error:
+        if "NOGROUP" not in str(error):
+            raise
+        if not client.exists(plain.key):
+            return None
+        # Nobody has read it: all of it is new.
+        client.xgroup_create(plain.key, plain.group, id="0")
+        return []
+    return [] if is_waiting else None
+
+
+def _flat(found: Any) -> list[tuple[bytes, Fields]]:
+    """The entries of one stream, in either protocol's form, without those that were deleted."""
+    values = found.values() if isinstance(found, dict) else [entries for _, entries in found]
+    flat: list[tuple[bytes, Fields]] = []
+    for entries in values:
+        nested = entries[0] if isinstance(found, dict) and entries else entries
+        flat += [(id_, fields) for id_, fields in nested if fields]
+    return flat

@@ -1,0 +1,277 @@
+"""What is written to a queue, and what comes out of it."""
+
+import os
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from penstock.errors import InvalidMessage, TenantFull
+
+MAX_NAME_BYTES = 256
+"""Longest name of a tenant, key, id or unique name, in bytes of UTF-8."""
+
+MAX_PAYLOAD_BYTES = 1024 * 1024
+"""Largest payload, and largest headers, in bytes."""
+
+WEIGHTS = 0.001, 1_000.0
+"""Least and greatest weight: beyond, one tenant would move the virtual time of all by years."""
+
+MAX_DELAY_S = 10 * 365 * 86_400.0
+
+
+def new_id() -> str:
+    """A new id: 48 bits of milliseconds, then 80 random ones, in hexadecimal, so that ids sort by their time."""
+    return f"{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unique:
+    """A name that only one message of a queue has at a time.
+
+    Attributes:
+        name: The name, over all tenants of a shard.
+        until: The message holds it while it is ``queued`` (until a reader gets it), while it is ``running`` as well (until
+            it is done or dead), or for a ``window`` of ``for_s`` seconds from writing, whatever becomes of it.
+        for_s: Length of the window, in seconds.
+    """
+
+    name: str
+    until: Literal["queued", "running", "window"] = "running"
+    for_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NewMessage:
+    """A message to write.
+
+    Attributes:
+        tenant: Whose it is: tenants take turns.
+        payload: The payload, which nothing on the way parses.
+        key: Within a tenant, keys take turns.
+        headers: Text beside the payload.
+        id: Identity; writing it again, as after a lost reply, changes nothing.
+        delay_s: Seconds from now until it may be read.
+        due: The moment from which it may be read, instead of ``delay_s``.
+        deadline: The moment from which it is not handed over any more, but dead-lettered.
+        unique: A name that no other message may have at the same time.
+    """
+
+    tenant: str
+    payload: bytes | str
+    key: str = ""
+    headers: str = ""
+    id: str = field(default_factory=new_id)
+    delay_s: float = 0.0
+    due: datetime | None = None
+    deadline: datetime | None = None
+    unique: Unique | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the message.
+
+        Raises:
+            InvalidMessage: A field has a value that a queue cannot take.
+        """
+        checked_text("tenant", self.tenant)
+        checked_text("key", self.key, may_be_empty=True)
+        checked_text("id", self.id)
+        self._check_size("payload", self.payload, (bytes, str))
+        self._check_size("headers", self.headers, (str,))
+        checked_delay(self.delay_s)
+        if self.due is not None and self.delay_s:
+            raise InvalidMessage("due", "and delay_s exclude each other")
+        for name, moment in (("due", self.due), ("deadline", self.deadline)):
+            if moment is not None:
+                _check_moment(name, moment)
+        if self.unique is not None:
+            self._check_unique(self.unique)
+
+    @staticmethod
+    def _check_size(name: str, value: object, types: tuple[type, ...]) -> None:
+        if not isinstance(value, types):
+            raise InvalidMessage(
+                name,
+                f"is {type(value).__name__}; it takes {' or '.join(t.__name__ for t in types)}",
+            )
+        size = len(value if isinstance(value, bytes) else _utf8(name, str(value)))
+        if size > MAX_PAYLOAD_BYTES:
+            raise InvalidMessage(
+                name,
+                f"has {size:,} bytes; it takes {MAX_PAYLOAD_BYTES:,}. "
+                "Keep larger ones elsewhere, and write where they are",
+            )
+
+    @staticmethod
+    def _check_unique(unique: object) -> None:
+        if not isinstance(unique, Unique):
+            raise InvalidMessage("unique", f"is {type(unique).__name__}; it takes Unique(name)")
+        checked_text("unique.name", unique.name)
+        if unique.until not in ("queued", "running", "window"):
+            raise InvalidMessage(
+                "unique.until", f"is {unique.until!r}; it takes queued, running or window"
+            )
+        if not 0 <= unique.for_s <= MAX_DELAY_S or (unique.until == "window") != (unique.for_s > 0):
+            raise InvalidMessage(
+                "unique.for_s",
+                f"is the length of a window, up to {MAX_DELAY_S:,.0f} seconds, and only of a window",
+            )
+
+
+def _utf8(field_: str, value: str) -> bytes:
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(field_, "is not valid Unicode: it has a lone surrogate") from error
+
+
+def _check_moment(field_: str, moment: object) -> None:
+    if not isinstance(moment, datetime):
+        raise InvalidMessage(field_, f"is {type(moment).__name__}; it takes datetime")
+    if moment.tzinfo is None:
+        raise InvalidMessage(field_, f"is {moment}, without a time zone; give one, for example UTC")
+
+
+def checked_delay(delay_s: object) -> float:
+    """The delay in seconds, if a queue can take it.
+
+    Raises:
+        InvalidMessage: No number, negative, or too long.
+    """
+    if not isinstance(delay_s, int | float) or not 0 <= delay_s <= MAX_DELAY_S:
+        raise InvalidMessage("delay_s", f"is {delay_s!r}; it takes 0 to {MAX_DELAY_S:,.0f} seconds")
+    return delay_s
+
+
+def checked_count(count: int) -> None:
+    """Checks how many messages are asked for.
+
+    Raises:
+        InvalidMessage: None.
+    """
+    if count < 1:
+        raise InvalidMessage("count", f"is {count}; it takes 1 to 100")
+
+
+def checked_text(field_: str, value: object, *, may_be_empty: bool = False) -> str:
+    """The text, if a queue can take it as a name.
+
+    Raises:
+        InvalidMessage: No text, empty, too long, or with a zero byte or a lone surrogate.
+    """
+    if not isinstance(value, str):
+        raise InvalidMessage(field_, f"is {type(value).__name__}; it takes str")
+    if not value and not may_be_empty:
+        raise InvalidMessage(field_, "is empty; it takes at least one character")
+    size = len(_utf8(field_, value))
+    if "\0" in value or "\1" in value:
+        raise InvalidMessage(field_, "has a control character, U+0000 or U+0001; remove it")
+    if size > MAX_NAME_BYTES:
+        raise InvalidMessage(field_, f"has {size} bytes; it takes {MAX_NAME_BYTES}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of a message that was written.
+
+    Attributes:
+        id: Its id.
+        is_new: Whether this call wrote it.
+        duplicate_of: The message that holds its unique name; it was not written.
+        refused: Why it was not written: its tenant has no room.
+    """
+
+    id: str
+    is_new: bool = True
+    duplicate_of: str | None = None
+    refused: TenantFull | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the queue has the message, or had it before."""
+        return self.duplicate_of is None and self.refused is None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message that was handed over.
+
+    Attributes:
+        shard: Number of the shard that it is in.
+        id: Its id.
+        tenant: Whose it is.
+        key: Its key within the tenant.
+        attempts: How many times it was handed over, this time included.
+        since_ms: When it was written, or due if later: milliseconds since 1970, by the queue's clock.
+        deadline_ms: Its deadline, likewise; 0 if it has none.
+        payload: The payload.
+        headers: The headers.
+    """
+
+    shard: int
+    id: str
+    tenant: str
+    key: str
+    attempts: int
+    since_ms: int
+    deadline_ms: int
+    payload: bytes
+    headers: str
+
+    def __repr__(self) -> str:
+        return f"<Message {self.id} tenant={self.tenant!r} attempts={self.attempts}>"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadMessage:
+    """A dead letter.
+
+    Attributes:
+        message: The message.
+        died_ms: When it died: milliseconds since 1970.
+        reason: Why.
+    """
+
+    message: Message
+    died_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """What a tenant may take of a queue.
+
+    Attributes:
+        weight: Its share of the work, compared with other tenants that wait: seconds of work count by it.
+        elastic: Messages in flight above which it goes only when no other tenant is ready.
+        in_flight: Most messages in flight.
+        rate: Most messages handed over, a second.
+        burst: So many may go at once after a pause, with a ``rate``.
+        bytes: Most bytes of payloads that it may have in the queue; a write beyond is refused.
+        is_paused: Nothing of it is handed over.
+    """
+
+    weight: float = 1.0
+    elastic: int | None = None
+    in_flight: int | None = None
+    rate: float | None = None
+    burst: int = 1
+    bytes: int | None = None
+    is_paused: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the limits.
+
+        Raises:
+            InvalidMessage: One of them is out of range.
+        """
+        for name in ("weight", "elastic", "in_flight", "rate", "burst", "bytes"):
+            value = getattr(self, name)
+            least, most = WEIGHTS if name == "weight" else (0, 2**53)
+            if value is None and name not in ("weight", "burst"):
+                continue
+            if not isinstance(value, int | float) or not least <= value < most or value == 0:
+                raise InvalidMessage(
+                    name, f"is {value!r}; it takes a number above {least:g} and below {most:g}"
+                )

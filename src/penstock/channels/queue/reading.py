@@ -1,0 +1,258 @@
+"""Reading: a round over the shards that does not wait, then a wait for a notice later than that round.
+
+A notice is a hint and a poll is the truth: a wait ends after ``MAX_WAIT_S``, or when something falls due.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from time import monotonic, sleep
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import redis
+import structlog
+
+from penstock.channels.queue.adopting import PlainStream, adopt
+from penstock.channels.queue.leases import Heartbeat, Held, LeaseBook, stale
+from penstock.channels.queue.messages import checked_count
+from penstock.channels.queue.rounds import (
+    CLUSTER_POLL_S,
+    SWEEP_EVERY_S,
+    ReaderOptions,
+    Rounds,
+)
+from penstock.channels.queue.running import run, write_messages
+from penstock.channels.queue.shape import QueueShape
+from penstock.channels.queue.shard import QueueShard, Settlement, Steps
+from penstock.channels.server import RedisClient, redis_errors
+from penstock.errors import InvalidMessage, TenantFull
+
+log = structlog.get_logger("penstock.queue")
+
+T = TypeVar("T")
+
+
+class Lease:
+    """A message, and the right to work on it.
+
+    As a context manager it begins the work; it ends ``done``, or, after an exception, with another attempt.
+
+    Attributes:
+        message: The message.
+    """
+
+    def __init__(self, reader: "Reader", held: Held) -> None:
+        """Made by a reader."""
+        self._reader, self.held = reader, held
+        self.message = held.message
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the lease was found to have ended: what is done from now on will be refused."""
+        return self.held.is_stale
+
+    def begin(self) -> None:
+        """The work begins only now: the tenant is charged, and the time limit counts, from here."""
+        self.held.begin()
+
+    def done(self, *, seconds: float | None = None) -> None:
+        """The work is done: the message leaves the queue.
+
+        Args:
+            seconds: How long it took, which the tenant is charged; by default since ``begin``, or since it was read.
+
+        Raises:
+            StaleLease: The lease has ended.
+        """
+        self._settle(self.held.settlement("done", seconds=seconds))
+
+    def fail(self, reason: str, *, delay_s: float | None = None) -> None:
+        """The work has failed: another attempt, after ``delay_s`` or a growing random pause; after the last, a dead letter.
+
+        Raises:
+            StaleLease: The lease has ended.
+        """
+        self._settle(self.held.failed(reason, self._reader.options.attempts, delay_s))
+
+    def snooze(self, delay_s: float) -> None:
+        """Another time, after ``delay_s``; this attempt does not count.  Raises ``StaleLease``."""
+        self._settle(self.held.settlement("snooze", delay_s=delay_s))
+
+    def release(self) -> None:
+        """The work was not begun: the message goes back where it was.  Raises ``StaleLease``."""
+        self._settle(self.held.settlement("release"))
+
+    def dead(self, reason: str) -> None:
+        """No further attempt: a dead letter.  Raises ``StaleLease``."""
+        self._settle(self.held.settlement("dead", reason=reason))
+
+    def _settle(self, settlement: Settlement) -> None:
+        if not self._reader.settle([(self, settlement)])[0]:
+            raise stale(self.held)
+
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.done()
+        elif isinstance(error, Exception):
+            self.fail(type(error).__name__)
+        else:
+            self.release()
+
+
+class Reader:
+    """Reads a queue, for one thread; it is also a context manager.
+
+    Leases are extended by a thread of their own until they are settled.  ``close`` gives back what was not settled.
+    """
+
+    def __init__(
+        self,
+        client: RedisClient,
+        shape: QueueShape,
+        *,
+        worker: str,
+        adopts: PlainStream | None = None,
+        **options: Any,
+    ) -> None:
+        """Sets up; ``options`` are those of ``ReaderOptions``.
+
+        Args:
+            client: The connection.
+            shape: The queue.
+            worker: Name of this reader; no other has it.
+            adopts: A plain stream that is moved into the queue on the way, until it is empty.
+            options: See ``ReaderOptions``.
+
+        Raises:
+            DeclarationError: An option is out of range.
+        """
+        self._client = client
+        self.options = ReaderOptions(**options)
+        self._book = LeaseBook(self.options.limit_s)
+        self._rounds = Rounds(shape, worker, self.options, self._book)
+        self._heartbeat = Heartbeat(self._book, self.options.lease_s, self._extend)
+        self._is_cluster = isinstance(client, redis.RedisCluster)
+        self._is_stopped = False
+        self._adopts, self._adopt_at = adopts, 0.0
+
+    @property
+    def worker(self) -> str:
+        """Name of this reader."""
+        return self._rounds.worker
+
+    def read(self, count: int = 1, *, block_s: float = 0.0) -> list[Lease]:
+        """The next messages, at most ``count`` and 100; waits for the first one for ``block_s``.
+
+        Raises:
+            ServerUnavailable: Redis does not answer; a later ``read`` gets what this one may have taken.
+            ForeignQueue: A key of the queue holds something else.
+        """
+        checked_count(count)
+        self._heartbeat.start()
+        until = monotonic() + block_s
+        while True:
+            if found := self._round(count):
+                return found
+            left = until - monotonic()
+            if left <= 0 or self._is_stopped:
+                return []
+            self._wait(self._rounds.wait_s(left))
+
+    def _adopt(self, plain: PlainStream) -> None:
+        """Moves the next entries of the plain stream; after one that cannot be moved, or if there was none, pauses."""
+        try:
+            moved = adopt(
+                self._client, plain, partial(write_messages, self._client, self._rounds.shape)
+            )
+        except (InvalidMessage, TenantFull) as error:
+            log.warning("entry not adopted", stream=plain.key, reason=str(error))
+            moved = 0
+        if moved is None:
+            self._adopts = None
+        self._adopt_at = monotonic() + (0.0 if moved else SWEEP_EVERY_S)
+
+    def _round(self, count: int) -> list[Lease]:
+        """What is there now."""
+        if self._adopts is not None and monotonic() >= self._adopt_at:
+            self._adopt(self._adopts)
+        if self._rounds.is_sweep_due():
+            self.sweep()
+        found: list[Lease] = []
+        for shard in self._rounds.begin():
+            if len(found) < count:
+                taken = self._run(shard, self._rounds.take(shard, count - len(found)), "reading")
+                good, exhausted = self._rounds.taken(shard, taken)
+                found += [Lease(self, held) for held in good]
+                self._settle_held(exhausted, self._rounds.exhausted(exhausted))
+        return found
+
+    def _wait(self, seconds: float) -> None:
+        """Waits for a notice that came after the last round."""
+        positions = self._rounds.positions()
+        if self._is_cluster and len(positions) > 1:
+            sleep(min(seconds, CLUSTER_POLL_S))
+            return
+        with redis_errors(f"waiting for queue {self._rounds.shape.name}"):
+            self._client.xread(positions, count=1, block=max(1, int(seconds * 1000)))
+
+    def settle(self, leases: Sequence[tuple[Lease, Settlement]]) -> list[bool]:
+        """Settles several leases, up to 100 in a round trip; False for each that is stale.
+
+        Raises:
+            ServerUnavailable: Redis does not answer; settling again is safe.
+        """
+        held = [lease.held for lease, _ in leases]
+        return self._settle_held(held, [settlement for _, settlement in leases])
+
+    def done(self, leases: Sequence[Lease]) -> list[bool]:
+        """The work on several messages is done; False for each that is stale.  Raises as ``settle``."""
+        return self.settle([(lease, lease.held.settlement("done")) for lease in leases])
+
+    def _settle_held(self, held: Sequence[Held], settlements: Sequence[Settlement]) -> list[bool]:
+        results: dict[tuple[int, str], bool] = {}
+        for shard, some in self._rounds.by_shard(held, settlements):
+            settled = self._run(shard, shard.settle(some), "settling leases of")
+            results.update(((shard.number, s.id), ok) for s, ok in zip(some, settled, strict=True))
+        self._book.remove(held)
+        return [results[each.message.shard, each.message.id] for each in held]
+
+    def sweep(self) -> None:
+        """Buries what is late, shrinks the queue if it can, and rebuilds it if a part is missing.  ``read`` does so now and then."""
+        for shard in self._rounds.shape.shards:
+            self._rounds.report_lost(shard, self._run(shard, shard.sweep(), "sweeping"))
+
+    def stop(self) -> None:
+        """Lets a ``read`` that waits return; for another thread, or the handler of a signal."""
+        self._is_stopped = True
+
+    def close(self) -> None:
+        """Ends the heartbeat, and gives back at once what was not settled.
+
+        Raises:
+            ServerUnavailable: Redis does not answer; leases then end by themselves.
+        """
+        self._is_stopped = True
+        self._heartbeat.stop()
+        held = self._book.all()
+        self._settle_held(held, [each.settlement("release") for each in held])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _extend(self, shard: int, leases: list[tuple[str, str]]) -> list[bool]:
+        of = self._rounds.shape.shards[shard]
+        return self._run(of, of.extend(leases, self.options.lease_s), "extending leases of")
+
+    def _run(self, shard: QueueShard, steps: Steps[T], what: str) -> T:
+        return run(self._client, steps, f"{what} {self._rounds.name(shard)}")

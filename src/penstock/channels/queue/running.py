@@ -1,0 +1,91 @@
+"""Drives the operations of a shard: on a connection, or on one of asyncio."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import redis
+from redis.client import NEVER_DECODE
+
+from penstock.channels.queue.messages import NewMessage, Written
+from penstock.channels.queue.shape import QueueShape, in_order
+from penstock.channels.queue.shard import Steps
+from penstock.channels.scripts import Script, script
+from penstock.channels.server import REDIS_ERRORS, RedisClient, translate_error
+from penstock.errors import ForeignLog, ForeignQueue, PenstockError
+
+T = TypeVar("T")
+
+
+def run(client: RedisClient, steps: Steps[T], what: str) -> T:
+    """Runs an operation.
+
+    Args:
+        client: The connection.
+        steps: The operation.
+        what: The activity, for error texts: ``reading receipts``.
+
+    Raises:
+        ServerUnavailable: Redis does not answer; what was requested may have been done.
+        AppendRefused: Redis takes no writes now.
+        ForeignQueue: A key holds something else.
+    """
+    try:
+        request = next(steps)
+        while True:
+            loaded = script(request.script)
+            try:
+                [reply] = loaded.call_each(client, [request.call])
+                if isinstance(reply, Exception):
+                    raise reply
+            except REDIS_ERRORS as error:
+                raise _translate(error, what) from error
+            request = steps.send(reply)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def write_messages(
+    client: RedisClient, shape: QueueShape, messages: Sequence[NewMessage]
+) -> list[Written]:
+    """Writes messages to their shards; the results come in the order of the messages.  Raises as ``run``."""
+    results: dict[int, Written] = {}
+    for shard, places, some in shape.by_shard(messages):
+        written = run(client, shard.write(some), f"writing queue {shape.name}/{shard.number}")
+        results.update(zip(places, written, strict=True))
+    return in_order(messages, results)
+
+
+async def run_async(client: Any, steps: Steps[T], what: str) -> T:
+    """As ``run``, on a client of ``redis.asyncio``."""
+    try:
+        request = next(steps)
+        while True:
+            loaded = script(request.script)
+            try:
+                reply = await _call(client, loaded, request.call.keys, request.call.arguments)
+            except REDIS_ERRORS as error:
+                raise _translate(error, what) from error
+            request = steps.send(reply)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+async def _call(client: Any, loaded: Script, keys: Sequence[Any], arguments: Sequence[Any]) -> Any:
+    command = ("EVALSHA", loaded.sha, len(keys), *keys, *arguments)
+    try:
+        return await client.execute_command(*command, **{NEVER_DECODE: True})
+    except redis.exceptions.NoScriptError:
+        await client.script_load(loaded.text)
+        return await client.execute_command(*command, **{NEVER_DECODE: True})
+
+
+def _translate(error: Any, what: str) -> PenstockError:
+    translated = translate_error(error, what)
+    if isinstance(translated, ForeignLog):
+        return ForeignQueue(
+            f"{what}: a key of the queue holds another type; `penstock doctor` and Queue.check() name it. "
+            "Rename it, or give the queue another name"
+        )
+    return translated

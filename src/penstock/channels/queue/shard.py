@@ -1,0 +1,328 @@
+"""One shard of a queue, without any input or output: which scripts to call, and what their replies say.
+
+Each operation is a generator that yields requests, receives replies and returns a result; ``run`` drives it on a connection,
+``run_async`` on one of asyncio.  So both have one core, and a reply such as "the queue has grown" is handled in one place.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+from penstock.channels.queue.hands import choose_hand
+from penstock.channels.queue.messages import (
+    DeadMessage,
+    Message,
+    NewMessage,
+    TenantLimits,
+    Written,
+)
+from penstock.channels.routing import MAX_STREAMS, QueueKeys
+from penstock.channels.scripts import Argument, Call, as_text
+from penstock.errors import ForeignQueue, QueueDamaged, TenantFull
+
+ITEMS = 100
+"""Most messages in one call of a script: Redis serves no other client while a script runs."""
+
+BYTES = 1024 * 1024
+"""Bytes of payloads from which a call takes no further message."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call of a script."""
+
+    script: str
+    call: Call
+
+
+Steps = Generator[Request, list[Any], T]
+"""An operation: yields requests, is sent the replies, and returns its result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a round has found.
+
+    Attributes:
+        messages: The messages, which are now leased.
+        notice: The newest notice of that moment: one that comes later tells of something that the round has not seen.
+        due_s: Seconds until something is due; None if nothing is.
+        lost: Messages that are lost, because their bodies were deleted.
+    """
+
+    messages: list[Message]
+    notice: str
+    due_s: float | None
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The end of a lease.
+
+    Attributes:
+        id: The message.
+        token: The token of its lease.
+        outcome: ``done``, ``retry``, ``snooze``, ``release`` or ``dead``.
+        delay_s: With ``retry`` and ``snooze``: seconds until it may be handed over again.
+        seconds: How long the work took.
+        reason: With ``dead``: why.
+    """
+
+    id: str
+    token: str
+    outcome: str
+    delay_s: float = 0.0
+    seconds: float = 0.0
+    reason: str = ""
+
+
+class QueueShard:
+    """A shard of a queue.
+
+    Attributes:
+        number: Its number.
+        streams: How many streams the queue has at least, as far as is known.
+    """
+
+    def __init__(self, keys: QueueKeys, number: int, streams: int, hand: int) -> None:
+        self.keys = keys
+        self.number = number
+        self.streams = streams
+        self._declared = streams
+        self._hand = hand
+
+    def call(self, script: str, arguments: Sequence[Argument]) -> Steps[list[Any]]:
+        """Calls a script until its reply is about what was asked.
+
+        Raises:
+            ForeignQueue: A key holds something else.
+        """
+        while True:
+            reply = yield Request(script, Call(self.keys.all(self.streams), arguments))
+            match reply[0]:
+                case b"streams":
+                    self.streams = max(self._declared, int(reply[1]))
+                case b"lost":
+                    yield from self.rebuild()
+                case b"foreign":
+                    raise ForeignQueue(
+                        f"{as_text(reply[1])} holds another format: this release reads queue.v1"
+                    )
+                case _:
+                    return reply
+
+    def rebuild(self) -> Steps[int]:
+        """Rebuilds what follows from the bodies of messages; returns how many messages are lost.
+
+        Raises:
+            ForeignQueue: A key holds something else; nothing was changed.
+        """
+        lost, start = 0, 1
+        while True:
+            keys = self.keys.all(MAX_STREAMS)
+            reply = yield Request("queue/rebuild", Call(keys, (start,)))
+            if reply[0] == b"foreign":
+                raise ForeignQueue(
+                    f"{as_text(reply[1])} holds another type or format: rename it, and the queue rebuilds what it can"
+                )
+            if reply[0] != b"rebuilding":
+                return lost
+            lost, start = lost + int(reply[2]), 0
+
+    def write(self, messages: Sequence[NewMessage]) -> Steps[list[Written]]:
+        """Writes messages; repeated, it changes nothing.
+
+        Raises:
+            QueueDamaged: No stream of the queue can be written.
+        """
+        written: list[Written] = []
+        for at in range(0, len(messages), ITEMS):
+            some = messages[at : at + ITEMS]
+            arguments: list[Argument] = [self._declared]
+            for message in some:
+                arguments += self._encode(message)
+            reply = yield from self.call("queue/write", arguments)
+            written += [_written(*pair) for pair in zip(some, reply[1:], strict=True)]
+        return written
+
+    def _encode(self, message: NewMessage) -> tuple[Argument, ...]:
+        hand = choose_hand(message.tenant, self._declared, self._hand)
+        unique = message.unique
+        due = f"+{message.delay_s * 1000:.0f}" if message.delay_s else _milliseconds(message.due)
+        return (
+            message.id,
+            message.tenant,
+            message.key,
+            ",".join(map(str, hand)),
+            due,
+            _milliseconds(message.deadline),
+            unique.name if unique else "",
+            unique.until if unique else "",
+            f"{unique.for_s * 1000:.0f}" if unique else "",
+            message.payload,
+            message.headers,
+        )
+
+    def take(
+        self, request: str, worker: str, *, lease_s: float, count: int, preferred: int | None = None
+    ) -> Steps[Taken]:
+        """Takes messages, each under a lease; repeated with the same ``request``, it returns the same."""
+        reply = yield from self.call(
+            "queue/take",
+            (
+                request,
+                worker,
+                int(lease_s * 1000),
+                min(count, ITEMS),
+                BYTES,
+                -1 if preferred is None else preferred,
+            ),
+        )
+        self.streams = max(self._declared, int(reply[1]))
+        wait_ms = int(reply[3])
+        messages = [self._message(values) for values in reply[5:]]
+        return Taken(
+            messages, as_text(reply[2]), None if wait_ms < 0 else wait_ms / 1000, int(reply[4])
+        )
+
+    def _message(self, values: Sequence[Any]) -> Message:
+        id_, tenant, key, attempts, since, deadline, payload, headers = values
+        return Message(
+            self.number,
+            as_text(id_),
+            as_text(tenant),
+            as_text(key),
+            int(attempts),
+            int(since),
+            int(deadline),
+            payload,
+            as_text(headers),
+        )
+
+    def settle(self, settlements: Sequence[Settlement]) -> Steps[list[bool]]:
+        """Settles leases; False for each that is stale."""
+        settled: list[bool] = []
+        for at in range(0, len(settlements), ITEMS):
+            arguments: list[Argument] = []
+            for each in settlements[at : at + ITEMS]:
+                arguments += (
+                    each.id,
+                    each.token,
+                    each.outcome,
+                    int(each.delay_s * 1000),
+                    f"{each.seconds:.6f}",
+                    each.reason,
+                )
+            reply = yield from self.call("queue/settle", arguments)
+            settled += [word == b"ok" for word in reply[1:]]
+        return settled
+
+    def extend(self, leases: Sequence[tuple[str, str]], lease_s: float) -> Steps[list[bool]]:
+        """Extends leases, given as ids and tokens; False for each that is stale."""
+        extended: list[bool] = []
+        for at in range(0, len(leases), ITEMS):
+            flat = [text for lease in leases[at : at + ITEMS] for text in lease]
+            reply = yield from self.call("queue/extend", (int(lease_s * 1000), *flat))
+            extended += [word == b"ok" for word in reply[1:]]
+        return extended
+
+    def delete(self, ids: Sequence[str]) -> Steps[list[str]]:
+        """Deletes messages; returns the state that each was in, or ``unknown``."""
+        deleted: list[str] = []
+        for at in range(0, len(ids), ITEMS):
+            reply = yield from self.call("queue/delete", ids[at : at + ITEMS])
+            deleted += map(as_text, reply[1:])
+        return deleted
+
+    def redrive(self, ids: Sequence[str]) -> Steps[int]:
+        """Brings dead letters back; returns how many."""
+        redriven = 0
+        for at in range(0, len(ids), ITEMS):
+            reply = yield from self.call("queue/redrive", ids[at : at + ITEMS])
+            redriven += reply[1:].count(b"ok")
+        return redriven
+
+    def dead(self, count: int, after_ms: int = 0) -> Steps[list[DeadMessage]]:
+        """Dead letters, oldest first."""
+        reply = yield from self.call("queue/browse", (str(after_ms), count))
+        return [
+            DeadMessage(
+                self._message((*values[:5], 0, *values[7:])), int(values[5]), as_text(values[6])
+            )
+            for values in reply[1:]
+        ]
+
+    def limit(self, tenant: str, limits: TenantLimits | None) -> Steps[None]:
+        """Sets a tenant's limits; None takes them away.  The tenant "" is all those without limits of their own."""
+        yield from self.call("queue/limit", (tenant, _encode_limits(limits)))
+
+    def sweep(self) -> Steps[int]:
+        """Buries what is late, shrinks the queue if it can, and rebuilds it if a part is missing.
+
+        Returns:
+            Messages of which the bodies are gone.
+        """
+        reply = yield from self.call("queue/sweep", (self._declared,))
+        self.streams = max(self._declared, int(reply[1]))
+        return 0 if int(reply[3]) else (yield from self.rebuild())
+
+    def stats(self) -> Steps[dict[str, int]]:
+        """All that ``stats.lua`` counts, by name."""
+        reply = yield from self.call("queue/stats", ("",))
+        return {as_text(name): int(value) for name, value in zip(*_pairs(reply), strict=True)}
+
+    def explain(self, id_: str) -> Steps[dict[str, str] | None]:
+        """Where a message is, and what it waits for; None if there is none."""
+        reply = yield from self.call("queue/explain", (id_,))
+        if reply[0] == b"unknown":
+            return None
+        return {as_text(name): as_text(value) for name, value in zip(*_pairs(reply), strict=True)}
+
+
+def _pairs(reply: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    return reply[1::2], reply[2::2]
+
+
+def _milliseconds(moment: datetime | None) -> str:
+    return "" if moment is None else f"{moment.timestamp() * 1000:.0f}"
+
+
+def _encode_limits(limits: TenantLimits | None) -> str:
+    if limits is None:
+        return ""
+    values = (
+        limits.weight,
+        limits.elastic,
+        limits.in_flight,
+        limits.rate,
+        limits.burst,
+        limits.bytes,
+        int(limits.is_paused),
+    )
+    return " ".join("-" if value is None else repr(value) for value in values)
+
+
+def _written(message: NewMessage, reply: bytes) -> Written:
+    word, *rest = as_text(reply).split(" ", 1)
+    match word:
+        case "written":
+            return Written(message.id)
+        case "known":
+            return Written(message.id, is_new=False)
+        case "duplicate":
+            return Written(message.id, is_new=False, duplicate_of=rest[0])
+        case "full":
+            has, limit = map(int, rest[0].split(" "))
+            error = TenantFull(
+                f"tenant {message.tenant!r} has {has:,} bytes in the queue, and may have {limit:,}; "
+                "wait until some are done, or raise its limit"
+            )
+            return Written(message.id, is_new=False, refused=error)
+        case _:
+            raise QueueDamaged(
+                "no stream of the queue can be written: all their keys hold other types; rename what is there"
+            )

@@ -1,0 +1,176 @@
+"""What a queue holds, and how long its messages wait."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Dwell:
+    """How long messages waited until they were handed over, in the last five to ten minutes.
+
+    Attributes:
+        count: Number of messages.
+        median_s: Half of them waited no longer, in seconds, up to a factor of two.
+        p99_s: 99 of 100 waited no longer, likewise.
+    """
+
+    count: int
+    median_s: float
+    p99_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """The contents of a queue; each shard's numbers are of one moment.
+
+    Attributes:
+        waiting: Messages that may be handed over.
+        leased: Messages that readers work on.
+        delayed: Messages that are not due yet.
+        dead: Dead letters.
+        oldest_s: Age of the oldest message that waits, is leased or was delayed and is due, in seconds from its first
+            writing: attempts do not make it younger.  None if there is none.
+        quiet: Dwell time of tenants that held a small part of the queue.
+        noisy: Dwell time of tenants that held more than a tenth of it, and at least 30 messages.
+        ready_tenants: Tenants with messages that may be handed over.
+        over_tenants: Tenants above their elastic limit.
+        blocked_tenants: Tenants that wait for a limit.
+        streams: Streams of the largest shard.
+        damaged: Streams whose keys hold other types.
+        written: Messages written in the queue's life; as are ``done``, ``died``, ``reclaimed`` (leases that ended by
+            themselves) and ``lost`` (their bodies were deleted by hand).
+        done: See ``written``.
+        died: See ``written``.
+        reclaimed: See ``written``.
+        lost: See ``written``.
+    """
+
+    waiting: int
+    leased: int
+    delayed: int
+    dead: int
+    oldest_s: float | None
+    quiet: Dwell
+    noisy: Dwell
+    ready_tenants: int
+    over_tenants: int
+    blocked_tenants: int
+    streams: int
+    damaged: int
+    written: int
+    done: int
+    died: int
+    reclaimed: int
+    lost: int
+
+    @property
+    def length(self) -> int:
+        """Messages that are not finished: waiting, leased and delayed."""
+        return self.waiting + self.leased + self.delayed
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Where a message is, and what it waits for.
+
+    Attributes:
+        id: The message.
+        state: ``waiting``, ``leased``, ``delayed``, ``dead`` or ``finished``.
+        facts: What else there is to say, by name; times in seconds.
+        text: A sentence.
+    """
+
+    id: str
+    state: str
+    facts: Mapping[str, str]
+    text: str
+
+
+_TIMES = ("age", "lease", "due", "blocked_for")
+
+
+def explanation(id_: str, found: Mapping[str, str]) -> Explanation:
+    """What ``explain.lua`` has found, as people read it."""
+    facts = {
+        name: f"{float(value) / 1000:g}" if name in _TIMES else value.removesuffix(".000")
+        for name, value in found.items()
+    }
+    return Explanation(id_, facts["state"], facts, _sentence(facts))
+
+
+def _sentence(facts: Mapping[str, str]) -> str:
+    match facts["state"]:
+        case "waiting":
+            return f"waits: {_reason(facts)}"
+        case "leased":
+            return f"is leased for another {facts['lease']} s by {facts['holder']}, attempt {facts['attempts']}"
+        case "delayed":
+            return f"is due in {facts['due']} s, after {facts['attempts']} attempts"
+        case "dead":
+            return f"is a dead letter after {facts['attempts']} attempts: {facts['reason']}"
+        case _:
+            return "is done"
+
+
+def _reason(facts: Mapping[str, str]) -> str:
+    if facts["paused"] == "1":
+        return "its tenant is paused"
+    ahead = f"{facts['ahead']} messages of its tenant are ahead"
+    match facts["tenant_is"]:
+        case "blocked" if "blocked_for" in facts:
+            return f"its tenant is at a limit for {facts['blocked_for']} s; {ahead}"
+        case "blocked":
+            return f"its tenant is at a limit until one of its messages is settled; {ahead}"
+        case "over":
+            return f"its tenant is above its elastic limit, and others are ready; {ahead}"
+        case _:
+            return f"{ahead}, and {facts['turn']} tenants"
+
+
+def sum_stats(shards: Sequence[Mapping[str, int]]) -> QueueStats:
+    """The numbers of all shards together."""
+
+    def total(name: str) -> int:
+        return sum(shard[name] for shard in shards)
+
+    ages = [shard["oldest"] / 1000 for shard in shards if shard["oldest"] >= 0]
+    return QueueStats(
+        waiting=total("waiting"),
+        leased=total("leased"),
+        delayed=total("delayed"),
+        dead=total("dead"),
+        oldest_s=max(ages, default=None),
+        quiet=_dwell(shards, "quiet"),
+        noisy=_dwell(shards, "noisy"),
+        ready_tenants=total("ready"),
+        over_tenants=total("over"),
+        blocked_tenants=total("blocked"),
+        streams=max(shard["streams"] for shard in shards),
+        damaged=total("damaged"),
+        written=total("written"),
+        done=total("done"),
+        died=total("died"),
+        reclaimed=total("reclaimed"),
+        lost=total("lost"),
+    )
+
+
+def _dwell(shards: Sequence[Mapping[str, int]], kind: str) -> Dwell:
+    """The dwell time from counts by powers of two of a millisecond."""
+    counts: dict[int, int] = {}
+    for shard in shards:
+        for name, number in shard.items():
+            if name.startswith(f"{kind} "):
+                bucket = int(name.split(" ")[1])
+                counts[bucket] = counts.get(bucket, 0) + number
+    whole = sum(counts.values())
+
+    def quantile(part: float) -> float:
+        seen = 0
+        for bucket in sorted(counts):
+            seen += counts[bucket]
+            if seen >= part * whole:
+                return float(2.0**bucket) / 1000
+        return 0.0
+
+    return Dwell(whole, quantile(0.5), quantile(0.99))

@@ -1,0 +1,48 @@
+"""What docs/explanation/queues.md shows and says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from penstock.channels.queue import FairQueue, choose_hand, odds_of_sharing
+from penstock.channels.server import connect_redis
+
+PAGE = (Path(__file__).parents[3] / "docs" / "explanation" / "queues.md").read_text()
+SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+
+
+def test_the_first_example_runs(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    [example] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+    exec(example.replace("redis://localhost:6379", redis_url), {})
+
+    assert capsys.readouterr().out == "b'{\"ride\": 17}'\n"
+    assert FairQueue(connect_redis(redis_url), "receipts").stats().done == 1
+
+
+@pytest.mark.parametrize(
+    "row", re.findall(r"^\| (\d+) of (\d+) \| `(\w+)` \| ([\d, ]+) \|$", PAGE, re.MULTILINE)
+)
+def test_the_hands_are_those_of_the_page(row: tuple[str, str, str, str]) -> None:
+    size, streams, tenant, hand = row
+    assert choose_hand(tenant, int(streams), int(size)) == tuple(map(int, hand.split(", ")))
+
+
+def number(text: str) -> float:
+    mantissa, _, power = text.partition(" × 10")  # noqa: RUF001  as the page writes it
+    if text.endswith("%"):
+        return float(text.removesuffix(" %")) / 100
+    return float(mantissa) * 10.0 ** int(power.translate(SUPERSCRIPTS))
+
+
+@pytest.mark.parametrize(
+    "row",
+    re.findall(r"^\| (\d+) of (\d+) \| ([^`|]+) \| ([^|]+) \| ([^|]+) \|$", PAGE, re.MULTILINE),
+)
+def test_the_odds_are_those_of_the_page(row: tuple[str, ...]) -> None:
+    size, streams, *odds = row
+    for others, text in zip((1, 4, 16), odds, strict=True):
+        assert odds_of_sharing(int(streams), int(size), others) == pytest.approx(
+            number(text), rel=0.2
+        )

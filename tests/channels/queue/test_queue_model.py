@@ -1,0 +1,469 @@
+"""Thousands of random steps on one shard of a queue, against a plain model in Python.
+
+The model knows what each message is, and nothing of how the queue finds it.  It follows the queue's own clock.
+"""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from fixtures.queues import INDEXES, Given, Probe
+from penstock.channels.queue import NewMessage, TenantLimits, Unique
+
+TENANTS = st.sampled_from(["elephant", "mouse", "mouse2", "ä"])
+KEYS = st.sampled_from(["", "", "k", "k2"])
+WORKERS = st.sampled_from(["w1", "w2"])
+UNIQUES = st.one_of(
+    st.none(),
+    st.builds(Unique, st.sampled_from(["u", "v"]), st.sampled_from(["queued", "running"])),
+    st.builds(Unique, st.sampled_from(["u", "v"]), st.just("window"), st.just(60.0)),
+)
+LIMITS = st.sampled_from(
+    [None, {"is_paused": True}, {"in_flight": 1}, {"elastic": 1}, {"weight": 3.0}, {"in_flight": 3}]
+)
+LEASE_MS, LEASE_AFTER_LOSS_MS = 20_000, 30_000
+BODIES_TELL = [name for name in INDEXES if name not in ("messages", "finished", "windows")]
+"""Keys that may be lost without a change that anybody sees."""
+
+
+@dataclass
+class Known:
+    """A message, as the model knows it.
+
+    Attributes:
+        place: The turn in its key's line.
+    """
+
+    new: NewMessage
+    state: str
+    place: int
+    due: float = 0.0
+    deadline: float = 0.0
+    attempts: int = 0
+    token: str = ""
+    until: float = 0.0
+    settled: tuple[str, str] = ("", "")
+    has_name: bool = False
+
+
+@dataclass
+class World:
+    """All messages, and who holds which unique name."""
+
+    messages: dict[str, Known] = field(default_factory=dict)
+    limits: dict[str, TenantLimits] = field(default_factory=dict)
+    windows: dict[str, tuple[str, float]] = field(default_factory=dict)
+    places: int = 0
+
+    def of(self, *states: str) -> list[Known]:
+        return [each for each in self.messages.values() if each.state in states]
+
+    def next_place(self) -> int:
+        self.places += 1
+        return self.places
+
+    def holder(self, name: str, now: float) -> str | None:
+        """The message that holds a unique name."""
+        if name in self.windows and self.windows[name][1] > now:
+            return self.windows[name][0]
+        holders = [
+            id_
+            for id_, each in self.messages.items()
+            if each.has_name and each.new.unique and each.new.unique.name == name
+        ]
+        assert len(holders) <= 1
+        return holders[0] if holders else None
+
+    def move_due(self, now: float) -> None:
+        """What each hand-over does first."""
+        for each in sorted(self.of("delayed"), key=lambda each: (each.due, each.new.id)):
+            if each.due <= now:
+                each.state, each.place = "waiting", self.next_place()
+        for each in self.of("leased"):
+            if each.until <= now:
+                each.state, each.token = "waiting", ""
+
+    def in_flight(self, tenant: str) -> int:
+        return sum(each.new.tenant == tenant for each in self.of("leased"))
+
+    def may_go(self, each: Known) -> bool:
+        own = self.limits.get(each.new.tenant, TenantLimits())
+        return not own.is_paused and (
+            own.in_flight is None or self.in_flight(each.new.tenant) < own.in_flight
+        )
+
+
+class Model(RuleBasedStateMachine):
+    """The queue in Redis, and a model of it."""
+
+    client: redis.Redis
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client.flushall()
+        self.probe = Probe(self.client, streams=4, hand=2)
+        self.world = World()
+        self.requests: dict[str, tuple[str, list[Given]]] = {}
+        self.taken_at: dict[str, float] = {}
+        self.held: list[Given] = []
+        self.ended: list[str] = []
+
+    def _now(self) -> float:
+        return self.probe.now_ms()
+
+    @rule(
+        tenant=TENANTS,
+        key=KEYS,
+        unique=UNIQUES,
+        delay_s=st.sampled_from([0.0, 0.0, 0.0, 5.0, 50.0]),
+        deadline_s=st.sampled_from([None, None, None, -1.0, 15.0, 100.0]),
+    )
+    def write(
+        self,
+        tenant: str,
+        key: str,
+        unique: Unique | None,
+        delay_s: float,
+        deadline_s: float | None,
+    ) -> None:
+        before = self._now() or datetime.now(UTC).timestamp() * 1000
+        deadline = (
+            None
+            if deadline_s is None
+            else datetime.fromtimestamp(round(before / 1000 + deadline_s, 3), UTC)
+        )
+        new = NewMessage(
+            tenant, f"{len(self.world.messages)}", key=key, unique=unique, delay_s=delay_s,
+            deadline=deadline,
+        )  # fmt: skip
+        [written] = self.probe.run(self.probe.shard.write([new]))
+        now = self._now()
+
+        holder = self.world.holder(unique.name, now) if unique else None
+        assert written.duplicate_of == holder
+        assert written.is_new == (holder is None)
+        if holder is None:
+            self._add(new, now)
+
+    def _add(self, new: NewMessage, now: float) -> None:
+        world = self.world
+        world.messages[new.id] = Known(
+            new,
+            "delayed" if new.delay_s else "waiting",
+            world.next_place(),
+            due=now + new.delay_s * 1000,
+            deadline=new.deadline.timestamp() * 1000 if new.deadline else float("inf"),
+            has_name=new.unique is not None and new.unique.until != "window",
+        )
+        if new.unique:
+            world.windows.pop(new.unique.name, None)
+        if new.unique and new.unique.until == "window":
+            world.windows[new.unique.name] = (new.id, now + 60_000)
+
+    @precondition(lambda self: self.world.messages)
+    @rule(data=st.data())
+    def write_again(self, data: st.DataObject) -> None:
+        """As after a lost reply."""
+        known = data.draw(st.sampled_from(sorted(self.world.messages)))
+        [written] = self.probe.run(self.probe.shard.write([self.world.messages[known].new]))
+
+        assert (written.is_new, written.is_kept) == (False, True)
+
+    @rule(worker=WORKERS, count=st.sampled_from([1, 1, 2, 5]))
+    def take(self, worker: str, count: int) -> None:
+        request = self.probe.new_request(worker)
+        taken = self.probe.take(count, worker, request=request, lease_s=LEASE_MS / 1000)
+        self._check_taken(taken, count)
+        if taken:
+            self.requests[worker] = (request, taken)
+            self.taken_at[worker] = self._now()
+        self.held += taken
+
+    def _check_taken(self, taken: list[Given], count: int) -> None:
+        now, world = self._now(), self.world
+        world.move_due(now)
+        buried = [each for each in world.of("waiting") if each.deadline <= now]
+        for each in buried:
+            if self.probe.state(each.new.id) == "dead":
+                self._end(each, "dead")
+        for given in taken:
+            known = world.messages[given.id]
+            assert known.state == "waiting", "nothing is handed over while another validly holds it"
+            assert world.may_go(known)
+            assert known.deadline > now
+            assert given.message.payload == str(known.new.payload).encode()
+            assert given.message.attempts == known.attempts + 1
+            same_key = [
+                each.place
+                for each in world.of("waiting")
+                if (each.new.tenant, each.new.key) == (known.new.tenant, known.new.key)
+            ]
+            assert known.place == min(same_key), "a key's messages come in the order of its line"
+            known.state, known.token, known.attempts = "leased", given.token, known.attempts + 1
+            known.until = now + LEASE_MS
+            if known.new.unique and known.new.unique.until == "queued":
+                known.has_name = False
+        if len(taken) < count and not buried:
+            assert not any(map(world.may_go, world.of("waiting"))), "no reader is left idle"
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def take_again(self, data: st.DataObject) -> None:
+        """The reply was lost: the same request returns what is still its own."""
+        worker = data.draw(st.sampled_from(sorted(self.requests)))
+        request, taken = self.requests[worker]
+        if self._now() - self.taken_at[worker] > 3_000_000:
+            return  # a sweep forgets after an hour what a worker has asked for
+        again = self.probe.take(5, worker, request=request)
+
+        messages = self.world.messages
+        assert [each.id for each in again] == [
+            each.id for each in taken if messages[each.id].token == request
+            and messages[each.id].state == "leased"
+        ]  # fmt: skip
+
+    @precondition(lambda self: self.held)
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from(["done", "done", "done", "retry", "snooze", "release", "dead"]),
+        delay_s=st.sampled_from([0.0, 5.0]),
+    )
+    def settle(self, data: st.DataObject, outcome: str, delay_s: float) -> None:
+        """By whoever had the message at some time: now, before, or twice."""
+        given = data.draw(st.sampled_from(self.held))
+        delay_s = delay_s if outcome in ("retry", "snooze") else 0.0
+        is_ours = self.probe.settle(given, outcome, delay_s=delay_s, seconds=0.1, reason="bad")
+        now, known = self._now(), self.world.messages[given.id]
+
+        if known.settled == (given.token, outcome) and known.token == "":
+            assert is_ours, "a settlement may be repeated"
+            return
+        assert is_ours == (known.state == "leased" and known.token == given.token)
+        if is_ours:
+            known.settled = (given.token, outcome)
+            self._leave(known, outcome, now + delay_s * 1000, delay_s)
+
+    def _leave(self, known: Known, outcome: str, due: float, delay_s: float) -> None:
+        known.token = ""
+        if outcome in ("done", "dead"):
+            self._end(known, "finished" if outcome == "done" else "dead")
+            return
+        known.attempts -= outcome != "retry"
+        known.state, known.due = ("delayed" if delay_s else "waiting"), due
+
+    def _end(self, known: Known, state: str) -> None:
+        known.state, known.has_name, known.token = state, False, ""
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def extend(self, data: st.DataObject) -> None:
+        given = data.draw(st.sampled_from(self.held))
+        is_ours = self.probe.extend(given, LEASE_MS / 1000)
+
+        known = self.world.messages[given.id]
+        assert is_ours == (known.state == "leased" and known.token == given.token)
+        if is_ours:
+            # A lease counts from a clock that is not stored by this call, and stands at most this much later.
+            known.until = float(self.client.zscore(self.probe.key("leases"), given.id) or 0)
+
+    @precondition(lambda self: self.world.messages)
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        id_ = data.draw(st.sampled_from(sorted(self.world.messages)))
+        known = self.world.messages[id_]
+        [was] = self.probe.run(self.probe.shard.delete([id_]))
+
+        assert was == (known.state if known.state != "finished" else "unknown")
+        if was != "unknown":
+            # It can be written again now, which is another story.
+            del self.world.messages[id_]
+            self.held = [each for each in self.held if each.id != id_]
+            for worker, (request, taken) in self.requests.items():
+                self.requests[worker] = (request, [each for each in taken if each.id != id_])
+
+    @precondition(lambda self: self.world.of("dead"))
+    @rule(data=st.data())
+    def redrive(self, data: st.DataObject) -> None:
+        ids = sorted(each.new.id for each in self.world.of("dead"))
+        id_ = data.draw(st.sampled_from(ids))
+        assert self.probe.run(self.probe.shard.redrive([id_, "nobody"])) == 1
+
+        known = self.world.messages[id_]
+        known.state, known.attempts, known.settled = "waiting", 0, ("", "")
+        known.place = self.world.next_place()
+        if known.deadline <= self._now():
+            known.deadline = float("inf")
+
+    @rule(tenant=TENANTS, values=LIMITS)
+    def limit(self, tenant: str, values: dict[str, float] | None) -> None:
+        """A pause and its end, too."""
+        limits = TenantLimits(**values) if values else None  # type: ignore[arg-type]
+        self.probe.limit(tenant, limits)
+
+        self.world.limits[tenant] = limits or TenantLimits()
+
+    @rule(streams=st.sampled_from([1, 2, 4, 9, 16]))
+    def resize(self, streams: int) -> None:
+        """A writer or reader with another number of streams."""
+        self.probe.resize(streams)
+
+    @rule(seconds=st.sampled_from([1.0, 6.0, 25.0, 70.0]))
+    def pass_time(self, seconds: float) -> None:
+        """Whoever holds a lease has crashed, if it is long enough."""
+        if self._now():
+            self.probe.pass_time(seconds)
+
+    @rule(seconds=st.sampled_from([1.0, 3600.0]))
+    def set_the_server_back(self, seconds: float) -> None:
+        if self._now():
+            self.probe.set_back(seconds)
+
+    @rule()
+    def sweep(self) -> None:
+        assert self.probe.is_whole()
+        self._bury_late()
+
+    def _bury_late(self) -> None:
+        for each in self.world.of("waiting", "delayed"):
+            if each.deadline <= self._now():
+                self._end(each, "dead")
+
+    @precondition(lambda self: self._now())
+    @rule(name=st.sampled_from(BODIES_TELL))
+    def lose_a_key(self, name: str) -> None:
+        """By whoever has deleted it."""
+        before = self._now()
+        is_gone = self.client.delete(self.probe.key(name)) == 1
+        assert self.probe.sweep() == 0
+        if name == "meta":  # its clock begins anew
+            self.probe.pass_time(max(0.0, before - self._now()) / 1000)
+        assert self.probe.is_whole()
+        self._bury_late()
+        if not is_gone:
+            return
+        if name == "takes":
+            self.requests.clear()
+        if name == "leases":
+            for each in self.world.of("leased"):
+                until = self.client.zscore(self.probe.key("leases"), each.new.id)
+                each.until = float(until or 0)
+        if name == "uniques":
+            self._names_after_a_rebuild()
+
+    def _names_after_a_rebuild(self) -> None:
+        """Whoever has a name and is not done holds it."""
+        names = dict(self.client.hgetall(self.probe.key("uniques")))
+        for each in self.world.messages.values():
+            unique = each.new.unique
+            each.has_name = bool(unique and names.get(unique.name.encode()) == each.new.id.encode())
+        for name, (id_, until) in list(self.world.windows.items()):
+            if names.get(name.encode()) != id_.encode():
+                del self.world.windows[name]
+            else:
+                self.world.messages[id_].has_name = False
+                self.world.windows[name] = (id_, until)
+
+    @precondition(lambda self: self._now())
+    @rule()
+    def lose_all_records(self) -> None:
+        """Attempts are those of the bodies, and leases are stale; what was done stays done."""
+        names = ("messages", "finished", "windows", "waiting", "leases", "delayed", "dead")
+        if not self.client.exists(self.probe.key("messages")):
+            return
+        self.client.delete(*map(self.probe.key, names))
+        assert self.probe.sweep() == 0
+        assert self.probe.is_whole()
+        for each in self.world.of("leased"):
+            each.state, each.token = "waiting", ""
+        for each in self.world.of("waiting", "delayed", "dead"):
+            each.settled = ("", "")
+            if each.state == "waiting":
+                [each.attempts] = [self._attempts(each.new.id)]
+        for each in self.world.of("finished"):
+            self.ended.append(each.new.id)
+            del self.world.messages[each.new.id]
+        self.held = [each for each in self.held if each.id in self.world.messages]
+        self.requests.clear()
+        self.world.windows.clear()
+        self._bury_late()
+        self._names_after_a_rebuild()
+
+    def _attempts(self, id_: str) -> int:
+        found = self.probe.run(self.probe.shard.explain(id_))
+        assert found is not None
+        return int(float(found["attempts"]))
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        stats = self.probe.stats()
+        for name in ("waiting", "leased", "delayed", "dead"):
+            assert stats[name] == len(self.world.of(name)), name
+        assert stats["lost"] == 0
+        assert stats["damaged"] == 0
+
+    def teardown(self) -> None:
+        """Nothing is lost: whatever is not finished comes out, once."""
+        if not self._now():
+            return
+        for tenant in self.world.limits:
+            self.probe.limit(tenant)
+        self.probe.sweep()
+        self._bury_late()
+        expected = sorted(e.new.id for e in self.world.of("waiting", "leased", "delayed"))
+        late = sorted(e.new.id for e in self.world.of("dead"))
+        self.probe.pass_time(200)
+        out: list[str] = []
+        while given := self.probe.take(100):
+            assert all(self.probe.done(given))
+            out += [each.id for each in given]
+        dead = {each.message.id for each in self.probe.run(self.probe.shard.dead(1000))}
+
+        assert len(out) == len(set(out))
+        assert not {*out, *dead} & set(self.ended)
+        assert dead >= set(late)
+        assert sorted({*out, *dead}) == sorted({*expected, *late})
+        assert self.probe.is_whole()
+        assert self.probe.stats()["lost"] == 0
+
+
+def check(client: redis.Redis, *, examples: int) -> None:
+    class Checked(Model):
+        pass
+
+    Checked.client = client
+    run_state_machine_as_test(
+        Checked,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_a_queue_matches_a_plain_model(redis_client: redis.Redis) -> None:
+    check(redis_client, examples=20)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_queue_matches_a_plain_model_over_longer_runs(redis_client: redis.Redis) -> None:
+    check(redis_client, examples=200)
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(1200)
+def test_a_queue_matches_a_plain_model_over_long_runs(redis_client: redis.Redis) -> None:
+    check(redis_client, examples=1_500)
