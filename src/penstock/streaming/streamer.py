@@ -30,6 +30,7 @@ from penstock.streaming.nudges import Nudges
 from penstock.streaming.publisher import Publisher
 from penstock.streaming.retention import remove_old_ticks, retain
 from penstock.streaming.sequencer import Sequencer, check_identity_cache
+from penstock.streaming.slices import Slices
 from penstock.streaming.unusable import UnusableShards
 
 log = structlog.get_logger("penstock.streamer")
@@ -112,6 +113,7 @@ class Streamer:
         self._client: RedisClient = None
         self._sequencer: Sequencer | None = None
         self._publisher: Publisher | None = None
+        self._slices = Slices()
         self._unusable = UnusableShards()
         self._faults = FaultLog(pipeline.scope)
         self._nudges = Nudges(self._database_url, pipeline.scope)
@@ -169,7 +171,7 @@ class Streamer:
         for consumer in self._pipeline.consumers.values():
             register_consumer(connection, scope, consumer)
         crashpoint("streamer.after_register")
-        self._sequencer = Sequencer(connection, scope, prepare=self._prepare)
+        self._sequencer = Sequencer(connection, scope, prepare=self._prepare, slices=self._slices)
         self._publisher = Publisher(
             connection,
             self._client,
