@@ -416,6 +416,35 @@ WHERE NOT EXISTS (
 ON CONFLICT (record_id) DO UPDATE
 SET number = DEFAULT, xid = excluded.xid, reason = excluded.reason, is_early = excluded.is_early, isolated_at = DEFAULT;
 
+-- :name newest_record
+-- The current snapshot, and the greatest id that it shows.
+SELECT pg_current_snapshot()::text, coalesce(max(id), 0)
+FROM {schema}.staged_records
+WHERE id <= 9007199254740991;
+
+-- :name isolate_overtaken
+-- Rows of which every tick is too late: their xid is of a transaction that had ended before they were inserted.  `shown` is
+-- an earlier snapshot, and showed no id greater than `last`: a later row's transaction had not ended in it.
+-- At most `most` rows are examined.  Result: the current snapshot, the last id, the number of rows.
+WITH later AS (
+    SELECT id, xid, channel, shard
+    FROM {schema}.staged_records
+    WHERE id > %(last)s AND id <= 9007199254740991
+    ORDER BY id
+    LIMIT %(most)s
+),
+isolated AS (
+    INSERT INTO {schema}.isolated_records (record_id, xid, channel, shard, reason)
+    SELECT id, xid, left(channel, 63), shard,
+           'xid is ' || xid::text || ', of a transaction that ended before this record was staged'
+    FROM later
+    WHERE xid >= '3' AND pg_visible_in_snapshot(xid, %(shown)s::pg_snapshot)
+    ON CONFLICT (record_id) DO UPDATE
+    SET number = DEFAULT, xid = excluded.xid, reason = excluded.reason, is_early = excluded.is_early, isolated_at = DEFAULT
+)
+SELECT pg_current_snapshot()::text, coalesce(max(id), %(last)s), count(*)
+FROM later;
+
 -- :name isolated_records
 -- Those noted after `number`, oldest first, with the last number and the count of all of them.  A row that was deleted,
 -- corrected, or sequenced after all is no longer isolated.
