@@ -117,8 +117,11 @@ class Sequencer:
         self._prepare, self._prepared = prepare, dict[bytes, bytes]()
         self._expects_records = False
 
-    def tick(self) -> Tick:
+    def tick(self, *, expects_records: bool = False) -> Tick:
         """Sequences every record that has been committed since the last tick.
+
+        Args:
+            expects_records: Whether there probably are any: it then does not look first, which saves a round trip.
 
         Raises:
             ServerUnavailable: The connection failed.  The tick may have been committed; the next round will see it.
@@ -126,7 +129,8 @@ class Sequencer:
             UnsafeSetting: The place where sequencing stopped is lost.
         """
         # New records usually follow new records, so it sequences without checking first.
-        ticked, has_new = (None, True) if self._expects_records else self._newest_tick()
+        expects_records = expects_records or self._expects_records
+        ticked, has_new = (None, True) if expects_records else self._newest_tick()
         if has_new:
             crashpoint("sequencer.before_tick")
             try:

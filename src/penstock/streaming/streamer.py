@@ -194,8 +194,11 @@ class Streamer:
             self._client.close()
         self._connection = self._client = self._sequencer = self._publisher = None
 
-    def round(self) -> RoundResult:
+    def round(self, *, expects_records: bool = False) -> RoundResult:
         """Runs one round: sequences, publishes for a while, and retains every ``RETAIN_EVERY_S``.
+
+        Args:
+            expects_records: As ``Sequencer.tick``.
 
         Raises:
             As ``tick``, ``Publisher.publish`` and ``retain``.
@@ -206,7 +209,7 @@ class Streamer:
             publisher.refresh()
             self._faults.update(connection, self._unusable.errors)
             self._refresh_at = now + REFRESH_EVERY_S
-        ticked = sequencer.tick()
+        ticked = sequencer.tick(expects_records=expects_records)
         publisher.advance_target(ticked.tails, ticked.firsts)
         published = publisher.publish(ticked.inline_records)
         added, known = published.added, published.known
@@ -276,10 +279,9 @@ class Streamer:
         try:
             while not stop():
                 try:
-                    if pause:
-                        self._nudges.wait(pause)
+                    is_nudged = pause > 0 and self._nudges.wait(pause)
                     with postgres_errors("streaming"), redis_errors("streaming"):
-                        done = self.round()
+                        done = self.round(expects_records=is_nudged)
                 except (ServerUnavailable, ReadOnlyPostgres, psycopg.Error) as error:
                     self.close()
                     if isinstance(error, ReadOnlyPostgres) and not self._may_pass():
