@@ -74,3 +74,34 @@ def test_a_record_is_the_same_only_if_both_its_id_and_its_time_are(
 
     assert append(batch(2, other, (13, 3))) == Foreign(Offset(2), "12")
     assert redis_client.xlen(STREAM) == 2
+
+
+def entry(**names: str) -> Any:
+    """The fields of an entry that Penstock has written, some of them by another name."""
+    fields = ("id", "key", "action", "object", "data", "headers", "ts")
+    return {names.get(name, name): "1" for name in fields}
+
+
+@pytest.mark.parametrize(
+    "found",
+    [entry(id="ident"), entry(ts="time"), {**entry(), "more": "1"}, {"id": "1", "ts": "1"}],
+    ids=["no id", "no time", "a field more", "too few"],
+)
+def test_nothing_is_appended_after_an_entry_of_another_form(
+    append: Append, redis_client: redis.Redis, found: Any
+) -> None:
+    """Its fields could be taken for an id and a time that agree by chance."""
+    redis_client.xadd(STREAM, found, "1-0")
+
+    assert isinstance(append(batch(1, (1, 1), (12, 2))), Unusable)
+    assert entry_ids(redis_client) == [b"1-0"]
+
+
+def test_an_offset_that_only_an_entry_of_another_id_has_is_missing(
+    append: Append, redis_client: redis.Redis
+) -> None:
+    redis_client.xadd(STREAM, entry(), "2-5")
+    append(batch(3, (13, 3)))
+    redis_client.xadd(STREAM, entry(), "3-0")
+
+    assert isinstance(append(batch(2, (1, 1))), Unusable)

@@ -76,6 +76,18 @@ def test_newer_members_do_not_hold_up_a_watermark(client: RedisClient) -> None:
     assert done_up_to(client) == 1
 
 
+def test_a_watermark_stays_until_it_is_reached(client: RedisClient) -> None:
+    """One that moved on with each new mark would never be."""
+    mark(client, record(1, "a", 1_000_000))
+    update_progress(client, "penstock", [SHARD])
+    mark(client, record(2, "b", 2_000_000))
+    update_progress(client, "penstock", [SHARD])
+    DirtyList(client, NAME).reserve(1)
+    DirtyList(client, NAME).commit(["a"])
+
+    assert done_up_to(client) == 1
+
+
 @pytest.mark.parametrize("times", [(1_000_000, 2_000_000), (2_000_000, 1_000_000)])
 def test_of_several_records_of_a_member_the_earliest_time_counts(times: Sequence[int]) -> None:
     """Staging times need not follow the order of offsets."""
