@@ -11,9 +11,10 @@ from penstock.channels.ick import (
     mark_shards,
     update_progress,
 )
+from penstock.channels.ick.marking import MarkProgress
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import RedisClient, connect_redis
-from penstock.records import Epoch, Offset, Record, RecordId, Shard, ShardName
+from penstock.records import BEGINNING, Epoch, Offset, Record, RecordId, Shard, ShardName
 
 SHARD = ShardName("index", Shard(0))
 NAME = ick_shard_keys("penstock", SHARD).name
@@ -86,6 +87,14 @@ def test_a_watermark_stays_until_it_is_reached(client: RedisClient) -> None:
     DirtyList(client, NAME).commit(["a"])
 
     assert done_up_to(client) == 1
+
+
+def test_progress_counts_records_and_the_members_that_became_dirty(client: RedisClient) -> None:
+    mark(client, record(1, "a", 1), record(2, "a", 2), record(3, "b", 3))
+    mark(client, record(4, "b", 4), record(5, "c", 5))
+
+    [progress] = update_progress(client, "penstock", [SHARD]).values()
+    assert progress == MarkProgress(BEGINNING, Offset(5), records=5, dirtied=3)
 
 
 @pytest.mark.parametrize("times", [(1_000_000, 2_000_000), (2_000_000, 1_000_000)])
