@@ -45,3 +45,17 @@ def test_an_epoch_is_durable_before_anything_else_happens(
         open_epoch(lax, redis_client, flow)
 
     assert connection.execute("SELECT setting FROM public.seen").fetchall() == [("on",)]
+
+
+@pytest.mark.parametrize(
+    ("change", "cluster"),
+    [("timeline = 77", "the same"), ("system_identifier = '7'", "another")],
+)
+def test_the_reason_of_an_epoch_that_a_worker_opens_names_what_has_changed(
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline, change: str, cluster: str
+) -> None:
+    connection.execute(f"UPDATE penstock.epochs SET {change}".encode())
+    open_by_worker(connection, redis_client, flow)
+    rows = connection.execute("SELECT reason FROM penstock.epochs ORDER BY epoch").fetchall()
+
+    assert [f"cluster {cluster};" in reason for (reason,) in rows] == [False, True]
