@@ -4,8 +4,8 @@
 
 A survivor is a line that can be broken without a test noticing: a missing test, or a change without a meaning.  Those
 without a meaning are listed with their reasons in ``equivalent.toml`` and do not count.  The first run measures which
-tests reach which code; ``.mutants`` keeps that, and which defects were noticed: a second run goes on, and runs survivors
-again.  Delete ``.mutants`` when tests have been added that are to notice more than survivors.
+tests reach which code, minutes; ``.mutants`` keeps that, and which defects were noticed: a second run goes on, and runs survivors
+again.
 """
 
 import argparse
@@ -21,9 +21,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
 
-from mutants.choosing import Test, choose_tests, read_tests
+from mutants.choosing import Test, choose_tests, measure_tests
 from mutants.operators import Mutant, find_mutants
-from mutants.running import ROOT, Copy
+from mutants.running import ROOT, Copy, find_test_files
 
 KEPT = ROOT / ".mutants"
 EQUIVALENT = Path(__file__).parent / "equivalent.toml"
@@ -125,15 +125,11 @@ def _choose(areas: Sequence[str], count: int, seed: int) -> list[tuple[str, Muta
 
 
 def _measure(copy: Copy) -> list[Test]:
-    directory = KEPT / "reached"
-    if not directory.exists():
-        _say("measuring which tests reach which code, once: minutes")
-        temporary = KEPT / "measuring"
-        temporary.mkdir(exist_ok=True)
-        if failed := copy.measure(temporary):
-            _say(f"{failed} fails without a defect; what fails is left out")
-        temporary.rename(directory)
-    return read_tests(directory)
+    def measure(directory: Path, files: Sequence[str]) -> None:
+        _say(f"measuring which code the tests of {len(files)} files reach")
+        copy.measure(directory, files)
+
+    return measure_tests(KEPT / "reached.jsonl", ROOT, find_test_files(), measure)
 
 
 def _run(copies: list[Copy], tests: list[Test], chosen: list[tuple[str, Mutant]]) -> set[Mutant]:

@@ -1,16 +1,22 @@
-"""Which tests could notice a defect: those that reach its function, SQL statement or script, by a measurement kept in a file."""
+"""Which tests could notice a defect: those that reach its function, SQL statement or script, by a measurement that is kept."""
 
 import ast
+import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from mutants.operators import Mutant
 
 SOURCE, LUA = Path("src/penstock"), Path("lua")
 _INCLUDES = re.compile(r"^-- includes: (.+)$", re.MULTILINE)
+
+Measure = Callable[[Path, Sequence[str]], None]
+"""Runs files of tests; for each test that passes, it writes a line of JSON into a directory: see ``reached``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +28,32 @@ class Test:
     reached: frozenset[str]
 
 
-def read_tests(directory: Path) -> list[Test]:
-    """The tests that were measured, the shortest first."""
-    lines = (line for path in directory.glob("*.jsonl") for line in path.read_text().splitlines())
-    rows = map(json.loads, lines)
-    found = [Test(row["test"], row["seconds"], frozenset(row["reached"])) for row in rows]
-    return sorted(found, key=lambda test: test.seconds)
+def measure_tests(kept: Path, root: Path, files: Sequence[str], measure: Measure) -> list[Test]:
+    """All tests of the files, the shortest first; only files that are new or have changed are measured.
+
+    Args:
+        kept: The file with the measurements.
+        root: The checkout.
+        files: Files of tests, below the checkout.
+        measure: Measures some of them.
+    """
+    hashes = {name: hashlib.sha256((root / name).read_bytes()).hexdigest() for name in files}
+    rows = [
+        row
+        for row in (_read_lines(kept) if kept.exists() else [])
+        if hashes.get(_file_of(row)) == row["hash"]
+    ]
+    if changed := sorted(hashes.keys() - {_file_of(row) for row in rows}):
+        with TemporaryDirectory() as directory:
+            measure(Path(directory), changed)
+            found = [row for path in Path(directory).iterdir() for row in _read_lines(path)]
+        rows += [row | {"hash": hashes[_file_of(row)]} for row in found]
+        kept.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    tests = (Test(row["test"], row["seconds"], frozenset(row["reached"])) for row in rows)
+    return sorted(tests, key=lambda test: test.seconds)
 
 
-def choose_tests(tests: list[Test], mutant: Mutant, root: Path) -> list[Test]:
+def choose_tests(tests: Sequence[Test], mutant: Mutant, root: Path) -> list[Test]:
     """Those that reach the mutant's place, in their order; a line outside of all functions is reached by who reaches the file."""
     path = mutant.path.relative_to(root)
     if path.suffix == ".lua":
@@ -38,15 +61,25 @@ def choose_tests(tests: list[Test], mutant: Mutant, root: Path) -> list[Test]:
     elif path.suffix == ".sql":
         places = {_statement(path, mutant)}
     else:
-        places = set(_functions(path, mutant))
-    chosen = [test for test in tests if test.reached & places]
-    if chosen or path.suffix != ".py":
-        return chosen
-    prefix = f"{path.relative_to(SOURCE)}:"
-    return [test for test in tests if any(place.startswith(prefix) for place in test.reached)]
+        function = _find_function(ast.parse(mutant.path.read_text()), mutant.line)
+        places = {f"{path.relative_to(SOURCE)}:{function}"}
+        if not function:
+            prefix = f"{path.relative_to(SOURCE)}:"
+            return [t for t in tests if any(place.startswith(prefix) for place in t.reached)]
+    return [test for test in tests if test.reached & places]
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _file_of(row: dict[str, Any]) -> str:
+    name: str = row["test"]
+    return name.partition("::")[0]
 
 
 def _scripts_with(lua: Path, path: Path) -> Iterator[str]:
+    """The script, or those that include the fragment."""
     name = str(path.relative_to(lua).with_suffix(""))
     yield name
     for script in lua.rglob("*.lua"):
@@ -62,13 +95,15 @@ def _statement(path: Path, mutant: Mutant) -> str:
     return f"{package}:{headings[-1]}"
 
 
-def _functions(path: Path, mutant: Mutant) -> Iterator[str]:
-    """The innermost function that has the line, as the measurement names it: by its first line, decorators included."""
-    first = 0
-    for node in ast.walk(ast.parse(mutant.path.read_text())):
-        if isinstance(
-            node, ast.FunctionDef | ast.AsyncFunctionDef
-        ) and node.lineno <= mutant.line <= (node.end_lineno or 0):
-            first = max(first, min([node.lineno, *(each.lineno for each in node.decorator_list)]))
-    if first:
-        yield f"{path.relative_to(SOURCE)}:{first}"
+def _find_function(node: ast.AST, line: int, within: str = "") -> str:
+    """The qualified name of the innermost function that has the line; "" if there is none."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.stmt) or not child.lineno <= line <= (child.end_lineno or 0):
+            continue
+        if isinstance(child, ast.ClassDef):
+            return _find_function(child, line, f"{within}{child.name}.")
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            name = f"{within}{child.name}"
+            return _find_function(child, line, f"{name}.<locals>.") or name
+        return _find_function(child, line, within)
+    return ""

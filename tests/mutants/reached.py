@@ -39,7 +39,7 @@ def _note(frame: FrameType, _event: str, _argument: object) -> None:
     """Notes each function that is called; for a call of a script, its name as well."""
     code = frame.f_code
     if code.co_filename.startswith(SOURCE):
-        _reached.add(f"{code.co_filename.removeprefix(SOURCE)}:{code.co_firstlineno}")
+        _reached.add(f"{code.co_filename.removeprefix(SOURCE)}:{code.co_qualname}")
         if code in _CALLS:
             _reached.add(f"lua:{frame.f_locals['self'].name}")
 
