@@ -76,7 +76,7 @@ def main() -> int:
     copies = [Copy() for _ in range(options.jobs)]
     try:
         tests = _measure(copies[0])
-        survivors = _run(copies, tests, meant)
+        survivors = _run(copies, tests, meant, options.most)
     finally:
         for copy in copies:
             copy.remove()
@@ -108,6 +108,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--sample", type=int, default=30, help="how many defects of each area, drawn at random")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="another one draws others")
+    parser.add_argument("--most", type=int, default=200, help="how many tests of those that reach a defect, the shortest first")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
     parser.add_argument(
         "--least", type=float, default=0.0, help="exit with 1 below this rate, 0 to 1"
@@ -132,7 +133,9 @@ def _measure(copy: Copy) -> list[Test]:
     return measure_tests(KEPT / "reached.jsonl", ROOT, find_test_files(), measure)
 
 
-def _run(copies: list[Copy], tests: list[Test], chosen: list[tuple[str, Mutant]]) -> set[Mutant]:
+def _run(
+    copies: list[Copy], tests: list[Test], chosen: list[tuple[str, Mutant]], most: int
+) -> set[Mutant]:
     noticed = Noticed(KEPT / "noticed.jsonl")
     free, survivors = SimpleQueue[Copy](), set[Mutant]()
     for copy in copies:
@@ -141,7 +144,7 @@ def _run(copies: list[Copy], tests: list[Test], chosen: list[tuple[str, Mutant]]
     def run(mutant: Mutant) -> None:
         copy = free.get()
         try:
-            reaching = noticed.sort(mutant, choose_tests(tests, mutant, ROOT))
+            reaching = noticed.sort(mutant, choose_tests(tests, mutant, ROOT))[:most]
             test = copy.find_noticing(mutant, reaching)
         finally:
             free.put(copy)

@@ -34,7 +34,7 @@ LANE = "not (slow or chaos or storm or spark)"
 """The default lane but for Spark's tests, whose tasks are other processes."""
 
 MEASURING_TIMEOUT_S = 1800.0
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 def find_test_files() -> list[str]:
