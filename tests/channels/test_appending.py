@@ -1,7 +1,7 @@
 """The append script compares whole records with the last offset ever given, not with what happens to be left."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -105,3 +105,16 @@ def test_an_offset_that_only_an_entry_of_another_id_has_is_missing(
     redis_client.xadd(STREAM, entry(), "3-0")
 
     assert isinstance(append(batch(2, (1, 1))), Unusable)
+
+
+def test_a_batch_that_the_log_has_writes_nothing(append: Append, redis_client: redis.Redis) -> None:
+    """Publishers repeat batches; replicas and the append-only file are not to hear of it."""
+    append(batch(1, (11, 1), (12, 2)))
+    before = writes(redis_client)
+
+    assert append(batch(1, (11, 1), (12, 2))) == Appended(Offset(2), 0)
+    assert writes(redis_client) == before
+
+
+def writes(client: redis.Redis) -> int:
+    return int(cast("Any", client.info("persistence"))["rdb_changes_since_last_save"])

@@ -97,6 +97,15 @@ def test_progress_counts_records_and_the_members_that_became_dirty(client: Redis
     assert progress == MarkProgress(BEGINNING, Offset(5), records=5, dirtied=3)
 
 
+def test_a_batch_that_is_marked_writes_nothing(client: RedisClient) -> None:
+    """A member that is done would become dirty again."""
+    mark(client, record(1, "a", 1), record(2, "b", 2))
+    before = client.info("persistence")["rdb_changes_since_last_save"]
+    mark(client, record(1, "a", 1), record(2, "b", 2))
+
+    assert client.info("persistence")["rdb_changes_since_last_save"] == before
+
+
 @pytest.mark.parametrize("times", [(1_000_000, 2_000_000), (2_000_000, 1_000_000)])
 def test_of_several_records_of_a_member_the_earliest_time_counts(times: Sequence[int]) -> None:
     """Staging times need not follow the order of offsets."""
