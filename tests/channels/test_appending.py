@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from penstock.channels.log import Batch, append_together
-from penstock.channels.log.appending import Appended, Foreign, Reply, Unusable
+from penstock.channels.log.appending import Appended, FencedOff, Foreign, Reply, Unusable
 from penstock.channels.routing import log_keys
 from penstock.channels.server import connect_redis
 from penstock.records import Epoch, Offset, Shard, ShardName
@@ -118,3 +118,13 @@ def test_a_batch_that_the_log_has_writes_nothing(append: Append, redis_client: r
 
 def writes(client: redis.Redis) -> int:
     return int(cast("Any", client.info("persistence"))["rdb_changes_since_last_save"])
+
+
+@pytest.mark.parametrize(("epoch", "reply"), [("9" * 10, FencedOff), ("9" * 11, Unusable)])
+def test_an_epoch_has_ten_digits_at_most(
+    append: Append, redis_client: redis.Redis, epoch: str, reply: type[Reply]
+) -> None:
+    """As readers of it expect."""
+    redis_client.set(log_keys("penstock", SHARD).epoch, epoch)
+
+    assert isinstance(append(batch(1, (11, 1))), reply)

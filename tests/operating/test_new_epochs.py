@@ -5,11 +5,15 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from penstock import Pipeline
+from fixtures.flow import stage_rows
+from penstock import Log, Pipeline
+from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection, connect_postgres
+from penstock.errors import HistoryDiverged
 from penstock.journal import check_lineage
 from penstock.operating.reset import reset_epoch
 from penstock.records import DEFAULT_SCOPE
+from penstock.streaming import tick
 
 Open = Callable[[Connection, redis.Redis, Pipeline], object]
 
@@ -59,3 +63,54 @@ def test_the_reason_of_an_epoch_that_a_worker_opens_names_what_has_changed(
     rows = connection.execute("SELECT reason FROM penstock.epochs ORDER BY epoch").fetchall()
 
     assert [f"cluster {cluster};" in reason for (reason,) in rows] == [False, True]
+
+
+def test_one_shard_that_was_written_in_a_later_epoch_is_enough(
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline, things: Log
+) -> None:
+    """Postgres has lost the epoch: a streamer that went on would fence itself off, shard by shard."""
+    for shard, epoch in zip(things.shard_names, (1, 5), strict=True):
+        redis_client.set(log_keys("penstock", shard).epoch, epoch)
+
+    with pytest.raises(HistoryDiverged, match="epoch 5"):
+        open_by_worker(connection, redis_client, flow)
+
+
+def test_the_next_tick_belongs_to_the_new_epoch(
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline
+) -> None:
+    connection.execute("UPDATE penstock.epochs SET timeline = 77")
+
+    assert open_by_worker(connection, redis_client, flow) == 2
+    assert tick(connection, DEFAULT_SCOPE).epoch == 2
+
+
+def test_a_record_of_the_very_next_transaction_is_another_clusters(
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline, things: Log
+) -> None:
+    """This cluster will give that id out."""
+    stage_rows(connection, things, 1)
+    connection.execute("UPDATE penstock.epochs SET system_identifier = '7'")
+    connection.execute(
+        "UPDATE penstock.staged_records SET xid = (pg_current_xact_id()::text::bigint + 1)::text::xid8"
+    )
+
+    with pytest.raises(HistoryDiverged, match="another cluster"):
+        open_by_worker(connection, redis_client, flow)
+
+
+SET_LAST_TICK = """
+UPDATE penstock.ticks
+SET snapshot = format('%%1$s:%%1$s:', pg_current_xact_id()::text::bigint + %s)::pg_snapshot
+"""
+
+
+def test_transaction_ids_went_back_only_if_the_next_is_lower_than_that_of_the_last_tick(
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline
+) -> None:
+    connection.execute(SET_LAST_TICK, [1])
+    open_by_worker(connection, redis_client, flow)
+
+    connection.execute(SET_LAST_TICK, [2])
+    with pytest.raises(HistoryDiverged, match="another cluster"):
+        open_by_worker(connection, redis_client, flow)

@@ -12,6 +12,7 @@ from penstock.channels.ick import (
     update_progress,
 )
 from penstock.channels.ick.marking import MarkProgress
+from penstock.channels.log import FencedOff, Reply, Unusable
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.records import BEGINNING, Epoch, Offset, Record, RecordId, Shard, ShardName
@@ -32,8 +33,9 @@ def record(offset: int, member: str, at_us: int) -> Record:
     )  # fmt: skip
 
 
-def mark(client: RedisClient, *records: Record) -> None:
-    mark_shards(client, "penstock", [coalesce(records, Epoch(1), begins=False)])
+def mark(client: RedisClient, *records: Record) -> Reply:
+    [reply] = mark_shards(client, "penstock", [coalesce(records, Epoch(1), begins=False)])
+    return reply
 
 
 def done_up_to(client: RedisClient) -> int:
@@ -104,6 +106,15 @@ def test_a_batch_that_is_marked_writes_nothing(client: RedisClient) -> None:
     mark(client, record(1, "a", 1), record(2, "b", 2))
 
     assert client.info("persistence")["rdb_changes_since_last_save"] == before
+
+
+@pytest.mark.parametrize(("epoch", "reply"), [("9" * 10, FencedOff), ("9" * 11, Unusable)])
+def test_an_epoch_has_ten_digits_at_most(
+    client: RedisClient, epoch: str, reply: type[Reply]
+) -> None:
+    client.set(ick_shard_keys("penstock", SHARD).log.epoch, epoch)
+
+    assert isinstance(mark(client, record(1, "a", 1)), reply)
 
 
 @pytest.mark.parametrize("times", [(1_000_000, 2_000_000), (2_000_000, 1_000_000)])

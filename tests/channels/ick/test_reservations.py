@@ -142,7 +142,9 @@ def test_a_smaller_size_returns_the_surplus_members(
 
 @pytest.mark.parametrize("adopt", [True, False])
 def test_a_consumer_that_waits_writes_nothing(
-    ick: DirtyList, redis_client: redis.Redis, adopt: bool
+    ick: DirtyList,
+    redis_client: redis.Redis,
+    adopt: bool,  # noqa: FBT001
 ) -> None:
     consumer = Reservations(redis_client, KEY, adopt=adopt)
     ick.add({})
