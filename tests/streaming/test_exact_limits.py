@@ -64,3 +64,14 @@ def test_a_transaction_of_retention_removes_no_row_beyond_its_records(
     removed = retain(connection, redis_client, DEFAULT_SCOPE, things, {ONE: Offset(40)}, until=0.0)
 
     assert (removed.records, removed.left) == (20, (ONE,))
+
+
+def test_a_single_row_that_was_passed_is_removed(
+    connection: Connection, redis_client: redis.Redis
+) -> None:
+    things = Log("things", shards=1, keep=timedelta(0))
+    for _ in range(2):
+        stage_alike(connection, 10)
+        tick(connection, DEFAULT_SCOPE)
+
+    assert retain(connection, redis_client, DEFAULT_SCOPE, things, {ONE: Offset(20)}).records == 10
