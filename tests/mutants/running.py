@@ -61,25 +61,33 @@ class Copy:
         environment = {"MUTANTS_MEASURE": str(directory)}
         self._pytest(["-n", "2", *files], environment, MEASURING_TIMEOUT_S)
 
-    def find_noticing(self, mutant: Mutant, tests: list[Test]) -> str:
-        """Runs the tests with the defect, in order; the first that fails, or "" if none does.
+    def find_noticing(self, mutant: Mutant, tests: Sequence[Test]) -> str:
+        """Runs the tests with the defect, in order; the first that fails, twice, or "" if none does.
 
         A run that takes three times as long as usual counts as failed: a defect may let everything wait.
         """
-        if not tests:
-            return ""
         mutated = self.place / mutant.path.relative_to(ROOT)
+        as_it_was = mutated.read_text()
+        mutated.write_text(mutant.text)
+        left = list(tests)
+        try:
+            while left:
+                failed = self._find_failing(left)
+                again = [test for test in left if test.name == failed]
+                if not again or self._find_failing(again):
+                    return failed
+                left.remove(again[0])  # it fails now and then by itself
+        finally:
+            mutated.write_text(as_it_was)
+        return ""
+
+    def _find_failing(self, tests: Sequence[Test]) -> str:
         chosen = self.place / "chosen.json"
         chosen.write_text(json.dumps([test.name for test in tests]))
         files = sorted({test.name.partition("::")[0] for test in tests})
-        as_it_was = mutated.read_text()
-        mutated.write_text(mutant.text)
-        try:
-            environment = {"MUTANTS_CHOSEN": str(chosen)}
-            limit_s = 60 + 3 * sum(test.seconds for test in tests)
-            return self._pytest(["-x", "-p", "no:randomly", *files], environment, limit_s)
-        finally:
-            mutated.write_text(as_it_was)
+        limit_s = 60 + 3 * sum(test.seconds for test in tests)
+        environment = {"MUTANTS_CHOSEN": str(chosen)}
+        return self._pytest(["-x", "-p", "no:randomly", *files], environment, limit_s)
 
     def _pytest(self, arguments: list[str], more: dict[str, str], timeout_s: float) -> str:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "mutants.reached", "-m", LANE]
