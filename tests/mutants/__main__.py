@@ -21,7 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
 
-from mutants.choosing import Test, choose_tests, measure_tests
+from mutants.choosing import MeasuredTest, choose_tests, measure_tests
 from mutants.operators import Mutant, find_mutants
 from mutants.running import ROOT, Copy, find_test_files
 
@@ -59,7 +59,7 @@ class Noticed:
         with self._path.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
-    def sort(self, mutant: Mutant, tests: list[Test]) -> list[Test]:
+    def sort(self, mutant: Mutant, tests: list[MeasuredTest]) -> list[MeasuredTest]:
         """The tests, those first that have noticed defects of the same file before."""
         often = self._often[_shown_path(mutant)]
         return sorted(tests, key=lambda test: -often[test.name])
@@ -125,7 +125,7 @@ def _choose(areas: Sequence[str], count: int, seed: int) -> list[tuple[str, Muta
     ]
 
 
-def _measure(copy: Copy) -> list[Test]:
+def _measure(copy: Copy) -> list[MeasuredTest]:
     def measure(directory: Path, files: Sequence[str]) -> None:
         _say(f"measuring which code the tests of {len(files)} files reach")
         copy.measure(directory, files)
@@ -134,7 +134,7 @@ def _measure(copy: Copy) -> list[Test]:
 
 
 def _run(
-    copies: list[Copy], tests: list[Test], chosen: list[tuple[str, Mutant]], most: int
+    copies: list[Copy], tests: list[MeasuredTest], chosen: list[tuple[str, Mutant]], most: int
 ) -> set[Mutant]:
     noticed = Noticed(KEPT / "noticed.jsonl")
     free, survivors = SimpleQueue[Copy](), set[Mutant]()

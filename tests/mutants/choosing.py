@@ -20,7 +20,7 @@ Measure = Callable[[Path, Sequence[str]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
+class MeasuredTest:
     """A test: its id, its duration when it was measured, in seconds, and the places that it reached."""
 
     name: str
@@ -28,7 +28,9 @@ class Test:
     reached: frozenset[str]
 
 
-def measure_tests(kept: Path, root: Path, files: Sequence[str], measure: Measure) -> list[Test]:
+def measure_tests(
+    kept: Path, root: Path, files: Sequence[str], measure: Measure
+) -> list[MeasuredTest]:
     """All tests of the files, the shortest first; only files that are new or have changed are measured.
 
     Args:
@@ -49,11 +51,11 @@ def measure_tests(kept: Path, root: Path, files: Sequence[str], measure: Measure
             found = [row for path in Path(directory).iterdir() for row in _read_lines(path)]
         rows += [row | {"hash": hashes[_file_of(row)]} for row in found]
         kept.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    tests = (Test(row["test"], row["seconds"], frozenset(row["reached"])) for row in rows)
+    tests = (MeasuredTest(row["test"], row["seconds"], frozenset(row["reached"])) for row in rows)
     return sorted(tests, key=lambda test: test.seconds)
 
 
-def choose_tests(tests: Sequence[Test], mutant: Mutant, root: Path) -> list[Test]:
+def choose_tests(tests: Sequence[MeasuredTest], mutant: Mutant, root: Path) -> list[MeasuredTest]:
     """Those that reach the mutant's place, in their order; a line outside of all functions is reached by who reaches the file."""
     path = mutant.path.relative_to(root)
     if path.suffix == ".lua":

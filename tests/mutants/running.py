@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 
-from mutants.choosing import Test
+from mutants.choosing import MeasuredTest
 from mutants.operators import Mutant
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ class Copy:
         environment = {"MUTANTS_MEASURE": str(directory)}
         self._pytest(["-n", "2", *files], environment, MEASURING_TIMEOUT_S)
 
-    def find_noticing(self, mutant: Mutant, tests: Sequence[Test]) -> str:
+    def find_noticing(self, mutant: Mutant, tests: Sequence[MeasuredTest]) -> str:
         """Runs the tests with the defect, in order; the first that fails, twice, or "" if none does.
 
         A run that takes three times as long as usual counts as failed: a defect may let everything wait.
@@ -81,7 +81,7 @@ class Copy:
             mutated.write_text(as_it_was)
         return ""
 
-    def _find_failing(self, tests: Sequence[Test]) -> str:
+    def _find_failing(self, tests: Sequence[MeasuredTest]) -> str:
         chosen = self.place / "chosen.json"
         chosen.write_text(json.dumps([test.name for test in tests]))
         files = sorted({test.name.partition("::")[0] for test in tests})
