@@ -8,6 +8,7 @@ import pytest
 import redis
 from sqlalchemy import text
 from sqlalchemy.orm import Session
+from structlog.testing import capture_logs
 
 from fixtures.dirty import DOCUMENTS, check_copy, copy_documents, declare_index, mark_changed
 from fixtures.flow import retain_now
@@ -475,10 +476,13 @@ def test_a_handler_that_commits_halts_its_shard(
     streamer.drain()
 
     halted: dict[Any, str] = {}
-    make_worker(commits).drain(lambda consumed: halted.update(consumed.halted))
+    with capture_logs() as logs:
+        make_worker(commits).drain(lambda consumed: halted.update(consumed.halted))
 
-    [reason] = halted.values()
+    [(shard, reason)] = halted.items()
     assert "the handler committed the transaction" in reason
+    said = [each for each in logs if each["event"] == "shard halted, see penstock status"]
+    assert [each["shard"] for each in said] == [str(shard)]
     assert set(waiting(redis_client)) == {b"a"}
 
 
