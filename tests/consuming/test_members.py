@@ -1,7 +1,9 @@
 """Icks in the pipeline: every member marked in Postgres is processed, despite losses, repeated sends and kills."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -464,6 +466,32 @@ def test_a_member_processed_but_not_committed_is_processed_again(
     worker.drain()
 
     check_copy(documents, redis_client, index)
+
+
+def test_a_round_ends_as_soon_as_members_are_done(
+    documents: Connection, streamer: Streamer, make_worker: MakeWorker
+) -> None:
+    """It waits for the first only."""
+    mark_changed(documents, ["a"])
+    streamer.drain()
+    began = monotonic()
+
+    assert make_worker(copy_documents).round(block_ms=20_000).applied == 1
+    assert monotonic() - began < 15
+
+
+def test_after_a_drain_the_checkpoints_are_where_the_members_are_done(
+    documents: Connection, streamer: Streamer, make_worker: MakeWorker
+) -> None:
+    """However long ago the worker looked at the progress."""
+    mark_changed(documents, ["a", "b"])
+    streamer.drain()
+    worker = make_worker(copy_documents)
+    worker.open()
+    worker._progress_at = math.inf
+    worker.drain()
+
+    assert documents.execute('SELECT sum("offset") FROM penstock.checkpoints').fetchone() == (2,)
 
 
 def test_a_handler_that_commits_halts_its_shard(

@@ -24,7 +24,7 @@ def test_a_connection_is_kept_only_if_it_is_pooled(
     database_url: str,
     pooled: bool,  # noqa: FBT001
 ) -> None:
-    flow.consumer(reads=things, name="reader")(lambda session, records: None)
+    flow.consumer(reads=things, name="reader")(lambda *_: None)
     consumer = flow.get_consumer("reader")
     transaction = HandlerTransaction(flow, consumer, database_url, pooled=pooled)
     first, second = (transaction.apply([], read_process) for _ in range(2))
