@@ -43,13 +43,13 @@ def measure_tests(
     rows = [
         row
         for row in (_read_lines(kept) if kept.exists() else [])
-        if hashes.get(_file_of(row)) == row["hash"]
+        if hashes.get(_get_file(row)) == row["hash"]
     ]
-    if changed := sorted(hashes.keys() - {_file_of(row) for row in rows}):
+    if changed := sorted(hashes.keys() - {_get_file(row) for row in rows}):
         with TemporaryDirectory() as directory:
             measure(Path(directory), changed)
             found = [row for path in Path(directory).iterdir() for row in _read_lines(path)]
-        rows += [row | {"hash": hashes[_file_of(row)]} for row in found]
+        rows += [row | {"hash": hashes[_get_file(row)]} for row in found]
         kept.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     tests = (MeasuredTest(row["test"], row["seconds"], frozenset(row["reached"])) for row in rows)
     return sorted(tests, key=lambda test: test.seconds)
@@ -75,7 +75,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def _file_of(row: dict[str, Any]) -> str:
+def _get_file(row: dict[str, Any]) -> str:
     name: str = row["test"]
     return name.partition("::")[0]
 
