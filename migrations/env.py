@@ -5,20 +5,11 @@ import os
 from alembic import context
 from sqlalchemy import create_engine, text
 
+from penstock.database.migrating import CREATE_SCHEMA, in_schema, lock_migrations
 from penstock.database.tables import metadata
 
 config = context.config
 schema = config.get_main_option("penstock_schema") or "penstock"
-# Two processes may start at once: the second waits for this lock, then finds the work done.
-LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))")
-# CREATE SCHEMA IF NOT EXISTS needs the right to create the schema even if it exists.
-CREATE_SCHEMA = f"""DO $$
-BEGIN
-    IF to_regnamespace('"{schema}"') IS NULL THEN
-        CREATE SCHEMA "{schema}";
-    END IF;
-END
-$$"""
 
 
 def configure(**where: object) -> None:
@@ -38,7 +29,7 @@ def run_offline() -> None:
     """Prints the SQL."""
     configure(dialect_name="postgresql", literal_binds=True)
     with context.begin_transaction():
-        context.execute(CREATE_SCHEMA)
+        context.execute(in_schema(CREATE_SCHEMA, schema))
         context.run_migrations()
 
 
@@ -53,8 +44,8 @@ def run_online() -> None:
     url = config.get_main_option("sqlalchemy.url") or os.environ["PENSTOCK_DATABASE_URL"]
     engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://", 1))
     with engine.begin() as opened:
-        opened.execute(LOCK)
-        opened.execute(text(CREATE_SCHEMA))
+        lock_migrations(opened, schema)
+        opened.execute(text(in_schema(CREATE_SCHEMA, schema)))
         configure(connection=opened)
         context.run_migrations()
 

@@ -5,7 +5,7 @@ Revises:
 Create Date: 2026-11-20
 """
 
-from penstock.database.migrating import execute
+from penstock.database.migrating import CREATE_SCHEMA, execute
 
 revision = "penstock_0001"
 down_revision = None
@@ -13,16 +13,7 @@ branch_labels = ("penstock",)
 depends_on = None
 
 UP = (
-    """
--- CREATE SCHEMA IF NOT EXISTS needs the right to create the schema even if it exists.
-DO $$
-BEGIN
-    IF to_regnamespace('{schema}') IS NULL THEN
-        CREATE SCHEMA {schema};
-    END IF;
-END
-$$
-""",
+    CREATE_SCHEMA,
     """
 -- Insert-only for applications.  CACHE 1, because a tick numbers records in the order of their ids: a connection that
 -- drew ids ahead would put a later change of a key before an earlier one.

@@ -12,11 +12,12 @@ import psycopg
 
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import first_line, postgres_errors
+from penstock.database.quoting import quote
 from penstock.database.statements import statements
 from penstock.database.transactions import OUR_SEARCH_PATH, ROLES_SEARCH_PATH
 from penstock.errors import TriggerMissing
 from penstock.pipeline import Pipeline
-from penstock.staging.trigger_names import Trigger, make_name, quote_table
+from penstock.staging.trigger_names import Trigger, make_name
 from penstock.staging.triggers import make_trigger
 
 INIT = "penstock init"
@@ -153,7 +154,7 @@ def _install(connection: Connection, pipeline: Pipeline, trigger: Trigger) -> bo
             connection.execute(statement.encode())
         [(table,)] = connection.execute(
             "SELECT %s::pg_catalog.regclass::pg_catalog.oid",
-            [quote_table(trigger.schema, trigger.table)],
+            [quote(trigger.schema, trigger.table)],
         ).fetchall()
         connection.execute(OUR_SEARCH_PATH)
         _try_columns(connection, trigger, table)
@@ -167,7 +168,7 @@ def _try_columns(connection: Connection, trigger: Trigger, table: int) -> None:
         "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
         [table],
     ).fetchall()
-    columns = ", ".join(quote_table("changed", name) for name in trigger.columns)
+    columns = ", ".join(quote("changed", name) for name in trigger.columns)
     condition = trigger.rule.when if isinstance(trigger.rule.when, str) else "true"
     connection.execute(
         f"SELECT {columns}, (\n{condition}\n) IS TRUE FROM {qualified} AS changed WHERE false".encode()
@@ -183,7 +184,7 @@ def _read_installed(connection: Connection, pipeline: Pipeline) -> list[_Install
 
 def _compare(trigger: Trigger, installed: Sequence[_Installed]) -> CaptureFault | None:
     """Compares a declared trigger with what is installed under its name."""
-    cls, table = trigger.rule.type.__name__, quote_table(trigger.schema, trigger.table)
+    cls, table = trigger.rule.type.__name__, quote(trigger.schema, trigger.table)
     own = [each for each in installed if each.name == trigger.name and _is_on(each, trigger)]
     there = {each.trigger: each for each in own}
     for name, kind in trigger.types.items():
@@ -213,8 +214,8 @@ def _find_undeclared(
     by_hooks = {make_name(rule) for rule in pipeline.rules if rule.capture == "orm"}
     for name, each in {each.name: each for each in installed if each.trigger is not None}.items():
         if name not in declared:
-            table = quote_table(each.schema, each.table or "")
-            drop = f"DROP FUNCTION {quote_table(pipeline.scope.schema, name)}() CASCADE"
+            table = quote(each.schema, each.table or "")
+            drop = f"DROP FUNCTION {quote(pipeline.scope.schema, name)}() CASCADE"
             message = (
                 f"trigger {each.trigger} of table {table} captures for no rule of this pipeline"
             )

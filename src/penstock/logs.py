@@ -7,7 +7,7 @@ level.  Passwords are masked in every line, and what a terminal would obey is es
 import logging
 import os
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from io import StringIO
 from typing import Any, TextIO
 
@@ -67,10 +67,15 @@ def configure(*, console: bool, level: str) -> None:
     root = logging.getLogger()
     root.handlers = [stderr]
     root.setLevel(number)
-    for name in QUIET:
+    quieten(QUIET)
+    logging.captureWarnings(True)
+
+
+def quieten(names: Iterable[str]) -> None:
+    """Leaves out messages of libraries below WARNING, unless their level was set."""
+    for name in names:
         if logging.getLogger(name).level == logging.NOTSET:
             logging.getLogger(name).setLevel(logging.WARNING)
-    logging.captureWarnings(True)
 
 
 def share_with_tasks() -> None:

@@ -21,7 +21,9 @@ from alembic import context, op
 from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, text
 
-from penstock.database.initialise import LOCK, alembic_config
+from penstock.database.initialise import alembic_config
+from penstock.database.migrating import lock_migrations
+from penstock.database.quoting import quote
 from penstock.database.tables import metadata
 from penstock.errors import SchemaMissing, Unknown
 from penstock.records import DEFAULT_SCOPE, checked_schema
@@ -144,11 +146,11 @@ def _read_revision(schema: str, start: str) -> str:
     if context.is_offline_mode():
         return start
     connection = op.get_bind()
-    connection.execute(LOCK)
+    lock_migrations(connection, schema)
     found = _exists(connection, _table(schema)) and connection.scalar(
         text(f"SELECT version_num FROM {_table(schema)}")
     )
-    if not found and _exists(connection, f'"{schema}".staged_records'):
+    if not found and _exists(connection, quote(schema, "staged_records")):
         raise SchemaMissing(
             f"schema {schema} has Penstock's tables already, and {_table(schema)} does not name their revision. "
             f"See docs: {SchemaMissing.page}"
@@ -171,4 +173,4 @@ def _write_revision(schema: str, revision: str) -> None:
 
 
 def _table(schema: str) -> str:
-    return f'"{schema}".{_VERSION_TABLE}'
+    return quote(schema, _VERSION_TABLE)

@@ -1,13 +1,13 @@
 """The append script compares whole records with the last offset ever given, not with what happens to be left."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
 
 from penstock.channels.log import Batch, append_together
-from penstock.channels.log.appending import Appended, Foreign, Reply, Unusable
+from penstock.channels.log.appending import Appended, FencedOff, Foreign, Reply, Unusable
 from penstock.channels.routing import log_keys
 from penstock.channels.server import connect_redis
 from penstock.records import Epoch, Offset, Shard, ShardName
@@ -74,3 +74,57 @@ def test_a_record_is_the_same_only_if_both_its_id_and_its_time_are(
 
     assert append(batch(2, other, (13, 3))) == Foreign(Offset(2), "12")
     assert redis_client.xlen(STREAM) == 2
+
+
+def entry(**names: str) -> Any:
+    """The fields of an entry that Penstock has written, some of them by another name."""
+    fields = ("id", "key", "action", "object", "data", "headers", "ts")
+    return {names.get(name, name): "1" for name in fields}
+
+
+@pytest.mark.parametrize(
+    "found",
+    [entry(id="ident"), entry(ts="time"), {**entry(), "more": "1"}, {"id": "1", "ts": "1"}],
+    ids=["no id", "no time", "a field more", "too few"],
+)
+def test_nothing_is_appended_after_an_entry_of_another_form(
+    append: Append, redis_client: redis.Redis, found: Any
+) -> None:
+    """Its fields could be taken for an id and a time that agree by chance."""
+    redis_client.xadd(STREAM, found, "1-0")
+
+    assert isinstance(append(batch(1, (1, 1), (12, 2))), Unusable)
+    assert entry_ids(redis_client) == [b"1-0"]
+
+
+def test_an_offset_that_only_an_entry_of_another_id_has_is_missing(
+    append: Append, redis_client: redis.Redis
+) -> None:
+    redis_client.xadd(STREAM, entry(), "2-5")
+    append(batch(3, (13, 3)))
+    redis_client.xadd(STREAM, entry(), "3-0")
+
+    assert isinstance(append(batch(2, (1, 1))), Unusable)
+
+
+def test_a_batch_that_the_log_has_writes_nothing(append: Append, redis_client: redis.Redis) -> None:
+    """Publishers repeat batches; replicas and the append-only file are not to hear of it."""
+    append(batch(1, (11, 1), (12, 2)))
+    before = writes(redis_client)
+
+    assert append(batch(1, (11, 1), (12, 2))) == Appended(Offset(2), 0)
+    assert writes(redis_client) == before
+
+
+def writes(client: redis.Redis) -> int:
+    return int(cast("Any", client.info("persistence"))["rdb_changes_since_last_save"])
+
+
+@pytest.mark.parametrize(("epoch", "reply"), [("9" * 10, FencedOff), ("9" * 11, Unusable)])
+def test_an_epoch_has_ten_digits_at_most(
+    append: Append, redis_client: redis.Redis, epoch: str, reply: type[Reply]
+) -> None:
+    """As readers of it expect."""
+    redis_client.set(log_keys("penstock", SHARD).epoch, epoch)
+
+    assert isinstance(append(batch(1, (11, 1))), reply)

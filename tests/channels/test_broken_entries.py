@@ -8,6 +8,7 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
+from fixtures.broken_entries import BROKEN, OURS
 from fixtures.command_line import CommandLine
 from fixtures.flow import running, stage_rows
 from penstock import Ick, Log, Pipeline
@@ -21,27 +22,6 @@ from penstock.records import Offset, ShardName
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
-OURS: dict[Any, Any] = {
-    "id": "5",
-    "key": "k",
-    "action": "insert",
-    "object": "thing",
-    "data": "{}",
-    "headers": "",
-    "ts": "1700000000000000",
-}
-BROKEN: dict[str, dict[Any, Any]] = {
-    "an id that is no number": OURS | {"id": "abc"},
-    "a time that is no number": OURS | {"ts": "x"},
-    "an empty time": OURS | {"ts": ""},
-    "a key that is no UTF-8": OURS | {"key": b"\xff"},
-    "a payload that is no UTF-8": OURS | {"data": b'{"a": "\xc3"}'},
-    "headers that are no UTF-8": OURS | {"headers": b"\xff"},
-    "a key with a NUL": OURS | {"key": b"a\0"},
-    "other fields": {"who": "me"},
-    "a field with a name that is no UTF-8": {b"\xff": "me"},
-    "a missing field": {name: value for name, value in OURS.items() if name != "headers"},
-}
 ODD_IDS = ["1000-1", "18446744073709551615-0", "9223372036854775808-0"]
 
 Forge = Callable[[redis.Redis, str], object]

@@ -8,7 +8,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from fixtures.proxy import Harm, Proxy, behind
-from penstock.channels.scripts import Call, script
+from penstock.channels.log.appending import Unusable, parse_reply
+from penstock.channels.scripts import Call, _declarations, script
 
 APPEND = script("log/append")
 CALL = Call(
@@ -42,3 +43,17 @@ def test_calls_together_give_back_a_connection_that_failed(
     with pytest.raises(redis.ConnectionError):
         APPEND.call_together(single, [CALL])
     assert APPEND.call_together(single, [CALL])
+
+
+@pytest.mark.parametrize("text", ["-- keys: a\n", "-- args: b:int\n", "\n"])
+def test_a_script_whose_header_is_not_whole_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"lua/one\.lua"):
+        _declarations("one", text)
+
+
+@pytest.mark.parametrize("answer", [[b"odd", 1], b"odd", None, []])
+def test_an_unknown_reply_is_foreign(answer: object) -> None:
+    reply = parse_reply(answer, "appending to things/0")
+
+    assert isinstance(reply, Unusable)
+    assert "things/0: the script returned an unknown reply" in str(reply.error)

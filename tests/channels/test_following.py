@@ -72,6 +72,18 @@ def test_the_last_of_two_prefetches_counts(follower: Follower, shard: ShardName)
     assert offsets(follower, shard, 10) == list(range(11, 21))
 
 
+def test_a_prefetch_that_is_replaced_keeps_no_connection(
+    follower: Follower, shard: ShardName, redis_client: redis.Redis
+) -> None:
+    for after in range(3):
+        follower.request_ahead({shard: Offset(after)})
+
+    def connected() -> int:
+        return sum(each["name"] == "follower" for each in redis_client.client_list())
+
+    eventually(lambda: connected() == 1, "the earlier connections are closed", timeout_s=2)
+
+
 def test_a_connection_cut_after_a_prefetch_is_replaced(
     follower: Follower, shard: ShardName, redis_client: redis.Redis
 ) -> None:

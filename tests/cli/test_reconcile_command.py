@@ -4,35 +4,12 @@ import json
 
 import pytest
 
+from fixtures.bank import open_bank
 from fixtures.command_line import CommandLine
 from fixtures.engines import ENGINES
 from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection
-
-BANK = """
-from sqlalchemy import text
-from penstock import Log, Pipeline
-
-things = Log("things", shards=2)
-pipeline = Pipeline([things])
-
-@pipeline.consumer(reads=things)
-def copies(session, records):
-    session.execute(
-        text("INSERT INTO public.copies SELECT * FROM unnest(CAST(:keys AS text[]), CAST(:numbers AS int[])) ON CONFLICT DO NOTHING"),
-        {"keys": [r.key for r in records], "numbers": [r.data["number"] for r in records]},
-    )
-    session.execute(text("UPDATE public.counted SET n = n + :more"), {"more": len(records)})
-
-@pipeline.reconciliation(of=copies, state="public.copies", key="key")
-def canonical(tables):
-    return "SELECT key, number FROM public.canonical"
-
-@pipeline.reconciliation(of=copies, state="public.counted", name="counted")
-def count(tables):
-    return "SELECT count(*) AS n FROM public.canonical"
-"""
 
 
 @pytest.fixture(params=ENGINES)
@@ -41,14 +18,7 @@ def bank(
 ) -> CommandLine:
     """An application whose consumer holds the same rows as the canonical table."""
     penstock.environment["PENSTOCK_ENGINE"] = request.param
-    (penstock.directory / "shop.py").write_text(BANK)
-    connection.execute("CREATE TABLE public.copies (key text PRIMARY KEY, number int)")
-    connection.execute("CREATE TABLE public.counted AS SELECT 0::bigint AS n")
-    connection.execute(
-        "CREATE TABLE public.canonical AS SELECT 'k' || i AS key, i AS number FROM generate_series(1, 50) i"
-    )
-    stage_rows(connection, things, 50)
-    assert penstock("stream", "--drain").returncode == 0
+    open_bank(penstock, connection, things)
     return penstock
 
 

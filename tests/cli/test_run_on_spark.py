@@ -85,6 +85,19 @@ def test_a_signal_to_all_its_processes_ends_it_cleanly(
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.parametrize("_again", range(5))
+def test_it_says_nothing_more_than_its_log_and_that_it_stopped(
+    running: subprocess.Popen[str], _again: int
+) -> None:
+    """Spark's Python workers outlive their connections by a moment, more often than not."""
+    running.send_signal(signal.SIGTERM)
+    _, said = running.communicate(timeout=60)
+
+    javas = ("Picked up JAVA_TOOL_OPTIONS", "WARNING: Using incubator modules")
+    others = [line for line in said.splitlines() if not line.startswith(("{", *javas))]
+    assert others == ["stopped"], said
+
+
 def test_a_jvm_that_was_killed_is_named(running: subprocess.Popen[str], temporary: Path) -> None:
     [jvm] = [each for each in family(running) if each.name() == "java"]
     jvm.kill()

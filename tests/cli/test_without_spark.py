@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.test_reconcile_command import BANK
+from fixtures.bank import open_bank
 from fixtures.command_line import CommandLine
-from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection
 from penstock.testing import eventually
@@ -46,14 +45,7 @@ def start(
     packages: Path, penstock: CommandLine, connection: Connection, things: Log
 ) -> Iterator[Start]:
     """Starts a command where Spark is not installed, for an application that has streamed 50 records."""
-    (penstock.directory / "shop.py").write_text(BANK)
-    connection.execute("CREATE TABLE public.copies (key text PRIMARY KEY, number int)")
-    connection.execute("CREATE TABLE public.counted AS SELECT 0::bigint AS n")
-    connection.execute(
-        "CREATE TABLE public.canonical AS SELECT 'k' || i AS key, i AS number FROM generate_series(1, 50) i"
-    )
-    stage_rows(connection, things, 50)
-    assert penstock("stream", "--drain").returncode == 0
+    open_bank(penstock, connection, things)
     path = os.pathsep.join([str(SOURCE), str(packages)])
     started: list[subprocess.Popen[str]] = []
 

@@ -39,38 +39,43 @@ def worker(
         yield opened
 
 
-@pytest.fixture
-def publish(
-    streamer: Streamer, connection: Connection, things: Log, worker: LogWorker
-) -> Callable[[], None]:
-    """Publishes three journal rows of 20 records each, after the consumer is registered."""
-    assert worker.consumer.name == "reader"
+Lose = Callable[[int, str], None]
 
-    def publish_rows() -> None:
+
+@pytest.fixture
+def lose(
+    streamer: Streamer,
+    connection: Connection,
+    things: Log,
+    worker: LogWorker,
+    redis_client: redis.Redis,
+) -> Lose:
+    """Publishes three journal rows of 20 records each; then loses entries of the log, and rows of Postgres."""
+    assert worker.consumer.name == "reader", "it is registered before the first record"
+    [shard] = things.shard_names
+
+    def publish_and_lose(entries_before: int, rows: str) -> None:
         for number in range(3):
             stage_rows(connection, things, 20, f"{number} ")
             streamer.drain()
+        redis_client.xtrim(
+            log_keys("penstock", shard).stream, minid=f"{entries_before}-0", approximate=False
+        )
+        connection.execute(f"DELETE FROM penstock.{rows}".encode())
 
-    return publish_rows
+    return publish_and_lose
 
 
-def lose_from_log(client: redis.Redis, things: Log, before: int) -> None:
-    [shard] = things.shard_names
-    client.xtrim(log_keys("penstock", shard).stream, minid=f"{before}-0", approximate=False)
+def read_until_halted(worker: LogWorker) -> list[str]:
+    """The reasons for which shards are halted after a few rounds."""
+    return list({s: why for _ in range(5) for s, why in worker.round(0).halted.items()}.values())
 
 
 def test_a_journal_that_begins_inside_the_gap_halts_the_shard(
-    publish: Callable[[], None],
-    worker: LogWorker,
-    seen: list[int],
-    connection: Connection,
-    things: Log,
-    redis_client: redis.Redis,
+    lose: Lose, worker: LogWorker, seen: list[int]
 ) -> None:
     """Guarantee 12: what the journal still has of the gap is no substitute for what it lost."""
-    publish()
-    lose_from_log(redis_client, things, 45)
-    connection.execute("DELETE FROM penstock.journal WHERE first_offset = 1")
+    lose(45, "journal WHERE first_offset = 1")
 
     [reason] = worker.round(0).halted.values()
 
@@ -79,21 +84,14 @@ def test_a_journal_that_begins_inside_the_gap_halts_the_shard(
 
 
 def test_a_hole_in_the_journal_halts_the_shard_at_the_hole(
-    publish: Callable[[], None],
-    worker: LogWorker,
-    seen: list[int],
-    connection: Connection,
-    things: Log,
-    redis_client: redis.Redis,
+    lose: Lose, worker: LogWorker, seen: list[int], connection: Connection, things: Log
 ) -> None:
     """Guarantee 12: records before the hole are applied, none behind it."""
-    publish()
-    lose_from_log(redis_client, things, 55)
-    connection.execute("DELETE FROM penstock.journal WHERE first_offset = 21")
+    lose(55, "journal WHERE first_offset = 21")
 
     [shard] = things.shard_names
     first = backfill(connection, DEFAULT_SCOPE, shard, Offset(15), Offset(55), 15)
-    halted = {shard: why for _ in range(5) for shard, why in worker.round(0).halted.items()}
+    halted = read_until_halted(worker)
 
     assert [record.offset for record in first] == [16, 17, 18, 19, 20]
     assert len(halted) == 1
@@ -101,19 +99,12 @@ def test_a_hole_in_the_journal_halts_the_shard_at_the_hole(
 
 
 def test_a_staged_record_missing_within_a_journal_row_halts_the_shard_there(
-    publish: Callable[[], None],
-    worker: LogWorker,
-    seen: list[int],
-    connection: Connection,
-    things: Log,
-    redis_client: redis.Redis,
+    lose: Lose, worker: LogWorker, seen: list[int]
 ) -> None:
     """Guarantee 12: the journal names the record, but Postgres no longer has it."""
-    publish()
-    lose_from_log(redis_client, things, 55)
-    connection.execute("DELETE FROM penstock.staged_records WHERE id = 16")
+    lose(55, "staged_records WHERE id = 16")
 
-    halted = {shard: why for _ in range(5) for shard, why in worker.round(0).halted.items()}
+    halted = read_until_halted(worker)
 
     assert len(halted) == 1
     assert seen == list(range(1, 16))

@@ -1,13 +1,16 @@
 """Icks in the pipeline: every member marked in Postgres is processed, despite losses, repeated sends and kills."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 import pytest
 import redis
 from sqlalchemy import text
 from sqlalchemy.orm import Session
+from structlog.testing import capture_logs
 
 from fixtures.dirty import DOCUMENTS, check_copy, copy_documents, declare_index, mark_changed
 from fixtures.flow import retain_now
@@ -465,6 +468,32 @@ def test_a_member_processed_but_not_committed_is_processed_again(
     check_copy(documents, redis_client, index)
 
 
+def test_a_round_ends_as_soon_as_members_are_done(
+    documents: Connection, streamer: Streamer, make_worker: MakeWorker
+) -> None:
+    """It waits for the first only."""
+    mark_changed(documents, ["a"])
+    streamer.drain()
+    began = monotonic()
+
+    assert make_worker(copy_documents).round(block_ms=20_000).applied == 1
+    assert monotonic() - began < 15
+
+
+def test_after_a_drain_the_checkpoints_are_where_the_members_are_done(
+    documents: Connection, streamer: Streamer, make_worker: MakeWorker
+) -> None:
+    """However long ago the worker looked at the progress."""
+    mark_changed(documents, ["a", "b"])
+    streamer.drain()
+    worker = make_worker(copy_documents)
+    worker.open()
+    worker._progress_at = math.inf
+    worker.drain()
+
+    assert documents.execute('SELECT sum("offset") FROM penstock.checkpoints').fetchone() == (2,)
+
+
 def test_a_handler_that_commits_halts_its_shard(
     documents: Connection, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
 ) -> None:
@@ -475,10 +504,13 @@ def test_a_handler_that_commits_halts_its_shard(
     streamer.drain()
 
     halted: dict[Any, str] = {}
-    make_worker(commits).drain(lambda consumed: halted.update(consumed.halted))
+    with capture_logs() as logs:
+        make_worker(commits).drain(lambda consumed: halted.update(consumed.halted))
 
-    [reason] = halted.values()
+    [(shard, reason)] = halted.items()
     assert "the handler committed the transaction" in reason
+    said = [each for each in logs if each["event"] == "shard halted, see penstock status"]
+    assert [each["shard"] for each in said] == [str(shard)]
     assert set(waiting(redis_client)) == {b"a"}
 
 

@@ -147,9 +147,13 @@ def test_the_demo_ends_equal(tmp_path: Path, engine: str, seconds: str, drift: s
             "--json",
         ],
         cwd=tmp_path,
-        stdout=subprocess.PIPE,
+        capture_output=True,
         check=False,
         timeout=220,
+    )
+    sys.stderr.write(done.stderr.decode())
+    assert b"HTTP Request" not in done.stderr, (
+        "the requests of the simulated clients are not logged"
     )
     report = json.loads(done.stdout)
 

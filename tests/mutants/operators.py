@@ -30,7 +30,7 @@ _RULES: dict[str, list[Rule]] = {
         (r"!=", "=="),
         (r"\bis not None\b", "is None"),
         (r"\bis None\b", "is not None"),
-        (r"\bTrue\b", "False"),
+        (r"(?<!strict=)\bTrue\b", "False"),  # what zip checks never happens
         (r"\bFalse\b", "True"),
         (r"\bnot in\b", "in"),
         (r"\bcontinue\b", "break"),

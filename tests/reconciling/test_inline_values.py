@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.orm import Session
 
+from fixtures.formats import create_with_values, set_unusual
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
@@ -19,44 +20,6 @@ from penstock.reconciling import DifferenceKind, Intent, Reconciled, reconcile
 from penstock.reconciling import run as reconciling
 from penstock.reconciling.cut import export_snapshot
 from penstock.records import DEFAULT_SCOPE, Record
-
-VALUES = {
-    "smallint": ["-32768", "0"],
-    "bigint": ["9223372036854775807", "-9223372036854775808"],
-    "numeric": ["1e30", "NaN", "Infinity", "-Infinity", "0.00", "1e-20", "9" * 60 + ".5"],
-    "numeric(12, 2)": ["0.10", "1234567890.12"],
-    "numeric(5, -2)": ["12300"],
-    "numeric(3, 5)": ["0.00123"],
-    "real": ["0.1", "NaN", "3.4e38", "-0"],
-    "double precision": ["0.1", "Infinity", "1e308", "5e-324"],
-    "boolean": ["true", "false"],
-    "text": ["", "a'b", 'a"b', "a\\b", "a\nb", "NULL", "\U0001f680", "100%"],
-    "varchar(9)": ["a "],
-    "char(5)": ["a"],
-    "name": ["a"],
-    "bytea": ["\\x00ff", "\\x"],
-    "date": ["2026-01-01", "infinity", "-infinity", "4713-01-01 BC", "294276-12-31"],
-    "timestamp": ["2026-01-01 00:00:00.000001", "infinity", "0044-03-15 12:00 BC"],
-    "timestamptz": ["2026-01-01 00:00+05:45", "-infinity", "294276-12-31 23:59:59+00"],
-    "time": ["23:59:59.999999", "24:00"],
-    "timetz": ["12:00+02"],
-    "interval": ["1 mon -3 days 04:05:06.7", "178000000 years"],
-    "uuid": ["6ecd8c99-4036-403d-bf84-cf8400f67836"],
-    "json": ['{"b": 1,  "a": [1.0]}'],
-    "jsonb": ['{"b": 1e400, "a": null}', '"text"', "null", "[]"],
-    "integer[]": ["{1,NULL}", "{}", "{{1,2},{3,4}}"],
-    "text[]": ['{"a,b","NULL",NULL}'],
-    "inet": ["10.0.0.1/8"],
-    "macaddr": ["08:00:2b:01:02:03"],
-    "bit(3)": ["101"],
-    "varbit": ["10101"],
-    "int4range": ["[1,5)", "empty"],
-    "numrange": ["(,1.50]"],
-    "point": ["(1,2)"],
-    "tsvector": ["'a':1 'b'"],
-    "xid8": ["18446744073709551615"],
-    "money": ["12.34"],
-}
 
 Run = Callable[..., Reconciled]
 
@@ -119,31 +82,16 @@ KEYS = {
 }
 
 
-HOSTILE = {
-    "DateStyle": "'SQL, DMY'",
-    "IntervalStyle": "sql_standard",
-    "bytea_output": "escape",
-    "extra_float_digits": "-15",
-    "TimeZone": "'Asia/Kathmandu'",
-}
-
-
-@pytest.mark.parametrize("settings", [{}, HOSTILE], ids=["default", "hostile"])
+@pytest.mark.parametrize("unusual", [False, True], ids=["default", "unusual"])
 @pytest.mark.parametrize("intent", ["repair", "replace"])
 def test_every_type_is_compared_and_repaired_exactly(
-    run: Run, connection: Connection, intent: Intent, settings: dict[str, str]
+    run: Run, connection: Connection, intent: Intent, *, unusual: bool
 ) -> None:
     """Guarantee 28: whatever a database sets for its connections."""
-    for name, value in settings.items():
-        database = connection.info.dbname
-        connection.execute(f"ALTER DATABASE {database} SET {name} = {value}".encode())
-    columns = ", ".join(f'"{type_}" {type_}' for type_ in VALUES)
-    connection.execute(f"CREATE TABLE public.canonical (id int, {columns})".encode())
-    connection.execute("CREATE TABLE public.state AS TABLE public.canonical")
-    rows = [(type_, value) for type_, values in VALUES.items() for value in values]
-    for number, (type_, value) in enumerate(rows):
-        insert = f'INSERT INTO public.canonical (id, "{type_}") VALUES (%s, %s::text::{type_})'
-        connection.execute(insert.encode(), (number, value))
+    if unusual:
+        set_unusual(connection)
+    rows = create_with_values(connection, "public.canonical")
+    connection.execute("CREATE TABLE public.state AS TABLE public.canonical WITH NO DATA")
 
     assert run("TABLE public.canonical", intent).repaired == len(rows)
     apart = connection.execute(
@@ -153,7 +101,7 @@ def test_every_type_is_compared_and_repaired_exactly(
     assert apart == []
     assert run("TABLE public.canonical").clean
 
-    for number, (type_, _) in enumerate(rows):
+    for (type_, _), number in rows.items():
         connection.execute(f'UPDATE public.state SET "{type_}" = NULL WHERE id = {number}'.encode())
     found = run("TABLE public.canonical").comparison
     assert found is not None
@@ -189,6 +137,29 @@ def test_keys_of_any_type_meet(run: Run, connection: Connection) -> None:
         assert run(query, "repair", state=table).repaired == 1, type_
         assert connection.execute(f"SELECT v FROM {table}".encode()).fetchall() == [(2,)]
         assert run(query, state=table).clean
+
+
+def test_comparing_and_repair_read_text_under_the_same_settings(
+    run: Run, connection: Connection
+) -> None:
+    """Guarantee 28: with array_nulls off, the NULL of a key would be sought as a word, and its row would stay wrong."""
+    connection.execute(f"ALTER DATABASE {connection.info.dbname} SET array_nulls = off".encode())
+    connection.execute("CREATE TABLE public.state (id text[], v int)")
+    connection.execute("INSERT INTO public.state VALUES (ARRAY['a', NULL], 1)")
+    query = "SELECT ARRAY['a', NULL] AS id, 2 AS v"
+
+    assert run(query, "repair").repaired == 1
+    assert connection.execute("SELECT v FROM public.state").fetchall() == [(2,)]
+    assert run(query).clean
+
+
+def test_a_canonical_query_computes_in_utc(run: Run, connection: Connection) -> None:
+    connection.execute(
+        f"ALTER DATABASE {connection.info.dbname} SET TimeZone = 'Asia/Tokyo'".encode()
+    )
+    connection.execute("CREATE TABLE public.state AS SELECT 1 AS id, date '2026-01-01' AS day")
+
+    assert run("SELECT 1 AS id, timestamptz '2026-01-01 23:00Z'::date AS day").clean
 
 
 def test_a_repair_reads_the_keys_of_its_batch_alone(

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from sqlalchemy.orm import Session
 
+from fixtures.formats import VALUES, create_with_values, set_unusual
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
@@ -20,43 +21,6 @@ from penstock.spark.reconcile import SparkComparer, Tables
 
 pytestmark = pytest.mark.spark
 Run = Callable[..., Reconciled]
-
-TYPES = {
-    "n": "numeric",
-    "cents": "numeric(12, 2)",
-    "at": "timestamptz",
-    "local": "timestamp",
-    "day": "date",
-    "ratio": "float8",
-    "small": "real",
-    "span": "interval",
-    "clock": "timetz",
-    "raw": "bytea",
-    "doc": "jsonb",
-    "words": "text[]",
-    "times": "timestamptz[]",
-    "ratios": "float8[]",
-    "bits": "varbit",
-    "during": "tstzrange",
-    "price": "money",
-}
-
-VALUES: list[dict[str, str]] = [
-    {"n": "1e30", "at": "infinity", "local": "infinity", "day": "infinity", "ratio": "NaN"},
-    {"n": "NaN", "at": "-infinity", "local": "-infinity", "day": "-infinity", "ratio": "-0"},
-    {"n": "Infinity", "at": "0044-03-15 12:00:00.000001+00 BC", "day": "0044-03-15 BC"},
-    {"n": "-Infinity", "local": "0044-03-15 12:00 BC", "ratio": "Infinity", "small": "NaN"},
-    {"n": "9" * 38 + "." + "9" * 38, "at": "294276-12-31 23:59:59.999999+00"},
-    {"n": "-1e-30", "at": "20000-01-01 00:00+00", "day": "5874897-12-31", "ratio": "5e-324"},
-    {"n": "1e1000", "ratio": "1.7976931348623157e308", "small": "3.4028235e38"},
-    {"n": "18960114910927365649.472000000000000001", "ratio": "0.30000000000000004"},
-    {"n": "0.10", "cents": "0.10", "small": "0.1", "span": "-1 day 2 hours", "clock": "24:00+02"},
-    {"cents": "-9999999999.99", "at": "2026-01-02 03:04:05.000006+05", "raw": r"\x005c27"},
-    {"cents": "NaN", "doc": r'{"a": 1.10, "b": "\\"}', "words": '{"a,b",NULL,"\\"\\\\"}'},
-    {"times": '{"2026-01-02 03:04:05+05",infinity}', "ratios": "{0.30000000000000004,NaN}"},
-    {"bits": "0101", "during": '["2026-01-02 00:00+05",)', "price": "-1234.56", "day": "0001-01-01"},
-    {},
-]  # fmt: skip
 
 
 @pytest.fixture
@@ -86,39 +50,28 @@ def run(spark: SparkSession, keeper: Pipeline, database_url: str) -> Run:
     return go
 
 
+Rows = dict[tuple[str, str], int]
+
+
 @pytest.fixture
-def rows(connection: Connection) -> Connection:
-    """Canonical rows with every hard value, in a database with unusual settings."""
-    columns = ", ".join(f"{name} {type_}" for name, type_ in TYPES.items())
-    for table in ("canonical", "state"):
-        connection.execute(f"CREATE TABLE public.{table} (id int PRIMARY KEY, {columns})".encode())
+def rows(connection: Connection) -> Rows:
+    """Canonical rows with every hard value and random numbers, in a database with unusual settings."""
+    rows = create_with_values(connection, "public.canonical")
+    connection.execute("CREATE TABLE public.state (LIKE public.canonical INCLUDING ALL)")
     dice = random.Random(30)
-    numbers = [
-        {"n": f"{dice.randint(-(10**40), 10**40)}e-{dice.randint(0, 40)}"} for _ in range(300)
-    ]
-    for number, values in enumerate([*VALUES, *numbers]):
-        names = ", ".join(["id", *values])
-        marks = ", ".join(["%s", *(f"%s::text::{TYPES[name]}" for name in values)])
-        insert = f"INSERT INTO public.canonical ({names}) VALUES ({marks})"
-        connection.execute(insert.encode(), [number, *values.values()])
-    for name, value in {
-        "TimeZone": "Asia/Tokyo",
-        "DateStyle": "SQL, DMY",
-        "IntervalStyle": "sql_standard",
-        "extra_float_digits": "-15",
-        "standard_conforming_strings": "off",
-        "bytea_output": "escape",
-        "array_nulls": "off",
-    }.items():
-        database = connection.info.dbname
-        connection.execute(f"ALTER DATABASE {database} SET {name} = '{value}'".encode())
-    return connection
+    for number in range(300):
+        value = f"{dice.randint(-(10**40), 10**40)}e-{dice.randint(0, 40)}"
+        insert = b"INSERT INTO public.canonical (id, numeric) VALUES (%s, %s::text::numeric)"
+        connection.execute(insert, (1000 + number, value))
+    set_unusual(connection)
+    return rows
 
 
 def count_apart(connection: Connection) -> int:
     """Number of rows whose text differs, which also tells 0 from -0; 1.50 and 1.5 are the same."""
     texts = ", ".join(
-        f"trim_scale({name})::text" if name == "n" else f"{name}::text" for name in TYPES
+        f'trim_scale("{type_}")::text' if type_ == "numeric" else f'"{type_}"::text'
+        for type_ in VALUES
     )
     connection.execute("SET extra_float_digits = 1")
     [(number,)] = connection.execute(
@@ -127,26 +80,29 @@ def count_apart(connection: Connection) -> int:
     return int(number)
 
 
-DRIFT = """
-UPDATE public.state SET n = n + 1e-30 WHERE id = 0;
-UPDATE public.state SET n = 0 WHERE id IN (1, 2);
-UPDATE public.state SET n = 'NaN' WHERE id = 3;
-UPDATE public.state SET at = at - interval '1 microsecond' WHERE id = 4;
-UPDATE public.state SET day = 'infinity' WHERE id = 5;
-UPDATE public.state SET ratio = 1.7976931348623155e308 WHERE id = 6;
-UPDATE public.state SET ratio = 0.3 WHERE id = 7;
-UPDATE public.state SET small = 0.10000001 WHERE id = 8;
-UPDATE public.state SET at = 'infinity' WHERE id = 9;
-UPDATE public.state SET cents = 0 WHERE id = 10;
-UPDATE public.state SET ratios = '{0.3,NaN}' WHERE id = 11;
-UPDATE public.state SET day = '0001-01-01 BC' WHERE id = 12;
-UPDATE public.state SET n = 0 WHERE id = 13;
-"""
+NEAR = [
+    ("numeric", "1e30", "1e30 + 1e-30"),
+    ("numeric", "NaN", "0"),
+    ("numeric", "Infinity", "0"),
+    ("numeric", "-Infinity", "'NaN'"),
+    ("timestamptz", "294276-12-31 23:59:59.999999+00", "'294276-12-31 23:59:59.999998+00'"),
+    ("date", "5874897-12-31", "'infinity'"),
+    ("double precision", "1.7976931348623157e308", "1.7976931348623155e308"),
+    ("double precision", "0.30000000000000004", "0.3"),
+    ("real", "0.1", "0.10000001"),
+    ("timestamptz", "2026-01-02 03:04:05.000006+05", "'infinity'"),
+    ("numeric(12, 2)", "NaN", "0"),
+    ("float8[]", "{0.30000000000000004,NaN}", "'{0.3,NaN}'"),
+    ("date", "0001-01-01", "'0001-01-01 BC'"),
+    ("text[]", '{"a,b","NULL",NULL}', "ARRAY['a,b', NULL, 'NULL']"),
+    ("money", "12.34", "NULL"),
+]
+"""Type and value, and another value near to it, as SQL."""
 
 
 @pytest.mark.parametrize("intent", ["repair", "replace"])
 def test_every_value_is_compared_and_repaired_exactly(
-    run: Run, keeper: Pipeline, rows: Connection, intent: str
+    run: Run, keeper: Pipeline, rows: Rows, connection: Connection, intent: str
 ) -> None:
     """Guarantees 22 and 28: nothing is found that is not there, and what is written is the canonical value."""
 
@@ -155,15 +111,17 @@ def test_every_value_is_compared_and_repaired_exactly(
         return "SELECT * FROM public.canonical"
 
     filled = run(intent=intent)
-    apart = count_apart(rows)
-    rows.execute(DRIFT.encode())
+    apart = count_apart(connection)
+    for type_, value, near in NEAR:
+        update = f'UPDATE public.state SET "{type_}" = {near} WHERE id = {rows[type_, value]}'
+        connection.execute(update.encode())
     found = run().comparison
     run(intent=intent)
 
-    assert (filled.repaired, apart) == (len(VALUES) + 300, 0)
+    assert (filled.repaired, apart) == (len(rows) + 300, 0)
     assert found is not None
-    assert found.counts == {DifferenceKind.DIFFERENT: len(VALUES)}
-    assert (run().clean, count_apart(rows)) == (True, 0)
+    assert found.counts == {DifferenceKind.DIFFERENT: len(NEAR)}
+    assert (run().clean, count_apart(connection)) == (True, 0)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the usual name
 
+from fixtures.broken_entries import BROKEN, OURS
 from fixtures.flow import ReadLog, stage_rows
 from penstock import Log
 from penstock.database.connections import Connection
@@ -278,28 +279,7 @@ def test_a_micro_batch_has_few_tasks_for_few_records_or_as_many_as_requested(
     assert len(asked_for) >= 4
 
 
-_OURS: dict[Any, Any] = {
-    "id": "5",
-    "key": "k",
-    "action": "insert",
-    "object": "thing",
-    "data": "{}",
-    "headers": "",
-    "ts": "1700000000000000",
-}
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"who": "me"},
-        _OURS | {"id": "abc"},
-        _OURS | {"ts": "x"},
-        _OURS | {"key": b"\xff"},
-        _OURS | {"data": b"\xc3("},
-        _OURS | {"id": "9" * 30},
-    ],
-)
+@pytest.mark.parametrize("fields", [*BROKEN.values(), OURS | {"id": "9" * 30}])
 def test_a_foreign_entry_in_the_stream_is_reported(
     where: dict[str, str], redis_client: redis.Redis, fields: dict[Any, Any]
 ) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from psycopg import sql
 from pyspark.sql.types import DecimalType, StructType
 
+from fixtures.formats import set_unusual
 from penstock.database.connections import Connection
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import InvalidSetting, PenstockError, SnapshotLost, UnreadableValue
@@ -137,17 +138,6 @@ REFUSED = [
     "timestamptz '294276-12-31 23:59+00'",
 ]
 
-UNUSUAL = {
-    "TimeZone": "Asia/Tokyo",
-    "DateStyle": "SQL, DMY",
-    "IntervalStyle": "sql_standard",
-    "extra_float_digits": "-15",
-    "standard_conforming_strings": "off",
-    "bytea_output": "escape",
-    "default_transaction_isolation": "serializable",
-    "client_encoding": "LATIN1",
-}
-
 
 @pytest.fixture(scope="module")
 def values_url(postgres: EmbeddedPostgres) -> Iterator[str]:
@@ -156,12 +146,7 @@ def values_url(postgres: EmbeddedPostgres) -> Iterator[str]:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE DOMAIN penstock_share AS numeric(5, 4)")
         connection.execute("CREATE TYPE penstock_colour AS ENUM ('a', 'b')")
-        for name, value in UNUSUAL.items():
-            connection.execute(
-                sql.SQL("ALTER DATABASE unusual_values SET {} = {}").format(
-                    sql.Identifier(name), value
-                )
-            )
+        set_unusual(connection, default_transaction_isolation="serializable")
     yield url
     postgres.drop_database("unusual_values")
 
@@ -426,6 +411,16 @@ def test_a_table_that_is_rewritten_between_two_slices_is_not_read_on(
         moving.execute("VACUUM FULL public.moving")
         with pytest.raises(SnapshotLost, match="was rewritten while it was read"):
             list(reader.read(last))
+
+
+def test_a_snapshot_of_another_database_is_not_reported_as_lost(
+    database_url: str, postgres: EmbeddedPostgres
+) -> None:
+    with (
+        snapshot(postgres.url) as name,
+        pytest.raises(psycopg.errors.FeatureNotSupported, match="from a different database"),
+    ):
+        TableSource({"databaseUrl": database_url, "query": "SELECT 1", "snapshot": name}).schema()
 
 
 def test_a_snapshot_leaves_the_errors_of_its_block_alone(database_url: str) -> None:

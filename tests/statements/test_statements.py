@@ -11,6 +11,7 @@ from penstock.channels.scripts import script
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
 from penstock.records import DEFAULT_SCOPE
+from penstock.streaming.sequencer import _LIMITS
 
 SOURCE = Path(__file__).parents[2] / "src" / "penstock"
 LUA = Path(__file__).parents[2] / "lua"
@@ -122,12 +123,12 @@ def test_the_extent_of_the_journal_is_an_index_probe(
     )
     connection.execute("ANALYZE penstock.journal")
     sql = statements(package, DEFAULT_SCOPE.schema)[name].decode()
-    integers = {"shard", "tail", "records", "bytes", "shards", "chunk"}
-    integers |= {"max_inline_records", "max_inline_bytes", "most"}
+    integers = {"shard", "tail", "records", "bytes", "shards", "most"}
     values: dict[str, Any] = {
         key: 1 if key in integers else "c" for key in _PARAMETERS.findall(sql)
     }
     values |= {"latest": True} if "latest" in values else {}
+    values |= _LIMITS if name == "sequence_committed" else {}
     values |= {"channels": ["c"]} if "channels" in values else {}
     values |= {"firsts": [1]} if "firsts" in values else {}
     if re.search(r"%\(shards\)s::int\w*\[\]", sql):
@@ -155,9 +156,6 @@ def test_statements_of_every_round_scan_no_table(connection: Connection, name: s
     with connection.transaction():
         if name == "sequence_committed":
             connection.execute(sql["prepare_tick"])
-        plan = connection.execute(
-            b"EXPLAIN " + sql[name],
-            {"chunk": 1000, "max_inline_records": 100, "max_inline_bytes": 1000},
-        ).fetchall()
+        plan = connection.execute(b"EXPLAIN " + sql[name], _LIMITS).fetchall()
 
     assert not [line for (line,) in plan if "Seq Scan on staged_records" in line]

@@ -7,11 +7,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
 from redis import Redis
 from sqlalchemy import Engine, Interval, Numeric, create_engine, text, types
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
+from fixtures.formats import set_unusual
 from fixtures.postgres import engine_url
 from penstock import Log, Pipeline, stage
 from penstock.consuming import LogWorker
@@ -28,18 +28,6 @@ from penstock.reconciling.history import last_runs
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.staging import trigger_sql
 from penstock.streaming import Streamer
-
-UNUSUAL = {
-    "TimeZone": "Asia/Tokyo",
-    "DateStyle": "SQL, DMY",
-    "IntervalStyle": "sql_standard",
-    "extra_float_digits": "-15",
-    "standard_conforming_strings": "off",
-    "bytea_output": "escape",
-    "client_encoding": "LATIN1",
-    "lc_monetary": "C",
-    "array_nulls": "off",
-}
 
 
 class Base(DeclarativeBase):
@@ -79,12 +67,7 @@ def unusual_url(postgres: EmbeddedPostgres) -> Iterator[str]:
     """A database where every such setting is unusual, since before Penstock's tables were made."""
     url = postgres.create_database("unusual_formats")
     with psycopg.connect(url, autocommit=True) as connection:
-        for name, value in UNUSUAL.items():
-            connection.execute(
-                sql.SQL("ALTER DATABASE unusual_formats SET {} = {}").format(
-                    sql.Identifier(name), value
-                )
-            )
+        set_unusual(connection)
     initialise(url)
     yield url
     postgres.drop_database("unusual_formats")

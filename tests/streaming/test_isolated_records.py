@@ -1,5 +1,6 @@
 """Rows that a hostile or broken producer inserts: each is isolated and named, and everything else flows."""
 
+import psycopg
 import pytest
 import redis
 from structlog.testing import capture_logs
@@ -275,3 +276,78 @@ def test_a_reset_epoch_leaves_isolated_records_isolated(
     assert not reset_epoch(connection, redis_client, flow, apply=True).unsequenced
     stage_rows(connection, things, 10)
     assert streamer.drain() == 10
+
+
+# --- an xid of this database, but an older one ---
+
+
+def test_a_record_with_an_old_xid_is_named_and_sequenced_once_it_is_corrected(
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    logged: ReadLog,
+) -> None:
+    """Guarantee 32: no tick finds it."""
+    [(old,)] = connection.execute("SELECT pg_current_xact_id()::text").fetchall()
+    stage_rows(connection, things, 10)
+    streamer.drain()
+    with connection.transaction():
+        stage_rows(connection, things, 10, "with")
+        record = insert(connection, xid=f"'{old}'")
+    with capture_logs() as logs:
+        streamer.drain()
+        refresh(streamer)
+
+    assert sum(map(len, logged(things).values())) == 20
+    assert [each["record"] for each in logs if each["event"] == "record isolated"] == [record]
+    [error] = [r for r in diagnose(connection, redis_client) if r.check == "isolated records"]
+    assert f"xid is {old}, of a transaction that ended before" in error.message
+    connection.execute(error.fix.removeprefix("correct it: ").split(";")[0].encode())
+    assert streamer.drain() == 1
+    assert status(connection, redis_client).faults.isolated.count == 0
+    assert missed_records(connection, DEFAULT_SCOPE) == []
+
+
+def test_no_record_of_an_ordinary_producer_is_taken_for_one_with_an_old_xid(
+    streamer: Streamer, connection: Connection, database_url: str, things: Log
+) -> None:
+    """Transactions that began long before, that are committed late, and that drew their ids early."""
+    others = [psycopg.connect(database_url) for _ in range(4)]
+    try:
+        streamer.drain()
+        for number, other in enumerate(others):
+            if number % 2:
+                other.execute("SELECT pg_current_xact_id()")
+            else:
+                other.execute(
+                    "SELECT nextval(pg_get_serial_sequence('penstock.staged_records', 'id'))"
+                )
+        for other in others:
+            stage_rows(connection, things, 5)
+            refresh(streamer)
+            stage_rows(other, things, 5, "late")
+            refresh(streamer)
+            stage_rows(other, things, 5, "later")
+            other.commit()
+            refresh(streamer)
+    finally:
+        for other in others:
+            other.close()
+
+    assert connection.execute("SELECT count(*) FROM penstock.isolated_records").fetchone() == (0,)
+
+
+def test_rows_are_examined_for_old_xids_a_part_at_a_time(
+    streamer: Streamer, connection: Connection, things: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.streaming.faults.MOST_EXAMINED", 10)
+    [(old,)] = connection.execute("SELECT pg_current_xact_id()::text").fetchall()
+    streamer.drain()
+    stage_rows(connection, things, 35)
+    insert(connection, xid=f"'{old}'")
+
+    for isolated in (0, 0, 0, 1, 1):
+        refresh(streamer)
+        found = connection.execute("SELECT count(*) FROM penstock.isolated_records").fetchone()
+        assert found == (isolated,)

@@ -68,7 +68,7 @@ def test_a_policy_that_hides_rows_from_a_worker_is_an_error(
         drain(flow, limited_url, redis_url)
 
 
-@pytest.mark.parametrize("table", ["checkpoints", "dead_letters"])
+@pytest.mark.parametrize("table", ["checkpoints", "barriers", "dead_letters"])
 def test_a_policy_that_hides_rows_from_a_consumer_is_an_error(
     table: str,
     flow: Pipeline,

@@ -8,7 +8,7 @@ from psycopg.errors import RaiseException
 from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection, connect_postgres
-from penstock.errors import UnsafeSetting
+from penstock.errors import ServerUnavailable, UnsafeSetting
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming.sequencer import (
     JOURNAL_CHUNK,
@@ -93,15 +93,19 @@ def test_two_sequencers_at_once_do_not_number_a_record_twice(
 ) -> None:
     """Guarantee 3: the primary key of ticks admits only one of them."""
     stage_rows(connection, things, 100)
-    with connect_postgres(database_url, application="rival") as rival:
-        # The rival waits for a lock on the tick's primary key.
-        rival.execute("SET lock_timeout = '200ms'")
+    with (
+        connect_postgres(database_url, application="rival") as rival,
+        ThreadPoolExecutor(1) as thread,
+    ):
         with connection.transaction():
             connection.execute(
                 "INSERT INTO penstock.ticks (tick, snapshot, epoch) VALUES (1, pg_current_snapshot(), 1)"
             )
-            with pytest.raises(Exception, match="lock timeout"):
-                tick(rival, DEFAULT_SCOPE)
+            waiting = thread.submit(tick, rival, DEFAULT_SCOPE)
+            eventually(lambda: waits_for_a_lock(connection), "it waits for the tick's primary key")
+            rival.cancel_safe()
+            with pytest.raises(ServerUnavailable, match="canceling statement"):
+                waiting.result(10)
         contended = tick(rival, DEFAULT_SCOPE)
 
     assert contended.number == 1

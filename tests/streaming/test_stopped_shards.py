@@ -281,6 +281,9 @@ def test_every_round_with_a_stopped_shard_is_idle(
 # The latency of the other shards, with a fault and without, in one run.
 
 SECONDS = 7.0
+LEAST = 400
+"""Samples: the streamer tries an unusable shard again now and then, which is to be less than one in a hundred of them, also on
+a busy machine."""
 PAUSE_S = 0.005
 BETWEEN_STREAMERS = (delete_hole, delete_record, spoil_record)
 """A streamer at work would have published these records before they are harmed."""
@@ -292,7 +295,7 @@ def measure_p99(streamer: Streamer, connection: Connection, client: redis.Redis)
     after = streamer_tail(connection, other)
     took: list[float] = []
     end = monotonic() + SECONDS
-    while monotonic() < end:
+    while monotonic() < end or len(took) < LEAST:
         for shard in (0, 1):
             insert(connection, shard, channel="index")
             insert(connection, shard)
@@ -316,7 +319,7 @@ def streamer_tail(connection: Connection, shard: ShardName) -> Offset:
 
 
 @pytest.mark.storm  # it asserts a ratio of durations
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @by_name
 def test_a_bad_shard_does_not_slow_the_others(
     streamer: Streamer,

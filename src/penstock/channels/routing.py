@@ -23,7 +23,7 @@ class LogKeys:
 
 def log_keys(namespace: str, name: ShardName) -> LogKeys:
     """The keys of a shard: ``penstock:{rides/2}:log`` and ``penstock:{rides/2}:epoch``."""
-    root = f"{namespace}:{{{name}}}"
+    root = _root(namespace, name)
     return LogKeys(f"{root}:log", f"{root}:epoch")
 
 
@@ -83,7 +83,7 @@ class IckShardKeys:
 
 def ick_shard_keys(namespace: str, name: ShardName) -> IckShardKeys:
     """The keys of a shard of an Ick: ``penstock:{ride-index/2}:ick`` …, all in the slot of ``ride-index/2``."""
-    root = f"{namespace}:{{{name}}}"
+    root = _root(namespace, name)
     return IckShardKeys(
         f"{root}:ick", ick_keys(f"{root}:ick"), log_keys(namespace, name), f"{root}:progress"
     )
@@ -147,4 +147,9 @@ def _names(keys: QueueKeys, streams: int) -> list[str]:
 
 def queue_keys(namespace: str, name: ShardName) -> QueueKeys:
     """The keys of a shard of a queue, all in the slot of its name: ``penstock:{receipts/0}:s3`` and others."""
-    return QueueKeys(f"{namespace}:{{{name}}}:")
+    return QueueKeys(f"{_root(namespace, name)}:")
+
+
+def _root(namespace: str, name: ShardName) -> str:
+    """What all keys of a shard begin with: the part in braces is the hash tag."""
+    return f"{namespace}:{{{name}}}"

@@ -32,6 +32,10 @@ class Connections:
     scope: Scope
     urls: Servers
 
+    def connect(self) -> Connection:
+        """Opens another connection, for a reconciliation."""
+        return connect_postgres(self.urls.database_url, application="reconcile", prepare=False)
+
 
 def get_scope(pipeline: Pipeline | None) -> Scope:
     """The scope of a command: the pipeline's, or the default."""

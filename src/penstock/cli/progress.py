@@ -8,6 +8,9 @@ from typing import Self
 from rich.console import Console
 from rich.status import Status
 
+from penstock.consuming import Consumed
+from penstock.streaming import RoundResult
+
 EVERY_S = 0.2
 
 
@@ -40,9 +43,9 @@ class ProgressLine:
         if self._line is not None:
             self._line.__exit__(kind, error, trace)
 
-    def add(self, records: int) -> None:
-        """Adds to the count, and updates the line every ``EVERY_S`` seconds."""
-        self.count += records
+    def add(self, done: RoundResult | Consumed) -> None:
+        """Adds what a round published, applied or cancelled, and updates the line every ``EVERY_S`` seconds."""
+        self.count += done.added if isinstance(done, RoundResult) else done.applied + done.cancelled
         now = monotonic()
         if self._line is not None and now - self._shown > EVERY_S:
             self._shown = now

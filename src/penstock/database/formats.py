@@ -3,6 +3,8 @@
 They hold until the transaction ends, so a pooler in transaction mode may stand between.
 """
 
+from penstock.database.transactions import set_local_in_one
+
 _SETTINGS = {
     "TimeZone": "UTC",
     "DateStyle": "ISO, YMD",
@@ -14,7 +16,5 @@ _SETTINGS = {
     "xmloption": "content",
 }
 
-FIX_FORMATS = "SELECT " + ", ".join(
-    f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in _SETTINGS.items()
-)
+FIX_FORMATS = set_local_in_one(_SETTINGS)
 """The statement that sets them, for the current transaction."""

@@ -14,6 +14,7 @@ from penstock.database.connections import connect_postgres, make_engine
 from penstock.database.encoding import check_encoding
 from penstock.database.errors import postgres_errors
 from penstock.database.executor import Executor
+from penstock.database.migrating import CREATE_SCHEMA, in_schema, lock_migrations
 from penstock.database.resources import directory
 from penstock.database.revisions import (
     FoundRevision,
@@ -32,8 +33,6 @@ _SETTINGS = [
     text(statement.decode())
     for statement in (OUR_SEARCH_PATH, *set_local({"statement_timeout": "0", "lock_timeout": "0"}))
 ]
-LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))")
-"""Two processes may migrate at once: the second one waits for this lock, then finds the work done."""
 
 
 def initialise(
@@ -61,11 +60,11 @@ def initialise(
         ):
             for setting in _SETTINGS:
                 connection.execute(setting)
-            connection.execute(LOCK)
+            lock_migrations(connection, schema)
             before = find_revision(_driver_connection(connection), schema)
             if before is not None and not _may_migrate(before, schema):
                 return before.revision
-            _create_schema(connection, schema)
+            connection.execute(text(in_schema(CREATE_SCHEMA, schema)))
             _become_owner(connection, schema)
             with alembic_config(schema) as config:
                 config.attributes["connection"] = connection
@@ -99,13 +98,6 @@ def _may_migrate(before: FoundRevision, schema: str) -> bool:
             f"to {newest_shipped()}: alembic upgrade heads"
         )
     return before.is_own
-
-
-def _create_schema(connection: Connection, schema: str) -> None:
-    """Creates the schema if there is none: IF NOT EXISTS needs the right to create it even if it exists."""
-    known = text("SELECT to_regnamespace(:schema) IS NOT NULL")
-    if not connection.execute(known, {"schema": f'"{schema}"'}).scalar():
-        connection.execute(text(f'CREATE SCHEMA "{schema}"'))
 
 
 def _become_owner(connection: Connection, schema: str) -> None:

@@ -17,6 +17,7 @@ import structlog
 
 from penstock.database.errors import postgres_errors
 from penstock.database.executor import Executor
+from penstock.database.quoting import quote
 from penstock.database.resources import directory
 from penstock.database.statements import statements
 from penstock.errors import SchemaMissing
@@ -86,7 +87,7 @@ def check_revision(connection: Executor, scope: Scope) -> None:
 
 def _read_own(connection: Executor, schema: str) -> FoundRevision | None:
     """The revision in the version table of the schema; None if there is none."""
-    table = f'"{schema}".alembic_version'
+    table = quote(schema, "alembic_version")
     try:
         row = connection.execute(_select_version(table)).fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):

@@ -5,6 +5,7 @@ from typing import Any
 
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
+from penstock.database.quoting import quote
 from penstock.database.roles import (
     FUNCTIONS,
     ROLE_NAMES,
@@ -15,7 +16,6 @@ from penstock.database.roles import (
     full_name,
     grant_sql,
     object_sql,
-    quote,
     revoke_sql,
     rights,
     table_names,
@@ -106,9 +106,7 @@ def make_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
         PrivilegeMissing: This connection's role may not; nothing was changed.
     """
     with postgres_errors("making the roles"), connection.transaction():
-        connection.execute(
-            "SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))"
-        )
+        connection.execute(statements("penstock.database", schema)["lock_migrations"])
         plan = plan_roles(connection, schema, prefix)
         for statement in plan.statements:
             connection.execute(statement.encode())
@@ -162,7 +160,7 @@ def _read_present(connection: Connection, schema: str, names: dict[RoleName, str
         "owner": names["owner"],
         "viewer": names["viewer"],
     }
-    [(exists,)] = connection.execute(sql["has_schema"], values).fetchall()
+    [(exists,)] = connection.execute(sql["has_tables"], values).fetchall()
     if not exists:
         raise SchemaMissing(
             f"schema {schema} has no Penstock tables. Create them first: penstock init"

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
+from penstock.database.quoting import quote
 from penstock.database.statements import statements
 from penstock.database.tables import metadata
 from penstock.errors import InvalidName, PrivilegeMissing
@@ -211,11 +212,6 @@ def object_sql(kind: str, name: str, schema: str) -> str:
         return f"SCHEMA {quote(schema)}"
     arguments = FUNCTIONS[name] if kind == "FUNCTION" and name in FUNCTIONS else ""
     return f"{kind} {quote(schema)}.{name}{arguments}"
-
-
-def quote(name: str) -> str:
-    """An identifier in double quotes."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def lacking(

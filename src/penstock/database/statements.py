@@ -11,6 +11,8 @@ import re
 from functools import cache
 from importlib.resources import files
 
+from penstock.database.quoting import quote
+
 _HEADING = re.compile(r"^-- :name (?P<name>\w+)\n", re.MULTILINE)
 
 
@@ -23,7 +25,7 @@ def statements(package: str, schema: str) -> dict[str, bytes]:
         schema: Name of the Penstock schema, already validated.
     """
     text = (files(package) / "statements.sql").read_text(encoding="utf-8")
-    quoted = '"' + schema.replace('"', '""') + '"'
+    quoted = quote(schema)
     parts = _HEADING.split(text)[1:]
     return {
         name: body.strip().rstrip(";").replace("{schema}", quoted).encode()

@@ -105,14 +105,6 @@ WHERE NOT CASE
 END
 ORDER BY w.number;
 
--- :name has_schema
-SELECT EXISTS (
-    SELECT
-    FROM pg_class c
-    JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE n.nspname = %(schema)s::text AND c.relname = 'staged_records'
-);
-
 -- :name known_roles
 SELECT rolname
 FROM pg_roles

@@ -23,6 +23,7 @@ from penstock.demo.processes import SupervisedProcess, busy_workers, end, start_
 from penstock.demo.rides import CONSUMER_TABLES, SCHEMA, Base, pipeline
 from penstock.demo.simulator import Simulator
 from penstock.errors import DemoFailed
+from penstock.logs import quieten
 
 READY_TIMEOUT_S = 90.0
 SETTLE_TIMEOUT_S = 120.0
@@ -105,6 +106,7 @@ class Demo:
             DemoFailed: A process did not start, or records did not arrive in time.
             KeyboardInterrupt: ``stop`` returned true.
         """
+        quieten(("httpx", "httpcore"))  # a line for each request of the simulated clients
         self._reset()
         api, url = self._start_api()
         simulator = Simulator(url)

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from penstock.database.quoting import quote
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import DeclarationError, InvalidSetting
 from penstock.inline.sides import Group, Side, describe_side, in_snapshot, read_groups, read_rows
-from penstock.inline.tables import canonical_query, quote
+from penstock.inline.tables import canonical_query
 from penstock.inline.values import NUMBERS, IsEqual, make_equal, to_json
 from penstock.reconciling.comparison import (
     DIFFERENCES_KEPT,

@@ -14,28 +14,18 @@ from psycopg import IsolationLevel, sql
 
 from penstock.database.connections import Connection, TableConnection, connect_postgres
 from penstock.database.errors import first_line, postgres_errors
+from penstock.database.formats import FIX_FORMATS
+from penstock.database.quoting import quote
 from penstock.database.transactions import HANDLER_TIMEOUT_S
-from penstock.errors import SnapshotLost, Unknown
-from penstock.inline.tables import quote
+from penstock.errors import Unknown
 from penstock.inline.values import NUMBERS, Value
 from penstock.reconciling import Difference
+from penstock.reconciling.cut import import_snapshot
 
 ROWS_A_FETCH = 5_000
 CHARACTERS_A_FETCH = 8 * 1024 * 1024
 """Most characters of one fetch, as estimated from the rows of the last one."""
 _FIRST_FETCH, _SAMPLE = 100, 50
-
-_SETTINGS = {
-    # Text that every setting of the connection that repairs reads in the same way.
-    "DateStyle": "ISO",
-    "IntervalStyle": "iso_8601",
-    "bytea_output": "hex",
-    "extra_float_digits": "1",
-    "cursor_tuple_fraction": "1",  # every row is fetched
-    # One side waits while Postgres sorts the other, however long that takes.
-    "statement_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-}
 
 Key = tuple[Value, ...]
 
@@ -84,20 +74,10 @@ def in_snapshot(database_url: str, snapshot: str) -> Iterator[Connection]:
         connection.longest_silence_s = HANDLER_TIMEOUT_S  # a sort may take long
         connection.isolation_level, connection.read_only = IsolationLevel.REPEATABLE_READ, True
         with postgres_errors("reading in a snapshot"), connection.transaction():
-            _enter(connection, snapshot)
-            for name, value in _SETTINGS.items():
-                connection.execute(f"SET LOCAL {name} = {value}".encode())
+            import_snapshot(connection, snapshot)
+            connection.execute(FIX_FORMATS)  # as in the transaction that repairs
+            connection.execute("SET LOCAL cursor_tuple_fraction = 1")  # every row is fetched
             yield connection
-
-
-def _enter(connection: Connection, snapshot: str) -> None:
-    try:
-        connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
-    except (psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject) as error:
-        raise SnapshotLost(
-            f"snapshot {snapshot} is gone: the transaction that held it has ended, or Postgres was restarted. "
-            "Begin again with another cut"
-        ) from error
 
 
 def describe_side(connection: Connection, source: str, columns: Sequence[str] | None) -> Side:

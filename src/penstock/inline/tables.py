@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from psycopg import sql
 from sqlalchemy import Select
 from sqlalchemy.dialects import postgresql
 
+from penstock.database.quoting import quote
 from penstock.declarations import ReconciliationSpec, table_named
 from penstock.errors import DeclarationError, InvalidSetting
 
@@ -104,8 +104,3 @@ def _text(query: "str | Select[Any]") -> str:
         return query.strip().rstrip(";")
     dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
     return str(query.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
-
-
-def quote(*names: str | None) -> str:
-    """A name as SQL, after that of its schema, if there is one."""
-    return sql.Identifier(*filter(None, names)).as_string(None)

@@ -7,12 +7,15 @@ in it and commits.  The snapshot then shows exactly what that tick and the earli
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from psycopg import IsolationLevel
 
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.errors import postgres_errors, sqlstate
+from penstock.database.quoting import quote_literal
 from penstock.database.statements import statements
+from penstock.errors import SnapshotLost
 from penstock.journal import journal_tails
 from penstock.records import Epoch, Offset, Scope, ShardName
 from penstock.streaming.sequencer import tick_within
@@ -25,6 +28,12 @@ LOCK_TIMEOUT_S = 10
 
 SUSPENDED_S = 10
 """How long a suspended cut can block sequencers, in seconds; then the server ends its transaction."""
+
+_LOST = {
+    "22023",  # there is no such snapshot, until Postgres 16
+    "42704",  # the same, since then
+    "55000",  # the transaction that exported it is ending
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +87,7 @@ def cut(
                 )
                 ticker.execute(statements("penstock.reconciling", scope.schema)["hold_sequencers"])
                 snapshot = export_snapshot(holder)
-                ticker.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode())
+                import_snapshot(ticker, snapshot)
                 done = tick_within(ticker, scope)
                 offsets = journal_tails(ticker, scope)
                 within(ticker, offsets)
@@ -91,3 +100,24 @@ def export_snapshot(connection: Connection) -> str:
     connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
     [(snapshot,)] = connection.execute("SELECT pg_export_snapshot()")
     return str(snapshot)
+
+
+def import_snapshot(cursor: Any, snapshot: str) -> None:
+    """Sees the database as a snapshot does, until the transaction ends.
+
+    Args:
+        cursor: A connection or cursor of psycopg, or a cursor of ADBC; its transaction has executed no query yet.
+        snapshot: Its name.
+
+    Raises:
+        SnapshotLost: The transaction that exported it has ended.
+    """
+    try:
+        cursor.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot)}")
+    except Exception as error:
+        if sqlstate(error) not in _LOST:
+            raise
+        raise SnapshotLost(
+            f"snapshot {snapshot} is gone: the transaction that held it has ended, or Postgres was restarted. "
+            "Begin again with another cut or snapshot"
+        ) from error

@@ -17,6 +17,7 @@ from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.formats import FIX_FORMATS
+from penstock.database.quoting import quote
 from penstock.database.statements import statements
 from penstock.database.transactions import OUR_SEARCH_PATH, ROLES_SEARCH_PATH
 from penstock.declarations import ReconciliationSpec
@@ -246,7 +247,7 @@ def _read_types(
     Raises:
         Unknown: There is no such table.
     """
-    table = sql.Identifier(*filter(None, (spec.schema, spec.table))).as_string(None)
+    table = quote(spec.schema, spec.table)
     sql_ = statements("penstock.reconciling", scope.schema)
     connection.execute(ROLES_SEARCH_PATH)
     [(oid,)] = connection.execute(sql_["find_table"], {"table": table}).fetchall()

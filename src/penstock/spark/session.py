@@ -30,6 +30,7 @@ SETTINGS = {
     # Over TCP, the JVM and Python lose 45 ms a task to a delayed acknowledgement.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.task.killTimeout": "200ms",
+    "spark.python.daemon.module": "penstock.spark_daemon",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     "spark.log.level": "ERROR",

@@ -99,9 +99,7 @@ def stage_many(
         StagingError: Postgres refused the records, or the connection is in autocommit mode.
     """
     _refuse_async(target, "stage_many")
-    rows = _make_rows(channel, records)
-    _insert(target, channel, rows, pipeline, "stage_many")
-    return len(rows)
+    return _insert(target, channel, _make_rows(channel, records), pipeline, "stage_many")
 
 
 def mark_dirty(
@@ -127,9 +125,7 @@ def mark_dirty(
         StagingError: Postgres refused the records, or the connection is in autocommit mode.
     """
     _refuse_async(target, "mark_dirty")
-    rows = _make_marks(channel, members)
-    _insert(target, channel, rows, pipeline, "mark_dirty")
-    return len(rows)
+    return _insert(target, channel, _make_marks(channel, members), pipeline, "mark_dirty")
 
 
 async def stage_async(  # noqa: PLR0913  as stage
@@ -170,8 +166,7 @@ async def stage_many_async(
         StagingError: Postgres refused the records, or the connection is in autocommit mode.
     """
     rows = _make_rows(channel, records)
-    await _insert_async(target, channel, rows, pipeline, "stage_many")
-    return len(rows)
+    return await _insert_async(target, channel, rows, pipeline, "stage_many")
 
 
 async def mark_dirty_async(
@@ -189,8 +184,7 @@ async def mark_dirty_async(
         StagingError: Postgres refused the records, or the connection is in autocommit mode.
     """
     rows = _make_marks(channel, members)
-    await _insert_async(target, channel, rows, pipeline, "mark_dirty")
-    return len(rows)
+    return await _insert_async(target, channel, rows, pipeline, "mark_dirty")
 
 
 def _make_rows(channel: Channel, records: Iterable[Staging]) -> list[Row]:
@@ -270,7 +264,8 @@ def _insert(
     rows: list[Row],
     pipeline: Declarations | None,
     caller: str,
-) -> None:
+) -> int:
+    """Inserts the rows; returns their number."""
     if isinstance(target, scoped_session):
         target = target()
     if isinstance(target, Session):
@@ -278,6 +273,7 @@ def _insert(
     else:
         schema = _require_pipeline(channel, pipeline, caller).scope.schema
         insert_directly(target, schema, rows, caller)
+    return len(rows)
 
 
 async def _insert_async(
@@ -286,7 +282,7 @@ async def _insert_async(
     rows: list[Row],
     pipeline: Declarations | None,
     caller: str,
-) -> None:
+) -> int:
     own: Any = target() if hasattr(target, "session_factory") else target
     if is_async_driver(own):
         schema = _require_pipeline(channel, pipeline, caller).scope.schema
@@ -298,6 +294,7 @@ async def _insert_async(
             f"{caller}_async() takes an AsyncSession or an AsyncConnection, not {type(own).__name__}; "
             f"with a Session or a Connection: {caller}(…)"
         )
+    return len(rows)
 
 
 def _insert_in_session(

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
+from penstock.database.quoting import quote
 from penstock.declarations import Channel
 from penstock.errors import StagingError
 from penstock.staging.payload import headers_text, json_text, key_text, label_text
@@ -150,7 +151,7 @@ def insert_sql(schema: str, rows: str) -> str:
         rows: The parameter, as the driver writes it.
     """
     return f"""
-        INSERT INTO "{schema}".staged_records (channel, shard, key, action, object, data, headers)
+        INSERT INTO {quote(schema)}.staged_records (channel, shard, key, action, object, data, headers)
         SELECT r.v ->> 0, (r.v ->> 1)::integer, r.v ->> 2, r.v ->> 3, r.v ->> 4, r.v -> 5, r.v -> 6
         FROM jsonb_array_elements(CAST({rows} AS jsonb)) WITH ORDINALITY AS r (v, n)
         ORDER BY r.n

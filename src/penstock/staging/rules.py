@@ -182,13 +182,19 @@ class Attachment:
     def __init__(self, pipeline: Declarations, *, nudge: bool) -> None:
         self.pipeline = pipeline
         self.nudge = nudge
+        self._declared = 0
+        self._orm_rules: tuple[StagingRule, ...] = ()
         self._rules: Sequence[StagingRule] = ()
         self._plans: WeakKeyDictionary[Mapper[Any], tuple[Plan, ...]] = WeakKeyDictionary()
 
     @property
     def orm_rules(self) -> tuple[StagingRule, ...]:
         """The rules declared so far that the session's hooks follow."""
-        return tuple(rule for rule in self.pipeline.rules if rule.capture == "orm")
+        rules = self.pipeline.rules
+        if len(rules) != self._declared:  # asked at every flush
+            self._orm_rules = tuple(rule for rule in rules if rule.capture == "orm")
+            self._declared = len(rules)
+        return self._orm_rules
 
     def refresh(self) -> None:
         """Takes the rules for the hooks that were declared since the last call."""

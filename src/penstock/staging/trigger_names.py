@@ -1,4 +1,4 @@
-"""A rule's trigger, the names in it, and how they are quoted."""
+"""A rule's trigger, and the names in it."""
 
 import hashlib
 from dataclasses import dataclass
@@ -50,22 +50,6 @@ def make_name(rule: StagingRule, suffix: str = "") -> str:
         c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in table_name[:30]
     )
     return "_".join(part for part in ("stage", readable, digest, suffix) if part)
-
-
-def quote(name: str) -> str:
-    """Renders an identifier."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def quote_table(schema: str | None, name: str) -> str:
-    """Renders the name of a table."""
-    return f"{quote(schema)}.{quote(name)}" if schema else quote(name)
-
-
-def quote_literal(value: str) -> str:
-    """Renders a string literal that also works with ``standard_conforming_strings`` off."""
-    quoted = value.replace("'", "''")
-    return f" E'{quoted.replace(chr(92), chr(92) * 2)}'" if "\\" in quoted else f"'{quoted}'"
 
 
 def make_error(rule: StagingRule, reason: str) -> DeclarationError:

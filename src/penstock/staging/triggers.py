@@ -29,6 +29,7 @@ from sqlalchemy import Column, Table, types
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Mapper, class_mapper
 
+from penstock.database.quoting import quote, quote_literal
 from penstock.declarations import CHANGES, Change, Ick, Queue, StagingRule
 from penstock.messages import MAX_NAME_BYTES
 from penstock.staging.messages import RESERVED
@@ -38,9 +39,6 @@ from penstock.staging.trigger_names import (
     Trigger,
     make_error,
     make_name,
-    quote,
-    quote_literal,
-    quote_table,
 )
 from penstock.staging.trigger_text import FUNCTION, OLD_MEMBER, QUOTE
 
@@ -68,9 +66,9 @@ def make_trigger(rule: StagingRule, schema: str) -> Trigger:
     """
     mapper = _get_mapper(rule)
     source: Any = mapper.local_table
-    table = quote_table(source.schema, source.name)
+    table = quote(source.schema, source.name)
     name, truncate = make_name(rule), make_name(rule, "truncate")
-    function = f"{quote(schema)}.{quote(name)}"
+    function = quote(schema, name)
     create = _add_version(_render_function(rule, mapper, schema, function))
     if create.count(QUOTE) > 2:  # noqa: PLR2004  before and after the body
         raise make_error(rule, f"a name, a value or the condition contains {QUOTE}")
@@ -182,7 +180,7 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
         for start in range(0, len(pairs), _PAIRS_A_CALL)
     ]
     parts = {
-        "staged": f"{quote(schema)}.staged_records",
+        "staged": quote(schema, "staged_records"),
         "channel": quote_literal(rule.channel.name),
         "shards": rule.channel.shards,
         "object": quote_literal(object_name(rule)),

@@ -22,6 +22,9 @@ log = structlog.get_logger("penstock.streamer")
 MOST_NAMED = 20
 """Most records and shards that are named, each, in the log and in reports."""
 
+MOST_EXAMINED = 5000
+"""Most new rows per second whose transaction id is examined: about a millisecond.  The others are examined later."""
+
 MOST_UNREACHABLE = 1000
 """Most rows with an impossible transaction id that are noted, of either kind."""
 
@@ -176,12 +179,13 @@ class FaultLog:
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
         self._last_number = 0
+        self._examined: tuple[str, int] | None = None
         self._unknown: set[ShardName] = set()
         self._stopped: dict[ShardName, str] | None = None
 
     def reopen(self) -> None:
-        """Writes again what is stopped: another streamer may have changed it."""
-        self._stopped = None
+        """Begins anew on a new connection: another streamer, or an operator, may have changed what is stopped."""
+        self._stopped = self._examined = None
 
     def update(self, connection: Connection, stopped: Mapping[ShardName, ShardError]) -> None:
         """Notes what is new.
@@ -192,9 +196,26 @@ class FaultLog:
         sql = statements("penstock.streaming", self._scope.schema)
         with postgres_errors("noting what is isolated and stopped"):
             connection.execute(sql["isolate_unreachable"], {"most": MOST_UNREACHABLE})
+            self._isolate_overtaken(connection)
             self._log_isolated(_read_isolated(connection, self._scope, self._last_number))
             self._log_unknown(_read_unknown(connection, self._scope))
             self._store({shard: str(error) for shard, error in stopped.items()}, connection)
+
+    def _isolate_overtaken(self, connection: Connection) -> None:
+        """Notes rows with the id of a transaction that had ended before they were inserted.
+
+        Of a row that is committed more than a second after it was inserted, or has the id of a transaction of the last
+        second, only ``penstock doctor`` and ``penstock verify`` know: they compare everything.
+        """
+        sql = statements("penstock.streaming", self._scope.schema)
+        if self._examined is None:
+            [self._examined] = connection.execute(sql["newest_record"]).fetchall()
+            return
+        shown, last = self._examined
+        [(now, last, rows)] = connection.execute(
+            sql["isolate_overtaken"], {"shown": shown, "last": last, "most": MOST_EXAMINED}
+        ).fetchall()
+        self._examined = (shown if rows == MOST_EXAMINED else now), last
 
     def forget(self, connection: Connection) -> None:
         """Removes the notes of records that are no longer isolated.

@@ -63,34 +63,38 @@ class Nudges:
             self._connection.close()
         self._connection = None
 
-    def wait(self, pause_s: float) -> None:
-        """Waits for a nudge or the end of the pause."""
+    def wait(self, pause_s: float) -> bool:
+        """Waits for a nudge or the end of the pause; returns whether it was nudged."""
         if self._connection is None and monotonic() >= self._deaf_until:
             self.open()
         if self._connection is None:
             sleep(pause_s)
-            return
+            return False
         # Not `notifies(timeout=pause_s)`: it busy-waits through the last millisecond, which costs as much as an idle round.
         with DefaultSelector() as selector:
             selector.register(self._connection, EVENT_READ)
             if not selector.select(pause_s):
-                return
+                return False
         try:
-            self._receive(self._connection)
+            return self._receive(self._connection)
         except psycopg.Error as error:
             self._stop_listening(type(error).__name__)
+            return False
 
-    def _receive(self, connection: Connection) -> None:
-        """Takes what has arrived; libpq reads no more at a time than the socket holds."""
+    def _receive(self, connection: Connection) -> bool:
+        """Takes what has arrived; libpq reads no more at a time than the socket holds.  Returns whether it was a nudge."""
         connection.pgconn.consume_input()
         if monotonic() >= self._window_ends:
             self._window_ends, self._nudges, self._bytes = monotonic() + WINDOW_S, 0, 0
+        before = self._nudges
         while (nudge := connection.pgconn.notifies()) is not None:
             self._nudges += 1
             self._bytes += len(nudge.extra)
         log.debug("nudged", times=self._nudges)
         if self._nudges > MOST_NUDGES or self._bytes > MOST_BYTES:
             self._stop_listening(f"{self._nudges} nudges with {self._bytes} bytes")
+            return False
+        return self._nudges > before
 
     def _stop_listening(self, reason: str) -> None:
         self._deaf_until = monotonic() + DEAF_S

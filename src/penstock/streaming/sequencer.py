@@ -9,6 +9,8 @@ A tick writes ids to the journal and stores its snapshot, in one statement that 
 before it answers, and a suspended sequencer holds nothing.  Two sequencers are slow, never wrong: the primary key of
 ``ticks`` lets only one through.  Nothing that matters stays in memory between ticks, and a long transaction delays no
 records but its own.
+
+If a tick fails because it is too large, it is divided: see ``slices``.
 """
 
 import hashlib
@@ -25,10 +27,12 @@ from penstock.channels.log import Batch
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import ErrorKind, classify, postgres_errors
+from penstock.database.quoting import quote
 from penstock.database.statements import statements
 from penstock.database.transactions import own_settings, set_local_in_one
 from penstock.errors import UnsafeSetting
 from penstock.records import Epoch, Offset, Scope, Shard, ShardName
+from penstock.streaming.slices import Slices
 from penstock.streaming.unpublished import BATCH_BYTES
 
 JOURNAL_CHUNK = 200
@@ -46,7 +50,11 @@ _LIMITS = {
     "chunk": JOURNAL_CHUNK,
     "max_inline_records": MAX_INLINE_RECORDS,
     "max_inline_bytes": BATCH_BYTES,
+    "target": None,
+    "after": None,
 }
+
+_NO_PAYLOADS = {**_LIMITS, "max_inline_records": -1}
 
 _SESSION_CHANGED = (
     psycopg.errors.InvalidSqlStatementName,
@@ -83,7 +91,14 @@ class Tick:
 class Sequencer:
     """Runs ticks on a connection."""
 
-    def __init__(self, connection: Connection, scope: Scope, *, prepare: bool = False) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        scope: Scope,
+        *,
+        prepare: bool = False,
+        slices: Slices | None = None,
+    ) -> None:
         """Sends nothing yet.
 
         Args:
@@ -91,22 +106,23 @@ class Sequencer:
             scope: Of the pipeline.
             prepare: Whether to use prepared statements, which pay off after a few ticks.  Behind a pooler that switches
                 sessions, the sequencer stops using them.
+            slices: Of the sequencer before, which may have lost its connection in a tick that was too large.
         """
         self._connection, self._scope = connection, scope
         self._sql = statements("penstock.streaming", scope.schema)
         # The limits are literals: a message of several statements takes no parameters.
         self._settings = set_local_in_one(own_settings(connection.info.server_version))
-        binding = psycopg.ClientCursor(connection)
-        sequencing = self._sql["sequence_committed"]
-        self._sequencing = binding.mogrify(sequencing, _LIMITS).encode()
-        self._without_payloads = binding.mogrify(
-            sequencing, {**_LIMITS, "max_inline_records": -1}
-        ).encode()
+        self._slices = Slices() if slices is None else slices
+        self._sequencing = self._bind("sequence_committed", _LIMITS)
+        self._without_payloads = self._bind("sequence_committed", _NO_PAYLOADS)
         self._prepare, self._prepared = prepare, dict[bytes, bytes]()
         self._expects_records = False
 
-    def tick(self) -> Tick:
+    def tick(self, *, expects_records: bool = False) -> Tick:
         """Sequences every record that has been committed since the last tick.
+
+        Args:
+            expects_records: Whether there probably are any: it then does not look first, which saves a round trip.
 
         Raises:
             ServerUnavailable: The connection failed.  The tick may have been committed; the next round will see it.
@@ -114,7 +130,8 @@ class Sequencer:
             UnsafeSetting: The place where sequencing stopped is lost.
         """
         # New records usually follow new records, so it sequences without checking first.
-        ticked, has_new = (None, True) if self._expects_records else self._newest_tick()
+        expects_records = expects_records or self._expects_records
+        ticked, has_new = (None, True) if expects_records else self._newest_tick()
         if has_new:
             crashpoint("sequencer.before_tick")
             try:
@@ -136,17 +153,57 @@ class Sequencer:
         return Tick(number, 0, epoch), has_new
 
     def _sequence(self) -> Tick:
-        prepare = self._sql["prepare_tick"]
-        with postgres_errors("sequencing"):
+        while True:
             try:
-                rows = self._execute_alone(self._sequencing, prepare)
+                if self._slices.most is None:
+                    return self._sequence_everything()
+                if (ticked := self._sequence_slice()) is not None:
+                    return ticked
             except psycopg.Error as error:
-                # A payload may be one that Postgres can store and not write as text.  Only its shard is to stop, when the
-                # publisher reads it.
-                if isinstance(error, _LOST_THE_RACE) or classify(error) is not ErrorKind.STATEMENT:
-                    raise
-                rows = self._execute_alone(self._without_payloads, prepare)
+                with postgres_errors(self._slices.doing):
+                    self._slices.failed(error)
+                    if self._connection.closed:
+                        raise
+
+    def _sequence_everything(self) -> Tick:
+        prepare = self._sql["prepare_tick"]
+        try:
+            rows = self._execute_alone(self._sequencing, prepare)
+        except psycopg.Error as error:
+            # A payload may be one that Postgres can store and not write as text.  Only its shard is to stop, when the
+            # publisher reads it.
+            if isinstance(error, _LOST_THE_RACE) or classify(error) is not ErrorKind.STATEMENT:
+                raise
+            rows = self._execute_alone(self._without_payloads, prepare)
         return _parse_tick(rows, self._scope)
+
+    def _sequence_slice(self) -> Tick | None:
+        """The tick of the next slice; None if another sequencer's tick came before it, or nothing in it got an offset."""
+        if (found := self._slices.next(self._plan)) is None:
+            return self._newest_tick()[0]
+        after, planned = found
+        bounds = {**_NO_PAYLOADS, "target": planned.target, "after": after}
+        statements = self._sql["prepare_tick"], self._bind("sequence_committed", bounds)
+        try:
+            ticked = _parse_tick(
+                self._send(*self._isolation, self._settings, *statements), self._scope
+            )
+        except _LOST_THE_RACE:
+            ticked = None
+        if ticked is None or not ticked.sequenced:
+            self._slices.drop_plan()
+            return None
+        self._slices.succeeded(ticked.number)
+        return ticked
+
+    def _plan(self, name: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """Executes a statement that plans slices, in a transaction of its own."""
+        settings = self._settings, self._sql["prepare_plan"]
+        return self._send(*self._isolation, *settings, self._bind(name, values))
+
+    def _bind(self, name: str, values: Mapping[str, Any]) -> bytes:
+        """A statement with its values as literals."""
+        return psycopg.ClientCursor(self._connection).mogrify(self._sql[name], values).encode()
 
     def _execute_alone(self, statement: bytes, *before: bytes) -> list[tuple[Any, ...]]:
         """Executes statements in a transaction of their own, sent as one message; returns the rows of ``statement``."""
@@ -241,7 +298,7 @@ def check_identity_cache(connection: Connection, scope: Scope) -> None:
     sql = statements("penstock.streaming", scope.schema)
     with postgres_errors("reading the id sequence of staged_records"):
         row = connection.execute(
-            sql["identity_cache"], {"table": f'"{scope.schema}".staged_records'}
+            sql["identity_cache"], {"table": quote(scope.schema, "staged_records")}
         ).fetchone()
     cache = None if row is None else row[0]
     if cache != 1:

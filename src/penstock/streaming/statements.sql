@@ -52,9 +52,15 @@ SELECT set_config('synchronous_commit', 'on', true),
 --
 -- All three are one statement, because one statement has one snapshot: `ticks` stores exactly the snapshot that chose
 -- the records, and the statement can be a transaction of its own.  If nothing was committed, there is no tick.
+--
+-- A tick of a slice (see `slices.py`) is given an older snapshot, `target`, and the tick that it must follow, `after`: after
+-- any other, nothing happens.
 -- Result: one row a shard that got offsets, or one row a record where the tick returns records inline; if nothing was
 -- sequenced, one row with the previous tick and nulls.
 WITH
+target AS MATERIALIZED (
+    SELECT coalesce(%(target)s::pg_snapshot, pg_current_snapshot()) AS snapshot
+),
 
 -- 1. Begin the tick.  The previous tick is read, not locked.  Everything below depends on `new_tick`, so a second
 -- sequencer waits at the primary key of `ticks` until the first commits, then fails (40001 or 23505) and starts again.
@@ -66,25 +72,28 @@ previous_tick AS MATERIALIZED (
 ),
 new_tick AS (
     INSERT INTO {schema}.ticks (tick, snapshot, epoch)
-    SELECT tick + 1, pg_current_snapshot(), epoch
+    SELECT tick + 1, (SELECT snapshot FROM target), epoch
     FROM previous_tick
-    WHERE (  -- the condition of `newest_tick`
-              SELECT xid
-              FROM {schema}.staged_records
-              WHERE xid >= pg_snapshot_xmax(snapshot)
-                AND xid < pg_snapshot_xmax(pg_current_snapshot())
-                AND pg_visible_in_snapshot(xid, (SELECT pg_current_snapshot()))
-              ORDER BY xid
-              LIMIT 1
-          ) IS NOT NULL
-       OR (
-              SELECT xid
-              FROM {schema}.staged_records
-              WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(snapshot)))
-                AND pg_visible_in_snapshot(xid, (SELECT pg_current_snapshot()))
-              ORDER BY xid
-              LIMIT 1
-          ) IS NOT NULL
+    WHERE tick = coalesce(%(after)s::bigint, tick)
+      AND (
+              (  -- the condition of `newest_tick`
+                  SELECT xid
+                  FROM {schema}.staged_records
+                  WHERE xid >= pg_snapshot_xmax(snapshot)
+                    AND xid < (SELECT pg_snapshot_xmax(snapshot) FROM target)
+                    AND pg_visible_in_snapshot(xid, (SELECT snapshot FROM target))
+                  ORDER BY xid
+                  LIMIT 1
+              ) IS NOT NULL
+           OR (
+                  SELECT xid
+                  FROM {schema}.staged_records
+                  WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(snapshot)))
+                    AND pg_visible_in_snapshot(xid, (SELECT snapshot FROM target))
+                  ORDER BY xid
+                  LIMIT 1
+              ) IS NOT NULL
+          )
     RETURNING tick, epoch
 ),
 baseline AS MATERIALIZED (
@@ -103,14 +112,14 @@ new_records AS (
            created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00' AS has_time
     FROM {schema}.staged_records
     WHERE xid >= (SELECT greatest(pg_snapshot_xmax(snapshot), '3') FROM baseline)
-      AND xid < pg_snapshot_xmax(pg_current_snapshot())
-      AND pg_visible_in_snapshot(xid, (SELECT pg_current_snapshot()))
+      AND xid < (SELECT pg_snapshot_xmax(snapshot) FROM target)
+      AND pg_visible_in_snapshot(xid, (SELECT snapshot FROM target))
     UNION ALL
     SELECT id, channel, shard,
            created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'
     FROM {schema}.staged_records
     WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(snapshot) FROM baseline))
-      AND pg_visible_in_snapshot(xid, (SELECT pg_current_snapshot()))
+      AND pg_visible_in_snapshot(xid, (SELECT snapshot FROM target))
 ),
 -- Bare ids are nearly sorted and sort five times faster than rows.  An array has a size limit: one array per 2^20 ids.
 id_ranges AS (
@@ -190,6 +199,75 @@ LEFT JOIN new_tick ON true
 LEFT JOIN sequenced_shards s ON true
 LEFT JOIN inline_records i ON i.channel = s.channel AND i.shard = s.shard
 ORDER BY s.channel, s.shard, "offset";
+
+-- :name prepare_plan
+-- Records are read in the order of the index, and no further than to the limit.  Without statistics, as of a table that has
+-- just grown, Postgres would read and sort all of them.
+SELECT set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
+       set_config('enable_sort', 'off', true),
+       set_config('jit', 'off', true),
+       set_config('work_mem', '64MB', true);
+
+-- :name plan_slices
+-- The last tick, the snapshot up to which slices are planned, and both taken apart.
+SELECT tick, snapshot::text, now::text,
+       greatest(pg_snapshot_xmax(snapshot), '3')::text::bigint, ARRAY(SELECT pg_snapshot_xip(snapshot)::text::bigint),
+       pg_snapshot_xmax(now)::text::bigint, ARRAY(SELECT pg_snapshot_xip(now)::text::bigint)
+FROM {schema}.ticks, (SELECT pg_current_snapshot() AS now OFFSET 0) current
+ORDER BY tick DESC
+LIMIT 1;
+
+-- :name plan_slice
+-- The last `most` records before the transaction `before` that `target` shows and `baseline` does not, in whole
+-- transactions: the first of these (null if there are none before), the number of records, the least of the
+-- transactions' last ids; and the transactions whose last id is greater than `bound`.
+-- Ids that get no offset have no order.
+WITH edge AS (
+    SELECT xid
+    FROM (
+        (SELECT xid
+         FROM {schema}.staged_records
+         WHERE xid >= %(begin)s::text::xid8 AND xid < %(before)s::text::xid8
+           AND pg_visible_in_snapshot(xid, %(target)s::pg_snapshot)
+         ORDER BY xid DESC
+         LIMIT %(most)s)
+        UNION ALL
+        (SELECT xid
+         FROM {schema}.staged_records
+         WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(%(baseline)s::pg_snapshot))) AND xid < %(before)s::text::xid8
+           AND pg_visible_in_snapshot(xid, %(target)s::pg_snapshot)
+         ORDER BY xid DESC
+         LIMIT %(most)s)
+    ) candidates
+    ORDER BY xid DESC
+    LIMIT 1
+    OFFSET %(most)s - 1
+),
+first AS (
+    SELECT coalesce((SELECT xid FROM edge), '0') AS xid
+),
+transactions AS (
+    SELECT xid, count(*) AS records, max(id) FILTER (WHERE id BETWEEN 0 AND 9007199254740991) AS last_id
+    FROM (
+        SELECT xid, id
+        FROM {schema}.staged_records
+        WHERE xid >= greatest(%(begin)s::text::xid8, (SELECT xid FROM first)) AND xid < %(before)s::text::xid8
+          AND pg_visible_in_snapshot(xid, %(target)s::pg_snapshot)
+        UNION ALL
+        SELECT xid, id
+        FROM {schema}.staged_records
+        WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(%(baseline)s::pg_snapshot)))
+          AND xid >= (SELECT xid FROM first) AND xid < %(before)s::text::xid8
+          AND pg_visible_in_snapshot(xid, %(target)s::pg_snapshot)
+    ) slice
+    GROUP BY xid
+)
+SELECT (SELECT xid::text::bigint FROM edge),
+       coalesce(sum(records), 0)::bigint,
+       min(last_id),
+       coalesce(array_agg(ARRAY[xid::text::bigint, records, last_id]) FILTER (WHERE last_id > %(bound)s::bigint), '{}')
+FROM transactions;
 
 -- :name tick_without_records
 -- A tick that sequences nothing: it stores a newer snapshot of the same state.
@@ -337,6 +415,35 @@ WHERE NOT EXISTS (
       )
 ON CONFLICT (record_id) DO UPDATE
 SET number = DEFAULT, xid = excluded.xid, reason = excluded.reason, is_early = excluded.is_early, isolated_at = DEFAULT;
+
+-- :name newest_record
+-- The current snapshot, and the greatest id that it shows.
+SELECT pg_current_snapshot()::text, coalesce(max(id), 0)
+FROM {schema}.staged_records
+WHERE id <= 9007199254740991;
+
+-- :name isolate_overtaken
+-- Rows of which every tick is too late: their xid is of a transaction that had ended before they were inserted.  `shown` is
+-- an earlier snapshot, and showed no id greater than `last`: a later row's transaction had not ended in it.
+-- At most `most` rows are examined.  Result: the current snapshot, the last id, the number of rows.
+WITH later AS (
+    SELECT id, xid, channel, shard
+    FROM {schema}.staged_records
+    WHERE id > %(last)s AND id <= 9007199254740991
+    ORDER BY id
+    LIMIT %(most)s
+),
+isolated AS (
+    INSERT INTO {schema}.isolated_records (record_id, xid, channel, shard, reason)
+    SELECT id, xid, left(channel, 63), shard,
+           'xid is ' || xid::text || ', of a transaction that ended before this record was staged'
+    FROM later
+    WHERE xid >= '3' AND pg_visible_in_snapshot(xid, %(shown)s::pg_snapshot)
+    ON CONFLICT (record_id) DO UPDATE
+    SET number = DEFAULT, xid = excluded.xid, reason = excluded.reason, is_early = excluded.is_early, isolated_at = DEFAULT
+)
+SELECT pg_current_snapshot()::text, coalesce(max(id), %(last)s), count(*)
+FROM later;
 
 -- :name isolated_records
 -- Those noted after `number`, oldest first, with the last number and the count of all of them.  A row that was deleted,

@@ -30,6 +30,7 @@ from penstock.streaming.nudges import Nudges
 from penstock.streaming.publisher import Publisher
 from penstock.streaming.retention import remove_old_ticks, retain
 from penstock.streaming.sequencer import Sequencer, check_identity_cache
+from penstock.streaming.slices import Slices
 from penstock.streaming.unusable import UnusableShards
 
 log = structlog.get_logger("penstock.streamer")
@@ -115,6 +116,7 @@ class Streamer:
         self._client: RedisClient = None
         self._sequencer: Sequencer | None = None
         self._publisher: Publisher | None = None
+        self._slices = Slices()
         self._unusable = UnusableShards()
         self._faults = FaultLog(pipeline.scope)
         self._nudges = Nudges(self._database_url, pipeline.scope)
@@ -172,7 +174,7 @@ class Streamer:
         for consumer in self._pipeline.consumers.values():
             register_consumer(connection, scope, consumer)
         crashpoint("streamer.after_register")
-        self._sequencer = Sequencer(connection, scope, prepare=self._prepare)
+        self._sequencer = Sequencer(connection, scope, prepare=self._prepare, slices=self._slices)
         self._publisher = Publisher(
             connection,
             self._client,
@@ -195,8 +197,11 @@ class Streamer:
             self._client.close()
         self._connection = self._client = self._sequencer = self._publisher = None
 
-    def round(self) -> RoundResult:
+    def round(self, *, expects_records: bool = False) -> RoundResult:
         """Runs one round: sequences, publishes for a while, and retains every ``RETAIN_EVERY_S``.
+
+        Args:
+            expects_records: As ``Sequencer.tick``.
 
         Raises:
             As ``tick``, ``Publisher.publish`` and ``retain``.
@@ -207,7 +212,7 @@ class Streamer:
             publisher.refresh()
             self._faults.update(connection, self._unusable.errors)
             self._refresh_at = now + REFRESH_EVERY_S
-        ticked = sequencer.tick()
+        ticked = sequencer.tick(expects_records=expects_records)
         publisher.advance_target(ticked.tails, ticked.firsts)
         published = publisher.publish(ticked.inline_records)
         added, known = published.added, published.known
@@ -280,10 +285,9 @@ class Streamer:
         try:
             while not stop():
                 try:
-                    if pause:
-                        self._nudges.wait(pause)
+                    is_nudged = pause > 0 and self._nudges.wait(pause)
                     with postgres_errors("streaming"), redis_errors("streaming"):
-                        done = self.round()
+                        done = self.round(expects_records=is_nudged)
                 except (ServerUnavailable, ReadOnlyPostgres, psycopg.Error) as error:
                     self.close()
                     if isinstance(error, ReadOnlyPostgres) and not self._may_pass():

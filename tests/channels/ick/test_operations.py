@@ -18,6 +18,7 @@ from penstock.channels.ick import (
     DirtyList,
     Exchanged,
     Member,
+    QueuedDirtyList,
     Score,
     Span,
     add_each,
@@ -476,3 +477,22 @@ def test_an_unreachable_server_raises_server_unavailable() -> None:
 
     with pytest.raises(ServerUnavailable):
         DirtyList(client, "ride-index").add({"a": 1})
+
+
+def test_what_is_reserved_stays_so_unless_backwash_is_asked_for(
+    ick: DirtyList, redis_client: redis.Redis
+) -> None:
+    """Also for calls that are queued."""
+    ick.add({"late": 5})
+    ick.reserve(1)
+    ick.add({"early": 1})
+    pipeline = redis_client.pipeline()
+    queued = QueuedDirtyList(pipeline, "ride-index")
+    queued.exchange(1, [])
+    queued.reserve(1)
+
+    late = [(b"late", 5.0)]
+    assert [ick.exchange(1, []).marks, ick.reserve(1)] == [late, late]
+    exchanged, reserved = pipeline.execute()
+    assert [exchanged.marks, reserved] == [late, late]
+    assert ick.exchange(1, [], backwash=True).marks == [(b"early", 1.0)]

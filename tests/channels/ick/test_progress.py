@@ -11,9 +11,11 @@ from penstock.channels.ick import (
     mark_shards,
     update_progress,
 )
+from penstock.channels.ick.marking import MarkProgress
+from penstock.channels.log import FencedOff, Reply, Unusable
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import RedisClient, connect_redis
-from penstock.records import Epoch, Offset, Record, RecordId, Shard, ShardName
+from penstock.records import BEGINNING, Epoch, Offset, Record, RecordId, Shard, ShardName
 
 SHARD = ShardName("index", Shard(0))
 NAME = ick_shard_keys("penstock", SHARD).name
@@ -31,8 +33,9 @@ def record(offset: int, member: str, at_us: int) -> Record:
     )  # fmt: skip
 
 
-def mark(client: RedisClient, *records: Record) -> None:
-    mark_shards(client, "penstock", [coalesce(records, Epoch(1), begins=False)])
+def mark(client: RedisClient, *records: Record) -> Reply:
+    [reply] = mark_shards(client, "penstock", [coalesce(records, Epoch(1), begins=False)])
+    return reply
 
 
 def done_up_to(client: RedisClient) -> int:
@@ -74,6 +77,44 @@ def test_newer_members_do_not_hold_up_a_watermark(client: RedisClient) -> None:
     DirtyList(client, NAME).commit(["a"])
 
     assert done_up_to(client) == 1
+
+
+def test_a_watermark_stays_until_it_is_reached(client: RedisClient) -> None:
+    """One that moved on with each new mark would never be."""
+    mark(client, record(1, "a", 1_000_000))
+    update_progress(client, "penstock", [SHARD])
+    mark(client, record(2, "b", 2_000_000))
+    update_progress(client, "penstock", [SHARD])
+    DirtyList(client, NAME).reserve(1)
+    DirtyList(client, NAME).commit(["a"])
+
+    assert done_up_to(client) == 1
+
+
+def test_progress_counts_records_and_the_members_that_became_dirty(client: RedisClient) -> None:
+    mark(client, record(1, "a", 1), record(2, "a", 2), record(3, "b", 3))
+    mark(client, record(4, "b", 4), record(5, "c", 5))
+
+    [progress] = update_progress(client, "penstock", [SHARD]).values()
+    assert progress == MarkProgress(BEGINNING, Offset(5), records=5, dirtied=3)
+
+
+def test_a_batch_that_is_marked_writes_nothing(client: RedisClient) -> None:
+    """A member that is done would become dirty again."""
+    mark(client, record(1, "a", 1), record(2, "b", 2))
+    before = client.info("persistence")["rdb_changes_since_last_save"]
+    mark(client, record(1, "a", 1), record(2, "b", 2))
+
+    assert client.info("persistence")["rdb_changes_since_last_save"] == before
+
+
+@pytest.mark.parametrize(("epoch", "reply"), [("9" * 10, FencedOff), ("9" * 11, Unusable)])
+def test_an_epoch_has_ten_digits_at_most(
+    client: RedisClient, epoch: str, reply: type[Reply]
+) -> None:
+    client.set(ick_shard_keys("penstock", SHARD).log.epoch, epoch)
+
+    assert isinstance(mark(client, record(1, "a", 1)), reply)
 
 
 @pytest.mark.parametrize("times", [(1_000_000, 2_000_000), (2_000_000, 1_000_000)])

@@ -140,9 +140,13 @@ def test_a_smaller_size_returns_the_surplus_members(
     assert ick.reserve(9)[:2] == [(b"m2", 0.5), (b"m1", 1.0)]
 
 
+@pytest.mark.parametrize("adopt", [True, False])
 def test_a_consumer_that_waits_writes_nothing(
-    ick: DirtyList, consumer: Reservations, redis_client: redis.Redis
+    ick: DirtyList,
+    redis_client: redis.Redis,
+    adopt: bool,  # noqa: FBT001
 ) -> None:
+    consumer = Reservations(redis_client, KEY, adopt=adopt)
     ick.add({})
     mine = reserved(consumer.reserve())
     changes = redis_client.info("persistence")["rdb_changes_since_last_save"]
@@ -152,6 +156,16 @@ def test_a_consumer_that_waits_writes_nothing(
     assert redis_client.info("persistence")["rdb_changes_since_last_save"] == changes
 
     ick.add({"a": 1})
+    assert reserved(consumer.exchange(mine)).members == [b"a"]
+
+
+def test_a_consumer_that_waits_adopts_what_a_plain_reserve_has_taken(
+    ick: DirtyList, consumer: Reservations
+) -> None:
+    mine = reserved(consumer.reserve())
+    ick.add({"a": 1})
+    ick.reserve(1)
+
     assert reserved(consumer.exchange(mine)).members == [b"a"]
 
 

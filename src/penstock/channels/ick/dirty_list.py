@@ -19,11 +19,11 @@ from penstock.channels.ick.operations import (
     IckStats,
     Mark,
     Operation,
-    parse_damage,
+    check_reply,
 )
 from penstock.channels.routing import IckKeys, ick_keys
 from penstock.channels.scripts import Call, script
-from penstock.channels.server import REDIS_ERRORS, RedisClient, redis_errors, translate_error
+from penstock.channels.server import RedisClient, redis_errors
 from penstock.errors import InvalidIckCall
 
 T = TypeVar("T")
@@ -296,7 +296,6 @@ def run_each(client: RedisClient, each: Sequence[Operation[T]], what: str) -> li
         with redis_errors(what):
             replies = script(part[0].script).call_each(client, calls)
         for reply in replies:
-            if isinstance(reply, REDIS_ERRORS):
-                raise parse_damage(reply) or translate_error(reply, what) from reply
+            check_reply(reply, what)
         results += [operation.read(reply) for operation, reply in zip(part, replies, strict=True)]
     return results

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.channels.ick.operations import parse_damage, plain_keys
+from penstock.channels.ick.operations import check_reply, parse_damage, plain_keys
 from penstock.channels.log import Reply, Unusable, parse_reply
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.scripts import Argument, Call, script
-from penstock.channels.server import REDIS_ERRORS, RedisClient, redis_errors, translate_error
+from penstock.channels.server import REDIS_ERRORS, RedisClient, redis_errors
 from penstock.records import Epoch, Offset, Record, ShardName
 
 MICROSECONDS = 1_000_000
@@ -128,12 +128,7 @@ def update_progress(
         replies = script("ick/pipeline/progress").call_each(client, calls)
     found = {}
     for shard, reply in zip(shards, replies, strict=True):
-        _check(reply, f"reading the progress of {shard}")
+        check_reply(reply, f"reading the progress of {shard}")
         done, marked, records, dirtied = (int(number) for number in reply[1:])
         found[shard] = MarkProgress(Offset(done), Offset(marked), records, dirtied)
     return found
-
-
-def _check(reply: Any, what: str) -> None:
-    if isinstance(reply, REDIS_ERRORS):
-        raise parse_damage(reply) or translate_error(reply, what) from reply

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from penstock.channels.ick.marks import check_size
 from penstock.channels.routing import IckKeys
 from penstock.channels.scripts import Argument, Call, as_text
+from penstock.channels.server import REDIS_ERRORS, translate_error
 from penstock.errors import DamagedIck
 
 SLICE = 1_000
@@ -151,6 +152,22 @@ def parse_damage(error: Exception) -> DamagedIck | None:
         f"{found['found']}; nothing was written. "
         "penstock.channels.ick.repair repairs the Ick, and moves foreign content aside"
     )
+
+
+def check_reply(reply: Any, what: str) -> None:
+    """Raises the error that a script's reply is, if it is one.
+
+    Args:
+        reply: What the client library returned for the script's call.
+        what: The activity, for the error text: ``adding to rides``.
+
+    Raises:
+        DamagedIck: The Ick is damaged.
+        ServerUnavailable: Redis does not answer.
+        AppendRefused: Redis does not take writes.
+    """
+    if isinstance(reply, REDIS_ERRORS):
+        raise parse_damage(reply) or translate_error(reply, what) from reply
 
 
 def read_marks(flat: Sequence[Any]) -> list[Mark]:

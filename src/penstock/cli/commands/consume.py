@@ -4,19 +4,16 @@ from typing import Annotated
 
 import typer
 
-from penstock.channels.server import connect_redis
 from penstock.cli.command import command, require_pipeline, spared_from_garbage_collection
-from penstock.cli.commands.reconcile import make_connect
 from penstock.cli.connections import open_connections
 from penstock.cli.engines import open_comparer
+from penstock.cli.loops import raise_if_halted, run_loop
 from penstock.cli.progress import ProgressLine
 from penstock.cli.render import say
-from penstock.cli.servers import Servers, servers
+from penstock.cli.servers import servers
 from penstock.cli.signals import Stop
-from penstock.consuming import Consumed, make_worker
-from penstock.database.connections import connect_postgres
-from penstock.errors import Halted, InvalidSetting
-from penstock.operating.status import status
+from penstock.consuming import make_worker
+from penstock.errors import InvalidSetting
 from penstock.pipeline import Pipeline
 from penstock.reconciling import find_reconciliations, has_never_applied, reconcile
 from penstock.settings import Settings
@@ -61,20 +58,9 @@ def consume(
             shards=chosen,
             prepare=settings.prepare,
         )
-
-        def report(done: Consumed) -> None:
-            progress.add(done.applied)
-            if drain and stop():
-                raise typer.Exit(0)
-
+        run_loop(worker, stop, progress, drain=drain)
         if drain:
-            try:
-                worker.drain(report)
-            finally:
-                worker.close()
-            raise_if_halted(settings, pipeline, urls, name)
-        else:
-            worker.run(stop, report)
+            raise_if_halted(settings, pipeline, name)
     say(f"{progress.count:,} records applied")
 
 
@@ -82,13 +68,12 @@ def _bootstrap(settings: Settings, pipeline: Pipeline, name: str) -> None:
     """Starts a consumer that has applied nothing yet from the canonical rows and their position."""
     spec, *others = find_reconciliations(pipeline, name)
     with open_connections(settings, "bootstrap") as servers:
-        connect = make_connect(servers)
-        if not has_never_applied(connect, pipeline.scope, spec.consumer):
+        if not has_never_applied(servers.connect, pipeline.scope, spec.consumer):
             say(f"{name} has begun already; it continues from its checkpoints")
             return
         with open_comparer(settings, servers, [spec, *others]) as comparer:
             done = reconcile(
-                connect, pipeline.scope, spec, comparer, intent="bootstrap", others=others
+                servers.connect, pipeline.scope, spec, comparer, intent="bootstrap", others=others
             )
     say(f"{name} begins with {done.repaired:,} rows from the tables, at tick {done.tick}")
 
@@ -103,21 +88,3 @@ def _parse_shards(text: str, shards: int) -> list[int]:
             f"--shards {text}: give numbers from 0 to {shards - 1}, comma-separated"
         )
     return numbers
-
-
-def raise_if_halted(settings: Settings, pipeline: Pipeline, urls: Servers, name: str) -> None:
-    """Raises ``Halted``: a drain that leaves halted shards behind is not a success."""
-    with (
-        connect_postgres(
-            urls.database_url, application=f"consumer {name}", prepare=settings.prepare
-        ) as connection,
-        connect_redis(urls.redis_url) as client,
-    ):
-        found = status(connection, client, pipeline)
-    halted = [str(shard) for consumer, shard, _ in found.halted if consumer == name]
-    if halted:
-        # Without the reason: it may quote a payload, which belongs on stdout, in the status.
-        raise Halted(
-            f"{name} is halted in {', '.join(halted)}; penstock status shows why. Fix the cause, then: "
-            f"penstock reset checkpoint {name} --resume --apply"
-        )

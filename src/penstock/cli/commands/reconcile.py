@@ -7,16 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.command import Json, command, require_pipeline
-from penstock.cli.connections import Connections, open_connections
+from penstock.cli.connections import open_connections
 from penstock.cli.engines import open_comparer
 from penstock.cli.render import say, show, show_json, show_table
-from penstock.database.connections import connect_postgres
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import InvalidSetting
 from penstock.journal import examine_lineage
 from penstock.pipeline import Pipeline
 from penstock.reconciling import (
-    Connect,
     Intent,
     Reconciled,
     StateComparison,
@@ -84,7 +82,7 @@ def reconcile(  # noqa: PLR0917  options
         examine_lineage(servers.connection, servers.client, servers.scope)
         for spec, *others in groups:
             found = run(
-                make_connect(servers),
+                servers.connect,
                 servers.scope,
                 spec,
                 comparer,
@@ -107,13 +105,6 @@ def _group_by_consumer(
     """All tables of each consumer together: they share its position."""
     consumers = dict.fromkeys(spec.consumer.name for spec in specs)
     return [find_reconciliations(pipeline, consumer, specs) for consumer in consumers]
-
-
-def make_connect(servers: Connections) -> Connect:
-    """A function that opens connections to the command's Postgres."""
-    return lambda: connect_postgres(
-        servers.urls.database_url, application="reconcile", prepare=False
-    )
 
 
 def _show(found: Reconciled) -> None:

@@ -20,7 +20,6 @@ from penstock.cli.servers import Servers, servers
 from penstock.cli.signals import Stop
 from penstock.pipeline import Pipeline
 from penstock.settings import Settings
-from penstock.streaming import RoundResult
 
 
 @command("engine", "master", "conf", "epoch_seconds", "idle", "resend_chance", "concurrency")
@@ -78,9 +77,7 @@ def _run_inline(settings: Settings, pipeline: Pipeline, urls: Servers, work: _Wo
             prepare=settings.prepare,
             resend_chance=settings.resend_chance,
             concurrency=settings.concurrency,
-            report=lambda _who, did: work.progress.add(
-                did.added if isinstance(did, RoundResult) else did.applied
-            ),
+            report=lambda _who, did: work.progress.add(did),
         )
 
 

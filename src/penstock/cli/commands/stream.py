@@ -5,12 +5,13 @@ from typing import Annotated
 import typer
 
 from penstock.cli.command import command, require_pipeline
+from penstock.cli.loops import run_loop
 from penstock.cli.progress import ProgressLine
 from penstock.cli.render import say
 from penstock.cli.servers import servers
 from penstock.cli.signals import Stop
 from penstock.settings import Settings
-from penstock.streaming import RoundResult, Streamer
+from penstock.streaming import Streamer
 
 
 @command("idle", "resend_chance")
@@ -35,17 +36,5 @@ def stream(
             prepare=settings.prepare,
             resend_chance=settings.resend_chance,
         )
-
-        def report(done: RoundResult) -> None:
-            progress.add(done.added)
-            if drain and stop():
-                raise typer.Exit(0)
-
-        if drain:
-            try:
-                streamer.drain(report)
-            finally:
-                streamer.close()
-        else:
-            streamer.run(stop, report)
+        run_loop(streamer, stop, progress, drain=drain)
     say(f"{progress.count:,} records published")

@@ -8,7 +8,7 @@ import typer
 
 from penstock import inline
 from penstock.cli.command import Json, command, require_pipeline, spared_from_garbage_collection
-from penstock.cli.commands.consume import raise_if_halted
+from penstock.cli.loops import raise_if_halted
 from penstock.cli.progress import ProgressLine
 from penstock.cli.render import say, show_json
 from penstock.cli.servers import Servers, servers
@@ -60,8 +60,7 @@ def work(
         def report(done: RoundResult | Consumed) -> None:
             assert isinstance(done, Consumed)
             total.update(_count(done))
-            progress.add(done.applied + done.cancelled)
-
+            progress.add(done)
             if drain and stop():
                 raise typer.Exit(0)
 
@@ -126,4 +125,4 @@ def _drain(
         worker.drain(report)
     finally:
         worker.close()
-    raise_if_halted(settings, pipeline, urls, spec.name)
+    raise_if_halted(settings, pipeline, spec.name)

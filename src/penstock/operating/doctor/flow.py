@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from penstock.database.quoting import quote
 from penstock.database.registry import registered_channels
 from penstock.database.revisions import (
     find_revision,
@@ -60,7 +61,7 @@ def identity(context: CheckContext) -> Iterator[CheckResult]:
     check_identity_cache(context.connection, context.scope)
     [(highest, offset)] = context.connection.execute(
         statements(__package__, context.scope.schema)["highest_id"],
-        {"table": f'"{context.scope.schema}".staged_records'},
+        {"table": quote(context.scope.schema, "staged_records")},
     ).fetchall()
     if max(highest, offset) > LARGEST_OFFSET // 2:
         yield CheckResult.error(

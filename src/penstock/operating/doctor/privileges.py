@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 
+from penstock.database.quoting import quote
 from penstock.database.roles import (
     Right,
     RoleName,
     describe,
     grant_sql,
     lacking,
-    quote,
     rights,
     working_rights,
 )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 
 from penstock.database.encoding import check_encoding
-from penstock.database.roles import quote
+from penstock.database.quoting import quote
 from penstock.database.statements import statements
 from penstock.errors import ReadOnlyPostgres, UnsafeSetting
 from penstock.journal.lineage import server_identity

@@ -33,6 +33,7 @@ from penstock.channels.server import RedisClient, redis_errors
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
+from penstock.database.quoting import quote
 from penstock.database.statements import statements
 from penstock.errors import DamagedJournal, HistoryDiverged, Refused
 from penstock.journal.lineage import ServerIdentity, examine_lineage, log_epochs, server_identity
@@ -320,7 +321,7 @@ def _skip_ids(
         (record.id for records in in_redis.ends.values() for record in records), default=RecordId(0)
     )
     [(sequence,)] = connection.execute(
-        sql["id_sequence"], {"table": f'"{scope.schema}".staged_records'}
+        sql["id_sequence"], {"table": quote(scope.schema, "staged_records")}
     ).fetchall()
     connection.execute(sql["skip_ids"], {"table": sequence, "least": highest})
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -30,7 +30,7 @@ from penstock.operating.status.report import (
 from penstock.pipeline import Pipeline
 from penstock.reconciling.history import LastRun, last_runs
 from penstock.records import DEFAULT_SCOPE, Scope, Shard, ShardName
-from penstock.streaming.faults import Faults, StoppedShard, read_faults
+from penstock.streaming.faults import Faults, read_faults
 
 MOST_COUNTED = 100_000
 """Most unsequenced records that are counted."""
@@ -74,7 +74,7 @@ def status(
         tick=tables.sequencer.tick,
         tick_s=tables.sequencer.tick_s,
         redis=trouble,
-        faults=_add_stopped(tables.faults, damage),
+        faults=tables.faults,
         channels=_Channels(
             tables, _RedisState(log, damage, icks, queues, tables.sequencer.now_s), pipeline
         ).build(),
@@ -149,13 +149,6 @@ def _read_extents(
     except ServerUnavailable as error:
         return {}, {}, str(error)
     return found, damage, None
-
-
-def _add_stopped(faults: Faults, stopped: Mapping[ShardName, str]) -> Faults:
-    """Adds the shards that the streamer has not noted yet."""
-    noted = {each.shard for each in faults.stopped}
-    more = (StoppedShard(s, reason, 0.0) for s, reason in stopped.items() if s not in noted)
-    return replace(faults, stopped=(*faults.stopped, *more))
 
 
 def _select(
@@ -253,7 +246,13 @@ class _Channels:
         """The shard numbers of every channel that any source knows."""
         declared = (s for c in (self._declared or {}).values() for s in c.shard_names)
         numbers: dict[str, set[int]] = defaultdict(set)
-        for shard in (*self._staged, *self._sequenced, *self._redis.log, *declared):
+        for shard in (
+            *self._staged,
+            *self._sequenced,
+            *self._redis.log,
+            *self._redis.damage,
+            *declared,
+        ):
             numbers[shard.channel].add(shard.shard)
         for name, channel in self._registered.items():
             numbers[name].update(range(channel.shards))

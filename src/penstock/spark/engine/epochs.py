@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
@@ -19,8 +19,13 @@ from pyspark.sql.types import StructType
 from penstock.errors import PenstockError
 from penstock.loading import load_pipeline
 from penstock.logs import configure_task
+from penstock.pipeline import Pipeline
 from penstock.spark.engine.assignment import Task
 from penstock.spark.engine.control_channel import ControlChannel
+
+if TYPE_CHECKING:
+    from penstock.consuming.worker import Worker
+    from penstock.streaming import Streamer
 
 SPARK_SCHEMA = (
     "task string, sequenced long, published long, resent long, removed long, "
@@ -97,21 +102,9 @@ class EpochsReader(DataSourceStreamReader):
         yield (str(task), *(counts[name] for name in COUNTS), monotonic() - began)
 
     def _run(self, task: Task, stop: Callable[[], bool], counter: "_Counter") -> None:
-        from penstock.consuming import make_worker  # noqa: PLC0415  the planner imports this module too and does not need it
-        from penstock.streaming import Streamer  # noqa: PLC0415  the same
-
         pipeline = load_pipeline(self._options["app"])
-        urls = os.environ["PENSTOCK_DATABASE_URL"], os.environ["PENSTOCK_REDIS_URL"]
-        prepare = self._options["prepare"] == "true"
         if task.consumer is None:
-            streamer = Streamer(
-                pipeline,
-                *urls,
-                idle_s=float(self._options["idle"]),
-                prepare=prepare,
-                resend_chance=float(self._options["resend"]),
-            )
-            streamer.run(
+            self._make_streamer(pipeline).run(
                 stop,
                 lambda did: counter.add(
                     sequenced=did.sequenced,
@@ -121,17 +114,7 @@ class EpochsReader(DataSourceStreamReader):
                 ),
             )
         else:
-            consumer = pipeline.get_consumer(task.consumer)
-            worker = make_worker(
-                pipeline,
-                consumer,
-                *urls,
-                shards=task.shards,
-                prepare=prepare,
-                block_ms=200,
-                reread_chance=float(self._options["resend"]),
-            )
-            worker.run(
+            self._make_worker(pipeline, task.consumer, task.shards).run(
                 stop,
                 lambda did: counter.add(
                     applied=did.applied,
@@ -140,6 +123,34 @@ class EpochsReader(DataSourceStreamReader):
                     backfilled=did.backfilled,
                 ),
             )
+
+    def _make_streamer(self, pipeline: Pipeline) -> "Streamer":
+        from penstock.streaming import Streamer  # noqa: PLC0415  the planner imports this module too and does not need it
+
+        return Streamer(
+            pipeline,
+            *_get_urls(),
+            idle_s=float(self._options["idle"]),
+            prepare=self._options["prepare"] == "true",
+            resend_chance=float(self._options["resend"]),
+        )
+
+    def _make_worker(self, pipeline: Pipeline, name: str, shards: tuple[int, ...]) -> "Worker[Any]":
+        from penstock.consuming import make_worker  # noqa: PLC0415  the same
+
+        return make_worker(
+            pipeline,
+            pipeline.get_consumer(name),
+            *_get_urls(),
+            shards=shards,
+            prepare=self._options["prepare"] == "true",
+            block_ms=200,
+            reread_chance=float(self._options["resend"]),
+        )
+
+
+def _get_urls() -> tuple[str, str]:
+    return os.environ["PENSTOCK_DATABASE_URL"], os.environ["PENSTOCK_REDIS_URL"]
 
 
 class _Counter:

@@ -21,7 +21,7 @@ from penstock.database.connections import (
     connect_postgres,
     plain_url,
 )
-from penstock.database.errors import hidden_rows
+from penstock.database.errors import LACKS_PRIVILEGE, first_line, hidden_rows
 from penstock.database.transactions import own_settings, set_local, table_settings
 from penstock.errors import HiddenRows
 from penstock.logs import configure_task
@@ -29,9 +29,6 @@ from penstock.verifying.reading import connect_unparsed
 
 _Kind = type[WorkerConnection]
 _postgres: dict[tuple[str, _Kind, int], WorkerConnection] = {}
-
-
-_INSUFFICIENT_PRIVILEGE = "42501"
 
 
 @atexit.register
@@ -98,8 +95,8 @@ def arrow(
                 cursor.execute(statement.decode())
             yield cursor
     except adbc_driver_manager.Error as error:
-        if error.sqlstate == _INSUFFICIENT_PRIVILEGE and "row-level security" in str(error):
-            raise HiddenRows(f"reading: {hidden_rows(str(error).splitlines()[0])}") from error
+        if error.sqlstate == LACKS_PRIVILEGE and "row-level security" in str(error):
+            raise HiddenRows(f"reading: {hidden_rows(first_line(error))}") from error
         raise
 
 

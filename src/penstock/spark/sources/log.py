@@ -135,12 +135,15 @@ def _batch(shard: ShardName, entries: list[Any]) -> pa.RecordBatch:
         foreign = next(entry_id for entry_id, fields in entries if not _is_ours(entry_id, fields))
         raise ForeignLog(f"{shard}: entry {foreign.decode()} was not written by Penstock")
     try:
-        return _columns(shard, ids, columns[1::2])
+        read = _columns(shard, ids, columns[1::2])
     except pa.ArrowInvalid as error:  # neither a number nor UTF-8
         parse_entries(shard, entries)  # names the entry
         raise ForeignLog(
             f"{shard}: a number of an entry from {entries[0][0].decode()} on is too large: it was not written by Penstock"
         ) from error
+    if pc.any(pc.match_substring(read.column("key"), "\0")).as_py():
+        parse_entries(shard, entries)  # names the entry
+    return read
 
 
 def _columns(shard: ShardName, ids: pa.Array, values: Sequence[Sequence[bytes]]) -> pa.RecordBatch:

@@ -16,6 +16,8 @@ _NUMBERS = {-2: EARLIEST, -1: LATEST}
 Where = Literal["earliest", "latest"] | dict[int, Offset | Literal["earliest", "latest"]]
 """Where to begin or end: a word for all shards, or an offset or a word for each shard."""
 
+_DATABASE_URL, _REDIS_URL = "PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL"
+
 SPARKS_OWN = {"checkpointlocation", "path"}
 """Options for Spark itself, which it passes on to the source."""
 
@@ -114,7 +116,7 @@ class Options:
 
     def knows_database(self) -> bool:
         """Whether a URL of Postgres is given."""
-        return bool(self.database_url or os.environ.get("PENSTOCK_DATABASE_URL"))
+        return find_database_url(self.database_url) is not None
 
 
 def known_options(source: str, given: Mapping[str, Any], known: Collection[str]) -> dict[str, str]:
@@ -148,7 +150,12 @@ def database_url(source: str, given: str | None) -> str:
     Raises:
         InvalidSetting: Neither gives it.
     """
-    return _url(source, given, "databaseUrl", "PENSTOCK_DATABASE_URL")
+    return _require(source, find_database_url(given), "databaseUrl", _DATABASE_URL)
+
+
+def find_database_url(given: str | None) -> str | None:
+    """URL of Postgres, from the option or the environment; None if neither gives it."""
+    return given or os.environ.get(_DATABASE_URL) or None
 
 
 def redis_url(source: str, given: str | None) -> str:
@@ -157,11 +164,10 @@ def redis_url(source: str, given: str | None) -> str:
     Raises:
         InvalidSetting: Neither gives it.
     """
-    return _url(source, given, "redisUrl", "PENSTOCK_REDIS_URL")
+    return _require(source, given or os.environ.get(_REDIS_URL), "redisUrl", _REDIS_URL)
 
 
-def _url(source: str, given: str | None, option: str, variable: str) -> str:
-    url = given or os.environ.get(variable)
+def _require(source: str, url: str | None, option: str, variable: str) -> str:
     if not url:
         raise InvalidSetting(f"{source}: give option {option}, or set {variable}")
     return url

@@ -1,12 +1,12 @@
 """The number of shards of a channel: from the option, or as registered in Postgres."""
 
-import os
 from typing import Protocol
 
 from penstock.database.connections import connect_postgres
 from penstock.database.registry import registered_channels
 from penstock.errors import InvalidSetting, Unknown
 from penstock.records import Scope
+from penstock.spark.sources.options import find_database_url
 
 
 class Sharded(Protocol):
@@ -42,8 +42,8 @@ def number_of_shards(options: Sharded) -> int:
     """
     if options.shards is not None:
         return options.shards
-    url = options.database_url or os.environ.get("PENSTOCK_DATABASE_URL")
-    if not url:
+    url = find_database_url(options.database_url)
+    if url is None:
         raise InvalidSetting(
             f"{options.source}: give option shards, or databaseUrl to look it up in Postgres"
         )

@@ -5,14 +5,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from psycopg import sql
 
 from penstock.database.connections import TableConnection, connect_postgres
 from penstock.database.errors import postgres_errors
 from penstock.database.formats import FIX_FORMATS
 from penstock.database.transactions import set_local
-from penstock.errors import SnapshotLost
-from penstock.reconciling.cut import export_snapshot
+from penstock.reconciling.cut import export_snapshot, import_snapshot
 
 
 @contextmanager
@@ -56,12 +54,6 @@ def begin_reading(cursor: Any, snapshot: str | None) -> None:
     """
     if snapshot is not None:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        try:
-            cursor.execute(f"SET TRANSACTION SNAPSHOT {sql.Literal(snapshot).as_string(None)}")
-        except Exception as error:
-            raise SnapshotLost(
-                f"penstock.table: snapshot {snapshot} is gone: the transaction that held it has ended, or Postgres was restarted. "
-                "Begin again with another one"
-            ) from error
-    cursor.execute(FIX_FORMATS)
+        import_snapshot(cursor, snapshot)
+    cursor.execute(FIX_FORMATS.decode())
     cursor.fetchall()

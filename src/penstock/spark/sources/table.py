@@ -17,12 +17,12 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
-from psycopg import sql
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from penstock.database.connections import TableConnection
-from penstock.database.errors import postgres_errors
+from penstock.database.errors import first_line, postgres_errors
+from penstock.database.quoting import quote, quote_literal
 from penstock.errors import InvalidSetting, SnapshotLost, Unknown
 from penstock.spark.sources.connections import arrow, postgres, warm
 from penstock.spark.sources.narrowing import to_sql_condition
@@ -111,7 +111,7 @@ class _Relation:
         if ("table" in options) == ("query" in options):
             raise InvalidSetting("penstock.table: give one of the options table and query")
         _check_snapshot(options)
-        table = _quoted(options["table"]) if "table" in options else None
+        table = quote(*_names("table", options["table"], ".")) if "table" in options else None
         source = table or f"({options['query']}) AS q"
         columns = _describe(options, source)
         texts = frozenset(_names("textColumns", options.get("textcolumns", "")))
@@ -163,12 +163,12 @@ class _Relation:
 
 def _describe(options: Mapping[str, str], source: str) -> tuple[PostgresColumn, ...]:
     wanted = options.get("columns")
-    names = "*" if wanted is None else ", ".join(map(_identifier, _names("columns", wanted)))
+    names = "*" if wanted is None else ", ".join(map(quote, _names("columns", wanted)))
     with reading(options) as connection:
         try:
             described = connection.execute(f"SELECT {names} FROM {source} LIMIT 0".encode())
         except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
-            raise Unknown(f"penstock.table: {str(error).splitlines()[0]}") from error
+            raise Unknown(f"penstock.table: {first_line(error)}") from error
         result = described.pgresult
         return tuple(
             PostgresColumn.parse(column, -1 if result is None else result.fmod(number))
@@ -238,7 +238,7 @@ class TableReader(DataSourceReader):
         with reading(options) as connection:
             if column is not None:
                 count = self._count or PARTITIONS
-                return list(_by_column(connection, self._relation, _identifier(column), count))
+                return list(_by_column(connection, self._relation, quote(column), count))
             if self._relation.table is not None:
                 return list(_by_position(connection, self._relation.table, self._count))
         return [Slice("true")]
@@ -253,7 +253,7 @@ class TableReader(DataSourceReader):
         """
         assert isinstance(partition, Slice)
         warm()
-        expressions = ", ".join(f"{f.expression} AS {_identifier(f.name)}" for f in self._fields)
+        expressions = ", ".join(f"{f.expression} AS {quote(f.name)}" for f in self._fields)
         conditions = " AND ".join((f"({partition.condition})", *self._conditions))
         query = f"SELECT {expressions} FROM {self._relation.source} WHERE {conditions}"
         schema = pa.schema([(field.name, field.type) for field in self._fields])
@@ -274,7 +274,7 @@ class TableReader(DataSourceReader):
             return
         table = str(self._relation.table)
         cursor.execute(f"LOCK TABLE ONLY {table} IN ACCESS SHARE MODE")
-        cursor.execute(f"SELECT {_FILE.format(_literal(table))}")
+        cursor.execute(f"SELECT {_FILE.format(quote_literal(table))}")
         [(file,)] = cursor.fetchall()
         if file != partition.file:
             raise SnapshotLost(
@@ -313,7 +313,7 @@ def _by_column(connection: Any, relation: _Relation, column: str, count: int) ->
         if edge is not None and edge not in edges:
             edges.append(edge)
     begin = None
-    for end in [*map(_literal, edges), None]:
+    for end in [*map(quote_literal, edges), None]:
         low = "true" if begin is None else f"{column} >= {begin}"
         high = f"{column} < {end}" if end is not None else "true"
         nulls = f" OR {column} IS NULL" if begin is None else ""
@@ -334,15 +334,3 @@ def _names(option: str, given: str, separator: str = ",") -> list[str]:
             f"penstock.table: {option} is {given[:80]!r}; it takes names with {separator!r} between them, or a JSON list of names"
         )
     return names
-
-
-def _quoted(table: str) -> str:
-    return ".".join(map(_identifier, _names("table", table, ".")))
-
-
-def _identifier(name: str) -> str:
-    return sql.Identifier(name).as_string(None)
-
-
-def _literal(text: str) -> str:
-    return sql.Literal(text).as_string(None)

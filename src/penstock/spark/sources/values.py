@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from psycopg import Column, sql
+from psycopg import Column
 from psycopg.postgres import types as postgres_types
 from pyspark.sql.types import (
     BinaryType,
@@ -28,6 +28,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from penstock.database.quoting import quote
 from penstock.errors import InvalidSetting, UnreadableValue
 
 KIND = "penstock"
@@ -94,7 +95,7 @@ class PostgresColumn:
     @property
     def identifier(self) -> str:
         """Its name in SQL."""
-        return sql.Identifier(self.name).as_string(None)
+        return quote(self.name)
 
     @property
     def native(self) -> DataType:

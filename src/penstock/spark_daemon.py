@@ -1,0 +1,30 @@
+"""Spark's own Python daemon, whose workers end quietly when Spark has closed their connections.
+
+At its end the JVM first closes the connections of idle workers, then ends the daemon, which ends its workers.  A worker that
+is faster answers on the closed connection; Spark's daemon prints a traceback of it, after a success.  Nobody waits for the
+answer, so nothing is lost with it.
+
+It is not in ``penstock.spark``, which imports PyArrow: that starts threads, and the daemon forks.
+"""
+
+import sys
+import traceback
+
+from pyspark import daemon
+
+
+class _Traceback:
+    """What the daemon uses of ``traceback``."""
+
+    format_exc = staticmethod(traceback.format_exc)
+
+    @staticmethod
+    def print_exc() -> None:
+        """Prints the exception that ends a worker, unless its connection is closed."""
+        if not isinstance(sys.exc_info()[1], (BrokenPipeError, ConnectionResetError)):
+            traceback.print_exc()
+
+
+if __name__ == "__main__":
+    daemon.traceback = _Traceback  # type: ignore[attr-defined, assignment]
+    daemon.manager()

@@ -1,0 +1,77 @@
+"""A limit that is reached exactly is reached: the next record, row or batch is left for later."""
+
+import math
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+import redis
+
+from penstock import Log
+from penstock.database.connections import Connection
+from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Shard, ShardName
+from penstock.streaming import sequencer, tick
+from penstock.streaming.retention import retain
+from penstock.streaming.unpublished import unpublished
+
+ONE = ShardName("things", Shard(0))
+
+
+def stage_alike(connection: Connection, count: int) -> int:
+    """Stages records of one shard in one transaction; returns the stored size of one payload, in bytes."""
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "SELECT 'things', 0, 'k', 'insert', 'thing', to_jsonb(repeat('x', 50)) FROM generate_series(1, %s)",
+        [count],
+    )
+    [(size,)] = connection.execute(
+        "SELECT max(pg_column_size(data)) FROM penstock.staged_records"
+    ).fetchall()
+    return int(size)
+
+
+def test_a_tick_returns_no_record_beyond_its_bytes(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = stage_alike(connection, 4)
+    monkeypatch.setitem(sequencer._LIMITS, "max_inline_bytes", 2 * size)
+
+    assert [batch.count for batch in tick(connection, DEFAULT_SCOPE).inline_records] == [2]
+
+
+def test_a_batch_ends_with_the_record_that_reaches_its_bytes(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = stage_alike(connection, 5)
+    tick(connection, DEFAULT_SCOPE)
+    monkeypatch.setattr("penstock.streaming.unpublished.BATCH_BYTES", 2 * size)
+    reading = unpublished(
+        connection, DEFAULT_SCOPE, {ONE: Offset(5)}, {}, epoch=Epoch(1), until=math.inf
+    )
+    with closing(reading) as batches:
+        assert [batch.count for batch in batches] == [2, 2, 1]
+
+
+def test_a_transaction_of_retention_removes_no_row_beyond_its_records(
+    connection: Connection, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that the shard has more to remove."""
+    things = Log("things", shards=1, keep=timedelta(0))
+    for _ in range(4):
+        stage_alike(connection, 10)
+        tick(connection, DEFAULT_SCOPE)
+    monkeypatch.setattr("penstock.streaming.retention.RECORDS_PER_TRANSACTION", 20)
+    removed = retain(connection, redis_client, DEFAULT_SCOPE, things, {ONE: Offset(40)}, until=0.0)
+
+    assert (removed.records, removed.left) == (20, (ONE,))
+
+
+def test_a_single_row_that_was_passed_is_removed(
+    connection: Connection, redis_client: redis.Redis
+) -> None:
+    things = Log("things", shards=1, keep=timedelta(0))
+    for _ in range(2):
+        stage_alike(connection, 10)
+        tick(connection, DEFAULT_SCOPE)
+
+    assert retain(connection, redis_client, DEFAULT_SCOPE, things, {ONE: Offset(20)}).records == 10

@@ -1,0 +1,47 @@
+"""An Ick that was marked from another journal is left as it is."""
+
+from typing import Any
+
+import pytest
+import redis
+
+from penstock import Ick, Pipeline
+from penstock.database.connections import Connection
+from penstock.errors import HistoryDiverged
+from penstock.streaming import Streamer
+from penstock.streaming.unpublished import unpublished
+
+POSITION = "penstock:{index/0}:log"
+MARK = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
+SELECT 'index', 0, 'm' || i, 'dirty', 'member', 'null' FROM generate_series(1, 3) AS i
+"""
+
+
+@pytest.fixture
+def flow() -> Pipeline:
+    return Pipeline([Ick("index", shards=1)])
+
+
+def test_nothing_is_marked_after_a_batch_that_ends_with_another_record(
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next batch would fit, and its record would hide the foreign one."""
+    connection.execute(MARK)
+    streamer.drain()
+    client: Any = redis_client  # the stubs are narrower than what it accepts
+    [(last, fields)] = client.xrange(POSITION)
+    client.delete(POSITION)
+    client.xadd(POSITION, fields | {b"id": b"999"}, id=last)
+    connection.execute(MARK)
+    _, sequencer, publisher = streamer._opened()
+    publisher.advance_target(sequencer.tick().tails)
+    defaults: Any = unpublished.__kwdefaults__
+    monkeypatch.setitem(defaults, "most", 3)
+
+    with pytest.raises(HistoryDiverged, match="holds record 999"):
+        publisher.resend(3)
+    assert [entry for entry, _ in client.xrange(POSITION)] == [last]
