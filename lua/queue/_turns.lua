@@ -108,11 +108,15 @@ local function forget_drained(most)
   local paid = redis.call("ZRANGEBYSCORE", drained, "-inf", string.format("%.6f", queue.floor), "LIMIT", 0, most)
   for _, tenant in ipairs(paid) do
     if not used[tenant] then
-      if is_idle(tenant_account(tenant)) then
-        redis.call("HDEL", accounts, tenant)
+      local account = tenant_account(tenant)
+      -- One that has used up its rate is remembered until its time has come.
+      if not is_idle(account) or account.next_at <= now then
+        if is_idle(account) then
+          redis.call("HDEL", accounts, tenant)
+        end
+        redis.call("ZREM", drained, tenant)
       end
       used[tenant] = nil
-      redis.call("ZREM", drained, tenant)
     end
   end
 end
