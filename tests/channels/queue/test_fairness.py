@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 import redis
@@ -341,7 +341,7 @@ def test_a_preferred_stream_never_starves_others(probe: Probe) -> None:
     for mouse in others:
         places = [at for at, tenant in enumerate(order) if tenant == mouse]
         assert places[0] <= 8
-        assert max(b - a for a, b in zip(places, places[1:], strict=False)) <= 9
+        assert max(b - a for a, b in pairwise(places)) <= 9
     assert Counter(order)["elephant"] <= 12
 
 

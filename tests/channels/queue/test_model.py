@@ -55,6 +55,7 @@ class Known:
     until: float = 0.0
     settled: tuple[str, str] = ("", "")
     has_name: bool = False
+    done_at: float = 0.0
 
 
 @dataclass
@@ -65,6 +66,17 @@ class World:
     limits: dict[str, TenantLimits] = field(default_factory=dict)
     windows: dict[str, tuple[str, float]] = field(default_factory=dict)
     places: int = 0
+
+    def forget_finished(self, now: float) -> set[str]:
+        """A minute after it is done, a message is not known any more.  Returns those that are forgotten."""
+        old = {
+            id_
+            for id_, each in self.messages.items()
+            if each.state == "finished" and each.done_at < now - 50_000
+        }
+        for id_ in old:
+            del self.messages[id_]
+        return old
 
     def of(self, *states: str) -> list[Known]:
         return [each for each in self.messages.values() if each.state in states]
@@ -171,6 +183,11 @@ class Model(RuleBasedStateMachine):
         if new.unique and new.unique.until == "window":
             world.windows[new.unique.name] = (new.id, now + 60_000)
 
+    def _forget(self) -> None:
+        forgotten = self.world.forget_finished(self._now())
+        self.ended += forgotten
+        self.held = [each for each in self.held if each.id not in forgotten]
+
     @precondition(lambda self: self.world.messages)
     @rule(data=st.data())
     def write_again(self, data: st.DataObject) -> None:
@@ -229,9 +246,8 @@ class Model(RuleBasedStateMachine):
 
         messages = self.world.messages
         assert [each.id for each in again] == [
-            each.id for each in taken if messages[each.id].token == request
-            and messages[each.id].state == "leased"
-        ]  # fmt: skip
+            each.id for each in taken if each.id in messages and messages[each.id].token == request
+        ]
 
     @precondition(lambda self: self.held)
     @rule(
@@ -264,6 +280,7 @@ class Model(RuleBasedStateMachine):
 
     def _end(self, known: Known, state: str) -> None:
         known.state, known.has_name, known.token = state, False, ""
+        known.done_at = self._now()
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -323,11 +340,13 @@ class Model(RuleBasedStateMachine):
         """Whoever holds a lease has crashed, if it is long enough."""
         if self._now():
             self.probe.pass_time(seconds)
+            self._forget()
 
     @rule(seconds=st.sampled_from([1.0, 3600.0]))
     def set_the_server_back(self, seconds: float) -> None:
         if self._now():
             self.probe.set_back(seconds)
+            self._forget()
 
     @rule()
     def sweep(self) -> None:
@@ -358,15 +377,17 @@ class Model(RuleBasedStateMachine):
             for each in self.world.of("leased"):
                 until = self.client.zscore(self.probe.key("leases"), each.new.id)
                 each.until = float(until or 0)
-        if name == "uniques":
-            self._names_after_a_rebuild()
+        self._names_after_a_rebuild()
 
     def _names_after_a_rebuild(self) -> None:
         """Whoever has a name and is not done holds it."""
         names = dict(self.client.hgetall(self.probe.key("uniques")))
         for each in self.world.messages.values():
             unique = each.new.unique
-            each.has_name = bool(unique and names.get(unique.name.encode()) == each.new.id.encode())
+            is_open = each.state in ("waiting", "leased", "delayed")
+            each.has_name = bool(
+                is_open and unique and names.get(unique.name.encode()) == each.new.id.encode()
+            )
         for name, (id_, until) in list(self.world.windows.items()):
             if names.get(name.encode()) != id_.encode():
                 del self.world.windows[name]
