@@ -3,7 +3,6 @@
 The model knows what each message is, and nothing of how the queue finds it.  It follows the queue's own clock.
 """
 
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pytest
@@ -18,6 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from fixtures.queue_world import Known, World
 from fixtures.queues import INDEXES, Given, Probe
 from penstock.channels.queue import NewMessage, TenantLimits, Unique
 
@@ -35,85 +35,6 @@ LIMITS = st.sampled_from(
 LEASE_MS, LEASE_AFTER_LOSS_MS = 20_000, 30_000
 BODIES_TELL = [name for name in INDEXES if name not in ("messages", "finished", "windows")]
 """Keys that may be lost without a change that anybody sees."""
-
-
-@dataclass
-class Known:
-    """A message, as the model knows it.
-
-    Attributes:
-        place: The turn in its key's line.
-    """
-
-    new: NewMessage
-    state: str
-    place: int
-    due: float = 0.0
-    deadline: float = 0.0
-    attempts: int = 0
-    token: str = ""
-    until: float = 0.0
-    settled: tuple[str, str] = ("", "")
-    has_name: bool = False
-    done_at: float = 0.0
-
-
-@dataclass
-class World:
-    """All messages, and who holds which unique name."""
-
-    messages: dict[str, Known] = field(default_factory=dict)
-    limits: dict[str, TenantLimits] = field(default_factory=dict)
-    windows: dict[str, tuple[str, float]] = field(default_factory=dict)
-    places: int = 0
-
-    def forget_finished(self, now: float) -> set[str]:
-        """A minute after it is done, a message is not known any more.  Returns those that are forgotten."""
-        old = {
-            id_
-            for id_, each in self.messages.items()
-            if each.state == "finished" and each.done_at < now - 50_000
-        }
-        for id_ in old:
-            del self.messages[id_]
-        return old
-
-    def of(self, *states: str) -> list[Known]:
-        return [each for each in self.messages.values() if each.state in states]
-
-    def next_place(self) -> int:
-        self.places += 1
-        return self.places
-
-    def holder(self, name: str, now: float) -> str | None:
-        """The message that holds a unique name."""
-        if name in self.windows and self.windows[name][1] > now:
-            return self.windows[name][0]
-        holders = [
-            id_
-            for id_, each in self.messages.items()
-            if each.has_name and each.new.unique and each.new.unique.name == name
-        ]
-        assert len(holders) <= 1
-        return holders[0] if holders else None
-
-    def move_due(self, now: float) -> None:
-        """What each hand-over does first."""
-        for each in sorted(self.of("delayed"), key=lambda each: (each.due, each.new.id)):
-            if each.due <= now:
-                each.state, each.place = "waiting", self.next_place()
-        for each in self.of("leased"):
-            if each.until <= now:
-                each.state, each.token = "waiting", ""
-
-    def in_flight(self, tenant: str) -> int:
-        return sum(each.new.tenant == tenant for each in self.of("leased"))
-
-    def may_go(self, each: Known) -> bool:
-        own = self.limits.get(each.new.tenant, TenantLimits())
-        return not own.is_paused and (
-            own.in_flight is None or self.in_flight(each.new.tenant) < own.in_flight
-        )
 
 
 class Model(RuleBasedStateMachine):
