@@ -309,12 +309,11 @@ class Model(RuleBasedStateMachine):
             each.has_name = bool(
                 is_open and unique and names.get(unique.name.encode()) == each.new.id.encode()
             )
-        for name, (id_, until) in list(self.world.windows.items()):
+        for name, (id_, _) in list(self.world.windows.items()):
             if names.get(name.encode()) != id_.encode():
                 del self.world.windows[name]
-            else:
+            elif id_ in self.world.messages:
                 self.world.messages[id_].has_name = False
-                self.world.windows[name] = (id_, until)
 
     @precondition(lambda self: self._now())
     @rule()

@@ -178,7 +178,11 @@ def test_messages_written_between_a_round_and_its_wait_are_not_slept_through(
             wrote.wait()
 
         def once(slow: Slow) -> None:
-            slow.before_wait = lambda: (setattr(slow, "before_wait", lambda: None), wait())
+            def before_wait() -> None:
+                slow.before_wait = lambda: None
+                wait()
+
+            slow.before_wait = before_wait
 
         def read(slow: Slow) -> None:
             once(slow)
