@@ -5,6 +5,7 @@
 -- costs, and how far its line has got.  A script reads an account once, and writes it at its end.
 
 local used = {}
+local has_limits = redis.call("EXISTS", limits) == 1
 
 -- weight, elastic limit, limit in flight, messages a second, burst, bytes, paused; "-" for none
 local function parse_limits(text)
@@ -18,12 +19,13 @@ local function parse_limits(text)
   }
 end
 
--- The first of an account's waiting messages: id and member of `waiting`.  Several are read at once, and used up one by one.
-local AHEAD = 16
+-- The first of an account's waiting messages: id and member of `waiting`.  Several are read at once, the more the
+-- more are used, one by one.
 local function first_waiting(account)
-  if not account.line or (account.at > #account.line and #account.line == AHEAD) then
-    local tenant = account.tenant
-    account.line = redis.call("ZRANGEBYLEX", waiting, "[" .. tenant .. "\0", "(" .. tenant .. "\1", "LIMIT", 0, AHEAD)
+  if not account.line or (account.at > #account.line and #account.line == account.ahead) then
+    account.ahead = account.line and math.min(4 * account.ahead, 32) or 2
+    account.line = redis.call("ZRANGEBYLEX", waiting, "[" .. account.tenant .. "\0", "(" .. account.tenant .. "\1", "LIMIT", 0,
+      account.ahead)
     account.at = 1
   end
   local member = account.line[account.at]
@@ -42,7 +44,7 @@ local function tenant_account(tenant)
   if not account then
     local packed = redis.call("HGET", accounts, tenant)
     local values = packed and cmsgpack.unpack(packed) or {0, 0, 0, false, 0, 0, false, 0, 0}
-    local own = redis.call("HMGET", limits, tenant, "")
+    local own = has_limits and redis.call("HMGET", limits, tenant, "") or {}
     account = {
       tenant = tenant, tag = values[1], in_flight = values[2], bytes = values[3], cost = values[4], rank = values[5],
       next_at = values[6], class = values[7], last_rank = values[8], base = values[9], limits = parse_limits(own[1] or own[2]),

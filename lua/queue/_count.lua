@@ -7,7 +7,7 @@ local lost = 0
 -- Counts a message for its tenant, once in a generation.
 local function count(id, record)
   if record.state ~= "x" then
-    redis.call("ZADD", ages, string.format("%.0f", record.since), id)
+    redis.call("ZADD", ages, record.since, id)
     if record.unique ~= "" and (record.scope ~= "queued" or record.state ~= "l") then
       redis.call("HSETNX", uniques, record.unique, id)
     end

@@ -26,7 +26,7 @@ local function move_due()
     local is_back = record and unpark(id, record)
     if is_back == false then
       -- Its body stays where it is.
-      redis.call("ZADD", delayed, string.format("%.0f", now + 1000), id)
+      redis.call("ZADD", delayed, now + 1000, id)
     elseif not is_back then
       if record then lose(id, record) end
       redis.call("ZREM", delayed, id)

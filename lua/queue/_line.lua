@@ -27,7 +27,7 @@ end
 
 local function watch_deadline(id, record)
   if record.deadline > 0 then
-    redis.call("ZADD", deadlines, string.format("%.0f", record.deadline), id)
+    redis.call("ZADD", deadlines, record.deadline, id)
   end
 end
 

@@ -23,7 +23,7 @@ local function count_moved(account, id, record)
     record.generation = queue.generation
     account.bytes = account.bytes + record.bytes
     save_record(id, record)
-    redis.call("ZADD", ages, string.format("%.0f", record.since), id)
+    redis.call("ZADD", ages, record.since, id)
   end
 end
 

@@ -41,7 +41,7 @@ local function place(account)
     redis.call("ZREM", SETS[account.class], account.tenant)
   end
   if class then
-    redis.call("ZADD", SETS[class], score or string.format("%.6f", account.tag), account.tenant)
+    redis.call("ZADD", SETS[class], score or account.tag, account.tenant)
   end
   queue.listed = queue.listed + (class and 1 or 0) - (account.class and 1 or 0)
   account.class, account.has_moved = class, false
@@ -94,7 +94,7 @@ local function save_accounts()
       account.last_rank, account.base,
     }))
     if is_idle(account) then
-      redis.call("ZADD", drained, string.format("%.6f", account.tag), tenant)
+      redis.call("ZADD", drained, account.tag, tenant)
     end
   end
 end
@@ -107,7 +107,7 @@ local function forget_drained(most)
   if redis.call("EXISTS", waiting, leases) == 0 then
     queue.floor = math.max(queue.floor, number(redis.call("ZREVRANGE", drained, 0, 0, "WITHSCORES")[2]))
   end
-  local paid = redis.call("ZRANGEBYSCORE", drained, "-inf", string.format("%.6f", queue.floor), "LIMIT", 0, most)
+  local paid = redis.call("ZRANGEBYSCORE", drained, "-inf", queue.floor, "LIMIT", 0, most)
   for _, tenant in ipairs(paid) do
     if not used[tenant] then
       local account = tenant_account(tenant)

@@ -14,7 +14,7 @@ for from = items, #ARGV, 2 do
   local record = read_record(id)
   local is_held = record and record.state == "l" and record.token == token
   if is_held then
-    redis.call("ZADD", leases, string.format("%.0f", now + lease), id)
+    redis.call("ZADD", leases, now + lease, id)
   end
   reply[#reply + 1] = is_held and "ok" or "stale"
 end

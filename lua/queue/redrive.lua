@@ -26,7 +26,7 @@ local function redrive(id)
     return "unknown"
   end
   watch_deadline(id, record)
-  redis.call("ZADD", ages, string.format("%.0f", record.since), id)
+  redis.call("ZADD", ages, record.since, id)
   local account = tenant_account(record.tenant)
   account.bytes = account.bytes + record.bytes
   return "ok"

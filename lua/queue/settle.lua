@@ -24,7 +24,7 @@ local function finish(id, record)
   forget(id, record)
   record.state, record.at = "f", now
   save_record(id, record)
-  redis.call("ZADD", finished, string.format("%.0f", now), id)
+  redis.call("ZADD", finished, now, id)
   redis.call("ZREM", leases, id)
   delete_entry(record)
   done = done + 1

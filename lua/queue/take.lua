@@ -1,5 +1,5 @@
 -- Take messages: the next of the tenants whose turn it is, each under a lease; repeated, it returns the same.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves, queue/_due, queue/_pick
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves, queue/_due, queue/_pick, queue/_dwell
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
 -- args: request, worker, lease:int, count:int, most_bytes:int, preferred:int
 -- returns: {"taken", streams, notice, wait, lost, {id, tenant, key, attempts, since, deadline, payload, headers}, …}
@@ -16,21 +16,6 @@ elseif #KEYS - streams + 1 < queue.streams then
   return {"streams", queue.streams}
 end
 begin_writing()
-
-local held_before = redis.call("ZCARD", waiting) + redis.call("ZCARD", leases)
-local dwells = {}
-
--- How long the message has waited, counted by powers of two of a millisecond, apart for tenants that hold a large part of the queue.
-local function count_dwell(account, record)
-  if not account.held then
-    local tenant = account.tenant
-    account.held = account.in_flight + redis.call("ZLEXCOUNT", waiting, "[" .. tenant .. "\0", "(" .. tenant .. "\1")
-  end
-  local is_noisy = account.held >= 30 and account.held * 10 > held_before
-  local bucket = math.ceil(math.log(math.max(now - math.max(record.since, record.at), 1)) / math.log(2))
-  local field = string.format("%d %s %d", math.floor(now / 300000), is_noisy and "noisy" or "quiet", bucket)
-  dwells[field] = (dwells[field] or 0) + 1
-end
 
 local reply, ids, bytes = {"taken", 0, "", -1, 0}, {}, 0
 
@@ -53,7 +38,7 @@ local function hand_over(account, id, record)
   record.state, record.attempts, record.token, record.taken, record.at = "l", record.attempts + 1, request, now, now
   record.charge = begin_work(account)
   save_record(id, record)
-  redis.call("ZADD", leases, string.format("%.0f", now + lease), id)
+  redis.call("ZADD", leases, now + lease, id)
   if record.deadline > 0 then
     redis.call("ZREM", deadlines, id)
   end
@@ -93,9 +78,7 @@ if not repeated() then
     end
     looks = looks - 1
   end
-  for field, count_of in pairs(dwells) do
-    redis.call("HINCRBY", dwell, field, count_of)
-  end
+  save_dwells()
   forget_drained(10)
   if #ids > 0 then
     redis.call("HSET", takes, worker, cmsgpack.pack({request, now, unpack(ids)}))

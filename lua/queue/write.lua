@@ -72,7 +72,7 @@ local function write(id, tenant, key, hand, due, deadline, unique, scope, window
     return "damaged"
   end
   account.bytes = account.bytes + record.bytes
-  redis.call("ZADD", ages, string.format("%.0f", record.since), id)
+  redis.call("ZADD", ages, record.since, id)
   if unique ~= "" then
     reserve_unique(id, record, window)
   end

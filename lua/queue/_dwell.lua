@@ -1,0 +1,30 @@
+-- Counts how long messages wait until they are handed over.  Include it after queue/_accounts.
+-- keys: waiting, leases, dwell
+
+local held_before = redis.call("ZCARD", waiting) + redis.call("ZCARD", leases)
+local dwells = {}
+
+-- How long the message has waited, counted by powers of two of a millisecond, apart for tenants that hold a large part of the queue.
+local function count_dwell(account, record)
+  if account.is_noisy == nil then
+    local tenant = account.tenant
+    local held = account.in_flight
+    if held_before >= 30 then
+      held = held + redis.call("ZLEXCOUNT", waiting, "[" .. tenant .. "\0", "(" .. tenant .. "\1")
+    end
+    account.is_noisy = held >= 30 and held * 10 > held_before
+  end
+  local bucket, waited = 0, now - math.max(record.since, record.at)
+  while waited > 1 do
+    bucket, waited = bucket + 1, waited / 2
+  end
+  bucket = account.is_noisy and -1 - bucket or bucket
+  dwells[bucket] = (dwells[bucket] or 0) + 1
+end
+
+local function save_dwells()
+  for bucket, count_of in pairs(dwells) do
+    local kind = bucket < 0 and "noisy " .. (-1 - bucket) or "quiet " .. bucket
+    redis.call("HINCRBY", dwell, math.floor(now / 300000) .. " " .. kind, count_of)
+  end
+end
