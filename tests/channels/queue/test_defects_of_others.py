@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from fixtures.proxy import APPEND, Harm, Proxy, behind
-from fixtures.queues import Probe
+from fixtures.queues import Given, Probe
 from penstock.channels.queue import FairQueue, Lease, NewMessage, Reader, Unique
 from penstock.channels.server import connect_redis
 from penstock.errors import ServerUnavailable, StaleLease
@@ -345,7 +345,7 @@ def test_16_batches_are_bounded_whatever_is_asked_for(probe: Probe) -> None:
     messages = [NewMessage("t", "x", delay_s=1) for _ in range(4500)]
     probe.run(probe.shard.write(messages))
     probe.pass_time(2)
-    given = []
+    given: list[Given] = []
     while len(given) < 4500:
         taken = probe.take(100_000)
         assert 0 < len(taken) <= 100
