@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
@@ -26,13 +27,27 @@ KEYS = st.sampled_from(["", "", "k", "k2"])
 WORKERS = st.sampled_from(["w1", "w2"])
 UNIQUES = st.one_of(
     st.none(),
+    st.none(),
+    st.none(),
     st.builds(Unique, st.sampled_from(["u", "v"]), st.sampled_from(["queued", "running"])),
     st.builds(Unique, st.sampled_from(["u", "v"]), st.just("window"), st.just(60.0)),
+)
+Fields = tuple[str, str, Unique | None, float, float | None]
+FIELDS: st.SearchStrategy[Fields] = st.tuples(
+    TENANTS,
+    KEYS,
+    UNIQUES,
+    st.sampled_from([0.0, 0.0, 0.0, 5.5, 50.5]),
+    st.sampled_from([None, None, None, -1.5, 15.5, 100.5]),
+)
+OUTCOMES = st.tuples(
+    st.sampled_from(["done", "done", "retry", "snooze", "release", "dead"]),
+    st.sampled_from([0.0, 5.5]),
 )
 LIMITS = st.sampled_from(
     [None, {"is_paused": True}, {"in_flight": 1}, {"elastic": 1}, {"weight": 3.0}, {"in_flight": 3}]
 )
-LEASE_MS, LEASE_AFTER_LOSS_MS = 20_000, 30_000
+LEASE_MS = 20_500
 BODIES_TELL = [name for name in INDEXES if name not in ("messages", "finished", "windows")]
 """Keys that may be lost without a change that anybody sees."""
 
@@ -45,7 +60,12 @@ class Model(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.client.flushall()
-        self.probe = Probe(self.client, streams=4, hand=2)
+        self.probe = Probe(self.client, streams=4, hand=2, is_frozen=True)
+        self.probe.write("nobody", "x")
+        self.probe.done(self.probe.take(1))
+        self.probe.pass_time(1e6)
+        self.probe.sweep()
+        self.written = 0
         self.world = World()
         self.requests: dict[str, tuple[str, list[Given]]] = {}
         self.taken_at: dict[str, float] = {}
@@ -55,14 +75,17 @@ class Model(RuleBasedStateMachine):
     def _now(self) -> float:
         return self.probe.now_ms()
 
-    @rule(
-        tenant=TENANTS,
-        key=KEYS,
-        unique=UNIQUES,
-        delay_s=st.sampled_from([0.0, 0.0, 0.0, 5.0, 50.0]),
-        deadline_s=st.sampled_from([None, None, None, -1.0, 15.0, 100.0]),
-    )
-    def write(
+    @initialize(fields=st.lists(FIELDS, min_size=2, max_size=8))
+    def begin(self, fields: list[Fields]) -> None:
+        for each in fields:
+            self._write(*each)
+
+    @rule(fields=st.lists(FIELDS, min_size=1, max_size=4))
+    def write(self, fields: list[Fields]) -> None:
+        for each in fields:
+            self._write(*each)
+
+    def _write(
         self,
         tenant: str,
         key: str,
@@ -70,16 +93,22 @@ class Model(RuleBasedStateMachine):
         delay_s: float,
         deadline_s: float | None,
     ) -> None:
-        before = self._now() or datetime.now(UTC).timestamp() * 1000
+        before = self._now()
         deadline = (
             None
             if deadline_s is None
             else datetime.fromtimestamp(round(before / 1000 + deadline_s, 3), UTC)
         )
+        self.written += 1
         new = NewMessage(
-            tenant, f"{len(self.world.messages)}", key=key, unique=unique, delay_s=delay_s,
+            tenant,
+            str(self.written),
+            id=f"m{self.written:04}",
+            key=key,
+            unique=unique,
+            delay_s=delay_s,
             deadline=deadline,
-        )  # fmt: skip
+        )
         [written] = self.probe.run(self.probe.shard.write([new]))
         now = self._now()
 
@@ -118,8 +147,21 @@ class Model(RuleBasedStateMachine):
 
         assert (written.is_new, written.is_kept) == (False, True)
 
+    @rule(
+        worker=WORKERS,
+        count=st.sampled_from([1, 1, 2, 5]),
+        outcomes=st.lists(OUTCOMES, min_size=1, max_size=4),
+    )
+    def work(self, worker: str, count: int, outcomes: list[tuple[str, float]]) -> None:
+        """Takes messages, and settles some of them at once."""
+        for given, (outcome, delay_s) in zip(self.take(worker, count), outcomes, strict=False):
+            self._settle(given, outcome, delay_s)
+
     @rule(worker=WORKERS, count=st.sampled_from([1, 1, 2, 5]))
-    def take(self, worker: str, count: int) -> None:
+    def takes(self, worker: str, count: int) -> None:
+        self.take(worker, count)
+
+    def take(self, worker: str, count: int) -> list[Given]:
         request = self.probe.new_request(worker)
         taken = self.probe.take(count, worker, request=request, lease_s=LEASE_MS / 1000)
         self._check_taken(taken, count)
@@ -127,6 +169,7 @@ class Model(RuleBasedStateMachine):
             self.requests[worker] = (request, taken)
             self.taken_at[worker] = self._now()
         self.held += taken
+        return taken
 
     def _check_taken(self, taken: list[Given], count: int) -> None:
         now, world = self._now(), self.world
@@ -171,16 +214,14 @@ class Model(RuleBasedStateMachine):
         ]
 
     @precondition(lambda self: self.held)
-    @rule(
-        data=st.data(),
-        outcome=st.sampled_from(["done", "done", "done", "retry", "snooze", "release", "dead"]),
-        delay_s=st.sampled_from([0.0, 5.0]),
-    )
-    def settle(self, data: st.DataObject, outcome: str, delay_s: float) -> None:
+    @rule(data=st.data(), outcome=OUTCOMES)
+    def settle(self, data: st.DataObject, outcome: tuple[str, float]) -> None:
         """By whoever had the message at some time: now, before, or twice."""
-        given = data.draw(st.sampled_from(self.held))
+        self._settle(data.draw(st.sampled_from(self.held)), *outcome)
+
+    def _settle(self, given: Given, outcome: str, delay_s: float) -> None:
         delay_s = delay_s if outcome in ("retry", "snooze") else 0.0
-        is_ours = self.probe.settle(given, outcome, delay_s=delay_s, seconds=0.1, reason="bad")
+        is_ours = self.probe.settle(given, outcome, delay_s=delay_s, seconds=0.0, reason="bad")
         now, known = self._now(), self.world.messages[given.id]
 
         if known.settled == (given.token, outcome) and known.token == "":
@@ -287,7 +328,7 @@ class Model(RuleBasedStateMachine):
         is_gone = self.client.delete(self.probe.key(name)) == 1
         assert self.probe.sweep() == 0
         if name == "meta":  # its clock begins anew
-            self.probe.pass_time(max(0.0, before - self._now()) / 1000)
+            self.client.hset(self.probe.key("meta"), "clock", before)
         assert self.probe.is_whole()
         self._bury_late()
         if not is_gone:
