@@ -98,27 +98,3 @@ local function save_accounts()
     end
   end
 end
-
--- Forgets idle tenants that have nothing left to pay.
-local function forget_drained(most)
-  if redis.call("ZCARD", drained) == 0 then
-    return
-  end
-  if redis.call("EXISTS", waiting, leases) == 0 then
-    queue.floor = math.max(queue.floor, number(redis.call("ZREVRANGE", drained, 0, 0, "WITHSCORES")[2]))
-  end
-  local paid = redis.call("ZRANGEBYSCORE", drained, "-inf", queue.floor, "LIMIT", 0, most)
-  for _, tenant in ipairs(paid) do
-    if not used[tenant] then
-      local account = tenant_account(tenant)
-      -- One that has used up its rate is remembered until its time has come.
-      if not is_idle(account) or account.next_at <= now then
-        if is_idle(account) then
-          redis.call("HDEL", accounts, tenant)
-        end
-        redis.call("ZREM", drained, tenant)
-      end
-      used[tenant] = nil
-    end
-  end
-end
