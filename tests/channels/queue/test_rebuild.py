@@ -296,6 +296,18 @@ def test_deleted_bodies_of_delayed_and_dead_messages_are_counted_as_lost(probe: 
     assert probe.stats()["lost"] == 2
 
 
+def test_a_leased_message_whose_body_is_gone_becomes_no_empty_dead_letter(probe: Probe) -> None:
+    probe.write("t", "one")
+    [given] = probe.take(1)
+    for number in range(8):
+        probe.client.delete(probe.key(str(number)))
+    assert probe.settle(given, "dead", reason="bad")
+
+    stats = probe.stats()
+    assert (stats["dead"], stats["lost"], stats["leased"]) == (0, 1, 0)
+    assert probe.is_whole()
+
+
 def test_a_deadline_of_a_message_whose_body_is_gone_does_not_stop_the_sweep(probe: Probe) -> None:
     soon = datetime.now(UTC) + timedelta(seconds=5)
     probe.write("t", "late", delay_s=10, deadline=soon)

@@ -204,3 +204,20 @@ def run_all(works: list[Callable[[], object]]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def test_the_oldest_age_counts_from_the_first_writing_and_not_what_is_not_due(
+    probe: Probe,
+) -> None:
+    """SQS leaves out what was received three times, so that poison hides."""
+    probe.write("t", "late", delay_s=1000)
+    assert probe.queue().stats().oldest_s is None
+    probe.write("t", "poison")
+    for _ in range(4):
+        probe.pass_time(10)
+        [given] = probe.take(1)
+        probe.settle(given, "retry", delay_s=5)
+
+    oldest = probe.queue().stats().oldest_s
+    assert oldest is not None
+    assert 40 <= oldest < 45
