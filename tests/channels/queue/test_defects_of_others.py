@@ -76,7 +76,7 @@ def test_03_delayed_jobs_run_when_they_are_due_and_nobody_writes(queue: FairQueu
         assert 0.2 < monotonic() - began < 0.8
 
 
-def test_04_a_tick_is_written_once_for_its_time_whoever_writes_it(queue: FairQueue) -> None:
+def test_04_a_tick_is_written_once_for_its_time_though_many_write_it(queue: FairQueue) -> None:
     """BullMQ 3272: the next tick is made by the run itself.  With an id for each (schedule, due), ticks may be written by all."""
     due = datetime.now(UTC) + timedelta(seconds=60)
     for _ in range(3):
@@ -201,7 +201,7 @@ def test_09_a_lease_that_has_ended_is_taken_up_by_a_reader_that_already_runs(
         lease.done()
 
 
-def test_09_whoever_has_lost_a_lease_can_do_nothing_with_it(probe: Probe) -> None:
+def test_09_a_worker_that_has_lost_a_lease_can_do_nothing_with_it(probe: Probe) -> None:
     """Neither extend, settle nor give back, though its message is leased again, by a worker of the same name."""
     probe.write("t", "one")
     [old] = probe.take(1, lease_s=10)

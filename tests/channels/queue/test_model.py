@@ -216,7 +216,7 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data(), outcome=OUTCOMES)
     def settle(self, data: st.DataObject, outcome: tuple[str, float]) -> None:
-        """By whoever had the message at some time: now, before, or twice."""
+        """By a worker that has the message, or had it before, or has settled it already."""
         self._settle(data.draw(st.sampled_from(self.held)), *outcome)
 
     def _settle(self, given: Given, outcome: str, delay_s: float) -> None:
@@ -299,7 +299,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1.0, 6.0, 25.0, 70.0]))
     def pass_time(self, seconds: float) -> None:
-        """Whoever holds a lease has crashed, if it is long enough."""
+        """A worker that holds a lease has crashed, if it is long enough."""
         if self._now():
             self.probe.pass_time(seconds)
             self._forget()
@@ -323,7 +323,7 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: self._now())
     @rule(name=st.sampled_from(BODIES_TELL))
     def lose_a_key(self, name: str) -> None:
-        """By whoever has deleted it."""
+        """Somebody has deleted it."""
         before = self._now()
         is_gone = self.client.delete(self.probe.key(name)) == 1
         assert self.probe.sweep() == 0
@@ -342,7 +342,7 @@ class Model(RuleBasedStateMachine):
         self._names_after_a_rebuild()
 
     def _names_after_a_rebuild(self) -> None:
-        """Whoever has a name and is not done holds it."""
+        """A message that has a name and is not done holds it."""
         names = dict(self.client.hgetall(self.probe.key("uniques")))
         for each in self.world.messages.values():
             unique = each.new.unique

@@ -210,7 +210,7 @@ def test_a_lease_goes_on_through_a_rebuild(filled: Filled) -> None:
 
 
 def test_a_lease_is_stale_when_the_record_of_it_is_lost(filled: Filled) -> None:
-    """Its message waits again: whoever holds it cannot settle it any more."""
+    """Its message waits again: the worker that holds it cannot settle it any more."""
     probe = filled.probe
     probe.client.delete(probe.key("messages"))
     probe.sweep()

@@ -14,7 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures.queues import Probe
-from penstock.channels.queue import FairQueue, choose_hand, odds_of_sharing
+from penstock.channels.queue import (
+    FairQueue,
+    NewMessage,
+    TenantLimits,
+    choose_hand,
+    odds_of_sharing,
+)
 
 VECTORS = {
     ("elephant", 16, 2): (0, 6),
@@ -221,3 +227,43 @@ def test_the_oldest_age_counts_from_the_first_writing_and_not_what_is_not_due(
     oldest = probe.queue().stats().oldest_s
     assert oldest is not None
     assert 40 <= oldest < 45
+
+
+def test_stats_count_every_state_and_every_end(queue: FairQueue) -> None:
+    queue.write_many([NewMessage("t", str(number), id=str(number)) for number in range(5)])
+    queue.write_many([NewMessage("full", "x"), NewMessage("full", "y"), NewMessage("idle", "z")])
+    queue.limit("full", TenantLimits(elastic=1))
+    queue.limit("idle", TenantLimits(is_paused=True))
+    with queue.reader(lease_s=30) as reader:
+        leases = {lease.message.id: lease for lease in reader.read(7)}
+        leases.pop("0").snooze(100)
+        leases.pop("1").dead("bad")
+        leases.pop("2").done()
+        leases.pop("3").release()
+        stats = queue.stats()
+        assert (stats.waiting, stats.leased, stats.delayed, stats.dead) == (2, 3, 1, 1)
+        assert (stats.ready_tenants, stats.over_tenants, stats.blocked_tenants) == (1, 0, 1)
+        assert (stats.written, stats.done, stats.died, stats.reclaimed, stats.lost) == (
+            8,
+            1,
+            1,
+            0,
+            0,
+        )
+        assert (stats.length, stats.streams, stats.damaged) == (6, 16, 0)
+
+
+def test_limits_of_all_are_those_of_tenants_without_their_own(queue: FairQueue) -> None:
+    queue.limit("own", TenantLimits(weight=2))
+    queue.limit_all(TenantLimits(is_paused=True))
+    queue.write("t", "paused")
+    queue.write("own", "goes")
+    with queue.reader() as reader:
+        [lease] = reader.read(10)
+        assert lease.message.payload == b"goes"
+        assert lease.message.since_ms > 0
+        assert lease.message.deadline_ms == 0
+        lease.done()
+        queue.limit_all(None)
+        [lease] = reader.read(10)
+        assert lease.message.payload == b"paused"
