@@ -1,5 +1,5 @@
 -- What falls due moves on: delayed messages, leases that have expired, tenants that may go again.  Include it after queue/_moves.
--- keys: meta, messages, leases, delayed, blocked
+-- keys: meta, messages, waiting, leases, delayed, blocked, drained, accounts
 
 local STEP = 100
 
@@ -51,4 +51,28 @@ local function move_due()
     moved = moved + 1
   end
   place_moved()
+end
+
+-- Forgets idle tenants that have nothing left to pay.
+local function forget_drained(most)
+  if redis.call("ZCARD", drained) == 0 then
+    return
+  end
+  if redis.call("EXISTS", waiting, leases) == 0 then
+    queue.floor = math.max(queue.floor, number(redis.call("ZREVRANGE", drained, 0, 0, "WITHSCORES")[2]))
+  end
+  local paid = redis.call("ZRANGEBYSCORE", drained, "-inf", queue.floor, "LIMIT", 0, most)
+  for _, tenant in ipairs(paid) do
+    if not used[tenant] then
+      local account = tenant_account(tenant)
+      -- One that has used up its rate is remembered until its time has come.
+      if not is_idle(account) or account.next_at <= now then
+        if is_idle(account) then
+          redis.call("HDEL", accounts, tenant)
+        end
+        redis.call("ZREM", drained, tenant)
+      end
+      used[tenant] = nil
+    end
+  end
 end

@@ -15,7 +15,7 @@ local function preferred_message()
     if record and record.state == "w" then
       local account = tenant_account(record.tenant)
       local ahead = account.tag - lowest
-      if account.class == "r" and ahead <= math.max(account.cost or queue.cost, LEAST_COST) / account.limits.weight then
+      if account.class == "r" and classify(account) == "r" and ahead <= math.max(account.cost or queue.cost, LEAST_COST) / account.limits.weight then
         return account, id, record
       end
     end
@@ -32,6 +32,11 @@ local function next_message()
     return nil
   end
   account = tenant_account(tenant)
+  if classify(account) ~= account.class then
+    -- The limits of all tenants have changed.
+    place(account)
+    return account
+  end
   local first, member = first_waiting(account)
   record = first and read_record(first)
   if record and record.state == "w" then

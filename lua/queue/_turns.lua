@@ -34,7 +34,8 @@ local function place(account)
     class, score = classify(account)
   end
   if class and class ~= "b" and account.class ~= "r" and account.class ~= "o" then
-    account.tag = math.max(account.tag, queue.floor)
+    account.base = queue.floor
+    account.tag = math.max(account.tag, account.base)
   end
   if account.class and account.class ~= class then
     redis.call("ZREM", SETS[account.class], account.tenant)
@@ -55,8 +56,9 @@ local function place_moved()
   end
 end
 
+-- What is paid back does not take a tenant behind where it came back last: that would be credit for its absence.
 local function charge(account, seconds)
-  account.tag = account.tag + seconds / account.limits.weight
+  account.tag = math.max(account.tag + seconds / account.limits.weight, account.base)
 end
 
 -- A message of the tenant is handed over; returns what it is charged until its cost is known.
@@ -89,30 +91,10 @@ local function save_accounts()
   for tenant, account in pairs(used) do
     redis.call("HSET", accounts, tenant, cmsgpack.pack({
       account.tag, account.in_flight, account.bytes, account.cost, account.rank, account.next_at, account.class,
-      account.last_rank,
+      account.last_rank, account.base,
     }))
     if is_idle(account) then
       redis.call("ZADD", drained, account.tag, tenant)
-    end
-  end
-end
-
--- Forgets idle tenants that have nothing left to pay.
-local function forget_drained(most)
-  if redis.call("ZCARD", drained) == 0 then
-    return
-  end
-  if redis.call("EXISTS", waiting, leases) == 0 then
-    queue.floor = math.max(queue.floor, number(redis.call("ZREVRANGE", drained, 0, 0, "WITHSCORES")[2]))
-  end
-  local paid = redis.call("ZRANGEBYSCORE", drained, "-inf", queue.floor, "LIMIT", 0, most)
-  for _, tenant in ipairs(paid) do
-    if not used[tenant] then
-      if is_idle(tenant_account(tenant)) then
-        redis.call("HDEL", accounts, tenant)
-      end
-      used[tenant] = nil
-      redis.call("ZREM", drained, tenant)
     end
   end
 end

@@ -20,9 +20,7 @@ end
 if tenant ~= "" then
   place(tenant_account(tenant))
 else
-  for _, each in ipairs(redis.call("ZRANGE", blocked, 0, 999)) do
-    redis.call("ZADD", blocked, 0, each)
-  end
+  redis.call("ZUNIONSTORE", blocked, 1, blocked, "WEIGHTS", 0)
 end
 save_accounts()
 save_queue()

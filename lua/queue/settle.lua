@@ -30,6 +30,14 @@ local function finish(id, record)
   done = done + 1
 end
 
+-- A dead letter without its body could be redriven, and would be another message.
+local function lose(id, record)
+  forget(id, record)
+  redis.call("ZREM", leases, id)
+  redis.call("HDEL", messages, id)
+  redis.call("HINCRBY", meta, "lost", 1)
+end
+
 local function go_back(id, record, delay)
   local payload, headers = read_entry(record)
   if delay > 0 and payload then
@@ -64,7 +72,11 @@ local function settle(id, token, outcome, delay, seconds, reason)
     finish(id, record)
   elseif outcome == "dead" then
     local payload, headers = read_entry(record)
-    bury(id, record, reason, payload or "", headers or "")
+    if payload then
+      bury(id, record, reason, payload, headers)
+    else
+      lose(id, record)
+    end
   else
     if outcome ~= "retry" then
       record.attempts = record.attempts - 1

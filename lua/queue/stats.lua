@@ -34,7 +34,7 @@ end
 tell("damaged", damaged)
 
 local oldest = redis.call("ZRANGE", ages, 0, 0, "WITHSCORES")[2]
-tell("oldest", oldest and math.max(0, now - tonumber(oldest)) or -1)
+tell("oldest", oldest and tonumber(oldest) <= now and now - tonumber(oldest) or -1)
 local due = redis.call("ZRANGE", delayed, 0, 0, "WITHSCORES")[2]
 tell("next_due", due and math.max(0, tonumber(due) - now) or -1)
 

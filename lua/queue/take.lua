@@ -64,19 +64,19 @@ local function repeated()
   return true
 end
 
+-- So many tenants and messages are looked at: some may be late, lost or paused.
+local looks = count + STEP
 if not repeated() then
   move_due()
-  for _ = 1, 2 * count do
+  while #ids < count and bytes < most_bytes and looks > 0 do
     local account, id, record = next_message()
-    if not account or #ids >= count then
+    if not account then
       break
     end
     if id then
       hand_over(account, id, record)
-      if bytes >= most_bytes then
-        break
-      end
     end
+    looks = looks - 1
   end
   save_dwells()
   forget_drained(10)
@@ -98,5 +98,8 @@ end
 local next_due = math.min(first_due(delayed), first_due(leases), first_due(blocked))
 local newest = redis.call("XREVRANGE", notices, "+", "-", "COUNT", 1)[1]
 reply[2], reply[3], reply[5] = queue.streams, newest and newest[1] or "0-0", lost
+if looks == 0 then
+  next_due = now
+end
 reply[4] = next_due < math.huge and math.max(0, math.ceil(next_due - now)) or -1
 return reply

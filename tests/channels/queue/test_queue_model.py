@@ -3,7 +3,6 @@
 The model knows what each message is, and nothing of how the queue finds it.  It follows the queue's own clock.
 """
 
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pytest
@@ -12,12 +11,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
     run_state_machine_as_test,
 )
 
+from fixtures.queue_world import Known, World
 from fixtures.queues import INDEXES, Given, Probe
 from penstock.channels.queue import NewMessage, TenantLimits, Unique
 
@@ -26,82 +27,29 @@ KEYS = st.sampled_from(["", "", "k", "k2"])
 WORKERS = st.sampled_from(["w1", "w2"])
 UNIQUES = st.one_of(
     st.none(),
+    st.none(),
+    st.none(),
     st.builds(Unique, st.sampled_from(["u", "v"]), st.sampled_from(["queued", "running"])),
     st.builds(Unique, st.sampled_from(["u", "v"]), st.just("window"), st.just(60.0)),
+)
+Fields = tuple[str, str, Unique | None, float, float | None]
+FIELDS: st.SearchStrategy[Fields] = st.tuples(
+    TENANTS,
+    KEYS,
+    UNIQUES,
+    st.sampled_from([0.0, 0.0, 0.0, 5.5, 50.5]),
+    st.sampled_from([None, None, None, -1.5, 15.5, 100.5]),
+)
+OUTCOMES = st.tuples(
+    st.sampled_from(["done", "done", "retry", "snooze", "release", "dead"]),
+    st.sampled_from([0.0, 5.5]),
 )
 LIMITS = st.sampled_from(
     [None, {"is_paused": True}, {"in_flight": 1}, {"elastic": 1}, {"weight": 3.0}, {"in_flight": 3}]
 )
-LEASE_MS, LEASE_AFTER_LOSS_MS = 20_000, 30_000
+LEASE_MS = 20_500
 BODIES_TELL = [name for name in INDEXES if name not in ("messages", "finished", "windows")]
 """Keys that may be lost without a change that anybody sees."""
-
-
-@dataclass
-class Known:
-    """A message, as the model knows it.
-
-    Attributes:
-        place: The turn in its key's line.
-    """
-
-    new: NewMessage
-    state: str
-    place: int
-    due: float = 0.0
-    deadline: float = 0.0
-    attempts: int = 0
-    token: str = ""
-    until: float = 0.0
-    settled: tuple[str, str] = ("", "")
-    has_name: bool = False
-
-
-@dataclass
-class World:
-    """All messages, and who holds which unique name."""
-
-    messages: dict[str, Known] = field(default_factory=dict)
-    limits: dict[str, TenantLimits] = field(default_factory=dict)
-    windows: dict[str, tuple[str, float]] = field(default_factory=dict)
-    places: int = 0
-
-    def of(self, *states: str) -> list[Known]:
-        return [each for each in self.messages.values() if each.state in states]
-
-    def next_place(self) -> int:
-        self.places += 1
-        return self.places
-
-    def holder(self, name: str, now: float) -> str | None:
-        """The message that holds a unique name."""
-        if name in self.windows and self.windows[name][1] > now:
-            return self.windows[name][0]
-        holders = [
-            id_
-            for id_, each in self.messages.items()
-            if each.has_name and each.new.unique and each.new.unique.name == name
-        ]
-        assert len(holders) <= 1
-        return holders[0] if holders else None
-
-    def move_due(self, now: float) -> None:
-        """What each hand-over does first."""
-        for each in sorted(self.of("delayed"), key=lambda each: (each.due, each.new.id)):
-            if each.due <= now:
-                each.state, each.place = "waiting", self.next_place()
-        for each in self.of("leased"):
-            if each.until <= now:
-                each.state, each.token = "waiting", ""
-
-    def in_flight(self, tenant: str) -> int:
-        return sum(each.new.tenant == tenant for each in self.of("leased"))
-
-    def may_go(self, each: Known) -> bool:
-        own = self.limits.get(each.new.tenant, TenantLimits())
-        return not own.is_paused and (
-            own.in_flight is None or self.in_flight(each.new.tenant) < own.in_flight
-        )
 
 
 class Model(RuleBasedStateMachine):
@@ -112,7 +60,12 @@ class Model(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.client.flushall()
-        self.probe = Probe(self.client, streams=4, hand=2)
+        self.probe = Probe(self.client, streams=4, hand=2, is_frozen=True)
+        self.probe.write("nobody", "x")
+        self.probe.done(self.probe.take(1))
+        self.probe.pass_time(1e6)
+        self.probe.sweep()
+        self.written = 0
         self.world = World()
         self.requests: dict[str, tuple[str, list[Given]]] = {}
         self.taken_at: dict[str, float] = {}
@@ -122,14 +75,17 @@ class Model(RuleBasedStateMachine):
     def _now(self) -> float:
         return self.probe.now_ms()
 
-    @rule(
-        tenant=TENANTS,
-        key=KEYS,
-        unique=UNIQUES,
-        delay_s=st.sampled_from([0.0, 0.0, 0.0, 5.0, 50.0]),
-        deadline_s=st.sampled_from([None, None, None, -1.0, 15.0, 100.0]),
-    )
-    def write(
+    @initialize(fields=st.lists(FIELDS, min_size=2, max_size=8))
+    def begin(self, fields: list[Fields]) -> None:
+        for each in fields:
+            self._write(*each)
+
+    @rule(fields=st.lists(FIELDS, min_size=1, max_size=4))
+    def write(self, fields: list[Fields]) -> None:
+        for each in fields:
+            self._write(*each)
+
+    def _write(
         self,
         tenant: str,
         key: str,
@@ -137,16 +93,22 @@ class Model(RuleBasedStateMachine):
         delay_s: float,
         deadline_s: float | None,
     ) -> None:
-        before = self._now() or datetime.now(UTC).timestamp() * 1000
+        before = self._now()
         deadline = (
             None
             if deadline_s is None
             else datetime.fromtimestamp(round(before / 1000 + deadline_s, 3), UTC)
         )
+        self.written += 1
         new = NewMessage(
-            tenant, f"{len(self.world.messages)}", key=key, unique=unique, delay_s=delay_s,
+            tenant,
+            str(self.written),
+            id=f"m{self.written:04}",
+            key=key,
+            unique=unique,
+            delay_s=delay_s,
             deadline=deadline,
-        )  # fmt: skip
+        )
         [written] = self.probe.run(self.probe.shard.write([new]))
         now = self._now()
 
@@ -171,6 +133,11 @@ class Model(RuleBasedStateMachine):
         if new.unique and new.unique.until == "window":
             world.windows[new.unique.name] = (new.id, now + 60_000)
 
+    def _forget(self) -> None:
+        forgotten = self.world.forget_finished(self._now())
+        self.ended += forgotten
+        self.held = [each for each in self.held if each.id not in forgotten]
+
     @precondition(lambda self: self.world.messages)
     @rule(data=st.data())
     def write_again(self, data: st.DataObject) -> None:
@@ -180,8 +147,21 @@ class Model(RuleBasedStateMachine):
 
         assert (written.is_new, written.is_kept) == (False, True)
 
+    @rule(
+        worker=WORKERS,
+        count=st.sampled_from([1, 1, 2, 5]),
+        outcomes=st.lists(OUTCOMES, min_size=1, max_size=4),
+    )
+    def work(self, worker: str, count: int, outcomes: list[tuple[str, float]]) -> None:
+        """Takes messages, and settles some of them at once."""
+        for given, (outcome, delay_s) in zip(self.take(worker, count), outcomes, strict=False):
+            self._settle(given, outcome, delay_s)
+
     @rule(worker=WORKERS, count=st.sampled_from([1, 1, 2, 5]))
-    def take(self, worker: str, count: int) -> None:
+    def takes(self, worker: str, count: int) -> None:
+        self.take(worker, count)
+
+    def take(self, worker: str, count: int) -> list[Given]:
         request = self.probe.new_request(worker)
         taken = self.probe.take(count, worker, request=request, lease_s=LEASE_MS / 1000)
         self._check_taken(taken, count)
@@ -189,6 +169,7 @@ class Model(RuleBasedStateMachine):
             self.requests[worker] = (request, taken)
             self.taken_at[worker] = self._now()
         self.held += taken
+        return taken
 
     def _check_taken(self, taken: list[Given], count: int) -> None:
         now, world = self._now(), self.world
@@ -229,21 +210,18 @@ class Model(RuleBasedStateMachine):
 
         messages = self.world.messages
         assert [each.id for each in again] == [
-            each.id for each in taken if messages[each.id].token == request
-            and messages[each.id].state == "leased"
-        ]  # fmt: skip
+            each.id for each in taken if each.id in messages and messages[each.id].token == request
+        ]
 
     @precondition(lambda self: self.held)
-    @rule(
-        data=st.data(),
-        outcome=st.sampled_from(["done", "done", "done", "retry", "snooze", "release", "dead"]),
-        delay_s=st.sampled_from([0.0, 5.0]),
-    )
-    def settle(self, data: st.DataObject, outcome: str, delay_s: float) -> None:
-        """By whoever had the message at some time: now, before, or twice."""
-        given = data.draw(st.sampled_from(self.held))
+    @rule(data=st.data(), outcome=OUTCOMES)
+    def settle(self, data: st.DataObject, outcome: tuple[str, float]) -> None:
+        """By a worker that has the message, or had it before, or has settled it already."""
+        self._settle(data.draw(st.sampled_from(self.held)), *outcome)
+
+    def _settle(self, given: Given, outcome: str, delay_s: float) -> None:
         delay_s = delay_s if outcome in ("retry", "snooze") else 0.0
-        is_ours = self.probe.settle(given, outcome, delay_s=delay_s, seconds=0.1, reason="bad")
+        is_ours = self.probe.settle(given, outcome, delay_s=delay_s, seconds=0.0, reason="bad")
         now, known = self._now(), self.world.messages[given.id]
 
         if known.settled == (given.token, outcome) and known.token == "":
@@ -264,6 +242,7 @@ class Model(RuleBasedStateMachine):
 
     def _end(self, known: Known, state: str) -> None:
         known.state, known.has_name, known.token = state, False, ""
+        known.done_at = self._now()
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -320,14 +299,16 @@ class Model(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1.0, 6.0, 25.0, 70.0]))
     def pass_time(self, seconds: float) -> None:
-        """Whoever holds a lease has crashed, if it is long enough."""
+        """A worker that holds a lease has crashed, if it is long enough."""
         if self._now():
             self.probe.pass_time(seconds)
+            self._forget()
 
     @rule(seconds=st.sampled_from([1.0, 3600.0]))
     def set_the_server_back(self, seconds: float) -> None:
         if self._now():
             self.probe.set_back(seconds)
+            self._forget()
 
     @rule()
     def sweep(self) -> None:
@@ -342,12 +323,12 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: self._now())
     @rule(name=st.sampled_from(BODIES_TELL))
     def lose_a_key(self, name: str) -> None:
-        """By whoever has deleted it."""
+        """Somebody has deleted it."""
         before = self._now()
         is_gone = self.client.delete(self.probe.key(name)) == 1
         assert self.probe.sweep() == 0
         if name == "meta":  # its clock begins anew
-            self.probe.pass_time(max(0.0, before - self._now()) / 1000)
+            self.client.hset(self.probe.key("meta"), "clock", before)
         assert self.probe.is_whole()
         self._bury_late()
         if not is_gone:
@@ -358,21 +339,22 @@ class Model(RuleBasedStateMachine):
             for each in self.world.of("leased"):
                 until = self.client.zscore(self.probe.key("leases"), each.new.id)
                 each.until = float(until or 0)
-        if name == "uniques":
-            self._names_after_a_rebuild()
+        self._names_after_a_rebuild()
 
     def _names_after_a_rebuild(self) -> None:
-        """Whoever has a name and is not done holds it."""
+        """A message that has a name and is not done holds it."""
         names = dict(self.client.hgetall(self.probe.key("uniques")))
         for each in self.world.messages.values():
             unique = each.new.unique
-            each.has_name = bool(unique and names.get(unique.name.encode()) == each.new.id.encode())
-        for name, (id_, until) in list(self.world.windows.items()):
+            is_open = each.state in ("waiting", "leased", "delayed")
+            each.has_name = bool(
+                is_open and unique and names.get(unique.name.encode()) == each.new.id.encode()
+            )
+        for name, (id_, _) in list(self.world.windows.items()):
             if names.get(name.encode()) != id_.encode():
                 del self.world.windows[name]
-            else:
+            elif id_ in self.world.messages:
                 self.world.messages[id_].has_name = False
-                self.world.windows[name] = (id_, until)
 
     @precondition(lambda self: self._now())
     @rule()

@@ -1,6 +1,7 @@
 """Whatever key of a queue is lost, a sweep notices, and what the bodies of messages tell is there again."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -209,7 +210,7 @@ def test_a_lease_goes_on_through_a_rebuild(filled: Filled) -> None:
 
 
 def test_a_lease_is_stale_when_the_record_of_it_is_lost(filled: Filled) -> None:
-    """Its message waits again: whoever holds it cannot settle it any more."""
+    """Its message waits again: the worker that holds it cannot settle it any more."""
     probe = filled.probe
     probe.client.delete(probe.key("messages"))
     probe.sweep()
@@ -261,7 +262,8 @@ def test_a_deleted_stream_costs_its_messages_which_are_counted_and_no_others(
 ) -> None:
     for number in range(40):
         probe.write(f"t{number}", str(number))
-    gone = {fields[b"payload"].decode() for _, fields in probe.client.xrange(probe.key("3"))}
+    entries: Any = probe.client.xrange(probe.key("3"))
+    gone = {fields[b"payload"].decode() for _, fields in entries}
     assert 0 < len(gone) < 40
     probe.client.delete(probe.key("3"))
 
@@ -292,6 +294,18 @@ def test_deleted_bodies_of_delayed_and_dead_messages_are_counted_as_lost(probe: 
     assert probe.sweep() == 2
     assert probe.is_whole()
     assert probe.stats()["lost"] == 2
+
+
+def test_a_leased_message_whose_body_is_gone_becomes_no_empty_dead_letter(probe: Probe) -> None:
+    probe.write("t", "one")
+    [given] = probe.take(1)
+    for number in range(8):
+        probe.client.delete(probe.key(str(number)))
+    assert probe.settle(given, "dead", reason="bad")
+
+    stats = probe.stats()
+    assert (stats["dead"], stats["lost"], stats["leased"]) == (0, 1, 0)
+    assert probe.is_whole()
 
 
 def test_a_deadline_of_a_message_whose_body_is_gone_does_not_stop_the_sweep(probe: Probe) -> None:

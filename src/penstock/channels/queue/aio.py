@@ -222,6 +222,8 @@ class AsyncReader:
         self._rounds = Rounds(shape, worker, self.options, self._book)
         self._heartbeat = Heartbeat(self._book, self.options.lease_s, self._extend)
         self._is_cluster = isinstance(client, redis.asyncio.RedisCluster)
+        # Handed over, but not returned, since a later shard of the round has failed: for the next read.
+        self._found: list[AsyncLease] = []
         self._is_stopped = False
 
     async def read(self, count: int = 1, *, block_s: float = 0.0) -> list[AsyncLease]:
@@ -240,15 +242,15 @@ class AsyncReader:
     async def _round(self, count: int) -> list[AsyncLease]:
         if self._rounds.is_sweep_due():
             await self.sweep()
-        found: list[AsyncLease] = []
         for shard in self._rounds.begin():
-            if len(found) < count:
-                steps = self._rounds.take(shard, count - len(found))
+            if len(self._found) < count:
+                steps = self._rounds.take(shard, count - len(self._found))
                 good, exhausted = self._rounds.taken(
                     shard, await self._run(shard, steps, "reading")
                 )
-                found += [AsyncLease(self, held) for held in good]
+                self._found += [AsyncLease(self, held) for held in good]
                 await self._settle_held(exhausted, self._rounds.exhausted(exhausted))
+        found, self._found = self._found[:count], self._found[count:]
         return found
 
     async def _wait(self, seconds: float) -> None:

@@ -148,6 +148,8 @@ class Reader:
         self._rounds = Rounds(shape, worker, self.options, self._book)
         self._heartbeat = Heartbeat(self._book, self.options.lease_s, self._extend)
         self._is_cluster = isinstance(client, redis.RedisCluster)
+        # Handed over, but not returned, since a later shard of the round has failed: for the next read.
+        self._found: list[Lease] = []
         self._is_stopped = False
         self._adopts, self._adopt_at = adopts, 0.0
 
@@ -193,13 +195,15 @@ class Reader:
             self._adopt(self._adopts)
         if self._rounds.is_sweep_due():
             self.sweep()
-        found: list[Lease] = []
         for shard in self._rounds.begin():
-            if len(found) < count:
-                taken = self._run(shard, self._rounds.take(shard, count - len(found)), "reading")
+            if len(self._found) < count:
+                taken = self._run(
+                    shard, self._rounds.take(shard, count - len(self._found)), "reading"
+                )
                 good, exhausted = self._rounds.taken(shard, taken)
-                found += [Lease(self, held) for held in good]
+                self._found += [Lease(self, held) for held in good]
                 self._settle_held(exhausted, self._rounds.exhausted(exhausted))
+        found, self._found = self._found[:count], self._found[count:]
         return found
 
     def _wait(self, seconds: float) -> None:

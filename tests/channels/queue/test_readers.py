@@ -1,0 +1,68 @@
+"""Readers: their end, and errors between two shards."""
+
+import threading
+from time import monotonic
+
+import pytest
+import redis
+
+from fixtures.proxy import APPEND, Harm, Proxy, behind
+from penstock.channels.queue import FairQueue
+from penstock.channels.server import connect_redis
+from penstock.errors import ServerUnavailable
+
+
+@pytest.fixture
+def queue(redis_client: redis.Redis) -> FairQueue:
+    return FairQueue(redis_client, "jobs")
+
+
+def test_a_reader_that_ends_gives_unread_work_back_at_once(queue: FairQueue) -> None:
+    """As at SIGTERM: nobody waits for a lease to end, and the attempt does not count."""
+    queue.write("t", "one")
+    reader = queue.reader()
+    reader.read()
+    reader.close()
+
+    with queue.reader() as other:
+        [lease] = other.read()
+        assert lease.message.attempts == 1
+        lease.done()
+
+
+def test_a_waiting_reader_can_be_stopped(queue: FairQueue) -> None:
+    with queue.reader() as reader:
+        timer = threading.Timer(0.1, reader.stop)
+        timer.start()
+        began = monotonic()
+        assert reader.read(block_s=30) == []
+        assert monotonic() - began < 1.6
+
+
+def test_messages_of_one_shard_come_though_another_one_fails(
+    redis_proxy: Proxy, redis_url: str
+) -> None:
+    """What was taken before the error is returned: its leases would be kept alive with nobody working."""
+    with redis.Redis.from_url(redis_url) as direct:
+        queue = FairQueue(direct, "jobs", shards=4)
+        for number in range(40):
+            queue.write(f"t{number}", str(number))
+        with connect_redis(behind(redis_proxy, redis_url)) as client:
+            reader = FairQueue(client, "jobs", shards=4).reader()
+            got = reader.read(1)
+            redis_proxy.harm(APPEND, Harm.LOSE_REPLY, skip=2)
+            for _ in range(3):
+                try:
+                    got += reader.read(100)
+                except ServerUnavailable:
+                    continue
+            held = {each.message.id for each in reader._book.all()}
+            assert {each.message.id for each in got} == held
+            assert len(held) == 40
+            reader.close()
+        assert queue.stats().waiting == 40
+
+
+def test_stats_are_there_for_a_queue_that_was_never_used(queue: FairQueue) -> None:
+    stats = queue.stats()
+    assert (stats.length, stats.dead, stats.oldest_s) == (0, 0, None)
