@@ -49,8 +49,8 @@ CREATE INDEX waiting_records_given ON {schema}.waiting_records (channel, shard, 
 WHERE is_given
 """
 
-# The row of a record is what says that its effect is outstanding.  A worker deletes it in the transaction of the effect: whoever
-# deletes it has done the effect, and whoever comes second waits for the first one's commit and finds nothing.
+# The row of a record is what says that its effect is outstanding.  A worker deletes it in the transaction of the effect.  The worker
+# that deletes it has done the effect; one that comes second waits for the commit of the first, and finds nothing.
 FINISH_RECORDS = """
 CREATE FUNCTION {schema}.finish_records(of_channel text, ids bigint[])
 RETURNS SETOF bigint

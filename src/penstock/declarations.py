@@ -50,7 +50,10 @@ Capture = Literal["orm", "trigger"]
 """Who sees the changes of a class: the session's hooks, or triggers of its table."""
 
 Change = Literal["insert", "update", "delete"]
+"""A kind of change."""
+
 CHANGES: tuple[Change, ...] = ("insert", "update", "delete")
+"""All kinds of change."""
 
 Named = str | Sequence[str] | Callable[[Any], object]
 """An attribute by its name, several, or a function of the object."""

@@ -13,6 +13,7 @@ NAME_RULE = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,61}[a-z0-9])?")
 """Names of channels and consumers: they become parts of Redis keys, of SQL values, of file names and of command lines."""
 
 MAX_SHARDS = 1024
+"""Most shards of a channel."""
 
 MAX_STREAMS = 256
 """Most streams of one shard of a queue."""

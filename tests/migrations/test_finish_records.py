@@ -1,4 +1,4 @@
-"""``finish_records`` deletes the rows of a queue's records: whoever gets an id back has its effect."""
+"""``finish_records`` deletes the rows of a queue's records: the worker that gets an id back has its effect."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta

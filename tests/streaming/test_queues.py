@@ -17,6 +17,10 @@ from penstock.channels.queue import FairQueue, TenantLimits
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.crashpoints import QUEUE_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection
+from penstock.database.statements import statements
+from penstock.errors import Fenced, HistoryDiverged, QueueDamaged
+from penstock.journal import missed_records
+from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 
 NAME = "jobs"
@@ -449,3 +453,102 @@ def test_a_kill_between_two_steps_loses_nothing_and_doubles_nothing(
     expected = {n for n in range(60) if n % 20 < 10 or n % 20 == 11}
     assert sorted(worker.effects) == sorted(expected)
     assert outstanding(connection) == worker.queue.stats().delayed == 3
+
+
+def test_a_streamer_of_an_older_epoch_writes_nothing(
+    put: Put, streamer: Streamer, redis_client: redis.Redis, connection: Connection, worker: Worker
+) -> None:
+    put(1, delay_s=7200)
+    streamer.drain()
+    redis_client.set("penstock:{jobs/0}:epoch", 2)
+    connection.execute("UPDATE penstock.waiting_records SET due = now()")
+    with pytest.raises(Fenced):
+        streamer._publisher.care_for_queues()  # type: ignore[union-attr]  # it has started
+    put(2)
+    with pytest.raises((Fenced, HistoryDiverged)):
+        streamer.drain()
+
+    assert worker.queue.stats().length == 0
+
+
+def test_a_queue_none_of_whose_streams_can_be_written_stops_alone_and_recovers(
+    put: Put, streamer: Streamer, redis_client: redis.Redis, worker: Worker
+) -> None:
+    for number in range(16):
+        redis_client.set(f"penstock:{{jobs/0}}:s{number}", "somebody's")
+    put(1)
+    streamer.round()
+    assert isinstance(streamer._unusable.first_error, QueueDamaged)
+
+    for number in range(16):
+        redis_client.delete(f"penstock:{{jobs/0}}:s{number}")
+    settle_down(streamer)
+    assert worker.work() == [1]
+
+
+def test_the_number_of_streams_may_change_between_two_releases(
+    put: Put, streamer: Streamer, worker: Worker, database_url: str, redis_url: str
+) -> None:
+    put(*range(30))
+    streamer.drain()
+    for number, streams in enumerate([3, 40], 1):
+        with Streamer(
+            Pipeline([Queue(NAME, streams=streams), Log("things", shards=1)]),
+            database_url,
+            redis_url,
+        ) as other:
+            put(*range(30 * number, 30 * number + 30))
+            other.drain()
+
+    assert worker.queue.stats().streams == 40
+    assert worker.work() == list(range(90))
+
+
+def test_retention_keeps_what_is_not_done(
+    put: Put, streamer: Streamer, connection: Connection, worker: Worker
+) -> None:
+    put(*range(20))
+    streamer.drain()
+    put(20)
+    streamer.drain()
+    retain_now(streamer)
+
+    [(journaled,)] = connection.execute(
+        "SELECT sum(cardinality(record_ids)) FROM penstock.journal"
+    ).fetchall()
+    assert journaled < 21
+    assert outstanding(connection) == 21
+    assert missed_records(connection, DEFAULT_SCOPE) == []
+    assert worker.work() == list(range(21))
+    settle_down(streamer)
+    assert waiting(connection, given=True) == 0
+
+
+def test_what_is_due_is_found_by_its_index_however_much_waits(connection: Connection) -> None:
+    connection.execute(
+        "INSERT INTO penstock.waiting_records (record_id, channel, shard, due) "
+        "SELECT i, 'jobs', 0, now() + i * interval '1 hour' FROM generate_series(1, 20000) i"
+    )
+    sql = statements("penstock.streaming", "penstock")["due_records"]
+    values = {"channel": "jobs", "shard": 0, "records": 100, "bytes": 1000}
+    plan = connection.execute(b"EXPLAIN " + sql, values).fetchall()
+
+    assert any("Index Cond" in line and "due <= " in line for (line,) in plan)
+
+
+def test_large_records_that_wait_are_fed_in_small_batches(
+    put: Put, streamer: Streamer, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.queue.limit("a", TenantLimits(bytes=1))
+    put(*range(30))
+    put(*range(30, 60), delay_s=7200, tenant="b")
+    monkeypatch.setattr("penstock.streaming.queues.BATCH_BYTES", 1)
+    streamer.drain()
+    worker.queue.limit("a", None)
+    worker.connection.execute(
+        "UPDATE penstock.waiting_records SET due = now() WHERE tenant IS NULL"
+    )
+    for _ in range(4):
+        streamer.drain()
+
+    assert (worker.queue.stats().delayed, worker.queue.stats().waiting) == (30, 30)

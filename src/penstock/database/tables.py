@@ -65,6 +65,7 @@ def metadata(schema: str) -> MetaData:
     """All of Penstock's tables in ``schema``."""
     tables = MetaData(schema=schema)
     _declare_streaming(tables)
+    _declare_channels(tables)
     _declare_faults(tables)
     _declare_consuming(tables)
     _declare_reconciling(tables)
@@ -123,6 +124,10 @@ def _declare_streaming(tables: MetaData) -> None:
             "cardinality(record_ids) = last_offset - first_offset + 1", name="journal_is_dense"
         ),
     )
+
+
+def _declare_channels(tables: MetaData) -> None:
+    """Tables of channels, and of the records of queues that wait."""
     Table(
         "channels",
         tables,

@@ -107,7 +107,7 @@ class Plan:
     def _read(named: Named | None, target: object, stored: StoredValues) -> object:
         if named is None or callable(named):
             return named and _call(named, target)
-        return make_key([_read(target, name, stored) for name in names_of(named)])
+        return make_key([_read(target, name, stored) for name in get_names(named)])
 
 
 def make_plans(rules: Iterable[StagingRule], mapper: Mapper[Any]) -> tuple[Plan, ...]:
@@ -117,15 +117,15 @@ def make_plans(rules: Iterable[StagingRule], mapper: Mapper[Any]) -> tuple[Plan,
 
 def key_names(rule: StagingRule) -> tuple[str, ...]:
     """Returns the attributes that make up a rule's key; none if a function gives it."""
-    return names_of(rule.key)
+    return get_names(rule.key)
 
 
 def tenant_names(rule: StagingRule) -> tuple[str, ...]:
     """Returns the attributes that make up a rule's tenant; none if a function gives it."""
-    return names_of(rule.tenant)
+    return get_names(rule.tenant)
 
 
-def names_of(named: Named | None) -> tuple[str, ...]:
+def get_names(named: Named | None) -> tuple[str, ...]:
     """Returns the names of attributes; none if it is a function."""
     if named is None or callable(named):
         return ()

@@ -19,7 +19,7 @@ class InspectedShard:
     """What a shard of a queue holds.
 
     Attributes:
-        stats: Its numbers; None if they cannot be told.
+        stats: Its numbers; None if they cannot be read.
         damage: What is wrong with it; None if nothing is.
     """
 

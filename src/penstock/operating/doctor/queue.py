@@ -40,7 +40,7 @@ def _check_channel(context: CheckContext, channel: ChannelStatus) -> Iterator[Ch
                 f"find out what writes it, then RENAME {key} …: the streamer writes again what is missing",
             )
         if each.queue is not None and each.queue.damage is not None and not foreign:
-            fix = "penstock stream, which mends it"
+            fix = "penstock stream, which repairs it"
             yield CheckResult.warning("queues", f"{shard}: {each.queue.damage}", fix)
     yield from _check_waiting(channel)
 
@@ -54,13 +54,13 @@ def _check_waiting(channel: ChannelStatus) -> Iterator[CheckResult]:
         yield CheckResult.warning(
             "queues",
             f"{channel.channel}: {waiting:,} messages wait or are worked on, the oldest for {format_age(oldest_s)}",
-            f"penstock tail {channel.channel} tells what each of them waits for; run more workers if they do not keep up",
+            f"penstock tail {channel.channel} says what each of them waits for; run more workers if they do not keep up",
         )
     if dead := sum(queue.dead for queue in held):
         yield CheckResult.warning(
             "queues",
             f"{channel.channel}: {dead:,} dead letters",
-            f"penstock tail {channel.channel} tells why; mend the cause, then bring them back",
+            f"penstock tail {channel.channel} says why; fix the cause, then bring them back",
         )
 
 
