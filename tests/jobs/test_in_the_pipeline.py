@@ -234,7 +234,7 @@ def test_a_halted_queue_keeps_its_jobs_until_it_is_let_go(
 def test_so_many_dead_letters_in_a_row_halt_the_queue(
     working: Pipeline, bench: Bench, database_url: str, redis_url: str
 ) -> None:
-    declare(working, attempts=1, halt_after=3, concurrency=1)
+    declare(working, attempts=1, halt_after=3, concurrency=4)
     bench.stage(10, data={"fails": True})
     with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
         worker.drain()

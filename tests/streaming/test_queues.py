@@ -17,6 +17,7 @@ from penstock.channels.queue import FairQueue, TenantLimits
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.crashpoints import QUEUE_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection
+from penstock.database.statements import statements
 from penstock.errors import Fenced, HistoryDiverged, QueueDamaged
 from penstock.journal import missed_records
 from penstock.records import DEFAULT_SCOPE
@@ -521,3 +522,46 @@ def test_retention_keeps_what_is_not_done(
     assert worker.work() == list(range(21))
     settle_down(streamer)
     assert waiting(connection, given=True) == 0
+
+
+def test_what_is_due_is_found_by_its_index_however_much_waits(connection: Connection) -> None:
+    connection.execute(
+        "INSERT INTO penstock.waiting_records (record_id, channel, shard, due) "
+        "SELECT i, 'jobs', 0, now() + i * interval '1 hour' FROM generate_series(1, 20000) i"
+    )
+    sql = statements("penstock.streaming", "penstock")["due_records"]
+    values = {"channel": "jobs", "shard": 0, "records": 100, "bytes": 1000}
+    plan = connection.execute(b"EXPLAIN " + sql, values).fetchall()
+
+    assert any("Index Cond" in line and "due <= " in line for (line,) in plan)
+
+
+def test_large_records_that_wait_are_fed_in_small_batches(
+    put: Put, streamer: Streamer, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.queue.limit("a", TenantLimits(bytes=1))
+    put(*range(30))
+    put(*range(30, 60), delay_s=7200, tenant="b")
+    monkeypatch.setattr("penstock.streaming.queues.BATCH_BYTES", 1)
+    streamer.drain()
+    worker.queue.limit("a", None)
+    worker.connection.execute(
+        "UPDATE penstock.waiting_records SET due = now() WHERE tenant IS NULL"
+    )
+    for _ in range(4):
+        streamer.drain()
+
+    assert (worker.queue.stats().delayed, worker.queue.stats().waiting) == (30, 30)
+
+
+def test_a_name_held_for_a_window_drops_what_comes_in_it_though_the_first_is_done(
+    put: Put, streamer: Streamer, worker: Worker, connection: Connection
+) -> None:
+    put(1, unique=Unique("x", "window", 60))
+    streamer.drain()
+    assert worker.work() == [1]
+    put(2, unique=Unique("x", "window", 60))
+    settle_down(streamer)
+
+    assert outstanding(connection) == 0
+    assert worker.work() == []

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from penstock import Ick, Log, Pipeline, Record
+from penstock import Cancel, DeadLetter, Ick, Job, Log, Pipeline, Queue, Record, Snooze
 
 Handler = TypeVar("Handler", bound=Callable[..., object])
 
@@ -205,6 +205,30 @@ def noted(function: Handler) -> Handler:
 @pipeline.consumer(reads=rides)
 @noted
 def decorated(session: Session, records: Sequence[Record]) -> None: ...
+
+
+# --- workers of queues ---
+
+jobs = Queue("jobs")
+more_jobs = Queue("more-jobs")
+async_jobs = Queue("async-jobs")
+pipeline.add_channel(jobs)
+pipeline.add_channel(more_jobs)
+pipeline.add_channel(async_jobs)
+
+
+@pipeline.worker(reads=jobs)
+def job_handler(session: Session, job: Job) -> None: ...
+
+
+@pipeline.worker(reads=more_jobs, payload=Fare, concurrency=8, lease_s=10, name="typed")
+def typed_job(session: Session, job: Job[Fare]) -> Snooze | Cancel | None:
+    assert_type(job.payload, Fare)
+    return Snooze("10m")
+
+
+@pipeline.worker(reads=async_jobs, limit_s=5.0, attempts=3, backoff_s=0.1, on_poison="halt")
+async def async_job(session: AsyncSession, job: Job) -> DeadLetter | None: ...
 
 
 # --- reconciliations ---

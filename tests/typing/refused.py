@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from penstock import Ick, Log, Pipeline, Record
+from penstock import Ick, Job, Log, Pipeline, Queue, Record
 
 rides = Log("rides")
 index = Ick("index")
@@ -239,6 +239,25 @@ pipeline.consumer(reads=index, payload=Fare)  # type: ignore[call-overload]
 pipeline.consumer(reads=index, dataframe=True)  # type: ignore[call-overload]
 pipeline.consumer(reads=rides, start="last")  # type: ignore[call-overload]
 pipeline.consumer(reads=rides, park_key="yes")  # type: ignore[call-overload]
+
+
+# --- workers of queues ---
+
+jobs = Queue("jobs")
+pipeline.consumer(reads=jobs)  # type: ignore[call-overload]
+pipeline.worker(reads=rides)  # type: ignore[call-overload]
+pipeline.worker(reads=jobs, batch=5)  # type: ignore[call-overload]
+pipeline.worker(reads=jobs, concurrency="4")  # type: ignore[call-overload]
+pipeline.worker(reads=jobs, payload=Fare(1))  # type: ignore[call-overload]
+
+
+@pipeline.worker(reads=jobs)  # type: ignore[arg-type]
+def of_records(session: Session, records: Sequence[Record]) -> None: ...
+
+
+@pipeline.worker(reads=jobs)  # type: ignore[arg-type]
+def returns_a_number(session: Session, job: Job) -> int:
+    return 1
 
 
 # --- reconciliations ---

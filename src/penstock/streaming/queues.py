@@ -25,12 +25,13 @@ from penstock.database.statements import statements
 from penstock.errors import Fenced
 from penstock.records import BEGINNING, Epoch, Offset, RecordId, Scope, ShardName
 from penstock.streaming.queued_records import NEAR, Due, apart, make_queue_batch
+from penstock.streaming.unpublished import BATCH_BYTES
 
 FEED_RECORDS = 200
 """Most records that are fed in one step of a shard."""
 
-FEED_TENANTS = 20
-"""Most tenants without room whose records are tried in one step of a shard, ten records each."""
+FEED_TENANTS, FEED_A_TENANT = 20, 50
+"""Most tenants without room whose records are tried in one step of a shard, and most records of each."""
 
 AUDIT_RECORDS = 1000
 """About so many records of the journal, and at most so many waiting ones, are in one step of the audit of a shard."""
@@ -135,21 +136,29 @@ class Queues:
     def _feed(self, shard: ShardName, end: float) -> int:
         fed = 0
         while True:
-            rows = self._execute("due_records", shard, {"records": FEED_RECORDS})
+            limits = {"records": FEED_RECORDS, "bytes": BATCH_BYTES}
+            rows = self._execute("due_records", shard, limits)
             fed += self._feed_rows(shard, rows)
-            if len(rows) < FEED_RECORDS or monotonic() >= end:
-                return fed + self._feed_refused(shard)
+            if not rows or monotonic() >= end:
+                return fed + self._feed_refused(shard, end)
 
-    def _feed_refused(self, shard: ShardName) -> int:
-        limits = {
-            "after": self._tenants.get(shard, ""),
-            "tenants": FEED_TENANTS,
-            "records": FEED_RECORDS // FEED_TENANTS,
-        }
-        rows = self._execute("refused_records", shard, limits)
-        tenants = {row[2] for row in rows}
-        self._tenants[shard] = max(tenants, default="") if len(tenants) == FEED_TENANTS else ""
-        return self._feed_rows(shard, rows)
+    def _feed_refused(self, shard: ShardName, end: float) -> int:
+        """Feeds the first records of some tenants that had no room, as long as one of them has it."""
+        fed = 0
+        while True:
+            after = self._tenants.get(shard, "")
+            rows = self._read_refused(shard, after)
+            if not rows and after:  # after the last tenant, the first again
+                rows = self._read_refused(shard, "")
+            self._tenants[shard] = rows[-1][2] if rows else ""
+            given = self._feed_rows(shard, rows)
+            fed += given
+            if not given or monotonic() >= end:
+                return fed
+
+    def _read_refused(self, shard: ShardName, after: str) -> list[Any]:
+        limits = {"after": after, "tenants": FEED_TENANTS, "records": FEED_A_TENANT}
+        return self._execute("refused_records", shard, {**limits, "bytes": BATCH_BYTES})
 
     def _feed_rows(self, shard: ShardName, rows: Sequence[Sequence[Any]]) -> int:
         """Gives Redis waiting records; returns how many."""

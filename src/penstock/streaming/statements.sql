@@ -544,20 +544,30 @@ WHERE known.is_given;
 
 -- :name due_records
 -- Waiting records that Redis is to be given, the first due first.  One that is done has only its id.
-SELECT w.record_id, r.id, r.key, r.action, r.object,
-       r.data::text,
-       coalesce(r.headers::text, ''),
-       (extract(epoch FROM r.created_at) * 1000000)::bigint
+-- statement_timestamp, because an index cannot be searched for the volatile clock_timestamp.  As a batch of `unpublished`, they end
+-- early once their payloads exceed the byte limit.
+SELECT record_id, id, key, action, object,
+       data::text,
+       coalesce(headers::text, ''),
+       (extract(epoch FROM created_at) * 1000000)::bigint
 FROM (
-    SELECT record_id, due
-    FROM {schema}.waiting_records
-    WHERE channel = %(channel)s AND shard = %(shard)s AND NOT is_given AND tenant IS NULL
-      AND due <= clock_timestamp()
-    ORDER BY due
-    LIMIT %(records)s
-) w
-LEFT JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = w.record_id OFFSET 0) r ON true
-ORDER BY w.due;
+    SELECT w.record_id, w.due, r.id, r.key, r.action, r.object, r.data, r.headers, r.created_at,
+           sum(coalesce(pg_column_size(r.data), 0)) OVER (
+               ORDER BY w.due, w.record_id
+               ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+           ) AS bytes_before
+    FROM (
+        SELECT record_id, due
+        FROM {schema}.waiting_records
+        WHERE channel = %(channel)s AND shard = %(shard)s AND NOT is_given AND tenant IS NULL
+          AND due <= statement_timestamp()
+        ORDER BY due
+        LIMIT %(records)s
+    ) w
+    LEFT JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = w.record_id OFFSET 0) r ON true
+) measured
+WHERE coalesce(bytes_before, 0) < %(bytes)s
+ORDER BY due, record_id;
 
 -- :name refused_records
 -- The first waiting records of each tenant that had no room, of at most `tenants` tenants after one of them.
@@ -579,20 +589,28 @@ WITH RECURSIVE tenants AS (
     ) next
     WHERE tenants.number < %(tenants)s
 )
-SELECT w.record_id, r.id, tenants.tenant, r.action, r.object,
-       r.data::text,
-       coalesce(r.headers::text, ''),
-       (extract(epoch FROM r.created_at) * 1000000)::bigint
-FROM tenants
-CROSS JOIN LATERAL (
-    SELECT record_id
-    FROM {schema}.waiting_records
-    WHERE channel = %(channel)s AND shard = %(shard)s AND NOT is_given AND tenant = tenants.tenant
-    ORDER BY record_id
-    LIMIT %(records)s
-) w
-LEFT JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = w.record_id OFFSET 0) r ON true
-ORDER BY tenants.tenant, w.record_id;
+SELECT record_id, id, tenant, action, object,
+       data::text,
+       coalesce(headers::text, ''),
+       (extract(epoch FROM created_at) * 1000000)::bigint
+FROM (
+    SELECT w.record_id, tenants.tenant, r.id, r.action, r.object, r.data, r.headers, r.created_at,
+           sum(coalesce(pg_column_size(r.data), 0)) OVER (
+               ORDER BY tenants.tenant, w.record_id
+               ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+           ) AS bytes_before
+    FROM tenants
+    CROSS JOIN LATERAL (
+        SELECT record_id
+        FROM {schema}.waiting_records
+        WHERE channel = %(channel)s AND shard = %(shard)s AND NOT is_given AND tenant = tenants.tenant
+        ORDER BY record_id
+        LIMIT %(records)s
+    ) w
+    LEFT JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = w.record_id OFFSET 0) r ON true
+) measured
+WHERE coalesce(bytes_before, 0) < %(bytes)s
+ORDER BY tenant, record_id;
 
 -- :name note_given
 UPDATE {schema}.waiting_records

@@ -113,7 +113,12 @@ class JobBook:
                 setattr(self._consumed, what, getattr(self._consumed, what) + 1)
         if ended.what in {"applied", "cancelled", "repeated"}:
             self._uncounted[shard, "skipped" if ended.what == "repeated" else "applied"] += 1
-        if ended.what in {"retried", "put_back"} and ended.settlement is not None:
+        is_coming_back = ended.what in {"retried", "put_back"} and ended.halted is None
+        if (
+            is_coming_back
+            and ended.settlement is not None
+            and ended.settlement.outcome != "release"
+        ):
             self._due[ended.lease.message.id] = monotonic() + ended.settlement.delay_s
 
     def collect(self) -> Consumed:

@@ -123,7 +123,8 @@ class _ThreadLanes:
                 self._work.deliver(lane, lease)
         finally:
             lane.has_ended = True
-            lane.deliverer.close()
+            with suppress(Exception):  # the connection is gone
+                lane.deliverer.close()
 
 
 class _InTask:
@@ -189,7 +190,8 @@ class _TaskLanes:
                 await greenlet_spawn(self._work.deliver, lane, lease)
         finally:
             lane.has_ended = True
-            await greenlet_spawn(lane.deliverer.close)
+            with suppress(Exception):  # the connection is gone
+                await greenlet_spawn(lane.deliverer.close)
 
     async def _end(self, lanes: int, wait_s: float) -> None:
         for _ in range(lanes):

@@ -19,14 +19,20 @@ LONGEST_BACKOFF_S = 5.0
 class Settler:
     """Tells the queue how leases have ended; a queue that does not answer is asked again."""
 
-    def __init__(self, reader: Reader, settled: Callable[[Sequence[Ended]], None]) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        settled: Callable[[Sequence[Ended]], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
         """Sets up.
 
         Args:
             reader: Has the leases.
             settled: Called, in the settler's thread, with what was settled.
+            fail: Called with an error that ends the worker.
         """
-        self._reader, self._settled = reader, settled
+        self._reader, self._settled, self._fail = reader, settled, fail
         self._ended: SimpleQueue[Ended | None] = SimpleQueue()
         self._closing = Event()
         self._thread = Thread(target=self._run, name="penstock-settler", daemon=True)
@@ -43,6 +49,12 @@ class Settler:
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._settle_all()
+        except BaseException as error:  # noqa: BLE001  raised again by the worker's own thread
+            self._fail(error)
+
+    def _settle_all(self) -> None:
         is_open = True
         while is_open:
             batch = [self._ended.get()]

@@ -122,7 +122,7 @@ class QueueWorker(Worker[Job[Any]]):
         )
         self._leave_out_shards()
         book = self._book
-        self._settler = Settler(self._reader, book.settled)
+        self._settler = Settler(self._reader, book.settled, book.fail)
         self._lanes: Lanes = make_lanes(
             Work(
                 self._spec,
