@@ -3,7 +3,7 @@
 --
 -- A message is 11 arguments: id, tenant, key, hand, due, deadline, unique, scope, window, payload, headers.  Times are milliseconds
 -- since 1970, or from now with a "+"; "" is none.  `hand` is the numbers of its streams.  A result is "written"; "known": the id is,
--- as after a lost reply; "duplicate <id>" of another message of this unique name, and " window" if it holds the name for a time;
+-- as after a lost reply; "duplicate <id>" of another message of this unique name; "windowed <id>" if that holds the name for a time;
 -- "full <bytes> <limit>" of the tenant; or "damaged": no stream can be written.
 
 local WIDTH = 11
@@ -40,7 +40,7 @@ local function write_message(id, tenant, key, hand, due, deadline, unique, scope
   end
   local other = unique ~= "" and holder_of(unique)
   if other then
-    return "duplicate " .. other .. (redis.call("ZSCORE", windows, unique) and " window" or "")
+    return (redis.call("ZSCORE", windows, unique) and "windowed " or "duplicate ") .. other
   end
   local account = tenant_account(tenant)
   local most = account.limits.bytes

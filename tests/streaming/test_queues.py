@@ -552,3 +552,16 @@ def test_large_records_that_wait_are_fed_in_small_batches(
         streamer.drain()
 
     assert (worker.queue.stats().delayed, worker.queue.stats().waiting) == (30, 30)
+
+
+def test_a_name_held_for_a_window_drops_what_comes_in_it_though_the_first_is_done(
+    put: Put, streamer: Streamer, worker: Worker, connection: Connection
+) -> None:
+    put(1, unique=Unique("x", "window", 60))
+    streamer.drain()
+    assert worker.work() == [1]
+    put(2, unique=Unique("x", "window", 60))
+    settle_down(streamer)
+
+    assert outstanding(connection) == 0
+    assert worker.work() == []

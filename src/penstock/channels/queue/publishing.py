@@ -217,7 +217,9 @@ def _as_log(answer: list[Any]) -> Any:
 
 
 def _result(record: QueuedRecord, answer: bytes) -> Result:
-    word, *rest = as_text(answer).split(" ")
-    if word == "duplicate":
-        return Result(record, word, rest[0], rest[1:] == ["window"])
-    return Result(record, word)
+    word, _, rest = as_text(answer).partition(" ")
+    match word:
+        case "duplicate" | "windowed":
+            return Result(record, "duplicate", rest, word == "windowed")
+        case _:
+            return Result(record, word)

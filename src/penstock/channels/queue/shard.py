@@ -322,7 +322,7 @@ def _written(message: NewMessage, reply: bytes) -> Written:
             return Written(message.id)
         case "known":
             return Written(message.id, is_new=False)
-        case "duplicate":
+        case "duplicate" | "windowed":
             return Written(message.id, is_new=False, duplicate_of=rest[0])
         case "full":
             has, limit = map(int, rest[0].split(" "))
