@@ -11,13 +11,10 @@ from typing import Any, TypedDict
 
 from penstock.declarations import Channel, Queue
 from penstock.errors import InvalidMessage, InvalidRecord
+from penstock.jobs import RESERVED
 from penstock.messages import Unique, check_times, check_unique, checked_text
 from penstock.staging.payload import key_text
 from penstock.staging.rows import Row, make_row
-
-RESERVED = "penstock"
-"""Name of the header that is Penstock's own, in records for queues."""
-
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

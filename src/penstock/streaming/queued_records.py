@@ -12,8 +12,8 @@ import structlog
 
 from penstock.channels.log import FIELDS, Batch
 from penstock.channels.queue.publishing import QueueBatch, QueuedRecord
+from penstock.jobs import RESERVED
 from penstock.records import BEGINNING, Epoch, Offset, RecordId, ShardName
-from penstock.staging.messages import RESERVED
 
 log = structlog.get_logger("penstock.streamer")
 
