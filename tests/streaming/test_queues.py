@@ -137,7 +137,7 @@ def test_a_message_has_the_records_parts(put: Put, streamer: Streamer, worker: W
     assert own["staged_us"] > 0
 
 
-FAR = datetime.now(UTC).replace(microsecond=0) + timedelta(days=40)  # noqa: DTZ
+FAR = datetime.now(UTC).replace(microsecond=0) + timedelta(days=40)
 
 
 def test_a_rolled_back_job_is_not_done(
@@ -200,7 +200,7 @@ def test_what_redis_forgets_is_written_again_until_the_effect(
     streamer.drain()
     assert worker.work() == [1, 2, 3]
     put(*range(10, 150))
-    put(150, due=datetime.now(UTC) + timedelta(minutes=1))  # noqa: DTZ
+    put(150, due=datetime.now(UTC) + timedelta(minutes=1))
     streamer.drain()
     if is_retained:
         put(151)

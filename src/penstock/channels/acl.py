@@ -26,7 +26,7 @@ _READ_ICK = "+zcard +zrange +zrevrange +hget +hmget"
 _READ_QUEUE = "+time +xlen +hexists +hlen +hkeys +hgetall +zscore +zrank +zlexcount +zrangebylex +zrangebyscore +hscan +zscan"
 _READ = f"{_CONNECT} {_SCRIPTS} {_READ_LOG} {_READ_ICK} {_READ_QUEUE}"
 _WRITE_ICK = "+set +setnx +del +zadd +zrem +zremrangebyrank +hset +hdel +hincrby"
-_WRITE_QUEUE = "+xadd +xdel +hsetnx"
+_WRITE_QUEUE = "+xadd +xdel +hsetnx +zunionstore"
 _STREAM = f"{_READ} {_WRITE_ICK} {_WRITE_QUEUE} +info +multi +exec +discard +xtrim"
 
 _REFUSAL = re.compile(
