@@ -29,6 +29,10 @@ PAUSE_S = 0.02
 ROUNDS = 200
 STREAMS = 64
 
+MICE, MICE_A_SECOND = 50, 50
+READERS, JOB_S = 4, 0.005
+"""Readers beside elephants, and how long each of them works on a message, in seconds."""
+
 
 def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
     """Jobs, pick-up, and rounds over many streams."""
@@ -65,6 +69,15 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             sentence="from the write of a message to the end of the read that waited for it, nothing else to do (p50, p99)",
             ours=lambda: _measure_pickup(servers),
             limits={"xreadgroup": lambda: _measure_plain_pickup(servers)},
+            better="less",
+            rounds=scale.few_rounds,
+        ),
+        Case(
+            name="queue-mice",
+            unit="ms",
+            sentence=f"from write to read of a message of one of {MICE} tenants, each writing one a second, beside a tenant with {scale.records:,} messages and one with as many of 100 keys; {READERS} readers work {JOB_S * 1000:g} ms on each (p50, p99)",
+            ours=lambda: _measure_mice(servers, scale.records, scale.seconds),
+            limits={"without the two": lambda: _measure_mice(servers, 0, scale.seconds)},
             better="less",
             rounds=scale.few_rounds,
         ),
@@ -211,6 +224,50 @@ def _pickups(read: Callable[[], float], write: Callable[[], object]) -> Figures:
 
 def _quantiles(values: list[float]) -> Figures:
     return {"": percentile(values, 0.5), "-p99": percentile(values, 0.99)}
+
+
+def _measure_mice(servers: BenchServers, elephants: int, seconds: float) -> Figures:
+    servers.empty_redis()
+    done = threading.Event()
+    took: list[float] = []
+    with servers.redis() as client:
+        queue = FairQueue(client, QUEUE, streams=STREAMS)
+        for first in range(0, elephants, AT_ONCE):
+            some = range(first, min(first + AT_ONCE, elephants))
+            queue.write_many(
+                [
+                    *(NewMessage("elephant", PAYLOAD) for _ in some),
+                    *(NewMessage("other elephant", PAYLOAD, key=f"{n % 100}") for n in some),
+                ]
+            )
+        threads = [
+            threading.Thread(target=_work_beside, args=(servers, done, took))
+            for _ in range(READERS)
+        ]
+        for thread in threads:
+            thread.start()
+        end, number = monotonic() + seconds, 0
+        while monotonic() < end:
+            number += 1
+            queue.write(f"mouse-{number % MICE}", repr(monotonic()))
+            sleep(1 / MICE_A_SECOND)
+        done.set()
+        for thread in threads:
+            thread.join()
+    if len(took) < number / 2:
+        raise NotMeasured(f"{len(took)} of {number} messages were read")
+    return _quantiles(took)
+
+
+def _work_beside(servers: BenchServers, done: threading.Event, took: list[float]) -> None:
+    """Reads one message after the other, and notes how long those of mice have waited, in ms."""
+    with servers.redis() as client, FairQueue(client, QUEUE, streams=STREAMS).reader() as reader:
+        while not done.is_set():
+            for lease in reader.read(block_s=0.2):
+                if lease.message.tenant.startswith("mouse"):
+                    took.append((monotonic() - float(lease.message.payload)) * 1000)
+                sleep(JOB_S)
+                lease.done()
 
 
 def _measure_rounds(servers: BenchServers, streams: int) -> Figures:
