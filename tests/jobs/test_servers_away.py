@@ -170,7 +170,7 @@ def test_a_job_that_two_workers_have_at_once_has_one_effect(
 def test_a_handler_that_hides_a_cut_connection_is_tried_again(
     working: Pipeline, bench: Bench, database_url: str, redis_url: str
 ) -> None:
-    @working.worker(reads=JOBS, attempts=1)
+    @working.worker(reads=JOBS, attempts=1, concurrency=1)
     def receipts(session: Session, job: Job) -> None:
         session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
         if not bench.rows("SELECT FROM public.cut"):

@@ -69,7 +69,7 @@ COMMANDS = (
     CommandEntry(
         "tail",
         INSPECT,
-        "Print the records of a channel, with their payloads; for an Ick, the members that have waited longest.",
+        "Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, what is not done.",
     ),
     CommandEntry(
         "doctor",

@@ -138,7 +138,8 @@ class Worker(ABC, Generic[Item]):
             self._database_url, application=f"consumer {self.consumer.name}", prepare=self._prepare
         ) as connection:
             check_revision(connection, scope)
-            check_privileges(connection, scope, "consumer")
+            does_jobs = self.consumer.channel.kind == "queue"
+            check_privileges(connection, scope, "consumer", does_jobs=does_jobs)
             if not self._has_opened:  # a later release may replace them while this worker runs
                 check_triggers(connection, self._pipeline)
             register_consumer(connection, scope, self.consumer)

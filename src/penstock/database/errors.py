@@ -99,6 +99,9 @@ def _without_code(error: BaseException, cause: BaseException) -> ErrorKind | Non
         return ErrorKind.UNAVAILABLE
     if isinstance(cause, (psycopg.OperationalError, psycopg.InterfaceError)):
         return ErrorKind.UNAVAILABLE
+    # In a pipeline, libpq's own errors have neither a code nor a class of their own: it has lost the connection.
+    if type(cause) is psycopg.DatabaseError:
+        return ErrorKind.UNAVAILABLE
     return ErrorKind.STATEMENT if isinstance(error, (DBAPIError, psycopg.Error)) else None
 
 

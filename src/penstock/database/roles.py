@@ -63,13 +63,14 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "barriers": "SELECT",
         "isolated_records": "SELECT",
         "stopped_shards": "SELECT",
-        "waiting_records": "SELECT",
         "dead_letters": "SELECT, INSERT, UPDATE, DELETE",
-        "FUNCTION finish_records": "EXECUTE",
         **_JOURNAL_BOUNDS,
     },
 }
 """What the work itself takes, by object: a worker without one of these does not start."""
+
+_DOING_JOBS = {"waiting_records": "SELECT", "FUNCTION finish_records": "EXECUTE"}
+"""What the worker of a queue takes beside that of a consumer."""
 
 _REPAIRING = {
     "barriers": "INSERT, UPDATE, DELETE",
@@ -140,7 +141,7 @@ def rights(role: RoleName) -> frozenset[Right]:
         case "owner":
             return frozenset({Right("SCHEMA", "", "USAGE"), Right("SCHEMA", "", "CREATE")})
         case "consumer":
-            return working_rights(role) | frozenset(_parse(_REPAIRING))
+            return working_rights(role) | frozenset(_parse({**_DOING_JOBS, **_REPAIRING}))
         case "viewer":
             tables = dict.fromkeys([*table_names(), "SEQUENCE staged_records_id_seq"], "SELECT")
             usage = Right("SCHEMA", "", "USAGE")
@@ -244,14 +245,23 @@ def lacking(
     return [listed[number - 1] for (number,) in rows]
 
 
-def check_privileges(connection: Connection, scope: Scope, role: RoleName) -> None:
+def check_privileges(
+    connection: Connection, scope: Scope, role: RoleName, *, does_jobs: bool = False
+) -> None:
     """Checks that the connection's role may do the work of a producer, streamer or consumer.
+
+    Args:
+        connection: The connection.
+        scope: The pipeline's schema.
+        role: The work.
+        does_jobs: Whether the consumer is the worker of a queue.
 
     Raises:
         PrivilegeMissing: It may not; the text has the statements that grant what it lacks.
         ServerUnavailable: Postgres does not answer.
     """
-    missing = lacking(connection, scope, working_rights(role))
+    wanted = working_rights(role) | frozenset(_parse(_DOING_JOBS if does_jobs else {}))
+    missing = lacking(connection, scope, wanted)
     if missing:
         login = connection.info.user
         grants = "; ".join(grant_sql(missing, scope.schema, login))

@@ -66,3 +66,23 @@ def test_messages_of_one_shard_come_though_another_one_fails(
 def test_stats_are_there_for_a_queue_that_was_never_used(queue: FairQueue) -> None:
     stats = queue.stats()
     assert (stats.length, stats.dead, stats.oldest_s) == (0, 0, None)
+
+
+def test_a_closed_reader_refuses_to_read(queue: FairQueue) -> None:
+    reader = queue.reader()
+    reader.close()
+
+    with pytest.raises(ValueError, match="the reader is closed"):
+        reader.read()
+
+
+def test_a_lease_of_a_closed_reader_is_stale_without_asking(
+    queue: FairQueue, redis_client: redis.Redis
+) -> None:
+    queue.write("t", "x")
+    with queue.reader() as reader:
+        [lease] = reader.read()
+
+    calls = redis_client.info("stats")["total_commands_processed"]
+    assert not lease.confirm()
+    assert redis_client.info("stats")["total_commands_processed"] == calls + 1  # this question

@@ -224,11 +224,13 @@ class AsyncReader:
         self._is_cluster = isinstance(client, redis.asyncio.RedisCluster)
         # Handed over, but not returned, since a later shard of the round has failed: for the next read.
         self._found: list[AsyncLease] = []
-        self._is_stopped = False
+        self._is_stopped = self._is_closed = False
 
     async def read(self, count: int = 1, *, block_s: float = 0.0) -> list[AsyncLease]:
         """As ``Reader.read``."""
         checked_count(count)
+        if self._is_closed:
+            raise ValueError("the reader is closed; make another")
         self._heartbeat.start()
         until = monotonic() + block_s
         while True:
@@ -291,9 +293,11 @@ class AsyncReader:
 
     async def aclose(self) -> None:
         """As ``Reader.close``."""
-        self._is_stopped = True
+        self._is_stopped = self._is_closed = True
         await asyncio.to_thread(self._heartbeat.stop)
         held = self._book.all()
+        for each in held:
+            each.is_stale = True  # for a thread that works on one of them still
         await self._settle_held(held, [each.settlement("release") for each in held])
 
     async def __aenter__(self) -> Self:

@@ -150,7 +150,7 @@ class Reader:
         self._is_cluster = isinstance(client, redis.RedisCluster)
         # Handed over, but not returned, since a later shard of the round has failed: for the next read.
         self._found: list[Lease] = []
-        self._is_stopped = False
+        self._is_stopped = self._is_closed = False
         self._adopts, self._adopt_at = adopts, 0.0
 
     @property
@@ -164,8 +164,11 @@ class Reader:
         Raises:
             ServerUnavailable: Redis does not answer; a later ``read`` gets what this one may have taken.
             ForeignQueue: A key of the queue holds something else.
+            ValueError: The reader is closed.
         """
         checked_count(count)
+        if self._is_closed:
+            raise ValueError("the reader is closed; make another")
         self._heartbeat.start()
         until = monotonic() + block_s
         while True:
@@ -275,9 +278,11 @@ class Reader:
         Raises:
             ServerUnavailable: Redis does not answer; leases then end by themselves.
         """
-        self._is_stopped = True
+        self._is_stopped = self._is_closed = True
         self._heartbeat.stop()
         held = self._book.all()
+        for each in held:
+            each.is_stale = True  # for a thread that works on one of them still
         self._settle_held(held, [each.settlement("release") for each in held])
 
     def __enter__(self) -> Self:
