@@ -114,7 +114,7 @@ def busy_workers(pid: int) -> list[int]:
 
 def _is_busy_worker(process: psutil.Process) -> bool:
     try:
-        is_worker = "pyspark.daemon" in process.cmdline() and not process.children()
+        is_worker = "penstock.spark_daemon" in process.cmdline() and not process.children()
         return is_worker and bool(process.net_connections("tcp"))
     except psutil.Error:
         return False
