@@ -21,11 +21,11 @@ local function count(id, record)
   if record.state ~= "x" then
     account.bytes = account.bytes + record.bytes
   end
+  local rank = tonumber(string.sub(record.rank, 1, 14), 16)
   if record.state == "l" then
     account.in_flight = account.in_flight + 1
-  end
-  if record.state == "w" then
-    local rank = tonumber(string.sub(record.rank, 1, 14), 16)
+    account.rank = math.max(account.rank, rank)
+  elseif record.state == "w" then
     if record.key == "" then
       account.last_rank = math.max(rank, account.last_rank)
     else

@@ -89,7 +89,7 @@ end
 local function save_accounts()
   place_moved()
   for tenant, account in pairs(used) do
-    redis.call("HSET", accounts, tenant, cmsgpack.pack({
+    queue.tenants = queue.tenants + redis.call("HSET", accounts, tenant, cmsgpack.pack({
       account.tag, account.in_flight, account.bytes, account.cost, account.rank, account.next_at, account.class,
       account.last_rank, account.base,
     }))

@@ -83,5 +83,5 @@ local is_whole = not is_suspect and redis.call("HEXISTS", meta, "rebuilding") ==
   and redis.call("HLEN", parked) == count(delayed, dead)
   and redis.call("HLEN", messages) == count(waiting, leases, delayed, dead, finished)
   and count(ages) == count(waiting, leases, delayed)
-  and count(ready, over, blocked) == queue.listed and redis.call("HLEN", accounts) >= queue.listed
+  and count(ready, over, blocked) == queue.listed and redis.call("HLEN", accounts) == queue.tenants
 return {"swept", queue.streams, expired, is_whole and 1 or 0}
