@@ -37,6 +37,12 @@ class Delivered:
     members: list[bytes] = field(default_factory=list)
     latencies_us: list[int] = field(default_factory=list)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether another process held the shard, and nothing was tried."""
+        tried = self.position is not None or self.halted is not None
+        return not tried and self.retry_after_s is None
+
     def add(self, done: "Delivered") -> None:
         """Adds what one transaction did."""
         self.position = done.position
@@ -50,6 +56,18 @@ class Delivered:
         self.latencies_us.extend(done.latencies_us)
 
 
+_COUNTS = (
+    "applied",
+    "skipped",
+    "dead",
+    "backfilled",
+    "cancelled",
+    "snoozed",
+    "retried",
+    "stale",
+)
+
+
 @dataclass
 class Consumed:
     """What one round did, over all shards: see ``Delivered`` for the counts.
@@ -60,6 +78,7 @@ class Consumed:
         snoozed: Jobs that the handler has put off.
         retried: Jobs that have failed, and wait for another attempt.
         stale: Jobs whose lease had ended when their handler returned: nothing of it was committed.
+        busy: Shards that another process was working on.
     """
 
     applied: int = 0
@@ -73,6 +92,7 @@ class Consumed:
     snoozed: int = 0
     retried: int = 0
     stale: int = 0
+    busy: set[ShardName] = field(default_factory=set)
 
     def add(self, shard: ShardName, delivered: Delivered) -> None:
         """Counts a delivery."""
@@ -85,6 +105,22 @@ class Consumed:
             self.halted[shard] = delivered.halted
         if delivered.position is not None:
             self.positions[shard] = delivered.position
+        elif delivered.is_busy:
+            self.busy.add(shard)
+
+    def merge(self, later: "Consumed") -> None:
+        """Adds what a later round did."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        self.halted |= later.halted
+        self.positions |= later.positions
+        self.latencies_us += later.latencies_us
+        self.busy |= later.busy
+
+    @property
+    def done(self) -> int:
+        """Items that need not be delivered again."""
+        return self.applied + self.skipped + self.dead
 
     @property
     def idle(self) -> bool:

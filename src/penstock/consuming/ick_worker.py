@@ -102,7 +102,8 @@ class IckWorker(Worker[ReservedMember]):
             )
             # After a connection that failed, what we hold is still ours.
             ick.holder = self._identities.setdefault(shard, ick.holder)
-            self._holder_watch[shard] = HolderWatch(TAKEOVER_AFTER_S)
+            # Kept: a process that seldom takes a slice would see no reservation for long enough.
+            self._holder_watch.setdefault(shard, HolderWatch(TAKEOVER_AFTER_S))
         self._halted, self._done_up_to, self._progress_at = set(), {}, 0.0
 
     def _source(self) -> IckSource:
@@ -125,7 +126,7 @@ class IckWorker(Worker[ReservedMember]):
             for shard in waiting:
                 with isolated(shard, self._leave_out):
                     self._visit(shard, consumed)
-                if self._stop():
+                if self._is_over(consumed):
                     break
             if monotonic() >= self._progress_at:
                 self._follow()
@@ -179,6 +180,7 @@ class IckWorker(Worker[ReservedMember]):
         held = self._reserve(shard)
         if isinstance(held, Busy):
             self._rest_until[shard] = monotonic() + BUSY_PAUSE_S
+            consumed.busy.add(shard)
             return
         until = monotonic() + MAX_VISIT_S
         reservation: Reservation | Superseded = held
@@ -189,7 +191,7 @@ class IckWorker(Worker[ReservedMember]):
             if self._reread_chance and random.random() < self._reread_chance:  # noqa: S311  the same
                 delivered.members.clear()
             is_whole = len(delivered.members) == len(reservation.marks)
-            if not is_whole or self._stop() or monotonic() >= until:
+            if not is_whole or self._is_over(consumed) or monotonic() >= until:
                 ick.release(reservation, delivered.members)
                 self._note_delivered(shard, delivered)
                 return
