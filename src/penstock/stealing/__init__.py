@@ -1,0 +1,30 @@
+"""Work stealing: the processes of an application do the pipeline's chores, in small slices between their own work.
+
+    request ──▶ response ──▶ enlist ──▶ one random number: no job, or one ──▶ the recruiter's thread ──▶ counters
+
+The third driver of the pipeline, beside ``inline`` and ``spark``.  Its rules:
+
+* A job never runs in the caller's thread.  What it does, also hanging, exiting and forking, costs the request nothing.
+* At most one job for each call of ``enlist``; one job at a time in a process.
+* No retries.  A job that gives up or fails is counted, and drawn again some time.
+* Importing this package imports neither Redis nor Postgres drivers; jobs import what they need, in their thread.
+
+    recruiter   the jobs, and ``enlist``
+    lottery     which job a random number draws
+    recruit     the thread
+    running     one job: called or awaited, its failure logged
+    budget      what a running job may ask: how much time is left
+    counting    what happened to each job
+"""
+
+from penstock.stealing.budget import time_left_s, when_idle
+from penstock.stealing.counting import JobCounters, Outcome
+from penstock.stealing.recruiter import Recruiter
+
+__all__ = [
+    "JobCounters",
+    "Outcome",
+    "Recruiter",
+    "time_left_s",
+    "when_idle",
+]
