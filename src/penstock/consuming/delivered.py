@@ -38,10 +38,9 @@ class Delivered:
     latencies_us: list[int] = field(default_factory=list)
 
     @property
-    def is_busy(self) -> bool:
-        """Whether another process held the shard, and nothing was tried."""
-        tried = self.position is not None or self.halted is not None
-        return not tried and self.retry_after_s is None
+    def is_left(self) -> bool:
+        """Whether the shard is left for later: another process holds it, or an attempt has failed."""
+        return self.position is None and self.halted is None
 
     def add(self, done: "Delivered") -> None:
         """Adds what one transaction did."""
@@ -78,7 +77,7 @@ class Consumed:
         snoozed: Jobs that the handler has put off.
         retried: Jobs that have failed, and wait for another attempt.
         stale: Jobs whose lease had ended when their handler returned: nothing of it was committed.
-        busy: Shards that another process was working on.
+        left: Shards that were left for later: another process was working on them, or an attempt has failed.
     """
 
     applied: int = 0
@@ -92,7 +91,7 @@ class Consumed:
     snoozed: int = 0
     retried: int = 0
     stale: int = 0
-    busy: set[ShardName] = field(default_factory=set)
+    left: set[ShardName] = field(default_factory=set)
 
     def add(self, shard: ShardName, delivered: Delivered) -> None:
         """Counts a delivery."""
@@ -105,8 +104,8 @@ class Consumed:
             self.halted[shard] = delivered.halted
         if delivered.position is not None:
             self.positions[shard] = delivered.position
-        elif delivered.is_busy:
-            self.busy.add(shard)
+        elif delivered.is_left:
+            self.left.add(shard)
 
     def merge(self, later: "Consumed") -> None:
         """Adds what a later round did."""
@@ -115,7 +114,7 @@ class Consumed:
         self.halted |= later.halted
         self.positions |= later.positions
         self.latencies_us += later.latencies_us
-        self.busy |= later.busy
+        self.left |= later.left
 
     @property
     def done(self) -> int:

@@ -202,6 +202,7 @@ class Deliverer(Generic[Item]):
                 delivery.parts.insert(0, (part, known))
                 if delivery.pause(after_s * random.uniform(0.5, 1.0)):  # noqa: S311  spreads processes, no secret
                     self._keep_trouble(delivery)
+                    delivery.total.retry_after_s = after_s
                     return False
             case Split(sizes, known):
                 pieces = divide(part, sizes)

@@ -180,7 +180,7 @@ class IckWorker(Worker[ReservedMember]):
         held = self._reserve(shard)
         if isinstance(held, Busy):
             self._rest_until[shard] = monotonic() + BUSY_PAUSE_S
-            consumed.busy.add(shard)
+            consumed.left.add(shard)
             return
         until = monotonic() + MAX_VISIT_S
         reservation: Reservation | Superseded = held
