@@ -1,6 +1,6 @@
 """One thread that does the jobs handed to it, one after the other.
 
-The thread is a daemon, starts with its first job, and waits for the next one.  ``offer`` takes no lock and never waits.
+The thread is a daemon, starts with its first job, and waits for the next one.  ``offer`` waits for no lock and no job.
 It may be called by any thread, by an event loop, and by a signal handler.
 """
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 from contextvars import Context
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread
 from time import monotonic
 
 from penstock.stealing.budget import Terms, terms
 from penstock.stealing.counting import Outcome
 from penstock.stealing.lottery import Assignment
-from penstock.stealing.running import FailureLog, log, run
+from penstock.stealing.running import FailureLog, run
 
 
 @dataclass(eq=False, slots=True)
@@ -23,8 +23,8 @@ class Run:
     """A job that runs now; ``settle`` is true for the first caller only, who counts it."""
 
     assignment: Assignment
+    terms: Terms
     began: float = field(default_factory=monotonic)
-    terms: Terms | None = None
     _unsettled: Lock = field(default_factory=Lock)
 
     def settle(self) -> bool:
@@ -68,6 +68,7 @@ class Recruit:
         self._limits, self._failures, self._report = limits, failures, report
         self._inbox: SimpleQueue[Assignment | None] = SimpleQueue()
         self._closing: dict[Callable[[], object], None] = {}
+        self._starting = Lock()
         self._thread: Thread | None = None
         self._pid = os.getpid()
         self._ends = False
@@ -81,8 +82,8 @@ class Recruit:
         """
         if self._ends or self.running is not None or not self._inbox.empty():
             return False
-        if self._thread is None:
-            self._start()
+        if self._thread is None and not self._start():
+            return False
         self._inbox.put(assignment)
         return True
 
@@ -95,29 +96,34 @@ class Recruit:
     def abandon(self) -> None:
         """The thread gets no more jobs, and ends when it has returned from the present one."""
         self._ends = True
-        while (assignment := self._next(wait_s=0)) is not None:
-            assignment.tally.dismiss()
+        self._dismiss_rest()
         self._inbox.put(None)
 
     def stop(self, wait_s: float) -> None:
         """As ``abandon``; the running job has no time left, and is waited for a moment."""
         self.abandon()
-        if self.running is not None and self.running.terms is not None:
-            self.running.terms.ends_at = 0.0
-        if self._thread is not None:
-            self._thread.join(wait_s)
+        running, thread = self.running, self._thread
+        if running is not None:
+            running.terms.ends_at = 0.0
+        if thread is not None and thread is not current_thread():
+            thread.join(wait_s)
 
     def is_alive(self) -> bool:
         """Whether the thread has been started and has not ended."""
         return self._thread is not None and self._thread.is_alive()
 
-    def _start(self) -> None:
-        self._thread = Thread(target=self._loop, name="penstock-recruit", daemon=True)
+    def _start(self) -> bool:
+        """Starts the thread, unless another caller is about to."""
+        if not self._starting.acquire(blocking=False):
+            return False
         try:
-            self._thread.start()
-        except RuntimeError:
-            self._thread = None
-            raise
+            if self._thread is None:
+                thread = Thread(target=self._loop, name="penstock-recruit", daemon=True)
+                thread.start()
+                self._thread = thread
+        finally:
+            self._starting.release()
+        return True
 
     def _loop(self) -> None:
         while not self._ends:
@@ -126,6 +132,7 @@ class Recruit:
                 self._close()
             else:
                 self._do(assignment)
+        self._dismiss_rest()
         self._close()
 
     def _next(self, wait_s: float | None) -> Assignment | None:
@@ -134,11 +141,15 @@ class Recruit:
         except Empty:
             return None
 
+    def _dismiss_rest(self) -> None:
+        """What other callers handed over at the same moment."""
+        while (assignment := self._next(wait_s=0)) is not None:
+            assignment.tally.dismiss()
+
     def _do(self, assignment: Assignment) -> None:
-        self.running = running = Run(assignment)
+        ends_at = monotonic() + self._limits.budget_s
+        self.running = running = Run(assignment, Terms(ends_at, self._keep))
         outcome = Context().run(self._attempt, running)
-        if os.getpid() != self._pid:  # the job has forked: this is its child, which is not ours
-            os._exit(outcome is Outcome.FAILED)
         if running.settle():
             assignment.tally.settle(outcome, running.seconds)
             self._report(assignment)
@@ -146,13 +157,20 @@ class Recruit:
 
     def _attempt(self, running: Run) -> Outcome:
         """In a context of its own, so that no job sees what another, or a request, has set."""
-        running.terms = Terms(running.began + self._limits.budget_s, self._keep)
         terms.set(running.terms)
         try:
-            return run(running.assignment.job, self._limits.hangs_s)
+            outcome = run(running.assignment.job, self._limits.hangs_s)
         except BaseException as error:  # noqa: BLE001  also SystemExit: it would end this thread, silently
+            self._end_child(exit_code=1)
             self._failures.show(running.assignment.name, error)
             return Outcome.FAILED
+        self._end_child(exit_code=0)
+        return outcome
+
+    def _end_child(self, exit_code: int) -> None:
+        """Ends the process if the job has forked it: the child has nothing to do after the job."""
+        if os.getpid() != self._pid:
+            os._exit(exit_code)
 
     def _keep(self, close: Callable[[], object]) -> None:
         self._closing[close] = None
@@ -162,5 +180,5 @@ class Recruit:
         for close in closing:
             try:
                 close()
-            except Exception as error:  # noqa: BLE001  the next ones are called as well
-                log.debug("%s while a recruit closed what was kept open", type(error).__name__)
+            except BaseException as error:  # noqa: BLE001  the next ones are called as well
+                self._failures.show("closing", error)

@@ -6,17 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from random import Random
-from threading import Lock, Thread
+from threading import Lock
 from weakref import WeakSet
 
 from penstock.errors import DeclarationError
-from penstock.stealing.counting import Counter, JobCounters, Outcome
+from penstock.stealing.counting import Counter, JobCounters
+from penstock.stealing.crew import Crew
 from penstock.stealing.lottery import Assignment, Lottery
-from penstock.stealing.recruit import Limits, Recruit, Run
-from penstock.stealing.running import FailureLog, Job, log
-
-MAX_HUNG = 3
-"""So many threads may hang in their jobs while another one goes on; then the recruiter stops until one returns."""
+from penstock.stealing.recruit import Limits
+from penstock.stealing.running import FailureLog, Job
 
 MAX_END_S = 1.0
 """How long the end of the process waits for a job that runs, at most."""
@@ -51,9 +49,13 @@ class Recruiter:
             report: Called in the recruiter's thread after each job, with the job's name and its counters.
 
         Raises:
-            DeclarationError: A time is not a positive number of seconds.
+            DeclarationError: A time is not a positive number of seconds, or ``hangs_s`` is within the budget.
         """
         _check_times(budget_s=budget_s, hangs_s=hangs_s, idle_s=idle_s)
+        if hangs_s <= budget_s:
+            raise DeclarationError(
+                f"hangs_s={hangs_s!r} of a recruiter is within budget_s={budget_s!r}; take a longer time"
+            )
         self._limits = Limits(budget_s, hangs_s, idle_s)
         self._report = report
         self._begin(())
@@ -108,7 +110,7 @@ class Recruiter:
         if drawn is None:
             return False
         drawn.tally.recruited.add()
-        handed_over = self._hand_over(drawn)
+        handed_over = self._crew.hand_over(drawn)
         if not handed_over:
             drawn.tally.dismiss()
         return handed_over
@@ -117,6 +119,10 @@ class Recruiter:
         """The counters of each job in this process, in the order of installation."""
         return {each.name: self._counters(each) for each in self._lottery.assignments}
 
+    def close(self) -> None:
+        """Ends the thread: a running job has no time left, and is waited for, 1 s at most.  The process does it at its end."""
+        self._crew.stop(min(self._limits.budget_s, MAX_END_S))
+
     def _begin(self, assignments: Sequence[Assignment]) -> None:
         """Sets up what belongs to one process."""
         self._installing = Lock()
@@ -124,16 +130,11 @@ class Recruiter:
         self._calls = Counter()
         self._failures = FailureLog()
         self._lottery = Lottery(assignments)
-        self._recruit = self._make_recruit()
-        self._hung: list[Recruit] = []
-        self._is_stopped = False
+        self._crew = Crew(self._limits, self._failures, self._call_report)
 
     def _begin_in_child(self) -> None:
         """After a fork: the child has no thread of its parent, and counts from 0."""
         self._begin([Assignment(e.name, e.job, e.rate, 0) for e in self._lottery.assignments])
-
-    def _make_recruit(self) -> Recruit:
-        return Recruit(self._limits, self._failures, self._call_report)
 
     def _exchange(self, name: str, others: Sequence[Assignment]) -> None:
         out = self._lottery.find(name)
@@ -148,44 +149,8 @@ class Recruiter:
             return
         try:
             self._report(assignment.name, self._counters(assignment))
-        except Exception as error:  # noqa: BLE001  the application's metrics do not end the thread
+        except BaseException as error:  # noqa: BLE001  the application's metrics do not end the thread
             self._failures.show("report", error)
-
-    def _hand_over(self, assignment: Assignment) -> bool:
-        recruit = self._recruit
-        hanging = recruit.hanging()
-        if hanging is not None:
-            recruit = self._take_over(recruit, hanging)
-        try:
-            return recruit.offer(assignment)
-        except (
-            RuntimeError
-        ) as error:  # no thread can be started: the limit of the system, or the process ends
-            self._failures.show("recruiter", error)
-            return False
-
-    def _take_over(self, recruit: Recruit, run: Run) -> Recruit:
-        """Puts another thread in the place of one that hangs, unless too many do; returns the thread in charge."""
-        if run.settle():
-            run.assignment.tally.settle(Outcome.FAILED, run.seconds)
-            _log_aside("job %s has not returned after %.0f s", run.assignment.name, run.seconds)
-        hung = [*(each for each in self._hung if each.is_alive()), recruit]
-        if len(hung) > MAX_HUNG:
-            self._stop_for_hangs(len(hung))
-            return recruit
-        self._is_stopped = False
-        self._hung = hung
-        self._recruit = self._make_recruit()
-        recruit.abandon()
-        return self._recruit
-
-    def _stop_for_hangs(self, count: int) -> None:
-        if not self._is_stopped:
-            self._is_stopped = True
-            _log_aside("%d threads hang in their jobs: no job is done until one returns", count)
-
-    def _end(self) -> None:
-        self._recruit.stop(min(max(self._limits.budget_s, 0.1), MAX_END_S))
 
 
 _recruiters: WeakSet[Recruiter] = WeakSet()
@@ -196,22 +161,14 @@ def _begin_in_child() -> None:
         recruiter._begin_in_child()  # noqa: SLF001
 
 
-def _end() -> None:
-    """Ends the threads while everything still works: a daemon that runs on could meet half of an interpreter."""
+def _close_all() -> None:
+    """Ends the threads while everything still works, so that a job meets no half of an interpreter."""
     for recruiter in list(_recruiters):
-        recruiter._end()  # noqa: SLF001
+        recruiter.close()
 
 
 os.register_at_fork(after_in_child=_begin_in_child)
-atexit.register(_end)
-
-
-def _log_aside(message: str, *values: object) -> None:
-    """Logs an error in another thread: the caller is a request, and a job may hang in the log."""
-    try:
-        Thread(target=log.error, args=(message, *values), daemon=True).start()
-    except RuntimeError:
-        return
+atexit.register(_close_all)
 
 
 def _check_times(**times: object) -> None:
