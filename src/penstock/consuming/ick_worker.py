@@ -16,6 +16,7 @@ import os
 import random
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Unpack
@@ -34,6 +35,7 @@ from penstock.channels.isolation import ask_each, isolated
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import redis_errors
 from penstock.consuming.delivered import Consumed, Delivered
+from penstock.consuming.failures import NotApplied
 from penstock.consuming.ick_source import (
     IckSource,
     ReservedMember,
@@ -213,7 +215,10 @@ class IckWorker(Worker[ReservedMember]):
     def _is_free(self, shard: ShardName) -> bool:
         """Whether nobody works on the shard now, as far as Postgres knows."""
         transaction, _ = self._opened()
-        return transaction.apply([shard], lambda _, locked: Plan(shard in locked))
+        try:
+            return transaction.apply([shard], lambda _, locked: Plan(shard in locked))
+        except NotApplied:  # not known
+            return False
 
     def _deliver(self, shard: ShardName, reservation: Reservation) -> Delivered:
         transaction, deliverer = self._opened()
@@ -249,6 +254,7 @@ class IckWorker(Worker[ReservedMember]):
         )
         for shard, progress in found.items():
             if progress.done_up_to > self._done_up_to.get(shard, Offset(0)):
-                transaction.apply([shard], plan_progress(shard, progress.done_up_to))
-                self._done_up_to[shard] = progress.done_up_to
+                with suppress(NotApplied):  # it is tried again
+                    transaction.apply([shard], plan_progress(shard, progress.done_up_to))
+                    self._done_up_to[shard] = progress.done_up_to
         self._progress_at = monotonic() + PROGRESS_EVERY_S
