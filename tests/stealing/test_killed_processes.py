@@ -23,6 +23,9 @@ TESTS = Path(__file__).parents[1]
 
 KEYS = [f"k{number}" for number in range(8)]
 
+FEW = ["k0", "k1", "k5", "k7"]
+"""Keys of both shards."""
+
 POINTS = tuple(
     point
     for point in CRASH_POINTS + QUEUE_CRASH_POINTS + JOB_CRASH_POINTS
@@ -131,7 +134,7 @@ def test_a_web_process_that_dies_inside_a_chore_loses_and_doubles_nothing(
 
     def has_died() -> bool:
         if point.startswith(("together.", "retention.")) and next(calls) % 20 == 0:
-            change(books, KEYS[:3])  # few records, in several rows of the journal
+            change(books, FEW)
         dying.request()
         return dying.exit_code is not None
 
