@@ -8,10 +8,12 @@ Twice the arrivals, because requests are drawn at random, and slices are seldom 
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from penstock.errors import InvalidChore, Unknown
 from penstock.stealing.counting import Outcome
 from penstock.stealing.gauges import Gauges
 from penstock.stealing.recruiter import Recruiter
@@ -140,7 +142,8 @@ class Advisor:
         for name, advice in self.advise().items():
             least, most = self._bounds.get(name, (0.0, 0.0))
             if advice.rate is not None and least < most:
-                self._recruiter.set_rate(name, min(most, max(least, advice.rate)))
+                with suppress(InvalidChore, Unknown):  # others were installed, or this was removed
+                    self._recruiter.set_rate(name, min(most, max(least, advice.rate)))
 
     def following(self, measure: Callable[[], Outcome], chores: Any) -> Callable[[], Outcome]:
         """A job that measures, and tells this advisor."""

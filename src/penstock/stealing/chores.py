@@ -22,6 +22,7 @@ from penstock.stealing.advice import Advisor
 from penstock.stealing.budget import when_idle
 from penstock.stealing.counting import Outcome
 from penstock.stealing.gauges import Gauges
+from penstock.stealing.lottery import TOLERANCE
 from penstock.stealing.recruiter import Recruiter
 
 if TYPE_CHECKING:
@@ -189,6 +190,11 @@ class Chores:
         if not 0 < rate <= most <= 1:
             raise InvalidChore(
                 "rate", f"is {rate}, up to {most}; it takes more than 0 and at most 1"
+            )
+        others = sum(recruiter.rates().values())
+        if others + most > 1 + TOLERANCE:
+            raise InvalidChore(
+                "rate", f"may rise to {most}, and other jobs have {others:g} already: more than 1"
             )
         chores = self.all(consumers)
         shares = {chore.name: chore.weight / sum(c.weight for c in chores) for chore in chores}
