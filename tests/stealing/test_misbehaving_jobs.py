@@ -5,7 +5,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 
@@ -124,15 +123,22 @@ def test_no_job_sees_what_another_has_set(recruiter: Recruiter) -> None:
 
 
 class Hanging:
-    """A job that hangs until it is released."""
+    """A job that hangs until it is released, each run by itself."""
 
     def __init__(self) -> None:
-        self.threads: list[int] = []
-        self.release = threading.Event()
+        self.threads: list[threading.Thread] = []
+        self._releases: dict[threading.Thread, threading.Event] = {}
 
     def __call__(self) -> None:
-        self.threads.append(threading.get_ident())
-        self.release.wait(60)
+        thread = threading.current_thread()
+        released = self._releases[thread] = threading.Event()
+        self.threads.append(thread)
+        released.wait(60)
+
+    def release(self, number: int) -> threading.Thread:
+        thread = self.threads[number]
+        self._releases[thread].set()
+        return thread
 
 
 def test_another_thread_takes_over_from_one_that_hangs(
@@ -148,7 +154,8 @@ def test_another_thread_takes_over_from_one_that_hangs(
     eventually(recruiter.enlist, "another thread takes over")
 
     eventually(lambda: recruiter.counters()["good"].finished == 1, "its job is done")
-    hanging.release.set()
+    hanging.release(0).join(5)
+    assert not hanging.threads[0].is_alive()
     counters = recruiter.counters()["hanging"]
     assert (counters.recruited, counters.failed, counters.finished) == (1, 1, 0)
     eventually(lambda: caplog.records, "it is logged")
@@ -172,9 +179,14 @@ def test_a_recruiter_with_four_threads_that_hang_stops_until_one_returns(
 
     eventually(stopped, "the recruiter stops")
     assert len(set(hanging.threads)) == 4
-    hanging.release.set()
+    hanging.release(1).join(5)
     eventually(recruiter.enlist, "it works again")
-    eventually(lambda: recruiter.counters()["hanging"].finished >= 1, "and its job is done")
+    wait_for(5, hanging.threads)
+    hanging.release(4)
+    eventually(lambda: recruiter.counters()["hanging"].finished == 1, "and its job is done")
+    for number in (0, 2, 3):
+        hanging.release(number).join(5)
+    assert recruiter.counters()["hanging"].finished == 1
     assert recruiter.counters()["hanging"].failed == 4
     assert caplog.text.count("4 threads hang") == 1
 
@@ -186,7 +198,7 @@ def test_a_closed_recruiter_does_nothing_more(recruiter: Recruiter) -> None:
     def job() -> None:
         began.set()
         while time_left_s() > 0:
-            time.sleep(0.001)
+            threading.Event().wait(0.001)
         left.append(time_left_s())
 
     recruiter.install(job, "job", 1.0)
@@ -197,6 +209,22 @@ def test_a_closed_recruiter_does_nothing_more(recruiter: Recruiter) -> None:
 
     assert left == [0.0]
     assert not recruiter.enlist()
+
+
+def test_a_recruiter_closed_while_it_hangs_starts_no_other_thread(
+    make_recruiter: MakeRecruiter,
+) -> None:
+    recruiter, hanging = make_recruiter(budget_s=0.01, hangs_s=0.05), Hanging()
+    recruiter.install(hanging, "hanging", 1.0)
+    recruiter.enlist()
+    wait_for(1, hanging.threads)
+
+    recruiter.close()
+    eventually(recruiter._crew._in_charge.hanging, "it hangs")
+
+    assert [recruiter.enlist() for _ in range(3)] == [False] * 3
+    assert len(hanging.threads) == 1
+    hanging.release(0)
 
 
 def test_what_a_job_keeps_open_is_closed_when_the_thread_is_idle(
