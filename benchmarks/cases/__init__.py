@@ -13,6 +13,7 @@ from benchmarks.cases import (
     spark,
     staging,
     steady,
+    stealing,
 )
 from benchmarks.measuring import Case
 from benchmarks.servers import BenchServers
@@ -30,6 +31,7 @@ def all_cases(servers: BenchServers, scale: Scale) -> list[Case]:
         *latency.make_cases(servers, scale),
         *icks.make_cases(servers, scale),
         *queues.make_cases(servers, scale),
+        *stealing.make_cases(servers, scale),
         *spark.make_cases(servers, scale),
         *costs.make_cases(servers, scale),
     ]

@@ -17,11 +17,18 @@ Importing this package imports no driver of Redis or Postgres; jobs import what 
     running     one job: called or awaited, its failure logged
     budget      what a running job may ask: how much time is left
     counting    what happened to each job
+    chores      the pipeline's own jobs
+    tools       the streamer and the workers that they use, and their connections
+    gauges      how far the pipeline is behind; read by ``measuring``
+    advice      which rates keep up
     places      where an application enlists: middleware, sessions, caches
 """
 
+from penstock.stealing.advice import Advice, Advisor, Load, advise
 from penstock.stealing.budget import time_left_s, when_idle
+from penstock.stealing.chores import Chore, Chores
 from penstock.stealing.counting import JobCounters, Outcome
+from penstock.stealing.gauges import Gauges, Lag
 from penstock.stealing.places import (
     ASGIEnlister,
     WSGIEnlister,
@@ -32,10 +39,18 @@ from penstock.stealing.recruiter import Recruiter
 
 __all__ = [
     "ASGIEnlister",
+    "Advice",
+    "Advisor",
+    "Chore",
+    "Chores",
+    "Gauges",
     "JobCounters",
+    "Lag",
+    "Load",
     "Outcome",
     "Recruiter",
     "WSGIEnlister",
+    "advise",
     "enlist_after_commit",
     "enlist_on_hit",
     "time_left_s",

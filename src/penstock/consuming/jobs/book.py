@@ -152,7 +152,7 @@ class JobBook:
             return [each for each in self._running.values() if each.begun_at < oldest]
 
     def stop(self) -> list[Lease]:
-        """Begins no job any more; gives those that were not begun."""
+        """Tries no job again; gives those that were not begun."""
         with self._changed:
             self.is_stopping = True
             return list(self._waiting.values())
