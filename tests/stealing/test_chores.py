@@ -1,6 +1,8 @@
 """Chores: slices of streaming and consuming, in any number of processes and beside real streamers and workers."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -20,6 +22,7 @@ from fixtures.truth import TABLES, Load, await_everything, change, check_exact, 
 from penstock import Ick, Job, Log, Pipeline
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
+from penstock.database.timeouts import Timeouts
 from penstock.errors import DamagedJournal, DeclarationError, InvalidChore
 from penstock.records import Record
 from penstock.stealing import Chores, Outcome, Recruiter
@@ -445,3 +448,96 @@ def test_an_ick_whose_holder_died_is_taken_over_by_a_process_that_seldom_looks(
     dying.close()
     assert looks > 1
     check_copy(books, redis_client, INDEX)
+
+
+def test_a_statement_that_takes_too_long_stops_no_other_chore(
+    flow: Pipeline, things: Log, books: Connection, make: Callable[..., Chores]
+) -> None:
+    chores = make(flow)
+    stage_rows(books, things, 2000)
+    drain(chores.stream())
+    streamer = chores._tools()._streamer
+    assert streamer is not None
+    assert streamer._connection is not None
+    usual = streamer._connection.timeouts  # type: ignore[attr-defined]
+    streamer._connection.timeouts = Timeouts(statement_s=0.001)  # type: ignore[attr-defined]
+    assert chores.sweep()() is Outcome.GAVE_UP
+    streamer._connection.timeouts = usual  # type: ignore[attr-defined]
+    stage_rows(books, things, 1, "more")
+
+    assert chores.stream()() is Outcome.FINISHED
+
+
+def test_a_shard_that_cannot_be_used_takes_no_part_of_a_slice(
+    flow: Pipeline,
+    things: Log,
+    books: Connection,
+    make: Callable[..., Chores],
+    redis_client: redis.Redis,
+) -> None:
+    redis_client.set("penstock:{things/0}:log", "not a stream")
+    stream = make(flow, records=10).stream()
+    stage_rows(books, things, 200)
+    [(at_work,)] = books.execute(
+        "SELECT count(*) FROM penstock.staged_records WHERE shard = 1"
+    ).fetchall()
+    stream()  # finds out
+
+    published = []
+    while stream() is Outcome.FINISHED:
+        published.append(redis_client.xinfo_stream("penstock:{things/1}:log"))
+        if last_offset(published[-1]) == at_work:
+            break
+
+    assert last_offset(published[-1]) == at_work
+    assert len(published) <= at_work // 10 + 1
+
+
+def last_offset(stream: Any) -> int:
+    return int(stream["last-generated-id"].split(b"-")[0])
+
+
+FORKING = """
+import logging, os, sys
+from datetime import timedelta
+from penstock import Log, Pipeline
+from penstock.stealing import Chores, Outcome
+import psycopg
+
+logging.basicConfig(level="INFO", stream=sys.stderr)
+things = Log("things", shards=2, keep=timedelta(hours=1))
+chores = Chores(Pipeline([things]), *sys.argv[1:])
+stream = chores.stream()
+
+def stage():
+    with psycopg.connect(sys.argv[1], autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+            "VALUES ('things', 0, 'k', 'insert', 'thing', '1')"
+        )
+    return stream() is Outcome.FINISHED
+
+assert stage()
+child = os.fork()
+if not child:
+    os._exit(0 if stage() and stage() else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert stage()
+"""
+
+
+def test_after_a_fork_both_processes_go_on_with_connections_of_their_own(
+    database_url: str, redis_url: str, logged: Any, things: Log
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", "-c", FORKING, database_url, redis_url],
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert sum(len(records) for records in logged(things).values()) == 4
+    # What Penstock logs there goes the application's way, and nothing to stdout.
+    assert done.stdout == ""
+    assert "event='streaming'" in done.stderr

@@ -35,8 +35,8 @@ log = structlog.get_logger("penstock.chores")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 """How long chores leave servers alone after one of them has failed, in seconds: doubled after each failure in a row."""
 
-LOCKED = "55P03"
-"""SQLSTATE of a lock that could not be had in time."""
+NOT_AWAY = {"55P03", "57014"}
+"""SQLSTATE of a lock that could not be had in time, and of a statement that took too long: the server is there."""
 
 
 class GaveUp(Exception):
@@ -83,7 +83,7 @@ class Tools:
         except (GaveUp, *CONFLICTS):
             return Outcome.GAVE_UP
         except (ServerUnavailable, psycopg.Error) as error:
-            if sqlstate(error.__cause__ or error) != LOCKED:
+            if sqlstate(error.__cause__ or error) not in NOT_AWAY:
                 self._leave_servers(error)
             if not isinstance(error, ServerUnavailable):
                 raise

@@ -23,7 +23,8 @@ class SlicePublisher(Publisher):
     @override
     def publish(self, prefetched: Sequence[Batch] = ()) -> Published:
         whole = self._target
-        self._target = nearest(whole, self.tails, self._most)
+        usable = {shard: tail for shard, tail in whole.items() if shard not in self.unusable}
+        self._target = nearest(usable, self.tails, self._most)
         try:
             return super().publish(prefetched)
         finally:
