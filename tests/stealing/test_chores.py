@@ -167,25 +167,42 @@ def test_jobs_of_a_queue_are_done_by_plain_and_async_handlers(
 def test_what_a_slice_has_read_and_not_begun_is_given_back(
     working: Pipeline, bench: Bench, make: Callable[..., Chores]
 ) -> None:
-    begun = threading.Event()
+    never, slow = threading.Event(), []
 
     @working.worker(reads=JOBS, name="work", lease_s=60.0)
     def work(session: Session, job: Job) -> None:
-        begun.wait(0.05)
+        if len(bench.effects) >= 20:  # it has read ahead by now, since jobs were short
+            slow.append(job.id)
+            never.wait(0.6)
         session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
 
-    ids = bench.stage(30)
+    ids = bench.stage(50)
     chore = make(working).consume("work")
+    with_time_left(0.0, chore)  # connects
 
-    assert with_time_left(1.0, chore) is Outcome.FINISHED
-    first = len(bench.effects)
+    assert with_time_left(0.5, chore) is Outcome.FINISHED
+
     stats = bench.queue.stats()
-    assert 0 < first < 30
-    assert (stats.leased, stats.waiting) == (0, 30 - first)
-
+    assert len(slow) <= 1
+    assert (stats.leased, stats.waiting) == (0, 50 - len(bench.effects))
+    never.set()
     drain(chore)
     assert bench.effects == ids
     assert bench.rows("SELECT max(attempt) FROM public.effects") == [(1,)]
+
+
+def test_a_slice_begins_where_other_processes_have_stopped(
+    flow: Pipeline, things: Log, books: Connection, streamer: Streamer, make: Callable[..., Chores]
+) -> None:
+    declare_consumers(flow, things)
+    one, other = (make(flow, records=4).consume("one") for _ in range(2))
+    assert [one(), other()] == [Outcome.NOTHING_TO_DO] * 2
+    change(books, KEYS)
+    streamer.drain()
+
+    assert [one(), other(), one()] == [Outcome.FINISHED, Outcome.FINISHED, Outcome.NOTHING_TO_DO]
+    skipped = "SELECT sum(applied), sum(skipped) FROM penstock.checkpoints WHERE consumer = 'one'"
+    assert books.execute(skipped).fetchall() == [(8, 0)]
 
 
 def test_a_failing_record_is_dead_lettered_although_each_slice_tries_it_only_once(
@@ -517,12 +534,16 @@ def stage():
         )
     return stream() is Outcome.FINISHED
 
+def session():
+    return chores._tools()._streamer._connection.info.backend_pid
+
 assert stage()
+before = session()
 child = os.fork()
 if not child:
-    os._exit(0 if stage() and stage() else 1)
+    os._exit(0 if stage() and stage() and session() != before else 1)
 assert os.waitpid(child, 0)[1] == 0
-assert stage()
+assert stage() and session() == before
 """
 
 
