@@ -38,6 +38,8 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             f"from a producer's BEGIN to the consumer's COMMIT, {what} (p50, p99)",
             lambda: _measure(servers, load)[0],
             better="less",
+            slow=True,
+            rounds=scale.few_rounds,
         ),
         Case(
             f"stealing-{REQUESTS_S}-share",
@@ -45,6 +47,8 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             f"requests that were recruited, and that did work, {what}",
             lambda: _measure(servers, load)[1],
             better="less",
+            slow=True,
+            rounds=scale.few_rounds,
         ),
     ]
 

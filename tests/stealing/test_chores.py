@@ -439,7 +439,7 @@ def test_an_ick_whose_holder_died_is_taken_over_by_a_process_that_seldom_looks(
     redis_url: str,
     redis_client: redis.Redis,
 ) -> None:
-    """Guarantee 4: the connections are closed between the two looks."""
+    """Guarantee 4: the connections are closed between two slices."""
     flow.add_channel(INDEX)
     declare_index(flow, INDEX)
     chores = make(flow)
@@ -451,11 +451,11 @@ def test_an_ick_whose_holder_died_is_taken_over_by_a_process_that_seldom_looks(
     for shard in INDEX.shard_names:
         dying._reserve(shard)  # type: ignore[attr-defined]
 
-    looks = 0
+    slices = 0
 
     def is_done() -> bool:
-        nonlocal looks
-        looks += 1
+        nonlocal slices
+        slices += 1
         chores.consume("indexer")()
         chores._tools().close()
         return books.execute("SELECT count(*) FROM public.copies").fetchone() == (8,)
@@ -463,7 +463,7 @@ def test_an_ick_whose_holder_died_is_taken_over_by_a_process_that_seldom_looks(
     eventually(is_done, "the members are taken over", timeout_s=10, interval_s=0.6)
 
     dying.close()
-    assert looks > 1
+    assert slices > 1
     check_copy(books, redis_client, INDEX)
 
 

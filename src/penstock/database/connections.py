@@ -150,8 +150,8 @@ class WorkerConnection(DriverConnection):
         return psycopg.Cursor(self)
 
 
-def settings_of(connection: Connection) -> Settings:
-    """The settings of each transaction of ours on a connection, whoever has made it."""
+def transaction_settings(connection: Connection) -> Settings:
+    """The settings of each transaction of ours on a connection of any kind."""
     if isinstance(connection, WorkerConnection):
         return connection.settings
     return own_settings(connection.info.server_version)

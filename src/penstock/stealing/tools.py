@@ -131,7 +131,7 @@ class Tools:
             return summarise(status(connection, client, self._pipeline))
 
     def close(self) -> None:
-        """Closes all connections; what is under way is rolled back, and begun again by whoever comes next."""
+        """Closes all connections; what is under way is rolled back, and begun again by the next slice."""
         opened: list[Streamer | Worker[Any]] = [*self._workers.values()]
         opened += [self._streamer] if self._streamer else []
         for each in opened:

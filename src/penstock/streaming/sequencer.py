@@ -25,7 +25,7 @@ import psycopg
 
 from penstock.channels.log import Batch
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection, settings_of
+from penstock.database.connections import Connection, transaction_settings
 from penstock.database.errors import ErrorKind, classify, postgres_errors
 from penstock.database.quoting import quote
 from penstock.database.statements import statements
@@ -111,7 +111,7 @@ class Sequencer:
         self._connection, self._scope = connection, scope
         self._sql = statements("penstock.streaming", scope.schema)
         # The limits are literals: a message of several statements takes no parameters.
-        self._settings = set_local_in_one(settings_of(connection))
+        self._settings = set_local_in_one(transaction_settings(connection))
         self._slices = Slices() if slices is None else slices
         self._sequencing = self._bind("sequence_committed", _LIMITS)
         self._without_payloads = self._bind("sequence_committed", _NO_PAYLOADS)

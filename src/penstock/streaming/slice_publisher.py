@@ -1,4 +1,4 @@
-"""A publisher that sends only a few records a call: for processes that do a little of it beside their own work."""
+"""A publisher that sends only a few records a call: for processes that publish beside their own work."""
 
 from collections.abc import Mapping, Sequence
 from random import randrange
