@@ -10,6 +10,7 @@ from benchmarks.cases import (
     latency,
     limits,
     queues,
+    recruiting,
     spark,
     staging,
     steady,
@@ -32,6 +33,7 @@ def all_cases(servers: BenchServers, scale: Scale) -> list[Case]:
         *icks.make_cases(servers, scale),
         *queues.make_cases(servers, scale),
         *stealing.make_cases(servers, scale),
+        *recruiting.make_cases(servers, scale),
         *spark.make_cases(servers, scale),
         *costs.make_cases(servers, scale),
     ]
