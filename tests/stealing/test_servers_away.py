@@ -6,11 +6,14 @@ from time import monotonic
 
 import pytest
 import redis
+from sqlalchemy import text
+from sqlalchemy.orm import Session
 
 from fixtures.dirty import DOCUMENTS, check_copy, declare_index, mark_changed
+from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from fixtures.proxy import APPEND, COMMIT, Harm, Proxy, behind
 from fixtures.truth import TABLES, change, check_exact, declare_consumers
-from penstock import Ick, Log, Pipeline
+from penstock import Ick, Job, Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.stealing import Chores, Outcome, Recruiter
 from penstock.stealing import tools as tools_module
@@ -186,3 +189,47 @@ def test_a_server_that_is_away_is_counted_as_aborted_and_the_caller_never_waits(
         return recruiter.counters()["stream"].finished > 0
 
     eventually(streams, "it streams again")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["postgres", "redis"])
+def test_a_server_that_goes_silent_in_the_middle_of_a_job_leaves_one_effect_of_it(
+    working: Pipeline,
+    bench: Bench,
+    database_url: str,
+    redis_url: str,
+    postgres_proxy: Proxy,
+    redis_proxy: Proxy,
+    server: str,
+) -> None:
+    """Guarantee 4: what the job has done is rolled back, or known when the job comes again."""
+    proxy = {"postgres": postgres_proxy, "redis": redis_proxy}[server]
+    silent = [True]
+
+    @working.worker(reads=JOBS, name="work", lease_s=1.0)
+    def work(session: Session, job: Job) -> None:
+        session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
+        if silent and len(bench.effects) == 5:
+            silent.clear()
+            proxy.hold_back()
+
+    made = Chores(
+        working, behind(postgres_proxy, database_url), behind(redis_proxy, redis_url), timeout_s=0.5
+    )
+    ids = bench.stage(20)
+    chore = made.consume("work")
+
+    began = monotonic()
+    outcomes = [chore() for _ in range(3)]
+    assert monotonic() - began < 20
+    assert Outcome.GAVE_UP in outcomes
+    assert not silent
+    proxy.heal()
+
+    def is_done() -> bool:
+        chore()
+        return bench.unfinished == []
+
+    eventually(is_done, "all jobs are done", timeout_s=20, interval_s=0.1)
+    made._tools().close()
+    assert bench.effects == ids

@@ -62,6 +62,11 @@ class JobBook:
         """Whether there is no job, and none is being settled."""
         return not (self.size or self._ending)
 
+    @property
+    def is_settling(self) -> bool:
+        """Whether all jobs have ended, and the queue has not been told of some."""
+        return not self.size and self._ending > 0
+
     def take(self, leases: Sequence[Lease]) -> None:
         """Jobs were read."""
         with self._changed:

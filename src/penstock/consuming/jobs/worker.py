@@ -4,7 +4,6 @@ Its own thread reads and looks after the lanes; the lanes work; one thread settl
 neither a handler that hangs nor a Redis that does not answer stops the others.
 """
 
-import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -233,20 +232,18 @@ class QueueWorker(Worker[Job[Any]]):
     def _slice(self) -> Consumed:
         """Reads, and waits until all that was read has ended; gives back what was not begun when time is up."""
         self._taken, self._book.is_stopping, self._away = 0, False, None
-        consumed = self.round(block_ms=0)
-        settled_by = math.inf
-        while not self._book.is_idle:
+        consumed, before, since = Consumed(), -1, 0.0
+        while self._taken > before or not self._book.is_idle:
+            before = self._taken
             if self._stop():
                 for lease in self._book.stop():
                     self._end(_released(lease))
-            consumed.merge(self.round(block_ms=SLICE_BLOCK_MS))
-            settled_by = (
-                min(settled_by, monotonic() + SETTLING_S) if not self._book.size else math.inf
-            )
-            if monotonic() > settled_by:
-                raise ServerUnavailable(
-                    f"settling jobs of {self.consumer.name}: Redis does not answer"
-                )
+            consumed.merge(self.round(block_ms=SLICE_BLOCK_MS if before else 0))
+            since = (since or monotonic()) if self._book.is_settling else 0.0
+            if since and monotonic() - since > SETTLING_S:
+                what = f"settling jobs of {self.consumer.name}"
+                raise ServerUnavailable(f"{what}: Redis does not answer")
+        consumed.merge(self._book.collect())
         if consumed.idle and self._away is not None:
             raise self._away
         return consumed
