@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import httpx
+import psycopg
 import pytest
 
 from penstock.testing import eventually
@@ -260,6 +261,72 @@ def test_the_forked_workers_of_celery_do_jobs(
 
     eventually(both_worked, "both processes did jobs", timeout_s=60)
     assert set.union(*recruits(directory).values()) == {"penstock-recruit"}
+
+
+SHOP = {
+    "shop.py": """
+        import os
+        from penstock import Log, Pipeline, stage
+        from sqlalchemy import create_engine, text
+        from sqlalchemy.orm import sessionmaker
+
+        DATABASE_URL, REDIS_URL = os.environ["SHOP_DATABASE"], os.environ["SHOP_REDIS"]
+        orders = Log("orders")
+        pipeline = Pipeline(channels=[orders])
+        Session = sessionmaker(create_engine(DATABASE_URL.replace(":", "+psycopg:", 1)))
+        pipeline.attach(Session)
+
+        @pipeline.consumer(reads=orders)
+        def revenue(session, records):
+            cents = sum(record.data["cents"] for record in records)
+            session.execute(text("UPDATE revenue SET cents = cents + :cents"), {"cents": cents})
+        """,
+    "shop_served.py": """
+        from fastapi_app import app
+        from penstock import stage
+        from shop import Session, orders
+        from sqlalchemy import text
+
+        @app.post("/orders")
+        def order():
+            with Session.begin() as session:
+                stage(session, orders, key=1, action="insert", object="order", data={"cents": 100})
+
+        @app.get("/revenue")
+        def revenue():
+            with Session() as session:
+                return session.scalar(text("SELECT cents FROM revenue"))
+        """,
+}
+
+
+def test_the_requests_of_an_application_publish_and_consume_its_records(
+    redis_url: str, database_url: str, directory: Path, start: Start
+) -> None:
+    """Guarantee 4: with the recruiter of the how-to, and no other process than the web server's two."""
+    shown = dict(BLOCK.findall(PAGE.read_text()))
+    often = shown["recruiting.py"].replace("rate=0.02", "rate=1.0")
+    for name, text in {**SHOP, "recruiting.py": often}.items():
+        (directory / name).write_text(dedent(text))
+    with psycopg.connect(database_url) as connection:
+        connection.execute("CREATE TABLE revenue AS SELECT 0 AS cents")
+    path = str(directory / "socket")
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(16)
+        fd = listener.fileno()
+        program = ["-m", "uvicorn", "shop_served:app", "--workers", "2", "--fd", str(fd)]
+        start(*program, fds=(fd,), SHOP_DATABASE=database_url, SHOP_REDIS=redis_url)
+        transport = httpx.HTTPTransport(uds=path)
+        with httpx.Client(transport=transport, base_url="http://app", timeout=30) as client:
+            assert {client.post("/orders").status_code for _ in range(20)} == {200}
+            eventually(
+                lambda: client.get("/revenue").json() == 2000,
+                "the orders are applied",
+                timeout_s=30,
+            )
+            assert {client.get("/revenue").json() for _ in range(50)} == {2000}
 
 
 def test_the_other_programs_of_the_how_to_run(directory: Path, start: Start) -> None:
