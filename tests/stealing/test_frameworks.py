@@ -303,7 +303,7 @@ SHOP = {
 def test_the_requests_of_an_application_publish_and_consume_its_records(
     redis_url: str, database_url: str, directory: Path, start: Start
 ) -> None:
-    """Guarantee 4: with the recruiter of the how-to, and no other process than the web server's two."""
+    """Guarantee 5: with the recruiter of the how-to, and no other process than the web server's two."""
     shown = dict(BLOCK.findall(PAGE.read_text()))
     often = shown["recruiting.py"].replace("rate=0.02", "rate=1.0")
     for name, text in {**SHOP, "recruiting.py": often}.items():
