@@ -1,4 +1,4 @@
-"""The places of the how-to, in real servers with several processes."""
+"""The places of the how-to, in real servers with several processes, whose jobs also fail, exit, fork and hang."""
 
 import os
 import re
@@ -22,7 +22,7 @@ BLOCK = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```$", re.MULTILINE | re.DOT
 
 FILES = {
     "recruiting.py": """
-        import os, threading
+        import os, sys, threading
         from pathlib import Path
         from penstock.stealing import Recruiter
 
@@ -33,9 +33,20 @@ FILES = {
         def fail():
             raise ValueError
 
-        recruiter = Recruiter()
+        def leave():
+            sys.exit(1)
+
+        def fork():
+            if child := os.fork():
+                os.waitpid(child, 0)
+
+        def hang():
+            threading.Event().wait(1)
+
+        recruiter = Recruiter(budget_s=0.05, hangs_s=0.2)
         recruiter.install(work, "work", 0.5)
-        recruiter.install(fail, "fail", 0.2)
+        for job in (fail, leave, fork, hang):
+            recruiter.install(job, job.__name__, 0.05)
         """,
     "fastapi_served.py": """
         import os
@@ -190,18 +201,24 @@ def recruits(directory: Path) -> dict[str, set[str]]:
 
 
 def request_until_both_worked(client: httpx.Client, directory: Path) -> None:
+    """Also until jobs of every kind have probably been drawn."""
     served: set[str] = set()
+    count = 0
 
     def both_worked() -> bool:
+        nonlocal count
+        count += 1
         for path in ("/", "/stream"):
             response = client.get(path, headers={"connection": "close"})
             assert response.status_code == 200
             served.add(response.text.strip('"'))
         assert client.get("/fail", headers={"connection": "close"}).status_code == 500
         worked = recruits(directory)
-        return len(served) == 2 and served <= worked.keys()
+        return count >= 60 and len(served) == 2 and served <= worked.keys()
 
-    eventually(both_worked, "both processes served requests and did jobs", timeout_s=30)
+    eventually(
+        both_worked, "both processes served requests and did jobs", timeout_s=30, interval_s=0
+    )
     assert {name for names in recruits(directory).values() for name in names} == {
         "penstock-recruit"
     }
@@ -350,7 +367,6 @@ def test_the_other_programs_of_the_how_to_run(directory: Path, start: Start) -> 
     lines = output.splitlines()
     assert lines[:4] == ["c", "b", "a", "4.5 None"]
     assert [line.split()[:2] for line in lines[4:]] == [
-        ["work", "2"],
-        ["fail", "2"],
+        *([name, "2"] for name in ("work", "fail", "leave", "fork", "hang")),
         ["thumbnails", "2"],
     ]
