@@ -19,7 +19,7 @@ from fixtures.dirty import DOCUMENTS, check_copy, declare_index, mark_changed
 from fixtures.flow import at_work, running, stage_rows
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from fixtures.truth import TABLES, Load, await_everything, change, check_exact, declare_consumers
-from penstock import Ick, Job, Log, Pipeline
+from penstock import Ick, Job, Log, Pipeline, Snooze
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
 from penstock.database.timeouts import Timeouts
@@ -346,6 +346,26 @@ def test_gauges_tell_how_far_the_pipeline_is_behind(
     assert (after.unsequenced, after.unpublished, after.sequenced) == (0, 0, 8)
     assert (after.consumers["one"].records, after.consumers["two"].records) == (0, 8)
     assert 0 <= after.age_s < 10
+
+
+def test_the_lag_of_a_queue_is_what_waits_in_it(
+    working: Pipeline, books: Connection, make: Callable[..., Chores]
+) -> None:
+    @working.worker(reads=JOBS, name="work")
+    def work(_: Session, job: Job) -> Snooze | None:
+        return Snooze("1h") if job.id == 1 else None
+
+    chores = make(working, records=5)
+    books.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "SELECT 'jobs', 0, 't', 'insert', 'receipt', '{}' FROM generate_series(1, 20)"
+    )
+    drain(chores.stream())
+    chores.consume("work")()
+    chores.measure()()
+
+    assert chores.gauges is not None
+    assert (chores.gauges.consumers["work"].records, chores.gauges.queued) == (15, {"jobs": 16})
 
 
 def test_one_line_installs_all_chores_with_one_rate(

@@ -1,4 +1,4 @@
-"""The places of the how-to, in real servers with several processes."""
+"""The places of the how-to, in real servers with several processes, whose jobs also fail, exit, fork and hang."""
 
 import os
 import re
@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import httpx
+import psycopg
 import pytest
 
 from penstock.testing import eventually
@@ -21,7 +22,7 @@ BLOCK = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```$", re.MULTILINE | re.DOT
 
 FILES = {
     "recruiting.py": """
-        import os, threading
+        import os, sys, threading
         from pathlib import Path
         from penstock.stealing import Recruiter
 
@@ -32,9 +33,20 @@ FILES = {
         def fail():
             raise ValueError
 
-        recruiter = Recruiter()
+        def leave():
+            sys.exit(1)
+
+        def fork():
+            if child := os.fork():
+                os.waitpid(child, 0)
+
+        def hang():
+            threading.Event().wait(1)
+
+        recruiter = Recruiter(budget_s=0.05, hangs_s=0.2)
         recruiter.install(work, "work", 0.5)
-        recruiter.install(fail, "fail", 0.2)
+        for job in (fail, leave, fork, hang):
+            recruiter.install(job, job.__name__, 0.05)
         """,
     "fastapi_served.py": """
         import os
@@ -189,18 +201,24 @@ def recruits(directory: Path) -> dict[str, set[str]]:
 
 
 def request_until_both_worked(client: httpx.Client, directory: Path) -> None:
+    """Also until jobs of every kind have probably been drawn."""
     served: set[str] = set()
+    count = 0
 
     def both_worked() -> bool:
+        nonlocal count
+        count += 1
         for path in ("/", "/stream"):
             response = client.get(path, headers={"connection": "close"})
             assert response.status_code == 200
             served.add(response.text.strip('"'))
         assert client.get("/fail", headers={"connection": "close"}).status_code == 500
         worked = recruits(directory)
-        return len(served) == 2 and served <= worked.keys()
+        return count >= 60 and len(served) == 2 and served <= worked.keys()
 
-    eventually(both_worked, "both processes served requests and did jobs", timeout_s=30)
+    eventually(
+        both_worked, "both processes served requests and did jobs", timeout_s=30, interval_s=0
+    )
     assert {name for names in recruits(directory).values() for name in names} == {
         "penstock-recruit"
     }
@@ -262,6 +280,72 @@ def test_the_forked_workers_of_celery_do_jobs(
     assert set.union(*recruits(directory).values()) == {"penstock-recruit"}
 
 
+SHOP = {
+    "shop.py": """
+        import os
+        from penstock import Log, Pipeline, stage
+        from sqlalchemy import create_engine, text
+        from sqlalchemy.orm import sessionmaker
+
+        DATABASE_URL, REDIS_URL = os.environ["SHOP_DATABASE"], os.environ["SHOP_REDIS"]
+        orders = Log("orders")
+        pipeline = Pipeline(channels=[orders])
+        Session = sessionmaker(create_engine(DATABASE_URL.replace(":", "+psycopg:", 1)))
+        pipeline.attach(Session)
+
+        @pipeline.consumer(reads=orders)
+        def revenue(session, records):
+            cents = sum(record.data["cents"] for record in records)
+            session.execute(text("UPDATE revenue SET cents = cents + :cents"), {"cents": cents})
+        """,
+    "shop_served.py": """
+        from fastapi_app import app
+        from penstock import stage
+        from shop import Session, orders
+        from sqlalchemy import text
+
+        @app.post("/orders")
+        def order():
+            with Session.begin() as session:
+                stage(session, orders, key=1, action="insert", object="order", data={"cents": 100})
+
+        @app.get("/revenue")
+        def revenue():
+            with Session() as session:
+                return session.scalar(text("SELECT cents FROM revenue"))
+        """,
+}
+
+
+def test_the_requests_of_an_application_publish_and_consume_its_records(
+    redis_url: str, database_url: str, directory: Path, start: Start
+) -> None:
+    """Guarantee 5: with the recruiter of the how-to, and no other process than the web server's two."""
+    shown = dict(BLOCK.findall(PAGE.read_text()))
+    often = shown["recruiting.py"].replace("rate=0.02", "rate=1.0")
+    for name, text in {**SHOP, "recruiting.py": often}.items():
+        (directory / name).write_text(dedent(text))
+    with psycopg.connect(database_url) as connection:
+        connection.execute("CREATE TABLE revenue AS SELECT 0 AS cents")
+    path = str(directory / "socket")
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(16)
+        fd = listener.fileno()
+        program = ["-m", "uvicorn", "shop_served:app", "--workers", "2", "--fd", str(fd)]
+        start(*program, fds=(fd,), SHOP_DATABASE=database_url, SHOP_REDIS=redis_url)
+        transport = httpx.HTTPTransport(uds=path)
+        with httpx.Client(transport=transport, base_url="http://app", timeout=30) as client:
+            assert {client.post("/orders").status_code for _ in range(20)} == {200}
+            eventually(
+                lambda: client.get("/revenue").json() == 2000,
+                "the orders are applied",
+                timeout_s=30,
+            )
+            assert {client.get("/revenue").json() for _ in range(50)} == {2000}
+
+
 def test_the_other_programs_of_the_how_to_run(directory: Path, start: Start) -> None:
     (directory / "all_of_them.py").write_text(
         dedent(
@@ -283,7 +367,6 @@ def test_the_other_programs_of_the_how_to_run(directory: Path, start: Start) -> 
     lines = output.splitlines()
     assert lines[:4] == ["c", "b", "a", "4.5 None"]
     assert [line.split()[:2] for line in lines[4:]] == [
-        ["work", "2"],
-        ["fail", "2"],
+        *([name, "2"] for name in ("work", "fail", "leave", "fork", "hang")),
         ["thumbnails", "2"],
     ]

@@ -104,6 +104,26 @@ def test_an_asynchronous_job_that_hangs_is_cancelled(make_recruiter: MakeRecruit
     eventually(lambda: recruiter.counters()["job"].failed == 1, "it is counted")
 
 
+def test_a_job_that_enlists_or_changes_its_recruiter_waits_for_nothing(
+    recruiter: Recruiter,
+) -> None:
+    enlisted: list[bool] = []
+
+    def job() -> None:
+        enlisted.append(recruiter.enlist())
+        recruiter.install(lambda: None, "other", 0.0)
+        recruiter.uninstall("other")
+        recruiter.counters()
+        recruiter.close()
+
+    recruiter.install(job, "job", 1.0)
+
+    recruiter.enlist()
+
+    eventually(lambda: recruiter.counters()["job"].finished == 1, "it ends")
+    assert enlisted == [False]
+
+
 def test_no_job_sees_what_another_has_set(recruiter: Recruiter) -> None:
     tenant: ContextVar[str] = ContextVar("tenant", default="none")
     seen: list[str] = []

@@ -10,8 +10,8 @@ class Lag:
     """How far a consumer is behind.
 
     Attributes:
-        records: Sequenced records beyond its checkpoints.
-        seconds: Age of the first of them.
+        records: Sequenced records beyond its checkpoints; of a queue, its messages that wait or are worked on.
+        seconds: Age of the oldest of them, in seconds.
         ever: Sequenced records of its channel, ever.
     """
 
