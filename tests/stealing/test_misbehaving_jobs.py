@@ -351,24 +351,37 @@ def test_a_forked_process_has_its_own_thread_counters_and_draws(run_program: Run
 
 
 @pytest.mark.parametrize(
-    "job",
+    ("loaded", "job"),
     [
-        "time.sleep(1000)",
-        "while True: pass",
-        "while True: sys.stdout.write('.'); sys.stdout.flush()",
-        "while True: log.error('again')",
-        "asyncio.run(asyncio.sleep(1000))",
-        "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start(); time.sleep(1000)",
+        ("time", "time.sleep(1000)"),
+        ("time", "while True: pass"),
+        ("sys", "while True: sys.stdout.write('.'); sys.stdout.flush()"),
+        ("logging", "while True: log.error('again')"),
+        ("asyncio", "asyncio.run(asyncio.sleep(1000))"),
+        (
+            "time",
+            "threading.Thread(target=time.sleep, args=(99,), daemon=True).start(); time.sleep(99)",
+        ),
+        ("time", "import psycopg, pydantic, redis, structlog"),
+        ("psycopg", "psycopg.connect(host=directory.name, port=1)"),
+        ("redis", "redis.Redis(unix_socket_path=silent).ping()"),
     ],
 )
-def test_a_process_ends_while_a_job_runs(run_program: RunProgram, job: str) -> None:
+def test_a_process_ends_while_a_job_runs(run_program: RunProgram, loaded: str, job: str) -> None:
+    """Also while it waits for a server that accepts connections and never answers."""
     run_program(
         f"""
-        import asyncio, io, logging, sys, threading, time
+        import {loaded}, logging, socket, sys, tempfile, threading
         from penstock.stealing import Recruiter
 
         log = logging.getLogger("job")
         log.addHandler(logging.StreamHandler(sys.stdout))
+        directory = tempfile.TemporaryDirectory()
+        silent = directory.name + "/.s.PGSQL.1"
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(silent)
+        listener.listen()
+        listener.detach()  # stays open to the end of the process
         began = threading.Event()
 
         def job():
@@ -379,6 +392,8 @@ def test_a_process_ends_while_a_job_runs(run_program: RunProgram, job: str) -> N
         recruiter.install(job, "job", 1.0)
         recruiter.enlist()
         began.wait()
+        threading.Event().wait(0.05)
+        directory.cleanup()
         """
     )
 
