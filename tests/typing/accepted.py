@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from penstock import Cancel, DeadLetter, Ick, Job, Log, Pipeline, Queue, Record, Snooze
+from penstock.stealing import Outcome, Recruiter, enlist_on_hit
 
 Handler = TypeVar("Handler", bound=Callable[..., object])
 
@@ -245,3 +246,29 @@ pipeline.reconciliation(of=each, state="public.totals", key="id", name="b")(cano
 pipeline.reconciliation(of=frame, state="public.totals", key="id", name="c")(canonical)
 pipeline.reconciliation(of=dataclass_payload, state="public.totals", key="id", name="d")(canonical)
 pipeline.reconciliation(of=totals, state="public.totals", key="id", name="e")(canonical)
+
+
+# --- jobs of a recruiter ---
+
+recruiter = Recruiter()
+
+
+async def give_up() -> Outcome:
+    return Outcome.GAVE_UP
+
+
+recruiter.install(give_up, "coroutine function", 0.1)
+recruiter.install(lambda: None, "lambda", 0)
+
+
+@enlist_on_hit(recruiter)
+def find(name: str) -> int | None:
+    return None
+
+
+@enlist_on_hit(recruiter)
+async def find_async(name: str) -> int | None:
+    return None
+
+
+assert_type(find("ann"), int | None)

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from penstock import Ick, Job, Log, Pipeline, Queue, Record
+from penstock.stealing import Recruiter, enlist_on_hit
 
 rides = Log("rides")
 index = Ick("index")
@@ -265,3 +266,18 @@ def returns_a_number(session: Session, job: Job) -> int:
 pipeline.reconciliation(of=1, state="public.totals")  # type: ignore[arg-type]
 pipeline.reconciliation(state="public.totals")  # type: ignore[call-arg]
 pipeline.reconciliation(of="totals", state="public.totals", key=1)  # type: ignore[arg-type]
+
+
+# --- jobs of a recruiter ---
+
+recruiter = Recruiter()
+recruiter.install(len, "takes an argument", 0.1)  # type: ignore[arg-type]
+recruiter.install(lambda: None, "no rate")  # type: ignore[call-arg]
+
+
+@enlist_on_hit(recruiter)
+def find(name: str) -> int | None:
+    return None
+
+
+find(3)  # type: ignore[arg-type]
