@@ -47,12 +47,15 @@ end
 -- Whether a script before this one was interrupted by a command that Redis refused, or a key has disappeared since then: the next
 -- sweep asks for a rebuild.
 local is_suspect = false
+local function was_interrupted()
+  return format and (found[10] ~= "1" or number(found[11]) ~= count_keys())
+end
 
 -- The first write of a script that changes the queue: from here to `save_queue` its parts do not agree.  When memory is full, Redis
 -- refuses a script's first write if that could need memory, and lets a script that has written go on: taking and finishing must
 -- work then, and writing must not.
 local function begin_writing(needs_memory)
-  is_suspect = format and (found[10] ~= "1" or number(found[11]) ~= count_keys())
+  is_suspect = was_interrupted()
   if needs_memory then
     redis.call("HSET", meta, "closed", 0)
   else

@@ -13,6 +13,7 @@ from typing import Any, Unpack
 import structlog
 from typing_extensions import override
 
+from penstock.channels.isolation import isolated
 from penstock.channels.queue import Lease, Reader
 from penstock.channels.queue.leases import pause_s
 from penstock.channels.queue.running import run as run_steps
@@ -20,13 +21,13 @@ from penstock.channels.queue.shape import QueueShape, worker_name
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivered import Consumed
 from penstock.consuming.failure_log import FailureLog
-from penstock.consuming.failures import NotApplied
 from penstock.consuming.jobs.book import JobBook, Running
 from penstock.consuming.jobs.deliverer import Ended, JobDeliverer, Surroundings, Troubles
 from penstock.consuming.jobs.lanes import Lane, Lanes, Work, make_lanes
 from penstock.consuming.jobs.letters import JobLetters
 from penstock.consuming.jobs.settler import Settler
 from penstock.consuming.jobs.transaction import JobTransaction
+from penstock.consuming.jobs.upkeep import Upkeep
 from penstock.consuming.worker import LONGEST_BACKOFF_S, Worker, WorkerOptions
 from penstock.database.connections import Connection, Database
 from penstock.declarations import ConsumerSpec, Queue, WorkerSpec
@@ -39,7 +40,7 @@ from penstock.errors import (
 )
 from penstock.jobs import Job
 from penstock.pipeline import Pipeline
-from penstock.records import RecordId, Shard, ShardName
+from penstock.records import Shard, ShardName
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -119,6 +120,11 @@ class QueueWorker(Worker[Job[Any]]):
             lease_s=self._spec.lease_s,
             limit_s=self._spec.limit_s,
             attempts=NO_LIMIT,
+            on_error=self._leave_out_number,
+        )
+        assert self._transaction is not None
+        self._upkeep = Upkeep(
+            self._transaction, self._client, self._shape, self._shards, self._letters, self._book
         )
         self._leave_out_shards()
         book = self._book
@@ -194,7 +200,6 @@ class QueueWorker(Worker[Job[Any]]):
 
         Raises:
             ServerUnavailable: A server does not answer when the worker opens; later it waits by itself.
-            ForeignQueue: A key of the queue holds something else.
             HandlerExited: The handler wants the process to end.
             HandlerHung: As many handlers hang as may run at the same time.
         """
@@ -292,12 +297,13 @@ class QueueWorker(Worker[Job[Any]]):
         self._check_at = monotonic() + CHECK_S
         assert self._transaction is not None
         try:
-            self._flush_counts()
+            self._upkeep.write_counts()
             checkpoints = Checkpoints(self.consumer, self._pipeline.scope)
             self._note_halted(set(self._transaction.read(checkpoints.all)))
+            self._note_usable()
             if monotonic() >= self._dead_at:
                 self._dead_at = monotonic() + DEAD_EVERY_S
-                self._bury_dead()
+                self._upkeep.bury_dead(self._usable())
         except ServerUnavailable as error:
             self._rest_after(error)
 
@@ -306,47 +312,29 @@ class QueueWorker(Worker[Job[Any]]):
         self._halted = {each.shard for each in every if each not in going}
         self._leave_out_shards()
 
+    def _leave_out_number(self, number: int, error: PenstockError) -> None:
+        """Reports a shard that the reader leaves out for a while."""
+        name = ShardName(self._shape.name, Shard(number))
+        self._leave_out(name, error)
+
+    def _usable(self) -> list[ShardName]:
+        """This worker's shards without those that are left out."""
+        return [name for name in self._shards if name not in self._unusable]
+
+    def _note_usable(self) -> None:
+        """Takes back what was said of shards that have been read since."""
+        for name in [*self._unusable]:
+            if self._opened_reader().can_read(name.shard):
+                del self._unusable[name]
+                self._note_waiting(name, None)
+                log.info("shard usable again", consumer=self.consumer.name, shard=str(name))
+
     def _leave_out_shards(self) -> None:
         """Reads only this worker's shards, and none that is halted."""
         ours = {each.shard for each in self._shards} - self._halted
         if self._reader is not None:
             every = range(len(self._shape.shards))
             self._reader.leave_out([number for number in every if number not in ours])
-
-    def _flush_counts(self) -> None:
-        """Writes what was done since the last time; what cannot be written now is written later."""
-        assert self._transaction is not None
-        counts = self._book.uncounted()
-        try:
-            for shard in self._shards:
-                plan = self._letters.count(
-                    shard, counts[shard, "applied"], counts[shard, "skipped"]
-                )
-                with suppress(NotApplied):
-                    if self._transaction.apply([shard], plan):
-                        del counts[shard, "applied"], counts[shard, "skipped"]
-        finally:
-            self._book.count_again(counts)
-
-    def _bury_dead(self) -> None:
-        """Makes messages that died in Redis dead letters in Postgres."""
-        assert self._transaction is not None
-        for name in self._shards:
-            shard = self._shape.shards[name.shard]
-            what = f"burying dead letters of queue {name}"
-            buried = []
-            for dead in run_steps(self._client, shard.dead(MAX_ROOM), what):
-                message = dead.message
-                if not message.id.isascii() or not message.id.isdigit():
-                    continue
-                plan = self._letters.dead_letter(
-                    name, RecordId(int(message.id)), dead.reason, message.attempts, lambda: True
-                )
-                with suppress(NotApplied):  # it is tried again
-                    self._transaction.apply([name], plan)
-                    buried.append(message.id)
-            if buried:
-                run_steps(self._client, shard.delete(buried), what)
 
     @override
     def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
@@ -355,7 +343,8 @@ class QueueWorker(Worker[Job[Any]]):
         Jobs of halted shards, and those that are due later, stay.
 
         Raises:
-            PenstockError: What ``round`` raises.
+            ForeignQueue: A key of a shard holds something else; all other shards are drained.
+            PenstockError: Any other that ``round`` raises.
         """
         applied = 0
         while True:
@@ -363,19 +352,21 @@ class QueueWorker(Worker[Job[Any]]):
             applied += consumed.applied
             report(consumed)
             if consumed.idle and self._book.is_idle and self._is_drained():
-                self._flush_counts()
+                self._upkeep.write_counts()
+                self._raise_unusable()
                 return applied
 
     def _is_drained(self) -> bool:
         """Whether nothing waits, is leased, or is to come back after a failure."""
         if self._book.is_retrying():
             return False
-        for name in self._shards:
+        for name in self._usable():
             if name.shard not in self._halted:
-                shard = self._shape.shards[name.shard]
-                stats = run_steps(self._client, shard.stats(), f"inspecting queue {name}")
-                if stats["waiting"] or stats["leased"]:
-                    return False
+                with isolated(name, self._leave_out):
+                    shard = self._shape.shards[name.shard]
+                    stats = run_steps(self._client, shard.stats(), f"inspecting queue {name}")
+                    if stats["waiting"] or stats["leased"]:
+                        return False
         return True
 
     @override
@@ -388,7 +379,7 @@ class QueueWorker(Worker[Job[Any]]):
             self._lanes.close(self._spec.concurrency, GRACE_S)
             self._settler.close()
             with suppress(PenstockError):  # they are counts, and leases that end by themselves
-                self._flush_counts()
+                self._upkeep.write_counts()
             with suppress(PenstockError):
                 reader.close()
         super().close()
