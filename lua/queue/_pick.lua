@@ -33,8 +33,12 @@ local function next_message()
   end
   account = tenant_account(tenant)
   if classify(account) ~= account.class then
-    -- The limits of all tenants have changed.
+    -- The limits of all tenants have changed, or accounts are lost, and with them where the tenant was.
     place(account)
+    if account.class == "b" then
+      redis.call("ZREM", ready, tenant)
+      redis.call("ZREM", over, tenant)
+    end
     return account
   end
   local first, member = first_waiting(account)

@@ -9,7 +9,7 @@ local function number(text)
 end
 
 local found = redis.call("HMGET", meta, "format", "streams", "clock", "server", "floor", "cost", "sequence", "generation",
-  "listed", "closed", "keys")
+  "listed", "closed", "keys", "rebuilding")
 local format = found[1]
 local queue = {
   streams = number(found[2]), floor = number(found[5]), cost = number(found[6]),
@@ -39,14 +39,15 @@ local function call_or_nil(...)
   error(reply.err, 0)
 end
 
--- How many there are of the keys that nothing else tells of.
+-- How many there are of the keys that nothing else tells of, and of the accounts, without which no limit in flight holds.
 local function count_keys()
-  return redis.call("EXISTS", lanes, drained, deadlines, uniques, windows)
+  return redis.call("EXISTS", accounts, lanes, drained, deadlines, uniques, windows)
 end
 
 -- Whether a script before this one was interrupted by a command that Redis refused, or a key has disappeared since then: the next
 -- sweep asks for a rebuild.
 local is_suspect = false
+local is_rebuilding = found[12]
 local function was_interrupted()
   return format and (found[10] ~= "1" or number(found[11]) ~= count_keys())
 end

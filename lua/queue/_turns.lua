@@ -12,10 +12,10 @@ local LEAST_COST = 0.001
 local SETS = {r = ready, o = over, b = blocked}
 local FOREVER = "+inf"
 
--- The set where a tenant belongs, and its score there.
+-- The set where a tenant belongs, and its score there.  Until all leases are counted, a tenant with a limit in flight waits.
 local function classify(account)
   local own = account.limits
-  if own.paused or (own.in_flight and account.in_flight >= own.in_flight) then
+  if own.paused or (own.in_flight and (is_rebuilding or is_suspect or account.in_flight >= own.in_flight)) then
     return "b", FOREVER
   end
   if own.rate then

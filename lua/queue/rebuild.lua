@@ -73,7 +73,7 @@ local function begin()
   queue.generation = math.max(now, queue.generation + 1)
   queue.sequence = math.max(now, queue.sequence)
   queue.listed = 0
-  is_suspect = false
+  is_suspect, is_rebuilding = false, true
   redis.call("DEL", accounts, ready, over, blocked, drained, lanes, ages)
   return "1 0"
 end
@@ -116,5 +116,7 @@ if PHASES[phase] then
   return {"rebuilding", name, lost}
 end
 redis.call("HDEL", meta, "rebuilding")
+-- The next take places them again: those with a limit in flight have waited for this.
+redis.call("ZUNIONSTORE", blocked, 1, blocked, "WEIGHTS", 0)
 notify("b")
 return {"rebuilt"}
