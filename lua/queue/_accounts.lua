@@ -43,11 +43,12 @@ local function tenant_account(tenant)
   local account = used[tenant]
   if not account then
     local packed = redis.call("HGET", accounts, tenant)
-    local values = packed and cmsgpack.unpack(packed) or {0, 0, 0, false, 0, 0, false, 0, 0}
+    local values = packed and cmsgpack.unpack(packed) or {0, 0, 0, false, 0, 0, false, 0, 0, 0}
     local own = has_limits and redis.call("HMGET", limits, tenant, "") or {}
     account = {
       tenant = tenant, tag = values[1], in_flight = values[2], bytes = values[3], cost = values[4], rank = values[5],
-      next_at = values[6], class = values[7], last_rank = values[8], base = values[9], limits = parse_limits(own[1] or own[2]),
+      next_at = values[6], class = values[7], last_rank = values[8], base = values[9], keyless = values[10],
+      limits = parse_limits(own[1] or own[2]),
     }
     used[tenant] = account
     if not packed then

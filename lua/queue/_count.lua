@@ -25,13 +25,7 @@ local function count(id, record)
     account.in_flight = account.in_flight + 1
   end
   if record.state == "w" then
-    local rank = tonumber(string.sub(record.rank, 1, 14), 16)
-    if record.key == "" then
-      account.last_rank = math.max(rank, account.last_rank)
-    else
-      local last = number(redis.call("HGET", lanes, lane_of(record)))
-      redis.call("HSET", lanes, lane_of(record), string.format("%.0f", math.max(rank, last)))
-    end
+    join_lane(account, record)
   end
   mark_moved(account)
 end

@@ -35,22 +35,48 @@ local function waiting_member(id, record)
   return record.tenant .. "\0" .. record.rank .. id
 end
 
+-- A lane is the messages of a tenant with one key that wait: the rank of the last of them, and how many there are.  Those without a key
+-- have theirs in the account.
 local function lane_of(record)
   return record.tenant .. "\0" .. record.key
 end
 
--- The message's place in its tenant's line.  The tenant's keys take turns: a message comes behind those of its own key, and beside
--- those of the others.  The rank of the last message without a key stands in the account.
-local function rank_message(account, record)
-  local last = record.key == "" and account.last_rank or number(redis.call("HGET", lanes, lane_of(record)))
-  local rank = math.max(account.rank, last) + 1
+local function read_lane(account, record)
   if record.key == "" then
-    account.last_rank = rank
-  else
-    redis.call("HSET", lanes, lane_of(record), string.format("%.0f", rank))
+    return account.last_rank, account.keyless
   end
+  local last, waits = string.match(redis.call("HGET", lanes, lane_of(record)) or "0 0", "^(%d+) (%d+)$")
+  return number(last), number(waits)
+end
+
+local function save_lane(account, record, last, waits)
+  if record.key == "" then
+    account.last_rank, account.keyless = waits > 0 and last or 0, math.max(waits, 0)
+  elseif waits > 0 then
+    redis.call("HSET", lanes, lane_of(record), string.format("%.0f %d", last, waits))
+  else
+    redis.call("HDEL", lanes, lane_of(record))
+  end
+end
+
+local function rank_of(record)
+  return tonumber(string.sub(record.rank, 1, 14), 16)
+end
+
+-- The message's place in its tenant's line.  The tenant's keys take turns: a message comes behind those of its own key, and beside
+-- those of the others.
+local function rank_message(account, record)
+  local last, waits = read_lane(account, record)
+  local rank = math.max(account.rank, last) + 1
+  save_lane(account, record, rank, waits + 1)
   queue.sequence = queue.sequence + 1
   record.rank = string.format(PADDING .. PADDING, rank, queue.sequence)
+end
+
+-- A message that waits again where it was, or that a rebuild has met.
+local function join_lane(account, record)
+  local last, waits = read_lane(account, record)
+  save_lane(account, record, math.max(last, rank_of(record)), waits + 1)
 end
 
 -- Appends the body to a stream, and lines the message up.  Returns false if no stream can be written.
@@ -72,7 +98,11 @@ end
 
 -- Puts a message that was handed over back where it was in its tenant's line.
 local function put_back(id, record)
-  mark_moved(tenant_account(record.tenant))
+  local account = tenant_account(record.tenant)
+  mark_moved(account)
+  if record.generation == queue.generation then
+    join_lane(account, record)
+  end
   record.state, record.at = "w", now
   save_record(id, record)
   redis.call("ZADD", waiting, 0, waiting_member(id, record))
@@ -80,7 +110,7 @@ local function put_back(id, record)
   watch_deadline(id, record)
 end
 
--- Takes a message out of its tenant's line.
+-- Takes the message whose turn it is out of its tenant's line, which has got so far.
 local function leave_line(account, id, record)
   local member = waiting_member(id, record)
   redis.call("ZREM", waiting, member)
@@ -89,9 +119,38 @@ local function leave_line(account, id, record)
   else
     account.line = nil
   end
-  local rank = tonumber(string.sub(record.rank, 1, 14), 16)
-  account.rank = math.max(account.rank, rank)
-  if record.key ~= "" and number(redis.call("HGET", lanes, lane_of(record))) <= rank then
-    redis.call("HDEL", lanes, lane_of(record))
+  account.rank = math.max(account.rank, rank_of(record))
+  if record.generation == queue.generation then
+    local last, waits = read_lane(account, record)
+    save_lane(account, record, last, waits - 1)
+  end
+end
+
+local LOOKS = 20
+
+-- The rank of the last message of a key before a member of the line, or a little more if that is far.
+local function last_before(account, record, member)
+  local start, rank = "[" .. account.tenant .. "\0", 0
+  for _, other in ipairs(redis.call("ZREVRANGEBYLEX", waiting, "(" .. member, start, "LIMIT", 0, LOOKS)) do
+    rank = tonumber(string.sub(other, #account.tenant + 2, #account.tenant + 15), 16)
+    local found = read_record(string.sub(other, #account.tenant + 30))
+    if found and found.key == record.key then
+      break
+    end
+  end
+  return rank
+end
+
+-- Takes a message out of the middle of its tenant's line: the line has got no further, and the next of its key follows those left.
+local function strike_out(account, id, record)
+  local member = waiting_member(id, record)
+  redis.call("ZREM", waiting, member)
+  mark_moved(account)
+  if record.generation == queue.generation then
+    local last, waits = read_lane(account, record)
+    if last == rank_of(record) and waits > 1 then
+      last = last_before(account, record, member)
+    end
+    save_lane(account, record, last, waits - 1)
   end
 end

@@ -91,7 +91,7 @@ local function save_accounts()
   for tenant, account in pairs(used) do
     redis.call("HSET", accounts, tenant, cmsgpack.pack({
       account.tag, account.in_flight, account.bytes, account.cost, account.rank, account.next_at, account.class,
-      account.last_rank, account.base,
+      account.last_rank, account.base, account.keyless,
     }))
     if is_idle(account) then
       redis.call("ZADD", drained, account.tag, tenant)

@@ -22,7 +22,7 @@ local function delete(id)
   end
   local account = tenant_account(record.tenant)
   if record.state == "w" then
-    leave_line(account, id, record)
+    strike_out(account, id, record)
   elseif record.state == "l" then
     leave_flight(account, record)
     redis.call("ZREM", leases, id)

@@ -22,7 +22,7 @@ for _, id in ipairs(late) do
   if record and record.state == "w" then
     local payload, headers = read_entry(record)
     if payload then
-      leave_line(tenant_account(record.tenant), id, record)
+      strike_out(tenant_account(record.tenant), id, record)
       bury(id, record, "its deadline has passed", payload, headers)
     end
   elseif record and record.state == "d" then
