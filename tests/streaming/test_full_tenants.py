@@ -57,7 +57,7 @@ def care(streamer: Streamer) -> int:
 def test_a_tenant_that_has_room_again_is_fed_though_1000_others_are_full(
     queue: FairQueue, streamer: Streamer, connection: Connection
 ) -> None:
-    """In some rounds of a second each; each tenant is asked for in its turn."""
+    """In some rounds of a second each; one tenant after the other."""
     for number in (TENANTS - 1, 500):
         queue.limit(name(number), TenantLimits())
         rounds = 0
