@@ -4,7 +4,7 @@
 -- An account holds what is known of a tenant: its tag (see queue/_turns), its messages in flight, the bytes of its messages, what one
 -- costs, and how far its line has got.  A script reads an account once, and writes it at its end.
 
-local used = {}
+local used, fetched = {}, {}
 local has_limits = redis.call("EXISTS", limits) == 1
 
 -- weight, elastic limit, limit in flight, messages a second, burst, bytes, paused; "-" for none
@@ -36,13 +36,40 @@ end
 
 -- The messages of a tenant have moved: it may belong elsewhere, and its line has changed.
 local function mark_moved(account)
-  account.has_moved, account.line = true, nil
+  account.has_moved, account.keeps_line, account.line = true, false, nil
+end
+
+-- The tenant may belong elsewhere, though its line is as it was: as long as nothing else is said, it has messages if it is listed.
+local function mark_charged(account)
+  account.has_moved = true
+  if account.keeps_line == nil then
+    account.keeps_line = true
+  end
+end
+
+-- Reads the accounts of several tenants together, for `tenant_account`.
+local function fetch_accounts(tenants)
+  local unknown = {}
+  for _, tenant in ipairs(tenants) do
+    if not used[tenant] and fetched[tenant] == nil then
+      unknown[#unknown + 1], fetched[tenant] = tenant, false
+    end
+  end
+  if #unknown > 0 then
+    for i, packed in ipairs(redis.call("HMGET", accounts, unpack(unknown))) do
+      fetched[unknown[i]] = packed
+    end
+  end
 end
 
 local function tenant_account(tenant)
   local account = used[tenant]
   if not account then
-    local packed = redis.call("HGET", accounts, tenant)
+    local packed = fetched[tenant]
+    if packed == nil then
+      packed = redis.call("HGET", accounts, tenant)
+    end
+    fetched[tenant] = nil
     local values = packed and cmsgpack.unpack(packed) or {0, 0, 0, false, 0, 0, false, 0, 0, 0}
     local own = has_limits and redis.call("HMGET", limits, tenant, "") or {}
     account = {
@@ -52,6 +79,7 @@ local function tenant_account(tenant)
     }
     used[tenant] = account
     if not packed then
+      account.keeps_line = false
       local _, member = first_waiting(account)
       account.rank = member and tonumber(string.sub(member, #tenant + 2, #tenant + 15), 16) - 1 or 0
     end

@@ -3,10 +3,14 @@
 
 -- The stream of a hand with the smallest backlog: the first empty one, or the shortest.  An entry leaves its stream with its message,
 -- so the length is what waits or is leased.  Streams of another type are passed over; if a hand has no other, any stream serves.
+local lengths = {}
 local function choose_stream(hand)
   local chosen, shortest
   local function try(stream)
-    local length = stream < queue.streams and call_or_nil("XLEN", KEYS[streams + stream])
+    if lengths[stream] == nil then
+      lengths[stream] = stream < queue.streams and call_or_nil("XLEN", KEYS[streams + stream]) or false
+    end
+    local length = lengths[stream]
     if length and (not shortest or length < shortest) then
       chosen, shortest = stream, length
     end
@@ -88,6 +92,7 @@ local function enqueue(id, record, payload, headers)
   local account = tenant_account(record.tenant)
   rank_message(account, record)
   record.state, record.stream, record.at = "w", stream, now
+  lengths[stream] = lengths[stream] + 1
   record.entry = redis.call("XADD", KEYS[streams + stream], "*", "id", id, "tenant", record.tenant, "key", record.key,
     "payload", payload, "headers", headers, "record", pack_record(record))
   save_record(id, record)

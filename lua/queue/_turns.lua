@@ -27,10 +27,26 @@ local function classify(account)
   return (own.elastic and account.in_flight >= own.elastic) and "o" or "r", nil
 end
 
+-- The places of several tenants are written together.  While messages are taken, tenants that stay ready are here, in their order.
+local placed, again = nil, nil
+
+local function precedes(tag, tenant, other)
+  return tag < other.tag or (tag == other.tag and tenant < other.tenant)
+end
+
+local function take_place_again(account)
+  local at = #again
+  while at > 0 and precedes(account.tag, account.tenant, again[at]) do
+    at = at - 1
+  end
+  table.insert(again, at + 1, {tag = account.tag, tenant = account.tenant})
+end
+
 -- Puts a tenant where it belongs, after anything about it has changed.
 local function place(account)
   local class, score = false, nil
-  if first_waiting(account) then
+  local has_waiting = account.keeps_line and account.class or not account.keeps_line and first_waiting(account)
+  if has_waiting then
     class, score = classify(account)
   end
   if class and class ~= "b" and account.class ~= "r" and account.class ~= "o" then
@@ -40,20 +56,32 @@ local function place(account)
   if account.class and account.class ~= class then
     redis.call("ZREM", SETS[account.class], account.tenant)
   end
-  if class then
+  if class == "r" and again then
+    take_place_again(account)
+  elseif class and placed then
+    local pairs_of = placed[class]
+    pairs_of[#pairs_of + 1], pairs_of[#pairs_of + 2] = score or account.tag, account.tenant
+  elseif class then
     redis.call("ZADD", SETS[class], score or account.tag, account.tenant)
   end
   queue.listed = queue.listed + (class and 1 or 0) - (account.class and 1 or 0)
-  account.class, account.has_moved = class, false
+  account.class, account.has_moved, account.keeps_line = class, false, nil
 end
 
 -- Places all tenants of which the messages have moved.
 local function place_moved()
+  placed = {r = {}, o = {}, b = {}}
   for _, account in pairs(used) do
     if account.has_moved then
       place(account)
     end
   end
+  for class, pairs_of in pairs(placed) do
+    if #pairs_of > 0 then
+      redis.call("ZADD", SETS[class], unpack(pairs_of))
+    end
+  end
+  placed = nil
 end
 
 -- What is paid back does not take a tenant behind where it came back last: that would be credit for its absence.
@@ -85,16 +113,24 @@ local function is_idle(account)
   return not account.class and account.in_flight <= 0 and account.bytes <= 0
 end
 
--- Writes the accounts that this call has changed.  The tag of an idle tenant is kept until the floor has reached it.
+-- Writes what this call has changed: records, and accounts.  The tag of an idle tenant is kept until the floor has reached it.
 local function save_accounts()
+  save_records()
   place_moved()
+  local values, idle = {}, {}
   for tenant, account in pairs(used) do
-    redis.call("HSET", accounts, tenant, cmsgpack.pack({
+    values[#values + 1], values[#values + 2] = tenant, cmsgpack.pack({
       account.tag, account.in_flight, account.bytes, account.cost, account.rank, account.next_at, account.class,
       account.last_rank, account.base, account.keyless,
-    }))
+    })
     if is_idle(account) then
-      redis.call("ZADD", drained, account.tag, tenant)
+      idle[#idle + 1], idle[#idle + 2] = account.tag, tenant
     end
+  end
+  if #values > 0 then
+    redis.call("HSET", accounts, unpack(values))
+  end
+  if #idle > 0 then
+    redis.call("ZADD", drained, unpack(idle))
   end
 end

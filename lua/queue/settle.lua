@@ -18,23 +18,39 @@ elseif #KEYS - streams + 1 < queue.streams then
 end
 begin_writing()
 
-local wakes, done, classes = false, 0, {}
+local wakes, classes = false, {}
+
+-- What is done leaves its parts together with the others: see `clear_finished`.
+local ended, times, bodies = {}, {}, {}
 
 local function finish(id, record)
   forget(id, record)
   record.state, record.at = "f", now
   save_record(id, record)
-  redis.call("ZADD", finished, now, id)
-  redis.call("ZREM", leases, id)
-  delete_entry(record)
-  done = done + 1
+  ended[#ended + 1], times[#times + 1], times[#times + 2] = id, now, id
+  local key = stream_key(record)
+  bodies[key] = bodies[key] or {}
+  table.insert(bodies[key], record.entry)
+end
+
+-- The records say that the messages are done before their leases and bodies go.
+local function clear_finished()
+  save_records()
+  if #ended > 0 then
+    redis.call("HINCRBY", meta, "done", #ended)
+    redis.call("ZADD", finished, unpack(times))
+    redis.call("ZREM", leases, unpack(ended))
+    for key, entries in pairs(bodies) do
+      call_or_nil("XDEL", key, unpack(entries))
+    end
+  end
 end
 
 -- A dead letter without its body could be redriven, and would be another message.
 local function lose(id, record)
   forget(id, record)
   redis.call("ZREM", leases, id)
-  redis.call("HDEL", messages, id)
+  delete_record(id)
   redis.call("HINCRBY", meta, "lost", 1)
 end
 
@@ -60,7 +76,7 @@ local function settle(id, token, outcome, delay, seconds, reason)
   if classes[account] == nil then
     classes[account] = account.class
   end
-  account.has_moved = true
+  mark_charged(account)
   leave_flight(account, record)
   if outcome == "release" then
     charge(account, -record.charge)
@@ -86,10 +102,15 @@ local function settle(id, token, outcome, delay, seconds, reason)
   return "ok"
 end
 
-local reply = {"settled"}
+local reply, ids = {"settled"}, {}
+for from = items, #ARGV, WIDTH do
+  ids[#ids + 1] = ARGV[from]
+end
+begin_batch(ids)
 for from = items, #ARGV, WIDTH do
   reply[#reply + 1] = settle(unpack(ARGV, from, from + WIDTH - 1))
 end
+clear_finished()
 
 -- A finished message is remembered for a minute, so that one that is written again after a lost reply is known.
 local old = redis.call("ZRANGEBYSCORE", finished, "-inf", string.format("%.0f", now - KEEP_FINISHED), "LIMIT", 0, 2 * #reply)
@@ -100,10 +121,6 @@ if #old > 0 then
   redis.call("HDEL", messages, unpack(old))
   redis.call("ZREM", finished, unpack(old))
 end
-if done > 0 then
-  redis.call("HINCRBY", meta, "done", done)
-end
-
 save_accounts()
 save_queue()
 for account, was in pairs(classes) do
