@@ -2,7 +2,7 @@
 -- keys: waiting, accounts, limits
 --
 -- An account holds what is known of a tenant: its tag (see queue/_turns), its messages in flight, the bytes of its messages, what one
--- costs, and how far its line has got.  A script reads an account once, and writes it at its end.
+-- costs, how many wait, and how far its line has got.  A script reads an account once, and writes it at its end.
 
 local used, fetched = {}, {}
 local has_limits = redis.call("EXISTS", limits) == 1
@@ -19,10 +19,29 @@ local function parse_limits(text)
   }
 end
 
+-- Members that have joined or left `waiting`, written together; a tenant's line is read after that.
+local joined, left = {}, {}
+
+local function save_lines()
+  if #joined > 0 then
+    redis.call("ZADD", waiting, unpack(joined))
+    joined = {}
+  end
+  if #left > 0 then
+    redis.call("ZREM", waiting, unpack(left))
+    left = {}
+  end
+end
+
+local function join_line(member)
+  joined[#joined + 1], joined[#joined + 2] = 0, member
+end
+
 -- The first of an account's waiting messages: id and member of `waiting`.  Several are read at once, the more the
 -- more are used, one by one.
 local function first_waiting(account)
   if not account.line or (account.at > #account.line and #account.line == account.ahead) then
+    save_lines()
     account.ahead = account.line and math.min(4 * account.ahead, 32) or 2
     account.line = redis.call("ZRANGEBYLEX", waiting, "[" .. account.tenant .. "\0", "(" .. account.tenant .. "\1", "LIMIT", 0,
       account.ahead)
@@ -70,12 +89,12 @@ local function tenant_account(tenant)
       packed = redis.call("HGET", accounts, tenant)
     end
     fetched[tenant] = nil
-    local values = packed and cmsgpack.unpack(packed) or {0, 0, 0, false, 0, 0, false, 0, 0, 0}
+    local values = packed and cmsgpack.unpack(packed) or {0, 0, 0, false, 0, 0, false, 0, 0, 0, 0}
     local own = has_limits and redis.call("HMGET", limits, tenant, "") or {}
     account = {
       tenant = tenant, tag = values[1], in_flight = values[2], bytes = values[3], cost = values[4], rank = values[5],
       next_at = values[6], class = values[7], last_rank = values[8], base = values[9], keyless = values[10],
-      limits = parse_limits(own[1] or own[2]),
+      waits = values[11], limits = parse_limits(own[1] or own[2]),
     }
     used[tenant] = account
     if not packed then

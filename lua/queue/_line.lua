@@ -73,6 +73,7 @@ local function rank_message(account, record)
   local last, waits = read_lane(account, record)
   local rank = math.max(account.rank, last) + 1
   save_lane(account, record, rank, waits + 1)
+  account.waits = account.waits + 1
   queue.sequence = queue.sequence + 1
   record.rank = string.format(PADDING .. PADDING, rank, queue.sequence)
 end
@@ -81,6 +82,7 @@ end
 local function join_lane(account, record)
   local last, waits = read_lane(account, record)
   save_lane(account, record, math.max(last, rank_of(record)), waits + 1)
+  account.waits = account.waits + 1
 end
 
 -- Appends the body to a stream, and lines the message up.  Returns false if no stream can be written.
@@ -96,7 +98,7 @@ local function enqueue(id, record, payload, headers)
   record.entry = redis.call("XADD", KEYS[streams + stream], "*", "id", id, "tenant", record.tenant, "key", record.key,
     "payload", payload, "headers", headers, "record", pack_record(record))
   save_record(id, record)
-  redis.call("ZADD", waiting, 0, waiting_member(id, record))
+  join_line(waiting_member(id, record))
   mark_moved(account)
   return true
 end
@@ -110,7 +112,7 @@ local function put_back(id, record)
   end
   record.state, record.at = "w", now
   save_record(id, record)
-  redis.call("ZADD", waiting, 0, waiting_member(id, record))
+  join_line(waiting_member(id, record))
   redis.call("ZREM", leases, id)
   watch_deadline(id, record)
 end
@@ -118,7 +120,7 @@ end
 -- Takes the message whose turn it is out of its tenant's line, which has got so far.
 local function leave_line(account, id, record)
   local member = waiting_member(id, record)
-  redis.call("ZREM", waiting, member)
+  left[#left + 1] = member
   if account.line and account.line[account.at] == member then
     account.at = account.at + 1
   else
@@ -128,6 +130,7 @@ local function leave_line(account, id, record)
   if record.generation == queue.generation then
     local last, waits = read_lane(account, record)
     save_lane(account, record, last, waits - 1)
+    account.waits = account.waits - 1
   end
 end
 
@@ -135,6 +138,7 @@ local LOOKS = 20
 
 -- The rank of the last message of a key before a member of the line, or a little more if that is far.
 local function last_before(account, record, member)
+  save_lines()
   local start, rank = "[" .. account.tenant .. "\0", 0
   for _, other in ipairs(redis.call("ZREVRANGEBYLEX", waiting, "(" .. member, start, "LIMIT", 0, LOOKS)) do
     rank = tonumber(string.sub(other, #account.tenant + 2, #account.tenant + 15), 16)
@@ -149,7 +153,7 @@ end
 -- Takes a message out of the middle of its tenant's line: the line has got no further, and the next of its key follows those left.
 local function strike_out(account, id, record)
   local member = waiting_member(id, record)
-  redis.call("ZREM", waiting, member)
+  left[#left + 1] = member
   mark_moved(account)
   if record.generation == queue.generation then
     local last, waits = read_lane(account, record)
@@ -157,5 +161,6 @@ local function strike_out(account, id, record)
       last = last_before(account, record, member)
     end
     save_lane(account, record, last, waits - 1)
+    account.waits = account.waits - 1
   end
 end

@@ -116,12 +116,13 @@ end
 -- Writes what this call has changed: records, and accounts.  The tag of an idle tenant is kept until the floor has reached it.
 local function save_accounts()
   save_records()
+  save_lines()
   place_moved()
   local values, idle = {}, {}
   for tenant, account in pairs(used) do
     values[#values + 1], values[#values + 2] = tenant, cmsgpack.pack({
       account.tag, account.in_flight, account.bytes, account.cost, account.rank, account.next_at, account.class,
-      account.last_rank, account.base, account.keyless,
+      account.last_rank, account.base, account.keyless, account.waits,
     })
     if is_idle(account) then
       idle[#idle + 1], idle[#idle + 2] = account.tag, tenant

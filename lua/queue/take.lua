@@ -82,6 +82,7 @@ if not repeated() then
     looks = looks - 1
   end
   save_dwells()
+  save_lines()
   if #ids > 0 then
     redis.call("ZADD", leases, unpack(expiries))
   end
