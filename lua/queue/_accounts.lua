@@ -19,6 +19,13 @@ local function parse_limits(text)
   }
 end
 
+local NO_LIMITS = parse_limits()
+
+local function limits_of(tenant)
+  local own = redis.call("HMGET", limits, tenant, "")
+  return parse_limits(own[1] or own[2])
+end
+
 -- Members that have joined or left `waiting`, written together; a tenant's line is read after that.
 local joined, left = {}, {}
 
@@ -33,15 +40,22 @@ local function save_lines()
   end
 end
 
-local function join_line(member)
-  joined[#joined + 1], joined[#joined + 2] = 0, member
+local function join_line(account, member)
+  account.is_unsaved, joined[#joined + 1], joined[#joined + 2] = true, 0, member
+end
+
+local function quit_line(account, member)
+  account.is_unsaved, left[#left + 1] = true, member
 end
 
 -- The first of an account's waiting messages: id and member of `waiting`.  Several are read at once, the more the
 -- more are used, one by one.
 local function first_waiting(account)
   if not account.line or (account.at > #account.line and #account.line == account.ahead) then
-    save_lines()
+    if account.is_unsaved then
+      save_lines()
+      account.is_unsaved = false
+    end
     account.ahead = account.line and math.min(4 * account.ahead, 32) or 2
     account.line = redis.call("ZRANGEBYLEX", waiting, "[" .. account.tenant .. "\0", "(" .. account.tenant .. "\1", "LIMIT", 0,
       account.ahead)
@@ -90,11 +104,11 @@ local function tenant_account(tenant)
     end
     fetched[tenant] = nil
     local values = packed and cmsgpack.unpack(packed) or {0, 0, 0, false, 0, 0, false, 0, 0, 0, 0}
-    local own = has_limits and redis.call("HMGET", limits, tenant, "") or {}
     account = {
       tenant = tenant, tag = values[1], in_flight = values[2], bytes = values[3], cost = values[4], rank = values[5],
       next_at = values[6], class = values[7], last_rank = values[8], base = values[9], keyless = values[10],
-      waits = values[11], limits = parse_limits(own[1] or own[2]),
+      waits = values[11], limits = has_limits and limits_of(tenant) or NO_LIMITS,
+      line = nil, at = 1, ahead = 0, has_moved = false, keeps_line = nil, is_unsaved = false, is_noisy = nil,
     }
     used[tenant] = account
     if not packed then

@@ -98,7 +98,7 @@ local function enqueue(id, record, payload, headers)
   record.entry = redis.call("XADD", KEYS[streams + stream], "*", "id", id, "tenant", record.tenant, "key", record.key,
     "payload", payload, "headers", headers, "record", pack_record(record))
   save_record(id, record)
-  join_line(waiting_member(id, record))
+  join_line(account, waiting_member(id, record))
   mark_moved(account)
   return true
 end
@@ -112,7 +112,7 @@ local function put_back(id, record)
   end
   record.state, record.at = "w", now
   save_record(id, record)
-  join_line(waiting_member(id, record))
+  join_line(account, waiting_member(id, record))
   redis.call("ZREM", leases, id)
   watch_deadline(id, record)
 end
@@ -120,7 +120,7 @@ end
 -- Takes the message whose turn it is out of its tenant's line, which has got so far.
 local function leave_line(account, id, record)
   local member = waiting_member(id, record)
-  left[#left + 1] = member
+  quit_line(account, member)
   if account.line and account.line[account.at] == member then
     account.at = account.at + 1
   else
@@ -153,7 +153,7 @@ end
 -- Takes a message out of the middle of its tenant's line: the line has got no further, and the next of its key follows those left.
 local function strike_out(account, id, record)
   local member = waiting_member(id, record)
-  left[#left + 1] = member
+  quit_line(account, member)
   mark_moved(account)
   if record.generation == queue.generation then
     local last, waits = read_lane(account, record)
