@@ -26,6 +26,13 @@ local function limits_of(tenant)
   return parse_limits(own[1] or own[2])
 end
 
+local function pack_account(account)
+  return cmsgpack.pack({
+    account.tag, account.in_flight, account.bytes, account.cost, account.rank, account.next_at, account.class, account.last_rank,
+    account.base, account.keyless, account.waits,
+  })
+end
+
 -- Members that have joined or left `waiting`, written together; a tenant's line is read after that.
 local joined, left = {}, {}
 
@@ -77,21 +84,6 @@ local function mark_charged(account)
   account.has_moved = true
   if account.keeps_line == nil then
     account.keeps_line = true
-  end
-end
-
--- Reads the accounts of several tenants together, for `tenant_account`.
-local function fetch_accounts(tenants)
-  local unknown = {}
-  for _, tenant in ipairs(tenants) do
-    if not used[tenant] and fetched[tenant] == nil then
-      unknown[#unknown + 1], fetched[tenant] = tenant, false
-    end
-  end
-  if #unknown > 0 then
-    for i, packed in ipairs(redis.call("HMGET", accounts, unpack(unknown))) do
-      fetched[unknown[i]] = packed
-    end
   end
 end
 

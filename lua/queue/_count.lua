@@ -23,6 +23,8 @@ local function count(id, record)
   end
   if record.state == "l" then
     account.in_flight = account.in_flight + 1
+    -- Its line has got so far: what joins it now comes behind this message, which may go back.
+    account.rank = math.max(account.rank, rank_of(record))
   end
   if record.state == "w" then
     join_lane(account, record)

@@ -1,33 +1,5 @@
--- Shared by the scripts that move messages: the line of each tenant, and the streams of their bodies.  Include it after queue/_turns.
+-- Shared by the scripts that move messages: the line of each tenant.  Include it after queue/_turns.
 -- keys: messages, waiting, lanes, leases, deadlines, streams...
-
--- The stream of a hand with the smallest backlog: the first empty one, or the shortest.  An entry leaves its stream with its message,
--- so the length is what waits or is leased.  Streams of another type are passed over; if a hand has no other, any stream serves.
-local lengths = {}
-local function choose_stream(hand)
-  local chosen, shortest
-  local function try(stream)
-    if lengths[stream] == nil then
-      lengths[stream] = stream < queue.streams and call_or_nil("XLEN", KEYS[streams + stream]) or false
-    end
-    local length = lengths[stream]
-    if length and (not shortest or length < shortest) then
-      chosen, shortest = stream, length
-    end
-    return shortest == 0
-  end
-  for stream in string.gmatch(hand, "%d+") do
-    if try(tonumber(stream)) then
-      return chosen
-    end
-  end
-  for stream = 0, chosen and -1 or queue.streams - 1 do
-    if try(stream) then
-      break
-    end
-  end
-  return chosen
-end
 
 local function watch_deadline(id, record)
   if record.deadline > 0 then
@@ -129,37 +101,6 @@ local function leave_line(account, id, record)
   account.rank = math.max(account.rank, rank_of(record))
   if record.generation == queue.generation then
     local last, waits = read_lane(account, record)
-    save_lane(account, record, last, waits - 1)
-    account.waits = account.waits - 1
-  end
-end
-
-local LOOKS = 20
-
--- The rank of the last message of a key before a member of the line, or a little more if that is far.
-local function last_before(account, record, member)
-  save_lines()
-  local start, rank = "[" .. account.tenant .. "\0", 0
-  for _, other in ipairs(redis.call("ZREVRANGEBYLEX", waiting, "(" .. member, start, "LIMIT", 0, LOOKS)) do
-    rank = tonumber(string.sub(other, #account.tenant + 2, #account.tenant + 15), 16)
-    local found = read_record(string.sub(other, #account.tenant + 30))
-    if found and found.key == record.key then
-      break
-    end
-  end
-  return rank
-end
-
--- Takes a message out of the middle of its tenant's line: the line has got no further, and the next of its key follows those left.
-local function strike_out(account, id, record)
-  local member = waiting_member(id, record)
-  quit_line(account, member)
-  mark_moved(account)
-  if record.generation == queue.generation then
-    local last, waits = read_lane(account, record)
-    if last == rank_of(record) and waits > 1 then
-      last = last_before(account, record, member)
-    end
     save_lane(account, record, last, waits - 1)
     account.waits = account.waits - 1
   end

@@ -39,6 +39,34 @@ local function call_or_nil(...)
   error(reply.err, 0)
 end
 
+-- The stream of a hand with the smallest backlog: the first empty one, or the shortest.  An entry leaves its stream with its message,
+-- so the length is what waits or is leased.  Streams of another type are passed over; if a hand has no other, any stream serves.
+local lengths = {}
+local function choose_stream(hand)
+  local chosen, shortest
+  local function try(stream)
+    if lengths[stream] == nil then
+      lengths[stream] = stream < queue.streams and call_or_nil("XLEN", KEYS[streams + stream]) or false
+    end
+    local length = lengths[stream]
+    if length and (not shortest or length < shortest) then
+      chosen, shortest = stream, length
+    end
+    return shortest == 0
+  end
+  for stream in string.gmatch(hand, "%d+") do
+    if try(tonumber(stream)) then
+      return chosen
+    end
+  end
+  for stream = 0, chosen and -1 or queue.streams - 1 do
+    if try(stream) then
+      break
+    end
+  end
+  return chosen
+end
+
 -- How many there are of the keys that nothing else tells of, and of the accounts, without which no limit in flight holds.
 local function count_keys()
   return redis.call("EXISTS", accounts, lanes, drained, deadlines, uniques, windows)

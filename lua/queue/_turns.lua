@@ -27,26 +27,12 @@ local function classify(account)
   return (own.elastic and account.in_flight >= own.elastic) and "o" or "r", nil
 end
 
--- The places of several tenants are written together.  While messages are taken, tenants that stay ready are here, in their order.
-local placed, again = nil, nil
-
-local function precedes(tag, tenant, other)
-  return tag < other.tag or (tag == other.tag and tenant < other.tenant)
-end
-
-local function take_place_again(account)
-  local at = #again
-  while at > 0 and precedes(account.tag, account.tenant, again[at]) do
-    at = at - 1
-  end
-  table.insert(again, at + 1, {tag = account.tag, tenant = account.tenant})
-end
-
+-- Several places are written together; while messages are taken, queue/_ready keeps those of ready tenants.
+local placed, keep_ready = nil, nil
 -- Puts a tenant where it belongs, after anything about it has changed.
 local function place(account)
   local class, score = false, nil
-  local has_waiting = account.keeps_line and account.class or not account.keeps_line and first_waiting(account)
-  if has_waiting then
+  if account.keeps_line and account.class or not account.keeps_line and first_waiting(account) then
     class, score = classify(account)
   end
   if class and class ~= "b" and account.class ~= "r" and account.class ~= "o" then
@@ -56,11 +42,11 @@ local function place(account)
   if account.class and account.class ~= class then
     redis.call("ZREM", SETS[account.class], account.tenant)
   end
-  if class == "r" and again then
-    take_place_again(account)
+  if class == "r" and keep_ready then
+    keep_ready(account)
   elseif class and placed then
-    local pairs_of = placed[class]
-    pairs_of[#pairs_of + 1], pairs_of[#pairs_of + 2] = score or account.tag, account.tenant
+    table.insert(placed[class], score or account.tag)
+    table.insert(placed[class], account.tenant)
   elseif class then
     redis.call("ZADD", SETS[class], score or account.tag, account.tenant)
   end
@@ -120,10 +106,7 @@ local function save_accounts()
   place_moved()
   local values, idle = {}, {}
   for tenant, account in pairs(used) do
-    values[#values + 1], values[#values + 2] = tenant, cmsgpack.pack({
-      account.tag, account.in_flight, account.bytes, account.cost, account.rank, account.next_at, account.class,
-      account.last_rank, account.base, account.keyless, account.waits,
-    })
+    values[#values + 1], values[#values + 2] = tenant, pack_account(account)
     if is_idle(account) then
       idle[#idle + 1], idle[#idle + 2] = account.tag, tenant
     end

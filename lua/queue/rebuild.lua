@@ -108,15 +108,12 @@ if not cursor then
 end
 save_accounts()
 save_queue()
-if lost > 0 then
-  redis.call("HINCRBY", meta, "lost", lost)
-end
+redis.call("HINCRBY", meta, "lost", lost)
 if PHASES[phase] then
   redis.call("HSET", meta, "rebuilding", phase .. " " .. cursor)
   return {"rebuilding", name, lost}
 end
 redis.call("HDEL", meta, "rebuilding")
--- The next take places them again: those with a limit in flight have waited for this.
 redis.call("ZUNIONSTORE", blocked, 1, blocked, "WEIGHTS", 0)
 notify("b")
 return {"rebuilt"}

@@ -1,5 +1,5 @@
 -- Settle leases: each message is done, or goes back; repeated, it changes nothing.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves, queue/_finish
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
 -- args: items...
 -- returns: {"settled", "ok" | "stale", …} | {"streams", count} | {"lost"} | {"foreign", key}
@@ -10,7 +10,6 @@
 -- Cost: O(leases × log messages).
 
 local WIDTH = 6
-local KEEP_FINISHED, MOST_FINISHED = 60000, 50000
 if is_lost() then
   return {"lost"}
 elseif #KEYS - streams + 1 < queue.streams then
@@ -19,32 +18,6 @@ end
 begin_writing()
 
 local wakes, classes = false, {}
-
--- What is done leaves its parts together with the others: see `clear_finished`.
-local ended, times, bodies = {}, {}, {}
-
-local function finish(id, record)
-  forget(id, record)
-  record.state, record.at = "f", now
-  save_record(id, record)
-  ended[#ended + 1], times[#times + 1], times[#times + 2] = id, now, id
-  local key = stream_key(record)
-  bodies[key] = bodies[key] or {}
-  table.insert(bodies[key], record.entry)
-end
-
--- The records say that the messages are done before their leases and bodies go.
-local function clear_finished()
-  save_records()
-  if #ended > 0 then
-    redis.call("HINCRBY", meta, "done", #ended)
-    redis.call("ZADD", finished, unpack(times))
-    redis.call("ZREM", leases, unpack(ended))
-    for key, entries in pairs(bodies) do
-      call_or_nil("XDEL", key, unpack(entries))
-    end
-  end
-end
 
 -- A dead letter without its body could be redriven, and would be another message.
 local function lose(id, record)
@@ -112,15 +85,8 @@ for from = items, #ARGV, WIDTH do
 end
 clear_finished()
 
--- A finished message is remembered for a minute, so that one that is written again after a lost reply is known.
-local old = redis.call("ZRANGEBYSCORE", finished, "-inf", string.format("%.0f", now - KEEP_FINISHED), "LIMIT", 0, 2 * #reply)
-if #old == 0 and redis.call("ZCARD", finished) > MOST_FINISHED then
-  old = redis.call("ZRANGE", finished, 0, 2 * #reply)
-end
-if #old > 0 then
-  redis.call("HDEL", messages, unpack(old))
-  redis.call("ZREM", finished, unpack(old))
-end
+forget_finished(2 * #reply)
+
 save_accounts()
 save_queue()
 for account, was in pairs(classes) do

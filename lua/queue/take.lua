@@ -1,5 +1,5 @@
 -- Take messages: the next of the tenants whose turn it is, each under a lease; repeated, it returns the same.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves, queue/_due, queue/_pick, queue/_dwell
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves, queue/_due, queue/_ready, queue/_pick, queue/_dwell
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
 -- args: request, worker, lease:int, count:int, most_bytes:int, preferred:int
 -- returns: {"taken", streams, notice, wait, lost, {id, tenant, key, attempts, since, deadline, payload, headers}, …}
