@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["saq[hiredis]==0.26.4", "redis[hiredis]>=5.2"]
+# dependencies = ["saq[hiredis]==0.26.4", "redis[hiredis]>=5.2", "typing-extensions>=4.12"]
 #
 # [tool.penstock]
 # records = 5_000

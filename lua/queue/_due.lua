@@ -68,7 +68,7 @@ local function forget_drained(most)
       -- One that has used up its rate is remembered until its time has come.
       if not is_idle(account) or account.next_at <= now then
         if is_idle(account) then
-          redis.call("HDEL", accounts, tenant)
+          queue.tenants = queue.tenants - redis.call("HDEL", accounts, tenant)
         end
         redis.call("ZREM", drained, tenant)
       end

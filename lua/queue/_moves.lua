@@ -1,5 +1,5 @@
 -- Shared by the scripts that move messages from one state to another.  Include it after queue/_line.
--- keys: messages, leases, delayed, dead, parked, ages, deadlines, uniques, notices, streams...
+-- keys: messages, leases, delayed, dead, parked, ages, deadlines, uniques, windows, notices, streams...
 
 -- Parks the body of a message that is to be delayed (d) or dead (x); `at` is when it is due, or when it died.
 local function park(id, record, state, at, reason, payload, headers)
@@ -42,6 +42,17 @@ local function unpark(id, record)
   redis.call("ZREM", dead, id)
   redis.call("HDEL", parked, id)
   return true
+end
+
+-- The message that holds a unique name, unless its time is over.
+local function holder_of(unique)
+  local id = redis.call("HGET", uniques, unique)
+  local ends = id and redis.call("ZSCORE", windows, unique)
+  if ends then
+    return tonumber(ends) > now and id
+  end
+  local record = id and read_record(id)
+  return record and record.state ~= "f" and record.state ~= "x" and id
 end
 
 local function release_unique(id, record, scope)

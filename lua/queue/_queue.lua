@@ -9,12 +9,12 @@ local function number(text)
 end
 
 local found = redis.call("HMGET", meta, "format", "streams", "clock", "server", "floor", "cost", "sequence", "generation",
-  "listed", "closed", "keys", "rebuilding")
+  "listed", "closed", "keys", "tenants", "rebuilding")
 local format = found[1]
 local queue = {
   streams = number(found[2]), floor = number(found[5]), cost = number(found[6]),
   sequence = number(found[7]), generation = number(found[8]),
-  listed = number(found[9]),
+  listed = number(found[9]), tenants = number(found[12]),
 }
 if format and format ~= FORMAT then
   return {"foreign", meta}
@@ -75,7 +75,7 @@ end
 -- Whether a script before this one was interrupted by a command that Redis refused, or a key has disappeared since then: the next
 -- sweep asks for a rebuild.
 local is_suspect = false
-local is_rebuilding = found[12]
+local is_rebuilding = found[13]
 local function was_interrupted()
   return format and (found[10] ~= "1" or number(found[11]) ~= count_keys())
 end
@@ -97,7 +97,8 @@ local function save_queue()
   redis.call("HSET", meta, "format", FORMAT, "streams", queue.streams, "clock", string.format("%.1f", clock),
     "server", string.format("%.0f", server), "floor", string.format("%.6f", queue.floor),
     "cost", string.format("%.6f", queue.cost), "sequence", string.format("%.0f", queue.sequence),
-    "generation", queue.generation, "listed", queue.listed, "closed", is_suspect and 0 or 1, "keys", count_keys())
+    "generation", queue.generation, "listed", queue.listed, "tenants", queue.tenants, "closed", is_suspect and 0 or 1,
+    "keys", count_keys())
 end
 
 -- Whether the queue has contents although its state is gone: it has to be rebuilt first.  Before a script makes a new queue, the

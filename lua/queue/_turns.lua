@@ -112,7 +112,7 @@ local function save_accounts()
     end
   end
   if #values > 0 then
-    redis.call("HSET", accounts, unpack(values))
+    queue.tenants = queue.tenants + redis.call("HSET", accounts, unpack(values))
   end
   if #idle > 0 then
     redis.call("ZADD", drained, unpack(idle))

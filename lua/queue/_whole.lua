@@ -23,6 +23,6 @@ local function parts_apart(entries)
   check("parked", redis.call("HLEN", parked) == count(delayed, dead))
   check("messages", redis.call("HLEN", messages) == count(waiting, leases, delayed, dead, finished))
   check("ages", count(ages) == count(waiting, leases, delayed))
-  check("tenants", count(ready, over, blocked) == queue.listed and redis.call("HLEN", accounts) >= queue.listed)
+  check("tenants", count(ready, over, blocked) == queue.listed and redis.call("HLEN", accounts) == queue.tenants)
   return apart
 end

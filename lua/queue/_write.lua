@@ -15,17 +15,6 @@ local function moment(text)
   return number(text)
 end
 
--- The message that holds a unique name, unless its time is over.
-local function holder_of(unique)
-  local id = redis.call("HGET", uniques, unique)
-  local ends = id and redis.call("ZSCORE", windows, unique)
-  if ends then
-    return tonumber(ends) > now and id
-  end
-  local record = id and read_record(id)
-  return record and record.state ~= "f" and record.state ~= "x" and id
-end
-
 local function reserve_unique(id, record, window)
   redis.call("HSET", uniques, record.unique, id)
   redis.call("ZREM", windows, record.unique)

@@ -1,16 +1,16 @@
 -- Browse dead letters, oldest first; writes nothing.
 -- includes: queue/_queue, queue/_records
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
--- args: after, count:int
+-- args: first:int, count:int
 -- returns: {"dead", {id, tenant, key, attempts, since, died, reason, payload, headers}, …} | {"lost"} | {"foreign", key}
 --
--- `after` is the time in milliseconds since 1970 from which to list.  Cost: O(count + log dead letters).
+-- `first` is how many of the oldest to pass over.  Cost: O(count + log dead letters).
 
 if is_lost() then
   return {"lost"}
 end
 local reply = {"dead"}
-for _, id in ipairs(redis.call("ZRANGEBYSCORE", dead, after, "+inf", "LIMIT", 0, count)) do
+for _, id in ipairs(redis.call("ZRANGE", dead, first, first + count - 1)) do
   local body = redis.call("HGET", parked, id)
   if body then
     local values = cmsgpack.unpack(body)

@@ -72,7 +72,7 @@ local function begin()
   queue.streams = math.max(queue.streams, 1)
   queue.generation = math.max(now, queue.generation + 1)
   queue.sequence = math.max(now, queue.sequence)
-  queue.listed = 0
+  queue.listed, queue.tenants = 0, 0
   is_suspect, is_rebuilding = false, true
   redis.call("DEL", accounts, ready, over, blocked, drained, lanes, ages)
   return "1 0"

@@ -4,7 +4,7 @@
 -- args: ids...
 -- returns: {"redriven", "ok" | "unknown", …} | {"streams", count} | {"lost"} | {"foreign", key}
 --
--- A deadline that has passed holds no longer.  Cost: O(messages × log messages).
+-- A deadline that has passed holds no longer.  Its unique name is its own again until it is done, unless another message has it.  Cost: O(messages × log messages).
 
 if is_lost() then
   return {"lost"}
@@ -27,6 +27,10 @@ local function redrive(id)
   end
   watch_deadline(id, record)
   redis.call("ZADD", ages, record.since, id)
+  if record.unique ~= "" and not holder_of(record.unique) then
+    redis.call("HSET", uniques, record.unique, id)
+    redis.call("ZREM", windows, record.unique)
+  end
   local account = tenant_account(record.tenant)
   account.bytes = account.bytes + record.bytes
   return "ok"

@@ -5,6 +5,9 @@ is faster answers on the closed connection; Spark's daemon prints a traceback of
 answer, so nothing is lost with it.
 
 It is not in ``penstock.spark``, which imports PyArrow: that starts threads, and the daemon forks.
+
+Workers that plan the batches of a streaming source are those of Spark's own daemon, whatever is configured; ``end_quietly``
+is for them.
 """
 
 import sys
@@ -23,6 +26,13 @@ class _Traceback:
         """Prints the exception that ends a worker, unless its connection is closed."""
         if not isinstance(sys.exc_info()[1], (BrokenPipeError, ConnectionResetError)):
             traceback.print_exc()
+
+
+def end_quietly() -> None:
+    """Lets the worker end quietly that this is called in; anywhere else it does nothing."""
+    main = sys.modules["__main__"]
+    if getattr(main.__spec__, "name", None) == "pyspark.daemon":
+        main.traceback = _Traceback  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

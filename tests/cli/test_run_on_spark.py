@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -67,7 +68,8 @@ def to_the_group(process: subprocess.Popen[str]) -> None:
 def to_all(process: subprocess.Popen[str]) -> None:
     """As systemd does by default."""
     for each in family(process):
-        each.send_signal(signal.SIGTERM)
+        with suppress(psutil.NoSuchProcess):  # it has ended with those before
+            each.send_signal(signal.SIGTERM)
 
 
 @pytest.mark.parametrize("send", [to_the_group, to_all])

@@ -192,7 +192,7 @@ class Model(RuleBasedStateMachine):
             ]
             assert known.place == min(same_key), "a key's messages come in the order of its line"
             known.state, known.token, known.attempts = "leased", given.token, known.attempts + 1
-            known.until = now + LEASE_MS
+            known.until, known.settled = now + LEASE_MS, ("", "")
             if known.new.unique and known.new.unique.until == "queued":
                 known.has_name = False
         if len(taken) < count and not buried:
@@ -227,9 +227,13 @@ class Model(RuleBasedStateMachine):
         if known.settled == (given.token, outcome) and known.token == "":
             assert is_ours, "a settlement may be repeated"
             return
+        is_old = known.token != given.token and (given.token, outcome) in known.settlements
+        if is_old and known.has_lost_record:
+            return  # repeated, as far as the body tells
         assert is_ours == (known.state == "leased" and known.token == given.token)
         if is_ours:
             known.settled = (given.token, outcome)
+            known.settlements.add(known.settled)
             self._leave(known, outcome, now + delay_s * 1000, delay_s)
 
     def _leave(self, known: Known, outcome: str, due: float, delay_s: float) -> None:
@@ -283,6 +287,10 @@ class Model(RuleBasedStateMachine):
         known.place = self.world.next_place()
         if known.deadline <= self._now():
             known.deadline = float("inf")
+        unique = known.new.unique
+        if unique and self.world.holder(unique.name, self._now()) is None:
+            known.has_name = True
+            self.world.windows.pop(unique.name, None)
 
     @rule(tenant=TENANTS, values=LIMITS)
     def limit(self, tenant: str, values: dict[str, float] | None) -> None:
@@ -350,8 +358,8 @@ class Model(RuleBasedStateMachine):
             each.has_name = bool(
                 is_open and unique and names.get(unique.name.encode()) == each.new.id.encode()
             )
-        for name, (id_, _) in list(self.world.windows.items()):
-            if names.get(name.encode()) != id_.encode():
+        for name, (id_, until) in list(self.world.windows.items()):
+            if until <= self._now() or names.get(name.encode()) != id_.encode():
                 del self.world.windows[name]
             elif id_ in self.world.messages:
                 self.world.messages[id_].has_name = False
@@ -369,7 +377,7 @@ class Model(RuleBasedStateMachine):
         for each in self.world.of("leased"):
             each.state, each.token = "waiting", ""
         for each in self.world.of("waiting", "delayed", "dead"):
-            each.settled = ("", "")
+            each.settled, each.has_lost_record = ("", ""), True
             if each.state == "waiting":
                 [each.attempts] = [self._attempts(each.new.id)]
         for each in self.world.of("finished"):

@@ -325,3 +325,36 @@ def test_entries_of_others_in_a_stream_are_removed(probe: Probe) -> None:
     probe.sweep()
     assert probe.is_whole()
     assert probe.drain() == ["one"]
+
+
+def test_accounts_that_were_lost_are_noticed_though_the_sweep_makes_one_of_them_again(
+    probe: Probe,
+) -> None:
+    """The sweep buries the tenant's only message, and so writes an account that knows nothing of before."""
+    late = datetime.fromtimestamp(probe.now_ms() / 1000 + 5, UTC)
+    probe.limit("t", in_flight=1)
+    probe.write("t", "held")
+    [held] = probe.take(1)
+    probe.write("t", "late", deadline=late)
+    probe.pass_time(10)
+    probe.client.delete(probe.key("accounts"))
+
+    probe.sweep()
+    probe.done([held])
+    probe.write("t", "next")
+    assert probe.is_whole()
+    assert probe.drain() == ["next"]
+
+
+def test_a_message_that_was_leased_during_a_rebuild_comes_back_before_later_ones(
+    probe: Probe,
+) -> None:
+    probe.write("t", "0", "1")
+    probe.done(probe.take(1))
+    [first] = probe.take(1)
+    probe.client.delete(probe.key("accounts"))
+    probe.sweep()
+    probe.write("t", "2")
+
+    probe.settle(first, "release")
+    assert probe.drain() == ["1", "2"]

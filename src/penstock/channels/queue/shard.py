@@ -255,15 +255,21 @@ class QueueShard:
             redriven += reply[1:].count(b"ok")
         return redriven
 
-    def dead(self, count: int, after_ms: int = 0) -> Steps[list[DeadMessage]]:
+    def dead(self, count: int) -> Steps[list[DeadMessage]]:
         """Dead letters, oldest first."""
-        reply = yield from self.call("queue/browse", (str(after_ms), count))
-        return [
-            DeadMessage(
-                self._message((*values[:5], 0, *values[7:])), int(values[5]), as_text(values[6])
-            )
-            for values in reply[1:]
-        ]
+        found: list[DeadMessage] = []
+        for first in range(0, count, ITEMS):
+            wanted = min(ITEMS, count - first)
+            reply = yield from self.call("queue/browse", (first, wanted))
+            found += [
+                DeadMessage(
+                    self._message((*values[:5], 0, *values[7:])), int(values[5]), as_text(values[6])
+                )
+                for values in reply[1:]
+            ]
+            if len(reply) <= wanted:
+                break
+        return found
 
     def limit(self, tenant: str, limits: TenantLimits | None) -> Steps[None]:
         """Sets a tenant's limits; None takes them away.  The tenant "" is all those without limits of their own."""

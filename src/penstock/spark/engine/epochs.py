@@ -22,6 +22,7 @@ from penstock.logs import configure_task
 from penstock.pipeline import Pipeline
 from penstock.spark.engine.assignment import Task
 from penstock.spark.engine.control_channel import ControlChannel
+from penstock.spark_daemon import end_quietly
 
 if TYPE_CHECKING:
     from penstock.consuming.worker import Worker
@@ -58,6 +59,7 @@ class EpochsSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's name
         """The reader."""
+        end_quietly()
         return EpochsReader({key.lower(): value for key, value in self.options.items()})
 
 
