@@ -17,7 +17,7 @@ local function fetch_accounts(tenants)
   end
 end
 
--- The first tenants of `ready` are read together.  One that is placed there since has its turn in `again`, in the same order, and is
+-- The first tenants of `ready` are read together.  Those that are placed there since are in `again`, in the same order, and are
 -- written at the end.
 local heads, head, is_all, again = {}, 1, false, {}
 
