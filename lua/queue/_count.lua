@@ -21,17 +21,13 @@ local function count(id, record)
   if record.state ~= "x" then
     account.bytes = account.bytes + record.bytes
   end
-  local rank = tonumber(string.sub(record.rank, 1, 14), 16)
   if record.state == "l" then
     account.in_flight = account.in_flight + 1
-    account.rank = math.max(account.rank, rank)
-  elseif record.state == "w" then
-    if record.key == "" then
-      account.last_rank = math.max(rank, account.last_rank)
-    else
-      local last = number(redis.call("HGET", lanes, lane_of(record)))
-      redis.call("HSET", lanes, lane_of(record), string.format("%.0f", math.max(rank, last)))
-    end
+    -- Its line has got so far: what joins it now comes behind this message, which may go back.
+    account.rank = math.max(account.rank, rank_of(record))
+  end
+  if record.state == "w" then
+    join_lane(account, record)
   end
   mark_moved(account)
 end

@@ -14,7 +14,7 @@ local function lose(id, record)
   local account = forget(id, record)
   redis.call("ZREM", leases, id)
   redis.call("ZREM", delayed, id)
-  redis.call("HDEL", messages, id)
+  delete_record(id)
   redis.call("HINCRBY", meta, "lost", 1)
   mark_moved(account)
   lost = lost + 1

@@ -7,11 +7,7 @@ local dwells = {}
 -- How long the message has waited, counted by powers of two of a millisecond, apart for tenants that hold a large part of the queue.
 local function count_dwell(account, record)
   if account.is_noisy == nil then
-    local tenant = account.tenant
-    local held = account.in_flight
-    if held_before >= 30 then
-      held = held + redis.call("ZLEXCOUNT", waiting, "[" .. tenant .. "\0", "(" .. tenant .. "\1")
-    end
+    local held = account.in_flight + account.waits
     account.is_noisy = held >= 30 and held * 10 > held_before
   end
   local bucket, waited = 0, now - math.max(record.since, record.at)

@@ -1,4 +1,4 @@
--- Picks the message that is to be handed over next.  Include it after queue/_due.
+-- Picks the message that is to be handed over next.  Include it after queue/_ready.
 -- keys: waiting, ready, over, streams...
 -- args: preferred:int
 
@@ -7,7 +7,8 @@ local function preferred_message()
   if preferred < 0 then
     return nil
   end
-  local lowest = tonumber(redis.call("ZRANGE", ready, 0, 0, "WITHSCORES")[2] or "")
+  local turn = first_ready()
+  local lowest = turn and turn.tag
   local key = lowest and KEYS[streams + preferred]
   for _, entry in ipairs(key and call_or_nil("XRANGE", key, "-", "+", "COUNT", 20) or {}) do
     local id = entry[2][2]
@@ -27,14 +28,18 @@ local function next_message()
   if account then
     return account, id, record
   end
-  local tenant = redis.call("ZRANGE", ready, 0, 0)[1] or redis.call("ZRANGE", over, 0, 0)[1]
+  local tenant = next_ready() or redis.call("ZRANGE", over, 0, 0)[1]
   if not tenant then
     return nil
   end
   account = tenant_account(tenant)
   if classify(account) ~= account.class then
-    -- The limits of all tenants have changed.
+    -- The limits of all tenants have changed, or accounts are lost, and with them where the tenant was.
     place(account)
+    if account.class == "b" then
+      redis.call("ZREM", ready, tenant)
+      redis.call("ZREM", over, tenant)
+    end
     return account
   end
   local first, member = first_waiting(account)

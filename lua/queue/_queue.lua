@@ -9,7 +9,7 @@ local function number(text)
 end
 
 local found = redis.call("HMGET", meta, "format", "streams", "clock", "server", "floor", "cost", "sequence", "generation",
-  "listed", "closed", "keys", "tenants")
+  "listed", "closed", "keys", "tenants", "rebuilding")
 local format = found[1]
 local queue = {
   streams = number(found[2]), floor = number(found[5]), cost = number(found[6]),
@@ -39,20 +39,52 @@ local function call_or_nil(...)
   error(reply.err, 0)
 end
 
--- How many there are of the keys that nothing else tells of.
+-- The stream of a hand with the smallest backlog: the first empty one, or the shortest.  An entry leaves its stream with its message,
+-- so the length is what waits or is leased.  Streams of another type are passed over; if a hand has no other, any stream serves.
+local lengths = {}
+local function choose_stream(hand)
+  local chosen, shortest
+  local function try(stream)
+    if lengths[stream] == nil then
+      lengths[stream] = stream < queue.streams and call_or_nil("XLEN", KEYS[streams + stream]) or false
+    end
+    local length = lengths[stream]
+    if length and (not shortest or length < shortest) then
+      chosen, shortest = stream, length
+    end
+    return shortest == 0
+  end
+  for stream in string.gmatch(hand, "%d+") do
+    if try(tonumber(stream)) then
+      return chosen
+    end
+  end
+  for stream = 0, chosen and -1 or queue.streams - 1 do
+    if try(stream) then
+      break
+    end
+  end
+  return chosen
+end
+
+-- How many there are of the keys that nothing else tells of, and of the accounts, without which no limit in flight holds.
 local function count_keys()
-  return redis.call("EXISTS", lanes, drained, deadlines, uniques, windows)
+  return redis.call("EXISTS", accounts, lanes, drained, deadlines, uniques, windows)
 end
 
 -- Whether a script before this one was interrupted by a command that Redis refused, or a key has disappeared since then: the next
 -- sweep asks for a rebuild.
 local is_suspect = false
+local is_rebuilding = found[13]
+local function was_interrupted()
+  return format and (found[10] ~= "1" or number(found[11]) ~= count_keys())
+end
 
 -- The first write of a script that changes the queue: from here to `save_queue` its parts do not agree.  When memory is full, Redis
 -- refuses a script's first write if that could need memory, and lets a script that has written go on: taking and finishing must
 -- work then, and writing must not.
 local function begin_writing(needs_memory)
-  is_suspect = format and (found[10] ~= "1" or number(found[11]) ~= count_keys())
+  is_suspect = was_interrupted()
   if needs_memory then
     redis.call("HSET", meta, "closed", 0)
   else

@@ -22,13 +22,47 @@ local function pack_record(r)
   })
 end
 
+-- A script that moves many messages reads their records together, and writes them together before it ends: between `begin_batch` and
+-- `save_records` they are here.
+local cached, unsaved, is_batch = {}, {}, false
+
+local function begin_batch(ids)
+  is_batch = true
+  if #ids > 0 then
+    for i, packed in ipairs(redis.call("HMGET", messages, unpack(ids))) do
+      cached[ids[i]] = packed
+    end
+  end
+end
+
+local function save_records()
+  if #unsaved > 0 then
+    redis.call("HSET", messages, unpack(unsaved))
+    unsaved = {}
+  end
+end
+
 local function read_record(id)
-  local packed = redis.call("HGET", messages, id)
+  local packed = cached[id]
+  if packed == nil then
+    packed = redis.call("HGET", messages, id)
+  end
   return packed and unpack_record(packed)
 end
 
 local function save_record(id, record)
-  redis.call("HSET", messages, id, pack_record(record))
+  local packed = pack_record(record)
+  if is_batch then
+    cached[id], unsaved[#unsaved + 1], unsaved[#unsaved + 2] = packed, id, packed
+  else
+    redis.call("HSET", messages, id, packed)
+  end
+end
+
+local function delete_record(id)
+  save_records()
+  redis.call("HDEL", messages, id)
+  cached[id] = false
 end
 
 -- The key of the stream that holds a message's body; nil if the body is parked.
@@ -46,7 +80,9 @@ local function read_entry(record)
   end
 end
 
+-- The record comes first: a script that is interrupted leaves none that says that its body is here.
 local function delete_entry(record)
+  save_records()
   local key = stream_key(record)
   if key then
     call_or_nil("XDEL", key, record.entry)

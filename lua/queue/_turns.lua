@@ -12,10 +12,10 @@ local LEAST_COST = 0.001
 local SETS = {r = ready, o = over, b = blocked}
 local FOREVER = "+inf"
 
--- The set where a tenant belongs, and its score there.
+-- The set where a tenant belongs, and its score there.  Until all leases are counted, a tenant with a limit in flight waits.
 local function classify(account)
   local own = account.limits
-  if own.paused or (own.in_flight and account.in_flight >= own.in_flight) then
+  if own.paused or (own.in_flight and (is_rebuilding or is_suspect or account.in_flight >= own.in_flight)) then
     return "b", FOREVER
   end
   if own.rate then
@@ -27,10 +27,12 @@ local function classify(account)
   return (own.elastic and account.in_flight >= own.elastic) and "o" or "r", nil
 end
 
+-- Several places are written together; while messages are taken, queue/_ready keeps those of ready tenants.
+local placed, keep_ready = nil, nil
 -- Puts a tenant where it belongs, after anything about it has changed.
 local function place(account)
   local class, score = false, nil
-  if first_waiting(account) then
+  if account.keeps_line and account.class or not account.keeps_line and first_waiting(account) then
     class, score = classify(account)
   end
   if class and class ~= "b" and account.class ~= "r" and account.class ~= "o" then
@@ -40,20 +42,32 @@ local function place(account)
   if account.class and account.class ~= class then
     redis.call("ZREM", SETS[account.class], account.tenant)
   end
-  if class then
+  if class == "r" and keep_ready then
+    keep_ready(account)
+  elseif class and placed then
+    table.insert(placed[class], score or account.tag)
+    table.insert(placed[class], account.tenant)
+  elseif class then
     redis.call("ZADD", SETS[class], score or account.tag, account.tenant)
   end
   queue.listed = queue.listed + (class and 1 or 0) - (account.class and 1 or 0)
-  account.class, account.has_moved = class, false
+  account.class, account.has_moved, account.keeps_line = class, false, nil
 end
 
 -- Places all tenants of which the messages have moved.
 local function place_moved()
+  placed = {r = {}, o = {}, b = {}}
   for _, account in pairs(used) do
     if account.has_moved then
       place(account)
     end
   end
+  for class, pairs_of in pairs(placed) do
+    if #pairs_of > 0 then
+      redis.call("ZADD", SETS[class], unpack(pairs_of))
+    end
+  end
+  placed = nil
 end
 
 -- What is paid back does not take a tenant behind where it came back last: that would be credit for its absence.
@@ -85,16 +99,22 @@ local function is_idle(account)
   return not account.class and account.in_flight <= 0 and account.bytes <= 0
 end
 
--- Writes the accounts that this call has changed.  The tag of an idle tenant is kept until the floor has reached it.
+-- Writes what this call has changed: records, and accounts.  The tag of an idle tenant is kept until the floor has reached it.
 local function save_accounts()
+  save_records()
+  save_lines()
   place_moved()
+  local values, idle = {}, {}
   for tenant, account in pairs(used) do
-    queue.tenants = queue.tenants + redis.call("HSET", accounts, tenant, cmsgpack.pack({
-      account.tag, account.in_flight, account.bytes, account.cost, account.rank, account.next_at, account.class,
-      account.last_rank, account.base,
-    }))
+    values[#values + 1], values[#values + 2] = tenant, pack_account(account)
     if is_idle(account) then
-      redis.call("ZADD", drained, account.tag, tenant)
+      idle[#idle + 1], idle[#idle + 2] = account.tag, tenant
     end
+  end
+  if #values > 0 then
+    queue.tenants = queue.tenants + redis.call("HSET", accounts, unpack(values))
+  end
+  if #idle > 0 then
+    redis.call("ZADD", drained, unpack(idle))
   end
 end

@@ -73,7 +73,7 @@ local function begin()
   queue.generation = math.max(now, queue.generation + 1)
   queue.sequence = math.max(now, queue.sequence)
   queue.listed, queue.tenants = 0, 0
-  is_suspect = false
+  is_suspect, is_rebuilding = false, true
   redis.call("DEL", accounts, ready, over, blocked, drained, lanes, ages)
   return "1 0"
 end
@@ -108,13 +108,12 @@ if not cursor then
 end
 save_accounts()
 save_queue()
-if lost > 0 then
-  redis.call("HINCRBY", meta, "lost", lost)
-end
+redis.call("HINCRBY", meta, "lost", lost)
 if PHASES[phase] then
   redis.call("HSET", meta, "rebuilding", phase .. " " .. cursor)
   return {"rebuilding", name, lost}
 end
 redis.call("HDEL", meta, "rebuilding")
+redis.call("ZUNIONSTORE", blocked, 1, blocked, "WEIGHTS", 0)
 notify("b")
 return {"rebuilt"}

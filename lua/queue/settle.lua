@@ -1,5 +1,5 @@
 -- Settle leases: each message is done, or goes back; repeated, it changes nothing.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves, queue/_finish
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
 -- args: items...
 -- returns: {"settled", "ok" | "stale", …} | {"streams", count} | {"lost"} | {"foreign", key}
@@ -10,7 +10,6 @@
 -- Cost: O(leases × log messages).
 
 local WIDTH = 6
-local KEEP_FINISHED, MOST_FINISHED = 60000, 50000
 if is_lost() then
   return {"lost"}
 elseif #KEYS - streams + 1 < queue.streams then
@@ -18,23 +17,13 @@ elseif #KEYS - streams + 1 < queue.streams then
 end
 begin_writing()
 
-local wakes, done, classes = false, 0, {}
-
-local function finish(id, record)
-  forget(id, record)
-  record.state, record.at = "f", now
-  save_record(id, record)
-  redis.call("ZADD", finished, now, id)
-  redis.call("ZREM", leases, id)
-  delete_entry(record)
-  done = done + 1
-end
+local wakes, classes = false, {}
 
 -- A dead letter without its body could be redriven, and would be another message.
 local function lose(id, record)
   forget(id, record)
   redis.call("ZREM", leases, id)
-  redis.call("HDEL", messages, id)
+  delete_record(id)
   redis.call("HINCRBY", meta, "lost", 1)
 end
 
@@ -60,7 +49,7 @@ local function settle(id, token, outcome, delay, seconds, reason)
   if classes[account] == nil then
     classes[account] = account.class
   end
-  account.has_moved = true
+  mark_charged(account)
   leave_flight(account, record)
   if outcome == "release" then
     charge(account, -record.charge)
@@ -86,23 +75,17 @@ local function settle(id, token, outcome, delay, seconds, reason)
   return "ok"
 end
 
-local reply = {"settled"}
+local reply, ids = {"settled"}, {}
+for from = items, #ARGV, WIDTH do
+  ids[#ids + 1] = ARGV[from]
+end
+begin_batch(ids)
 for from = items, #ARGV, WIDTH do
   reply[#reply + 1] = settle(unpack(ARGV, from, from + WIDTH - 1))
 end
+clear_finished()
 
--- A finished message is remembered for a minute, so that one that is written again after a lost reply is known.
-local old = redis.call("ZRANGEBYSCORE", finished, "-inf", string.format("%.0f", now - KEEP_FINISHED), "LIMIT", 0, 2 * #reply)
-if #old == 0 and redis.call("ZCARD", finished) > MOST_FINISHED then
-  old = redis.call("ZRANGE", finished, 0, 2 * #reply)
-end
-if #old > 0 then
-  redis.call("HDEL", messages, unpack(old))
-  redis.call("ZREM", finished, unpack(old))
-end
-if done > 0 then
-  redis.call("HINCRBY", meta, "done", done)
-end
+forget_finished(2 * #reply)
 
 save_accounts()
 save_queue()

@@ -1,5 +1,5 @@
 -- Sweep: bury what is past its deadline, shrink the queue, drop what has no use any more, and check that all parts agree.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves, queue/_strike, queue/_whole
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
 -- args: wanted:int
 -- returns: {"swept", streams, expired, is_whole} | {"streams", count} | {"lost"} | {"foreign", key}
@@ -22,7 +22,7 @@ for _, id in ipairs(late) do
   if record and record.state == "w" then
     local payload, headers = read_entry(record)
     if payload then
-      leave_line(tenant_account(record.tenant), id, record)
+      strike_out(tenant_account(record.tenant), id, record)
       bury(id, record, "its deadline has passed", payload, headers)
     end
   elseif record and record.state == "d" then
@@ -70,18 +70,5 @@ end
 
 save_accounts()
 save_queue()
-local function count(...)
-  local sum = 0
-  for _, key in ipairs({...}) do
-    sum = sum + redis.call("ZCARD", key)
-  end
-  return sum
-end
-
-local is_whole = not is_suspect and redis.call("HEXISTS", meta, "rebuilding") == 0
-  and entries == count(waiting, leases)
-  and redis.call("HLEN", parked) == count(delayed, dead)
-  and redis.call("HLEN", messages) == count(waiting, leases, delayed, dead, finished)
-  and count(ages) == count(waiting, leases, delayed)
-  and count(ready, over, blocked) == queue.listed and redis.call("HLEN", accounts) == queue.tenants
+local is_whole = not is_suspect and redis.call("HEXISTS", meta, "rebuilding") == 0 and #parts_apart(entries) == 0
 return {"swept", queue.streams, expired, is_whole and 1 or 0}

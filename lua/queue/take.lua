@@ -1,5 +1,5 @@
 -- Take messages: the next of the tenants whose turn it is, each under a lease; repeated, it returns the same.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves, queue/_due, queue/_pick, queue/_dwell
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves, queue/_due, queue/_ready, queue/_pick, queue/_dwell
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
 -- args: request, worker, lease:int, count:int, most_bytes:int, preferred:int
 -- returns: {"taken", streams, notice, wait, lost, {id, tenant, key, attempts, since, deadline, payload, headers}, …}
@@ -16,7 +16,9 @@ elseif #KEYS - streams + 1 < queue.streams then
   return {"streams", queue.streams}
 end
 begin_writing()
+begin_batch({})
 
+local expiries = {}
 local reply, ids, bytes = {"taken", 0, "", -1, 0}, {}, 0
 
 local function add_to_reply(id, record, payload, headers)
@@ -28,7 +30,8 @@ local function hand_over(account, id, record)
   leave_line(account, id, record)
   local payload, headers = read_entry(record)
   if not payload then
-    return lose(id, record)
+    lose(id, record)
+    return place(account)
   elseif record.deadline > 0 and record.deadline <= now then
     bury(id, record, "its deadline has passed", payload, headers)
     return place(account)
@@ -38,7 +41,7 @@ local function hand_over(account, id, record)
   record.state, record.attempts, record.token, record.taken, record.at = "l", record.attempts + 1, request, now, now
   record.charge = begin_work(account)
   save_record(id, record)
-  redis.call("ZADD", leases, now + lease, id)
+  expiries[#expiries + 1], expiries[#expiries + 2] = now + lease, id
   if record.deadline > 0 then
     redis.call("ZREM", deadlines, id)
   end
@@ -79,6 +82,10 @@ if not repeated() then
     looks = looks - 1
   end
   save_dwells()
+  save_lines()
+  if #ids > 0 then
+    redis.call("ZADD", leases, unpack(expiries))
+  end
   forget_drained(10)
   if #ids > 0 then
     redis.call("HSET", takes, worker, cmsgpack.pack({request, now, unpack(ids)}))
@@ -86,6 +93,7 @@ if not repeated() then
 end
 
 save_accounts()
+save_ready()
 save_queue()
 if moved > #ids and redis.call("EXISTS", ready, over) > 0 then
   notify("m")

@@ -115,6 +115,40 @@ def test_a_foreign_key_is_damage_and_doctor_names_it(
     assert "penstock:{jobs/0}:q-ages holds a string" in found.message
 
 
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        *(("q-waiting", "streams"), ("q-parked", "parked"), ("q-messages", "messages")),
+        *(("q-ages", "ages"), ("q-ready", "tenants"), ("q-lanes", "keys"), ("s", "streams")),
+    ],
+)
+def test_doctor_finds_parts_of_a_queue_that_do_not_agree_and_names_the_repair(
+    name: str,
+    part: str,
+    connection: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    streamer: Streamer,
+) -> None:
+    stage(connection, 1)
+    stage(connection, 1, headers='{"penstock": {"key": "k"}}')
+    stage(connection, 1, headers='{"penstock": {"delay_ms": 60000}}')
+    streamer.drain()
+    for key in redis_client.keys(f"penstock:{{jobs/0}}:{name}*"):
+        redis_client.delete(key)
+    before = everything(redis_client)
+
+    [found] = of(diagnose(connection, redis_client, flow), "queues")
+    assert found.grade == "warning"
+    assert part in found.message.partition("do not agree: ")[2].split(", ")
+    assert "penstock stream" in found.fix
+    assert everything(redis_client) == before
+
+    streamer.drain()
+    [found] = of(diagnose(connection, redis_client, flow), "queues")
+    assert found.grade == "ok"
+
+
 def test_doctor_is_content_with_a_queue_that_is_worked_on(
     connection: Connection,
     redis_client: redis.Redis,

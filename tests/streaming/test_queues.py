@@ -548,7 +548,7 @@ def test_large_records_that_wait_are_fed_in_small_batches(
     worker.connection.execute(
         "UPDATE penstock.waiting_records SET due = now() WHERE tenant IS NULL"
     )
-    for _ in range(4):
+    for _ in range(20):
         streamer.drain()
 
     assert (worker.queue.stats().delayed, worker.queue.stats().waiting) == (30, 30)

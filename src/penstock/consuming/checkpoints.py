@@ -133,7 +133,7 @@ class Checkpoints:
         """Stops a shard, until ``penstock reset checkpoint --resume``; ``penstock status`` shows the reason."""
         connection.execute(self._sql["halt"], {**self.key(shard), "reason": reason})
 
-    def note_waiting(self, connection: Executor, shard: ShardName, reason: str) -> None:
+    def note_waiting(self, connection: Executor, shard: ShardName, reason: str | None) -> None:
         """Notes for ``penstock status`` what a shard waits for; the next advance removes the note."""
         connection.execute(self._sql["note_waiting"], {**self.key(shard), "reason": reason})
 

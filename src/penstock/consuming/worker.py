@@ -14,7 +14,6 @@ import structlog
 from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
 
 from penstock.capture import check_triggers
-from penstock.channels.isolation import ShardError
 from penstock.channels.server import RedisClient, connect_redis, redis_errors
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivered import Consumed, Delivered
@@ -29,7 +28,7 @@ from penstock.database.revisions import check_revision
 from penstock.database.roles import check_privileges
 from penstock.database.timeouts import Timeouts
 from penstock.declarations import ConsumerSpec
-from penstock.errors import ServerUnavailable
+from penstock.errors import PenstockError, ServerUnavailable
 from penstock.journal import check_tails
 from penstock.pipeline import Pipeline
 from penstock.records import ShardName
@@ -112,7 +111,7 @@ class Worker(ABC, Generic[Item]):
         self._client: RedisClient = None
         self._rest_until: dict[ShardName, float] = {}
         self._retrying: set[ShardName] = set()
-        self._unusable: dict[ShardName, ShardError] = {}
+        self._unusable: dict[ShardName, PenstockError] = {}
         self._deliverer: Deliverer[Item] | None = None
         self._has_opened = False
 
@@ -287,23 +286,27 @@ class Worker(ABC, Generic[Item]):
         elif delivered.position is None:
             self._rest(shard, busy_pause_s)
 
-    def _leave_out(self, shard: ShardName, error: ShardError) -> None:
+    def _leave_out(self, shard: ShardName, error: PenstockError) -> None:
         """Leaves a shard alone for a while whose keys hold something that Penstock did not write; the others go on."""
         self._unusable[shard] = error
         self._report_unusable(shard, error)
         self._rest(shard, HALTED_PAUSE_S)
-        transaction, _ = self._opened()
+        self._note_waiting(shard, describe(error))
+
+    def _note_waiting(self, shard: ShardName, reason: str | None) -> None:
+        """Writes why a shard waits, for `penstock status`; None: it does no more."""
+        assert self._transaction is not None
 
         def plan(executor: Executor, locked: Locked) -> Plan[None]:
             if shard in locked:
                 checkpoints = Checkpoints(self.consumer, self._pipeline.scope)
-                checkpoints.note_waiting(executor, shard, describe(error))
+                checkpoints.note_waiting(executor, shard, reason)
             return Plan(None)
 
         with suppress(NotApplied):  # `penstock status` can do without
-            transaction.apply([shard], plan)
+            self._transaction.apply([shard], plan)
 
-    def _report_unusable(self, shard: ShardName, error: ShardError) -> None:
+    def _report_unusable(self, shard: ShardName, error: PenstockError) -> None:
         log.error(
             "shard unusable",
             consumer=self.consumer.name,

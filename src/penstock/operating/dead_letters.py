@@ -27,9 +27,10 @@ from penstock.consuming.delivery import (
 )
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Planner
-from penstock.database.connections import Connection, Database, get_database_url
+from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import postgres_errors
 from penstock.database.executor import Executor
+from penstock.database.roles import check_privileges
 from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec, Ick, WorkerSpec
 from penstock.errors import ServerUnavailable, Unknown
@@ -187,6 +188,8 @@ def retry(
         ServerUnavailable: Postgres cannot do it now; the letter under way may have been applied.
     """
     consumers = {letter.consumer: pipeline.get_consumer(letter.consumer) for letter in letters}
+    if any(isinstance(consumer, WorkerSpec) for consumer in consumers.values()):
+        _check_may_stage(pipeline, database)
     done: list[Retried] = []
     for name, consumer in consumers.items():
         transaction = HandlerTransaction(
@@ -208,6 +211,13 @@ def retry(
         finally:
             transaction.close()
     return done
+
+
+def _check_may_stage(pipeline: Pipeline, database: Database) -> None:
+    """A job is staged again: the role needs the rights of a producer as well."""
+    url = get_database_url(database)
+    with connect_postgres(url, application="dead letters", prepare=False) as connection:
+        check_privileges(connection, pipeline.scope, "producer")
 
 
 def drop(

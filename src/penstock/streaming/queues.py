@@ -30,8 +30,8 @@ from penstock.streaming.unpublished import BATCH_BYTES
 FEED_RECORDS = 200
 """Most records that are fed in one step of a shard."""
 
-FEED_TENANTS, FEED_A_TENANT = 20, 50
-"""Most tenants without room whose records are tried in one step of a shard, and most records of each."""
+FEED_TENANTS, FEED_A_TENANT = 100, 50
+"""Of so many tenants without room one record each is tried in one step of a shard; most records of one that has room again."""
 
 AUDIT_RECORDS = 1000
 """About so many records of the journal, and at most so many waiting ones, are in one step of the audit of a shard."""
@@ -138,32 +138,50 @@ class Queues:
         while True:
             limits = {"records": FEED_RECORDS, "bytes": BATCH_BYTES}
             rows = self._execute("due_records", shard, limits)
-            fed += self._feed_rows(shard, rows)
+            fed += len(self._feed_rows(shard, rows))
             if not rows or monotonic() >= end:
                 return fed + self._feed_refused(shard, end)
 
     def _feed_refused(self, shard: ShardName, end: float) -> int:
-        """Feeds the first records of some tenants that had no room, as long as one of them has it."""
-        fed = 0
+        """Feeds tenants that had no room, in turn, until a whole lap has fed none; at least some of them, whatever the time."""
+        fed, fed_before, is_whole_lap = 0, 0, not self._tenants.get(shard)
         while True:
-            after = self._tenants.get(shard, "")
-            rows = self._read_refused(shard, after)
-            if not rows and after:  # after the last tenant, the first again
-                rows = self._read_refused(shard, "")
-            self._tenants[shard] = rows[-1][2] if rows else ""
-            given = self._feed_rows(shard, rows)
-            fed += given
-            if not given or monotonic() >= end:
+            if tenants := self._next_refused(shard):
+                fed += self._feed_tenants(shard, tenants)
+            elif is_whole_lap and fed == fed_before:
+                return fed
+            else:
+                fed_before, is_whole_lap = fed, True
+            if monotonic() >= end:
                 return fed
 
-    def _read_refused(self, shard: ShardName, after: str) -> list[Any]:
-        limits = {"after": after, "tenants": FEED_TENANTS, "records": FEED_A_TENANT}
-        return self._execute("refused_records", shard, {**limits, "bytes": BATCH_BYTES})
+    def _next_refused(self, shard: ShardName) -> list[str]:
+        """The next tenants without room; none after the last one, then the first ones again."""
+        limits = {"after": self._tenants.get(shard, ""), "tenants": FEED_TENANTS}
+        found = [tenant for (tenant,) in self._execute("refused_tenants", shard, limits)]
+        self._tenants[shard] = found[-1] if found else ""
+        return found
 
-    def _feed_rows(self, shard: ShardName, rows: Sequence[Sequence[Any]]) -> int:
-        """Gives Redis waiting records; returns how many."""
+    def _feed_tenants(self, shard: ShardName, tenants: Sequence[str]) -> int:
+        """Tries the first record of each of some tenants, and feeds more of those that have room for it."""
+        first = self._read_refused(shard, tenants, 1)
+        if first:
+            self._tenants[shard] = first[-1][2]  # as far as their bytes went
+        given = self._feed_rows(shard, first, was_refused=True)
+        able = [row[2] for row in first if row[0] in given or row[1] is None]
+        more = self._read_refused(shard, able, FEED_A_TENANT) if able else []
+        return len(given) + len(self._feed_rows(shard, more, was_refused=True))
+
+    def _read_refused(self, shard: ShardName, tenants: Sequence[str], records: int) -> list[Any]:
+        limits = {"tenants": list(tenants), "records": records, "bytes": BATCH_BYTES}
+        return self._execute("refused_records", shard, limits)
+
+    def _feed_rows(
+        self, shard: ShardName, rows: Sequence[Sequence[Any]], *, was_refused: bool = False
+    ) -> set[RecordId]:
+        """Gives Redis waiting records; returns which it has taken.  Of one that was refused before, that is known."""
         if not rows:
-            return 0
+            return set()
         done = [row[0] for row in rows if row[1] is None]
         batch = apart(shard, self._epoch, (row[1:] for row in rows if row[1] is not None))
         written = self._writer(shard).write(batch)
@@ -176,16 +194,16 @@ class Queues:
             )
         crashpoint("queues.after_feed")
         given = [each.record.id for each in written.results if each.word in {"written", "known"}]
-        self._note(batch, written)
+        self._note(batch, written, was_refused=was_refused)
         if given:
             self._execute("note_given", shard, {"ids": given})
         if done:
             self._execute("forget_waiting", shard, {"ids": done})
-        return len(given)
+        return set(given)
 
-    def _note(self, batch: QueueBatch, written: BatchWritten) -> None:
+    def _note(self, batch: QueueBatch, written: BatchWritten, *, was_refused: bool = False) -> None:
         """Notes in Postgres which messages Redis has refused, and why."""
-        full = [each for each in written.results if each.word == "full"]
+        full = [each for each in written.results if each.word == "full" and not was_refused]
         self._put_refused(batch.shard, full, [each.record.tenant for each in full])
         duplicates = [each for each in written.results if each.word == "duplicate"]
         if duplicates:

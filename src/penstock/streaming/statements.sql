@@ -569,8 +569,8 @@ FROM (
 WHERE coalesce(bytes_before, 0) < %(bytes)s
 ORDER BY due, record_id;
 
--- :name refused_records
--- The first waiting records of each tenant that had no room, of at most `tenants` tenants after one of them.
+-- :name refused_tenants
+-- Tenants that had no room, at most `tenants` after one of them: one probe of the index for each.
 WITH RECURSIVE tenants AS (
     (SELECT tenant, 1 AS number
      FROM {schema}.waiting_records
@@ -589,6 +589,12 @@ WITH RECURSIVE tenants AS (
     ) next
     WHERE tenants.number < %(tenants)s
 )
+SELECT tenant
+FROM tenants
+ORDER BY tenant;
+
+-- :name refused_records
+-- The first waiting records of each of these tenants.
 SELECT record_id, id, tenant, action, object,
        data::text,
        coalesce(headers::text, ''),
@@ -599,7 +605,7 @@ FROM (
                ORDER BY tenants.tenant, w.record_id
                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
            ) AS bytes_before
-    FROM tenants
+    FROM unnest(%(tenants)s::text[]) AS tenants (tenant)
     CROSS JOIN LATERAL (
         SELECT record_id
         FROM {schema}.waiting_records

@@ -1,5 +1,6 @@
 """Readers: their end, and errors between two shards."""
 
+import gc
 import threading
 from time import monotonic
 
@@ -86,3 +87,15 @@ def test_a_lease_of_a_closed_reader_is_stale_without_asking(
     calls = redis_client.info("stats")["total_commands_processed"]
     assert not lease.confirm()
     assert redis_client.info("stats")["total_commands_processed"] == calls + 1  # this question
+
+
+def test_a_reader_that_is_dropped_without_being_closed_keeps_no_lease_alive(
+    queue: FairQueue,
+) -> None:
+    queue.write("t", "x")
+    queue.reader(lease_s=0.3).read()
+    gc.collect()
+
+    with queue.reader() as other:
+        [lease] = other.read(block_s=5)
+        assert lease.message.attempts == 2

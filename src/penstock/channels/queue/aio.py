@@ -5,6 +5,7 @@ Waiting takes no thread.  The heartbeat has one, for all leases of a reader: an 
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -20,7 +21,7 @@ from penstock.channels.queue.messages import (
     Written,
     checked_count,
 )
-from penstock.channels.queue.rounds import CLUSTER_POLL_S, ReaderOptions, Rounds
+from penstock.channels.queue.rounds import OnError, ReaderOptions, Rounds, Settled
 from penstock.channels.queue.running import run, run_async
 from penstock.channels.queue.shape import QueueShape, in_order, worker_name
 from penstock.channels.queue.shard import QueueShard, Settlement, Steps
@@ -31,6 +32,7 @@ from penstock.channels.server import (
     connect_redis_async,
     redis_errors,
 )
+from penstock.errors import ForeignLog
 from penstock.messages import checked_text
 
 log = structlog.get_logger("penstock.queue")
@@ -209,9 +211,10 @@ class AsyncReader:
         shape: QueueShape,
         *,
         worker: str,
+        on_error: OnError | None = None,
         **options: Any,
     ) -> None:
-        """Sets up; ``options`` are those of ``ReaderOptions``.
+        """Sets up; ``on_error`` and ``options`` are as of ``Reader``.
 
         Raises:
             DeclarationError: An option is out of range.
@@ -219,9 +222,11 @@ class AsyncReader:
         self._client, self._heartbeat_client = client, heartbeat
         self.options = ReaderOptions(**options)
         self._book = LeaseBook(self.options.limit_s)
-        self._rounds = Rounds(shape, worker, self.options, self._book)
+        is_cluster = isinstance(client, redis.asyncio.RedisCluster)
+        self._rounds = Rounds(
+            shape, worker, self.options, self._book, on_error=on_error, is_cluster=is_cluster
+        )
         self._heartbeat = Heartbeat(self._book, self.options.lease_s, self._extend)
-        self._is_cluster = isinstance(client, redis.asyncio.RedisCluster)
         # Handed over, but not returned, since a later shard of the round has failed: for the next read.
         self._found: list[AsyncLease] = []
         self._is_stopped = self._is_closed = False
@@ -242,25 +247,31 @@ class AsyncReader:
             await self._wait(self._rounds.wait_s(left))
 
     async def _round(self, count: int) -> list[AsyncLease]:
-        if self._rounds.is_sweep_due():
-            await self.sweep()
+        is_sweep_due = self._rounds.is_sweep_due()
         for shard in self._rounds.begin():
-            if len(self._found) < count:
-                steps = self._rounds.take(shard, count - len(self._found))
-                good, exhausted = self._rounds.taken(
-                    shard, await self._run(shard, steps, "reading")
-                )
-                self._found += [AsyncLease(self, held) for held in good]
-                await self._settle_held(exhausted, self._rounds.exhausted(exhausted))
+            with self._rounds.isolated(shard):
+                if is_sweep_due:
+                    await self._sweep(shard)
+                if len(self._found) < count:
+                    await self._take(shard, count - len(self._found))
         found, self._found = self._found[:count], self._found[count:]
+        if not found:
+            self._rounds.raise_error()
         return found
 
+    async def _take(self, shard: QueueShard, count: int) -> None:
+        taken = await self._run(shard, self._rounds.take(shard, count), "reading")
+        good, exhausted = self._rounds.taken(shard, taken)
+        self._found += [AsyncLease(self, held) for held in good]
+        await self._settle_held(exhausted, self._rounds.exhausted(exhausted))
+
     async def _wait(self, seconds: float) -> None:
-        positions = self._rounds.positions()
-        if self._is_cluster and len(positions) > 1:
-            await asyncio.sleep(min(seconds, CLUSTER_POLL_S))
+        if (pause_s := self._rounds.pause_s(seconds)) is not None:
+            await asyncio.sleep(pause_s)
             return
-        with redis_errors(f"waiting for queue {self._rounds.shape.name}"):
+        positions = self._rounds.positions()
+        # The next round meets a key of another type as well, and leaves that shard out.
+        with suppress(ForeignLog), redis_errors(f"waiting for queue {self._rounds.shape.name}"):
             await self._client.xread(positions, count=1, block=max(1, int(seconds * 1000)))
 
     async def settle(self, leases: Sequence[tuple[AsyncLease, Settlement]]) -> list[bool]:
@@ -275,17 +286,21 @@ class AsyncReader:
     async def _settle_held(
         self, held: Sequence[Held], settlements: Sequence[Settlement]
     ) -> list[bool]:
-        results: dict[tuple[int, str], bool] = {}
+        settled = Settled(held)
         for shard, some in self._rounds.by_shard(held, settlements):
-            settled = await self._run(shard, shard.settle(some), "settling leases of")
-            results.update(((shard.number, s.id), ok) for s, ok in zip(some, settled, strict=True))
-        self._book.remove(held)
-        return [results[each.message.shard, each.message.id] for each in held]
+            with settled.noting_error():
+                steps = shard.settle(some)
+                settled.add(shard, some, await self._run(shard, steps, "settling leases of"))
+        self._book.remove(settled.held)
+        return settled.results
 
     async def sweep(self) -> None:
         """As ``Reader.sweep``."""
         for shard in self._rounds.shape.shards:
-            self._rounds.report_lost(shard, await self._run(shard, shard.sweep(), "sweeping"))
+            await self._sweep(shard)
+
+    async def _sweep(self, shard: QueueShard) -> None:
+        self._rounds.report_lost(shard, await self._run(shard, shard.sweep(), "sweeping"))
 
     def stop(self) -> None:
         """Lets a ``read`` that waits return, within a second."""

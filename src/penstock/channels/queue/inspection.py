@@ -13,6 +13,9 @@ from penstock.declarations import MAX_STREAMS
 from penstock.errors import ForeignLog, ForeignQueue
 from penstock.records import ShardName
 
+SAMPLE = 20
+"""About so many values of a key are looked at by a check."""
+
 
 @dataclass(frozen=True, slots=True)
 class InspectedShard:
@@ -54,6 +57,51 @@ def inspect_queues(
     with redis_errors("inspecting queues"):
         replies = script("queue/stats").call_each(client, calls)
     return {shard: _inspected(shard, reply) for shard, reply in zip(shards, replies, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedShard:
+    """Whether the parts of a shard agree.
+
+    Attributes:
+        apart: The parts that do not; the next sweep rebuilds them.
+        is_rebuilding: Whether they are being rebuilt.
+        foreign: A key with values that Penstock did not write; None if none was seen.
+    """
+
+    apart: tuple[str, ...] = ()
+    is_rebuilding: bool = False
+    foreign: str | None = None
+
+
+def check_queues(
+    client: RedisClient, namespace: str, shards: Sequence[ShardName]
+) -> dict[ShardName, CheckedShard]:
+    """Whether the parts of each shard agree, by their sizes and a sample, in one round trip.
+
+    A shard whose keys hold other types has no check: see ``find_foreign_keys``.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+    """
+    calls = [Call(queue_keys(namespace, shard).all(MAX_STREAMS), (SAMPLE,)) for shard in shards]
+    with redis_errors("checking queues"):
+        replies = script("queue/check").call_each(client, calls)
+    return {
+        shard: _checked(reply)
+        for shard, reply in zip(shards, replies, strict=True)
+        if not isinstance(reply, REDIS_ERRORS)
+    }
+
+
+def _checked(reply: Sequence[Any]) -> CheckedShard:
+    match reply[0]:
+        case b"checked":
+            return CheckedShard(tuple(map(as_text, reply[2:])), bool(reply[1]))
+        case b"garbage" | b"foreign":
+            return CheckedShard(foreign=as_text(reply[1]))
+        case _:  # what else there is, `inspect_queues` says
+            return CheckedShard()
 
 
 def _inspected(shard: ShardName, reply: Any) -> InspectedShard:

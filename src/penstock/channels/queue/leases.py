@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import isnan
 from threading import Event, Lock, Thread
 from time import monotonic
+from weakref import WeakMethod
 
 import structlog
 
@@ -124,7 +125,10 @@ class LeaseBook:
 
 
 class Heartbeat:
-    """Extends leases from a thread of its own, whatever the thread or the event loop of the work is doing."""
+    """Extends leases from a thread of its own, whatever the thread or the event loop of the work is doing.
+
+    It ends with its reader: the leases of one that was dropped without being closed end by themselves.
+    """
 
     def __init__(
         self,
@@ -137,9 +141,9 @@ class Heartbeat:
         Args:
             book: The leases.
             lease_s: How long a lease lasts.
-            extend: Extends leases of a shard, given as ids and tokens; False for each that is stale.
+            extend: The reader's method that extends leases of a shard, given as ids and tokens; False for each that is stale.
         """
-        self._book, self._lease_s, self._extend = book, lease_s, extend
+        self._book, self._lease_s, self._extend = book, lease_s, WeakMethod(extend)
         self._stop = Event()
         self._thread: Thread | None = None
 
@@ -156,21 +160,24 @@ class Heartbeat:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._lease_s / HEARTBEATS):
-            try:
-                self.beat()
-            except PenstockError as error:  # it may be over by the next; else the lease ends
-                log.warning("heartbeat failed", error=type(error).__name__)
+        while not self._stop.wait(self._lease_s / HEARTBEATS) and self._extend() is not None:
+            self.beat()
 
     def beat(self) -> None:
-        """Extends all leases once.
-
-        Raises:
-            ServerUnavailable: Redis does not answer.
-        """
+        """Extends all leases once, as far as their shards can be reached."""
         for shard, held in self._book.to_extend().items():
-            asked_at = monotonic()
-            extended = self._extend(shard, [(each.message.id, each.token) for each in held])
-            for each, is_ours in zip(held, extended, strict=True):
-                each.is_stale = not is_ours
-                each.extended_at = asked_at if is_ours else each.extended_at
+            if self._stop.is_set():
+                return
+            try:
+                self._beat(shard, held)
+            except PenstockError as error:  # it may be over by the next; else the lease ends
+                log.warning("heartbeat failed", shard=shard, error=type(error).__name__)
+
+    def _beat(self, shard: int, held: Sequence[Held]) -> None:
+        if (extend := self._extend()) is None:
+            return
+        asked_at = monotonic()
+        extended = extend(shard, [(each.message.id, each.token) for each in held])
+        for each, is_ours in zip(held, extended, strict=True):
+            each.is_stale = not is_ours
+            each.extended_at = asked_at if is_ours else each.extended_at

@@ -4,6 +4,7 @@ A notice is a hint and a poll is the truth: a wait ends after ``MAX_WAIT_S``, or
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic, sleep
 from types import TracebackType
@@ -12,27 +13,25 @@ from typing import Any, Self, TypeVar
 import redis
 import structlog
 
+from penstock.channels.isolation import UNUSABLE
 from penstock.channels.queue.adopting import PlainStream, adopt
 from penstock.channels.queue.leases import Heartbeat, Held, LeaseBook, stale
 from penstock.channels.queue.messages import checked_count
-from penstock.channels.queue.rounds import (
-    CLUSTER_POLL_S,
-    SWEEP_EVERY_S,
-    ReaderOptions,
-    Rounds,
-)
+from penstock.channels.queue.rounds import SWEEP_EVERY_S, OnError, ReaderOptions, Rounds, Settled
 from penstock.channels.queue.running import run, write_messages
 from penstock.channels.queue.shape import QueueShape
 from penstock.channels.queue.shard import QueueShard, Settlement, Steps
 from penstock.channels.server import RedisClient, redis_errors
-from penstock.errors import InvalidMessage, ServerUnavailable, TenantFull
+from penstock.errors import (
+    ForeignLog,
+    InvalidMessage,
+    ServerUnavailable,
+    TenantFull,
+)
 
 log = structlog.get_logger("penstock.queue")
 
 T = TypeVar("T")
-
-LEFT_OUT_S = 0.1
-"""Pause between two rounds of a reader that has no shard to read, in seconds."""
 
 
 class Lease:
@@ -61,7 +60,7 @@ class Lease:
     def confirm(self) -> bool:
         """Whether the lease is ours: asked at the queue, which extends it; within its time limit.
 
-        If Redis does not answer, what is known says it: a lease that was extended half its time ago cannot have ended yet.
+        If the queue cannot be asked, what is known says it: a lease that was extended half its time ago cannot have ended yet.
         """
         return self._reader.confirm(self)
 
@@ -128,6 +127,7 @@ class Reader:
         *,
         worker: str,
         adopts: PlainStream | None = None,
+        on_error: OnError | None = None,
         **options: Any,
     ) -> None:
         """Sets up; ``options`` are those of ``ReaderOptions``.
@@ -137,6 +137,7 @@ class Reader:
             shape: The queue.
             worker: Name of this reader; no other has it.
             adopts: A plain stream that is moved into the queue on the way, until it is empty.
+            on_error: Called with the number of a shard that cannot be read, and why; without it, ``read`` raises the error.
             options: See ``ReaderOptions``.
 
         Raises:
@@ -145,9 +146,11 @@ class Reader:
         self._client = client
         self.options = ReaderOptions(**options)
         self._book = LeaseBook(self.options.limit_s)
-        self._rounds = Rounds(shape, worker, self.options, self._book)
+        is_cluster = isinstance(client, redis.RedisCluster)
+        self._rounds = Rounds(
+            shape, worker, self.options, self._book, on_error=on_error, is_cluster=is_cluster
+        )
         self._heartbeat = Heartbeat(self._book, self.options.lease_s, self._extend)
-        self._is_cluster = isinstance(client, redis.RedisCluster)
         # Handed over, but not returned, since a later shard of the round has failed: for the next read.
         self._found: list[Lease] = []
         self._is_stopped = self._is_closed = False
@@ -161,9 +164,12 @@ class Reader:
     def read(self, count: int = 1, *, block_s: float = 0.0) -> list[Lease]:
         """The next messages, at most ``count`` and 100; waits for the first one for ``block_s``.
 
+        A shard that cannot be read does not stop the others: it is left out, and tried again every few seconds.  Its error
+        is raised by a ``read`` that finds nothing in the others, once for each time that it was tried.
+
         Raises:
             ServerUnavailable: Redis does not answer; a later ``read`` gets what this one may have taken.
-            ForeignQueue: A key of the queue holds something else.
+            ForeignQueue: A key of a shard holds something else.
             ValueError: The reader is closed.
         """
         checked_count(count)
@@ -196,34 +202,41 @@ class Reader:
         """What is there now."""
         if self._adopts is not None and monotonic() >= self._adopt_at:
             self._adopt(self._adopts)
-        if self._rounds.is_sweep_due():
-            self.sweep()
+        is_sweep_due = self._rounds.is_sweep_due()
         for shard in self._rounds.begin():
-            if len(self._found) < count:
-                taken = self._run(
-                    shard, self._rounds.take(shard, count - len(self._found)), "reading"
-                )
-                good, exhausted = self._rounds.taken(shard, taken)
-                self._found += [Lease(self, held) for held in good]
-                self._settle_held(exhausted, self._rounds.exhausted(exhausted))
+            with self._rounds.isolated(shard):
+                if is_sweep_due:
+                    self._sweep(shard)
+                if len(self._found) < count:
+                    self._take(shard, count - len(self._found))
         found, self._found = self._found[:count], self._found[count:]
+        if not found:
+            self._rounds.raise_error()
         return found
+
+    def _take(self, shard: QueueShard, count: int) -> None:
+        taken = self._run(shard, self._rounds.take(shard, count), "reading")
+        good, exhausted = self._rounds.taken(shard, taken)
+        self._found += [Lease(self, held) for held in good]
+        self._settle_held(exhausted, self._rounds.exhausted(exhausted))
 
     def _wait(self, seconds: float) -> None:
         """Waits for a notice that came after the last round."""
+        if (pause_s := self._rounds.pause_s(seconds)) is not None:
+            sleep(pause_s)
+            return
         positions = self._rounds.positions()
-        if not positions:  # all shards are left out
-            sleep(min(seconds, LEFT_OUT_S))
-            return
-        if self._is_cluster and len(positions) > 1:
-            sleep(min(seconds, CLUSTER_POLL_S))
-            return
-        with redis_errors(f"waiting for queue {self._rounds.shape.name}"):
+        # The next round meets a key of another type as well, and leaves that shard out.
+        with suppress(ForeignLog), redis_errors(f"waiting for queue {self._rounds.shape.name}"):
             self._client.xread(positions, count=1, block=max(1, int(seconds * 1000)))
 
     def leave_out(self, shards: Collection[int]) -> None:
         """Reads these shards no more, until this is called again."""
         self._rounds.left_out = frozenset(shards)
+
+    def can_read(self, shard: int) -> bool:
+        """Whether a shard could be read when it was tried last."""
+        return shard not in self._rounds.retry_at
 
     def confirm(self, lease: Lease) -> bool:
         """See ``Lease.confirm``."""
@@ -232,7 +245,7 @@ class Reader:
             return False
         try:
             [is_ours] = self._extend(held.message.shard, [(held.message.id, held.token)])
-        except ServerUnavailable:
+        except (ServerUnavailable, *UNUSABLE):
             return asked_at - held.extended_at < self.options.lease_s / 2
         held.is_stale = not is_ours
         held.extended_at = asked_at
@@ -241,8 +254,11 @@ class Reader:
     def settle(self, leases: Sequence[tuple[Lease, Settlement]]) -> list[bool]:
         """Settles several leases, up to 100 in a round trip; False for each that is stale.
 
+        A shard that fails does not keep those of the others from being settled.
+
         Raises:
             ServerUnavailable: Redis does not answer; settling again is safe.
+            ForeignQueue: A key of a shard holds something else.
         """
         held = [lease.held for lease, _ in leases]
         return self._settle_held(held, [settlement for _, settlement in leases])
@@ -252,12 +268,12 @@ class Reader:
         return self.settle([(lease, lease.held.settlement("done")) for lease in leases])
 
     def _settle_held(self, held: Sequence[Held], settlements: Sequence[Settlement]) -> list[bool]:
-        results: dict[tuple[int, str], bool] = {}
+        settled = Settled(held)
         for shard, some in self._rounds.by_shard(held, settlements):
-            settled = self._run(shard, shard.settle(some), "settling leases of")
-            results.update(((shard.number, s.id), ok) for s, ok in zip(some, settled, strict=True))
-        self._book.remove(held)
-        return [results[each.message.shard, each.message.id] for each in held]
+            with settled.noting_error():
+                settled.add(shard, some, self._run(shard, shard.settle(some), "settling leases of"))
+        self._book.remove(settled.held)
+        return settled.results
 
     def forget(self, leases: Sequence[Lease]) -> None:
         """Extends leases no more; they end by themselves."""
@@ -266,7 +282,10 @@ class Reader:
     def sweep(self) -> None:
         """Buries what is late, shrinks the queue if it can, and rebuilds it if a part is missing.  ``read`` does so now and then."""
         for shard in self._rounds.shape.shards:
-            self._rounds.report_lost(shard, self._run(shard, shard.sweep(), "sweeping"))
+            self._sweep(shard)
+
+    def _sweep(self, shard: QueueShard) -> None:
+        self._rounds.report_lost(shard, self._run(shard, shard.sweep(), "sweeping"))
 
     def stop(self) -> None:
         """Lets a ``read`` that waits return; for another thread, or the handler of a signal."""

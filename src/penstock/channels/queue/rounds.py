@@ -1,17 +1,19 @@
 """What a reader remembers between two rounds, whether it runs in a thread or in asyncio."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count as counting
 from time import monotonic
 
 import structlog
 
+from penstock.channels.isolation import UNUSABLE
 from penstock.channels.queue.leases import Held, LeaseBook
 from penstock.channels.queue.shape import QueueShape
 from penstock.channels.queue.shard import QueueShard, Settlement, Steps, Taken
 from penstock.declarations import MAX_STREAMS
-from penstock.errors import DeclarationError
+from penstock.errors import DeclarationError, PenstockError, ServerUnavailable
 
 log = structlog.get_logger("penstock.queue")
 
@@ -23,6 +25,15 @@ CLUSTER_POLL_S = 0.02
 
 SWEEP_EVERY_S = 1.0
 """Interval between two sweeps of a reader, in seconds."""
+
+UNUSABLE_PAUSE_S, UNAVAILABLE_PAUSE_S = 5.0, 1.0
+"""How often a shard is tried again whose keys cannot be used, or whose server in a Cluster does not answer, in seconds."""
+
+LEFT_OUT_S = 0.1
+"""Pause between two rounds of a reader that has no shard to read, in seconds."""
+
+OnError = Callable[[int, PenstockError], None]
+"""Called with the number of a shard that is left out for a while, and the reason."""
 
 MIN_LEASE_S, MAX_LEASE_S = 0.05, 86_400.0
 
@@ -71,6 +82,9 @@ class Rounds:
         notices: The newest notice that the last round has seen, of each shard.
         due_s: Seconds from the last round until something is due.
         left_out: Numbers of shards that are not read for now.
+        retry_at: When each shard that has failed is tried again, by its number; monotonic, in seconds.
+        on_error: Called with each shard that fails; None lets a round raise their errors when it has found nothing.
+        is_cluster: Whether shards are on several servers, of which one may be away.
     """
 
     shape: QueueShape
@@ -82,6 +96,10 @@ class Rounds:
     due_s: float | None = None
     sweep_at: float = 0.0
     left_out: frozenset[int] = frozenset()
+    retry_at: dict[int, float] = field(default_factory=dict)
+    on_error: OnError | None = None
+    is_cluster: bool = False
+    _errors: dict[int, PenstockError] = field(default_factory=dict)
     _numbers: "counting[int]" = field(default_factory=counting)
     _start: int = 0
 
@@ -91,7 +109,41 @@ class Rounds:
         self._start += 1
         at = self._start % len(self.shape.shards)
         every = self.shape.shards[at:] + self.shape.shards[:at]
-        return [shard for shard in every if shard.number not in self.left_out]
+        return [shard for shard in every if self._is_read(shard.number)]
+
+    def _is_read(self, number: int) -> bool:
+        return number not in self.left_out and self.retry_at.get(number, 0.0) <= monotonic()
+
+    @contextmanager
+    def isolated(self, shard: QueueShard) -> Iterator[None]:
+        """Leaves a shard out for a while if it cannot be read, so that the others are.
+
+        Raises:
+            ServerUnavailable: The only server does not answer.
+        """
+        try:
+            yield
+        except UNUSABLE as error:
+            self._fail(shard, error, UNUSABLE_PAUSE_S)
+        except ServerUnavailable as error:
+            if not self.is_cluster:
+                raise
+            self._fail(shard, error, UNAVAILABLE_PAUSE_S)
+        else:
+            self.retry_at.pop(shard.number, None)
+            self._errors.pop(shard.number, None)
+
+    def _fail(self, shard: QueueShard, error: PenstockError, pause_s: float) -> None:
+        self.retry_at[shard.number] = monotonic() + pause_s
+        if self.on_error is None:
+            self._errors[shard.number] = error
+        else:
+            self.on_error(shard.number, error)
+
+    def raise_error(self) -> None:
+        """Raises the error of a shard that was left out, once for each time that it was tried."""
+        for number in [*self._errors]:
+            raise self._errors.pop(number)
 
     def take(self, shard: QueueShard, count: int) -> Steps[Taken]:
         """The operation that takes messages of a shard."""
@@ -161,11 +213,60 @@ class Rounds:
         return {
             self.shape.shards[number].keys.notices: notice
             for number, notice in self.notices.items()
-            if number not in self.left_out
+            if self._is_read(number)
         }
+
+    def pause_s(self, seconds: float) -> float | None:
+        """How long to pause instead of waiting for a notice; None if there is one to wait for."""
+        positions = len(self.positions())
+        if not positions:
+            return min(seconds, LEFT_OUT_S)
+        return min(seconds, CLUSTER_POLL_S) if self.is_cluster and positions > 1 else None
 
     def exhausted(self, held: Sequence[Held]) -> list[Settlement]:
         """Buries messages that were handed over too often: the work on them ended each time without an outcome."""
         attempts = self.options.attempts
         reason = f"handed over {attempts} times, and never settled: its readers died or hung"
         return [each.settlement("dead", reason=reason, seconds=0.0) for each in held]
+
+
+class Settled:
+    """What has become of leases that are settled shard by shard."""
+
+    def __init__(self, held: Sequence[Held]) -> None:
+        self._asked = held
+        self._results: dict[tuple[int, str], bool] = {}
+        self._error: PenstockError | None = None
+
+    @contextmanager
+    def noting_error(self) -> Iterator[None]:
+        """Lets the other shards be settled if one fails."""
+        try:
+            yield
+        except PenstockError as error:
+            self._error = self._error or error
+
+    def add(self, shard: QueueShard, some: Sequence[Settlement], results: Sequence[bool]) -> None:
+        """What a shard has answered."""
+        answers = zip(some, results, strict=True)
+        self._results.update(((shard.number, each.id), result) for each, result in answers)
+
+    @property
+    def held(self) -> list[Held]:
+        """The leases that have an answer."""
+        return [each for each in self._asked if _place(each) in self._results]
+
+    @property
+    def results(self) -> list[bool]:
+        """False for each lease that is stale.
+
+        Raises:
+            PenstockError: The first error of a shard.
+        """
+        if self._error is not None:
+            raise self._error
+        return [self._results[_place(each)] for each in self._asked]
+
+
+def _place(held: Held) -> tuple[int, str]:
+    return held.message.shard, held.message.id

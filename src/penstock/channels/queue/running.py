@@ -1,5 +1,6 @@
 """Drives the operations of a shard: on a connection, or on one of asyncio."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -11,9 +12,14 @@ from penstock.channels.queue.shape import QueueShape, in_order
 from penstock.channels.queue.shard import Steps
 from penstock.channels.scripts import Script, script
 from penstock.channels.server import REDIS_ERRORS, RedisClient, translate_error
-from penstock.errors import ForeignLog, ForeignQueue, PenstockError
+from penstock.errors import AppendRefused, ForeignLog, ForeignQueue, PenstockError
 
 T = TypeVar("T")
+
+_MET_GARBAGE = re.compile(
+    "Bad data format|Missing bytes|attempt to|bad argument|is not an integer|not a valid float|is not a float"
+)
+"""What a script's own error says if a value is not one that a script of ours has written."""
 
 
 def run(client: RedisClient, steps: Steps[T], what: str) -> T:
@@ -87,5 +93,10 @@ def _translate(error: Any, what: str) -> PenstockError:
         return ForeignQueue(
             f"{what}: a key of the queue holds another type; `penstock doctor` and Queue.check() name it. "
             "Rename it, or give the queue another name"
+        )
+    if isinstance(translated, AppendRefused) and _MET_GARBAGE.search(str(error)):
+        return ForeignQueue(
+            f"{what}: a key of the queue holds values that Penstock did not write: {translated}. "
+            "Find out what writes there, rename the shard's keys, and the streamer writes again what is missing"
         )
     return translated

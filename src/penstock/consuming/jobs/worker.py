@@ -13,6 +13,7 @@ from typing import Any, Unpack
 import structlog
 from typing_extensions import override
 
+from penstock.channels.isolation import isolated
 from penstock.channels.queue import Lease, Reader
 from penstock.channels.queue.leases import pause_s
 from penstock.channels.queue.running import run as run_steps
@@ -20,20 +21,20 @@ from penstock.channels.queue.shape import QueueShape, worker_name
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivered import Consumed
 from penstock.consuming.failure_log import FailureLog
-from penstock.consuming.jobs.book import JobBook, Running
-from penstock.consuming.jobs.bookkeeping import bury_dead, write_counts
+from penstock.consuming.jobs.book import JobBook
 from penstock.consuming.jobs.deliverer import Ended, JobDeliverer, Surroundings, Troubles
-from penstock.consuming.jobs.lanes import Lane, Lanes, Work, make_lanes
+from penstock.consuming.jobs.hung import HungLanes
+from penstock.consuming.jobs.lanes import Lanes, Work, make_lanes
 from penstock.consuming.jobs.letters import JobLetters
 from penstock.consuming.jobs.settler import Settler
 from penstock.consuming.jobs.transaction import JobTransaction
+from penstock.consuming.jobs.upkeep import Upkeep
 from penstock.consuming.worker import LONGEST_BACKOFF_S, Worker, WorkerOptions
 from penstock.database.connections import Connection, Database
 from penstock.declarations import ConsumerSpec, Queue, WorkerSpec
 from penstock.errors import (
     DeclarationError,
     HandlerExited,
-    HandlerHung,
     PenstockError,
     ServerUnavailable,
 )
@@ -108,7 +109,7 @@ class QueueWorker(Worker[Job[Any]]):
         self._failures, self._troubles = FailureLog(consumer.name), Troubles()
         self._book = JobBook(channel.name)
         self._halted: set[Shard] = set()
-        self._abandoned: list[Lane] = []
+        self._hung = HungLanes(consumer)
         self._check_at = self._dead_at = self._resume_at = self._backoff = 0.0
         self._reader: Reader | None = None
         self._away: ServerUnavailable | None = None
@@ -118,7 +119,8 @@ class QueueWorker(Worker[Job[Any]]):
     def open(self) -> None:
         super().open()
         self._book = JobBook(self._shape.name)
-        self._abandoned, self._check_at, self._resume_at = [], 0.0, 0.0
+        self._hung = HungLanes(self._spec)
+        self._check_at = self._resume_at = 0.0
         self._reader = Reader(
             self._client,
             self._shape,
@@ -126,6 +128,11 @@ class QueueWorker(Worker[Job[Any]]):
             lease_s=self._spec.lease_s,
             limit_s=self._spec.limit_s,
             attempts=NO_LIMIT,
+            on_error=self._leave_out_number,
+        )
+        assert self._transaction is not None
+        self._upkeep = Upkeep(
+            self._transaction, self._client, self._shape, self._shards, self._letters, self._book
         )
         self._leave_out_shards()
         book = self._book
@@ -202,7 +209,6 @@ class QueueWorker(Worker[Job[Any]]):
 
         Raises:
             ServerUnavailable: A server does not answer when the worker opens; later it waits by itself.
-            ForeignQueue: A key of the queue holds something else.
             HandlerExited: The handler wants the process to end.
             HandlerHung: As many handlers hang as may run at the same time.
         """
@@ -293,27 +299,10 @@ class QueueWorker(Worker[Job[Any]]):
         """Replaces lanes whose handlers take longer than they may; other workers get their jobs."""
         slack_s = CANCELLING_S if self._spec.is_async else 0.0
         for running in self._book.overdue(self._spec.limit_s + slack_s):
-            self._abandon(running)
-        self._abandoned = [lane for lane in self._abandoned if not lane.has_ended]
-        if len(self._abandoned) > self._spec.concurrency:
-            raise HandlerHung(
-                f"consumer {self.consumer.name}: {len(self._abandoned)} handlers have hung for longer than limit_s "
-                f"({self._spec.limit_s:g} s), and Python cannot end them: the process has to be started anew. Give what the handler "
-                "waits for a timeout"
-            )
-
-    def _abandon(self, running: Running) -> None:
-        log.error(
-            "handler hangs",
-            consumer=self.consumer.name,
-            job=running.lease.message.id,
-            limit_s=self._spec.limit_s,
-        )
-        running.lane.is_abandoned = True
-        running.lease.held.is_stale = True
-        self._abandoned.append(running.lane)
-        self._end(self._failed(running.lease))
-        self._lanes.start()
+            self._hung.abandon(running)
+            self._end(self._failed(running.lease))
+            self._lanes.start()
+        self._hung.check()
 
     def _keep_books(self) -> None:
         """Writes counts and reads halts, now and then."""
@@ -322,12 +311,13 @@ class QueueWorker(Worker[Job[Any]]):
         self._check_at = monotonic() + CHECK_S
         assert self._transaction is not None
         try:
-            self._write_counts()
+            self._upkeep.write_counts()
             checkpoints = Checkpoints(self.consumer, self._pipeline.scope)
             self._note_halted(set(self._transaction.read(checkpoints.all)))
+            self._note_usable()
             if monotonic() >= self._dead_at:
                 self._dead_at = monotonic() + DEAD_EVERY_S
-                bury_dead(self._client, self._shape, self._letters, self._transaction, self._shards)
+                self._upkeep.bury_dead(self._usable())
         except ServerUnavailable as error:
             self._rest_after(error)
 
@@ -336,16 +326,29 @@ class QueueWorker(Worker[Job[Any]]):
         self._halted = {each.shard for each in every if each not in going}
         self._leave_out_shards()
 
+    def _leave_out_number(self, number: int, error: PenstockError) -> None:
+        """Reports a shard that the reader leaves out for a while."""
+        name = ShardName(self._shape.name, Shard(number))
+        self._leave_out(name, error)
+
+    def _usable(self) -> list[ShardName]:
+        """This worker's shards without those that are left out."""
+        return [name for name in self._shards if name not in self._unusable]
+
+    def _note_usable(self) -> None:
+        """Takes back what was said of shards that have been read since."""
+        for name in [*self._unusable]:
+            if self._opened_reader().can_read(name.shard):
+                del self._unusable[name]
+                self._note_waiting(name, None)
+                log.info("shard usable again", consumer=self.consumer.name, shard=str(name))
+
     def _leave_out_shards(self) -> None:
         """Reads only this worker's shards, and none that is halted."""
         ours = {each.shard for each in self._shards} - self._halted
         if self._reader is not None:
             every = range(len(self._shape.shards))
             self._reader.leave_out([number for number in every if number not in ours])
-
-    def _write_counts(self) -> None:
-        assert self._transaction is not None
-        write_counts(self._book, self._letters, self._transaction, self._shards)
 
     @override
     def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
@@ -354,7 +357,8 @@ class QueueWorker(Worker[Job[Any]]):
         Jobs of halted shards, and those that are due later, stay.
 
         Raises:
-            PenstockError: What ``round`` raises.
+            ForeignQueue: A key of a shard holds something else; all other shards are drained.
+            PenstockError: Any other that ``round`` raises.
         """
         applied = 0
         while True:
@@ -362,19 +366,21 @@ class QueueWorker(Worker[Job[Any]]):
             applied += consumed.applied
             report(consumed)
             if consumed.idle and self._book.is_idle and self._is_drained():
-                self._write_counts()
+                self._upkeep.write_counts()
+                self._raise_unusable()
                 return applied
 
     def _is_drained(self) -> bool:
         """Whether nothing waits, is leased, or is to come back after a failure."""
         if self._book.is_retrying():
             return False
-        for name in self._shards:
+        for name in self._usable():
             if name.shard not in self._halted:
-                shard = self._shape.shards[name.shard]
-                stats = run_steps(self._client, shard.stats(), f"inspecting queue {name}")
-                if stats["waiting"] or stats["leased"]:
-                    return False
+                with isolated(name, self._leave_out):
+                    shard = self._shape.shards[name.shard]
+                    stats = run_steps(self._client, shard.stats(), f"inspecting queue {name}")
+                    if stats["waiting"] or stats["leased"]:
+                        return False
         return True
 
     @override
@@ -387,7 +393,7 @@ class QueueWorker(Worker[Job[Any]]):
             self._lanes.close(self._spec.concurrency, GRACE_S)
             self._settler.close()
             with suppress(PenstockError):  # they are counts, and leases that end by themselves
-                self._write_counts()
+                self._upkeep.write_counts()
             with suppress(PenstockError):
                 reader.close()
         super().close()

@@ -1,0 +1,33 @@
+-- Takes messages out of the middle of a tenant's line, for delete.lua and sweep.lua.  Include it after queue/_line.
+-- keys: messages, waiting, lanes
+
+local LOOKS = 20
+
+-- The rank of the last message of a key before a member of the line, or a little more if that is far, or its record is lost.
+local function last_before(account, record, member)
+  save_lines()
+  local start, rank = "[" .. account.tenant .. "\0", 0
+  for _, other in ipairs(redis.call("ZREVRANGEBYLEX", waiting, "(" .. member, start, "LIMIT", 0, LOOKS)) do
+    rank = tonumber(string.sub(other, #account.tenant + 2, #account.tenant + 15), 16)
+    local found = read_record(string.sub(other, #account.tenant + 30))
+    if not found or found.key == record.key then
+      break
+    end
+  end
+  return rank
+end
+
+-- Takes a message out of the middle of its tenant's line: the line has got no further, and the next of its key follows those left.
+local function strike_out(account, id, record)
+  local member = waiting_member(id, record)
+  quit_line(account, member)
+  mark_moved(account)
+  if record.generation == queue.generation then
+    local last, waits = read_lane(account, record)
+    if last == rank_of(record) and waits > 1 then
+      last = last_before(account, record, member)
+    end
+    save_lane(account, record, last, waits - 1)
+    account.waits = account.waits - 1
+  end
+end

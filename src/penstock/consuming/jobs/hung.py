@@ -1,0 +1,44 @@
+"""Lanes whose handlers do not return: their jobs are given up, and they themselves once there are too many."""
+
+import structlog
+
+from penstock.consuming.jobs.book import Running
+from penstock.consuming.jobs.lanes import Lane
+from penstock.declarations import WorkerSpec
+from penstock.errors import HandlerHung
+
+log = structlog.get_logger("penstock.consumer")
+
+
+class HungLanes:
+    """Those of one worker."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+        self._lanes: list[Lane] = []
+
+    def abandon(self, running: Running) -> None:
+        """Nobody waits for this lane any more; its handler has no effect."""
+        log.error(
+            "handler hangs",
+            consumer=self._spec.name,
+            job=running.lease.message.id,
+            limit_s=self._spec.limit_s,
+        )
+        running.lane.is_abandoned = True
+        running.lease.held.is_stale = True
+        self._lanes.append(running.lane)
+
+    def check(self) -> None:
+        """Forgets lanes that have ended after all.
+
+        Raises:
+            HandlerHung: More of them hang than the worker has lanes.
+        """
+        self._lanes = [lane for lane in self._lanes if not lane.has_ended]
+        if len(self._lanes) > self._spec.concurrency:
+            raise HandlerHung(
+                f"consumer {self._spec.name}: {len(self._lanes)} handlers have hung for longer than limit_s "
+                f"({self._spec.limit_s:g} s), and Python cannot end them: the process has to be started anew. Give what the handler "
+                "waits for a timeout"
+            )

@@ -1,0 +1,203 @@
+"""Defects of other queues, rows 13 to 20: unique names, sweeps and promotions, bounds; see ``test_defects_of_others``."""
+
+import threading
+
+import pytest
+import redis
+
+from fixtures.queue_readers import finish_all, killed_after_reading
+from fixtures.queues import Given, Probe
+from penstock.channels.queue import FairQueue, Lease, NewMessage, Reader, Unique
+
+
+@pytest.fixture
+def queue(redis_client: redis.Redis) -> FairQueue:
+    return FairQueue(redis_client, "jobs")
+
+
+def read_one(reader: Reader, block_s: float = 0.0) -> Lease:
+    [lease] = reader.read(block_s=block_s)
+    return lease
+
+
+@pytest.mark.parametrize("end", ["done", "dead", "delete"])
+def test_13_a_unique_name_is_free_when_its_message_has_ended(end: str, probe: Probe) -> None:
+    """arq 167: uniqueness is tied to a result that is kept.  Here its scope is explicit."""
+    [first] = probe.write("t", "one", unique="name")
+    assert probe.write("t", "two", unique="name")[0].duplicate_of == first.id
+    [given] = probe.take(1)
+    assert probe.write("t", "two", unique="name")[0].duplicate_of == first.id
+    if end == "delete":
+        probe.run(probe.shard.delete([first.id]))
+    else:
+        probe.settle(given, end)
+
+    assert probe.write("t", "two", unique="name")[0].is_new
+
+
+def test_13_a_unique_name_is_held_as_long_as_it_says(probe: Probe) -> None:
+    queued = Unique("q", until="queued")
+    window = Unique("w", until="window", for_s=60)
+    probe.write("t", "one", unique=queued)
+    probe.write("t", "two", unique=window)
+    probe.done(probe.take(2))
+
+    assert probe.write("t", "one", unique=queued)[0].is_new
+    assert probe.write("t", "two", unique=window)[0].duplicate_of
+    probe.pass_time(61)
+    assert probe.write("t", "two", unique=window)[0].is_new
+
+
+def test_13_of_many_who_write_a_unique_name_at_once_one_does(redis_url: str) -> None:
+    new: list[bool] = []
+
+    def write() -> None:
+        with redis.Redis.from_url(redis_url) as client:
+            new.append(FairQueue(client, "jobs").write("t", "x", unique=Unique("n")).is_new)
+
+    threads = [threading.Thread(target=write) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(new) == [False] * 7 + [True]
+
+
+def test_14_a_sweep_never_takes_what_has_just_been_handed_over(redis_url: str) -> None:
+    """SAQ 277: sweep and start race.  Both are scripts; a job that runs is nobody else's."""
+    running: set[str] = set()
+    twice: list[str] = []
+    done: list[str] = []
+
+    def work() -> None:
+        with redis.Redis.from_url(redis_url) as client:
+            queue = FairQueue(client, "jobs")
+            with queue.reader(lease_s=2) as reader:
+                while leases := reader.read(3, block_s=0.3):
+                    reader.sweep()
+                    for lease in leases:
+                        (twice if lease.message.id in running else done).append(lease.message.id)
+                        running.add(lease.message.id)
+                        lease.done()
+
+    with redis.Redis.from_url(redis_url) as client:
+        FairQueue(client, "jobs").write_many([NewMessage(f"t{n % 9}", "x") for n in range(200)])
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert twice == []
+    assert len(done) == 200
+
+
+def test_15_a_heartbeat_needs_no_call_of_the_worker_and_promotion_doubles_nothing(
+    redis_url: str, queue: FairQueue
+) -> None:
+    """dramatiq 692, 431: the heartbeat rides on broker calls; a delayed job is copied, then acknowledged."""
+    queue.write("t", "long")
+    queue.write_many([NewMessage("t", str(n), delay_s=0.2) for n in range(100)])
+    with queue.reader(lease_s=0.3) as silent:
+        lease = read_one(silent)
+        counts: list[int] = []
+
+        def work() -> None:
+            with redis.Redis.from_url(redis_url) as client:
+                counts.append(finish_all(FairQueue(client, "jobs"), block_s=0.8))
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        lease.done()
+
+    assert sum(counts) == 100
+    assert queue.stats().done == 101
+
+
+def test_16_batches_are_bounded_whatever_is_asked_for(probe: Probe) -> None:
+    """dramatiq 258: "too many results to unpack"."""
+    messages = [NewMessage("t", "x", delay_s=1) for _ in range(4500)]
+    probe.run(probe.shard.write(messages))
+    probe.pass_time(2)
+    given: list[Given] = []
+    while len(given) < 4500:
+        taken = probe.take(100_000)
+        assert 0 < len(taken) <= 100
+        given += taken
+
+    assert all(probe.done(given))
+    dead = probe.run(probe.shard.delete([each.id for each in given]))
+    assert len(dead) == 4500
+
+
+def test_17_readers_that_were_killed_leave_nothing_that_stops_others(
+    redis_url: str, redis_client: redis.Redis, queue: FairQueue
+) -> None:
+    """taskiq-redis 131: a lock without an end.  There is no lock, and no key that only its holder removes.  On a Cluster: test_topologies.py."""
+    queue.write("t", "one")
+    killed_after_reading(redis_url, 1, lease_s=0.3)
+    with queue.reader() as reader:
+        lease = read_one(reader, block_s=5)
+        assert lease.message.attempts == 2
+        lease.done()
+    assert not [key for key in redis_client.scan_iter() if b"lock" in key]
+
+
+def test_18_no_message_depends_on_a_worker_that_is_known(probe: Probe) -> None:
+    """procrastinate 1518: the worker's row is pruned before its jobs.  Names of workers are random, and what is known of one may go."""
+    queue = probe.queue()
+    assert queue.reader("pod-1").worker != queue.reader("pod-1").worker
+    probe.write("t", "one")
+    [given] = probe.take(1, "w", lease_s=10)
+    probe.client.delete(probe.key("takes"))
+
+    assert probe.settle(given, "retry")
+    probe.take(1, "w", lease_s=10)
+    probe.client.delete(probe.key("takes"))
+    probe.pass_time(11)
+    assert probe.drain() == ["one"]
+
+
+def test_18_what_is_known_of_workers_is_bounded(probe: Probe) -> None:
+    """redis 8635: 38 million consumers named after pods."""
+    for number in range(50):
+        probe.write("t", "x")
+        probe.done(probe.take(1, f"pod-{number}"))
+    assert probe.client.hlen(probe.key("takes")) == 50
+    probe.pass_time(3700)
+    probe.sweep()
+
+    assert probe.client.hlen(probe.key("takes")) == 0
+
+
+def test_19_a_long_job_is_not_rescued_while_its_heart_beats(probe: Probe) -> None:
+    """graphile-worker 204, Oban 1018: rescue by time only."""
+    probe.write("t", "one")
+    [given] = probe.take(1, lease_s=30)
+    for _ in range(100):
+        probe.pass_time(20)
+        assert probe.extend(given)
+        assert probe.take(1, "other") == []
+
+    assert probe.settle(given)
+    assert probe.stats()["reclaimed"] == 0
+
+
+def test_20_a_hand_over_costs_the_same_with_a_long_backlog(probe: Probe) -> None:
+    """PgQue 80, river 785: the queue slows with its backlog.  Counted in commands, since times vary; rows of a pipeline: test_retention."""
+
+    def cost() -> int:
+        probe.client.config_resetstat()
+        probe.done(probe.take(10))
+        stats = probe.client.info("commandstats")
+        return sum(int(each["calls"]) for each in stats.values())
+
+    write = [NewMessage(f"t{n % 40}", "x") for n in range(200)]
+    probe.run(probe.shard.write(write))
+    cost()
+    short = cost()
+    for _ in range(30):
+        probe.run(probe.shard.write([NewMessage(f"t{n % 40}", "x") for n in range(200)]))
+    assert cost() <= 1.1 * short

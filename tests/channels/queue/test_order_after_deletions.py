@@ -1,0 +1,111 @@
+"""What is deleted, or buried at its deadline, from the middle of a tenant's line leaves the order of the others as it was."""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from fixtures.queues import Probe
+
+Remove = Callable[[Probe, list[str]], None]
+
+
+def delete(probe: Probe, ids: list[str]) -> None:
+    assert probe.run(probe.shard.delete(ids)) == ["waiting"] * len(ids)
+
+
+def expire(probe: Probe, ids: list[str]) -> None:
+    probe.pass_time(100)
+    for _ in range(len(ids) // 100 + 1):
+        probe.sweep()
+    assert probe.state(ids[-1]) == "dead"
+
+
+@pytest.fixture(params=[delete, expire])
+def remove(request: pytest.FixtureRequest) -> Remove:
+    found: Remove = request.param
+    return found
+
+
+def write(probe: Probe, key: str, *payloads: object, ends: bool = False) -> list[str]:
+    deadline = datetime.now(UTC) + timedelta(seconds=50) if ends else None
+    texts = map(str, payloads)
+    return [each.id for each in probe.write("t", *texts, key=key, deadline=deadline)]
+
+
+@pytest.mark.parametrize("key", ["", "a"])
+def test_what_is_removed_from_far_behind_delays_no_other_key(
+    key: str, remove: Remove, probe: Probe
+) -> None:
+    write(probe, key, *range(20))
+    remove(probe, write(probe, key, *range(20, 200), ends=True))
+    write(probe, "b", "first of b", "second of b")
+
+    order = probe.drain()
+    assert order.index("first of b") <= 1
+    assert order.index("second of b") <= 3
+    assert [each for each in order if each.isdigit()] == [str(number) for number in range(20)]
+
+
+@pytest.mark.parametrize("key", ["", "a"])
+def test_a_new_message_follows_what_is_left_of_its_key(
+    key: str, remove: Remove, probe: Probe
+) -> None:
+    """In both senses: not before it, and not behind what was there and is no more."""
+    write(probe, "b", *(f"b{number}" for number in range(100)))
+    write(probe, key, "0", "1")
+    remove(probe, write(probe, key, *range(2, 12), ends=True))
+    write(probe, key, "new")
+
+    order = probe.drain()
+    assert [each for each in order if not each.startswith("b")] == ["0", "1", "new"]
+    assert order.index("new") <= 6
+
+
+@pytest.mark.parametrize("key", ["", "a"])
+def test_once_all_of_a_key_are_removed_it_begins_anew(
+    key: str, remove: Remove, probe: Probe
+) -> None:
+    write(probe, "b", *(f"b{number}" for number in range(100)))
+    remove(probe, write(probe, key, *range(50), ends=True))
+    write(probe, key, "new")
+
+    assert probe.drain().index("new") <= 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_key_keeps_its_order_and_nothing_is_left_of_it(seed: int, probe: Probe) -> None:
+    chance = random.Random(seed)
+    lines: dict[str, list[str]] = defaultdict(list)
+    ids: dict[str, str] = {}
+    for number in range(150):
+        match chance.randrange(6):
+            case 0 | 1 | 2:
+                key, payload = chance.choice(["", "a", "b", "c"]), str(number)
+                [ids[payload]] = write(probe, key, payload)
+                lines[key].append(payload)
+            case 3 if waiting := [(k, p) for k, of in lines.items() for p in of]:
+                key, payload = chance.choice(waiting)
+                delete(probe, [ids[payload]])
+                lines[key].remove(payload)
+            case 4:
+                for given in probe.take(1):
+                    line = lines[given.message.key]
+                    if chance.random() < 0.3:
+                        assert line[0] == given.message.payload.decode()
+                        probe.settle(given, "release")
+                    else:
+                        assert line.pop(0) == given.message.payload.decode()
+                        probe.settle(given)
+            case _:
+                if chance.random() < 0.1:
+                    probe.client.delete(probe.key(chance.choice(["lanes", "accounts", "ready"])))
+                    probe.sweep()
+    assert probe.is_whole()
+    left = probe.drain()
+    assert sorted(left) == sorted(payload for line in lines.values() for payload in line)
+    for line in lines.values():
+        assert [payload for payload in left if payload in line] == line
+    assert not probe.client.exists(probe.key("lanes"))

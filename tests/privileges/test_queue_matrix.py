@@ -1,0 +1,238 @@
+"""Which role may do what with a queue, tried on both servers; an application that stages and works has two roles."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import psycopg
+import pytest
+import redis
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session, sessionmaker
+
+from fixtures.postgres import engine_url
+from fixtures.roles import LOGINS, UrlFor
+from penstock import Job, Pipeline, Queue, stage
+from penstock.channels.queue import FairQueue, TenantLimits
+from penstock.channels.queue.inspection import check_queues, explain_message, oldest_messages
+from penstock.channels.server import RedisClient, connect_redis
+from penstock.consuming import QueueWorker
+from penstock.database.connections import Connection, connect_postgres
+from penstock.errors import AppendRefused, PenstockError, PrivilegeMissing, StagingError
+from penstock.operating import dead_letters
+from penstock.operating.status import status
+from penstock.streaming import Streamer
+
+JOBS = Queue("jobs", keep=timedelta(0))
+pipeline = Pipeline([JOBS])
+
+
+@pipeline.worker(reads=JOBS, attempts=1)
+def receipts(session: Session, job: Job) -> None:
+    if job.data == "bad":
+        raise ValueError("bad")
+    session.execute(text("INSERT INTO public.effects VALUES (:key)"), {"key": job.tenant})
+
+
+@dataclass
+class Actor:
+    """A login of Postgres, and a user of Redis."""
+
+    database_url: str
+    redis_url: str
+
+    @contextmanager
+    def queue(self) -> Iterator[tuple[FairQueue, RedisClient]]:
+        with connect_redis(self.redis_url) as client:
+            yield FairQueue(client, "jobs"), client
+
+
+Verb = Callable[[Actor], object]
+
+
+def stage_a_job(actor: Actor) -> None:
+    engine = create_engine(engine_url(actor.database_url))
+    maker = sessionmaker(engine)
+    pipeline.attach(maker)
+    try:
+        with maker.begin() as session:
+            stage(session, JOBS, tenant="t", action="a", object="o", data={})
+    finally:
+        engine.dispose()
+
+
+def publish(actor: Actor) -> None:
+    with Streamer(pipeline, actor.database_url, actor.redis_url) as streamer:
+        streamer.drain()
+        streamer._retain_at = streamer._care_at = 0.0
+        streamer.round()
+
+
+def work(actor: Actor) -> None:
+    spec = pipeline.get_consumer("receipts")
+    with QueueWorker(pipeline, spec, actor.database_url, actor.redis_url) as worker:
+        assert worker.drain()
+
+
+def retry_a_job(actor: Actor) -> None:
+    with connect_postgres(actor.database_url, application="test") as connection:
+        letters = dead_letters.of_consumer(connection, "receipts")
+    [done] = dead_letters.retry(pipeline, letters, actor.database_url)
+    assert done.outcome == "staged"
+
+
+def drop_a_job(actor: Actor) -> None:
+    with connect_postgres(actor.database_url, application="test") as connection:
+        letters = dead_letters.of_consumer(connection, "receipts")
+        assert dead_letters.drop(connection, letters) == 1
+
+
+def show_what_waits(actor: Actor) -> None:
+    with (
+        connect_postgres(actor.database_url, application="test") as connection,
+        connect_redis(actor.redis_url) as client,
+    ):
+        [found] = status(connection, client, pipeline).channels[0].shards
+        assert found.queue is not None
+
+
+def look_into_the_queue(actor: Actor) -> None:
+    with actor.queue() as (queue, client):
+        [found] = oldest_messages(client, "penstock", JOBS.shard_names, 1)
+        assert explain_message(client, "penstock", found)
+        assert not check_queues(client, "penstock", JOBS.shard_names)[found.shard].apart
+        assert queue.stats().length
+        assert queue.dead_letters() == []
+        queue.check()
+
+
+def write_read_and_settle(actor: Actor) -> None:
+    with actor.queue() as (queue, _):
+        queue.write("t", "x", key="k")
+        with queue.reader() as reader:
+            reader.sweep()
+            for lease in reader.read(10):
+                assert lease.confirm()
+                lease.fail("bad", delay_s=60)
+
+
+def limit_a_tenant(actor: Actor) -> None:
+    with actor.queue() as (queue, _):
+        queue.limit("t", TenantLimits(in_flight=3))
+        queue.limit_all(TenantLimits(weight=2))
+        queue.limit_all(None)
+        queue.limit("t", None)
+
+
+def delete_a_message(actor: Actor) -> None:
+    with actor.queue() as (queue, _):
+        ids = [queue.write("t", "x", key="k").id for _ in range(3)]
+        assert queue.delete("t", [ids[1], ids[2]]) == ["waiting"] * 2
+
+
+def redrive_a_message(actor: Actor) -> None:
+    with actor.queue() as (queue, _):
+        queue.write("t", "x")
+        with queue.reader() as reader:
+            [lease] = reader.read()
+            lease.dead("bad")
+        assert queue.redrive(queue.dead_letters())
+
+
+def rebuild_the_queue(actor: Actor) -> None:
+    with actor.queue() as (queue, client), queue.reader() as reader:
+        client.delete("penstock:{jobs/0}:q-ready")
+        reader.sweep()
+
+
+CONSUMERS = {"a_consumer", "a_reconciler", "an_application"}
+WRITERS = {*CONSUMERS, "a_streamer"}
+READERS = {*WRITERS, "a_viewer", "a_producer", "nobody"}
+
+MAY: list[tuple[Verb, set[str]]] = [
+    (stage_a_job, {"a_producer", "an_application"}),
+    (publish, {"a_streamer", "a_reconciler"}),
+    (work, CONSUMERS),
+    (retry_a_job, {"an_application"}),
+    (drop_a_job, CONSUMERS),
+    (show_what_waits, {*CONSUMERS, "a_viewer"}),
+    (look_into_the_queue, READERS),
+    (write_read_and_settle, WRITERS),
+    (limit_a_tenant, WRITERS),
+    (delete_a_message, WRITERS),
+    (redrive_a_message, WRITERS),
+    (rebuild_the_queue, WRITERS),
+]
+"""Who may, beside the owner.  From ``look_into_the_queue`` on it is the user of Redis alone, of which a producer and nobody are viewers."""
+
+REDIS_USERS = {"a_owner": "owner", "a_consumer": "consumer", "a_streamer": "streamer"}
+REDIS_USERS |= {"a_reconciler": "streamer", "an_application": "consumer"}
+
+STAGE = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
+VALUES ('jobs', 0, 't', 'a', 'o', '1'), ('jobs', 0, 't', 'a', 'o', %s)
+"""
+
+DENIED = (
+    *(psycopg.errors.InsufficientPrivilege, PrivilegeMissing, AppendRefused, StagingError),
+    redis.exceptions.NoPermissionError,
+)
+
+
+@pytest.fixture
+def world(
+    connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
+) -> Callable[[Verb], None]:
+    """Makes something to do for a verb."""
+    connection.execute("CREATE TABLE IF NOT EXISTS public.effects (key text)")
+    connection.execute("GRANT SELECT, INSERT ON public.effects TO PUBLIC")
+    administrator = Actor(database_url, redis_url)
+
+    def make(verb: Verb) -> None:
+        connection.execute("DELETE FROM penstock.dead_letters")
+        connection.execute(STAGE, ('"bad"' if verb in {retry_a_job, drop_a_job} else "2",))
+        publish(administrator)
+        if verb in {retry_a_job, drop_a_job}:
+            work(administrator)
+
+    return make
+
+
+@pytest.mark.parametrize(("verb", "may"), MAY, ids=[verb.__name__ for verb, _ in MAY])
+def test_each_role_does_its_own_work_with_a_queue_and_is_denied_the_rest(
+    verb: Verb,
+    may: set[str],
+    world: Callable[[Verb], None],
+    database_url_for: UrlFor,
+    redis_url_for: UrlFor,
+) -> None:
+    """Guarantee 32."""
+    allowed, refused = set[str](), dict[str, Exception]()
+    for login in LOGINS:
+        world(verb)
+        user = REDIS_USERS.get(login, "viewer")
+        try:
+            verb(Actor(database_url_for(login), redis_url_for(user)))
+            allowed.add(login)
+        except DENIED as error:
+            refused[login] = error
+
+    assert allowed == {*may, "a_owner"}, {login: str(error) for login, error in refused.items()}
+
+
+def test_a_job_that_the_consumers_role_may_not_stage_again_says_which_right_it_takes(
+    world: Callable[[Verb], None],
+    connection: Connection,
+    database_url_for: UrlFor,
+    redis_url_for: UrlFor,
+) -> None:
+    """The dead letter stays."""
+    world(retry_a_job)
+    with pytest.raises(PrivilegeMissing) as raised:
+        retry_a_job(Actor(database_url_for("a_consumer"), redis_url_for("consumer")))
+
+    assert isinstance(raised.value, PenstockError)
+    assert raised.value.exit_code == 2
+    assert "GRANT penstock_producer TO" in str(raised.value)
+    assert dead_letters.of_consumer(connection, "receipts")

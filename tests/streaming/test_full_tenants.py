@@ -1,0 +1,106 @@
+"""Records of tenants that had no room wait in Postgres: many such tenants do not keep others from being fed."""
+
+from time import monotonic
+
+import pytest
+
+from penstock import Pipeline, Queue
+from penstock.channels.queue import FairQueue, NewMessage, TenantLimits
+from penstock.channels.server import RedisClient
+from penstock.database.connections import Connection
+from penstock.streaming import Streamer
+from penstock.streaming.queues import FEED_A_TENANT, FEED_TENANTS
+
+TENANTS = 1000
+
+STAGE = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
+SELECT 'jobs', 0, 't' || lpad(t::text, 4, '0'), 'send', 'receipt', '"waits"'
+FROM generate_series(0, %s - 1) AS t, generate_series(1, %s) AS r
+"""
+
+
+@pytest.fixture
+def flow() -> Pipeline:
+    return Pipeline([Queue("jobs")])
+
+
+def name(number: int) -> str:
+    return f"t{number:04}"
+
+
+@pytest.fixture
+def queue(connection: Connection, redis_client: RedisClient, streamer: Streamer) -> FairQueue:
+    """All tenants are full, and two more records of each wait in Postgres."""
+    made = FairQueue(redis_client, "jobs")
+    made.limit_all(TenantLimits(bytes=10))
+    made.write_many([NewMessage(name(t), "0123456789") for t in range(TENANTS)])
+    connection.execute(STAGE, (TENANTS, 2))
+    streamer.drain()
+    assert waiting(connection) == 2 * TENANTS
+    return made
+
+
+def waiting(connection: Connection, tenant: str = "%") -> int:
+    [(count,)] = connection.execute(
+        "SELECT count(*) FROM penstock.waiting_records WHERE NOT is_given AND tenant LIKE %s",
+        (tenant,),
+    ).fetchall()
+    return int(count)
+
+
+def care(streamer: Streamer) -> int:
+    assert streamer._publisher is not None
+    return streamer._publisher.care_for_queues()
+
+
+def test_a_tenant_that_has_room_again_is_fed_though_1000_others_are_full(
+    queue: FairQueue, streamer: Streamer, connection: Connection
+) -> None:
+    """In some rounds of a second each; one tenant after the other."""
+    for number in (TENANTS - 1, 500):
+        queue.limit(name(number), TenantLimits())
+        rounds = 0
+        while waiting(connection, name(number)):
+            rounds += 1
+            care(streamer)
+        assert rounds <= 1 + TENANTS // FEED_TENANTS // 2
+
+
+def test_a_round_over_full_tenants_is_bounded_and_writes_nothing(
+    queue: FairQueue, streamer: Streamer, connection: Connection
+) -> None:
+    def changes() -> list[tuple[str]]:
+        return connection.execute(
+            "SELECT xmin::text FROM penstock.waiting_records ORDER BY record_id"
+        ).fetchall()
+
+    assert len(queue) == TENANTS
+    before = changes()
+    for _ in range(5):
+        began = monotonic()
+        assert care(streamer) == 0
+        assert monotonic() - began < 0.5
+    assert changes() == before
+
+
+def test_when_all_have_room_again_all_is_fed(
+    queue: FairQueue, streamer: Streamer, connection: Connection
+) -> None:
+    queue.limit_all(None)
+    for _ in range(60):
+        care(streamer)
+    assert waiting(connection) == 0
+    assert len(queue) == 3 * TENANTS
+
+
+def test_a_tenant_with_room_for_all_is_fed_more_than_one_record_a_round(
+    queue: FairQueue, streamer: Streamer, connection: Connection
+) -> None:
+    connection.execute(STAGE, (1, 2 * FEED_A_TENANT))
+    streamer.drain()
+    queue.limit(name(0), TenantLimits())
+    before = waiting(connection, name(0))
+    while waiting(connection, name(0)) == before:
+        care(streamer)
+    assert before - waiting(connection, name(0)) >= FEED_A_TENANT
