@@ -7,6 +7,9 @@ from penstock.consuming.jobs.lanes import Lane
 from penstock.declarations import WorkerSpec
 from penstock.errors import HandlerHung
 
+CANCELLING_S = 1.0
+"""How long a task may take to end at its time limit, in seconds, before it counts as one that hangs."""
+
 log = structlog.get_logger("penstock.consumer")
 
 
@@ -16,6 +19,11 @@ class HungLanes:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
         self._lanes: list[Lane] = []
+
+    @property
+    def limit_s(self) -> float:
+        """After so many seconds a handler hangs."""
+        return self._spec.limit_s + (CANCELLING_S if self._spec.is_async else 0.0)
 
     def abandon(self, running: Running) -> None:
         """Nobody waits for this lane any more; its handler has no effect."""

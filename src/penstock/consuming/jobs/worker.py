@@ -24,7 +24,7 @@ from penstock.consuming.failure_log import FailureLog
 from penstock.consuming.jobs.book import JobBook
 from penstock.consuming.jobs.deliverer import Ended, JobDeliverer, Surroundings, Troubles
 from penstock.consuming.jobs.hung import HungLanes
-from penstock.consuming.jobs.lanes import Lanes, Work, make_lanes
+from penstock.consuming.jobs.lanes import Lane, Lanes, Work, make_lanes
 from penstock.consuming.jobs.letters import JobLetters
 from penstock.consuming.jobs.settler import Settler
 from penstock.consuming.jobs.transaction import JobTransaction
@@ -64,9 +64,6 @@ CHECK_S = 1.0
 
 DEAD_EVERY_S = 5.0
 """Interval, in seconds, at which messages that died in Redis, at their deadline, become dead letters in Postgres."""
-
-CANCELLING_S = 1.0
-"""How long a task may take to end at its time limit, in seconds, before it counts as one that hangs."""
 
 NO_LIMIT = 2**31
 """Attempts are counted by the queue and judged here: a dead letter of a pipeline is in Postgres."""
@@ -297,8 +294,7 @@ class QueueWorker(Worker[Job[Any]]):
 
     def _replace_hung(self) -> None:
         """Replaces lanes whose handlers take longer than they may; other workers get their jobs."""
-        slack_s = CANCELLING_S if self._spec.is_async else 0.0
-        for running in self._book.overdue(self._spec.limit_s + slack_s):
+        for running in self._book.overdue(self._hung.limit_s):
             self._hung.abandon(running)
             self._end(self._failed(running.lease))
             self._lanes.start()
