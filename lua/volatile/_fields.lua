@@ -1,0 +1,83 @@
+-- Shared by all scripts of a volatile hash: the clock, and when a field's time is over.
+-- keys: fields, times
+--
+-- A field's deadline is its score in `times`, or the time to live that the server keeps itself (HSETEX), never both.
+-- A field that has neither is not returned: its deadline was lost, and it could be over.
+
+local time = redis.call("TIME")
+local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local now = math.floor(micros / 1000)
+
+local types = {redis.call("TYPE", fields).ok, redis.call("TYPE", times).ok}
+if types[1] ~= "none" and types[1] ~= "hash" then
+  return {"foreign", fields}
+elseif types[2] ~= "none" and types[2] ~= "zset" then
+  return {"foreign", times}
+end
+
+-- Rounded up: a field lives for its whole time to live, and for less than a millisecond more.
+local function deadline_after(ttl)
+  return ttl < 0 and math.huge or math.ceil(micros / 1000) + ttl
+end
+
+local function as_score(deadline)
+  return deadline == math.huge and "+inf" or string.format("%.0f", deadline)
+end
+
+local function is_unknown_command(error_text)
+  return string.find(string.lower(error_text), "unknown", 1, true) ~= nil
+end
+
+-- The deadlines that the server keeps, or a number below zero for each field without one; none if it cannot keep any.
+local function native_deadlines(names)
+  local found = redis.pcall("HPEXPIRETIME", fields, "FIELDS", #names, unpack(names))
+  if found.err and is_unknown_command(found.err) then
+    return {}
+  elseif found.err then
+    error(found.err, 0)
+  end
+  return found
+end
+
+-- Nil if it is unknown.
+local function deadline_for(name)
+  local score = redis.call("ZSCORE", times, name)
+  if score then
+    return tonumber(score)
+  end
+  local native = native_deadlines({name})[1]
+  return native and native > 0 and native or nil
+end
+
+-- At its deadline a field is over; the server's own commands return it for another millisecond.
+local function is_live(name)
+  return redis.call("HEXISTS", fields, name) == 1 and (deadline_for(name) or 0) > now
+end
+
+-- The first writes of a script, which change nothing: a server that is full, or refuses one of these commands to this user, does so here.
+-- The command that needs memory comes first, since Redis asks for memory at the first write alone.
+local function rehearse(needs_memory)
+  if needs_memory then
+    redis.call("ZADD", times, "XX", 0, "")
+  end
+  redis.call("ZRANGEBYSCORE", times, "-inf", 0, "LIMIT", 0, 0)
+  redis.call("HDEL", fields, "")
+  redis.call("ZREM", times, "")
+end
+
+-- Deletes fields whose time is over, at most so many.
+local function reap(most)
+  local over = redis.call("ZRANGEBYSCORE", times, "-inf", as_score(now), "LIMIT", 0, most)
+  if #over > 0 then
+    redis.call("HDEL", fields, unpack(over))
+    redis.call("ZREM", times, unpack(over))
+  end
+  return #over
+end
+
+-- Without the hash, the deadlines are those of fields that are gone.
+local function forget_lost_hash()
+  if types[1] == "none" and types[2] ~= "none" then
+    redis.call("ZREMRANGEBYRANK", times, 0, -1)
+  end
+end
