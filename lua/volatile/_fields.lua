@@ -28,8 +28,19 @@ local function is_unknown_command(error_text)
   return string.find(string.lower(error_text), "unknown", 1, true) ~= nil
 end
 
+-- The scores of fields, as text; false for each that is not in `times`.
+local function read_scores(names)
+  if types[2] == "none" or #names == 0 then
+    return {}
+  end
+  return redis.call("ZMSCORE", times, unpack(names))
+end
+
 -- The deadlines that the server keeps, or a number below zero for each field without one; none if it cannot keep any.
 local function native_deadlines(names)
+  if #names == 0 then
+    return {}
+  end
   local found = redis.pcall("HPEXPIRETIME", fields, "FIELDS", #names, unpack(names))
   if found.err and is_unknown_command(found.err) then
     return {}
@@ -39,19 +50,35 @@ local function native_deadlines(names)
   return found
 end
 
--- Nil if it is unknown.
-local function deadline_for(name)
-  local score = redis.call("ZSCORE", times, name)
-  if score then
-    return tonumber(score)
+-- The deadlines of fields that are in the hash, by name; one that is unknown is missing, or below zero.
+local function read_deadlines(names)
+  local found, others, scores = {}, {}, read_scores(names)
+  for i, name in ipairs(names) do
+    if scores[i] then
+      found[name] = tonumber(scores[i])
+    else
+      others[#others + 1] = name
+    end
   end
-  local native = native_deadlines({name})[1]
-  return native and native > 0 and native or nil
+  for i, deadline in ipairs(native_deadlines(others)) do
+    found[others[i]] = deadline
+  end
+  return found
+end
+
+local function existing(names)
+  local found = {}
+  for _, name in ipairs(names) do
+    if redis.call("HEXISTS", fields, name) == 1 then
+      found[#found + 1] = name
+    end
+  end
+  return found
 end
 
 -- At its deadline a field is over; the server's own commands return it for another millisecond.
-local function is_live(name)
-  return redis.call("HEXISTS", fields, name) == 1 and (deadline_for(name) or 0) > now
+local function is_live(deadline)
+  return deadline ~= nil and deadline > now
 end
 
 -- The first writes of a script, which change nothing: a server that is full, or refuses one of these commands to this user, does so here.

@@ -9,8 +9,10 @@
 
 local SAMPLE = 5
 local undated, missing = {}, {}
-for _, name in ipairs(redis.call("HRANDFIELD", fields, SAMPLE)) do
-  if not deadline_for(name) then
+local sampled = redis.call("HRANDFIELD", fields, SAMPLE)
+local deadlines = read_deadlines(sampled)
+for _, name in ipairs(sampled) do
+  if (deadlines[name] or 0) <= 0 then
     undated[#undated + 1] = name
   end
 end

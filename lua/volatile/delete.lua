@@ -6,12 +6,12 @@
 --
 -- `live` counts those that were live.  Cost: O(names × log fields).
 
-rehearse()
 local live = 0
+for _, deadline in pairs(read_deadlines(existing({unpack(ARGV, names)}))) do
+  live = live + (is_live(deadline) and 1 or 0)
+end
+rehearse()
 for i = names, #ARGV do
-  if is_live(ARGV[i]) then
-    live = live + 1
-  end
   redis.call("HDEL", fields, ARGV[i])
   redis.call("ZREM", times, ARGV[i])
 end

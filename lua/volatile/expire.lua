@@ -18,8 +18,10 @@ local function make_permanent(name)
   end
 end
 
+local deadlines = read_deadlines(existing({unpack(ARGV, names)}))
+
 local function expire(name)
-  if not is_live(name) then
+  if not is_live(deadlines[name]) then
     return 0
   elseif redis.call("ZSCORE", times, name) then
     redis.call("ZADD", times, deadline, name)

@@ -6,10 +6,16 @@
 --
 -- It writes nothing.  Cost: O(names × log fields).
 
-local reply = {"values"}
+local reply, found, asked = {"values"}, {}, {}
 for i = names, #ARGV do
   local value = redis.call("HGET", fields, ARGV[i])
-  local is_over = not value or (deadline_for(ARGV[i]) or 0) <= now
-  reply[#reply + 1] = not is_over and value
+  if value then
+    found[ARGV[i]] = value
+    asked[#asked + 1] = ARGV[i]
+  end
+end
+local deadlines = read_deadlines(asked)
+for i = names, #ARGV do
+  reply[#reply + 1] = is_live(deadlines[ARGV[i]]) and found[ARGV[i]] or false
 end
 return reply

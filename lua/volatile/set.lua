@@ -9,27 +9,52 @@
 -- Two fields that are over are deleted for each that is set: without recruits the hash does not grow for ever.
 -- Cost: O(items × log fields).
 
-local scheme = native == 1 and ttl > 0 and "native" or "sorted-set"
 local deadline = as_score(deadline_after(ttl))
+local names, values = {}, {}
+for i = items, #ARGV, 2 do
+  names[#names + 1], values[#values + 1] = ARGV[i], ARGV[i + 1]
+end
+local scores = read_scores(names)
 
--- The deadline comes first: if the server then refuses the value, the deadline that was there before is put back.
-local function set_indexed(name, value)
-  local before = redis.call("ZSCORE", times, name)
-  redis.call("ZADD", times, deadline, name)
-  local reply = redis.pcall("HSET", fields, name, value)
+local function count_live()
+  local live = 0
+  for _, each in pairs(read_deadlines(native == 1 and names or existing(names))) do
+    live = live + (is_live(each) and 1 or 0)
+  end
+  return live
+end
+
+-- The deadlines come first: if the server then refuses the values, those that were there before are put back.
+local function set_indexed(chosen)
+  local items, marks = {}, {}
+  for k, i in ipairs(chosen) do
+    items[2 * k - 1], items[2 * k] = names[i], values[i]
+    marks[2 * k - 1], marks[2 * k] = deadline, names[i]
+  end
+  redis.call("ZADD", times, unpack(marks))
+  local reply = redis.pcall("HSET", fields, unpack(items))
   if type(reply) == "table" and reply.err then
-    if before then
-      redis.call("ZADD", times, before, name)
-    else
-      redis.call("ZREM", times, name)
+    for _, i in ipairs(chosen) do
+      if scores[i] then
+        redis.call("ZADD", times, scores[i], names[i])
+      else
+        redis.call("ZREM", times, names[i])
+      end
     end
     error(reply.err, 0)
   end
 end
 
--- False if the server has no such command: the client has asked another one.
-local function set_native(name, value)
-  local reply = redis.pcall("HSETEX", fields, "PXAT", deadline, "FIELDS", 1, name, value)
+-- With FXX and a field that cannot be, it changes nothing.  False if the server has no such command: the client has asked another one.
+local function set_native(items, condition)
+  local command = {"HSETEX", fields, "PXAT", deadline, "FIELDS", #items / 2}
+  if condition then
+    table.insert(command, 3, condition)
+  end
+  for _, item in ipairs(items) do
+    command[#command + 1] = item
+  end
+  local reply = redis.pcall(unpack(command))
   if type(reply) == "table" and reply.err then
     if is_unknown_command(reply.err) then
       return false
@@ -39,24 +64,24 @@ local function set_native(name, value)
   return true
 end
 
-local function set(name, value)
-  if scheme == "native" and not redis.call("ZSCORE", times, name) then
-    if set_native(name, value) then
-      return
-    end
-    scheme = "sorted-set"
-  end
-  set_indexed(name, value)
-end
-
 rehearse(true)
+local new = #names - count_live()
+local is_native = native == 1 and ttl > 0 and set_native({"", ""}, "FXX")
 forget_lost_hash()
-local new = 0
-for i = items, #ARGV, 2 do
-  if not is_live(ARGV[i]) then
-    new = new + 1
+
+local indexed, items = {}, {}
+for i, name in ipairs(names) do
+  if is_native and not scores[i] then
+    items[#items + 1], items[#items + 2] = name, values[i]
+  else
+    indexed[#indexed + 1] = i
   end
-  set(ARGV[i], ARGV[i + 1])
 end
-reap(#ARGV - items + 1)
-return {"set", new, scheme}
+if #indexed > 0 then
+  set_indexed(indexed)
+end
+if #items > 0 then
+  set_native(items)
+end
+reap(2 * #names)
+return {"set", new, is_native and "native" or "sorted-set"}

@@ -6,13 +6,13 @@
 --
 -- -1: it is for ever; -2: there is no such live field.  It writes nothing.  Cost: O(names × log fields).
 
-local reply = {"left"}
+local reply, deadlines = {"left"}, read_deadlines(existing({unpack(ARGV, names)}))
 for i = names, #ARGV do
-  local left = -2
-  if is_live(ARGV[i]) then
-    local deadline = deadline_for(ARGV[i])
-    left = deadline == math.huge and -1 or deadline - now
+  local deadline = deadlines[ARGV[i]]
+  if not is_live(deadline) then
+    reply[#reply + 1] = -2
+  else
+    reply[#reply + 1] = deadline == math.huge and -1 or deadline - now
   end
-  reply[#reply + 1] = left
 end
 return reply

@@ -1,6 +1,7 @@
 """What one scheme has written, clients of the other read; and both give the same answers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -113,7 +114,7 @@ def test_the_server_is_asked_once(debian_url: str) -> None:
             sessions.hset(str(n), "1", 60)
         stats = client.info("commandstats")
         assert stats["cmdstat_command|info"]["calls"] == 1
-        assert client.info("errorstats") in ({}, {"errorstat_NOSCRIPT": {"count": 1}})
+        assert client.info("errorstats").keys() == {"errorstat_NOSCRIPT"}
     sessions.close()
 
 
@@ -136,9 +137,9 @@ TTLS = st.sampled_from([1, 1, 2, 3, 60_000, None])
 
 
 class SameAnswers(RuleBasedStateMachine):
-    """Two hashes, one in each scheme, and a dictionary of values and deadlines.
+    """Three hashes, one in each scheme and one in both by chance, and a dictionary of values and deadlines.
 
-    Each operation is done to both hashes in one transaction, in which the server's clock stands: whatever they answer, they
+    Each operation is done to all hashes in one transaction, in which the server's clock stands: whatever they answer, they
     answer at the same moment.
     """
 
@@ -147,15 +148,19 @@ class SameAnswers(RuleBasedStateMachine):
     @initialize()
     def empty(self) -> None:
         self.client.flushall()
-        self.both = [
-            (VolatileOperations("native", "penstock", "auto"), True),
-            (VolatileOperations("indexed", "penstock", "sorted-set"), False),
+        self.hashes = [
+            VolatileOperations(name, "penstock", "auto") for name in ("native", "indexed", "mixed")
         ]
         self.known: dict[str, tuple[str, float]] = {}
 
-    def do(self, make: object) -> tuple[float, object]:
-        """The moment in microseconds, and the answer of both."""
-        operations: list[Operation[object]] = [make(each, native) for each, native in self.both]  # type: ignore[operator]
+    def do(
+        self, make: Callable[[VolatileOperations, bool], Operation[Any]], *, mixed: bool = False
+    ) -> tuple[float, Any]:
+        """The moment in microseconds, and the answer of all."""
+        operations = [
+            make(each, native)
+            for each, native in zip(self.hashes, (True, False, mixed), strict=True)
+        ]
         transaction = self.client.pipeline(transaction=True)
         transaction.time()
         for each in operations:
@@ -163,18 +168,25 @@ class SameAnswers(RuleBasedStateMachine):
             text = script(each.script).text
             transaction.execute_command("EVAL", text, len(call.keys), *call.keys, *call.arguments)
         (seconds, micros), *replies = transaction.execute()
-        first, second = (each.read(reply) for each, reply in zip(operations, replies, strict=True))
-        assert first == second
-        return seconds * 1_000_000 + micros, first
+        answers = [each.read(reply) for each, reply in zip(operations, replies, strict=True)]
+        assert answers == [answers[0]] * 3
+        return seconds * 1_000_000 + micros, answers[0]
 
     def live(self, now_us: float) -> dict[str, tuple[str, float]]:
         return {n: (v, at) for n, (v, at) in self.known.items() if at > now_us // 1000}
 
-    @rule(names=st.lists(NAMES, min_size=1, unique=True), value=st.sampled_from("xyz"), ttl=TTLS)
-    def set(self, names: list[str], value: str, ttl: int | None) -> None:
+    @rule(
+        names=st.lists(NAMES, min_size=1, unique=True),
+        value=st.sampled_from("xyz"),
+        ttl=TTLS,
+        mixed=st.booleans(),
+    )
+    def set(self, names: list[str], value: str, ttl: int | None, mixed: bool) -> None:  # noqa: FBT001
         ttl_s = None if ttl is None else ttl / 1000
         values: dict[str | bytes, str | bytes] = dict.fromkeys(names, value)
-        now_us, new = self.do(lambda each, native: each.set(values, ttl_s, native=native))
+        now_us, new = self.do(
+            lambda each, native: each.set(values, ttl_s, native=native), mixed=mixed
+        )
 
         assert new == len(set(names) - self.live(now_us).keys())
         at = float("inf") if ttl is None else -(-now_us // 1000) + ttl
@@ -227,7 +239,7 @@ class SameAnswers(RuleBasedStateMachine):
     @rule(most=st.integers(1, 3))
     def collect(self, most: int) -> None:
         """How many it deletes differs: the server deletes its own.  What is there does not."""
-        for each, _ in self.both:
+        for each in self.hashes:
             call = each.collect(most).call
             script("volatile/collect").call_each(self.client, [call])
 

@@ -387,6 +387,29 @@ def test_the_asyncio_twin_does_the_same(url: str) -> None:
     asyncio.run(use())
 
 
+def test_a_computation_that_is_cancelled_lets_the_next_begin(url: str) -> None:
+    async def use() -> None:
+        pins = AsyncPinnedKeys.connect(url, "reports")
+
+        async def hang() -> str:
+            await asyncio.sleep(60)
+            return "never"
+
+        async def compute() -> str:
+            return "1"
+
+        try:
+            task = asyncio.create_task(pins.compute("monthly", hang, 60))
+            await asyncio.sleep(0.1)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert await pins.compute("monthly", compute, 60, wait_s=0) == b"1"
+        finally:
+            await pins.aclose()
+
+    asyncio.run(use())
+
+
 def test_on_a_cluster_the_keys_share_a_slot(cluster: Cluster) -> None:
     client = connect_redis(cluster.url)
     for name in ("reports", "a/b", "x:y z"):

@@ -31,9 +31,9 @@ class TrackerOperations:
     def add(self, ids: Iterable[Id]) -> Operation[int]:
         """Adds ids; returns how many are new."""
         texts = checked_ids("ids", ids)
-        if not 1 <= len(texts) <= MAX_FIELDS:
+        if len(texts) > MAX_FIELDS:
             raise InvalidStructureCall(
-                "ids", f"are {len(texts):,}; one call takes 1 to {MAX_FIELDS:,}: make several"
+                "ids", f"are {len(texts):,}; one call takes {MAX_FIELDS:,}: make several"
             )
         return self._operation("add", texts, lambda reply: int(reply[1]))
 

@@ -108,7 +108,7 @@ class VolatileHash:
         return self._run(self._operations.get(fields), "reading fields of")
 
     def hgetall(self) -> dict[bytes, bytes]:
-        """All live fields at one moment.  Redis serves no other client meanwhile: about a second for a million fields.
+        """All live fields at one moment.  Redis serves no other client meanwhile: about 0.3 s for 200,000 fields.
 
         Raises:
             As ``hset``.
