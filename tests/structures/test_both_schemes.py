@@ -114,7 +114,7 @@ def test_the_server_is_asked_once(debian_url: str) -> None:
             sessions.hset(str(n), "1", 60)
         stats = client.info("commandstats")
         assert stats["cmdstat_command|info"]["calls"] == 1
-        assert client.info("errorstats").keys() == {"errorstat_NOSCRIPT"}
+        assert client.info("errorstats").keys() <= {"errorstat_NOSCRIPT"}
     sessions.close()
 
 

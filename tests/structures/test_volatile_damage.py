@@ -102,6 +102,36 @@ def test_a_refused_command_leaves_hash_and_index_as_they_were(
     owner.close()
 
 
+def test_a_user_that_may_not_ask_for_deadlines_is_refused_and_deletes_nothing(
+    redis_url: str,
+) -> None:
+    """A deadline that is refused is not one that is lost."""
+    where = Where(redis_url, "auto")
+    with redis.Redis.from_url(redis_url) as plain:
+        if not is_known(plain, "hpexpiretime"):
+            pytest.skip("this server has no such command")
+        plain.execute_command(
+            "ACL", "SETUSER", "web", "reset", "on", "nopass", "~*", "+@all", "-hpexpiretime"
+        )
+        limited = VolatileHash.connect(f"{redis_url}&username=web&password=x", "sessions")
+        owner = where.hash()
+        owner.hset("ann", "1", 60)
+        calls: list[Callable[[], object]] = [
+            lambda: limited.hget("ann"),
+            limited.hgetall,
+            limited.hlen,
+            limited.gc,
+            lambda: limited.hset("ann", "2", 60),
+        ]
+        for call in calls:
+            with pytest.raises(AppendRefused):
+                call()
+        assert owner.hgetall() == {b"ann": b"1"}
+        for each in (owner, limited):
+            each.close()
+        plain.execute_command("ACL", "DELUSER", "web")
+
+
 def test_a_full_server_refuses_new_fields_and_lets_go_of_old_ones(
     sessions: VolatileHash, plain: RedisClient
 ) -> None:
