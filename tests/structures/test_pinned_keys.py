@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Barrier, Event
 from time import monotonic
 
@@ -345,6 +345,33 @@ def test_a_result_that_comes_after_its_lease_is_returned_and_not_pinned(
 
     assert pins.compute("monthly", overtaken, 60, lease_s=0.05) == b"older"
     assert pins.get("monthly") == b"newer"
+    other.close()
+
+
+def test_a_late_result_does_not_take_the_lock_of_the_next(pins: PinnedKeys, url: str) -> None:
+    """The second computation goes on, with the lock that is its own."""
+    other, begun, go_on = PinnedKeys.connect(url, "reports"), Event(), Event()
+
+    def second() -> str:
+        begun.set()
+        assert go_on.wait(10)
+        return "second"
+
+    with ThreadPoolExecutor(1) as threads:
+
+        def first() -> str:
+            computing.append(threads.submit(other.compute, "monthly", second, 60, wait_s=10))
+            assert begun.wait(10)
+            return "first"
+
+        computing: list[Future[bytes]] = []
+        assert pins.compute("monthly", first, 60, lease_s=0.05) == b"first"
+        assert pins.get("monthly") is None
+        with pytest.raises(LockBusy):
+            pins.compute("monthly", lambda: "third", 60, wait_s=0)
+        go_on.set()
+        assert computing[0].result() == b"second"
+    assert pins.get("monthly") == b"second"
     other.close()
 
 
