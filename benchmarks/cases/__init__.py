@@ -10,9 +10,11 @@ from benchmarks.cases import (
     latency,
     limits,
     queues,
+    recruiting,
     spark,
     staging,
     steady,
+    stealing,
 )
 from benchmarks.measuring import Case
 from benchmarks.servers import BenchServers
@@ -30,6 +32,8 @@ def all_cases(servers: BenchServers, scale: Scale) -> list[Case]:
         *latency.make_cases(servers, scale),
         *icks.make_cases(servers, scale),
         *queues.make_cases(servers, scale),
+        *stealing.make_cases(servers, scale),
+        *recruiting.make_cases(servers, scale),
         *spark.make_cases(servers, scale),
         *costs.make_cases(servers, scale),
     ]

@@ -74,7 +74,7 @@ def _measure_to_effect(
 ) -> Figures:
     database_url = servers.stage(NOTHING)
     with watching.watch_effects(engine, database_url, servers.redis_url, [BULK]) as arrivals:
-        return _time_records(servers, database_url, load, arrivals)
+        return time_records(servers, database_url, load, arrivals)
 
 
 def _measure_to_log(servers: BenchServers, load: ProducerLoad) -> Figures:
@@ -83,15 +83,20 @@ def _measure_to_log(servers: BenchServers, load: ProducerLoad) -> Figures:
         watching.run_engine("inline", database_url, servers.redis_url),
         watching.watch_entries(servers.redis_url, NOTHING.streams) as arrivals,
     ):
-        return _time_records(servers, database_url, load, arrivals)
+        return time_records(servers, database_url, load, arrivals)
 
 
-def _time_records(
+def time_records(
     servers: BenchServers,
     database_url: str,
     load: ProducerLoad,
     arrivals: Callable[[int], Mapping[int, float]],
 ) -> Figures:
+    """Produces a load, and measures how long each record took: median and 99th percentile, in ms.
+
+    Raises:
+        NotMeasured: The producer was too slow, or records did not arrive in time.
+    """
     with servers.postgres(database_url) as connection:
         produced = produce(connection, load, NOTHING.shards)
     arrived = arrivals(len(produced.began))

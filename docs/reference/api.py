@@ -24,6 +24,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "penstock.consuming": ("penstock.consuming.worker.WorkerOptions",),
     "penstock.streaming": (),
     "penstock.reconciling": (),
+    "penstock.stealing": (),
     "penstock.channels.log": (),
     "penstock.channels.ick": (),
     "penstock.structures": (),

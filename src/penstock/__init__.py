@@ -11,6 +11,7 @@ Data flows one way, and the folders show it:
     verifying    staged records, journal, log and checkpoints compared with one another
 
 Two engines run these steps: ``inline`` (threads in one Python process) and ``spark`` (tasks of one Spark application).
+A third driver, ``stealing``, has the application's own processes run small slices of them.
 Around them:
 
     database     Postgres: connections, errors, statements, tables

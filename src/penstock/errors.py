@@ -5,7 +5,8 @@ command line ends with; ``page`` is the section of the documentation that explai
 
     PenstockError
     ├── DeclarationError          a declaration that cannot work                  (2, usage)
-    │   └── InvalidName           a name of a channel, consumer or schema
+    │   ├── InvalidName           a name of a channel, consumer or schema
+    │   └── InvalidChore          a job that a recruiter cannot install
     ├── InvalidSetting            a setting with an invalid value                 (2)
     ├── Unknown                   a name that does not exist                      (2)
     ├── InvalidIckCall            a score, member or size that an Ick cannot take (2)
@@ -88,6 +89,20 @@ class InvalidName(DeclarationError):
     """The name of a channel, a consumer or a schema breaks the rule for names."""
 
     page = "errors#invalidname"
+
+
+class InvalidChore(DeclarationError):
+    """A recruiter cannot install a job: its name or its rate cannot work; nothing was changed.
+
+    Attributes:
+        field: What is wrong: ``name``, ``job`` or ``rate``.
+    """
+
+    page = "errors#invalidchore"
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field} {message}")
+        self.field = field
 
 
 class InvalidSetting(PenstockError):

@@ -71,6 +71,21 @@ def configure(*, console: bool, level: str) -> None:
     logging.captureWarnings(True)
 
 
+def follow_application() -> None:
+    """Has the application's own logging write what Penstock logs in its processes, unless structlog is set up there."""
+    if structlog.is_configured():
+        return
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.processors.KeyValueRenderer(key_order=["event"]),
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+
+
 def quieten(names: Iterable[str]) -> None:
     """Leaves out messages of libraries below WARNING, unless their level was set."""
     for name in names:

@@ -75,10 +75,11 @@ class Settings:
         default=Path(".penstock"),
         metadata=_setting("Directory of the embedded servers, if no URLs are given."),
     )
-    engine: Literal["auto", "spark", "inline"] = field(
+    engine: Literal["auto", "spark", "inline", "stealing"] = field(
         default="auto",
         metadata=_setting(
-            "Execution engine: Spark, or a single Python process without a JVM. With auto, run takes Spark if it is "
+            "Execution engine: Spark, or a single Python process without a JVM; in the demo also stealing, where requests "
+            "do the work. With auto, run takes Spark if it is "
             "installed; verify, reconcile and consume take it only for DataFrames, Parquet, or with --master or --conf."
         ),
     )

@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # it ships no types
 import pytest
@@ -126,6 +127,14 @@ def test_the_check_finds_an_index_that_missed_a_change(
             marks=[pytest.mark.chaos, pytest.mark.timeout(240)],
         ),
         pytest.param(
+            *("stealing", "10", "--no-reconcile"),
+            marks=[pytest.mark.slow, pytest.mark.timeout(240)],
+        ),
+        pytest.param(
+            *("stealing", "10", "--reconcile"),
+            marks=[pytest.mark.chaos, pytest.mark.timeout(240)],
+        ),
+        pytest.param(
             *("spark", "20", "--reconcile"),
             marks=[pytest.mark.storm, pytest.mark.spark, pytest.mark.timeout(240)],
         ),
@@ -162,7 +171,8 @@ def test_the_demo_ends_equal(tmp_path: Path, engine: str, seconds: str, drift: s
     assert report["kills"] >= 1
     assert report["crashes"] >= int(seconds) // 20  # a consumer lives at most nine seconds
     assert report["out_of_order"] == 0
-    assert report["skipped"] > 0
+    check_recruits(report) if engine == "stealing" else None
+    assert report["skipped"] > 0 or engine == "stealing"  # slices begin at the checkpoints
     assert {c["total"] for c in report["consumers"].values()} == {report["canonical_total"]}
     index = report["index"]
     assert (index["equal"], index["total"]) == (True, report["canonical_total"])
@@ -177,6 +187,31 @@ def test_the_demo_ends_equal(tmp_path: Path, engine: str, seconds: str, drift: s
             report["canonical_total"],
         )
         assert late_consumer["applied"] < report["staged"]
+
+
+def check_recruits(report: dict[str, Any]) -> None:
+    """Only a small part of the requests was recruited, and did all the work."""
+    recruits, requests = report["recruits"], report["requests"]
+    assert 0 < recruits["finished"] < recruits["recruited"] < requests * 0.25
+    assert recruits["failed"] == 0
+
+
+def test_run_refuses_the_engine_whose_work_requests_do(tmp_path: Path) -> None:
+    """`run` has nothing to run on this engine."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "penstock", "run", "--engine", "stealing"),
+            *("--app", "penstock.demo.rides:pipeline"),
+            *("--database-url", "postgresql:///none", "--redis-url", "redis://none"),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "the requests to your application do the work" in done.stderr
 
 
 def test_clients_that_never_started_can_be_stopped() -> None:
@@ -201,6 +236,7 @@ def find_processes(mark: str) -> list[int]:
     "engine",
     [
         "inline",
+        pytest.param("stealing", marks=pytest.mark.slow),
         pytest.param(
             "spark", marks=[pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(240)]
         ),

@@ -14,15 +14,19 @@ from sqlalchemy.dialects.postgresql import ARRAY, TEXT
 from sqlalchemy.orm import Session
 
 from fixtures.crashing import INDEX
-from fixtures.dirty import DOCUMENTS, check_copy, mark_changed
-from fixtures.proxy import Harm, Proxy, behind
+from fixtures.dirty import DOCUMENTS, check_copy, declare_index, mark_changed
+from fixtures.flow import running
+from fixtures.proxy import COMMIT, Harm, Proxy, behind
 from fixtures.running_pipeline import Processes
+from penstock import Pipeline
 from penstock.channels.ick import inspect_shards
 from penstock.channels.log import extents
 from penstock.channels.routing import ick_shard_keys
+from penstock.consuming import IckWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.journal import journal_tails
 from penstock.records import DEFAULT_SCOPE, ShardName
+from penstock.streaming import Streamer
 from penstock.testing import eventually
 
 SECONDS = 30.0
@@ -170,3 +174,45 @@ def all_is_done(connection: Connection, client: redis.Redis) -> bool:
         )
         and all(state.stats is None or not state.stats.total.size for state in states)
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("harm", Harm)
+def test_a_cut_at_any_commit_does_not_end_the_consumer_of_an_ick(
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+    redis_client: redis.Redis,
+    postgres_proxy: Proxy,
+    harm: Harm,
+) -> None:
+    """Guarantee 16: at the first COMMIT of its run, at the second, and so on: effects, and what follows them."""
+    connection.execute(DOCUMENTS)
+    pipeline = Pipeline([INDEX])
+    declare_index(pipeline, INDEX)
+    streamer = Streamer(pipeline, database_url, redis_url)
+    worker = IckWorker(
+        pipeline,
+        pipeline.get_consumer("indexer"),
+        behind(postgres_proxy, database_url),
+        redis_url,
+        block_ms=50,
+    )
+    copied = "SELECT count(*) FROM (TABLE public.documents EXCEPT TABLE public.copies) AS different"
+    progress = "SELECT sum(\"offset\") FROM penstock.checkpoints WHERE consumer = 'indexer'"
+    with running(worker.run):
+        for number in range(6):
+            postgres_proxy.harm(COMMIT, harm, skip=number % 3)
+            with connection.transaction():
+                mark_changed(connection, ["a", "b", "c"])
+            streamer.drain()
+            arrived = lambda: connection.execute(copied).fetchone() == (0,)  # noqa: E731
+            eventually(arrived, "the copies follow", timeout_s=20)
+            expected = ((number + 1) * 3,)
+            followed = lambda e=expected: connection.execute(progress).fetchone() == e  # noqa: E731
+            eventually(followed, "the checkpoints follow", timeout_s=20)
+            postgres_proxy.heal()
+
+    streamer.close()
+    assert postgres_proxy.harmed > 3
+    check_copy(connection, redis_client, INDEX)

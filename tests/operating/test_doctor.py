@@ -1,5 +1,6 @@
 """The doctor finds what is wrong, and names the command that fixes it."""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -272,9 +273,12 @@ def test_records_that_no_streamer_publishes_are_an_error(
     monkeypatch.setattr(flow_checks, "STALLED_S", 0.0)
     stage_rows(connection, things, 3)
 
-    assert only(diagnose(connection, redis_client, flow), "streamer", "error").fix.startswith(
-        "penstock stream"
-    )
+    finding = only(diagnose(connection, redis_client, flow), "streamer", "error")
+
+    assert finding.message.startswith("things: 3 committed records wait for the sequencer")
+    assert "no streamer and no recruit has ticked since they were committed" in finding.message
+    assert re.search(r"the last tick with records was \d+ s ago$", finding.message)
+    assert finding.fix.startswith("penstock stream")
 
 
 def test_an_eviction_policy_that_may_evict_any_key_is_refused(

@@ -27,6 +27,7 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from penstock.channels.urls import RedisUrl, parse_redis_url
+from penstock.database.timeouts import Timeouts
 from penstock.errors import (
     AppendRefused,
     ForeignLog,
@@ -65,10 +66,14 @@ REFUSALS = (
 _FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 
 
-def connect_redis(url: str) -> RedisClient:
+def connect_redis(url: str, *, timeouts: Timeouts | None = None) -> RedisClient:
     """A client for the server, the Cluster or the Sentinels at a URL: see ``penstock.channels.urls``.
 
     It connects on the first command; to a Cluster at once.  With TLS it verifies the server's certificate and name.
+
+    Args:
+        url: The URL; timeouts that are in it are taken before all others.
+        timeouts: Those of a caller that cannot wait as long as a worker.
 
     Raises:
         InvalidSetting: The URL is invalid.
@@ -76,6 +81,8 @@ def connect_redis(url: str) -> RedisClient:
         UnsafeSetting: A Cluster's servers are too old.
     """
     parsed = parse_redis_url(url)
+    if timeouts is not None:
+        parsed = parsed.with_timeouts(timeouts.connect_s, timeouts.reply_s)
     _check_files(parsed.options)
     with redis_errors("connecting to Redis"):
         match parsed.kind:

@@ -11,7 +11,7 @@ The errors show neither the URL nor a part of it that could belong to a password
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -56,6 +56,11 @@ class RedisUrl:
     service: str = "mymaster"
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     sentinel_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def with_timeouts(self, connect_s: float, reply_s: float) -> "RedisUrl":
+        """The URL with timeouts, in seconds, unless it names others."""
+        own = {"socket_connect_timeout": connect_s, "socket_timeout": reply_s}
+        return replace(self, options={**own, **self.options})
 
 
 def parse_redis_url(url: str) -> RedisUrl:

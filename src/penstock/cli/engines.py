@@ -9,23 +9,38 @@ from penstock.cli.connections import Connections
 from penstock.cli.render import say
 from penstock.cli.spark import start_spark
 from penstock.declarations import ConsumerSpec, ReconciliationSpec
-from penstock.errors import JavaMissing
+from penstock.errors import InvalidSetting, JavaMissing
 from penstock.inline import InlineComparer, InlineExaminer, needs_spark
 from penstock.reconciling import Comparer
 from penstock.settings import Settings
 from penstock.verifying import Examiner
 
-Engine = Literal["spark", "inline"]
+Engine = Literal["spark", "inline", "stealing"]
 
 _SPARK = ("pyspark", "pyarrow", "adbc_driver_postgresql")
 """The packages of the extra ``spark``."""
 
 
-def choose_engine(settings: Settings, consumers: Iterable[ConsumerSpec]) -> Engine:
+def choose_engine(
+    settings: Settings, consumers: Iterable[ConsumerSpec], *, has_requests: bool = False
+) -> Engine:
     """The engine that runs the pipeline: the chosen one; otherwise Spark where it can run, and inline where it cannot.
 
     Consumers that take DataFrames run on Spark alone: without it, the error that it is missing is the better one.
+
+    Args:
+        settings: Of the command.
+        consumers: What is to run.
+        has_requests: Whether the command runs an application whose requests can do the work.
+
+    Raises:
+        InvalidSetting: The engine is ``stealing``, and there are no requests.
     """
+    if settings.engine == "stealing" and not has_requests:
+        raise InvalidSetting(
+            "engine stealing: the requests to your application do the work, so there is nothing to run here. Install the "
+            "chores in the application (docs/how-to/let-requests-do-the-work.md), or take --engine inline"
+        )
     if settings.engine != "auto":
         return settings.engine
     reason = _why_without_spark()

@@ -37,6 +37,11 @@ class Delivered:
     members: list[bytes] = field(default_factory=list)
     latencies_us: list[int] = field(default_factory=list)
 
+    @property
+    def is_left(self) -> bool:
+        """Whether the shard is left for later: another process holds it, or an attempt has failed."""
+        return self.position is None and self.halted is None
+
     def add(self, done: "Delivered") -> None:
         """Adds what one transaction did."""
         self.position = done.position
@@ -50,6 +55,18 @@ class Delivered:
         self.latencies_us.extend(done.latencies_us)
 
 
+_COUNTS = (
+    "applied",
+    "skipped",
+    "dead",
+    "backfilled",
+    "cancelled",
+    "snoozed",
+    "retried",
+    "stale",
+)
+
+
 @dataclass
 class Consumed:
     """What one round did, over all shards: see ``Delivered`` for the counts.
@@ -60,6 +77,7 @@ class Consumed:
         snoozed: Jobs that the handler has put off.
         retried: Jobs that have failed, and wait for another attempt.
         stale: Jobs whose lease had ended when their handler returned: nothing of it was committed.
+        left: Shards that were left for later: another process was working on them, or an attempt has failed.
     """
 
     applied: int = 0
@@ -73,6 +91,7 @@ class Consumed:
     snoozed: int = 0
     retried: int = 0
     stale: int = 0
+    left: set[ShardName] = field(default_factory=set)
 
     def add(self, shard: ShardName, delivered: Delivered) -> None:
         """Counts a delivery."""
@@ -85,6 +104,22 @@ class Consumed:
             self.halted[shard] = delivered.halted
         if delivered.position is not None:
             self.positions[shard] = delivered.position
+        elif delivered.is_left:
+            self.left.add(shard)
+
+    def merge(self, later: "Consumed") -> None:
+        """Adds what a later round did."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        self.halted |= later.halted
+        self.positions |= later.positions
+        self.latencies_us += later.latencies_us
+        self.left |= later.left
+
+    @property
+    def done(self) -> int:
+        """Items that need not be delivered again."""
+        return self.applied + self.skipped + self.dead
 
     @property
     def idle(self) -> bool:

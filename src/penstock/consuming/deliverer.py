@@ -158,8 +158,16 @@ class Deliverer(Generic[Item]):
             delivery.parts[:0] = [(done.missing, NO_TROUBLE), (part, trouble)]
         self._count(delivery.shard, done)
         delivery.total.add(done)
-        is_stopped = bool(delivery.parts) and delivery.pause(0)
-        return done.position is not None and not is_stopped
+        if delivery.parts and delivery.pause(0):
+            self._keep_trouble(delivery)
+            return False
+        return done.position is not None
+
+    def _keep_trouble(self, delivery: _Delivery[Item]) -> None:
+        """Keeps what went wrong with the next part: the attempts of a slice count in the next one."""
+        part, trouble = delivery.parts[0]
+        if trouble.items:
+            self._trouble[delivery.shard] = (self._source.identify(part[0]), trouble)
 
     def _parts(
         self, shard: ShardName, items: Sequence[Item]
@@ -192,7 +200,10 @@ class Deliverer(Generic[Item]):
                 return False
             case Retry(after_s, known):
                 delivery.parts.insert(0, (part, known))
-                return not delivery.pause(after_s * random.uniform(0.5, 1.0))  # noqa: S311  spreads processes, no secret
+                if delivery.pause(after_s * random.uniform(0.5, 1.0)):  # noqa: S311  spreads processes, no secret
+                    self._keep_trouble(delivery)
+                    delivery.total.retry_after_s = after_s
+                    return False
             case Split(sizes, known):
                 pieces = divide(part, sizes)
                 delivery.parts[:0] = [

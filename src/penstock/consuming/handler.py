@@ -24,6 +24,7 @@ from penstock.consuming.failures import Culprit, is_exit
 from penstock.consuming.payloads import decode_payloads, make_decoder
 from penstock.database.connections import make_async_engine, make_engine
 from penstock.database.errors import IN_FAILED_TRANSACTION, sqlstate
+from penstock.database.timeouts import Timeouts
 from penstock.declarations import ConsumerSpec, WorkerSpec
 from penstock.errors import (
     BrokenTransaction,
@@ -103,7 +104,7 @@ class Caller(Protocol):
         """Closes all connections."""
 
 
-def make_caller(
+def make_caller(  # noqa: PLR0913  what can be chosen of a consumer's connections
     pipeline: Pipeline,
     consumer: ConsumerSpec,
     database_url: str,
@@ -111,12 +112,13 @@ def make_caller(
     prepare: bool,
     pooled: bool,
     in_task: bool = False,
+    timeouts: Timeouts | None = None,
 ) -> Caller:
     """What calls a consumer's handler; with ``in_task``, one that is ``async def`` in a task that is running already."""
     kind: Callable[..., Caller] = _SyncCaller
     if consumer.is_async:
         kind = _TaskCaller if in_task else _LoopCaller
-    return kind(pipeline, consumer, database_url, prepare=prepare, pooled=pooled)
+    return kind(pipeline, consumer, database_url, prepare=prepare, pooled=pooled, timeouts=timeouts)
 
 
 class _SyncCaller:
@@ -125,7 +127,7 @@ class _SyncCaller:
         pipeline: Pipeline,
         consumer: ConsumerSpec,
         database_url: str,
-        **chosen: bool,
+        **chosen: Any,
     ) -> None:
         self._consumer = consumer
         self._decode = make_decoder(consumer)
@@ -199,7 +201,7 @@ class _AsyncCaller:
         pipeline: Pipeline,
         consumer: ConsumerSpec,
         database_url: str,
-        **chosen: bool,
+        **chosen: Any,
     ) -> None:
         self._consumer = consumer
         self._decode = make_decoder(consumer)
@@ -270,7 +272,7 @@ class _LoopCaller(_AsyncCaller):
     """With an event loop of its own."""
 
     def __init__(
-        self, pipeline: Pipeline, consumer: ConsumerSpec, database_url: str, **chosen: bool
+        self, pipeline: Pipeline, consumer: ConsumerSpec, database_url: str, **chosen: Any
     ) -> None:
         super().__init__(pipeline, consumer, database_url, **chosen)
         self._loop = asyncio.Runner()

@@ -16,6 +16,7 @@ import os
 import random
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Unpack
@@ -34,6 +35,7 @@ from penstock.channels.isolation import ask_each, isolated
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import redis_errors
 from penstock.consuming.delivered import Consumed, Delivered
+from penstock.consuming.failures import NotApplied
 from penstock.consuming.ick_source import (
     IckSource,
     ReservedMember,
@@ -102,7 +104,8 @@ class IckWorker(Worker[ReservedMember]):
             )
             # After a connection that failed, what we hold is still ours.
             ick.holder = self._identities.setdefault(shard, ick.holder)
-            self._holder_watch[shard] = HolderWatch(TAKEOVER_AFTER_S)
+            # Kept: a process that seldom takes a slice would see no reservation for long enough.
+            self._holder_watch.setdefault(shard, HolderWatch(TAKEOVER_AFTER_S))
         self._halted, self._done_up_to, self._progress_at = set(), {}, 0.0
 
     def _source(self) -> IckSource:
@@ -125,7 +128,7 @@ class IckWorker(Worker[ReservedMember]):
             for shard in waiting:
                 with isolated(shard, self._leave_out):
                     self._visit(shard, consumed)
-                if self._stop():
+                if self._is_over(consumed):
                     break
             if monotonic() >= self._progress_at:
                 self._follow()
@@ -179,6 +182,7 @@ class IckWorker(Worker[ReservedMember]):
         held = self._reserve(shard)
         if isinstance(held, Busy):
             self._rest_until[shard] = monotonic() + BUSY_PAUSE_S
+            consumed.left.add(shard)
             return
         until = monotonic() + MAX_VISIT_S
         reservation: Reservation | Superseded = held
@@ -189,7 +193,7 @@ class IckWorker(Worker[ReservedMember]):
             if self._reread_chance and random.random() < self._reread_chance:  # noqa: S311  the same
                 delivered.members.clear()
             is_whole = len(delivered.members) == len(reservation.marks)
-            if not is_whole or self._stop() or monotonic() >= until:
+            if not is_whole or self._is_over(consumed) or monotonic() >= until:
                 ick.release(reservation, delivered.members)
                 self._note_delivered(shard, delivered)
                 return
@@ -211,7 +215,10 @@ class IckWorker(Worker[ReservedMember]):
     def _is_free(self, shard: ShardName) -> bool:
         """Whether nobody works on the shard now, as far as Postgres knows."""
         transaction, _ = self._opened()
-        return transaction.apply([shard], lambda _, locked: Plan(shard in locked))
+        try:
+            return transaction.apply([shard], lambda _, locked: Plan(shard in locked))
+        except NotApplied:  # not known
+            return False
 
     def _deliver(self, shard: ShardName, reservation: Reservation) -> Delivered:
         transaction, deliverer = self._opened()
@@ -247,6 +254,7 @@ class IckWorker(Worker[ReservedMember]):
         )
         for shard, progress in found.items():
             if progress.done_up_to > self._done_up_to.get(shard, Offset(0)):
-                transaction.apply([shard], plan_progress(shard, progress.done_up_to))
-                self._done_up_to[shard] = progress.done_up_to
+                with suppress(NotApplied):  # it is tried again
+                    transaction.apply([shard], plan_progress(shard, progress.done_up_to))
+                    self._done_up_to[shard] = progress.done_up_to
         self._progress_at = monotonic() + PROGRESS_EVERY_S

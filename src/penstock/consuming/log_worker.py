@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Unpack
 
 import structlog
+from typing_extensions import override
 
 from penstock.channels.isolation import ask_each
 from penstock.channels.log import Follower, extents
@@ -106,6 +107,14 @@ class LogWorker(Worker[Record]):
     def _source(self) -> LogSource:
         return self._records
 
+    @override
+    def _slice(self) -> Consumed:
+        # What others have applied since the last slice is not worth reading.
+        transaction, _ = self._opened()
+        standing = transaction.read(Checkpoints(self.consumer, self._pipeline.scope).all)
+        self._positions = {s: at for s, at in standing.items() if s in self._shards}
+        return self.round(block_ms=0)
+
     def round(self, block_ms: int | None = None) -> Consumed:
         """Waits for records, ``block_ms`` at the longest, and delivers what came: up to a batch of each shard.
 
@@ -126,9 +135,13 @@ class LogWorker(Worker[Record]):
             self._pause(longest / 1000)
             return consumed
         self._retry_unusable()
-        found = self._follower.wait(awake, longest if longest > 0 else None)
+        found = _take_first(
+            self._follower.wait(awake, longest if longest > 0 else None), self._most
+        )
         crashpoint("consumer.after_read")
-        if any(len(records) >= self.consumer.batch for records in found.values()):
+        if self._most == math.inf and any(
+            len(records) >= self.consumer.batch for records in found.values()
+        ):
             # There is more, most likely: Redis looks it up while this is applied.
             last = {shard: records[-1].offset for shard, records in found.items()}
             self._follower.request_ahead({**awake, **last})
@@ -150,7 +163,7 @@ class LogWorker(Worker[Record]):
         for shard in [shard for shard in found if shard not in together]:
             delivered = deliverer.deliver(transaction, shard, found[shard], self._pause)
             self._note_delivered(shard, delivered, consumed)
-            if self._stop():
+            if self._is_over(consumed):
                 break
         if done := consumed.applied + consumed.dead - done_before:
             self._record_s = (monotonic() - began) / done
@@ -256,3 +269,18 @@ class LogWorker(Worker[Record]):
                 self._raise_unusable()
                 return applied
             self._pause(HELD_PAUSE_S)
+
+
+def _take_first(
+    found: Mapping[ShardName, Sequence[Record]], most: float
+) -> Mapping[ShardName, Sequence[Record]]:
+    """At most so many of the records, beginning with any shard: none is always the last."""
+    if most == math.inf:
+        return found
+    shards, taken, left = list(found), dict[ShardName, Sequence[Record]](), int(most)
+    at = random.randrange(len(shards)) if shards else 0  # noqa: S311  not for secrets
+    for shard in shards[at:] + shards[:at]:
+        if records := found[shard][:left]:
+            taken[shard] = records
+            left -= len(records)
+    return taken

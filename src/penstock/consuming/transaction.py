@@ -33,6 +33,7 @@ from penstock.crashpoints import crashpoint
 from penstock.database import errors
 from penstock.database.errors import CONFLICTS, ErrorKind, classify, postgres_errors, sqlstate
 from penstock.database.executor import Executor, make_executor
+from penstock.database.timeouts import Timeouts
 from penstock.declarations import ConsumerSpec
 from penstock.errors import BrokenTransaction, HandlerCommitted, HandlerExited
 from penstock.pipeline import Pipeline
@@ -80,7 +81,7 @@ class HandlerTransaction:
     )
     """What to say of a handler that has committed."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what can be chosen of a consumer's connections
         self,
         pipeline: Pipeline,
         consumer: ConsumerSpec,
@@ -89,6 +90,7 @@ class HandlerTransaction:
         prepare: bool = True,
         pooled: bool = True,
         in_task: bool = False,
+        timeouts: Timeouts | None = None,
     ) -> None:
         """Sets up; the first transaction connects.
 
@@ -99,12 +101,19 @@ class HandlerTransaction:
             prepare: False behind a pooler that cannot keep prepared statements.
             pooled: False opens a connection a transaction.
             in_task: Its methods are called in the greenlet of a task: of the event loop that an ``async def`` handler runs in.
+            timeouts: Those of a caller that cannot wait as long as a worker.
         """
-        self._consumer = consumer
+        self._consumer, self._timeouts = consumer, timeouts
         self._keeps_connection = pooled
         self._checkpoints = Checkpoints(consumer, pipeline.scope)
         self._caller = make_caller(
-            pipeline, consumer, database_url, prepare=prepare, pooled=pooled, in_task=in_task
+            pipeline,
+            consumer,
+            database_url,
+            prepare=prepare,
+            pooled=pooled,
+            in_task=in_task,
+            timeouts=timeouts,
         )
         self._engine = self._caller.engine.execution_options(isolation_level=consumer.isolation)
         self._connection: EngineConnection | None = None
@@ -284,7 +293,7 @@ class HandlerTransaction:
 
     def _executor(self, connection: EngineConnection) -> Executor:
         """Executes statements of ours between those of the handler."""
-        return make_executor(connection, self._consumer.idle_timeout_s)
+        return make_executor(connection, self._consumer.idle_timeout_s, self._timeouts)
 
     @contextmanager
     def _connected(self) -> Iterator[EngineConnection]:

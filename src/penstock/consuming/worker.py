@@ -3,6 +3,7 @@
 What a round is, the subclasses know: a delivery of records from a log, or of members from an Ick.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -26,6 +27,7 @@ from penstock.database.executor import Executor
 from penstock.database.registry import register_consumer
 from penstock.database.revisions import check_revision
 from penstock.database.roles import check_privileges
+from penstock.database.timeouts import Timeouts
 from penstock.declarations import ConsumerSpec
 from penstock.errors import ServerUnavailable
 from penstock.journal import check_tails
@@ -54,6 +56,7 @@ class WorkerOptions(TypedDict, total=False):
         block_ms: Longest wait for work, in milliseconds: a stop is noticed within it.
         reread_chance: How often, 0 to 1, a round that delivered is delivered again: to show that it is harmless.
         concurrency: Of a queue: jobs at the same time; None takes what the worker declares.
+        timeouts: Those of a caller that cannot wait as long as a worker.
     """
 
     shards: Collection[int] | None
@@ -61,6 +64,7 @@ class WorkerOptions(TypedDict, total=False):
     block_ms: int
     reread_chance: float
     concurrency: int | None
+    timeouts: Timeouts | None
 
 
 class Worker(ABC, Generic[Item]):
@@ -95,7 +99,7 @@ class Worker(ABC, Generic[Item]):
         self.consumer = consumer
         self._pipeline = pipeline
         self._database_url, self._redis_url = get_database_url(database), redis_url
-        self._prepare = options.get("prepare", True)
+        self._prepare, self._timeouts = options.get("prepare", True), options.get("timeouts")
         self._block_ms = options.get("block_ms", BLOCK_MS)
         self._reread_chance = options.get("reread_chance", 0.0)
         shards = options.get("shards")
@@ -103,6 +107,7 @@ class Worker(ABC, Generic[Item]):
             s for s in consumer.channel.shard_names if shards is None or s.shard in shards
         ]
         self._stop: Callable[[], bool] = lambda: False
+        self._most: float = math.inf
         self._transaction: HandlerTransaction | None = None
         self._client: RedisClient = None
         self._rest_until: dict[ShardName, float] = {}
@@ -135,7 +140,10 @@ class Worker(ABC, Generic[Item]):
         """
         scope = self._pipeline.scope
         with connect_postgres(
-            self._database_url, application=f"consumer {self.consumer.name}", prepare=self._prepare
+            self._database_url,
+            application=f"consumer {self.consumer.name}",
+            prepare=self._prepare,
+            timeouts=self._timeouts,
         ) as connection:
             check_revision(connection, scope)
             does_jobs = self.consumer.channel.kind == "queue"
@@ -144,11 +152,15 @@ class Worker(ABC, Generic[Item]):
                 check_triggers(connection, self._pipeline)
             register_consumer(connection, scope, self.consumer)
             self._registered(connection)
-            self._client = connect_redis(self._redis_url)
+            self._client = connect_redis(self._redis_url, timeouts=self._timeouts)
             # A shard that cannot be compared is left out by the first round that cannot read it.
             check_tails(connection, self._client, scope, self._shards, self._report_unusable)
         self._transaction = HandlerTransaction(
-            self._pipeline, self.consumer, self._database_url, prepare=self._prepare
+            self._pipeline,
+            self.consumer,
+            self._database_url,
+            prepare=self._prepare,
+            timeouts=self._timeouts,
         )
         if self._deliverer is None and (source := self._source()) is not None:
             self._deliverer = Deliverer(self.consumer, scope, source)
@@ -180,6 +192,32 @@ class Worker(ABC, Generic[Item]):
     @abstractmethod
     def round(self, block_ms: int | None = None) -> Consumed:
         """Waits for work, ``block_ms`` at the longest, and does what came."""
+
+    def slice(self, most: int, stop: Callable[[], bool]) -> Consumed:
+        """One round that does not wait, and begins nothing more after ``most`` items, or once ``stop()`` is true.
+
+        Any number of processes may take slices, beside workers that run: what one of them has done, another skips.
+
+        Args:
+            most: Most records, members or jobs.
+            stop: Called between two steps.
+
+        Raises:
+            As ``round``; nothing is tried again.
+        """
+        self._most, self._stop = most, stop
+        try:
+            with postgres_errors("consuming"), redis_errors("consuming"):
+                return self._slice()
+        finally:
+            self._most, self._stop = math.inf, lambda: False
+
+    def _slice(self) -> Consumed:
+        return self.round(block_ms=0)
+
+    def _is_over(self, consumed: Consumed) -> bool:
+        """Whether nothing more is to be begun in this round."""
+        return consumed.done >= self._most or self._stop()
 
     @abstractmethod
     def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:

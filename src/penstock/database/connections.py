@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from typing_extensions import override
 
 from penstock.database.errors import connection_errors
+from penstock.database.timeouts import Timeouts
 from penstock.database.transactions import (
     HANDLER_TIMEOUT_S,
     REPLY_TIMEOUT_S,
@@ -94,7 +95,13 @@ class _SettingCursor(psycopg.Cursor[_Row]):
 
 
 class WorkerConnection(DriverConnection):
-    """For statements of ours, in autocommit mode.  Every transaction begins with our settings, in one round trip."""
+    """For statements of ours, in autocommit mode.  Every transaction begins with our settings, in one round trip.
+
+    Attributes:
+        timeouts: Those of a caller that cannot wait as long as a worker.
+    """
+
+    timeouts: Timeouts | None = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -103,7 +110,7 @@ class WorkerConnection(DriverConnection):
     @property
     def settings(self) -> Settings:
         """The settings of each transaction."""
-        return own_settings(self.info.server_version)
+        return own_settings(self.info.server_version, self.timeouts)
 
     @property
     def is_idle(self) -> bool:
@@ -143,6 +150,13 @@ class WorkerConnection(DriverConnection):
         return psycopg.Cursor(self)
 
 
+def transaction_settings(connection: Connection) -> Settings:
+    """The settings of each transaction of ours on a connection of any kind."""
+    if isinstance(connection, WorkerConnection):
+        return connection.settings
+    return own_settings(connection.info.server_version)
+
+
 class TableConnection(WorkerConnection):
     """For the application's tables, which are found by the role's search_path."""
 
@@ -174,6 +188,7 @@ def connect_postgres(
     application: str,
     prepare: bool = True,
     kind: type[WorkerConnection] = WorkerConnection,
+    timeouts: Timeouts | None = None,
 ) -> WorkerConnection:
     """A connection in autocommit mode: transactions are opened where they are meant.
 
@@ -182,6 +197,7 @@ def connect_postgres(
         application: What the server shows as its name.
         prepare: False behind a pooler that cannot keep prepared statements.
         kind: ``TableConnection`` for the application's tables.
+        timeouts: Those of a caller that cannot wait as long as a worker.
 
     Raises:
         InvalidSetting: The URL cannot be understood, or has an option with a value that libpq does not take.
@@ -193,9 +209,11 @@ def connect_postgres(
             autocommit=True,
             application_name=f"penstock {application}",
             client_encoding="UTF8",  # whatever the role's is
-            **_KEEPALIVE,
+            **_keepalive(timeouts),
         )
     connection.prepare_threshold = 3 if prepare else None
+    if timeouts is not None:
+        connection.timeouts, connection.longest_silence_s = timeouts, timeouts.statement_s
     return connection
 
 
@@ -213,31 +231,58 @@ def _pipeline(connection: Connection) -> AbstractContextManager[object]:
     return connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext()
 
 
-def make_engine(url: str, *, application: str, prepare: bool = True, pooled: bool = True) -> Engine:
+def _keepalive(timeouts: Timeouts | None) -> dict[str, Any]:
+    return _KEEPALIVE if timeouts is None else {**_KEEPALIVE, "connect_timeout": timeouts.connect_s}
+
+
+def make_engine(
+    url: str,
+    *,
+    application: str,
+    prepare: bool = True,
+    pooled: bool = True,
+    timeouts: Timeouts | None = None,
+) -> Engine:
     """An engine for sessions of consumers; payloads never show in its errors.
 
     Raises:
         InvalidSetting: The URL cannot be understood.
     """
-    engine = create_engine(_driver_url(url), **_engine_options(application, prepare, pooled))
-    event.listen(
-        engine,
-        "do_connect",
-        lambda _dialect, _record, args, options: HandlerConnection.connect(*args, **options),
-    )
+
+    def connect(_dialect: Any, _record: Any, args: Any, options: Any) -> HandlerConnection:
+        connection = HandlerConnection.connect(*args, **options)
+        if timeouts is not None:
+            connection.longest_silence_s = timeouts.handler_s
+        return connection
+
+    options = _engine_options(application, prepare, pooled, timeouts)
+    engine = create_engine(_driver_url(url), **options)
+    event.listen(engine, "do_connect", connect)
     return engine
 
 
 def make_async_engine(
-    url: str, *, application: str, prepare: bool = True, pooled: bool = True
+    url: str,
+    *,
+    application: str,
+    prepare: bool = True,
+    pooled: bool = True,
+    timeouts: Timeouts | None = None,
 ) -> AsyncEngine:
     """The same for handlers that are ``async def``.
 
     Raises:
         InvalidSetting: The URL cannot be understood.
     """
-    options = _engine_options(application, prepare, pooled)
-    options["connect_args"]["async_creator_fn"] = AsyncHandlerConnection.connect
+
+    async def connect(*args: Any, **options: Any) -> AsyncHandlerConnection:
+        connection = await AsyncHandlerConnection.connect(*args, **options)
+        if timeouts is not None:
+            connection.longest_silence_s = timeouts.handler_s
+        return connection
+
+    options = _engine_options(application, prepare, pooled, timeouts)
+    options["connect_args"]["async_creator_fn"] = connect
     return create_async_engine(_driver_url(url), **options)
 
 
@@ -245,7 +290,12 @@ def _driver_url(url: str) -> URL:
     return make_url(parse_postgres_url(url).for_sqlalchemy).set(drivername="postgresql+psycopg")
 
 
-def _engine_options(application: str, prepare: bool, pooled: bool) -> dict[str, Any]:  # noqa: FBT001  private
+def _engine_options(
+    application: str,
+    prepare: bool,  # noqa: FBT001  private
+    pooled: bool,  # noqa: FBT001  the same
+    timeouts: Timeouts | None,
+) -> dict[str, Any]:
     return {
         "hide_parameters": True,
         # Its type would be looked up at connecting, by a statement that trusts the search_path.
@@ -255,7 +305,7 @@ def _engine_options(application: str, prepare: bool, pooled: bool) -> dict[str, 
             "application_name": f"penstock {application}",
             "client_encoding": "UTF8",  # whatever the role's is
             "prepare_threshold": 3 if prepare else None,
-            **_KEEPALIVE,
+            **_keepalive(timeouts),
         },
     }
 

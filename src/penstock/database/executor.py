@@ -9,6 +9,7 @@ from psycopg.rows import tuple_row
 from sqlalchemy import Connection as EngineConnection
 from sqlalchemy.util import await_only
 
+from penstock.database.timeouts import Timeouts
 from penstock.database.transactions import guarded, handler_settings
 
 _PIPELINES = psycopg.Pipeline.is_supported()
@@ -42,7 +43,9 @@ class Executor(Protocol):
         """Executes a statement."""
 
 
-def make_executor(connection: EngineConnection, idle_s: float) -> Executor:
+def make_executor(
+    connection: EngineConnection, idle_s: float, timeouts: Timeouts | None = None
+) -> Executor:
     """Executes on the driver's connection below one of SQLAlchemy's, in the transaction of a handler.
 
     Each statement is sent together with the settings that it needs: see ``transactions``.  That costs a fifth of a
@@ -51,9 +54,10 @@ def make_executor(connection: EngineConnection, idle_s: float) -> Executor:
     Args:
         connection: The connection.
         idle_s: How long the transaction may go without a statement, in seconds.
+        timeouts: Those of a caller that cannot wait as long as a worker.
     """
     driver = cast("Any", connection.connection).driver_connection
-    settings = guarded(handler_settings(driver.info.server_version, idle_s))
+    settings = guarded(handler_settings(driver.info.server_version, idle_s, timeouts))
     return (_Awaited if isinstance(driver, psycopg.AsyncConnection) else _Direct)(driver, settings)
 
 

@@ -18,6 +18,8 @@ restores what was there.
 from collections.abc import Mapping
 from functools import cache
 
+from penstock.database.timeouts import Timeouts
+
 SUSPENDED_S = 60
 """How long a process of ours can be suspended in a transaction, in seconds, before Postgres ends the transaction."""
 
@@ -40,14 +42,17 @@ Settings = Mapping[str, str]
 
 
 @cache
-def own_settings(server_version: int) -> Settings:
+def own_settings(server_version: int, limits: Timeouts | None = None) -> Settings:
     """The settings of a transaction that runs statements of ours.
 
     Args:
         server_version: As in ``connection.info.server_version``.
+        limits: Those of a caller that cannot wait as long as a worker.
     """
-    timeouts = _timeouts(server_version, REPLY_TIMEOUT_S, LOCK_TIMEOUT_S, SUSPENDED_S)
-    return {**_GUARDED, **timeouts}
+    statement_s, lock_s = REPLY_TIMEOUT_S, float(LOCK_TIMEOUT_S)
+    if limits is not None:
+        statement_s, lock_s = limits.statement_s, limits.lock_s
+    return {**_GUARDED, **_timeouts(server_version, statement_s, lock_s, SUSPENDED_S)}
 
 
 @cache
@@ -60,14 +65,20 @@ def table_settings(server_version: int) -> Settings:
 
 
 @cache
-def handler_settings(server_version: int, idle_s: float) -> Settings:
+def handler_settings(
+    server_version: int, idle_s: float, limits: Timeouts | None = None
+) -> Settings:
     """The settings of a transaction that calls a handler: timeouts, which a handler may change by ``SET LOCAL``.
 
     Args:
         server_version: As in ``connection.info.server_version``.
         idle_s: How long the handler may go without a statement, in seconds.
+        limits: Those of a caller that cannot wait as long as a worker.
     """
-    return _timeouts(server_version, HANDLER_TIMEOUT_S, 0, idle_s)
+    statement_s, lock_s = HANDLER_TIMEOUT_S, 0.0
+    if limits is not None:
+        statement_s, lock_s = limits.handler_s, limits.handler_lock_s
+    return _timeouts(server_version, statement_s, lock_s, idle_s)
 
 
 def _timeouts(

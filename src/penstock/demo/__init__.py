@@ -9,4 +9,5 @@ one, to the cent, and every record with its effects.
     api        its HTTP side           drift      rows changed behind Penstock's back, and their repair
     simulator  the clients             audit      what was committed against what took effect
     processes  supervises commands     run        everything together
+    recruiting  requests to the API do all the work: ``--engine stealing``
 """

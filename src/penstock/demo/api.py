@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tenacity
@@ -14,9 +14,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from penstock.database.connections import make_engine
 from penstock.database.errors import ErrorKind, classify
+from penstock.demo import recruiting
 from penstock.demo.rides import Booking, Ride, assign_driver, pipeline
 
 CENTS_A_METRE = 2
@@ -109,11 +111,12 @@ class Api:
         return answer
 
 
-def application(engine: Engine) -> Starlette:
-    """The API on a database that has the demo's tables."""
+def application(engine: Engine, more: Sequence[Route] = ()) -> Starlette:
+    """The API on a database that has the demo's tables, and ``more`` routes."""
     api = Api(engine)
     return Starlette(
         routes=[
+            *more,
             Route("/rides", api.create, methods=["POST"]),
             Route("/rides/{id:int}", api.correct, methods=["PATCH"]),
             Route("/rides/{id:int}", api.cancel, methods=["DELETE"]),
@@ -148,9 +151,16 @@ def _distance(body: bytes) -> float | Response:
 
 
 def main() -> None:
-    """Serves on the port given by ``PORT``; the demo runs this in a process of its own."""
+    """Serves on the port given by ``PORT``; the demo runs this in processes of its own."""
+    engine = make_engine(os.environ["PENSTOCK_DATABASE_URL"], application="rides")
+    served: ASGIApp
+    if recruiting.RATE in os.environ:
+        recruits = recruiting.Recruits()
+        served = recruits.wrap(application(engine, recruits.routes))
+    else:
+        served = application(engine)
     uvicorn.run(
-        application(make_engine(os.environ["PENSTOCK_DATABASE_URL"], application="rides")),
+        served,
         host="127.0.0.1",
         port=int(os.environ["PORT"]),
         log_level="error",

@@ -22,7 +22,7 @@ LAST_LINES = 5
 
 
 class SupervisedProcess:
-    """A Penstock command that is restarted when it crashes or is killed.
+    """A module that is started again when it crashes or is killed, such as a Penstock command.
 
     Attributes:
         failure: Why it cannot run; None while it can.
@@ -54,10 +54,10 @@ class SupervisedProcess:
         while not self._ended.is_set():
             # The terminal shows the demo's own table; stderr is kept for the case that the command cannot run.
             with tempfile.TemporaryFile() as stderr:
-                self._process = start_child(["penstock", *self._command], self._environment, stderr)
+                self._process = start_child(self._command, self._environment, stderr)
                 code = self._process.wait()
                 if code not in _RESTARTED:
-                    self.failure = f"penstock {self._command[0]} ended with exit code {code}\n{last_lines(stderr)}"
+                    self.failure = f"{' '.join(self._command[:2])} ended with exit code {code}\n{last_lines(stderr)}"
                     return
             self._ended.wait(0.1)
 

@@ -4,10 +4,8 @@ import contextlib
 import os
 import random
 import signal
-import socket
-import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -19,9 +17,11 @@ from penstock.database.initialise import initialise
 from penstock.demo.audit import LATE_CONSUMER, Audit, audit
 from penstock.demo.drift import Drift, ReconcileProcess, mark_all_dirty, seed_drift
 from penstock.demo.faults import CRASH_EVERY
-from penstock.demo.processes import SupervisedProcess, busy_workers, end, start_child
+from penstock.demo.late_consumer import Beginning
+from penstock.demo.processes import SupervisedProcess, busy_workers
+from penstock.demo.recruiting import ApiProcesses, check_health
 from penstock.demo.rides import CONSUMER_TABLES, SCHEMA, Base, pipeline
-from penstock.demo.simulator import Simulator
+from penstock.demo.simulator import Simulator, free_port
 from penstock.errors import DemoFailed
 from penstock.logs import quieten
 
@@ -29,6 +29,8 @@ READY_TIMEOUT_S = 90.0
 SETTLE_TIMEOUT_S = 120.0
 CRASH_EVERY_S = 6.0
 RESEND_CHANCE = 0.05
+STEALING_RATE = 0.02
+"""The share of requests that are recruited for each chore that moves records."""
 DRIFT_AT = 0.1
 """Fraction of the time after which drift is seeded."""
 EXTRA_S = 90.0
@@ -40,7 +42,7 @@ class DemoProgress:
     """What the demo shows while it runs.
 
     Attributes:
-        engine: ``spark`` or ``inline``.
+        engine: ``spark``, ``inline`` or ``stealing``.
         audit: The current audit.
         seconds: Time since the start, in seconds.
         rolled_back: Requests whose transaction was rolled back on purpose.
@@ -49,6 +51,9 @@ class DemoProgress:
         drift: The seeded drift; None until it was reconciled.
         under_traffic: Whether it was reconciled under traffic.
         phase: What the demo is doing.
+        requests: Requests that were answered, health checks included.
+        health_checks: Cheap requests after the traffic.
+        recruits: What the API's recruits have done, if they do the work.
     """
 
     engine: str
@@ -60,6 +65,9 @@ class DemoProgress:
     drift: Drift | None = None
     under_traffic: bool = False
     phase: str = "running"
+    requests: int = 0
+    health_checks: int = 0
+    recruits: dict[str, int] | None = None
 
     @property
     def equal(self) -> bool:
@@ -75,7 +83,7 @@ class Demo:
     """One run of the demo.
 
     Attributes:
-        engine: ``spark`` or ``inline``.
+        engine: ``spark``, ``inline`` or ``stealing``.
         seconds: How long clients make traffic, in seconds.
         database_url: Postgres; the demo's schemas in it are dropped and created.
         redis_url: Redis or Valkey; the demo's keys in it are deleted.
@@ -93,7 +101,10 @@ class Demo:
     reconcile: bool = True
     kills: int = 0
     _ended: threading.Event = field(default_factory=threading.Event)
+    _api: SupervisedProcess | None = None
     _started: list[SupervisedProcess] = field(default_factory=list)
+    _apis: ApiProcesses | None = None
+    _beginning: Beginning | None = None
     _reconciling: ReconcileProcess | None = None
     _drift: Drift | None = None
     _late_consumer_works: bool = False
@@ -108,22 +119,23 @@ class Demo:
         """
         quieten(("httpx", "httpcore"))  # a line for each request of the simulated clients
         self._reset()
-        api, url = self._start_api()
-        simulator = Simulator(url)
+        urls = self._start_api()
+        simulator = Simulator(*urls)
         client = connect_redis(self.redis_url)
         try:
             with connect_postgres(self.database_url, application="demo") as connection:
-                self._start_pipeline()
-                self._wait_until_ready(connection, client, url)
+                if self.engine != "stealing":
+                    self._start_pipeline()
+                self._wait_until_ready(connection, client, urls)
                 began = monotonic()
                 simulator.start()
                 self._watch(connection, client, simulator, began)
-                simulator.stop()
+                # Where requests do the work, somebody has to come until all of it is done.
+                simulator.only_check_health() if self._apis else simulator.stop()
                 return self._settle(connection, client, simulator, began)
         finally:
             simulator.stop()
             self._ended.set()
-            end(api, 1)
             for process in self._processes():
                 process.end(5)
             client.close()
@@ -157,11 +169,19 @@ class Demo:
             **more,
         }
 
-    def _start_api(self) -> tuple[subprocess.Popen[bytes], str]:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        process = start_child(["penstock.demo.api"], self._environment(PORT=str(port)))
-        return process, f"http://127.0.0.1:{port}"
+    def _start_api(self) -> list[str]:
+        """Starts the API; returns where it answers."""
+        if self.engine == "stealing":
+            faulty = self._environment(**{CRASH_EVERY: str(CRASH_EVERY_S)})
+            self._apis = ApiProcesses(faulty, STEALING_RATE, RESEND_CHANCE)
+            self._apis.start()
+            self._started += self._apis.processes
+            return self._apis.urls
+        port = free_port()
+        api = SupervisedProcess(["penstock.demo.api"], self._environment(PORT=str(port)))
+        api.start()
+        self._api = api
+        return [f"http://127.0.0.1:{port}"]
 
     def _start_pipeline(self) -> None:
         command = ["run", "--app", "penstock.demo.rides:pipeline", "--engine", self.engine]
@@ -173,20 +193,26 @@ class Demo:
     def _start(self, command: list[str]) -> None:
         """Starts a supervised command that crashes every ``CRASH_EVERY_S`` seconds on average."""
         environment = self._environment(**{CRASH_EVERY: str(CRASH_EVERY_S)})
-        self._started.append(SupervisedProcess([*command, "--log-level", "error"], environment))
+        self._started.append(
+            SupervisedProcess(["penstock", *command, "--log-level", "error"], environment)
+        )
         self._started[-1].start()
 
-    def _wait_until_ready(self, connection: Connection, client: RedisClient, url: str) -> None:
+    def _wait_until_ready(
+        self, connection: Connection, client: RedisClient, urls: Sequence[str]
+    ) -> None:
         """Waits until the API answers and a first ride has reached every consumer."""
         deadline, booked = monotonic() + READY_TIMEOUT_S, False
         while monotonic() < deadline:
             self._check_stop()
             if not booked:
-                booked = _books(url)
+                booked = _books(urls[0])
             elif (now := audit(connection, client)).staged and now.settled:
                 connection.execute("DELETE FROM rocket_rides.faults")
                 connection.execute("UPDATE rocket_rides.effects SET latency_us = 0")
                 return
+            if self._apis is not None:
+                check_health(urls)
             self._ended.wait(0.2)
         raise DemoFailed(f"the {self.engine} engine was not ready within {READY_TIMEOUT_S:.0f} s")
 
@@ -245,11 +271,15 @@ class Demo:
         elif self._drift is None and self._reconciling.drift is not None:
             self._drift = self._reconciling.drift
             mark_all_dirty(self.database_url)
+            if self._apis is not None:
+                self._beginning = Beginning(self.database_url)
+                return
             app = "penstock.demo.late_consumer:pipeline"
             self._start(["consume", LATE_CONSUMER, "--app", app, "--from", "tables"])
 
-    def _processes(self) -> list[SupervisedProcess | ReconcileProcess]:
-        return [*self._started, *([self._reconciling] if self._reconciling else [])]
+    def _processes(self) -> list[SupervisedProcess | ReconcileProcess | Beginning]:
+        others = (self._api, self._reconciling, self._beginning)
+        return [*self._started, *(each for each in others if each is not None)]
 
     def _progress(
         self, connection: Connection, client: RedisClient, simulator: Simulator, seconds: float
@@ -266,6 +296,9 @@ class Demo:
             drift=self._drift,
             under_traffic=self._under_traffic,
             phase=self._phase(now, seconds),
+            requests=simulator.requests,
+            health_checks=simulator.health_checks,
+            recruits=None if self._apis is None else self._apis.count(),
         )
 
     def _phase(self, now: Audit, seconds: float) -> str:
@@ -283,11 +316,11 @@ class Demo:
         return "settling"
 
     def _kill(self) -> None:
-        """Sends SIGKILL to the process of the inline engine, or to a worker process of Spark."""
+        """Sends SIGKILL to the process of the inline engine, to one of the API, or to a worker process of Spark."""
         pid = self._started[0].pid
         if pid is None:
             return
-        victims = [pid] if self.engine == "inline" else busy_workers(pid)
+        victims = busy_workers(pid) if self.engine == "spark" else [pid]
         # If the process has just crashed by itself, the next round kills another one.
         with contextlib.suppress(ProcessLookupError):
             if victims:

@@ -1,6 +1,8 @@
 """Clients that book, correct and cancel rides over HTTP."""
 
+import contextlib
 import random
+import socket
 import threading
 from collections import Counter, deque
 from time import monotonic
@@ -11,8 +13,18 @@ CLIENTS = 4
 PAUSE_S = 0.03
 """Average pause of a client between two requests, in seconds."""
 
+CHEAP_PAUSE_S = 0.01
+"""The same between two health checks."""
+
 RIDES_AT_HAND = 20
 """Number of latest rides that clients correct and cancel."""
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
 
 
 class Simulator:
@@ -23,12 +35,15 @@ class Simulator:
     Attributes:
         answers: Number of responses by status.
         retried: Transactions that the API retried after a serialization failure.
+        cut: Requests whose process of the API ended before it had answered.
+        health_checks: Cheap requests after the traffic.
     """
 
-    def __init__(self, url: str, clients: int = CLIENTS) -> None:
+    def __init__(self, *urls: str, clients: int = CLIENTS) -> None:
         self.answers: Counter[int] = Counter()
-        self.retried = 0
-        self._url, self._halt = url, threading.Event()
+        self.retried = self.cut = self.health_checks = 0
+        self._urls, self._halt = urls, threading.Event()
+        self._is_traffic_over = False
         self._booked: deque[int] = deque(maxlen=RIDES_AT_HAND)
         self._threads = [
             threading.Thread(target=self._client, args=(n,), daemon=True) for n in range(clients)
@@ -38,6 +53,15 @@ class Simulator:
         """Starts the clients."""
         for thread in self._threads:
             thread.start()
+
+    @property
+    def requests(self) -> int:
+        """Requests that were answered, health checks included."""
+        return sum(self.answers.values()) + self.health_checks
+
+    def only_check_health(self) -> None:
+        """Changes nothing from now on: the clients go on with cheap requests."""
+        self._is_traffic_over = True
 
     def stop(self) -> None:
         """Stops the clients after their current requests."""
@@ -49,13 +73,30 @@ class Simulator:
 
     def _client(self, number: int) -> None:
         dice = random.Random(number)  # noqa: S311  not for secrets
-        with httpx.Client(base_url=self._url, timeout=30) as client:
-            while not self._halt.wait(PAUSE_S * dice.random() * 2):
-                answer = self._request(client, dice)
-                self.answers[answer.status_code] += 1
-                self.retried += int(answer.headers.get("x-attempts", "1")) - 1
-                if answer.status_code == httpx.codes.CREATED:
-                    self._booked.append(answer.json()["id"])
+        with contextlib.ExitStack() as stack:
+            clients = [
+                stack.enter_context(httpx.Client(base_url=url, timeout=30)) for url in self._urls
+            ]
+            while not self._halt.wait(self._pause_s * dice.random() * 2):
+                try:
+                    self._once(dice.choice(clients), dice)
+                except httpx.TransportError:  # it is started again
+                    self.cut += 1
+
+    @property
+    def _pause_s(self) -> float:
+        return CHEAP_PAUSE_S if self._is_traffic_over else PAUSE_S
+
+    def _once(self, client: httpx.Client, dice: random.Random) -> None:
+        if self._is_traffic_over:
+            client.get("/health")
+            self.health_checks += 1
+            return
+        answer = self._request(client, dice)
+        self.answers[answer.status_code] += 1
+        self.retried += int(answer.headers.get("x-attempts", "1")) - 1
+        if answer.status_code == httpx.codes.CREATED:
+            self._booked.append(answer.json()["id"])
 
     def _request(self, client: httpx.Client, dice: random.Random) -> httpx.Response:
         what, body = dice.random(), {"distance": round(dice.uniform(5, 1000), 2)}

@@ -266,8 +266,8 @@ def resolve_target(target: Any) -> Target:
         target.configure(sync_session_class=own)
         return own
     raise DeclarationError(
-        f"a pipeline cannot be attached to {type(target).__name__}; it takes a Session, a sessionmaker, a "
-        "scoped_session with a sessionmaker, or one of their async equivalents"
+        f"{type(target).__name__} is no session to attach to; take a Session, a sessionmaker, a scoped_session with a "
+        "sessionmaker, or one of their async equivalents"
     )
 
 

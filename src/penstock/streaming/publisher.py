@@ -337,7 +337,7 @@ class Publisher:
         following = [
             batch
             for batch in prefetched
-            if batch.shard in target
+            if batch.last <= target.get(batch.shard, BEGINNING)
             and batch.first == tails.get(batch.shard, BEGINNING) + 1
             and batch.epoch == self._epoch  # a tick may know a newer epoch than this publisher
         ]

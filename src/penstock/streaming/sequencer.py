@@ -25,11 +25,11 @@ import psycopg
 
 from penstock.channels.log import Batch
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Connection
+from penstock.database.connections import Connection, transaction_settings
 from penstock.database.errors import ErrorKind, classify, postgres_errors
 from penstock.database.quoting import quote
 from penstock.database.statements import statements
-from penstock.database.transactions import own_settings, set_local_in_one
+from penstock.database.transactions import set_local_in_one
 from penstock.errors import UnsafeSetting
 from penstock.records import Epoch, Offset, Scope, Shard, ShardName
 from penstock.streaming.slices import Slices
@@ -111,7 +111,7 @@ class Sequencer:
         self._connection, self._scope = connection, scope
         self._sql = statements("penstock.streaming", scope.schema)
         # The limits are literals: a message of several statements takes no parameters.
-        self._settings = set_local_in_one(own_settings(connection.info.server_version))
+        self._settings = set_local_in_one(transaction_settings(connection))
         self._slices = Slices() if slices is None else slices
         self._sequencing = self._bind("sequence_committed", _LIMITS)
         self._without_payloads = self._bind("sequence_committed", _NO_PAYLOADS)

@@ -6,7 +6,7 @@ A nudge ends the pause early; nothing depends on its arrival.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic, sleep
 from typing import Self
 
@@ -21,15 +21,17 @@ from penstock.database.errors import describe, postgres_errors
 from penstock.database.registry import register_channel, register_consumer
 from penstock.database.revisions import check_revision
 from penstock.database.roles import check_privileges
+from penstock.database.timeouts import Timeouts
 from penstock.errors import ReadOnlyPostgres, ServerUnavailable
 from penstock.journal import check_lineage
 from penstock.pipeline import Pipeline
-from penstock.records import ShardName
-from penstock.streaming.faults import FaultLog
+from penstock.records import Epoch, ShardName
+from penstock.streaming.faults import FaultLog, check_missed
 from penstock.streaming.nudges import Nudges
 from penstock.streaming.publisher import Publisher
 from penstock.streaming.retention import remove_old_ticks, retain
 from penstock.streaming.sequencer import Sequencer, check_identity_cache
+from penstock.streaming.slice_publisher import SlicePublisher
 from penstock.streaming.slices import Slices
 from penstock.streaming.unusable import UnusableShards
 
@@ -89,7 +91,7 @@ class Streamer:
     Any number of streamers may run for one pipeline; together they are slower, never wrong.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what can be chosen of a streamer
         self,
         pipeline: Pipeline,
         database: Database,
@@ -98,6 +100,8 @@ class Streamer:
         idle_s: float = IDLE_S,
         prepare: bool = True,
         resend_chance: float = 0.0,
+        most: int | None = None,
+        timeouts: Timeouts | None = None,
     ) -> None:
         """Does not connect yet; see ``open``.
 
@@ -108,10 +112,13 @@ class Streamer:
             idle_s: Longest pause between rounds, in seconds.
             prepare: False behind a pooler that cannot keep prepared statements.
             resend_chance: Probability, 0 to 1, that a round sends its last records again, to show that this is harmless.
+            most: Most records that a round publishes; None for as many as it can in a quarter of a second.
+            timeouts: Those of a caller that cannot wait as long as a worker.
         """
         self._pipeline = pipeline
         self._database_url, self._redis_url = get_database_url(database), redis_url
         self._idle_s, self._prepare, self._resend_chance = idle_s, prepare, resend_chance
+        self._most, self._timeouts = most, timeouts
         self._connection: Connection | None = None
         self._client: RedisClient = None
         self._sequencer: Sequencer | None = None
@@ -122,6 +129,7 @@ class Streamer:
         self._nudges = Nudges(self._database_url, pipeline.scope)
         self._refresh_at = self._retain_at = self._care_at = 0.0
         self._to_retain: dict[str, tuple[ShardName, ...]] = {}
+        self._swept = 0
         self._has_started = False
         self._worked_at: float | None = None
 
@@ -149,10 +157,13 @@ class Streamer:
         """
         scope = self._pipeline.scope
         connection = connect_postgres(
-            self._database_url, application="streamer", prepare=self._prepare
+            self._database_url,
+            application="streamer",
+            prepare=self._prepare,
+            timeouts=self._timeouts,
         )
         self._connection = connection  # first: to be closed if Redis does not answer
-        self._client = connect_redis(self._redis_url)
+        self._client = connect_redis(self._redis_url, timeouts=self._timeouts)
         check_revision(connection, scope)
         check_privileges(connection, scope, "streamer")
         check_eviction(self._client)
@@ -175,18 +186,19 @@ class Streamer:
             register_consumer(connection, scope, consumer)
         crashpoint("streamer.after_register")
         self._sequencer = Sequencer(connection, scope, prepare=self._prepare, slices=self._slices)
-        self._publisher = Publisher(
-            connection,
-            self._client,
-            scope,
-            epoch=epoch,
-            unusable=self._unusable,
-        )
+        self._publisher = self._make_publisher(connection, epoch)
         self._refresh_at = self._retain_at = 0.0
         self._to_retain = {}
         self._faults.reopen()
-        self._nudges.open()
+        if self._most is None:  # slices do not wait
+            self._nudges.open()
         log.info("streaming", epoch=epoch, channels=sorted(self._pipeline.channels))
+
+    def _make_publisher(self, connection: Connection, epoch: Epoch) -> Publisher:
+        servers = connection, self._client, self._pipeline.scope
+        if self._most is None:
+            return Publisher(*servers, epoch=epoch, unusable=self._unusable)
+        return SlicePublisher(*servers, epoch=epoch, unusable=self._unusable, most=self._most)
 
     def close(self) -> None:
         """Closes the connections.  Work under way is dropped; the next round finds it again."""
@@ -198,35 +210,78 @@ class Streamer:
         self._connection = self._client = self._sequencer = self._publisher = None
 
     def round(self, *, expects_records: bool = False) -> RoundResult:
-        """Runs one round: sequences, publishes for a while, and retains every ``RETAIN_EVERY_S``.
+        """Runs one round: streams, and at intervals feeds queues and retains.
 
         Args:
             expects_records: As ``Sequencer.tick``.
 
         Raises:
-            As ``tick``, ``Publisher.publish`` and ``retain``.
+            As ``refresh``, ``stream``, ``care`` and ``retain``.
         """
-        connection, sequencer, publisher = self._opened()
         now = monotonic()
-        if now >= self._refresh_at:
+        self.refresh()
+        done = self.stream(expects_records=expects_records)
+        fed = self.care() if now >= self._care_at else 0
+        removed = self.retain() if now >= self._retain_at else 0
+        return replace(done, added=done.added + fed, removed=removed)
+
+    def refresh(self) -> None:
+        """Reads what other processes have done; at most every ``REFRESH_EVERY_S``.
+
+        Raises:
+            As ``Publisher.refresh``.
+        """
+        connection, _, publisher = self._opened()
+        if monotonic() >= self._refresh_at:
             publisher.refresh()
             self._faults.update(connection, self._unusable.errors)
-            self._refresh_at = now + REFRESH_EVERY_S
+            self._refresh_at = monotonic() + REFRESH_EVERY_S
+
+    def stream(self, *, expects_records: bool = False) -> RoundResult:
+        """Sequences everything, and publishes for a while.
+
+        Args:
+            expects_records: As ``Sequencer.tick``.
+
+        Raises:
+            As ``tick`` and ``Publisher.publish``.
+        """
+        _, sequencer, publisher = self._opened()
         ticked = sequencer.tick(expects_records=expects_records)
         publisher.advance_target(ticked.tails, ticked.firsts)
         published = publisher.publish(ticked.inline_records)
         added, known = published.added, published.known
-        if now >= self._care_at:
-            added += publisher.care_for_queues()
-            self._care_at = now + CARE_EVERY_S
         if self._resend_chance and added and random.random() < self._resend_chance:  # noqa: S311  not for secrets
             known += publisher.resend(added).known
         if published.healed:
             log.warning(
                 "log was behind, replaying", shards=[str(shard) for shard in published.healed]
             )
-        removed = self._retain(now) if now >= self._retain_at else 0
-        return RoundResult(ticked.sequenced, added, known, removed, publisher.backlog)
+        return RoundResult(ticked.sequenced, added, known, backlog=publisher.backlog)
+
+    def care(self) -> int:
+        """Feeds, audits and sweeps queues for a while; returns how many records Redis was given.
+
+        Raises:
+            As ``Publisher.care_for_queues``.
+        """
+        _, _, publisher = self._opened()
+        fed = publisher.care_for_queues()
+        self._care_at = monotonic() + CARE_EVERY_S
+        return fed
+
+    def sweep(self) -> None:
+        """Notes records that cannot get an offset, and checks the next shard for records that have lost theirs.
+
+        Raises:
+            DamagedJournal: Some have.
+            ServerUnavailable: Postgres does not answer.
+        """
+        connection, _, _ = self._opened()
+        self._faults.update(connection, self._unusable.errors)
+        shards = self._pipeline.shard_names
+        self._swept += 1
+        check_missed(connection, self._pipeline.scope, shards[self._swept % len(shards)])
 
     def _opened(self) -> tuple[Connection, Sequencer, Publisher]:
         if self._publisher is None:
@@ -236,8 +291,12 @@ class Streamer:
         assert self._publisher is not None
         return self._connection, self._sequencer, self._publisher
 
-    def _retain(self, now: float) -> int:
-        """Continues retention where the last round stopped; returns the number of records removed."""
+    def retain(self) -> int:
+        """Continues retention where it stopped last, for ``RETAIN_S``; returns the number of records removed.
+
+        Raises:
+            As ``retention.retain``.
+        """
         connection, _, publisher = self._opened()
         channels = self._pipeline.channels
         if not self._to_retain:
@@ -261,7 +320,7 @@ class Streamer:
         if not left:
             remove_old_ticks(connection, self._pipeline.scope)
             self._faults.forget(connection)
-            self._retain_at = now + RETAIN_EVERY_S
+            self._retain_at = monotonic() + RETAIN_EVERY_S
         return removed
 
     def run(

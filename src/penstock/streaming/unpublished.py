@@ -74,7 +74,7 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
 
     def request(shard: ShardName, after: Offset) -> tuple[ShardName, Offset, Cursor]:
         arguments = {"channel": shard.channel, "shard": shard.shard, "tail": after}
-        limits = {"records": most, "bytes": BATCH_BYTES}
+        limits = {"records": min(most, target[shard] - after), "bytes": BATCH_BYTES}
         return shard, after, connection.execute(statement, {**arguments, **limits})
 
     lacking = deque(

@@ -53,11 +53,16 @@ def demo(
     stop = Stop()
     with servers(settings, schema=pipeline.scope.schema) as urls:
         screen = _Screen(quiet=as_json)
-        engine = choose_engine(settings, pipeline.consumers.values())
+        engine = choose_engine(settings, pipeline.consumers.values(), has_requests=True)
         say(
             f"Rocket Rides on the {engine} engine: {seconds:g} s of traffic, once it runs"
             + (", or more if the reconciliation takes longer." if reconcile else ".")
         )
+        if engine == "stealing":
+            say(
+                "No streamer and no consumer runs: requests to the API do all of it. After the traffic, clients go on with "
+                "health checks until everything is settled."
+            )
         run = Demo(
             engine,
             seconds,
@@ -168,8 +173,21 @@ def _format_verdict(progress: "DemoProgress") -> str:
         f"{now.index.different} rows different from the table\n"
         f"queue: {now.receipts.booked:,} receipts, {now.receipts.flooding:,} of them for one driver, "
         f"lost {now.receipts.lost}, doubled {now.receipts.doubled}\n"
+        f"{_format_recruits(progress)}"
         f"{_format_drift(progress)}"
     ).rstrip()
+
+
+def _format_recruits(progress: "DemoProgress") -> str:
+    """What share of the requests was recruited; empty on the other engines."""
+    found, requests = progress.recruits, max(1, progress.requests)
+    if found is None:
+        return ""
+    return (
+        f"recruits: {found['recruited']:,} of {progress.requests:,} requests ({found['recruited'] / requests:.1%}), "
+        f"{found['finished']:,} did work ({found['finished'] / requests:.1%}), {found['aborted']:,} gave up, "
+        f"{found['failed']:,} failed; {progress.health_checks:,} of the requests were health checks after the traffic\n"
+    )
 
 
 def _format_drift(progress: "DemoProgress") -> str:
@@ -222,6 +240,8 @@ def _to_json(progress: "DemoProgress") -> dict[str, Any]:
         "doubled": now.doubled,
         "out_of_order": now.out_of_order,
         "retried": progress.retried,
+        "requests": progress.requests,
+        "recruits": progress.recruits,
         "crashes": now.crashes,
         "kills": progress.kills,
         "seconds": round(progress.seconds, 1),

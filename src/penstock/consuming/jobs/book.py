@@ -62,6 +62,11 @@ class JobBook:
         """Whether there is no job, and none is being settled."""
         return not (self.size or self._ending)
 
+    @property
+    def is_settling(self) -> bool:
+        """Whether all jobs have ended, and some are being settled."""
+        return not self.size and self._ending > 0
+
     def take(self, leases: Sequence[Lease]) -> None:
         """Jobs were read."""
         with self._changed:
@@ -152,7 +157,7 @@ class JobBook:
             return [each for each in self._running.values() if each.begun_at < oldest]
 
     def stop(self) -> list[Lease]:
-        """Begins no job any more; gives those that were not begun."""
+        """Tries no job again; gives those that were not begun."""
         with self._changed:
             self.is_stopping = True
             return list(self._waiting.values())

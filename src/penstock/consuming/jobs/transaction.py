@@ -22,6 +22,7 @@ from penstock.crashpoints import crashpoint
 from penstock.database.connections import Database, get_database_url
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
+from penstock.database.timeouts import Timeouts
 from penstock.declarations import WorkerSpec
 from penstock.errors import BrokenTransaction
 from penstock.jobs import Job, JobOutcome
@@ -59,10 +60,16 @@ class JobTransaction(HandlerTransaction):
         *,
         prepare: bool = True,
         in_task: bool = False,
+        timeouts: Timeouts | None = None,
     ) -> None:
         """Sets up; see ``HandlerTransaction``."""
         super().__init__(
-            pipeline, worker, get_database_url(database), prepare=prepare, in_task=in_task
+            pipeline,
+            worker,
+            get_database_url(database),
+            prepare=prepare,
+            in_task=in_task,
+            timeouts=timeouts,
         )
         self._sql = statements("penstock.consuming", pipeline.scope.schema)
         self._job: Job[Any] | None = None

@@ -20,8 +20,8 @@ from penstock.channels.queue.shape import QueueShape, worker_name
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivered import Consumed
 from penstock.consuming.failure_log import FailureLog
-from penstock.consuming.failures import NotApplied
 from penstock.consuming.jobs.book import JobBook, Running
+from penstock.consuming.jobs.bookkeeping import bury_dead, write_counts
 from penstock.consuming.jobs.deliverer import Ended, JobDeliverer, Surroundings, Troubles
 from penstock.consuming.jobs.lanes import Lane, Lanes, Work, make_lanes
 from penstock.consuming.jobs.letters import JobLetters
@@ -39,7 +39,7 @@ from penstock.errors import (
 )
 from penstock.jobs import Job
 from penstock.pipeline import Pipeline
-from penstock.records import RecordId, Shard, ShardName
+from penstock.records import Shard, ShardName
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -53,6 +53,11 @@ MAX_ROOM = 100
 """Most jobs that are read at once."""
 
 DRAIN_BLOCK_MS = 10
+SLICE_BLOCK_MS = 2
+
+SETTLING_S = 2.0
+"""How long a slice waits until the queue has taken how its jobs have ended, in seconds."""
+
 CHECK_S = 1.0
 """Interval, in seconds, at which counts are written and halts are read."""
 
@@ -106,6 +111,8 @@ class QueueWorker(Worker[Job[Any]]):
         self._abandoned: list[Lane] = []
         self._check_at = self._dead_at = self._resume_at = self._backoff = 0.0
         self._reader: Reader | None = None
+        self._away: ServerUnavailable | None = None
+        self._taken = 0
 
     @override
     def open(self) -> None:
@@ -147,6 +154,7 @@ class QueueWorker(Worker[Job[Any]]):
             self._database_url,
             prepare=self._prepare,
             in_task=self._spec.is_async,
+            timeouts=self._timeouts,
         )
         return JobDeliverer(
             self._spec,
@@ -205,7 +213,7 @@ class QueueWorker(Worker[Job[Any]]):
         self._keep_books()
         block_s = (self._block_ms if block_ms is None else block_ms) / 1000
         resting = self._rest_s()
-        if resting > 0 or (room := self._room()) <= 0:
+        if resting > 0 or self._stop() or (room := self._room()) <= 0:
             self._book.wait(min(block_s, resting) if resting > 0 else block_s)
         else:
             self._read(room, block_s)
@@ -218,6 +226,26 @@ class QueueWorker(Worker[Job[Any]]):
             log.error(
                 "shard halted, see penstock status", consumer=self.consumer.name, shard=str(shard)
             )
+        return consumed
+
+    @override
+    def _slice(self) -> Consumed:
+        """Reads, and waits until all that was read has ended; gives back what was not begun when time is up."""
+        self._taken, self._book.is_stopping, self._away = 0, False, None
+        consumed, before, since = Consumed(), -1, 0.0
+        while self._taken > before or not self._book.is_idle:
+            before = self._taken
+            if self._stop():
+                for lease in self._book.stop():
+                    self._end(_released(lease))
+            consumed.merge(self.round(block_ms=SLICE_BLOCK_MS if before else 0))
+            since = (since or monotonic()) if self._book.is_settling else 0.0
+            if since and monotonic() - since > SETTLING_S:
+                what = f"settling jobs of {self.consumer.name}"
+                raise ServerUnavailable(f"{what}: Redis does not answer")
+        consumed.merge(self._book.collect())
+        if consumed.idle and self._away is not None:
+            raise self._away
         return consumed
 
     def _opened_reader(self) -> Reader:
@@ -234,7 +262,7 @@ class QueueWorker(Worker[Job[Any]]):
             ahead = min(MAX_ROOM, int(PREFETCH_S * lanes / max(self._book.job_s, 1e-5)))
         if size >= lanes + ahead // 2:
             return 0
-        return min(MAX_ROOM, lanes + ahead - size)
+        return min(MAX_ROOM, lanes + ahead - size, int(min(MAX_ROOM, self._most - self._taken)))
 
     def _read(self, room: int, block_s: float) -> None:
         try:
@@ -242,6 +270,7 @@ class QueueWorker(Worker[Job[Any]]):
         except ServerUnavailable as error:
             self._rest_after(error)
             return
+        self._taken += len(leases)
         self._book.take(leases)
         for lease in leases:
             self._lanes.put(lease)
@@ -255,6 +284,7 @@ class QueueWorker(Worker[Job[Any]]):
         return self._resume_at - monotonic()
 
     def _rest_after(self, error: ServerUnavailable) -> None:
+        self._away = error
         self._backoff = min(LONGEST_BACKOFF_S, max(0.1, self._backoff * 2))
         self._resume_at = monotonic() + self._backoff
         self._warn_waiting(error, self._backoff)
@@ -292,12 +322,12 @@ class QueueWorker(Worker[Job[Any]]):
         self._check_at = monotonic() + CHECK_S
         assert self._transaction is not None
         try:
-            self._flush_counts()
+            self._write_counts()
             checkpoints = Checkpoints(self.consumer, self._pipeline.scope)
             self._note_halted(set(self._transaction.read(checkpoints.all)))
             if monotonic() >= self._dead_at:
                 self._dead_at = monotonic() + DEAD_EVERY_S
-                self._bury_dead()
+                bury_dead(self._client, self._shape, self._letters, self._transaction, self._shards)
         except ServerUnavailable as error:
             self._rest_after(error)
 
@@ -313,40 +343,9 @@ class QueueWorker(Worker[Job[Any]]):
             every = range(len(self._shape.shards))
             self._reader.leave_out([number for number in every if number not in ours])
 
-    def _flush_counts(self) -> None:
-        """Writes what was done since the last time; what cannot be written now is written later."""
+    def _write_counts(self) -> None:
         assert self._transaction is not None
-        counts = self._book.uncounted()
-        try:
-            for shard in self._shards:
-                plan = self._letters.count(
-                    shard, counts[shard, "applied"], counts[shard, "skipped"]
-                )
-                with suppress(NotApplied):
-                    if self._transaction.apply([shard], plan):
-                        del counts[shard, "applied"], counts[shard, "skipped"]
-        finally:
-            self._book.count_again(counts)
-
-    def _bury_dead(self) -> None:
-        """Makes messages that died in Redis dead letters in Postgres."""
-        assert self._transaction is not None
-        for name in self._shards:
-            shard = self._shape.shards[name.shard]
-            what = f"burying dead letters of queue {name}"
-            buried = []
-            for dead in run_steps(self._client, shard.dead(MAX_ROOM), what):
-                message = dead.message
-                if not message.id.isascii() or not message.id.isdigit():
-                    continue
-                plan = self._letters.dead_letter(
-                    name, RecordId(int(message.id)), dead.reason, message.attempts, lambda: True
-                )
-                with suppress(NotApplied):  # it is tried again
-                    self._transaction.apply([name], plan)
-                    buried.append(message.id)
-            if buried:
-                run_steps(self._client, shard.delete(buried), what)
+        write_counts(self._book, self._letters, self._transaction, self._shards)
 
     @override
     def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
@@ -363,7 +362,7 @@ class QueueWorker(Worker[Job[Any]]):
             applied += consumed.applied
             report(consumed)
             if consumed.idle and self._book.is_idle and self._is_drained():
-                self._flush_counts()
+                self._write_counts()
                 return applied
 
     def _is_drained(self) -> bool:
@@ -388,7 +387,7 @@ class QueueWorker(Worker[Job[Any]]):
             self._lanes.close(self._spec.concurrency, GRACE_S)
             self._settler.close()
             with suppress(PenstockError):  # they are counts, and leases that end by themselves
-                self._flush_counts()
+                self._write_counts()
             with suppress(PenstockError):
                 reader.close()
         super().close()

@@ -207,8 +207,10 @@ def _check_sequencing(current: Status) -> Iterator[CheckResult]:
             staged = sum(shard.staged for shard in channel.shards)
             yield CheckResult.error(
                 "streamer",
-                f"{channel.channel}: {staged:,} committed records wait for the sequencer, the oldest for {format_age(oldest)}",
-                "penstock stream, or penstock run",
+                f"{channel.channel}: {staged:,} committed records wait for the sequencer, the oldest for {format_age(oldest)}: no "
+                "streamer and no recruit has ticked since they were committed; the last tick with records was "
+                f"{format_age(current.tick_s)} ago",
+                "penstock stream, or penstock run; if requests do the work, find out why none comes or why its chores give up",
             )
 
 
@@ -260,7 +262,8 @@ def _check_lag(current: Status) -> Iterator[CheckResult]:
             yield CheckResult.warning(
                 "consumers",
                 f"{consumer.consumer} is {lag:,} records and {format_age(seconds)} behind",
-                f"penstock consume {consumer.consumer}, in more processes if one does not keep up",
+                f"penstock consume {consumer.consumer}, in more processes if one does not keep up; if requests do the work, at "
+                "a higher rate",
             )
 
 

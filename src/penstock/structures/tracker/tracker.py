@@ -46,7 +46,7 @@ class QueuedIds:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """What a slice has done.
+    """What a slice has done; true if it has changed anything.
 
     Attributes:
         added: Ids that are new in the set.
@@ -57,6 +57,9 @@ class Synced:
     added: int = 0
     removed: int = 0
     gave_up: bool = False
+
+    def __bool__(self) -> bool:
+        return self.added > 0 or self.removed > 0
 
 
 class QueueTracker:

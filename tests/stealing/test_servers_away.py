@@ -1,0 +1,235 @@
+"""Chores whose servers are away, slow or silent: they give up, are counted, and go on afterwards."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+import pytest
+import redis
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from fixtures.dirty import DOCUMENTS, check_copy, declare_index, mark_changed
+from fixtures.jobs import ADD_EFFECT, JOBS, Bench
+from fixtures.proxy import APPEND, COMMIT, Harm, Proxy, behind
+from fixtures.truth import TABLES, change, check_exact, declare_consumers
+from penstock import Ick, Job, Log, Pipeline
+from penstock.database.connections import Connection
+from penstock.stealing import Chores, Outcome, Recruiter
+from penstock.stealing import tools as tools_module
+from penstock.testing import eventually
+
+INDEX = Ick("index", shards=2)
+KEYS = [f"k{number}" for number in range(6)]
+
+
+@pytest.fixture
+def books(connection: Connection) -> Connection:
+    connection.execute(TABLES)
+    connection.execute(DOCUMENTS)
+    return connection
+
+
+@pytest.fixture
+def chores(
+    flow: Pipeline,
+    things: Log,
+    database_url: str,
+    redis_url: str,
+    postgres_proxy: Proxy,
+    redis_proxy: Proxy,
+) -> Iterator[Chores]:
+    """The chores of a pipeline with a log, an Ick and three consumers, whose servers are behind proxies."""
+    declare_consumers(flow, things)
+    flow.add_channel(INDEX)
+    declare_index(flow, INDEX)
+    made = Chores(
+        flow, behind(postgres_proxy, database_url), behind(redis_proxy, redis_url), timeout_s=0.5
+    )
+    yield made
+    postgres_proxy.heal()
+    redis_proxy.heal()
+    made._tools().close()
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools_module, "FIRST_PAUSE_S", 0.2)
+    monkeypatch.setattr(tools_module, "LONGEST_PAUSE_S", 0.2)
+
+
+def stage(connection: Connection) -> None:
+    change(connection, KEYS)
+    with connection.transaction():
+        mark_changed(connection, KEYS)
+
+
+def flow_parts(chores: Chores) -> list[Callable[[], Outcome]]:
+    return [chores.stream(), *map(chores.consume, chores.pipeline.consumers)]
+
+
+def all_arrived(connection: Connection, chores: Chores) -> bool:
+    """Runs every chore once; whether everything has its effects."""
+    for part in flow_parts(chores):
+        part()
+    [(missing,)] = connection.execute(
+        "SELECT (SELECT 2 * count(*) FROM public.truth) - (SELECT count(*) FROM public.effects)"
+        "     + (SELECT count(*) FROM public.documents) - (SELECT count(*) FROM public.copies)"
+    ).fetchall()
+    return bool(missing == 0)
+
+
+def check(connection: Connection, client: redis.Redis, things: Log, chores: Chores) -> int:
+    eventually(lambda: all_arrived(connection, chores), "everything arrives", timeout_s=20)
+    settled = lambda: all(p() is Outcome.NOTHING_TO_DO for p in flow_parts(chores))  # noqa: E731
+    eventually(settled, "nothing is left to do")
+    check_copy(connection, client, INDEX)
+    return check_exact(connection, client, things)
+
+
+@contextmanager
+def trouble(kind: str, proxy: Proxy) -> Iterator[None]:
+    match kind:
+        case "away":
+            proxy.refuse()
+        case "silent":
+            proxy.hold_back()
+        case _:
+            proxy.delay(1.0)
+    yield
+    proxy.heal()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "not-yet-open"])
+@pytest.mark.parametrize("server", ["postgres", "redis"])
+@pytest.mark.parametrize("kind", ["away", "silent", "slow"])
+def test_chores_give_up_and_go_on_when_the_server_is_back(
+    chores: Chores,
+    books: Connection,
+    things: Log,
+    redis_client: redis.Redis,
+    postgres_proxy: Proxy,
+    redis_proxy: Proxy,
+    server: str,
+    kind: str,
+    is_open: bool,  # noqa: FBT001
+) -> None:
+    """Guarantee 13: nothing of what was begun is lost or done twice."""
+    stage(books)
+    check(books, redis_client, things, chores)
+    stage(books)
+    if not is_open:
+        chores._tools().close()
+    proxy = {"postgres": postgres_proxy, "redis": redis_proxy}[server]
+
+    with trouble(kind, proxy):
+        for part in flow_parts(chores):
+            began = monotonic()
+            assert part() is Outcome.GAVE_UP
+            assert monotonic() - began < 6
+        began = monotonic()
+        outcomes = {part() for part in flow_parts(chores)}
+        is_left_alone = monotonic() - began < 0.1
+
+    assert outcomes == {Outcome.GAVE_UP}
+    assert is_left_alone
+    assert check(books, redis_client, things, chores) == 2 * len(KEYS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("harm", Harm)
+@pytest.mark.parametrize("server", ["postgres", "redis"])
+def test_a_cut_at_any_request_leaves_everything_to_the_next_slice(
+    chores: Chores,
+    books: Connection,
+    things: Log,
+    redis_client: redis.Redis,
+    postgres_proxy: Proxy,
+    redis_proxy: Proxy,
+    server: str,
+    harm: Harm,
+) -> None:
+    """Guarantees 1 and 16: at the first COMMIT, or the first script, at the second, and so on."""
+    proxy, marker = {"postgres": (postgres_proxy, COMMIT), "redis": (redis_proxy, APPEND)}[server]
+    cuts = 0
+    while proxy.harmed == cuts:
+        stage(books)
+        chores._tools().close()
+        proxy.harm(marker, harm, skip=cuts)
+        for part in flow_parts(chores):
+            part()
+        proxy.heal()
+        cuts += 1
+        assert check(books, redis_client, things, chores) == cuts * len(KEYS)
+
+    assert cuts > 3
+
+
+def test_a_server_that_is_away_is_counted_as_aborted_and_the_caller_never_waits(
+    chores: Chores, books: Connection, redis_proxy: Proxy
+) -> None:
+    stage(books)
+    recruiter = Recruiter()
+    recruiter.install(chores.stream(), "stream", 1.0)
+    redis_proxy.hold_back()
+
+    began = monotonic()
+    for _ in range(100):
+        recruiter.enlist()
+    took = monotonic() - began
+
+    eventually(lambda: recruiter.counters()["stream"].aborted == 1, "it gives up", timeout_s=10)
+    assert took < 0.1
+    assert recruiter.counters()["stream"].failed == 0
+    redis_proxy.heal()
+
+    def streams() -> bool:
+        recruiter.enlist()
+        return recruiter.counters()["stream"].finished > 0
+
+    eventually(streams, "it streams again")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["postgres", "redis"])
+def test_a_server_that_goes_silent_in_the_middle_of_a_job_leaves_one_effect_of_it(
+    working: Pipeline,
+    bench: Bench,
+    database_url: str,
+    redis_url: str,
+    postgres_proxy: Proxy,
+    redis_proxy: Proxy,
+    server: str,
+) -> None:
+    """Guarantee 4: what the job has done is rolled back, or known when the job comes again."""
+    proxy = {"postgres": postgres_proxy, "redis": redis_proxy}[server]
+    silent = [True]
+
+    @working.worker(reads=JOBS, name="work", lease_s=1.0)
+    def work(session: Session, job: Job) -> None:
+        session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
+        if silent and len(bench.effects) == 5:
+            silent.clear()
+            proxy.hold_back()
+
+    made = Chores(
+        working, behind(postgres_proxy, database_url), behind(redis_proxy, redis_url), timeout_s=0.5
+    )
+    ids = bench.stage(20)
+    chore = made.consume("work")
+
+    began = monotonic()
+    outcomes = [chore() for _ in range(3)]
+    assert monotonic() - began < 20
+    assert Outcome.GAVE_UP in outcomes
+    assert not silent
+    proxy.heal()
+
+    def is_done() -> bool:
+        chore()
+        return bench.unfinished == []
+
+    eventually(is_done, "all jobs are done", timeout_s=20, interval_s=0.1)
+    made._tools().close()
+    assert bench.effects == ids
