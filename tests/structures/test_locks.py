@@ -258,6 +258,31 @@ def test_a_task_that_is_cancelled_leaves_no_lock_behind(url: str) -> None:
     asyncio.run(use())
 
 
+def test_a_task_that_is_cancelled_before_it_knows_of_its_lock_releases_it(
+    redis_proxy: Proxy, redis_url: str, redis_client: RedisClient
+) -> None:
+    """The server has granted it, and the reply is on its way."""
+
+    async def use() -> None:
+        pins = AsyncPinnedKeys.connect(behind(redis_proxy, redis_url), "reports")
+        lock = pins.lock("nightly", lease_s=60)
+        first = await lock.acquire(0)  # connects, and loads the script
+        await first.release()
+        redis_proxy.delay(0.1)
+        task = asyncio.create_task(lock.acquire(0))
+        await asyncio.to_thread(
+            eventually, lambda: redis_client.hexists(KEYS[0], "l:nightly"), "granted"
+        )
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await pins.aclose()
+
+    asyncio.run(use())
+
+    assert not redis_client.exists(KEYS[0])
+
+
 class Locks(RuleBasedStateMachine):
     """Three holders, a clock that also goes back, and a Redis that loses its keys now and then."""
 
