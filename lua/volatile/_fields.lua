@@ -25,12 +25,12 @@ local function as_score(deadline)
 end
 
 local function is_unknown_command(error_text)
-  return string.find(string.lower(error_text), "unknown", 1, true) ~= nil
+  return string.find(string.lower(error_text), "unknown %a*%s?command called from") ~= nil
 end
 
--- The scores of fields, as text; false for each that is not in `times`.
+-- The scores of fields, as text; false for each that is not in `times`.  Without the hash, they are those of fields that are gone.
 local function read_scores(names)
-  if types[2] == "none" or #names == 0 then
+  if types[1] == "none" or types[2] == "none" or #names == 0 then
     return {}
   end
   return redis.call("ZMSCORE", times, unpack(names))
@@ -102,7 +102,6 @@ local function reap(most)
   return #over
 end
 
--- Without the hash, the deadlines are those of fields that are gone.
 local function forget_lost_hash()
   if types[1] == "none" and types[2] ~= "none" then
     redis.call("ZREMRANGEBYRANK", times, 0, -1)
