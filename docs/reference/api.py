@@ -27,6 +27,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "penstock.stealing": (),
     "penstock.channels.log": (),
     "penstock.channels.ick": (),
+    "penstock.structures": (),
     "penstock.migrations": (),
     "penstock.testing": (),
     "penstock.spark": (),
@@ -240,7 +241,11 @@ def _parameters(each: Any) -> Iterator[str]:
 
 
 def _defined_classes(module: Any) -> list[str]:
-    return [name for name, each in module.members.items() if not each.is_alias and each.is_class]
+    return [
+        name
+        for name, each in module.members.items()
+        if not each.is_alias and each.is_class and not name.startswith("_")
+    ]
 
 
 def _public_bases(cls: Any) -> list[str]:

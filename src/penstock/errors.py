@@ -11,8 +11,10 @@ command line ends with; ``page`` is the section of the documentation that explai
     ├── Unknown                   a name that does not exist                      (2)
     ├── InvalidIckCall            a score, member or size that an Ick cannot take (2)
     ├── InvalidMessage            a field of a message that a queue cannot take   (2)
+    ├── InvalidStructureCall      an argument that a structure cannot take        (2)
+    ├── LockBusy                  somebody else holds a lock, or computes a value (1)
     ├── TenantFull                a tenant's bytes in a queue are at their limit  (1)
-    ├── StaleLease                the lease of a message has ended                (1)
+    ├── StaleLease                the lease of a message or a lock has ended      (1)
     ├── StagingError              a record cannot be staged                       (1)
     │   ├── InvalidRecord         a field of the record is not acceptable
     │   ├── BypassedStaging       a statement bypasses the staging rules
@@ -40,6 +42,7 @@ command line ends with; ``page`` is the section of the documentation that explai
         ├── ForeignLog            the stream holds entries of another program
         ├── DamagedIck            a key of an Ick holds something else, or is missing
         ├── ForeignQueue          a key of a queue holds something else
+        ├── ForeignStructure      a key of a structure holds something else
         ├── QueueDamaged          no stream of a queue can be written
         ├── DamagedJournal        rows of the journal, or records that it names, were deleted
         ├── UnpublishableRecord   Postgres cannot read a record, or Redis does not take it
@@ -59,6 +62,20 @@ class PenstockError(Exception):
 
     exit_code: ClassVar[int] = 1
     page: ClassVar[str] = "errors#penstockerror"
+
+
+class _NamesField(Exception):
+    """An error that names what is wrong.
+
+    Attributes:
+        field: The field or argument, or the path to it.
+    """
+
+    separator: ClassVar[str] = " "
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}{self.separator}{message}")
+        self.field = field
 
 
 class DeclarationError(PenstockError):
@@ -109,19 +126,24 @@ class InvalidIckCall(PenstockError):
     page = "errors#invalidickcall"
 
 
-class InvalidMessage(PenstockError):
-    """A message, or a limit of a tenant, has a field that a queue cannot take; nothing was written.
-
-    Attributes:
-        field: The field.
-    """
+class InvalidMessage(_NamesField, PenstockError):
+    """A message, or a limit of a tenant, has a field that a queue cannot take: its ``field``; nothing was written."""
 
     exit_code = 2
     page = "errors#invalidmessage"
 
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field} {message}")
-        self.field = field
+
+class InvalidStructureCall(_NamesField, PenstockError):
+    """A volatile hash, a pinned key, a lock or a tracker cannot take an argument: its ``field``; nothing was written."""
+
+    exit_code = 2
+    page = "errors#invalidstructurecall"
+
+
+class LockBusy(PenstockError):
+    """Somebody else holds a lock, or computes a value, for longer than the time to wait."""
+
+    page = "errors#lockbusy"
 
 
 class TenantFull(PenstockError):
@@ -131,7 +153,7 @@ class TenantFull(PenstockError):
 
 
 class StaleLease(PenstockError):
-    """The lease of a message has ended: another reader may have the message, or it was deleted."""
+    """The lease of a message or a lock has ended: somebody else may have it, or it was deleted."""
 
     page = "errors#stalelease"
 
@@ -142,18 +164,11 @@ class StagingError(PenstockError):
     page = "errors#stagingerror"
 
 
-class InvalidRecord(StagingError):
-    """A field of a record is not acceptable.
-
-    Attributes:
-        field: Path of the field, such as ``data.lines[3].price``.
-    """
+class InvalidRecord(_NamesField, StagingError):
+    """A field of a record is not acceptable: its ``field`` is the path, such as ``data.lines[3].price``."""
 
     page = "errors#invalidrecord"
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
+    separator = ": "
 
 
 class UnstagedChanges(UserWarning):
@@ -334,6 +349,12 @@ class ForeignQueue(Refused):
     """A key of a queue holds something that is not a queue's."""
 
     page = "errors#foreignqueue"
+
+
+class ForeignStructure(Refused):
+    """A key of a volatile hash, of pinned keys or of a queue tracker holds something else."""
+
+    page = "errors#foreignstructure"
 
 
 class QueueDamaged(Refused):

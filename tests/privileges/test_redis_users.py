@@ -119,6 +119,8 @@ def test_the_owner_may_call_all_that_the_scripts_call() -> None:
     called = {
         name.lower()
         for path in LUA.rglob("*.lua")
+        # Structures are an application's own, with the rights that their page names and a test of it tries.
+        if path.parent.name not in {"volatile", "pinned", "tracker"}
         for name in re.findall(r'redis\.call\("(\w+)"', path.read_text())
     } | {"del"}  # delete.lua: an Ick of a pipeline is never deleted
     granted = {rule.lstrip("+").partition("|")[0] for rule in COMMANDS["owner"].split()}

@@ -8,10 +8,10 @@ scripts share; they go into that line too.
 import hashlib
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import redis
 from hiredis import pack_command
@@ -19,6 +19,7 @@ from redis.client import NEVER_DECODE
 
 from penstock.database.resources import directory
 
+T = TypeVar("T")
 Argument = bytes | str | int
 
 _MULTI, _EXEC = pack_command(("MULTI",)), pack_command(("EXEC",))
@@ -34,6 +35,21 @@ class Call:
 
     keys: Sequence[str]
     arguments: Sequence[Argument]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(Generic[T]):
+    """One call of a script.
+
+    Attributes:
+        script: Name of the script.
+        call: Keys and arguments.
+        read: Parses the reply.
+    """
+
+    script: str
+    call: Call
+    read: Callable[[Any], T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +112,19 @@ class Script:
         ):
             return self.call_each(client, calls)
         return list(replies)
+
+    async def call_async(self, client: Any, call: Call) -> Any:
+        """Calls the script on a client of ``redis.asyncio``; it is loaded again if the server has lost it.
+
+        Raises:
+            redis.RedisError: The connection failed, or the reply is an error.
+        """
+        command = ("EVALSHA", self.sha, len(call.keys), *call.keys, *call.arguments)
+        try:
+            return await client.execute_command(*command, **{NEVER_DECODE: True})
+        except redis.exceptions.NoScriptError:
+            await client.script_load(self.text)
+            return await client.execute_command(*command, **{NEVER_DECODE: True})
 
     def packed(self, call: Call) -> bytes:
         """The call as bytes, ready to send."""

@@ -391,6 +391,6 @@ def check_eviction(client: RedisClient) -> None:
         policy = str(info_text(client, "memory").get("maxmemory_policy", ""))
     if policy.startswith("allkeys-"):
         raise UnsafeSetting(
-            f"Redis' maxmemory-policy is {policy}: when its memory is full it deletes any key, the log among them. "
+            f"Redis' maxmemory-policy is {policy}: when its memory is full it deletes any key: the log, locks and pinned values too. "
             "CONFIG SET maxmemory-policy noeviction, or give the log its own Redis"
         )

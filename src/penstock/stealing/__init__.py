@@ -20,6 +20,7 @@ Importing this package imports no driver of Redis or Postgres; jobs import what 
     chores      the pipeline's own jobs
     tools       the streamer and the workers that they use, and their connections
     gauges      how far the pipeline is behind; read by ``measuring``
+    slices      slices of structures in Redis as jobs
     advice      which rates keep up
     places      where an application enlists: middleware, sessions, caches
 """
@@ -36,6 +37,7 @@ from penstock.stealing.places import (
     enlist_on_hit,
 )
 from penstock.stealing.recruiter import Recruiter
+from penstock.stealing.slices import make_slice
 
 __all__ = [
     "ASGIEnlister",
@@ -53,6 +55,7 @@ __all__ = [
     "advise",
     "enlist_after_commit",
     "enlist_on_hit",
+    "make_slice",
     "time_left_s",
     "when_idle",
 ]

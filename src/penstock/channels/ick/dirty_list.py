@@ -18,11 +18,10 @@ from penstock.channels.ick.operations import (
     Exchanged,
     IckStats,
     Mark,
-    Operation,
     check_reply,
 )
 from penstock.channels.routing import IckKeys, ick_keys
-from penstock.channels.scripts import Call, script
+from penstock.channels.scripts import Call, Operation, script
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.errors import InvalidIckCall
 

@@ -5,13 +5,13 @@ operations itself; an application's Redis pipeline sends several together.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from penstock.channels.ick.marks import check_size
 from penstock.channels.routing import IckKeys
-from penstock.channels.scripts import Argument, Call, as_text
+from penstock.channels.scripts import Argument, Call, Operation, as_text
 from penstock.channels.server import REDIS_ERRORS, translate_error
 from penstock.errors import DamagedIck
 
@@ -23,21 +23,6 @@ Mark = tuple[bytes, float]
 """A member and its score."""
 
 _DAMAGED = re.compile(r"DAMAGED (?P<found>.*); ", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Operation(Generic[T]):
-    """One call of a script.
-
-    Attributes:
-        script: Name of the script.
-        call: Keys and arguments.
-        read: Parses the reply.
-    """
-
-    script: str
-    call: Call
-    read: Callable[[Any], T]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.channels.ick.dirty_list import checked_keys, run_each
-from penstock.channels.ick.operations import Operation, all_keys
+from penstock.channels.ick.operations import all_keys
 from penstock.channels.routing import IckKeys
-from penstock.channels.scripts import Call, as_text
+from penstock.channels.scripts import Call, Operation, as_text
 from penstock.channels.server import RedisClient
 from penstock.errors import DamagedIck
 

@@ -34,11 +34,10 @@ from penstock.channels.ick.dirty_list import checked_keys, run_each
 from penstock.channels.ick.marks import Member, check_size, encode_members
 from penstock.channels.ick.operations import (
     Mark,
-    Operation,
     all_keys,
     read_marks,
 )
-from penstock.channels.scripts import Argument, Call, as_text
+from penstock.channels.scripts import Argument, Call, Operation, as_text
 from penstock.channels.server import RedisClient
 
 T = TypeVar("T")

@@ -4,13 +4,10 @@ import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import redis
-from redis.client import NEVER_DECODE
-
 from penstock.channels.queue.messages import NewMessage, Written
 from penstock.channels.queue.shape import QueueShape, in_order
 from penstock.channels.queue.shard import Steps
-from penstock.channels.scripts import Script, script
+from penstock.channels.scripts import script
 from penstock.channels.server import REDIS_ERRORS, RedisClient, translate_error
 from penstock.errors import AppendRefused, ForeignLog, ForeignQueue, PenstockError
 
@@ -69,22 +66,13 @@ async def run_async(client: Any, steps: Steps[T], what: str) -> T:
         while True:
             loaded = script(request.script)
             try:
-                reply = await _call(client, loaded, request.call.keys, request.call.arguments)
+                reply = await loaded.call_async(client, request.call)
             except REDIS_ERRORS as error:
                 raise _translate(error, what) from error
             request = steps.send(reply)
     except StopIteration as stop:
         result: T = stop.value
         return result
-
-
-async def _call(client: Any, loaded: Script, keys: Sequence[Any], arguments: Sequence[Any]) -> Any:
-    command = ("EVALSHA", loaded.sha, len(keys), *keys, *arguments)
-    try:
-        return await client.execute_command(*command, **{NEVER_DECODE: True})
-    except redis.exceptions.NoScriptError:
-        await client.script_load(loaded.text)
-        return await client.execute_command(*command, **{NEVER_DECODE: True})
 
 
 def _translate(error: Any, what: str) -> PenstockError:
