@@ -250,6 +250,12 @@ class ServerUnavailable(PenstockError):
     page = "errors#serverunavailable"
 
 
+class DriverUnreachable(ServerUnavailable):
+    """The tasks of the engine on Spark cannot connect to their driver, which plans and stops them."""
+
+    page = "errors#driverunreachable"
+
+
 class AppendRefused(ServerUnavailable):
     """Redis answers, but refuses to write now (out of memory, read-only, loading): records wait in Postgres."""
 

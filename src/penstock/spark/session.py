@@ -34,7 +34,6 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     "spark.log.level": "ERROR",
-    "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "1g",
     # Java starts to log before Spark has read its settings.
@@ -43,6 +42,13 @@ SETTINGS = {
     ),
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|_url",
 }
+
+LOCAL = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.ui.enabled": "false",
+}
+"""Further settings without a cluster."""
 
 TASK_ATTEMPTS = 10_000
 """Attempts of a task before Spark fails the job.  A restarted task continues from the last commit of the previous one."""
@@ -68,22 +74,23 @@ def spark_session(
     os.environ["JAVA_HOME"] = str(find_java())
     share_with_tasks()
     # Otherwise workers take the first `python3` on the PATH.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [*(p for p in sys.path if p), os.environ.get("PYTHONPATH", "")]
-    )
     builder = SparkSession.builder.appName("penstock").master(
         master or f"local[{slots},{TASK_ATTEMPTS}]"
     )
     settings = dict(SETTINGS)
     if master is None or master.startswith("local"):
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            [*(p for p in sys.path if p), os.environ.get("PYTHONPATH", "")]
+        )
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        settings |= LOCAL
     else:
         settings |= {
             f"spark.executorEnv.{name}": os.environ[name] for name in _SHARED if name in os.environ
         }
+        settings["spark.executorEnv.PYTHONPATH"] = _application_path()
     for name, value in (settings | dict(conf or {})).items():
         builder = builder.config(name, value)
     with _signals_left_to_us():
@@ -91,6 +98,18 @@ def spark_session(
     _write_no_checksums(spark)
     register(spark)
     return spark
+
+
+def _application_path() -> str:
+    """Where this process finds the application, without the packages of its Python: executors may have another one.
+
+    On other machines these places do not exist, and do no harm: what is not there comes by ``spark.submit.pyFiles``.
+    """
+    packages = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
+    places = [Path(place).resolve() for place in sys.path if place]
+    return os.pathsep.join(
+        str(place) for place in places if packages.isdisjoint((place, *place.parents))
+    )
 
 
 _jvm_starts = threading.local()
@@ -177,5 +196,5 @@ def _write_no_checksums(spark: SparkSession) -> None:
     local.setWriteChecksum(False)
 
 
-_SHARED = ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL", FORMAT, LEVEL, "PYTHONPATH")
+_SHARED = ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL", FORMAT, LEVEL)
 """Environment variables of this process that executors on other machines need."""
