@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic, sleep
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
@@ -54,6 +55,7 @@ TASK_ATTEMPTS = 10_000
 """Attempts of a task before Spark fails the job.  A restarted task continues from the last commit of the previous one."""
 
 
+CHILDREN_END_S = 1.0
 JVM_END_S = 3.0
 """How long to wait for the end of a JVM whose connections have broken."""
 
@@ -135,6 +137,23 @@ def _ignore_sigterm_in_jvm() -> None:
 
 
 os.register_at_fork(after_in_child=_ignore_sigterm_in_jvm)  # PySpark has no option for it
+
+
+def stop_session(spark: SparkSession) -> None:
+    """Stops Spark, and before it the idle Python processes on this machine, whose connections Spark closes first.
+
+    They would answer on a closed connection, and print a traceback after a success: see ``spark_daemon``, which Spark does
+    not use for those that look up and make data sources.
+    """
+    jvm = spark.sparkContext._jvm  # noqa: SLF001  only Java knows its children
+    assert jvm is not None
+    children = list(jvm.java.lang.ProcessHandle.current().children().toArray())
+    for child in children:
+        child.destroy()
+    deadline = monotonic() + CHILDREN_END_S
+    while any(child.isAlive() for child in children) and monotonic() < deadline:
+        sleep(0.01)
+    spark.stop()
 
 
 @contextmanager

@@ -25,7 +25,13 @@ from penstock.spark.engine.dataframes import start_dataframes
 from penstock.spark.engine.epochs import COUNTS, EpochsSource
 from penstock.spark.engine.schedule import Schedule
 from penstock.spark.engine.slots import Slots
-from penstock.spark.session import available_cores, is_jvm_alive, jvm_errors, spark_session
+from penstock.spark.session import (
+    available_cores,
+    is_jvm_alive,
+    jvm_errors,
+    spark_session,
+    stop_session,
+)
 from penstock.streaming.streamer import IDLE_S
 
 log = structlog.get_logger("penstock.spark")
@@ -250,4 +256,4 @@ def _stop_spark(spark: SparkSession, control: ControlServer) -> None:
         waiting.wait(0.02)
     for query in spark.streams.active:
         query.stop()
-    spark.stop()
+    stop_session(spark)

@@ -67,7 +67,7 @@ def assign(consumers: Mapping[str, int], slots: int, *, streamer: bool = True) -
 
 
 def _split(consumers: Mapping[str, int], slots: int) -> list[Part]:
-    """One part for each slot, as far as there are shards: each consumer gets another part in its turn."""
+    """One part for each slot, as far as there are shards: consumers get their further parts one after the other."""
     groups, left = dict.fromkeys(consumers, 1), slots - len(consumers)
     while left and (growing := [name for name in groups if groups[name] < consumers[name]]):
         for name in growing[:left]:
@@ -81,7 +81,7 @@ def _split(consumers: Mapping[str, int], slots: int) -> list[Part]:
 
 
 def _pack(parts: list[Part], slots: int) -> list[Task]:
-    """The parts in so many tasks, in turn."""
+    """The parts, dealt out to so many tasks."""
     tasks: list[list[Part]] = [[] for _ in range(slots)]
     for part, task in zip(parts, cycle(tasks), strict=False):
         task.append(part)
