@@ -1,7 +1,6 @@
 """``penstock run`` on Spark: the whole pipeline as one Spark application."""
 
 import os
-import re
 import shutil
 import tempfile
 import threading
@@ -35,6 +34,9 @@ from penstock.spark.session import (
 from penstock.streaming.streamer import IDLE_S
 
 log = structlog.get_logger("penstock.spark")
+
+OBSERVED = "penstock"
+"""Name of the metrics of an epoch in Spark's progress."""
 
 EPOCH_S = 60.0
 STOP_TIMEOUT_S = 5.0
@@ -158,13 +160,11 @@ class _Supervised:
                 self.query = self.start()
             except ServerUnavailable as error:
                 self._wait(describe(error))
+        elif not control.was_reached and (reason := _unreachable(self.query)):
+            raise DriverUnreachable(reason)
         elif not self.query.isActive:
-            reason = str(self.query.exception() or "it was stopped")
-            unreachable = re.search(rf"{DriverUnreachable.__name__}: (.+)", reason)
-            if unreachable and not control.was_reached:
-                raise DriverUnreachable(unreachable[1])
             # The first line only, with the error's class and Penstock's text: what follows may quote a payload.
-            self._wait(reason.splitlines()[0])
+            self._wait((str(self.query.exception()).splitlines() or ["it was stopped"])[0])
             self.query = None
 
     def _wait(self, reason: str) -> None:
@@ -206,12 +206,20 @@ def _listen(
     )
 
 
+def _unreachable(query: StreamingQuery) -> str | None:
+    """Why a task of the last epoch could not reach the driver, if none has ever reached it."""
+    progress = query.lastProgress
+    metrics = progress.observedMetrics.get(OBSERVED) if progress else None
+    return getattr(metrics, "unreachable", None)
+
+
 def _start_epochs(spark: SparkSession, options: dict[str, str], directory: str) -> StreamingQuery:
     """Starts the query of the epochs; the counts of its tasks appear in its progress as observed metrics."""
     # Spark shows where a query was started, which would be a line of its own code.
     spark.sparkContext.setLocalProperty("callSite.short", "penstock epochs")
     rows = spark.readStream.format("penstock.epochs").options(**options).load()
-    observed = rows.observe("penstock", *(F.sum(name).alias(name) for name in COUNTS))
+    counts = (F.sum(name).alias(name) for name in COUNTS)
+    observed = rows.observe(OBSERVED, *counts, F.max("unreachable").alias("unreachable"))
     return (
         observed.writeStream.format("noop")
         .queryName("penstock")

@@ -125,6 +125,12 @@ class ControlServer:
     def close(self) -> None:
         """Stops every task, and listens no longer."""
         self.stop_tasks()
+        self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        _shut_down(
+            self._listener, socket.SHUT_RDWR
+        )  # otherwise the thread that waits takes one more connection
         self._listener.close()
 
     def finish(self, epoch: str) -> None:
@@ -230,9 +236,9 @@ class ControlChannel:
                 self._socket = None
 
 
-def _shut_down(connection: socket.socket) -> None:
+def _shut_down(connection: socket.socket, how: int = socket.SHUT_WR) -> None:
     """Closes our half; it is no error if the other side has closed already."""
     try:
-        connection.shutdown(socket.SHUT_WR)
+        connection.shutdown(how)
     except OSError:
         return

@@ -10,13 +10,13 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from penstock.errors import PenstockError
+from penstock.errors import DriverUnreachable, PenstockError
 from penstock.loading import load_pipeline
 from penstock.logs import configure_task
 from penstock.parallel import Loop, run_together
@@ -31,9 +31,12 @@ if TYPE_CHECKING:
 
 SPARK_SCHEMA = (
     "task string, sequenced long, published long, resent long, removed long, "
-    "applied long, skipped long, dead long, backfilled long, seconds double"
+    "applied long, skipped long, dead long, backfilled long, seconds double, unreachable string"
 )
 COUNTS = ("sequenced", "published", "resent", "removed", "applied", "skipped", "dead", "backfilled")
+UNREACHABLE_PAUSE_S = 1.0
+"""How long a task waits that cannot reach the driver, in seconds, before it ends and the next epoch tries again."""
+
 REPORT_EVERY_S = 1.0
 """How often a task sends its counts to the driver, in seconds."""
 
@@ -86,14 +89,22 @@ class EpochsReader(DataSourceStreamReader):
         return [EpochPartition(task.to_json(), plan.epoch) for task in plan.tasks]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """Runs a task; yields its counts."""
+        """Runs a task; yields its counts, or why it cannot reach the driver."""
         assert isinstance(partition, EpochPartition)
         configure_task()
-        task = Task.from_json(partition.task)
+        task, began = Task.from_json(partition.task), monotonic()
         gc.freeze()  # Spark collects garbage after every task, over everything that was imported
-        began, counts = monotonic(), dict.fromkeys(COUNTS, 0)
-        deadline = began + float(self._options["seconds"])
-        with ControlChannel(self._control, partition.epoch) as control:
+        counts, unreachable = dict.fromkeys(COUNTS, 0), None
+        try:
+            self._run_epoch(task, partition.epoch, counts)
+        except DriverUnreachable as error:
+            unreachable = str(error)
+            sleep(UNREACHABLE_PAUSE_S)
+        yield (str(task), *(counts[name] for name in COUNTS), monotonic() - began, unreachable)
+
+    def _run_epoch(self, task: Task, epoch: str, counts: dict[str, int]) -> None:
+        deadline = monotonic() + float(self._options["seconds"])
+        with ControlChannel(self._control, epoch) as control:
             counter = _Counter(str(task), counts, control)
             try:
                 self._run(task, lambda: monotonic() >= deadline or not control.is_open(), counter)
@@ -104,7 +115,6 @@ class EpochsReader(DataSourceStreamReader):
                 )
             counter.send()
             control.finish()
-        yield (str(task), *(counts[name] for name in COUNTS), monotonic() - began)
 
     def _run(self, task: Task, stop: Callable[[], bool], counter: "_Counter") -> None:
         pipeline = load_pipeline(self._options["app"])
