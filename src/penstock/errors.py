@@ -31,7 +31,8 @@ command line ends with; ``page`` is the section of the documentation that explai
     ├── UnreadableValue           a value that Spark's type cannot hold           (1)
     ├── DemoFailed                the demo could not finish                       (1)
     ├── ServerUnavailable         Postgres or Redis cannot be reached or started  (3)
-    │   └── AppendRefused         Redis answers, and refuses to write
+    │   ├── AppendRefused         Redis answers, and refuses to write
+    │   └── DriverUnreachable     tasks on Spark cannot connect to their driver
     ├── JavaMissing               no Java runtime for Spark                       (3)
     ├── SchemaMissing             the database has no Penstock schema, or another (2)
     │   └── TriggerMissing        a declared trigger is missing or another one
@@ -63,6 +64,11 @@ class PenstockError(Exception):
     exit_code: ClassVar[int] = 1
     page: ClassVar[str] = "errors#penstockerror"
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.__module__ == __name__:  # an application's own errors have no page here
+            cls.page = f"errors#{cls.__name__.lower()}"
+
 
 class _NamesField(Exception):
     """An error that names what is wrong.
@@ -82,13 +88,10 @@ class DeclarationError(PenstockError):
     """A pipeline is declared in a way that cannot work; raised by the declaration, not when the pipeline runs."""
 
     exit_code = 2
-    page = "errors#declarationerror"
 
 
 class InvalidName(DeclarationError):
     """The name of a channel, a consumer or a schema breaks the rule for names."""
-
-    page = "errors#invalidname"
 
 
 class InvalidChore(DeclarationError):
@@ -97,8 +100,6 @@ class InvalidChore(DeclarationError):
     Attributes:
         field: What is wrong: ``name``, ``job`` or ``rate``.
     """
-
-    page = "errors#invalidchore"
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field} {message}")
@@ -109,65 +110,51 @@ class InvalidSetting(PenstockError):
     """A setting has a value that it cannot take, is unknown, or is missing where it is needed."""
 
     exit_code = 2
-    page = "errors#invalidsetting"
 
 
 class Unknown(PenstockError):
     """A command names something that does not exist: a consumer, a channel, a dead letter."""
 
     exit_code = 2
-    page = "errors#unknown"
 
 
 class InvalidIckCall(PenstockError):
     """An operation of an Ick was called with a value that cannot be stored; nothing was written."""
 
     exit_code = 2
-    page = "errors#invalidickcall"
 
 
 class InvalidMessage(_NamesField, PenstockError):
     """A message, or a limit of a tenant, has a field that a queue cannot take: its ``field``; nothing was written."""
 
     exit_code = 2
-    page = "errors#invalidmessage"
 
 
 class InvalidStructureCall(_NamesField, PenstockError):
     """A volatile hash, a pinned key, a lock or a tracker cannot take an argument: its ``field``; nothing was written."""
 
     exit_code = 2
-    page = "errors#invalidstructurecall"
 
 
 class LockBusy(PenstockError):
     """Somebody else holds a lock, or computes a value, for longer than the time to wait."""
 
-    page = "errors#lockbusy"
-
 
 class TenantFull(PenstockError):
     """A tenant has as many bytes in a queue as it may have; its message was not written."""
-
-    page = "errors#tenantfull"
 
 
 class StaleLease(PenstockError):
     """The lease of a message or a lock has ended: somebody else may have it, or it was deleted."""
 
-    page = "errors#stalelease"
-
 
 class StagingError(PenstockError):
     """A record cannot be staged; the application's transaction should be rolled back."""
-
-    page = "errors#stagingerror"
 
 
 class InvalidRecord(_NamesField, StagingError):
     """A field of a record is not acceptable: its ``field`` is the path, such as ``data.lines[3].price``."""
 
-    page = "errors#invalidrecord"
     separator = ": "
 
 
@@ -178,13 +165,9 @@ class UnstagedChanges(UserWarning):
 class BypassedStaging(StagingError):
     """A bulk or Core statement would change a published class without staging its records."""
 
-    page = "errors#bypassedstaging"
-
 
 class NotAttached(StagingError):
     """Records are staged on a session that the pipeline was not attached to."""
-
-    page = "errors#notattached"
 
 
 class TryAgain(PenstockError):
@@ -194,7 +177,6 @@ class TryAgain(PenstockError):
         after: Seconds until the next attempt, or a ``timedelta``; None lets the pauses grow, up to ten seconds.
     """
 
-    page = "errors#tryagain"
     after: float | timedelta | None = None
 
     def __init__(self, message: str = "", *, after: float | timedelta | None = None) -> None:
@@ -216,184 +198,134 @@ class TryAgain(PenstockError):
 class BrokenTransaction(PenstockError):
     """A handler did to its transaction what only Penstock may: ended it, made it read-only, or hid that it has failed."""
 
-    page = "errors#brokentransaction"
-
 
 class HandlerCommitted(BrokenTransaction):
     """A handler committed its effects without the checkpoint: another attempt would double them, so its shard halts."""
-
-    page = "errors#handlercommitted"
 
 
 class HandlerNotRun(BrokenTransaction):
     """A handler returned a coroutine or a generator that nobody runs: it has done nothing, so its shard halts."""
 
-    page = "errors#handlernotrun"
-
 
 class HandlerExited(PenstockError):
     """A handler raised ``SystemExit`` or ``KeyboardInterrupt``: nothing of the batch is committed, and the worker ends."""
-
-    page = "errors#handlerexited"
 
 
 class HandlerHung(PenstockError):
     """As many handlers of a worker hang as may run at the same time: others have their jobs, and the process has to end."""
 
-    page = "errors#handlerhung"
-
 
 class Halted(PenstockError):
     """A consumer could not be drained: some of its shards are halted."""
-
-    page = "errors#halted"
 
 
 class BarrierMissed(PenstockError):
     """A consumer did not stop at the offsets of a cut; nothing was compared and nothing changed."""
 
-    page = "errors#barriermissed"
-
 
 class SnapshotLost(PenstockError):
     """The snapshot for reading the tables is gone; nothing was compared and nothing changed."""
-
-    page = "errors#snapshotlost"
 
 
 class UnreadableValue(PenstockError):
     """A value of a table that Spark's type for its column cannot hold; the error names the column."""
 
-    page = "errors#unreadablevalue"
-
 
 class DemoFailed(PenstockError):
     """The demo could not finish."""
-
-    page = "errors#demofailed"
 
 
 class ServerUnavailable(PenstockError):
     """Postgres or Redis cannot be reached, or cannot be started."""
 
     exit_code = 3
-    page = "errors#serverunavailable"
+
+
+class DriverUnreachable(ServerUnavailable):
+    """The tasks of the engine on Spark cannot connect to their driver, which plans and stops them."""
 
 
 class AppendRefused(ServerUnavailable):
     """Redis answers, but refuses to write now (out of memory, read-only, loading): records wait in Postgres."""
-
-    page = "errors#appendrefused"
 
 
 class JavaMissing(PenstockError):
     """Spark needs a Java runtime, and there is none."""
 
     exit_code = 3
-    page = "errors#javamissing"
 
 
 class SchemaMissing(PenstockError):
     """The database does not hold the Penstock schema in the version that this release needs."""
 
     exit_code = 2
-    page = "errors#schemamissing"
 
 
 class TriggerMissing(SchemaMissing):
     """A trigger that a rule declares is missing, disabled, or is not that of its rule: changes would be lost."""
-
-    page = "errors#triggermissing"
 
 
 class PrivilegeMissing(PenstockError):
     """The role that Penstock connects as lacks a privilege in Postgres."""
 
     exit_code = 2
-    page = "errors#privilegemissing"
 
 
 class Gap(PenstockError):
     """The log continues beyond a consumer's checkpoint, and the journal no longer has the records between them."""
 
     exit_code = 4
-    page = "errors#gap"
 
 
 class Refused(PenstockError):
     """Penstock stops rather than risk a loss; an operator has to decide."""
 
     exit_code = 5
-    page = "errors#refused"
 
 
 class HistoryDiverged(Refused):
     """Redis or a consumer has records that Postgres does not know: Postgres lost commits, or is another server."""
 
-    page = "errors#historydiverged"
-
 
 class ForeignLog(Refused):
     """The key of a shard holds something that Penstock did not write."""
-
-    page = "errors#foreignlog"
 
 
 class DamagedIck(Refused):
     """A key of an Ick holds something that is not an Ick's, or has members without a version."""
 
-    page = "errors#damagedick"
-
 
 class ForeignQueue(Refused):
     """A key of a queue holds something that is not a queue's."""
-
-    page = "errors#foreignqueue"
 
 
 class ForeignStructure(Refused):
     """A key of a volatile hash, of pinned keys or of a queue tracker holds something else."""
 
-    page = "errors#foreignstructure"
-
 
 class QueueDamaged(Refused):
     """No stream of a queue can be written: all their keys hold other types."""
-
-    page = "errors#queuedamaged"
 
 
 class DamagedJournal(Refused):
     """Rows of a shard's journal, or records that it names, were deleted by something other than Penstock."""
 
-    page = "errors#damagedjournal"
-
 
 class UnpublishableRecord(Refused):
     """A record that Postgres cannot read back, or that Redis does not take; nothing after it in its shard is published."""
-
-    page = "errors#unpublishablerecord"
 
 
 class ReadOnlyPostgres(Refused):
     """The streamer was pointed at a standby or a read-only server."""
 
-    page = "errors#readonlypostgres"
-
 
 class Fenced(Refused):
     """A newer epoch of the log has been opened; this process belongs to an old one."""
-
-    page = "errors#fenced"
 
 
 class HiddenRows(Refused):
     """A policy of row-level security applies to what Penstock reads; rows that it hides would be lost silently."""
 
-    page = "errors#hiddenrows"
-
 
 class UnsafeSetting(Refused):
     """A server is set up in a way that can lose records."""
-
-    page = "errors#unsafesetting"

@@ -1,8 +1,10 @@
 """``penstock run`` on Spark ends cleanly, whichever of its processes get the signal, and names a JVM that was killed."""
 
 import os
+import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -107,3 +109,42 @@ def test_a_jvm_that_was_killed_is_named(running: subprocess.Popen[str], temporar
 
     assert running.returncode == 3, said
     assert "the JVM of Spark has ended (killed by SIGKILL)" in said.splitlines()[-2]
+
+
+UNREACHABLE = """
+from dataclasses import replace
+from penstock.cli.app import main
+from penstock.spark.engine import application
+
+class Elsewhere(application.ControlServer):
+    \"\"\"As behind a firewall: the tasks are given a port at which nobody listens; the plan comes all the same.\"\"\"
+
+    def _send_plan(self, connection):
+        super()._send_plan(connection)
+        self._stop_listening()
+
+application.ControlServer = Elsewhere
+main()
+"""
+
+
+def test_a_driver_that_its_tasks_cannot_reach_is_named_and_ends_the_run(
+    penstock: CommandLine, connection: Connection
+) -> None:
+    """The epochs went round for ever, with nothing done and two log lines."""
+    stage(connection, 1)
+    done = subprocess.run(
+        [sys.executable, "-c", UNREACHABLE, "run", "--engine", "spark", "--master", "local[2]"],
+        cwd=penstock.directory,
+        env=penstock.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 3, done.stderr
+    [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert re.search(
+        r"cannot connect to the driver at 127\.0\.0\.1:\d+ .*control\.port=7079", error
+    )

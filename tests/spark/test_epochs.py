@@ -6,12 +6,12 @@ import pytest
 
 from fixtures.truth import TABLES
 from penstock.database.connections import Connection
-from penstock.spark.engine.assignment import Task
-from penstock.spark.engine.control_channel import ControlServer
+from penstock.spark.engine.assignment import Part, Task
+from penstock.spark.engine.control_channel import ControlServer, Plan
 from penstock.spark.engine.epochs import EpochsReader
 from penstock.testing import eventually
 
-TASKS = [Task(None, ()), Task("one", (0, 1))]
+TASKS = (Task((Part(None),)), Task((Part("one", (0, 1)),)))
 
 
 def test_a_restarted_task_ends_with_its_epoch_and_not_a_full_epoch_later(
@@ -21,11 +21,11 @@ def test_a_restarted_task_ends_with_its_epoch_and_not_a_full_epoch_later(
     connection.execute(TABLES)
     monkeypatch.setenv("PENSTOCK_DATABASE_URL", database_url)
     monkeypatch.setenv("PENSTOCK_REDIS_URL", redis_url)
-    server = ControlServer("127.0.0.1", lambda _: None)
+    server = ControlServer("127.0.0.1", receive=lambda _: None, plan=lambda: Plan("first", TASKS))
     options = {
         "app": "fixtures.crashing:PIPELINE",
-        "tasks": "\n".join(task.to_json() for task in TASKS),
-        "control": server.address,
+        "control": f"{server.address.host}:{server.address.port}",
+        "token": server.address.token,
         "idle": "0.01",
         "prepare": "true",
         "resend": "0",

@@ -6,31 +6,53 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.spark.engine.assignment import Task, assign
+from penstock.spark.engine.assignment import Part, Task, assign
 from penstock.spark.session import available_cores
 
 consumers = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(1, 12))
 
 
-@given(consumers, st.integers(1, 16))
-def test_every_shard_of_every_consumer_has_one_task(shards: dict[str, int], slots: int) -> None:
-    tasks = assign(shards, slots)
-
-    assert tasks[0] == Task(None)
-    for name, count in shards.items():
-        worked = sorted(s for task in tasks if task.consumer == name for s in task.shards)
-        assert worked == list(range(count))
-
-
-@given(consumers, st.integers(1, 16))
-def test_tasks_fit_the_slots_unless_consumers_alone_exceed_them(
+@given(consumers, st.integers(1, 40))
+def test_every_shard_of_every_consumer_has_one_part_and_the_streamer_has_one(
     shards: dict[str, int], slots: int
 ) -> None:
-    assert len(assign(shards, slots)) <= max(slots, 1 + len(shards))
+    parts = [part for task in assign(shards, slots) for part in task.parts]
+
+    assert parts[0] == Part(None)
+    for name, count in shards.items():
+        worked = sorted(s for part in parts if part.consumer == name for s in part.shards)
+        assert worked == list(range(count))
+    assert len(parts) == 1 + sum(bool(part.shards) for part in parts)
+
+
+@given(consumers, st.integers(1, 40))
+def test_tasks_fit_the_slots_and_use_them_as_far_as_there_are_shards(
+    shards: dict[str, int], slots: int
+) -> None:
+    tasks = assign(shards, slots)
+
+    assert len(tasks) == min(slots, 1 + sum(shards.values()))
+
+
+@given(consumers, st.integers(2, 40))
+def test_the_streamer_shares_its_task_with_nobody_if_there_are_two_slots(
+    shards: dict[str, int], slots: int
+) -> None:
+    assert assign(shards, slots)[0] == Task((Part(None),))
+
+
+def test_consumers_that_share_slots_are_spread_evenly() -> None:
+    tasks = assign(dict.fromkeys("abcde", 4), 3)
+    assert [len(task.parts) for task in tasks] == [1, 3, 2]
+
+
+def test_without_a_streamer_all_slots_are_the_consumers() -> None:
+    tasks = assign({"a": 2, "b": 1}, 5, streamer=False)
+    assert [str(task) for task in tasks] == ["a[0]", "a[1]", "b[0]"]
 
 
 def test_a_task_round_trips_through_text() -> None:
-    task = Task("a", (1, 3))
+    task = Task((Part("a", (1, 3)), Part(None)))
     assert Task.from_json(task.to_json()) == task
 
 

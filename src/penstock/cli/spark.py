@@ -32,6 +32,7 @@ def start_spark(settings: Settings, what: str) -> Iterator["SparkSession"]:
             is_jvm_alive,
             jvm_errors,
             spark_session,
+            stop_session,
         )
     cores = available_cores()
     spark = spark_session(
@@ -48,4 +49,4 @@ def start_spark(settings: Settings, what: str) -> Iterator["SparkSession"]:
             yield spark
     finally:
         if is_jvm_alive():
-            spark.stop()
+            stop_session(spark)

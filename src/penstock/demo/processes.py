@@ -56,6 +56,8 @@ class SupervisedProcess:
             with tempfile.TemporaryFile() as stderr:
                 self._process = start_child(self._command, self._environment, stderr)
                 code = self._process.wait()
+                assert self._process.stdin is not None
+                self._process.stdin.close()
                 if code not in _RESTARTED:
                     self.failure = f"{' '.join(self._command[:2])} ended with exit code {code}\n{last_lines(stderr)}"
                     return
@@ -102,6 +104,8 @@ def end(process: subprocess.Popen[bytes] | None, timeout_s: float) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
 
 
 def busy_workers(pid: int) -> list[int]:

@@ -1,16 +1,12 @@
 """Runs the streamer and the consumers in one Python process, a thread each."""
 
-import threading
 from collections.abc import Callable, Sequence
 
-import structlog
-
 from penstock.consuming import Consumed, Worker, make_worker
+from penstock.parallel import Loop, run_together
 from penstock.pipeline import Pipeline
 from penstock.streaming import RoundResult, Streamer
 from penstock.streaming.streamer import IDLE_S
-
-log = structlog.get_logger("penstock.inline")
 
 Report = Callable[[str, RoundResult | Consumed], None]
 """Called after each round with who ran it, ``streamer`` or a consumer's name, and its result."""
@@ -51,22 +47,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
     """
     names = list(pipeline.consumers) if consumers is None else list(consumers)
     specs = [pipeline.get_consumer(name) for name in names]
-    failures: list[BaseException] = []
-
-    def stopped() -> bool:
-        return bool(failures) or stop()
-
-    def guarded(who: str, work: Callable[[], None]) -> threading.Thread:
-        def body() -> None:
-            try:
-                work()
-            except BaseException as error:  # noqa: BLE001  raised again by the main thread, for the exit code
-                log.error("stopped", who=who, error=type(error).__name__)  # noqa: TRY400  shown once, by the caller
-                failures.append(error)
-
-        return threading.Thread(target=body, name=who, daemon=True)
-
-    threads = []
+    loops: dict[str, Loop] = {}
     if streamer:
         worker = Streamer(
             pipeline,
@@ -76,36 +57,20 @@ def run(  # noqa: PLR0913  what can be chosen of a run
             prepare=prepare,
             resend_chance=resend_chance,
         )
-        threads.append(
-            guarded("streamer", lambda: worker.run(stopped, lambda did: report("streamer", did)))
+        loops["streamer"] = lambda stopped: worker.run(stopped, lambda did: report("streamer", did))
+    for spec in specs:
+        consuming = make_worker(
+            pipeline,
+            spec,
+            database_url,
+            redis_url,
+            prepare=prepare,
+            reread_chance=resend_chance,
+            concurrency=concurrency,
         )
-    threads.extend(
-        guarded(
-            spec.name,
-            _consume(
-                make_worker(
-                    pipeline,
-                    spec,
-                    database_url,
-                    redis_url,
-                    prepare=prepare,
-                    reread_chance=resend_chance,
-                    concurrency=concurrency,
-                ),
-                stopped,
-                report,
-            ),
-        )
-        for spec in specs
-    )
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(0.2)  # in steps, so that the main thread takes signals
-    if failures:
-        raise failures[0]
+        loops[spec.name] = _consume(consuming, report)
+    run_together(loops, stop)
 
 
-def _consume(worker: Worker, stopped: Callable[[], bool], report: Report) -> Callable[[], None]:
-    return lambda: worker.run(stopped, lambda did: report(worker.consumer.name, did))
+def _consume(worker: Worker, report: Report) -> Loop:
+    return lambda stopped: worker.run(stopped, lambda did: report(worker.consumer.name, did))

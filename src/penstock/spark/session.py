@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic, sleep
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
@@ -34,7 +35,6 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     "spark.log.level": "ERROR",
-    "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "1g",
     # Java starts to log before Spark has read its settings.
@@ -44,10 +44,18 @@ SETTINGS = {
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|_url",
 }
 
+LOCAL = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.ui.enabled": "false",
+}
+"""Further settings without a cluster."""
+
 TASK_ATTEMPTS = 10_000
 """Attempts of a task before Spark fails the job.  A restarted task continues from the last commit of the previous one."""
 
 
+CHILDREN_END_S = 1.0
 JVM_END_S = 3.0
 """How long to wait for the end of a JVM whose connections have broken."""
 
@@ -68,22 +76,23 @@ def spark_session(
     os.environ["JAVA_HOME"] = str(find_java())
     share_with_tasks()
     # Otherwise workers take the first `python3` on the PATH.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [*(p for p in sys.path if p), os.environ.get("PYTHONPATH", "")]
-    )
     builder = SparkSession.builder.appName("penstock").master(
         master or f"local[{slots},{TASK_ATTEMPTS}]"
     )
     settings = dict(SETTINGS)
     if master is None or master.startswith("local"):
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            [*(p for p in sys.path if p), os.environ.get("PYTHONPATH", "")]
+        )
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        settings |= LOCAL
     else:
         settings |= {
             f"spark.executorEnv.{name}": os.environ[name] for name in _SHARED if name in os.environ
         }
+        settings["spark.executorEnv.PYTHONPATH"] = _application_path()
     for name, value in (settings | dict(conf or {})).items():
         builder = builder.config(name, value)
     with _signals_left_to_us():
@@ -91,6 +100,18 @@ def spark_session(
     _write_no_checksums(spark)
     register(spark)
     return spark
+
+
+def _application_path() -> str:
+    """Where this process finds the application, without the packages of its Python: executors may have another one.
+
+    On other machines these places do not exist, and do no harm: what is not there comes by ``spark.submit.pyFiles``.
+    """
+    packages = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
+    places = [Path(place).resolve() for place in sys.path if place]
+    return os.pathsep.join(
+        str(place) for place in places if packages.isdisjoint((place, *place.parents))
+    )
 
 
 _jvm_starts = threading.local()
@@ -116,6 +137,23 @@ def _ignore_sigterm_in_jvm() -> None:
 
 
 os.register_at_fork(after_in_child=_ignore_sigterm_in_jvm)  # PySpark has no option for it
+
+
+def stop_session(spark: SparkSession) -> None:
+    """Stops Spark, and before it the idle Python processes on this machine, whose connections Spark closes first.
+
+    They would answer on a closed connection, and print a traceback after a success: see ``spark_daemon``, which Spark does
+    not use for those that look up and make data sources.
+    """
+    jvm = spark.sparkContext._jvm  # noqa: SLF001  only Java knows its children
+    assert jvm is not None
+    children = list(jvm.java.lang.ProcessHandle.current().children().toArray())
+    for child in children:
+        child.destroy()
+    deadline = monotonic() + CHILDREN_END_S
+    while any(child.isAlive() for child in children) and monotonic() < deadline:
+        sleep(0.01)
+    spark.stop()
 
 
 @contextmanager
@@ -177,5 +215,5 @@ def _write_no_checksums(spark: SparkSession) -> None:
     local.setWriteChecksum(False)
 
 
-_SHARED = ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL", FORMAT, LEVEL, "PYTHONPATH")
+_SHARED = ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL", FORMAT, LEVEL)
 """Environment variables of this process that executors on other machines need."""

@@ -16,16 +16,27 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import errors
 from penstock.database.errors import describe
-from penstock.errors import DeclarationError, PenstockError, ServerUnavailable
+from penstock.errors import DriverUnreachable, PenstockError, ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.spark.engine.assignment import assign
 from penstock.spark.engine.control_channel import ControlServer, Line
 from penstock.spark.engine.dataframes import start_dataframes
 from penstock.spark.engine.epochs import COUNTS, EpochsSource
-from penstock.spark.session import available_cores, is_jvm_alive, jvm_errors, spark_session
+from penstock.spark.engine.schedule import Schedule
+from penstock.spark.engine.slots import Slots
+from penstock.spark.session import (
+    available_cores,
+    is_jvm_alive,
+    jvm_errors,
+    spark_session,
+    stop_session,
+)
 from penstock.streaming.streamer import IDLE_S
 
 log = structlog.get_logger("penstock.spark")
+
+OBSERVED = "penstock"
+"""Name of the metrics of an epoch in Spark's progress."""
 
 EPOCH_S = 60.0
 STOP_TIMEOUT_S = 5.0
@@ -69,33 +80,27 @@ def run(  # noqa: PLR0913  the options of a run
 
     Raises:
         PenstockError: A task raised it; the others have been stopped.
-        DeclarationError: The pipeline has no consumer of that name, or the master has fewer slots than tasks.
+        DeclarationError: The pipeline has no consumer of that name.
+        DriverUnreachable: The tasks cannot connect to this process.
         JavaMissing: No Java runtime.
     """
     os.environ["PENSTOCK_DATABASE_URL"], os.environ["PENSTOCK_REDIS_URL"] = database_url, redis_url
     names = list(pipeline.consumers) if consumers is None else list(consumers)
     specs = [pipeline.get_consumer(name) for name in names]
     shards = {spec.name: spec.channel.shards for spec in specs if not spec.dataframe}
-    tasks = assign(shards, available_cores(), streamer=streamer)
     frames = [spec for spec in specs if spec.dataframe]
-    spark = spark_session(len(tasks) + 1 + len(frames), master=master, conf=conf)
-    if spark.sparkContext.defaultParallelism < len(tasks):
-        raise DeclarationError(
-            f"master {master}: {spark.sparkContext.defaultParallelism} slots for {len(tasks)} long tasks; "
-            "give Spark more cores, or run fewer consumers (--consumer)"
-        )
+    tasks = assign(shards, max(2, available_cores()), streamer=streamer)
+    spark = spark_session(len(tasks) + len(frames), master=master, conf=conf)
     spark.dataSource.register(EpochsSource)
     failures: list[PenstockError] = []
     totals = dict.fromkeys(COUNTS, 0)
-    control = ControlServer(
-        spark.conf.get("spark.driver.host") or "127.0.0.1",
-        lambda line: _receive(line, totals, failures),
-    )
+    schedule = Schedule(shards, Slots(spark), streamer=streamer, reserved=len(frames))
+    control = _listen(spark, lambda line: _receive(line, totals, failures), schedule)
     directory = checkpoint_directory or tempfile.mkdtemp(prefix="penstock-spark-")
     options = {
         "app": app,
-        "tasks": "\n".join(task.to_json() for task in tasks),
-        "control": control.address,
+        "control": f"{control.address.host}:{control.address.port}",
+        "token": control.address.token,
         "seconds": str(epoch_s),
         "idle": str(idle_s),
         "prepare": str(prepare).lower(),
@@ -117,10 +122,12 @@ def run(  # noqa: PLR0913  the options of a run
     ]
     if tasks:
         queries.append(_Supervised("epochs", partial(_start_epochs, spark, options, directory)))
-    log.info("running", tasks=[str(task) for task in tasks], queries=[q.name for q in queries])
     try:
         with jvm_errors("running on Spark"):
-            _supervise(queries, stopped)
+            schedule.wait_for_slots(stopped)
+            ui = {"ui": spark.sparkContext.uiWebUrl} if spark.sparkContext.uiWebUrl else {}
+            log.info("running", queries=[query.name for query in queries], **ui)
+            _supervise(queries, schedule, control, stopped)
     finally:
         _shut_down(spark, control, directory if checkpoint_directory is None else None)
         log.info("stopped", **{name: count for name, count in totals.items() if count})
@@ -139,8 +146,12 @@ class _Supervised:
     backoff: float = 0.0
     restart_at: float = 0.0
 
-    def check(self) -> None:
-        """Starts the query when it is due; notices that it has ended."""
+    def check(self, control: ControlServer) -> None:
+        """Starts the query when it is due; notices that it has ended.
+
+        Raises:
+            DriverUnreachable: No task of it has ever reached the driver.
+        """
         if self.query is None:
             if monotonic() < self.restart_at:
                 return
@@ -149,6 +160,8 @@ class _Supervised:
                 self.query = self.start()
             except ServerUnavailable as error:
                 self._wait(describe(error))
+        elif not control.was_reached and (reason := _unreachable(self.query)):
+            raise DriverUnreachable(reason)
         elif not self.query.isActive:
             # The first line only, with the error's class and Penstock's text: what follows may quote a payload.
             self._wait((str(self.query.exception()).splitlines() or ["it was stopped"])[0])
@@ -163,19 +176,50 @@ class _Supervised:
         )
 
 
-def _supervise(queries: Sequence[_Supervised], stop: Callable[[], bool]) -> None:
-    """Keeps the queries running until ``stop()`` is true."""
+def _supervise(
+    queries: Sequence[_Supervised],
+    schedule: Schedule,
+    control: ControlServer,
+    stop: Callable[[], bool],
+) -> None:
+    """Keeps the queries running, over the slots that there are, until ``stop()`` is true."""
     waiting = threading.Event()
     while not stop():
         for query in queries:
-            query.check()
+            query.check(control)
+        if (epoch := schedule.outdated_epoch()) is not None:
+            control.finish(epoch)
         waiting.wait(0.1)
+
+
+def _listen(
+    spark: SparkSession, receive: Callable[[Line], None], schedule: Schedule
+) -> ControlServer:
+    """The control channel, at the addresses that Spark's own settings name."""
+    settings = spark.sparkContext.getConf()
+    return ControlServer(
+        settings.get("spark.driver.host") or "127.0.0.1",
+        receive=receive,
+        plan=schedule.next_plan,
+        bind=settings.get("spark.driver.bindAddress"),
+        port=int(settings.get("spark.penstock.control.port") or 0),
+    )
+
+
+def _unreachable(query: StreamingQuery) -> str | None:
+    """Why a task of the last epoch could not reach the driver, if none has ever reached it."""
+    progress = query.lastProgress
+    metrics = progress.observedMetrics.get(OBSERVED) if progress else None
+    return getattr(metrics, "unreachable", None)
 
 
 def _start_epochs(spark: SparkSession, options: dict[str, str], directory: str) -> StreamingQuery:
     """Starts the query of the epochs; the counts of its tasks appear in its progress as observed metrics."""
+    # Spark shows where a query was started, which would be a line of its own code.
+    spark.sparkContext.setLocalProperty("callSite.short", "penstock epochs")
     rows = spark.readStream.format("penstock.epochs").options(**options).load()
-    observed = rows.observe("penstock", *(F.sum(name).alias(name) for name in COUNTS))
+    counts = (F.sum(name).alias(name) for name in COUNTS)
+    observed = rows.observe(OBSERVED, *counts, F.max("unreachable").alias("unreachable"))
     return (
         observed.writeStream.format("noop")
         .queryName("penstock")
@@ -205,9 +249,10 @@ def _receive(line: Line, totals: dict[str, int], failures: list[PenstockError]) 
 
 def _shut_down(spark: SparkSession, control: ControlServer, directory: str | None) -> None:
     """Stops the tasks, which finish or drop their batch, then Spark."""
-    control.close()
+    control.stop_tasks()
     if is_jvm_alive():
         _stop_spark(spark, control)
+    control.close()
     if directory is not None:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -219,4 +264,4 @@ def _stop_spark(spark: SparkSession, control: ControlServer) -> None:
         waiting.wait(0.02)
     for query in spark.streams.active:
         query.stop()
-    spark.stop()
+    stop_session(spark)

@@ -1,4 +1,4 @@
-"""The control channel: stops long tasks at once, and carries their counts and errors to the driver.
+"""The control channel: plans epochs, stops long tasks at once, and carries their counts and errors to the driver.
 
 Every task keeps a TCP connection to the driver open.  The driver closes these connections to stop its tasks; if the driver
 dies, the operating system closes them, so that no task outlives its application.  In the other direction a task sends
@@ -6,6 +6,8 @@ lines of JSON: what it has done, and the error that ended it.
 
 When any task of an epoch finishes, all do.  Otherwise a task that Spark restarted mid-epoch would run a full epoch longer,
 and the next epoch, which has the other tasks, would wait for it.
+
+Before each epoch the query asks here for its plan: the tasks that the slots of that moment allow.
 """
 
 import json
@@ -14,31 +16,98 @@ import select
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Self
+
+from penstock.errors import DriverUnreachable
+from penstock.spark.engine.assignment import Task
 
 Line = dict[str, Any]
 
 FINISHED = "finished\n"
 """The line that a task sends when its epoch is over."""
 
+PLAN = "plan"
+"""What the query sends in the place of an epoch, to be given the next one."""
+
+CONNECT_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An epoch.
+
+    Attributes:
+        epoch: A random word that identifies it.
+        tasks: What runs in it.
+    """
+
+    epoch: str
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the driver listens, and the secret that it asks for."""
+
+    host: str
+    port: int
+    token: str
+
+    def connect(self) -> socket.socket:
+        """A connection that has shown the token.
+
+        Raises:
+            DriverUnreachable: Nobody answers there.
+        """
+        try:
+            return socket.create_connection((self.host, self.port), timeout=CONNECT_TIMEOUT_S)
+        except OSError as error:
+            raise DriverUnreachable(
+                f"{socket.gethostname()} cannot connect to the driver at {self.host}:{self.port} "
+                f"({error.strerror or type(error).__name__}). Set spark.driver.host to an address that executors reach, "
+                "and open the port, which --conf spark.penstock.control.port=7079 fixes"
+            ) from error
+
 
 class ControlServer:
     """The driver's end: one connection for each running task."""
 
-    def __init__(self, host: str, receive: Callable[[Line], None]) -> None:
-        """Listens on a free port.
+    def __init__(
+        self,
+        host: str,
+        *,
+        receive: Callable[[Line], None],
+        plan: Callable[[], Plan],
+        bind: str | None = None,
+        port: int = 0,
+    ) -> None:
+        """Listens.
 
         Args:
             host: Address of the driver that the tasks can reach.
             receive: Called with each line that a task sends, on that connection's own thread.
+            plan: Called for the next epoch.
+            bind: Address to listen at; None takes ``host``.
+            port: To listen at; 0 takes a free one.
+
+        Raises:
+            DriverUnreachable: It cannot listen there.
         """
-        self._receive = receive
-        self._token = secrets.token_hex(16)
-        self._listener = socket.create_server((host, 0))
+        self._receive, self._plan = receive, plan
+        try:
+            self._listener = socket.create_server((bind or host, port))
+        except OSError as error:
+            raise DriverUnreachable(
+                f"the driver cannot listen at {bind or host}:{port or 'any port'} ({error.strerror}): "
+                "see spark.driver.bindAddress and spark.penstock.control.port"
+            ) from error
         self._epochs: dict[socket.socket, str] = {}
         self._finished_epoch = ""
         self._is_closed = False
-        self.address = f"{host}:{self._listener.getsockname()[1]}:{self._token}"
+        self.address = Address(host, self._listener.getsockname()[1], secrets.token_hex(16))
+        self.was_reached = False
+        """Whether a task has ever connected."""
         threading.Thread(target=self._accept, name="control", daemon=True).start()
 
     @property
@@ -46,13 +115,31 @@ class ControlServer:
         """Number of tasks that are connected."""
         return len(self._epochs)
 
-    def close(self) -> None:
+    def stop_tasks(self) -> None:
         """Stops every task, including those that connect later."""
         self._is_closed = True
-        self._listener.close()
         for connection in list(self._epochs):
             # Our half only: a task can still send its last counts.
             _shut_down(connection)
+
+    def close(self) -> None:
+        """Stops every task, and listens no longer."""
+        self.stop_tasks()
+        self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        _shut_down(
+            self._listener, socket.SHUT_RDWR
+        )  # otherwise the thread that waits takes one more connection
+        self._listener.close()
+
+    def finish(self, epoch: str) -> None:
+        """Stops the tasks of an epoch, and those of it that Spark restarts."""
+        # One epoch starts only after the previous one has ended, so the last one is enough to remember.
+        self._finished_epoch = epoch
+        for connection, its_epoch in list(self._epochs.items()):
+            if its_epoch == epoch:
+                _shut_down(connection)
 
     def _accept(self) -> None:
         while True:
@@ -65,15 +152,18 @@ class ControlServer:
     def _serve(self, connection: socket.socket) -> None:
         with connection, connection.makefile("r", encoding="utf-8") as lines:
             token, _, epoch = lines.readline().strip().partition(" ")
-            if not secrets.compare_digest(token, self._token):
+            if not secrets.compare_digest(token, self.address.token):
                 return
-            self._epochs[connection] = epoch
+            if epoch == PLAN:
+                self._send_plan(connection)
+                return
+            self._epochs[connection], self.was_reached = epoch, True
             try:
                 if self._is_closed or epoch == self._finished_epoch:
                     return
                 for line in lines:
                     if line == FINISHED:
-                        self._finish(epoch)
+                        self.finish(epoch)
                     else:
                         self._receive(json.loads(line))
             except OSError:  # the task's process is gone: Spark restarts it
@@ -81,32 +171,40 @@ class ControlServer:
             finally:
                 del self._epochs[connection]
 
-    def _finish(self, epoch: str) -> None:
-        """Stops the tasks of an epoch, and those of it that Spark restarts."""
-        # One epoch starts only after the previous one has ended, so the last one is enough to remember.
-        self._finished_epoch = epoch
-        for connection, its_epoch in list(self._epochs.items()):
-            if its_epoch == epoch:
-                _shut_down(connection)
+    def _send_plan(self, connection: socket.socket) -> None:
+        plan = self._plan()
+        text = json.dumps({"epoch": plan.epoch, "tasks": [task.to_json() for task in plan.tasks]})
+        connection.sendall(text.encode())
+
+
+def request_plan(address: Address) -> Plan:
+    """The next epoch.
+
+    Raises:
+        DriverUnreachable: The driver does not answer.
+    """
+    with address.connect() as connection:
+        connection.sendall(f"{address.token} {PLAN}\n".encode())
+        with connection.makefile("r", encoding="utf-8") as answer:
+            values = json.loads(answer.read())
+    return Plan(values["epoch"], tuple(map(Task.from_json, values["tasks"])))
 
 
 class ControlChannel:
     """A task's end."""
 
-    def __init__(self, address: str, epoch: str) -> None:
-        """Connects; if the driver cannot be reached, the channel is closed from the start.
+    def __init__(self, address: Address, epoch: str) -> None:
+        """Connects.
 
         Args:
             address: ``ControlServer.address``.
             epoch: The epoch that the task belongs to; any word.
+
+        Raises:
+            DriverUnreachable: Nobody answers there.
         """
-        host, port, token = address.rsplit(":", 2)
-        self._socket: socket.socket | None = None
-        try:
-            self._socket = socket.create_connection((host, int(port)), timeout=5)
-            self._send_text(f"{token} {epoch}")
-        except OSError:
-            self._socket = None
+        self._socket: socket.socket | None = address.connect()
+        self._send_text(f"{address.token} {epoch}")
 
     def __enter__(self) -> Self:
         return self
@@ -138,9 +236,9 @@ class ControlChannel:
                 self._socket = None
 
 
-def _shut_down(connection: socket.socket) -> None:
+def _shut_down(connection: socket.socket, how: int = socket.SHUT_WR) -> None:
     """Closes our half; it is no error if the other side has closed already."""
     try:
-        connection.shutdown(socket.SHUT_WR)
+        connection.shutdown(how)
     except OSError:
         return

@@ -7,21 +7,22 @@ it, so latency and throughput are those of the loop.
 
 import gc
 import os
-import secrets
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from penstock.errors import PenstockError
+from penstock.errors import DriverUnreachable, PenstockError
 from penstock.loading import load_pipeline
 from penstock.logs import configure_task
+from penstock.parallel import Loop, run_together
 from penstock.pipeline import Pipeline
-from penstock.spark.engine.assignment import Task
-from penstock.spark.engine.control_channel import ControlChannel
+from penstock.spark.engine.assignment import Part, Task
+from penstock.spark.engine.control_channel import Address, ControlChannel, request_plan
 from penstock.spark_daemon import end_quietly
 
 if TYPE_CHECKING:
@@ -30,9 +31,12 @@ if TYPE_CHECKING:
 
 SPARK_SCHEMA = (
     "task string, sequenced long, published long, resent long, removed long, "
-    "applied long, skipped long, dead long, backfilled long, seconds double"
+    "applied long, skipped long, dead long, backfilled long, seconds double, unreachable string"
 )
 COUNTS = ("sequenced", "published", "resent", "removed", "applied", "skipped", "dead", "backfilled")
+UNREACHABLE_PAUSE_S = 1.0
+"""How long a task waits that cannot reach the driver, in seconds, before it ends and the next epoch tries again."""
+
 REPORT_EVERY_S = 1.0
 """How often a task sends its counts to the driver, in seconds."""
 
@@ -46,7 +50,7 @@ class EpochPartition(InputPartition):
 
 
 class EpochsSource(DataSource):
-    """``penstock.epochs``: options ``app``, ``tasks``, ``control``, ``seconds``, ``idle``, ``prepare``, ``resend``."""
+    """``penstock.epochs``: options ``app``, ``control``, ``token``, ``seconds``, ``idle``, ``prepare``, ``resend``."""
 
     @classmethod
     def name(cls) -> str:
@@ -68,6 +72,8 @@ class EpochsReader(DataSourceStreamReader):
 
     def __init__(self, options: dict[str, str]) -> None:
         self._options = options
+        host, _, port = options["control"].rpartition(":")
+        self._control = Address(host, int(port), options["token"])
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802  Spark's name
         """Before the first epoch."""
@@ -78,19 +84,27 @@ class EpochsReader(DataSourceStreamReader):
         return {"epoch": start["epoch"] + 1}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:  # noqa: ARG002  Spark's
-        """The tasks."""
-        epoch = secrets.token_hex(8)
-        return [EpochPartition(task, epoch) for task in self._options["tasks"].split("\n")]
+        """The tasks that the driver has planned for the slots of this moment."""
+        plan = request_plan(self._control)
+        return [EpochPartition(task.to_json(), plan.epoch) for task in plan.tasks]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """Runs a task; yields its counts."""
+        """Runs a task; yields its counts, or why it cannot reach the driver."""
         assert isinstance(partition, EpochPartition)
         configure_task()
-        task = Task.from_json(partition.task)
+        task, began = Task.from_json(partition.task), monotonic()
         gc.freeze()  # Spark collects garbage after every task, over everything that was imported
-        began, counts = monotonic(), dict.fromkeys(COUNTS, 0)
-        deadline = began + float(self._options["seconds"])
-        with ControlChannel(self._options["control"], partition.epoch) as control:
+        counts, unreachable = dict.fromkeys(COUNTS, 0), None
+        try:
+            self._run_epoch(task, partition.epoch, counts)
+        except DriverUnreachable as error:
+            unreachable = str(error)
+            sleep(UNREACHABLE_PAUSE_S)
+        yield (str(task), *(counts[name] for name in COUNTS), monotonic() - began, unreachable)
+
+    def _run_epoch(self, task: Task, epoch: str, counts: dict[str, int]) -> None:
+        deadline = monotonic() + float(self._options["seconds"])
+        with ControlChannel(self._control, epoch) as control:
             counter = _Counter(str(task), counts, control)
             try:
                 self._run(task, lambda: monotonic() >= deadline or not control.is_open(), counter)
@@ -101,12 +115,20 @@ class EpochsReader(DataSourceStreamReader):
                 )
             counter.send()
             control.finish()
-        yield (str(task), *(counts[name] for name in COUNTS), monotonic() - began)
 
     def _run(self, task: Task, stop: Callable[[], bool], counter: "_Counter") -> None:
         pipeline = load_pipeline(self._options["app"])
-        if task.consumer is None:
-            self._make_streamer(pipeline).run(
+        loops = {str(part): self._loop(pipeline, part, counter) for part in task.parts}
+        if len(loops) == 1:
+            [loop] = loops.values()
+            loop(stop)
+        else:
+            run_together(loops, stop)
+
+    def _loop(self, pipeline: Pipeline, part: Part, counter: "_Counter") -> Loop:
+        if part.consumer is None:
+            streamer = self._make_streamer(pipeline)
+            return lambda stop: streamer.run(
                 stop,
                 lambda did: counter.add(
                     sequenced=did.sequenced,
@@ -115,16 +137,16 @@ class EpochsReader(DataSourceStreamReader):
                     removed=did.removed,
                 ),
             )
-        else:
-            self._make_worker(pipeline, task.consumer, task.shards).run(
-                stop,
-                lambda did: counter.add(
-                    applied=did.applied,
-                    skipped=did.skipped,
-                    dead=did.dead,
-                    backfilled=did.backfilled,
-                ),
-            )
+        worker = self._make_worker(pipeline, part.consumer, part.shards)
+        return lambda stop: worker.run(
+            stop,
+            lambda did: counter.add(
+                applied=did.applied,
+                skipped=did.skipped,
+                dead=did.dead,
+                backfilled=did.backfilled,
+            ),
+        )
 
     def _make_streamer(self, pipeline: Pipeline) -> "Streamer":
         from penstock.streaming import Streamer  # noqa: PLC0415  the planner imports this module too and does not need it
@@ -156,21 +178,27 @@ def _get_urls() -> tuple[str, str]:
 
 
 class _Counter:
-    """Adds up what a task does, and sends it to the driver once a second."""
+    """Adds up what the threads of a task do, and sends it to the driver once a second."""
 
     def __init__(self, task: str, counts: dict[str, int], control: ControlChannel) -> None:
         self._task, self._counts, self._control = task, counts, control
         self._sent: dict[str, int] = dict(counts)
         self._send_at = 0.0
+        self._lock = threading.Lock()
 
     def add(self, **did: int) -> None:
-        for name, count in did.items():
-            self._counts[name] += count
-        if monotonic() >= self._send_at:
-            self.send()
+        with self._lock:
+            for name, count in did.items():
+                self._counts[name] += count
+            if monotonic() >= self._send_at:
+                self._send()
 
     def send(self) -> None:
         """Sends what has been done since the last time."""
+        with self._lock:
+            self._send()
+
+    def _send(self) -> None:
         new = {name: self._counts[name] - self._sent[name] for name in COUNTS}
         self._control.send(
             {"task": self._task, **{name: count for name, count in new.items() if count}}

@@ -1,0 +1,109 @@
+"""The schedule: which tasks an epoch has, by the slots that there are, and when it has to be planned again.
+
+Executors come and go.  A long task that has no slot would wait for ever, so what runs is divided anew whenever the number of
+slots changes, and whenever Spark has not found a slot for a task within a few seconds.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping
+from time import monotonic, sleep
+
+import structlog
+
+from penstock.spark.engine.assignment import Task, assign
+from penstock.spark.engine.control_channel import Plan
+from penstock.spark.engine.slots import Slots
+
+log = structlog.get_logger("penstock.spark")
+
+SETTLED_S = 3.0
+"""So long the number of slots must not have grown before the first epoch is planned, in seconds: executors register one by one."""
+
+SAY_EVERY_S = 10.0
+CHECK_EVERY_S = 0.5
+PATIENCE_S = 4.0
+"""How long a task may wait for a slot, in seconds, before its work is given to those that have one."""
+
+
+class Schedule:
+    """Plans epochs for the driver."""
+
+    def __init__(
+        self, consumers: Mapping[str, int], slots: Slots, *, streamer: bool, reserved: int
+    ) -> None:
+        """Plans nothing yet.
+
+        Args:
+            consumers: Number of shards of each consumer.
+            slots: Spark's.
+            streamer: Whether the streamer runs, too.
+            reserved: Slots to leave to other queries, as long as there is one more.
+        """
+        self._consumers, self._streamer = consumers, streamer
+        self._slots, self._reserved = slots, reserved
+        self._plan = Plan("", ())
+        self._limit: int | None = None
+        self._next_limit: int | None = None
+        self._check_at = self._waits_since = 0.0
+        self._changed = False
+
+    def wait_for_slots(self, stop: Callable[[], bool]) -> None:
+        """Waits for executors: for the first as long as it takes, for more until no other comes, and says so."""
+        most = len(
+            assign(self._consumers, sum(self._consumers.values()) + 1, streamer=self._streamer)
+        )
+        found, since, say_at = 0, monotonic(), monotonic() + 1.0
+        while not stop():
+            now = monotonic()
+            if (count := self._slots.count()) != found:
+                found, since = count, now
+            if found >= most + self._reserved or (found and now - since > SETTLED_S):
+                return
+            if now >= say_at:
+                log.info("waiting for executors", slots=found, tasks=most)
+                say_at = now + SAY_EVERY_S
+            sleep(0.1)
+
+    def next_plan(self) -> Plan:
+        """The next epoch, for the slots that there are now."""
+        self._limit, self._next_limit = self._next_limit, None
+        tasks = self._assign_now() or self._plan.tasks
+        if tasks != self._plan.tasks:
+            log.info("planned", tasks=[str(task) for task in tasks], slots=self._slots.count())
+        self._plan = Plan(secrets.token_hex(8), tasks)
+        self._waits_since, self._changed = monotonic(), False
+        return self._plan
+
+    def _assign_now(self) -> tuple[Task, ...]:
+        """Nothing if there is no slot."""
+        count = self._slots.count()
+        usable = min(max(count - self._reserved, 1), self._limit or count)
+        return tuple(assign(self._consumers, usable, streamer=self._streamer)) if count else ()
+
+    def outdated_epoch(self) -> str | None:
+        """The epoch that runs, if it is to end now because there are other slots than it was planned for."""
+        now = monotonic()
+        if not self._plan.epoch or now < self._check_at:
+            return None
+        self._check_at = now + CHECK_EVERY_S
+        return self._plan.epoch if self._has_other_slots() or self._has_waited(now) else None
+
+    def _has_other_slots(self) -> bool:
+        """Twice in succession, since several executors come and go together."""
+        tasks = self._assign_now()
+        was_changed, self._changed = self._changed, bool(tasks) and tasks != self._plan.tasks
+        return was_changed and self._changed
+
+    def _has_waited(self, now: float) -> bool:
+        running = self._slots.running(len(self._plan.tasks))
+        if not (running.waiting and running.placed):
+            self._waits_since = now
+        if now - self._waits_since < PATIENCE_S:
+            return False
+        log.warning(
+            "tasks wait for slots: sharing those that there are",
+            slots=running.placed,
+            tasks=len(self._plan.tasks),
+        )
+        self._next_limit, self._waits_since = running.placed, now
+        return True

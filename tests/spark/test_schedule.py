@@ -1,0 +1,134 @@
+"""The schedule of epochs: by the slots that there are, and anew when they change."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from pyspark.sql import SparkSession
+from structlog.testing import capture_logs
+
+from penstock.spark.engine import schedule as schedule_module
+from penstock.spark.engine.schedule import Schedule
+from penstock.spark.engine.slots import Running, Slots
+
+CONSUMERS = {"a": 4, "b": 1}
+
+
+@dataclass
+class FakeSlots:
+    """Slots that a test sets: a cluster's come and go too slowly."""
+
+    now: int = 4
+    seen: list[int] = field(default_factory=list)
+    state: Running = field(default_factory=Running)
+
+    def count(self) -> int:
+        return self.seen.pop(0) if self.seen else self.now
+
+    def running(self, _tasks: int) -> Running:
+        return self.state
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(schedule_module, "monotonic", lambda: now[0])
+    monkeypatch.setattr(schedule_module, "sleep", lambda seconds: now.append(now.pop() + seconds))
+    return now
+
+
+@pytest.fixture
+def slots() -> FakeSlots:
+    return FakeSlots()
+
+
+def make(slots: FakeSlots, *, reserved: int = 0) -> Schedule:
+    return Schedule(CONSUMERS, slots, streamer=True, reserved=reserved)  # type: ignore[arg-type]
+
+
+def checks(schedule: Schedule, clock: list[float], seconds: float) -> list[str]:
+    """What ends within so many seconds."""
+    ended = []
+    for _ in range(int(seconds / 0.25)):
+        clock.append(clock.pop() + 0.25)
+        if (epoch := schedule.outdated_epoch()) is not None:
+            ended.append(epoch)
+    return ended
+
+
+def test_executors_that_register_one_by_one_are_waited_for(
+    clock: list[float], slots: FakeSlots
+) -> None:
+    slots.seen = [0] * 30 + [2] * 10 + [4] * 10
+    began = clock[0]
+    with capture_logs() as logs:
+        make(slots).wait_for_slots(lambda: False)
+
+    assert 7 < clock[0] - began < 9
+    assert {name: logs[0][name] for name in ("slots", "tasks")} == {"slots": 0, "tasks": 6}
+
+
+def test_as_many_slots_as_there_is_work_for_are_not_waited_for(
+    clock: list[float], slots: FakeSlots
+) -> None:
+    slots.now, began = 6, clock[0]
+    make(slots).wait_for_slots(lambda: False)
+    assert clock[0] == began
+
+
+def test_the_wait_ends_with_the_application(clock: list[float], slots: FakeSlots) -> None:
+    slots.now = 0
+    make(slots).wait_for_slots(lambda: clock[0] > 200)
+
+
+@pytest.mark.parametrize(("now", "tasks"), [(1, 1), (2, 2), (6, 6)])
+def test_an_epoch_is_planned_anew_when_executors_come_or_go(
+    now: int, tasks: int, clock: list[float], slots: FakeSlots
+) -> None:
+    schedule = make(slots)
+    before = schedule.next_plan()
+    slots.state = Running(placed=4)
+    assert checks(schedule, clock, 10) == []
+
+    slots.now = now
+    assert checks(schedule, clock, 1.25)[0] == before.epoch
+    assert len(schedule.next_plan().tasks) == tasks
+
+
+def test_a_moment_without_any_slot_ends_nothing(clock: list[float], slots: FakeSlots) -> None:
+    """The last executor is being replaced: the tasks wait for the next, and all of them fit."""
+    schedule = make(slots)
+    plan = schedule.next_plan()
+    slots.now = 0
+    assert checks(schedule, clock, 5) == []
+    assert schedule.next_plan().tasks == plan.tasks
+
+
+def test_tasks_that_get_no_slot_share_those_that_there_are(
+    clock: list[float], slots: FakeSlots
+) -> None:
+    """They waited for ever, epoch after epoch, without a line."""
+    schedule = make(slots)
+    before = schedule.next_plan()
+    slots.state = Running(placed=1, waiting=3)
+    with capture_logs() as logs:
+        assert checks(schedule, clock, 3.5) == []
+        assert checks(schedule, clock, 1.5) == [before.epoch]
+    assert [each["log_level"] for each in logs] == ["warning"]
+
+    shared = schedule.next_plan()
+    assert [len(task.parts) for task in shared.tasks] == [3]
+    slots.state = Running(placed=1)
+    assert checks(schedule, clock, 20) == []
+    assert len(schedule.next_plan().tasks) == 4, "the next epoch tries again"
+
+
+def test_a_slot_is_left_to_each_other_query(clock: list[float], slots: FakeSlots) -> None:
+    assert len(make(slots, reserved=1).next_plan().tasks) == 3
+    slots.now = 1
+    assert len(make(slots, reserved=1).next_plan().tasks) == 1
+
+
+@pytest.mark.spark
+def test_slots_are_those_of_the_session(spark: SparkSession) -> None:
+    assert Slots(spark).count() == 2
+    assert Slots(spark).running(3) == Running()
