@@ -64,7 +64,7 @@ class JobBook:
 
     @property
     def is_settling(self) -> bool:
-        """Whether all jobs have ended, and the queue has not been told of some."""
+        """Whether all jobs have ended, and some are being settled."""
         return not self.size and self._ending > 0
 
     def take(self, leases: Sequence[Lease]) -> None:
