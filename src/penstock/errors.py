@@ -228,7 +228,7 @@ class SnapshotLost(PenstockError):
 
 
 class UnreadableValue(PenstockError):
-    """A value of a table that Spark's type for its column cannot hold; the error names the column."""
+    """A value that Spark's type for its column cannot hold; the error names the column, or the record of a payload."""
 
 
 class DemoFailed(PenstockError):
@@ -320,7 +320,7 @@ class ReadOnlyPostgres(Refused):
 
 
 class Fenced(Refused):
-    """A newer epoch of the log has been opened; this process belongs to an old one."""
+    """A newer epoch of the log has been opened, or another Spark query has taken a name: this process belongs to an old one."""
 
 
 class HiddenRows(Refused):

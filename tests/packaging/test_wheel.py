@@ -79,6 +79,10 @@ def test_the_wheel_contains_only_the_package(wheel: Path) -> None:
     assert {re.sub(r"-\d.*(?=\.dist-info)", "", folder) for folder in folders} == {
         "penstock",
         "penstock.dist-info",
+        "pyspark_penstock_ick.py",
+        "pyspark_penstock_log.py",
+        "pyspark_penstock_staged.py",
+        "pyspark_penstock_table.py",
         "pytest_penstock.py",
     }
 

@@ -244,11 +244,11 @@ def test_the_lag_is_shown_in_the_progress(
     first = run_now(frame, tmp_path)[1][0]["sources"][0]
 
     tails, read = (json.loads(first[name]) for name in ("latestOffset", "endOffset"))
-    assert sum(tails.values()) - sum(read.values()) == 60
+    assert sum(tails["things"].values()) - sum(read["things"].values()) == 60
 
 
-def store(where: dict[str, str], **options: str) -> LogStore:
-    return LogStore(Options.parse("penstock.log", where | options, streaming=False))
+def store(where: dict[str, str], *, streaming: bool = False, **options: str) -> LogStore:
+    return LogStore(Options.parse("penstock.log", where | options, streaming=streaming))
 
 
 def test_entries_lost_between_planning_and_reading_are_not_skipped_silently(
@@ -270,7 +270,7 @@ def test_a_micro_batch_has_few_tasks_for_few_records_or_as_many_as_requested(
     where: dict[str, str],
 ) -> None:
     def sizes(reader: StreamReader) -> list[int]:
-        tasks = reader.partitions({"0": 0, "1": 0}, reader.reportLatestOffset())
+        tasks = reader.partitions({"things": {"0": 1, "1": 1}}, reader.reportLatestOffset())
         return [sum(batch.num_rows for batch in reader.read(task)) for task in tasks]
 
     assert sizes(StreamReader(store(where))) == [100]
@@ -289,3 +289,52 @@ def test_a_foreign_entry_in_the_stream_is_reported(
 
     with pytest.raises(ForeignLog, match=r"things/0: .*(1000-0|too large)"):
         [list(reader.read(planned)) for planned in reader.partitions()]
+
+
+SKEWED = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
+SELECT 'things', r.shard, 'k' || r.number, 'insert', 'thing', jsonb_build_object('second', r.number * r.every)
+FROM (
+    SELECT 0 AS shard, i AS number, 1 AS every FROM generate_series(1, 20000) AS i
+    UNION ALL
+    SELECT 1, i, 20 FROM generate_series(1, 1000) AS i
+) AS r
+ORDER BY r.number * r.every
+"""
+"""20,000 records in one shard and 1,000 in the other, over the same 20,000 seconds."""
+
+
+def test_a_watermark_drops_no_record_of_skewed_shards(
+    spark: SparkSession,
+    connection: Connection,
+    streamer: Streamer,
+    database_url: str,
+    redis_url: str,
+    tmp_path: Path,
+) -> None:
+    connection.execute(SKEWED)
+    streamer.drain()
+    where = {"channel": "things", "databaseUrl": database_url, "redisUrl": redis_url}
+    second = F.get_json_object("data", "$.second").cast("long")
+    counted: dict[Any, int] = {}
+
+    def keep(batch: DataFrame, _: int) -> None:
+        counted.update({row.at.start: row["count"] for row in batch.collect()})
+
+    query = (
+        stream(
+            spark, "penstock.log", where, startingOffsets="earliest", maxRecordsPerTrigger="4200"
+        )
+        .withColumn("at", F.timestamp_seconds(second))
+        .withWatermark("at", "1 minute")
+        .groupBy(F.window("at", "1 hour").alias("at"))
+        .count()
+        .writeStream.foreachBatch(keep)
+        .outputMode("update")
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+    assert sum(counted.values()) == 21_000

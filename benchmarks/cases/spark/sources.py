@@ -40,6 +40,16 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             rounds=rounds,
         ),
         Case(
+            name="spark-log-pushdown",
+            unit="s",
+            sentence=f"penstock.log reads one shard of four by a filter, of {backlog.records:,} records, beside all four",
+            ours=lambda: _measure_filtered(servers, backlog, "shard = 0"),
+            limits={"all shards": lambda: _measure_filtered(servers, backlog, "true")},
+            better="less",
+            slow=True,
+            rounds=rounds,
+        ),
+        Case(
             name="spark-log-write",
             unit="rows/s",
             sentence=f"penstock.log appends {backlog.records:,} rows that Spark generates to four shards",
@@ -83,6 +93,20 @@ def _measure_reading(servers: BenchServers, backlog: Backlog) -> Figures:
     if found != backlog.records:
         raise NotMeasured(f"{found} of {backlog.records} rows were read")
     return {"": found / took}
+
+
+def _measure_filtered(servers: BenchServers, backlog: Backlog, condition: str) -> Figures:
+    servers.publish(backlog)
+    source = get_session(servers).read.format("penstock.log")
+    options = _make_options(servers, backlog, minPartitions=backlog.shards)
+    frame = source.options(**options).load().where(condition)
+    count_rows(frame.where(f"offset <= {WARM_RECORDS}"))
+    began = perf_counter()
+    found = count_rows(frame)
+    took = perf_counter() - began
+    if not 0 < found <= backlog.records:
+        raise NotMeasured(f"{found} of {backlog.records} rows were read")
+    return {"": took}
 
 
 def _measure_writing(servers: BenchServers, backlog: Backlog) -> Figures:

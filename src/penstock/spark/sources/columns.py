@@ -4,26 +4,43 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.types import (
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
-SPARK_SCHEMA = (
-    "channel string, shard int, offset bigint, id bigint, key string, action string, object string, "
-    "data string, headers string, timestamp timestamp"
+HEADERS = "headers"
+
+SPARK_SCHEMA = StructType(
+    [
+        StructField("channel", StringType(), nullable=False),
+        StructField("shard", IntegerType(), nullable=False),
+        StructField("offset", LongType(), nullable=False),
+        StructField("id", LongType(), nullable=False),
+        StructField("key", StringType(), nullable=False),
+        StructField("action", StringType(), nullable=False),
+        StructField("object", StringType(), nullable=False),
+        StructField("data", StringType(), nullable=False),
+        StructField(HEADERS, StringType(), nullable=True),
+        StructField("timestamp", TimestampType(), nullable=False),
+    ]
 )
 """The columns for Spark.  ``data`` and ``headers`` are JSON text; ``timestamp`` is when the record was staged."""
 
+_TYPES: dict[DataType, pa.DataType] = {
+    StringType(): pa.string(),
+    IntegerType(): pa.int32(),
+    LongType(): pa.int64(),
+    TimestampType(): pa.timestamp("us", tz="UTC"),
+}
+
 ARROW_SCHEMA = pa.schema(
-    [
-        ("channel", pa.string()),
-        ("shard", pa.int32()),
-        ("offset", pa.int64()),
-        ("id", pa.int64()),
-        ("key", pa.string()),
-        ("action", pa.string()),
-        ("object", pa.string()),
-        ("data", pa.string()),
-        ("headers", pa.string()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-    ]
+    [pa.field(f.name, _TYPES[f.dataType], nullable=f.nullable) for f in SPARK_SCHEMA]
 )
 
 NAMES = tuple(ARROW_SCHEMA.names)

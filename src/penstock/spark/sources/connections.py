@@ -85,7 +85,7 @@ def arrow(
         HiddenRows: A policy of row-level security applies to a table.
     """
     try:
-        with adbc.connect(_in_utf8(url)) as connection, connection.cursor() as cursor:
+        with adbc.connect(_named_in_utf8(url)) as connection, connection.cursor() as cursor:
             version = int(connection.adbc_get_info()["vendor_version"])
             settings = table_settings(version)
             if kind is not TableConnection:
@@ -100,9 +100,9 @@ def arrow(
         raise
 
 
-def _in_utf8(url: str) -> str:
+def _named_in_utf8(url: str) -> str:
     plain = plain_url(url)
-    return f"{plain}{'&' if '?' in plain else '?'}client_encoding=UTF8"
+    return f"{plain}{'&' if '?' in plain else '?'}client_encoding=UTF8&application_name=penstock%20spark"
 
 
 def warm() -> None:

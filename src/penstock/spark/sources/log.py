@@ -1,7 +1,8 @@
-"""``penstock.log``: the shards of a channel in Redis."""
+"""``penstock.log``: the shards of channels in Redis."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from time import sleep
 from typing import Any
 
@@ -22,13 +23,15 @@ from penstock.channels.log.entries import parse_entries
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
 from penstock.errors import ForeignLog
-from penstock.records import OffsetRange, Shard, ShardName
-from penstock.spark.sources.columns import SPARK_SCHEMA, batch, text
+from penstock.records import Offset, OffsetRange, ShardName
+from penstock.spark.sources.columns import batch, text
 from penstock.spark.sources.connections import redis_client
-from penstock.spark.sources.options import Options
+from penstock.spark.sources.failing import one_line_errors
+from penstock.spark.sources.journal import find_sequenced_since, read_bounds, read_shards
+from penstock.spark.sources.options import Options, record_schema
+from penstock.spark.sources.projection import Projection
 from penstock.spark.sources.ranges import Positions
 from penstock.spark.sources.reading import BatchReader, StreamReader
-from penstock.spark.sources.shards import number_of_shards
 from penstock.spark.sources.writing import BatchWriter, StreamWriter
 
 ENTRIES_A_READ = 5000
@@ -42,22 +45,29 @@ class LogSource(DataSource):
         """Its name for ``format``."""
         return "penstock.log"
 
-    def schema(self) -> str:
+    @one_line_errors()
+    def schema(self) -> StructType:
         """The columns of a record."""
-        return SPARK_SCHEMA
+        return record_schema(self.name(), self.options)
 
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  Spark's
+    @one_line_errors()
+    def reader(self, schema: StructType) -> DataSourceReader:
         """The batch reader."""
-        return BatchReader(LogStore(self._options(streaming=False)))
+        store = LogStore(self._options(streaming=False))
+        return BatchReader(store, Projection.parse(self.name(), schema))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's
+    @one_line_errors()
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
         """The streaming reader."""
-        return StreamReader(LogStore(self._options(streaming=True)))
+        store = LogStore(self._options(streaming=True))
+        return StreamReader(store, Projection.parse(self.name(), schema))
 
+    @one_line_errors()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001  Spark's
         """The batch writer."""
         return BatchWriter(self._options(streaming=False), schema, overwrite=overwrite)
 
+    @one_line_errors()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001, N802  Spark's
         """The streaming writer."""
         return StreamWriter(self._options(streaming=True), schema, overwrite=overwrite)
@@ -68,27 +78,33 @@ class LogSource(DataSource):
 
 @dataclass
 class LogStore:
-    """The streams of a channel's shards."""
+    """The streams of the shards of channels."""
 
     options: Options
 
-    def available(self) -> dict[int, OffsetRange]:
+    def available(self) -> dict[ShardName, OffsetRange]:
         """From the oldest entry to the tail, for each shard."""
-        found = extents(self._client, self.options.scope.namespace, self._shards())
+        found = extents(self._client, self.options.scope.namespace, self._shards)
         return {
-            name.shard: OffsetRange(name, extent.first, extent.tail)
-            for name, extent in found.items()
+            name: OffsetRange(name, extent.first, extent.tail) for name, extent in found.items()
         }
+
+    def assigned(self) -> dict[ShardName, Offset]:
+        """The end of the journal, or of the log without Postgres."""
+        if not self.options.knows_database():
+            return {name: each.last for name, each in self.available().items()}
+        return {name: e.last for name, e in read_bounds(self.options, self._shards).items()}
+
+    def sequenced_since(self, times: Mapping[ShardName, int]) -> dict[ShardName, Offset | None]:
+        """What the journal knows; nothing without Postgres."""
+        return find_sequenced_since(self.options, times) if self.options.knows_database() else {}
 
     def wait(self, positions: Positions, seconds: float) -> None:
         """Blocks in Redis; stopping the query does not wait for it, because Spark kills the process."""
         if isinstance(self._client, redis.RedisCluster):
             sleep(POLL_S)  # no command can wait for several nodes at once: Spark asks again
             return
-        after = {
-            self._key(ShardName(self.options.channel, Shard(shard))): f"{at}-0"
-            for shard, at in positions.items()
-        }
+        after = {self._key(shard): f"{at}-0" for shard, at in positions.items()}
         with redis_errors("waiting for records"):
             self._client.xread(after, count=1, block=int(seconds * 1000))
 
@@ -113,9 +129,9 @@ class LogStore:
     def _key(self, shard: ShardName) -> str:
         return log_keys(self.options.scope.namespace, shard).stream
 
+    @cached_property
     def _shards(self) -> list[ShardName]:
-        count = number_of_shards(self.options)
-        return [ShardName(self.options.channel, Shard(number)) for number in range(count)]
+        return read_shards(self.options)
 
 
 def _batch(shard: ShardName, entries: list[Any]) -> pa.RecordBatch:

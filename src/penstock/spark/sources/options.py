@@ -1,20 +1,26 @@
 """The options of the data sources, with the names and meanings of Spark's Kafka source where it has them."""
 
-import json
 import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pyspark.sql.types import StructType
+
 from penstock.declarations import checked_name
 from penstock.errors import InvalidSetting
-from penstock.records import DEFAULT_SCOPE, Offset, Scope
-
-EARLIEST, LATEST = "earliest", "latest"
-_NUMBERS = {-2: EARLIEST, -1: LATEST}
-
-Where = Literal["earliest", "latest"] | dict[int, Offset | Literal["earliest", "latest"]]
-"""Where to begin or end: a word for all shards, or an offset or a word for each shard."""
+from penstock.records import DEFAULT_SCOPE, Scope
+from penstock.spark.sources.columns import HEADERS, SPARK_SCHEMA
+from penstock.spark.sources.places import (
+    EARLIEST,
+    LATEST,
+    Where,
+    parse_offsets,
+    parse_time,
+    parse_times,
+)
+from penstock.spark.sources.subscription import Subscription
 
 _DATABASE_URL, _REDIS_URL = "PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL"
 
@@ -23,18 +29,34 @@ SPARKS_OWN = {"checkpointlocation", "path"}
 
 KNOWN = {
     "channel",
+    "subscribe",
+    "subscribepattern",
+    "assign",
     "shards",
+    "consumer",
     "startingoffsets",
+    "startingoffsetsbytimestamp",
+    "startingoffsetsbytimestampstrategy",
+    "startingtimestamp",
     "endingoffsets",
+    "endingoffsetsbytimestamp",
+    "endingtimestamp",
     "maxrecordspertrigger",
+    "maxoffsetspertrigger",
+    "minrecordspertrigger",
+    "minoffsetspertrigger",
+    "maxtriggerdelay",
     "minpartitions",
+    "maxrecordsperpartition",
     "failondataloss",
+    "includeheaders",
     "beginsat",
     "namespace",
     "schema",
     "redisurl",
     "databaseurl",
 }
+_UNITS = {"us": 1e-6, "ms": 1e-3, "": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
 @dataclass(frozen=True)
@@ -42,13 +64,23 @@ class Options:
     """The options of one source.
 
     Attributes:
-        channel: Name of the channel.
-        shards: Number of its shards; None reads it from Postgres.
-        starting: ``startingOffsets``: the first record to read; by default ``latest`` for streams, ``earliest`` for batches.
-        ending: ``endingOffsets``: the end of a batch, exclusive; ``latest`` by default.
+        source: Name of the data source.
+        subscription: ``channel``, or ``subscribePattern`` or ``assign``: the shards to read.
+        shards: Number of the channel's shards; None reads it from Postgres.
+        consumer: ``consumer``: the name under which a stream keeps its position in Postgres; None keeps it in Spark's
+            checkpoint only.
+        starting: ``startingOffsets``, ``startingTimestamp`` or ``startingOffsetsByTimestamp``: the first record to read.
+            None: ``earliest`` for batches; for streams the position of ``consumer``, or ``latest``.
+        ending: ``endingOffsets``, ``endingTimestamp`` or ``endingOffsetsByTimestamp``: the end of a batch, exclusive;
+            ``latest`` by default.
+        no_later_record: ``startingOffsetsByTimestampStrategy``: whether a start after the newest record is an ``error`` or
+            means ``latest``.
         max_records: ``maxRecordsPerTrigger``: most records of a micro-batch, over all shards; None sets no limit.
+        min_records: ``minRecordsPerTrigger``: least records of a micro-batch; None waits for none.
+        max_delay_s: ``maxTriggerDelay``: longest time, in seconds, that a micro-batch waits for ``min_records``.
         min_partitions: ``minPartitions``: least number of tasks of a batch; None plans one for each shard, or fewer if there are
             few records.
+        max_partition_records: ``maxRecordsPerPartition``: most records of a task; None sets no limit.
         fail_on_data_loss: ``failOnDataLoss``: whether lost records fail the query, or are skipped with a warning.
         begins: ``beginsAt``, for writing: the first offset of each shard in an empty log; None reads it from the journal.
         scope: ``schema`` and ``namespace``.
@@ -57,12 +89,17 @@ class Options:
     """
 
     source: str
-    channel: str
+    subscription: Subscription
     shards: int | None
-    starting: Where
+    consumer: str | None
+    starting: Where | None
     ending: Where
+    no_later_record: Literal["error", "latest"]
     max_records: int | None
+    min_records: int | None
+    max_delay_s: float
     min_partitions: int | None
+    max_partition_records: int | None
     fail_on_data_loss: bool
     begins: dict[int, int] | None
     scope: Scope
@@ -70,32 +107,54 @@ class Options:
     database_url: str | None
 
     @classmethod
-    def parse(cls, source: str, given: Mapping[str, Any], *, streaming: bool) -> "Options":
-        """The options as Spark passes them.
+    def parse(cls, source: str, given: Mapping[str, Any], *, streaming: bool | None) -> "Options":
+        """The options as Spark passes them; ``streaming`` is None as long as either may be meant.
 
         Raises:
-            InvalidSetting: One is unknown, missing, or has an invalid value.
-            InvalidName: The channel, the schema or the namespace breaks the rule for names.
+            InvalidSetting: One is unknown, missing, has an invalid value, or contradicts another.
+            InvalidName: The channel, the consumer, the schema or the namespace breaks the rule for names.
         """
         options = known_options(source, given, KNOWN)
-        if "channel" not in options:
-            raise InvalidSetting(f"{source}: option channel is missing: the name of the channel")
-        if streaming and "endingoffsets" in options:
-            raise InvalidSetting(f"{source}: endingOffsets is for batches; a stream has no end")
-        default = LATEST if streaming else EARLIEST
+        if streaming is not None:
+            _check_mode(source, options, streaming=streaming)
+        subscription = Subscription.parse(source, options)
+        shards = whole_number(source, options, "shards", "shards")
+        if shards is not None and subscription.single is None:
+            raise InvalidSetting(
+                f"{source}: option shards is for one channel; the shards of several are read from Postgres"
+            )
+        if "consumer" in options and subscription.numbers is not None:
+            raise InvalidSetting(
+                f"{source}: consumer keeps a position in every shard of a channel; it cannot be given with assign"
+            )
+        most = _limit(source, options, "max")
+        least = _limit(source, options, "min")
+        if least is not None and most is not None and least > most:
+            raise InvalidSetting(
+                f"{source}: minRecordsPerTrigger is {least}, maxRecordsPerTrigger is {most}; the least cannot be above the most"
+            )
         return cls(
-            source,
-            checked_name(options["channel"], "channel"),
-            whole_number(source, options, "shards", "shards"),
-            _where(source, options.get("startingoffsets", default), "startingOffsets"),
-            _where(source, options.get("endingoffsets", LATEST), "endingOffsets"),
-            whole_number(source, options, "maxrecordspertrigger", "maxRecordsPerTrigger"),
-            whole_number(source, options, "minpartitions", "minPartitions"),
-            _flag(source, options.get("failondataloss", "true"), "failOnDataLoss"),
-            _begins(source, options.get("beginsat")),
-            parse_scope(options),
-            options.get("redisurl"),
-            options.get("databaseurl"),
+            source=source,
+            subscription=subscription,
+            shards=shards,
+            consumer=checked_name(options["consumer"], "consumer")
+            if "consumer" in options
+            else None,
+            starting=_where(source, options, "starting", EARLIEST),
+            ending=_where(source, options, "ending", LATEST) or Where(LATEST),
+            no_later_record=_strategy(source, options),
+            max_records=most,
+            min_records=least,
+            max_delay_s=_seconds(source, options.get("maxtriggerdelay", "15m"), "maxTriggerDelay"),
+            min_partitions=whole_number(source, options, "minpartitions", "minPartitions"),
+            max_partition_records=whole_number(
+                source, options, "maxrecordsperpartition", "maxRecordsPerPartition"
+            ),
+            fail_on_data_loss=_flag(source, options, "failondataloss", "failOnDataLoss"),
+            begins=_begins(source, options.get("beginsat")),
+            scope=parse_scope(options),
+            redis_url=options.get("redisurl"),
+            database_url=options.get("databaseurl"),
         )
 
     def redis(self) -> str:
@@ -117,6 +176,19 @@ class Options:
     def knows_database(self) -> bool:
         """Whether a URL of Postgres is given."""
         return find_database_url(self.database_url) is not None
+
+
+def record_schema(source: str, given: Mapping[str, Any]) -> StructType:
+    """The columns of a record; without ``headers``, if ``includeHeaders`` is false.
+
+    Raises:
+        InvalidSetting: An option is invalid, so that ``load`` fails, and not the first action.
+        InvalidName: A name breaks the rule for names.
+    """
+    Options.parse(source, given, streaming=None)
+    options = known_options(source, given, KNOWN)
+    included = _flag(source, options, "includeheaders", "includeHeaders")
+    return StructType([f for f in SPARK_SCHEMA if included or f.name != HEADERS])
 
 
 def known_options(source: str, given: Mapping[str, Any], known: Collection[str]) -> dict[str, str]:
@@ -187,40 +259,80 @@ def whole_number(source: str, options: Mapping[str, str], key: str, name: str) -
     return int(text)
 
 
-def _flag(source: str, text: str, name: str) -> bool:
+def _flag(source: str, options: Mapping[str, str], key: str, name: str) -> bool:
+    text = options.get(key, "true")
     if text.lower() not in {"true", "false"}:
         raise InvalidSetting(f"{source}: {name} is {text!r}; it takes true or false")
     return text.lower() == "true"
 
 
-def _where(source: str, text: str, name: str) -> Where:
-    if text.lower() in {EARLIEST, LATEST}:
-        return "earliest" if text.lower() == EARLIEST else "latest"
-    try:
-        given = json.loads(text)
-        return {int(shard): _offset(value) for shard, value in given.items()}
-    except (ValueError, TypeError, AttributeError) as error:
+_FOR_BATCHES = {
+    "endingoffsets": "endingOffsets",
+    "endingoffsetsbytimestamp": "endingOffsetsByTimestamp",
+    "endingtimestamp": "endingTimestamp",
+}
+
+
+def _check_mode(source: str, options: Mapping[str, str], *, streaming: bool) -> None:
+    for key in options:
+        if streaming and key in _FOR_BATCHES:
+            raise InvalidSetting(
+                f"{source}: {_FOR_BATCHES[key]} is for batches; a stream has no end"
+            )
+    if not streaming and "consumer" in options:
+        raise InvalidSetting(f"{source}: consumer is for streams; a batch keeps no position")
+
+
+def _where(
+    source: str, options: Mapping[str, str], side: Literal["starting", "ending"], default: Any
+) -> Where | None:
+    parsers = {
+        f"{side}Offsets": lambda name, text: parse_offsets(source, name, text, default),
+        f"{side}Timestamp": lambda name, text: parse_time(source, name, text),
+        f"{side}OffsetsByTimestamp": lambda name, text: parse_times(source, name, text, default),
+    }
+    given = [name for name in parsers if name.lower() in options]
+    if len(given) > 1:
+        raise InvalidSetting(f"{source}: give one of {' and '.join(given)}")
+    return parsers[given[0]](given[0], options[given[0].lower()]) if given else None
+
+
+def _strategy(source: str, options: Mapping[str, str]) -> Literal["error", "latest"]:
+    text = options.get("startingoffsetsbytimestampstrategy", "error").lower()
+    if text not in {"error", "latest"}:
         raise InvalidSetting(
-            f"{source}: {name} is {text[:80]!r}; it takes 'earliest', 'latest', or JSON with an offset for each shard, such as "
-            '{"0": 4118, "1": "latest"}'
-        ) from error
+            f"{source}: startingOffsetsByTimestampStrategy is {text!r}; it takes error or latest"
+        )
+    return "latest" if text == "latest" else "error"
+
+
+def _limit(source: str, options: Mapping[str, str], which: Literal["max", "min"]) -> int | None:
+    """``maxRecordsPerTrigger``, or ``maxOffsetsPerTrigger`` as Kafka's source names it."""
+    names = (f"{which}RecordsPerTrigger", f"{which}OffsetsPerTrigger")
+    given = [name for name in names if name.lower() in options]
+    if len(given) > 1:
+        raise InvalidSetting(f"{source}: {given[0]} and {given[1]} are the same option; give one")
+    return whole_number(source, options, given[0].lower(), given[0]) if given else None
+
+
+def _seconds(source: str, text: str, name: str) -> float:
+    """A time as Spark writes it: a number of milliseconds, or with a unit."""
+    match = re.fullmatch(r"([0-9]+) *(us|ms|s|m|min|h|d|)", text.strip().lower())
+    if match is None:
+        raise InvalidSetting(
+            f"{source}: {name} is {text!r}; it takes a number with a unit (us, ms, s, m, h or d), such as 15m"
+        )
+    return int(match[1]) * _UNITS[match[2]]
 
 
 def _begins(source: str, text: str | None) -> dict[int, int] | None:
     if text is None:
         return None
-    where = _where(source, text, "beginsAt")
-    if isinstance(where, str) or not all(isinstance(offset, int) for offset in where.values()):
+    where = parse_offsets(source, "beginsAt", text, EARLIEST)
+    named = {shard: place for (channel, shard), place in where.named.items() if not channel}
+    if not named or not all(isinstance(offset, int) for offset in named.values()):
         raise InvalidSetting(
             f"{source}: beginsAt is {text[:80]!r}; it takes JSON with an offset for each shard, "
             'such as {"0": 4118}'
         )
-    return {shard: int(offset) for shard, offset in where.items()}
-
-
-def _offset(value: Any) -> Any:
-    if value in (EARLIEST, LATEST):
-        return value
-    if type(value) is int and (value in _NUMBERS or value >= 1):
-        return _NUMBERS.get(value, Offset(value))
-    raise ValueError(value)
+    return {shard: int(offset) for shard, offset in named.items() if isinstance(offset, int)}

@@ -6,15 +6,14 @@ from itertools import pairwise
 
 from pyspark.sql.datasource import InputPartition
 
-from penstock.errors import Gap, InvalidSetting
-from penstock.records import Offset, OffsetRange, Shard, ShardName
-from penstock.spark.sources.options import EARLIEST, LATEST, Where
+from penstock.errors import Gap
+from penstock.records import Offset, OffsetRange, ShardName
 
-Positions = dict[int, int]
-"""The last offset that has been read, by shard number."""
+Positions = dict[ShardName, int]
+"""The last offset that has been read, by shard."""
 
-Available = Mapping[int, OffsetRange]
-"""The offsets that a store has, by shard number.  ``last`` is the last offset ever assigned, even if the store is empty."""
+Available = Mapping[ShardName, OffsetRange]
+"""The offsets that a store has, by shard.  ``last`` is the last offset ever assigned, even if the store is empty."""
 
 RECORDS_A_TASK = 200
 """Ranges of fewer records share a task: starting its two Python processes takes longer than reading so many records."""
@@ -27,79 +26,57 @@ class RangesPartition(InputPartition):
     ranges: tuple[OffsetRange, ...]
 
 
-def start_positions(where: Where, available: Available, source: str) -> Positions:
-    """The positions before the first record to read.
+def share_limit(
+    start: Positions, tails: Positions, most: int | None, owed: dict[ShardName, float]
+) -> Positions:
+    """The end of a micro-batch of at most ``most`` records, shared in proportion to what waits in each shard.
 
-    Raises:
-        InvalidSetting: The channel has no such shard.
+    So all shards advance through the same time: in equal shares, a short shard would be finished first, and the watermark
+    that it moves would make the rest of a long one late.
+
+    Args:
+        start: The positions before the micro-batch.
+        tails: The last offset of each shard.
+        most: None sets no limit.
+        owed: Fractions of records that each shard was denied so far; updated, so that a shard with few records waiting is
+            read at last, however long another one is.
     """
-    return _positions(where, available, source, EARLIEST)
-
-
-def end_positions(where: Where, available: Available, source: str) -> Positions:
-    """The positions of the last record to read.
-
-    Raises:
-        InvalidSetting: The channel has no such shard, or the offset has not been assigned yet.
-    """
-    positions = _positions(where, available, source, LATEST)
-    for shard, at in positions.items():
-        if at > available[shard].last:
-            raise InvalidSetting(
-                f"{source}: endingOffsets of shard {shard} is {at + 1}, the newest offset there is {available[shard].last}"
-            )
-    return positions
-
-
-def _positions(where: Where, available: Available, source: str, default: str) -> Positions:
-    if isinstance(where, dict) and not where.keys() <= available.keys():
-        unknown = min(where.keys() - available.keys())
-        raise InvalidSetting(
-            f"{source}: the channel has no shard {unknown}; it has shards 0 to {len(available) - 1}"
-        )
-    return {shard: _position(where, shard, available[shard], default) for shard in available}
-
-
-def _position(where: Where, shard: int, available: OffsetRange, default: str) -> int:
-    match where if isinstance(where, str) else where.get(shard, default):
-        case "earliest":
-            return available.first - 1
-        case "latest":
-            return available.last
-        case offset:
-            return int(offset) - 1
-
-
-def limit_end(start: Positions, tails: Positions, most: int | None) -> Positions:
-    """The end of a micro-batch of at most ``most`` records, shared evenly; shards with less leave their share to others."""
     waiting = {shard: max(0, tails[shard] - at) for shard, at in start.items()}
-    if most is None or sum(waiting.values()) <= most:
-        return {shard: max(tails[shard], at) for shard, at in start.items()}
-    taken = dict.fromkeys(start, 0)
-    left, open_shards = most, sorted(shard for shard, count in waiting.items() if count)
-    while left and open_shards:
-        share, extra = divmod(left, len(open_shards))
-        for number, shard in enumerate(open_shards):
-            more = min(share + (number < extra), waiting[shard] - taken[shard])
-            taken[shard] += more
-            left -= more
-        open_shards = [shard for shard in open_shards if taken[shard] < waiting[shard]]
+    total = sum(waiting.values())
+    if most is None or total <= most:
+        owed.clear()
+        return {shard: at + waiting[shard] for shard, at in start.items()}
+    shares = {shard: divmod(most * count, total) for shard, count in waiting.items() if count}
+    taken = dict.fromkeys(start, 0) | {shard: share for shard, (share, _) in shares.items()}
+    due = {shard: owed.get(shard, 0.0) + rest / total for shard, (_, rest) in shares.items()}
+    by_debt = sorted(due, key=lambda shard: (-due[shard], shard))
+    for shard in by_debt[: most - sum(taken.values())]:
+        taken[shard] += 1
+        due[shard] -= 1
+    owed.update(due)
     return {shard: at + taken[shard] for shard, at in start.items()}
 
 
-def ranges_between(channel: str, start: Positions, end: Positions) -> list[OffsetRange]:
+def ranges_between(start: Positions, end: Positions) -> list[OffsetRange]:
     """One range for each shard that has records to read."""
     return [
-        OffsetRange(ShardName(channel, Shard(shard)), Offset(at + 1), Offset(end[shard]))
+        OffsetRange(shard, Offset(at + 1), Offset(end[shard]))
         for shard, at in sorted(start.items())
         if end[shard] > at
     ]
 
 
-def plan_tasks(ranges: Sequence[OffsetRange], least: int | None) -> list[RangesPartition]:
-    """At least ``least`` tasks if that is given; otherwise one for each shard, where short ranges share a task."""
-    if least is not None:
-        return [RangesPartition((piece,)) for piece in divide(ranges, least)]
+def plan_tasks(
+    ranges: Sequence[OffsetRange], least: int | None, most_records: int | None = None
+) -> list[RangesPartition]:
+    """At least ``least`` tasks if that is given; otherwise one for each shard, where short ranges share a task.
+
+    With ``most_records``, no task reads more than so many.
+    """
+    if most_records is not None:
+        ranges = [part for each in ranges for part in divide([each], -(-len(each) // most_records))]
+    if least is not None or most_records is not None:
+        return [RangesPartition((piece,)) for piece in divide(ranges, least or 1)]
     shared: list[list[OffsetRange]] = []
     room = 0
     for each in ranges:
@@ -131,7 +108,7 @@ def describe_loss(ranges: Sequence[OffsetRange], available: Available, source: s
         f"{each.shard}: {min(each.last, oldest - 1) - each.first + 1:,} records from offset {each.first}, "
         f"the oldest there is {oldest}"
         for each in ranges
-        if (oldest := available[each.shard.shard].first) > each.first
+        if (oldest := available[each.shard].first) > each.first
     ]
     return f"{source}: removed before they were read: {'; '.join(lost)}" if lost else None
 
@@ -147,7 +124,7 @@ def make_loss_error(loss: str) -> Gap:
 def clip(ranges: Sequence[OffsetRange], available: Available) -> list[OffsetRange]:
     """The ranges without the records that the store no longer has."""
     clipped = [
-        OffsetRange(each.shard, max(each.first, available[each.shard.shard].first), each.last)
+        OffsetRange(each.shard, max(each.first, available[each.shard].first), each.last)
         for each in ranges
     ]
     return [each for each in clipped if each]

@@ -1,12 +1,18 @@
 """The batch and streaming readers, over any store of records."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
+from time import sleep
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -14,58 +20,79 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from penstock.records import Offset, OffsetRange
+from penstock.errors import InvalidSetting
+from penstock.records import Offset, OffsetRange, Shard, ShardName
 from penstock.spark.sources.connections import warm
-from penstock.spark.sources.options import Options
+from penstock.spark.sources.failing import one_line_errors
+from penstock.spark.sources.filters import (
+    PushFilters,
+    apply_filters,
+    find_staged_since,
+    narrow_ranges,
+)
+from penstock.spark.sources.pace import Pace
+from penstock.spark.sources.places import EARLIEST, LATEST, Where
+from penstock.spark.sources.projection import ALL_COLUMNS, Projection
 from penstock.spark.sources.ranges import (
+    Available,
     Positions,
     RangesPartition,
     clip,
     describe_loss,
-    end_positions,
-    limit_end,
     make_loss_error,
     plan_tasks,
     ranges_between,
-    start_positions,
 )
+from penstock.spark.sources.registered import RegisteredPosition
+from penstock.spark.sources.starting import find_end, find_start
+from penstock.spark.sources.store import RecordStore
 
 log = logging.getLogger("penstock.spark")
 
 LONG_POLL_S = 0.5
 """How long a reader waits for records before it reports none, in seconds.  Spark asks a hundred times a second."""
 
+SparkOffset = dict[str, dict[str, int]]
+"""The next offset to read of each shard, by channel and number, as ``startingOffsets`` takes it."""
 
-class RecordStore(Protocol):
-    """A place that holds the records of a channel; picklable, connects on first use."""
 
-    options: Options
+@dataclass
+class _Rows:
+    """How a task makes rows of records."""
 
-    def available(self) -> dict[int, OffsetRange]:
-        """The offsets that it has of every shard; ``last`` is the last offset ever assigned, even if it holds no record."""
+    projection: Projection = ALL_COLUMNS
+    filters: list[Filter] = field(default_factory=list)
 
-    def wait(self, positions: Positions, seconds: float) -> None:
-        """Returns when there may be a record after one of the positions, or after ``seconds``."""
+    def read(self, store: RecordStore, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task, shard after shard.
 
-    def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
-        """The records of a range, in order."""
+        Raises:
+            Gap: Records were removed between planning and reading.
+            UnreadableValue: A payload does not have the type that the schema names.
+        """
+        if not isinstance(partition, RangesPartition):
+            return  # Spark's own, for a plan without tasks
+        warm()
+        with one_line_errors():
+            for batch in chain.from_iterable(_counted(store, each) for each in partition.ranges):
+                if (kept := apply_filters(batch, self.filters)).num_rows:
+                    yield self.projection.apply(kept)
 
 
 def _plan(
-    store: RecordStore, start: Positions, end: Positions, available: dict[int, OffsetRange]
+    store: RecordStore, ranges: Sequence[OffsetRange], available: Available
 ) -> list[InputPartition]:
-    """Tasks for the records between two positions; without lost records, if the query accepts their loss.
+    """Tasks for ranges; without lost records, if the query accepts their loss.
 
     Raises:
         Gap: Records were lost.
     """
     options = store.options
-    ranges = ranges_between(options.channel, start, end)
     loss = describe_loss(ranges, available, options.source)
     if loss is not None:
         _report(store, loss)
         ranges = clip(ranges, available)
-    return list(plan_tasks(ranges, options.min_partitions))
+    return list(plan_tasks(ranges, options.min_partitions, options.max_partition_records))
 
 
 def _report(store: RecordStore, loss: str) -> None:
@@ -82,26 +109,52 @@ def _report(store: RecordStore, loss: str) -> None:
 class BatchReader(DataSourceReader):
     """Reads the records between two positions."""
 
-    def __init__(self, store: RecordStore) -> None:
+    def __init__(self, store: RecordStore, projection: Projection = ALL_COLUMNS) -> None:
         self._store = store
+        self._rows = _Rows(projection)
 
+    def _push(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Skips shards, offsets and rows that the filters exclude; Spark applies all of them again."""
+        self._rows.filters = filters
+        return filters
+
+    pushFilters = PushFilters(_push)  # type: ignore[assignment]  # noqa: N815  Spark's name
+
+    @one_line_errors()
     def partitions(self) -> list[InputPartition]:
         """One task for each shard, fewer for few records, or as many as ``minPartitions`` demands."""
         options, available = self._store.options, self._store.available()
-        start = start_positions(options.starting, available, options.source)
-        end = end_positions(options.ending, available, options.source)
-        return _plan(self._store, start, end, available)
+        start = find_start(self._store, options.starting or Where(EARLIEST), available)
+        end = find_end(self._store, options.ending, available)
+        ranges = narrow_ranges(ranges_between(start, end), self._rows.filters)
+        return _plan(self._store, self._narrow_by_time(ranges), available)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task."""
-        return _read(self._store, partition)
+        """The rows of one task."""
+        return self._rows.read(self._store, partition)
+
+    def _narrow_by_time(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
+        """The ranges without ticks that are older than a filter on ``timestamp`` passes."""
+        since_us = find_staged_since(self._rows.filters)
+        if since_us is None:
+            return ranges
+        first = self._store.sequenced_since({each.shard: since_us for each in ranges})
+        return [
+            OffsetRange(each.shard, max(each.first, begin), each.last)
+            for each in ranges
+            if (begin := first.get(each.shard, each.first)) is not None and begin <= each.last
+        ]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads records as they come; Spark's offsets are the positions of the shards."""
 
-    def __init__(self, store: RecordStore) -> None:
+    def __init__(self, store: RecordStore, projection: Projection = ALL_COLUMNS) -> None:
+        options = store.options
         self._store = store
+        self._rows = _Rows(projection)
+        self._pace = Pace(options)
+        self._registered = None if options.consumer is None else RegisteredPosition(options)
         self._began: Positions | None = None
         self._target: Positions | None = None
 
@@ -110,56 +163,82 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = self._store.options.max_records
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
+    @one_line_errors()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
         """Limits this query to the records that are there now."""
         self._target = self._tails()
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802  Spark's name
+    @one_line_errors()
+    def initialOffset(self) -> SparkOffset:  # noqa: N802  Spark's name
         """Where a query without a checkpoint begins; the same in every call."""
         if self._began is None:
-            options = self._store.options
-            self._began = start_positions(options.starting, self._store.available(), options.source)
-        return _to_offset(self._began)
+            where = self._store.options.starting or self._find_default()
+            self._began = find_start(self._store, where, self._store.available())
+        return to_offset(self._began)
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  Spark's name
-        """Where the next micro-batch ends; waits briefly if there is nothing to read."""
-        at = _positions(start)
-        end = self._end(at, limit)
+    @one_line_errors()
+    def latestOffset(self, start: SparkOffset, limit: ReadLimit) -> SparkOffset:  # noqa: N802  Spark's name
+        """Where the next micro-batch ends; waits briefly if there is nothing to read.
+
+        Everything before ``start`` has been processed, so this is where the registered position follows: Spark does not report
+        the last micro-batch of a query otherwise.
+        """
+        at, tails = self._parse(start)
+        if self._registered is not None:
+            self._registered.follow(at)
+        end = self._end(at, tails, limit)
         if end == at and self._target is None:
-            self._store.wait(at, LONG_POLL_S)
-            end = self._end(at, limit)
-        return _to_offset(end)
+            self._wait(at, tails)
+            end = self._end(at, self._tails(), limit)
+        return to_offset(end)
 
-    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802  Spark's name
-        """The tails, for the progress report; their distance from the end offset is the lag."""
-        return _to_offset(self._tails())
+    @one_line_errors()
+    def reportLatestOffset(self) -> SparkOffset:  # noqa: N802  Spark's name
+        """The ends of the shards, for the progress report; their distance from the end offset is the lag."""
+        return to_offset(self._tails())
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+    @one_line_errors()
+    def partitions(self, start: SparkOffset, end: SparkOffset) -> list[InputPartition]:
         """As in a batch.  The ranges are fixed here, so that every attempt of a task reads the same records."""
-        return _plan(self._store, _positions(start), _positions(end), self._store.available())
+        available = self._store.available()
+        first, last = from_offset(start), from_offset(end)
+        begin = {shard: first.get(shard, available[shard].first - 1) for shard in last}
+        return _plan(self._store, ranges_between(begin, last), available)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task."""
-        return _read(self._store, partition)
+        """The rows of one task."""
+        return self._rows.read(self._store, partition)
+
+    def _find_default(self) -> Where:
+        """The registered position; the newest record if there is none, and the oldest in a shard that is new to a name."""
+        known = {} if self._registered is None else self._registered.read()
+        named = {(s.channel, int(s.shard)): Offset(at + 1) for s, at in known.items()}
+        read = {(s.channel, int(s.shard)) for s in self._store.available()}
+        return Where(
+            EARLIEST if known else LATEST, {key: at for key, at in named.items() if key in read}
+        )
+
+    def _parse(self, start: SparkOffset) -> tuple[Positions, Positions]:
+        """The positions of the shards that the query reads, and the tails; a shard that is new to it begins with its oldest."""
+        known, available = from_offset(start), self._store.available()
+        at = {shard: known.get(shard, each.first - 1) for shard, each in available.items()}
+        return at, {shard: each.last for shard, each in available.items()}
+
+    def _wait(self, at: Positions, tails: Positions) -> None:
+        if any(tails[shard] > position for shard, position in at.items()):
+            sleep(LONG_POLL_S)  # for more records, or for the longest delay
+        else:
+            self._store.wait(at, LONG_POLL_S)
 
     def _tails(self) -> Positions:
         return {shard: each.last for shard, each in self._store.available().items()}
 
-    def _end(self, start: Positions, limit: ReadLimit) -> Positions:
-        tails = self._target if self._target is not None else self._tails()
-        # A log that ends before our position was emptied, and is being refilled with the same records.
-        return limit_end(start, tails, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
-
-
-def _read(store: RecordStore, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The records of a task, shard after shard.
-
-    Raises:
-        Gap: Records were removed between planning and reading.
-    """
-    assert isinstance(partition, RangesPartition)
-    warm()
-    return chain.from_iterable(_counted(store, each) for each in partition.ranges)
+    def _end(self, start: Positions, tails: Positions, limit: ReadLimit) -> Positions:
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        if self._target is None:
+            return self._pace.end(start, tails, most)
+        target = {shard: self._target.get(shard, at) for shard, at in start.items()}
+        return self._pace.end(start, target, most, at_once=True)
 
 
 def _counted(store: RecordStore, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
@@ -178,15 +257,32 @@ def _counted(store: RecordStore, wanted: OffsetRange) -> Iterator[pa.RecordBatch
 def _report_missing(store: RecordStore, wanted: OffsetRange, expected: int, found: int) -> None:
     missing = OffsetRange(wanted.shard, Offset(expected), Offset(found - 1))
     rest = OffsetRange(wanted.shard, Offset(found), wanted.last)
-    loss = describe_loss([missing], {wanted.shard.shard: rest}, store.options.source)
+    loss = describe_loss([missing], {wanted.shard: rest}, store.options.source)
     assert loss is not None
     _report(store, loss)
 
 
-def _to_offset(positions: Positions) -> dict[str, int]:
+def to_offset(positions: Positions) -> SparkOffset:
     """The positions as Spark's offset, with keys in order, because Spark compares it as JSON text."""
-    return {str(shard): at for shard, at in sorted(positions.items())}
+    offset: SparkOffset = {}
+    for shard, at in sorted(positions.items()):
+        offset.setdefault(shard.channel, {})[str(shard.shard)] = at + 1
+    return offset
 
 
-def _positions(offset: dict[str, int]) -> Positions:
-    return {int(shard): at for shard, at in offset.items()}
+def from_offset(offset: SparkOffset) -> Positions:
+    """The positions of an offset of Spark's.
+
+    Raises:
+        InvalidSetting: It is of another form: the checkpoint was written by something else.
+    """
+    if not all(isinstance(shards, dict) for shards in offset.values()):
+        raise InvalidSetting(
+            f"the checkpoint has offsets of an older form, {str(offset)[:200]}: the last that was read of each shard. Begin with a new "
+            "checkpointLocation, and startingOffsets one higher each"
+        )
+    return {
+        ShardName(channel, Shard(int(shard))): following - 1
+        for channel, shards in offset.items()
+        for shard, following in shards.items()
+    }

@@ -1,22 +1,31 @@
-"""``penstock.staged``: the records of a channel from Postgres, in the journal's order."""
+"""``penstock.staged``: the records of channels from Postgres, in the journal's order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from time import monotonic, sleep
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
 from pyspark.sql.types import StructType
 
-from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.records import Offset, OffsetRange, Shard, ShardName
-from penstock.spark.sources.columns import ARROW_SCHEMA, SPARK_SCHEMA
-from penstock.spark.sources.connections import arrow, postgres
-from penstock.spark.sources.options import Options
+from penstock.records import Offset, OffsetRange, ShardName
+from penstock.spark.sources.columns import ARROW_SCHEMA, batch
+from penstock.spark.sources.connections import arrow
+from penstock.spark.sources.failing import one_line_errors
+from penstock.spark.sources.journal import find_sequenced_since, read_bounds, read_shards
+from penstock.spark.sources.options import Options, record_schema
+from penstock.spark.sources.projection import Projection
 from penstock.spark.sources.ranges import Positions
 from penstock.spark.sources.reading import BatchReader, StreamReader
-from penstock.spark.sources.shards import number_of_shards
+from penstock.spark.sources.staging import StagingBatchWriter, StagingStreamWriter
 
 RECORDS_A_QUERY = 20_000
 POLL_S = 0.05
@@ -24,49 +33,74 @@ POLL_S = 0.05
 
 
 class StagedSource(DataSource):
-    """``penstock.staged``: reads the records that the journal of a channel names."""
+    """``penstock.staged``: reads the records that the journal of a channel names, and stages new ones."""
 
     @classmethod
     def name(cls) -> str:
         """Its name for ``format``."""
         return "penstock.staged"
 
-    def schema(self) -> str:
+    @one_line_errors()
+    def schema(self) -> StructType:
         """The columns of a record."""
-        return SPARK_SCHEMA
+        return record_schema(self.name(), self.options)
 
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  Spark's
+    @one_line_errors()
+    def reader(self, schema: StructType) -> DataSourceReader:
         """The batch reader."""
-        return BatchReader(JournalStore(Options.parse(self.name(), self.options, streaming=False)))
+        projection = Projection.parse(self.name(), schema)
+        return BatchReader(self._store(projection, streaming=False), projection)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's
+    @one_line_errors()
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
         """The streaming reader."""
-        return StreamReader(JournalStore(Options.parse(self.name(), self.options, streaming=True)))
+        projection = Projection.parse(self.name(), schema)
+        return StreamReader(self._store(projection, streaming=True), projection)
+
+    @one_line_errors()
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001  Spark's
+        """The batch writer."""
+        return StagingBatchWriter(self.options, schema, overwrite=overwrite)
+
+    @one_line_errors()
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001, N802  Spark's
+        """The streaming writer."""
+        return StagingStreamWriter(self.options, schema, overwrite=overwrite)
+
+    def _store(self, projection: Projection, *, streaming: bool) -> "JournalStore":
+        options = Options.parse(self.name(), self.options, streaming=streaming)
+        return JournalStore(options, payloads=projection.needs_payloads)
 
 
 @dataclass
 class JournalStore:
-    """The journal and the staged records that it names."""
+    """The journal and the staged records that it names.
+
+    Attributes:
+        options: Of the query.
+        payloads: Whether payloads and headers are read; without, they are null.
+    """
 
     options: Options
+    payloads: bool = True
 
-    def available(self) -> dict[int, OffsetRange]:
+    def available(self) -> dict[ShardName, OffsetRange]:
         """From the journal's first offset to its last, for each shard."""
-        channel, count = self.options.channel, number_of_shards(self.options)
-        with postgres_errors("reading the journal"):
-            rows = postgres(self.options.database()).execute(
-                self._sql["available"], {"channel": channel, "shards": count}
-            )
-            return {
-                shard: OffsetRange(ShardName(channel, Shard(shard)), Offset(first), Offset(last))
-                for shard, first, last in rows
-            }
+        return read_bounds(self.options, self._shards)
+
+    def assigned(self) -> dict[ShardName, Offset]:
+        """The end of the journal."""
+        return {name: each.last for name, each in self.available().items()}
+
+    def sequenced_since(self, times: Mapping[ShardName, int]) -> dict[ShardName, Offset | None]:
+        """What the journal knows."""
+        return find_sequenced_since(self.options, times)
 
     def wait(self, positions: Positions, seconds: float) -> None:
         """Reads the tails twenty times a second: Postgres does not notify about a tick."""
         deadline = monotonic() + seconds
         while monotonic() < deadline:
-            if any(each.last > positions.get(n, 0) for n, each in self.available().items()):
+            if any(each.last > positions.get(name, 0) for name, each in self.available().items()):
                 return
             sleep(POLL_S)
 
@@ -78,26 +112,23 @@ class JournalStore:
                 cursor.execute(self._query(wanted.shard, first, last))
                 for read in cursor.fetch_record_batch():
                     if read.num_rows:
-                        yield pa.RecordBatch.from_arrays(
-                            [
-                                a.cast(f.type)
-                                for a, f in zip(read.columns, ARROW_SCHEMA, strict=True)
-                            ],
-                            schema=ARROW_SCHEMA,
-                        )
+                        columns = zip(read.columns, ARROW_SCHEMA, strict=True)
+                        yield batch([values.cast(field.type) for values, field in columns])
 
-    @property
-    def _sql(self) -> dict[str, bytes]:
-        return statements("penstock.spark.sources", self.options.scope.schema)
+    @cached_property
+    def _shards(self) -> list[ShardName]:
+        return read_shards(self.options)
 
     def _query(self, shard: ShardName, first: int, last: int) -> str:
         """The statement with literal values: the name is checked, and the others are numbers.
 
         The driver uses COPY, which is fast but takes no parameters.
         """
-        return self._sql["records_in_range"].decode() % {
+        sql = statements("penstock.spark.sources", self.options.scope.schema)
+        return sql["records_in_range"].decode() % {
             "channel": f"'{shard.channel}'",
             "shard": int(shard.shard),
             "first": int(first),
             "last": int(last),
+            "payloads": str(self.payloads),
         }

@@ -25,7 +25,9 @@ from penstock.database.errors import first_line, postgres_errors
 from penstock.database.quoting import quote, quote_literal
 from penstock.errors import InvalidSetting, SnapshotLost, Unknown
 from penstock.spark.sources.connections import arrow, postgres, warm
-from penstock.spark.sources.narrowing import to_sql_condition
+from penstock.spark.sources.failing import one_line_errors
+from penstock.spark.sources.filters import PushFilters
+from penstock.spark.sources.narrowing import FilterColumn, to_sql_condition
 from penstock.spark.sources.options import database_url, known_options, whole_number
 from penstock.spark.sources.snapshots import begin_reading
 from penstock.spark.sources.values import (
@@ -40,6 +42,8 @@ PARTITIONS = 4
 """Least number of slices, if it is not given."""
 SLICE_BYTES = 128 * 1024 * 1024
 """Size of a slice of a large table, in bytes, if the number of slices is not given."""
+SAMPLE_BYTES = 16 * 1024 * 1024
+"""How much of a large table is read to divide it by the values of a column, in bytes."""
 _TID_RANGES_SINCE = 140000
 _EVERY = "*"
 
@@ -72,6 +76,7 @@ class TableSource(DataSource):
         """Its name for ``format``."""
         return "penstock.table"
 
+    @one_line_errors()
     def schema(self) -> StructType:
         """The columns of the table or query; types that Spark does not have become text.
 
@@ -83,6 +88,7 @@ class TableSource(DataSource):
             [column.in_spark(text=relation.is_text(column)) for column in relation.measured()]
         )
 
+    @one_line_errors()
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader, for the requested columns and types."""
         return TableReader(_Relation.parse(self.options), schema)
@@ -222,13 +228,18 @@ class TableReader(DataSourceReader):
         self._count = whole_number("penstock.table", options, "partitions", "partitions")
         self._conditions = [relation.condition]
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
+    def _push(self, filters: list[Filter]) -> Iterable[Filter]:
         """Applies filters in Postgres where it compares as Spark does; Spark applies all of them again."""
-        columns = {f.name: (f.expression, f.spark.simpleString()) for f in self._fields}
-        conditions = (to_sql_condition(given, columns) for given in filters)
+        columns = {f.name: FilterColumn(f.compared, f.spark.simpleString()) for f in self._fields}
+        with reading(self._relation.options) as connection:
+            utf8 = connection.info.parameter_status("server_encoding") == "UTF8"
+        conditions = (to_sql_condition(given, columns, utf8=utf8) for given in filters)
         self._conditions += [f"({condition})" for condition in conditions if condition is not None]
         return filters
 
+    pushFilters = PushFilters(_push)  # type: ignore[assignment]  # noqa: N815  Spark's name
+
+    @one_line_errors()
     def partitions(self) -> list[InputPartition]:
         """Slices of about the same size; a single one without a snapshot."""
         options = self._relation.options
@@ -258,7 +269,7 @@ class TableReader(DataSourceReader):
         query = f"SELECT {expressions} FROM {self._relation.source} WHERE {conditions}"
         schema = pa.schema([(field.name, field.type) for field in self._fields])
         begin = partial(begin_reading, snapshot=self._relation.options.get("snapshot"))
-        with arrow(self._url, TableConnection, begin) as cursor:
+        with one_line_errors(), arrow(self._url, TableConnection, begin) as cursor:
             self._check_file(cursor, partition)
             cursor.execute(query)
             for batch in cursor.fetch_record_batch():
@@ -306,12 +317,7 @@ def _by_position(connection: Any, table: str, count: int | None) -> Iterator[Sli
 
 def _by_column(connection: Any, relation: _Relation, column: str, count: int) -> Iterator[Slice]:
     """Slices by the values of a column; the first and the last are open-ended, so that they cover every row."""
-    query = f"SELECT DISTINCT pg_catalog.percentile_disc({{}}) WITHIN GROUP (ORDER BY {column})::text FROM {relation.source}"
-    edges: list[str] = []
-    for part in range(1, count):
-        [(edge,)] = connection.execute(query.format(part / count).encode()).fetchall()
-        if edge is not None and edge not in edges:
-            edges.append(edge)
+    edges = list(dict.fromkeys(_find_edges(connection, relation, column, count)))
     begin = None
     for end in [*map(quote_literal, edges), None]:
         low = "true" if begin is None else f"{column} >= {begin}"
@@ -319,6 +325,40 @@ def _by_column(connection: Any, relation: _Relation, column: str, count: int) ->
         nulls = f" OR {column} IS NULL" if begin is None else ""
         yield Slice(f"({low} AND {high}){nulls}")
         begin = end
+
+
+def _find_edges(connection: Any, relation: _Relation, column: str, count: int) -> list[str]:
+    """Values of a column that divide the rows, in order: one sort for all of them, of a sample if the table is large.
+
+    Slices of unequal size cover every row as well, so that a sample is enough.
+    """
+    fractions = [part / count for part in range(1, count)]
+    rows = connection.execute(
+        f"""
+        SELECT e.edge::text
+        FROM (
+            SELECT pg_catalog.percentile_disc(%s::float8[]) WITHIN GROUP (ORDER BY {column}) AS edges
+            FROM {relation.source}{_sample(connection, relation)}
+            WHERE {relation.condition.replace("%", "%%")}
+        ) AS q, LATERAL unnest(q.edges) WITH ORDINALITY AS e (edge, n)
+        WHERE e.edge IS NOT NULL
+        ORDER BY e.n
+        """.encode(),
+        (fractions,),
+    ).fetchall()
+    return [edge for (edge,) in rows]
+
+
+def _sample(connection: Any, relation: _Relation) -> str:
+    if relation.table is None:
+        return ""
+    [(kind, size)] = connection.execute(
+        "SELECT relkind::text, pg_relation_size(oid) FROM pg_class WHERE oid = %s::regclass",
+        (relation.table,),
+    ).fetchall()
+    if kind not in {"r", "m"} or size <= SAMPLE_BYTES:
+        return ""
+    return f" TABLESAMPLE SYSTEM ({100 * SAMPLE_BYTES / size})"
 
 
 def _names(option: str, given: str, separator: str = ",") -> list[str]:

@@ -136,12 +136,21 @@ def fitting_decimal(before: int, after: int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column that is read: its expression in Postgres, and its types in Arrow and Spark."""
+    """A column that is read: its expression in Postgres, and its types in Arrow and Spark.
+
+    Attributes:
+        name: Its name.
+        expression: In Postgres, as it is read.
+        type: In Arrow.
+        spark: In Spark.
+        compared: In Postgres, as a filter compares it: a decimal is read as text, but is a number.
+    """
 
     name: str
     expression: str
     type: pa.DataType
     spark: DataType
+    compared: str
 
     @classmethod
     def parse(cls, column: PostgresColumn, wanted: DataType) -> "Field":
@@ -153,16 +162,16 @@ class Field:
         name = column.identifier
         if isinstance(wanted, StringType):
             value = f"trim_scale({name})" if column.kind == "numeric" else name
-            return cls(column.name, f"{value}::text", pa.string(), wanted)
+            return cls(column.name, f"{value}::text", pa.string(), wanted, f"{value}::text")
         if isinstance(wanted, DecimalType) and column.kind == "numeric":
             type_ = pa.decimal128(wanted.precision, wanted.scale)
-            return cls(column.name, f"trim_scale({name})::text", type_, wanted)
+            return cls(column.name, f"trim_scale({name})::text", type_, wanted, name)
         if wanted != column.native:
             raise InvalidSetting(
                 f"penstock.table: column {column.name!r} cannot be read as {wanted.simpleString()}; "
                 f"it can be read as {column.native.simpleString()} or as string"
             )
-        return cls(column.name, name, _PLAIN[column.kind][0], wanted)
+        return cls(column.name, name, _PLAIN[column.kind][0], wanted, name)
 
     def convert(self, values: pa.Array) -> pa.Array:
         """The values in the column's type.

@@ -36,6 +36,7 @@ from penstock.spark.sources.columns import NAMES
 from penstock.spark.sources.connections import redis_client, warm
 from penstock.spark.sources.options import Options
 from penstock.spark.sources.staged import JournalStore
+from penstock.spark.sources.subscription import Subscription
 
 RECORDS_A_CALL = 500
 
@@ -148,7 +149,9 @@ class _Writer:
             return self._options.begins.get(shard.shard, 1)
         if self._options.knows_database():
             if shard not in self._journal_begins:
-                journal = JournalStore(replace(self._options, channel=shard.channel))
+                journal = JournalStore(
+                    replace(self._options, subscription=Subscription((shard.channel,)))
+                )
                 for each in journal.available().values():
                     self._journal_begins[each.shard] = each.first
             return self._journal_begins.get(shard, 1)

@@ -9,6 +9,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from penstock.spark.sources.failing import one_line_errors
 from penstock.spark.sources.ick.columns import SPARK_SCHEMA
 from penstock.spark.sources.ick.options import SOURCE, IckOptions
 from penstock.spark.sources.ick.reading import IckBatchReader, IckStreamReader
@@ -27,18 +28,22 @@ class IckSource(DataSource):
         """The columns of a member."""
         return SPARK_SCHEMA
 
+    @one_line_errors()
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  Spark's
         """The batch reader, which reserves nothing."""
         return IckBatchReader(IckOptions.parse(self.options))
 
+    @one_line_errors()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's
         """The streaming reader, which reserves."""
         return IckStreamReader(IckOptions.parse(self.options))
 
+    @one_line_errors()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001  Spark's
         """The batch writer."""
         return IckBatchWriter(IckOptions.parse(self.options), schema, overwrite=overwrite)
 
+    @one_line_errors()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001, N802  Spark's
         """The streaming writer."""
         return IckStreamWriter(IckOptions.parse(self.options), schema, overwrite=overwrite)

@@ -1,0 +1,223 @@
+"""Stages the rows of a DataFrame as new records: ``df.write.format("penstock.staged")``.
+
+Tasks check and encode the rows; the driver inserts them in one transaction, so that a micro-batch is staged as a whole, and
+once: a repeated one finds its number.  All rows of a batch pass through the driver.
+"""
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StringType, StructType
+
+from penstock.database.connections import Connection, TableConnection, connect_postgres
+from penstock.database.errors import postgres_errors
+from penstock.database.registry import registered_channels
+from penstock.declarations import Log, checked_name
+from penstock.errors import InvalidRecord, InvalidSetting, Unknown
+from penstock.kinds import MAX_PAYLOAD_BYTES
+from penstock.spark.sources.connections import warm
+from penstock.spark.sources.exactly_once import DEFAULT_TABLE, QUERY_ID, claim, create_table
+from penstock.spark.sources.failing import one_line_errors
+from penstock.spark.sources.options import (
+    database_url,
+    known_options,
+    parse_scope,
+    whole_number,
+)
+from penstock.staging.payload import headers_text, json_text, key_text, label_text
+from penstock.staging.rows import insert_sql, make_refusal, split_rows
+
+SOURCE = "penstock.staged"
+KNOWN = {"channel", "name", "maxbytes", "batchtable", "namespace", "schema", "databaseurl"}
+REQUIRED = ("key", "action", "object", "data")
+HEADERS = "headers"
+
+
+@dataclass
+class Encoded(WriterCommitMessage):
+    """The rows of a task.
+
+    Attributes:
+        query: Id of the streaming query; empty in a batch.
+        rows: JSON arrays of rows, compressed.
+    """
+
+    query: str
+    rows: list[bytes]
+
+
+class _Writer:
+    """The common part of the batch and the streaming writer."""
+
+    def __init__(self, given: Mapping[str, Any], schema: StructType, *, overwrite: bool) -> None:
+        warm()
+        options = known_options(SOURCE, given, KNOWN)
+        if overwrite:
+            raise InvalidSetting(f"{SOURCE}: records are added, never overwritten: mode('append')")
+        _check_columns(schema)
+        if "channel" not in options:
+            raise InvalidSetting(f"{SOURCE}: option channel is missing: the log to stage for")
+        self._scope = parse_scope(options)
+        self._url = database_url(SOURCE, options.get("databaseurl"))
+        self._name = options.get("name", options["channel"])
+        self._table = options.get("batchtable", DEFAULT_TABLE)
+        self._log = self._find_log(
+            checked_name(options["channel"], "channel"),
+            whole_number(SOURCE, options, "maxbytes", "maxBytes"),
+        )
+
+    @one_line_errors()
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Encoded:
+        """Checks and encodes the rows of a task.
+
+        Raises:
+            InvalidRecord: A field is invalid; the error names it, and not the value.
+        """
+        warm()
+        context = TaskContext.get()
+        query = None if context is None else context.getLocalProperty(QUERY_ID)
+        rows = [self._encode(row) for part in iterator for row in part.to_pylist()]
+        return Encoded(query or "", [zlib.compress(each.encode(), 1) for each in split_rows(rows)])
+
+    def _encode(self, row: Mapping[str, Any]) -> str:
+        key = key_text(row["key"], "key")
+        data = row["data"]
+        fields = [
+            json.dumps(self._log.name),
+            str(self._log.shard_for(key)),
+            json.dumps(key),
+            json.dumps(label_text(row["action"], "action")),
+            json.dumps(label_text(row["object"], "object")),
+            _json(data, "data", self._log.max_bytes)
+            if isinstance(data, str)
+            else json_text(data, "data", self._log.max_bytes),
+        ]
+        if row.get(HEADERS) is not None:
+            fields.append(headers_text(_parse(row[HEADERS], HEADERS), HEADERS) or "null")
+        return f"[{','.join(fields)}]"
+
+    def _insert(self, messages: list[Any], batch: int | None) -> None:
+        encoded = [each for each in messages if isinstance(each, Encoded) and each.rows]
+        if not encoded:
+            return
+        statement = insert_sql(self._scope.schema, "%s").encode()
+        with (
+            connect_postgres(
+                self._url, application="spark stage", kind=TableConnection
+            ) as connection,
+            postgres_errors("staging records"),
+        ):
+            if batch is not None:
+                create_table(connection, self._table)
+            with connection.transaction():
+                if batch is not None and not claim(
+                    connection, self._table, self._name, encoded[0].query, batch, consecutive=False
+                ):
+                    return
+                for rows in (rows for each in encoded for rows in each.rows):
+                    _execute(connection, statement, zlib.decompress(rows).decode())
+
+    def _find_log(self, name: str, max_bytes: int | None) -> Log:
+        with connect_postgres(self._url, application="spark stage") as connection:
+            found = registered_channels(connection, self._scope).get(name)
+        if found is None or found.kind != "log":
+            raise Unknown(
+                f"{SOURCE}: no log {name!r} is registered in schema {self._scope.schema}; a streamer registers it when it starts"
+            )
+        return Log(name, shards=found.shards, max_bytes=max_bytes or MAX_PAYLOAD_BYTES)
+
+
+class StagingBatchWriter(_Writer, DataSourceArrowWriter):
+    """Stages the rows of a batch, in one transaction at its end."""
+
+    @one_line_errors()
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Inserts the rows of all tasks.
+
+        Raises:
+            StagingError: Postgres refused them.
+            ServerUnavailable: Postgres does not answer.
+        """
+        self._insert(messages, None)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Undoes nothing: nothing was inserted."""
+
+
+class StagingStreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """Stages the rows of a micro-batch, once."""
+
+    @one_line_errors()
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
+        """Inserts the rows of all tasks, unless an earlier attempt at the micro-batch did.
+
+        Raises:
+            Fenced: Another query has staged under this name.
+            StagingError: Postgres refused them.
+            ServerUnavailable: Postgres does not answer.
+        """
+        self._insert(messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
+        """Undoes nothing: nothing was inserted."""
+
+
+def _check_columns(schema: StructType) -> None:
+    """Checks that a DataFrame has the columns of a new record.
+
+    Raises:
+        InvalidSetting: One is missing, or has a type that is not staged.
+    """
+    missing = [name for name in REQUIRED if name not in schema.names]
+    if missing:
+        raise InvalidSetting(
+            f"{SOURCE}: the DataFrame has no column {missing[0]!r}; to be staged it needs {', '.join(REQUIRED)}, and may have "
+            f"{HEADERS}"
+        )
+    if not isinstance(schema["data"].dataType, StringType | StructType):
+        raise InvalidSetting(
+            f"{SOURCE}: column 'data' is {schema['data'].dataType.simpleString()}; it takes JSON text (to_json) or a struct"
+        )
+    if HEADERS in schema.names and not isinstance(schema[HEADERS].dataType, StringType):
+        raise InvalidSetting(f"{SOURCE}: column {HEADERS!r} takes JSON text (to_json)")
+
+
+def _json(text: str, field: str, max_bytes: int) -> str:
+    """JSON text as it is: numbers keep all their digits.
+
+    Raises:
+        InvalidRecord: It is not JSON, or holds what Postgres cannot store.
+    """
+    json_text(_parse(text, field), field, max_bytes)
+    return text
+
+
+def _parse(text: str, field: str) -> Any:
+    with suppress(ValueError):  # the error, which holds the text, becomes nobody's context
+        return json.loads(text)
+    raise InvalidRecord(field, "is no JSON; use to_json")
+
+
+def _execute(connection: Connection, statement: bytes, rows: str) -> None:
+    """Executes the INSERT; an error holds no payload."""
+    refusal = None
+    try:
+        connection.execute(statement, (rows,))
+    except psycopg.Error as error:
+        refusal = make_refusal(error)
+        if refusal is None:
+            raise
+    if refusal is not None:
+        raise refusal

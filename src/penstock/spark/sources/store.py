@@ -1,0 +1,31 @@
+"""The places that hold the records of channels."""
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import pyarrow as pa
+
+from penstock.records import Offset, OffsetRange, ShardName
+from penstock.spark.sources.options import Options
+from penstock.spark.sources.ranges import Positions
+
+
+class RecordStore(Protocol):
+    """A place that holds the records of channels; picklable, connects on first use."""
+
+    options: Options
+
+    def available(self) -> dict[ShardName, OffsetRange]:
+        """The offsets that it has of every shard; ``last`` is the last offset ever assigned, even if it holds no record."""
+
+    def assigned(self) -> dict[ShardName, Offset]:
+        """The last offset of every shard that was ever assigned anywhere: the store may be empty, and be filled again."""
+
+    def sequenced_since(self, times: Mapping[ShardName, int]) -> dict[ShardName, Offset | None]:
+        """Offsets before which no record was staged at a time or later, None if none was, for the shards of which it knows."""
+
+    def wait(self, positions: Positions, seconds: float) -> None:
+        """Returns when there may be a record after one of the positions, or after ``seconds``."""
+
+    def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+        """The records of a range, in order."""

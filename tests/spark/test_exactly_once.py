@@ -1,0 +1,303 @@
+"""Effects of micro-batches that happen once: in tables of one's own, and as staged records."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  the usual name
+from pyspark.sql.types import LongType, StringType, StructType
+
+from fixtures.flow import ReadLog, stage_rows
+from penstock import Log
+from penstock.database.connections import Connection
+from penstock.errors import Fenced, Gap, InvalidRecord, InvalidSetting, StagingError, Unknown
+from penstock.spark import lag, once
+from penstock.spark.sources.exactly_once import claim, create_table
+from penstock.spark.sources.staging import Encoded, StagingBatchWriter, StagingStreamWriter
+from penstock.streaming import Streamer
+
+pytestmark = pytest.mark.spark
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "spark.md"
+
+COLUMNS = StructType()
+for _name in ("key", "action", "object", "data", "headers"):
+    COLUMNS.add(_name, StringType())
+
+
+@pytest.fixture
+def where(
+    connection: Connection, streamer: Streamer, things: Log, database_url: str, redis_url: str
+) -> dict[str, str]:
+    """Options for a channel with 100 records in two shards."""
+    stage_rows(connection, things, 100)
+    streamer.drain()
+    return {"channel": "things", "databaseUrl": database_url, "redisUrl": redis_url}
+
+
+class KilledError(Exception):
+    """Ends a query between the commit of an effect and Spark's own."""
+
+
+def test_a_micro_batch_that_spark_repeats_takes_effect_once(
+    spark: SparkSession,
+    where: dict[str, str],
+    connection: Connection,
+    database_url: str,
+    tmp_path: Path,
+) -> None:
+    connection.execute("CREATE TABLE public.effects (id bigint)")
+    kills = iter([True, False, True, False, False, False, False, False])
+
+    def write(frame: DataFrame, batch: int) -> None:
+        rows = [(row.id,) for row in frame.collect()]
+        with once(database_url, "effects", frame, batch) as effects:
+            if effects is not None:
+                effects.cursor().executemany("INSERT INTO public.effects VALUES (%s)", rows)
+        if next(kills):
+            raise KilledError
+
+    def run(checkpoint: str) -> Any:
+        query = (
+            spark.readStream.format("penstock.log")
+            .options(**where, startingOffsets="earliest", maxRecordsPerTrigger="40")
+            .load()
+            .writeStream.foreachBatch(write)
+            .option("checkpointLocation", str(tmp_path / checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        return query
+
+    for _ in range(2):
+        with pytest.raises(Exception, match="KilledError"):
+            run("a")
+    query = run("a")
+
+    counted = connection.execute("SELECT count(*), count(DISTINCT id) FROM public.effects")
+    assert counted.fetchone() == (100, 100)
+    assert [each.total for each in lag(query.lastProgress)] == [0]
+    with pytest.raises(Exception, match="its checkpoint directory is new"):
+        run("b")
+
+
+def run_block(having: str, values: dict[str, Any], **replacements: str) -> dict[str, Any]:
+    """Runs a block of the page word for word, except for the replaced names."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    [block] = [block for block in blocks if having in block]
+    for name, value in replacements.items():
+        block = block.replace(name, value)
+    exec(block, values)
+    return values
+
+
+@pytest.mark.slow
+def test_the_pages_function_writes_once(
+    spark: SparkSession,
+    where: dict[str, str],
+    connection: Connection,
+    database_url: str,
+    tmp_path: Path,
+) -> None:
+    connection.execute("CREATE TABLE public.fares (day text, fares bigint)")
+    fares = (
+        spark.readStream.format("penstock.log")
+        .options(**where, startingOffsets="earliest")
+        .load()
+        .selectExpr("key AS day", "offset AS fares")
+    )
+    values = {"fares": fares, "database_url": database_url}
+
+    query = run_block("def write(", values, checkpoints=str(tmp_path))["query"]
+    query.processAllAvailable()
+    query.stop()
+
+    assert connection.execute("SELECT count(*) FROM public.fares").fetchone() == (100,)
+
+
+@pytest.mark.slow
+def test_the_pages_rows_are_staged(
+    spark: SparkSession,
+    where: dict[str, str],
+    connection: Connection,
+    tmp_path: Path,
+) -> None:
+    rows = [("Oslo", "2026-01-01", 12), ("Bergen", "2026-01-01", 7)]
+    spark.createDataFrame(rows, "city string, day string, fares int").write.parquet(
+        str(tmp_path / "totals")
+    )
+    replaced = {
+        "totals.parquet": str(tmp_path / "totals"),
+        '"channel", "totals"': f'"channel", "things").option("databaseUrl", "{where["databaseUrl"]}"',
+    }
+
+    run_block("totals.parquet", {"spark": spark}, **replaced)
+
+    staged = "SELECT key, data ->> 'fares' FROM penstock.staged_records WHERE object = 'total' ORDER BY 1"
+    assert connection.execute(staged.encode()).fetchall() == [("Bergen", "7"), ("Oslo", "12")]
+
+
+def test_a_micro_batch_is_due_once_in_order_and_for_one_query(connection: Connection) -> None:
+    def due(query: str, batch: int) -> bool:
+        return claim(connection, "batches", "fares", query, batch, consecutive=True)
+
+    create_table(connection, "batches")
+    create_table(connection, "batches")
+
+    assert [due("a", batch) for batch in (7, 7, 8, 7)] == [True, False, True, False]
+    with pytest.raises(Gap, match="micro-batch 10 follows 8"):
+        due("a", 10)
+    with pytest.raises(Fenced, match="DELETE FROM"):
+        due("b", 9)
+
+
+def test_outside_foreach_batch_the_query_is_to_be_given(
+    spark: SparkSession, database_url: str
+) -> None:
+    with (
+        pytest.raises(InvalidSetting, match="in the function of foreachBatch"),
+        once(database_url, "x", spark.range(1), 0),
+    ):
+        pass
+
+
+def test_lag_is_counted_as_kafkas_source_counts_it() -> None:
+    latest, end = {"a": {"0": 11, "1": 5}, "b": {"0": 2}}, {"a": {"0": 5, "1": 5}, "b": {"0": 2}}
+    ours = {"latestOffset": json.dumps(latest), "endOffset": json.dumps(end)}
+
+    [found] = lag({"sources": [ours, {"latestOffset": "7", "endOffset": "5"}, {}]})
+
+    assert (found.min_offsets_behind_latest, found.max_offsets_behind_latest) == (0, 6)
+    assert (found.avg_offsets_behind_latest, found.total) == (2, 6)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_dataframe_is_staged_and_streamed(
+    spark: SparkSession,
+    where: dict[str, str],
+    streamer: Streamer,
+    logged: ReadLog,
+    things: Log,
+    tmp_path: Path,
+    streaming: bool,  # noqa: FBT001  a parameter
+) -> None:
+    source = spark.readStream if streaming else spark.read
+    options = where | {"startingOffsets": "earliest"}
+    copied = (
+        source.format("penstock.log")
+        .options(**options)
+        .load()
+        .select(
+            F.concat(F.lit("copy of "), "key").alias("key"),
+            F.lit("copied").alias("action"),
+            "object",
+            F.struct("id", F.lit(None).cast("string").alias("nothing")).alias("data"),
+            F.lit('{"from": "spark"}').alias("headers"),
+        )
+    )
+    target = {"channel": "things", "databaseUrl": where["databaseUrl"]}
+    if streaming:
+        copied.writeStream.format("penstock.staged").options(**target).option(
+            "checkpointLocation", str(tmp_path)
+        ).trigger(availableNow=True).start().awaitTermination()
+    else:
+        copied.write.format("penstock.staged").options(**target).mode("append").save()
+    streamer.drain()
+
+    records = [r for each in logged(things).values() for r in each if r.action == "copied"]
+    assert sorted(r.data["id"] for r in records) == list(range(1, 101))
+    assert {(r.object, r.headers["from"]) for r in records if r.headers} == {("thing", "spark")}
+    assert all(things.shard_for(r.key) == r.shard for r in records)
+
+
+def make_writer(where: dict[str, str], schema: StructType = COLUMNS, **options: str) -> Any:
+    given = {"channel": "things", "databaseUrl": where["databaseUrl"], **options}
+    return StagingStreamWriter(given, schema, overwrite=False)
+
+
+ROW = {"key": "k", "action": "made", "object": "thing", "data": '{"n": 12345678901234567.890}'}
+
+
+def encode(writer: Any, query: str, **fields: Any) -> Encoded:
+    import pyarrow as pa  # noqa: PLC0415  Spark's workers have it, too
+
+    written = writer.write(iter([pa.RecordBatch.from_pylist([{**ROW, **fields}])]))
+    assert isinstance(written, Encoded)
+    written.query = query
+    return written
+
+
+def test_a_repeated_commit_stages_nothing_and_another_query_is_refused(
+    where: dict[str, str], connection: Connection
+) -> None:
+    def staged() -> Any:
+        made = "SELECT data ->> 'n' FROM penstock.staged_records WHERE action = 'made'"
+        return connection.execute(made).fetchall()
+
+    writer = make_writer(where)
+    message = encode(writer, "a")
+    for batch in (0, 0, 5, 5, 0):
+        make_writer(where).commit([message, None], batch)
+
+    assert staged() == [("12345678901234567.890",)] * 2
+    with pytest.raises(Fenced, match="Give it a name of its own"):
+        writer.commit([encode(writer, "b")], 6)
+    make_writer(where, name="another").commit([encode(writer, "b")], 6)
+    assert len(staged()) == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("key", None),
+        ("action", ""),
+        ("data", "secret"),
+        ("data", '{"secret": NaN}'),
+        ("data", '"\\u0000secret"'),
+        ("headers", '["secret"]'),
+    ],
+)
+def test_an_invalid_row_is_refused_by_the_name_of_its_field(
+    where: dict[str, str], field: str, value: Any
+) -> None:
+    with pytest.raises(InvalidRecord, match=field) as raised:
+        encode(make_writer(where), "a", **{field: value})
+
+    assert "secret" not in str(raised.value).replace('data["secret"]', "").replace(
+        "data.secret", ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "text"),
+    [
+        ({}, StructType().add("key", StringType()), "no column 'action'"),
+        ({}, StructType([*COLUMNS.fields[:3]]).add("data", LongType()), "JSON text"),
+        ({"topic": "x"}, COLUMNS, "no option 'topic'"),
+        ({"channel": "nothing"}, COLUMNS, "no log 'nothing'"),
+    ],
+)
+def test_what_cannot_be_staged_is_refused_before_a_task_runs(
+    where: dict[str, str], options: dict[str, str], schema: StructType, text: str
+) -> None:
+    with pytest.raises((InvalidSetting, Unknown), match=text):
+        make_writer(where, schema, **options)
+
+
+def test_what_postgres_refuses_is_reported_without_payload(
+    where: dict[str, str], connection: Connection
+) -> None:
+    connection.execute(
+        "ALTER TABLE penstock.staged_records ADD CONSTRAINT none CHECK (action <> 'made')"
+    )
+    given = {"channel": "things", "databaseUrl": where["databaseUrl"]}
+    writer = StagingBatchWriter(given, COLUMNS, overwrite=False)
+
+    with pytest.raises(StagingError, match="SQLSTATE 23514") as raised:
+        writer.commit([encode(writer, "")])
+
+    assert "123456" not in str(raised.value)

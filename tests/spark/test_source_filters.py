@@ -1,0 +1,257 @@
+"""What a query need not read: shards, offsets, rows and columns; and payloads with types."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import redis
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  the usual name
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThanOrEqual,
+    Not,
+    StringStartsWith,
+)
+from pyspark.sql.types import LongType, StringType, StructType
+
+from fixtures.flow import stage_rows
+from penstock import Log
+from penstock.database.connections import Connection
+from penstock.errors import InvalidSetting, UnreadableValue
+from penstock.spark.sources.log import LogStore
+from penstock.spark.sources.options import Options
+from penstock.spark.sources.projection import Projection
+from penstock.spark.sources.ranges import RangesPartition
+from penstock.spark.sources.reading import BatchReader
+from penstock.spark.sources.staged import JournalStore
+from penstock.streaming import Streamer
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def where(
+    connection: Connection, streamer: Streamer, things: Log, database_url: str, redis_url: str
+) -> dict[str, str]:
+    """Options for a channel with 100 records in two shards."""
+    stage_rows(connection, things, 100)
+    streamer.drain()
+    return {"channel": "things", "databaseUrl": database_url, "redisUrl": redis_url}
+
+
+def make_reader(where: dict[str, str]) -> BatchReader:
+    return BatchReader(LogStore(Options.parse("penstock.log", where, streaming=False)))
+
+
+def read(reader: BatchReader) -> pa.Table:
+    batches = [batch for task in reader.partitions() for batch in reader.read(task)]
+    return pa.Table.from_batches(batches) if batches else pa.table({"key": pa.array([], "string")})
+
+
+def planned(reader: BatchReader) -> dict[int, tuple[int, int]]:
+    tasks = [task for task in reader.partitions() if isinstance(task, RangesPartition)]
+    return {r.shard.shard: (r.first, r.last) for task in tasks for r in task.ranges}
+
+
+def test_filters_on_shard_and_offset_decide_what_is_read(where: dict[str, str]) -> None:
+    def plan(*filters: Filter) -> dict[int, tuple[int, int]]:
+        reader = make_reader(where)
+        assert list(reader.pushFilters(list(filters))) == list(filters)  # Spark checks again
+        return planned(reader)
+
+    tail = planned(make_reader(where))[1][1]
+    assert plan(IsNotNull(("shard",)), EqualTo(("shard",), 1)) == {1: (1, tail)}
+    assert plan(In(("shard",), (1, 7, None))) == {1: (1, tail)}
+    assert plan(EqualTo(("channel",), "others")) == {}
+    assert plan(GreaterThan(("shard",), 0), GreaterThan(("offset",), 5)) == {1: (6, tail)}
+    assert plan(EqualTo(("shard",), 1), LessThanOrEqual(("offset",), 9)) == {1: (1, 9)}
+    assert plan(EqualTo(("shard",), 1), In(("offset",), (7, 3))) == {1: (3, 7)}
+    assert plan(Not(EqualTo(("shard",), 1)), EqualTo(("offset",), 2)) == {0: (2, 2), 1: (2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (EqualTo(("key",), "k7"), ["k7"]),
+        (In(("key",), ("k7", "k8", None)), ["k7", "k8"]),
+        (StringStartsWith(("key",), "k10"), ["k10", "k100"]),
+        (GreaterThanOrEqual(("key",), "k98"), ["k98", "k99"]),
+        (GreaterThanOrEqual(("timestamp",), datetime(2100, 1, 1, tzinfo=UTC)), []),
+    ],
+)
+def test_rows_that_do_not_pass_are_not_handed_to_spark(
+    where: dict[str, str], given: Filter, expected: list[str]
+) -> None:
+    reader = make_reader(where)
+    reader.pushFilters([given])
+
+    assert sorted(read(reader).column("key").to_pylist()) == expected
+
+
+def test_a_filter_on_time_skips_ticks_that_are_older(
+    where: dict[str, str], connection: Connection, streamer: Streamer, things: Log
+) -> None:
+    connection.execute("UPDATE penstock.journal SET created_at = created_at - interval '1 hour'")
+    stage_rows(connection, things, 10, "new")
+    streamer.drain()
+    reader = make_reader(where)
+
+    reader.pushFilters([GreaterThan(("timestamp",), datetime.now(UTC).replace(microsecond=0))])
+
+    assert all(first > 30 for first, _ in planned(reader).values())
+
+
+def test_the_schema_names_the_columns_and_the_types_of_payloads(
+    spark: SparkSession, where: dict[str, str]
+) -> None:
+    frame = (
+        spark.read.format("penstock.log")
+        .schema("key string, data struct<number: decimal(12, 2), missing: date>, offset bigint")
+        .options(**where)
+        .load()
+    )
+
+    found = {row.key: row for row in frame.collect()}
+
+    assert frame.columns == ["key", "data", "offset"]
+    assert len(found) == 100
+    assert (str(found["k7"].data.number), found["k7"].data.missing) == ("7.00", None)
+    assert frame.agg(F.sum("data.number")).collect()[0][0] == 5050
+
+
+@pytest.mark.parametrize("source", ["penstock.log", "penstock.staged"])
+def test_columns_say_that_they_are_never_null(
+    spark: SparkSession, where: dict[str, str], source: str
+) -> None:
+    for frame in (
+        spark.read.format(source).options(**where).load(),
+        spark.readStream.format(source).options(**where).load(),
+    ):
+        assert [f.name for f in frame.schema if f.nullable] == ["headers"]
+
+
+RECORDS = pa.RecordBatch.from_pydict(
+    {
+        "channel": ["c"] * 3,
+        "shard": [0] * 3,
+        "offset": [7, 8, 9],
+        "data": [
+            '{"day": "2026-01-02", "at": "2026-01-02T03:04:05+02:00", "tags": ["a"], "more": {"n": 1}}',
+            '{"cents": 12.50, "more": {"m": {}}, "other": [1, 2]}',
+            "{}",
+        ],
+    }
+)
+
+
+def project(schema: StructType, records: pa.RecordBatch = RECORDS) -> list[dict[str, Any]]:
+    wanted = StructType().add("data", schema)
+    rows = Projection.parse("s", wanted).apply(records).to_pylist()
+    return [row["data"] for row in rows]
+
+
+def ddl(text: str) -> Any:
+    return StructType.fromDDL(text)
+
+
+def test_payloads_are_parsed_into_the_types_that_are_named(spark: SparkSession) -> None:
+    types = "day date, at timestamp, cents decimal(9, 2), tags array<string>, more struct<n: int>"
+
+    first, second, third = project(ddl(types))
+
+    assert (first["day"].isoformat(), first["tags"], first["more"]) == (
+        "2026-01-02",
+        ["a"],
+        {"n": 1},
+    )
+    assert first["at"] == datetime(2026, 1, 2, 1, 4, 5, tzinfo=UTC)
+    assert (str(second["cents"]), second["more"]) == ("12.50", {"n": None})
+    assert set(third.values()) == {None}
+
+
+@pytest.mark.parametrize(
+    "payload", ['{"n": "secret"}', "null", "5", '{"n": 1.5}', '{"n": 1} {}', "{"]
+)
+def test_a_payload_that_does_not_fit_is_named_and_not_quoted(payload: str) -> None:
+    data = pa.array(["{}", payload, "{}"])
+    records = RECORDS.set_column(3, "data", data)
+
+    with pytest.raises(UnreadableValue, match="c/0 offset 8") as raised:
+        project(StructType().add("n", LongType()), records)
+
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (StructType().add("nothing", StringType()), "there is no column 'nothing'"),
+        (StructType().add("offset", StringType()), "cannot be read as string; it is bigint"),
+        (StructType().add("data", LongType()), "it is string, or a struct"),
+        (
+            StructType().add("data", StructType().add("n", LongType(), nullable=False)),
+            "a payload may lack it",
+        ),
+    ],
+)
+def test_a_schema_that_records_cannot_have_is_refused(schema: StructType, text: str) -> None:
+    with pytest.raises(InvalidSetting, match=text):
+        Projection.parse("s", schema)
+
+
+def test_postgres_is_not_asked_for_payloads_that_no_column_needs(where: dict[str, str]) -> None:
+    options = Options.parse("penstock.staged", where, streaming=False)
+    without = JournalStore(options, payloads=False)
+    reader = BatchReader(without, Projection.parse("s", StructType().add("key", StringType())))
+
+    assert read(reader).num_rows == 100
+    [planned, *_] = BatchReader(without).partitions()
+    assert isinstance(planned, RangesPartition)
+    assert next(iter(without.read(planned.ranges[0]))).column("data").null_count > 0
+
+
+def test_a_bad_option_is_one_line(spark: SparkSession, where: dict[str, str]) -> None:
+    for reader, option in (
+        (spark.read, {"maxRecordPerTrigger": "5"}),
+        (spark.read, {"startingOffsets": "first"}),
+        (spark.readStream, {"minPartitions": "none"}),
+    ):
+        with pytest.raises(Exception, match=r"penstock\.log: ") as raised:
+            reader.format("penstock.log").options(**where, **option).load()
+        text = str(raised.value).partition("JVM stacktrace")[0].strip()
+        assert "Traceback" not in text
+        assert [line.strip() for line in text.splitlines()[1:]] == ["SQLSTATE: 38000"]
+
+
+def test_a_foreign_entry_is_named_in_one_line(
+    spark: SparkSession, where: dict[str, str], redis_client: redis.Redis
+) -> None:
+    redis_client.xadd("penstock:{things/0}:log", {"a": "b"}, id="1000-0")
+    frame = spark.read.format("penstock.log").options(**where).load()
+
+    with pytest.raises(Exception, match="was not written by Penstock") as raised:
+        frame.collect()
+
+    assert "Traceback (most recent call last)" not in str(raised.value).partition("Driver stack")[0]
+
+
+def test_a_stream_that_cannot_begin_says_why_without_a_traceback(
+    spark: SparkSession, where: dict[str, str], tmp_path: Path
+) -> None:
+    frame = spark.readStream.format("penstock.log").options(**where, startingOffsets='{"0": 5000}')
+    writer = frame.load().writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+    query = writer.trigger(availableNow=True).start()
+
+    with pytest.raises(StreamingQueryException, match="the newest offset there is") as raised:
+        query.awaitTermination()
+
+    assert "Traceback" not in str(raised.value).partition("JVM stacktrace")[0]
