@@ -149,5 +149,5 @@ FROM_A_FUNCTION: Any = scoped_session(cast("Any", lambda: None))
 
 @pytest.mark.parametrize("target", [object(), "session", Engine, FROM_A_FUNCTION])
 def test_any_other_target_is_refused(target: object, pipeline: Pipeline) -> None:
-    with pytest.raises(DeclarationError, match="it takes a Session"):
+    with pytest.raises(DeclarationError, match="take a Session"):
         pipeline.attach(target)

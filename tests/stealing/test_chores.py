@@ -497,8 +497,10 @@ def test_a_statement_that_takes_too_long_stops_no_other_chore(
     assert streamer is not None
     assert streamer._connection is not None
     usual = streamer._connection.timeouts  # type: ignore[attr-defined]
-    streamer._connection.timeouts = Timeouts(statement_s=0.001)  # type: ignore[attr-defined]
-    assert chores.sweep()() is Outcome.GAVE_UP
+    streamer._connection.timeouts = Timeouts(statement_s=0.1, lock_s=5.0)  # type: ignore[attr-defined]
+    with books.transaction():
+        books.execute("LOCK TABLE penstock.staged_records")  # as if it were long
+        assert chores.sweep()() is Outcome.GAVE_UP
     streamer._connection.timeouts = usual  # type: ignore[attr-defined]
     stage_rows(books, things, 1, "more")
 

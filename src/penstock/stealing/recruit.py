@@ -71,7 +71,7 @@ class Recruit:
         self._starting = Lock()
         self._thread: Thread | None = None
         self._pid = os.getpid()
-        self._ends = False
+        self._ends = self._is_stopped = False
         self.running: Run | None = None
 
     def offer(self, assignment: Assignment) -> bool:
@@ -101,6 +101,7 @@ class Recruit:
 
     def stop(self, wait_s: float) -> None:
         """As ``abandon``; the running job has no time left, and is waited for a moment."""
+        self._is_stopped = True
         self.abandon()
         running, thread = self.running, self._thread
         if running is not None:
@@ -162,7 +163,8 @@ class Recruit:
             outcome = run(running.assignment.job, self._limits.hangs_s)
         except BaseException as error:  # noqa: BLE001  also SystemExit: it would end this thread, silently
             self._end_child(exit_code=1)
-            self._failures.show(running.assignment.name, error)
+            if not self._is_stopped:  # an import, for one, cannot go on while the interpreter ends
+                self._failures.show(running.assignment.name, error)
             return Outcome.FAILED
         self._end_child(exit_code=0)
         return outcome

@@ -1,4 +1,4 @@
-"""Lanes whose handlers do not return: their jobs are given up, and they themselves once there are too many."""
+"""Lanes whose handlers do not return: others get their jobs, and the worker ends once too many hang."""
 
 import structlog
 

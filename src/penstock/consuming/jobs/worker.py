@@ -110,7 +110,7 @@ class QueueWorker(Worker[Job[Any]]):
         self._check_at = self._dead_at = self._resume_at = self._backoff = 0.0
         self._reader: Reader | None = None
         self._away: ServerUnavailable | None = None
-        self._taken = 0
+        self._taken, self._may_have_more = 0, True
 
     @override
     def open(self) -> None:
@@ -235,13 +235,13 @@ class QueueWorker(Worker[Job[Any]]):
     def _slice(self) -> Consumed:
         """Reads, and waits until all that was read has ended; gives back what was not begun when time is up."""
         self._taken, self._book.is_stopping, self._away = 0, False, None
-        consumed, before, since = Consumed(), -1, 0.0
-        while self._taken > before or not self._book.is_idle:
-            before = self._taken
+        self._may_have_more, consumed, since = True, Consumed(), 0.0
+        while not self._book.is_idle or (self._may_have_more and self._taken < self._most):
             if self._stop():
+                self._may_have_more = False
                 for lease in self._book.stop():
                     self._end(_released(lease))
-            consumed.merge(self.round(block_ms=SLICE_BLOCK_MS if before else 0))
+            consumed.merge(self.round(block_ms=SLICE_BLOCK_MS if self._taken else 0))
             since = (since or monotonic()) if self._book.is_settling else 0.0
             if since and monotonic() - since > SETTLING_S:
                 what = f"settling jobs of {self.consumer.name}"
@@ -274,6 +274,7 @@ class QueueWorker(Worker[Job[Any]]):
             self._rest_after(error)
             return
         self._taken += len(leases)
+        self._may_have_more = bool(leases)
         self._book.take(leases)
         for lease in leases:
             self._lanes.put(lease)
@@ -287,7 +288,7 @@ class QueueWorker(Worker[Job[Any]]):
         return self._resume_at - monotonic()
 
     def _rest_after(self, error: ServerUnavailable) -> None:
-        self._away = error
+        self._away, self._may_have_more = error, False
         self._backoff = min(LONGEST_BACKOFF_S, max(0.1, self._backoff * 2))
         self._resume_at = monotonic() + self._backoff
         self._warn_waiting(error, self._backoff)
