@@ -20,6 +20,7 @@ class FakeSlots:
     now: int = 4
     seen: list[int] = field(default_factory=list)
     state: Running = field(default_factory=Running)
+    may_grow: bool = True
 
     def count(self) -> int:
         return self.seen.pop(0) if self.seen else self.now
@@ -71,6 +72,12 @@ def test_as_many_slots_as_there_is_work_for_are_not_waited_for(
     clock: list[float], slots: FakeSlots
 ) -> None:
     slots.now, began = 6, clock[0]
+    make(slots).wait_for_slots(lambda: False)
+    assert clock[0] == began
+
+
+def test_without_a_cluster_nothing_is_waited_for(clock: list[float], slots: FakeSlots) -> None:
+    slots.now, slots.may_grow, began = 2, False, clock[0]
     make(slots).wait_for_slots(lambda: False)
     assert clock[0] == began
 

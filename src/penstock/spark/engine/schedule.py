@@ -57,7 +57,8 @@ class Schedule:
             now = monotonic()
             if (count := self._slots.count()) != found:
                 found, since = count, now
-            if found >= most + self._reserved or (found and now - since > SETTLED_S):
+            settled_s = SETTLED_S if self._slots.may_grow else 0.0
+            if found >= most + self._reserved or (found and now - since >= settled_s):
                 return
             if now >= say_at:
                 log.info("waiting for executors", slots=found, tasks=most)

@@ -27,6 +27,8 @@ class Slots:
         self._context = spark.sparkContext
         self._store = self._context._jsc.sc().statusStore()  # noqa: SLF001  Python has no other way to the executors
         self._is_local = str(self._context.master).startswith("local")
+        self.may_grow = not self._is_local
+        """Whether executors register one after the other, and come and go."""
         self._cpus = int(self._context.getConf().get("spark.task.cpus") or 1)
 
     def count(self) -> int:
