@@ -101,7 +101,13 @@ def trouble(kind: str, proxy: Proxy) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_open", [True, False], ids=["open", "not-yet-open"])
+@pytest.mark.parametrize(
+    "is_open",
+    [
+        pytest.param(True, id="open"),
+        pytest.param(False, id="not-yet-open", marks=pytest.mark.storm),
+    ],
+)
 @pytest.mark.parametrize("server", ["postgres", "redis"])
 @pytest.mark.parametrize("kind", ["away", "silent", "slow"])
 def test_chores_give_up_and_go_on_when_the_server_is_back(
