@@ -7,8 +7,8 @@ import pytest
 import redis
 
 from fixtures.crashing import CRASHED, INDEX, THINGS, run_until_crash, work
-from fixtures.dirty import DOCUMENTS, check_copy
-from fixtures.truth import TABLES, check_exact
+from fixtures.dirty import check_copy
+from fixtures.truth import check_exact
 from penstock.channels.log import Batch, append_together, extents
 from penstock.channels.scripts import Argument
 from penstock.crashpoints import (
@@ -23,13 +23,6 @@ from penstock.database.connections import Connection
 from penstock.records import Epoch, Offset
 
 SOURCES = Path(__file__).parents[2] / "src" / "penstock"
-
-
-@pytest.fixture
-def books(connection: Connection) -> Connection:
-    connection.execute(TABLES)
-    connection.execute(DOCUMENTS)
-    return connection
 
 
 def make_history_diverge(point: str, books: Connection, client: redis.Redis) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from fixtures.flow import stage_rows
 from fixtures.proxy import APPEND, COMMIT, Harm, Proxy, behind
-from fixtures.truth import TABLES, change, check_exact, declare_consumers
+from fixtures.truth import change, check_exact, declare_consumers
 from penstock import Log, Pipeline
 from penstock.channels import server
 from penstock.consuming import LogWorker
@@ -59,12 +59,6 @@ def persist(work: Callable[[], int], close: Callable[[], None]) -> None:
         else:
             return
     raise AssertionError("it keeps failing")
-
-
-@pytest.fixture
-def books(connection: Connection) -> Connection:
-    connection.execute(TABLES)
-    return connection
 
 
 @pytest.fixture

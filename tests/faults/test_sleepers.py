@@ -10,10 +10,10 @@ import pytest
 import redis
 
 from fixtures.crashing import INDEX, THINGS, start_suspended_streamer, work
-from fixtures.dirty import DOCUMENTS, check_copy
+from fixtures.dirty import check_copy
 from fixtures.running_pipeline import THINGS as RUNNING_THINGS
 from fixtures.running_pipeline import Processes
-from fixtures.truth import TABLES, Load, await_everything, change
+from fixtures.truth import Load, await_everything, change
 from penstock.database.connections import Connection
 from penstock.testing import eventually
 
@@ -29,13 +29,6 @@ BETWEEN = (
     "retention.after_commit",
     "retention.after_evict",
 )
-
-
-@pytest.fixture
-def books(connection: Connection) -> Connection:
-    connection.execute(TABLES)
-    connection.execute(DOCUMENTS)
-    return connection
 
 
 @pytest.fixture

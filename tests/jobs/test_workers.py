@@ -1,7 +1,6 @@
 """A worker does each job of a queue once, as far as Postgres is concerned."""
 
 import asyncio
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -53,37 +52,18 @@ def test_each_job_has_one_effect_and_its_row_is_gone(
     assert len(bench.queue) == 0
 
 
-@pytest.fixture
-def start(
-    working: Pipeline, database_url: str, redis_url: str
-) -> Iterator[Callable[..., QueueWorker]]:
-    """Opens workers of the pipeline's only consumer, or of one declared here."""
-    opened: list[QueueWorker] = []
-
-    def make(handler: Callable[..., Any] | None = None, **options: Any) -> QueueWorker:
-        if handler is not None:
-            options = {"name": "receipts", "concurrency": 1, "backoff_s": 0.01, **options}
-            working.worker(reads=JOBS, **options)(handler)
-        worker = QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url)
-        opened.append(worker)
-        worker.open()
-        return worker
-
-    yield make
-    for worker in opened:
-        worker.close()
-
-
-def test_a_handler_that_touches_no_session_has_done_its_job(start: Any, bench: Bench) -> None:
+def test_a_handler_that_touches_no_session_has_done_its_job(
+    start_worker: Any, bench: Bench
+) -> None:
     seen = []
-    worker = start(lambda _session, job: seen.append(job.id))
+    worker = start_worker(lambda _session, job: seen.append(job.id))
     ids = bench.stage(3)
     assert worker.drain() == 3
     assert sorted(seen) == ids
     assert bench.unfinished == []
 
 
-def test_a_handler_that_computes_holds_no_transaction_open(start: Any, bench: Bench) -> None:
+def test_a_handler_that_computes_holds_no_transaction_open(start_worker: Any, bench: Bench) -> None:
     states = []
 
     def look() -> str:
@@ -99,15 +79,15 @@ def test_a_handler_that_computes_holds_no_transaction_open(start: Any, bench: Be
         states.append(look())
 
     bench.stage()
-    assert start(handler).drain() == 1
+    assert start_worker(handler).drain() == 1
     assert states == ["0", "1"]
 
 
-def test_a_job_has_what_was_staged(start: Any, bench: Bench) -> None:
+def test_a_job_has_what_was_staged(start_worker: Any, bench: Bench) -> None:
     seen: list[Job] = []
     headers = {"trace": "7", "penstock": {"key": "k"}}
     [record] = bench.stage(tenant="ten", data={"fare": 5}, headers=headers, key="k")
-    start(lambda _, job: seen.append(job)).drain()
+    start_worker(lambda _, job: seen.append(job)).drain()
     [job] = seen
     assert (job.id, job.tenant, job.key, job.attempts) == (record, "ten", "k", 1)
     assert job.data == job.payload == {"fare": 5}
@@ -117,10 +97,10 @@ def test_a_job_has_what_was_staged(start: Any, bench: Bench) -> None:
 
 
 def test_a_payload_is_validated_and_one_that_does_not_fit_is_dead_lettered_at_once(
-    start: Any, bench: Bench
+    start_worker: Any, bench: Bench
 ) -> None:
     seen: list[Any] = []
-    worker = start(lambda _, job: seen.append(job.payload), payload=Fare)
+    worker = start_worker(lambda _, job: seen.append(job.payload), payload=Fare)
     good, bad = *bench.stage(data={"amount": 5}), *bench.stage(data={"amount": "much"})
     worker.drain()
     assert seen == [Fare(5)]
@@ -131,9 +111,11 @@ def test_a_payload_is_validated_and_one_that_does_not_fit_is_dead_lettered_at_on
     assert good not in bench.unfinished
 
 
-def test_a_job_that_was_done_is_acknowledged_without_its_handler(start: Any, bench: Bench) -> None:
+def test_a_job_that_was_done_is_acknowledged_without_its_handler(
+    start_worker: Any, bench: Bench
+) -> None:
     called = []
-    worker = start(lambda _, job: called.append(job.id))
+    worker = start_worker(lambda _, job: called.append(job.id))
     [first, second] = bench.stage(2)
     bench.connection.execute(
         "SELECT penstock.finish_records('jobs', ARRAY[%(id)s]::bigint[])", {"id": first}
@@ -148,7 +130,9 @@ def test_a_job_that_was_done_is_acknowledged_without_its_handler(start: Any, ben
 
 
 @pytest.mark.parametrize("hides", [False, True], ids=["raised", "hidden by the handler"])
-def test_a_job_that_was_done_has_no_second_effect(start: Any, bench: Bench, *, hides: bool) -> None:
+def test_a_job_that_was_done_has_no_second_effect(
+    start_worker: Any, bench: Bench, *, hides: bool
+) -> None:
     def handler(session: Session, job: Job) -> None:
         values = {"job": job.id, "attempt": job.attempts}
         try:
@@ -159,7 +143,7 @@ def test_a_job_that_was_done_has_no_second_effect(start: Any, bench: Bench, *, h
             with suppress(BaseException):
                 session.execute(text(ADD_EFFECT), values)
 
-    worker = start(handler)
+    worker = start_worker(handler)
     ids = bench.stage(2)
     bench.connection.execute(
         "SELECT penstock.finish_records('jobs', ARRAY[%(id)s]::bigint[])", {"id": ids[0]}
@@ -169,19 +153,21 @@ def test_a_job_that_was_done_has_no_second_effect(start: Any, bench: Bench, *, h
     assert (len(bench.queue), bench.letters) == (0, [])
 
 
-def test_a_failed_attempt_is_rolled_back_and_the_job_tried_again(start: Any, bench: Bench) -> None:
+def test_a_failed_attempt_is_rolled_back_and_the_job_tried_again(
+    start_worker: Any, bench: Bench
+) -> None:
     def handler(session: Session, job: Job) -> None:
         session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
         if job.attempts < 3:
             raise ValueError
 
     [record] = bench.stage()
-    start(handler).drain()
+    start_worker(handler).drain()
     assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 3)]
 
 
 def test_a_poison_job_is_dead_lettered_in_one_transaction_after_its_attempts(
-    start: Any, bench: Bench
+    start_worker: Any, bench: Bench
 ) -> None:
     seen = []
 
@@ -192,7 +178,7 @@ def test_a_poison_job_is_dead_lettered_in_one_transaction_after_its_attempts(
 
     [record] = bench.stage(tenant="ten", data={"a": 1})
     consumed: list[Consumed] = []
-    start(handler, attempts=3).drain(consumed.append)
+    start_worker(handler, attempts=3).drain(consumed.append)
     assert seen == [1, 2, 3]
     assert bench.letters == [(record, "ten", 3, "ValueError: poison")]
     assert bench.effects == bench.unfinished == []
@@ -200,7 +186,9 @@ def test_a_poison_job_is_dead_lettered_in_one_transaction_after_its_attempts(
     assert sum(each.dead for each in consumed) == 1
 
 
-def test_nobody_sees_a_dead_letter_beside_an_unfinished_job(start: Any, bench: Bench) -> None:
+def test_nobody_sees_a_dead_letter_beside_an_unfinished_job(
+    start_worker: Any, bench: Bench
+) -> None:
     seen = set()
     install_crashpoint(lambda _: seen.add((len(bench.letters), len(bench.unfinished))))
 
@@ -209,13 +197,13 @@ def test_nobody_sees_a_dead_letter_beside_an_unfinished_job(start: Any, bench: B
 
     bench.stage()
     try:
-        start(handler, attempts=1).drain()
+        start_worker(handler, attempts=1).drain()
     finally:
         install_crashpoint(None)
     assert seen == {(0, 1), (1, 0)}
 
 
-def test_what_fails_at_commit_is_the_jobs_failure(start: Any, bench: Bench) -> None:
+def test_what_fails_at_commit_is_the_jobs_failure(start_worker: Any, bench: Bench) -> None:
     bench.connection.execute(
         "CREATE TABLE public.odd (job bigint UNIQUE DEFERRABLE INITIALLY DEFERRED)"
     )
@@ -226,7 +214,7 @@ def test_what_fails_at_commit_is_the_jobs_failure(start: Any, bench: Bench) -> N
 
     [bad] = bench.stage(data="twice")
     [good] = bench.stage()
-    start(handler, attempts=2).drain()
+    start_worker(handler, attempts=2).drain()
     [(record, _, attempts, reason)] = bench.letters
     assert (record, attempts) == (bad, 2)
     assert reason.startswith("at COMMIT: UniqueViolation")
@@ -236,7 +224,7 @@ def test_what_fails_at_commit_is_the_jobs_failure(start: Any, bench: Bench) -> N
 @pytest.mark.parametrize("raises", [False, True], ids=["returned", "raised"])
 @pytest.mark.parametrize("outcome", [Snooze("1h"), Cancel("old"), DeadLetter("never")])
 def test_an_outcome_rolls_back_what_the_handler_wrote(
-    start: Any, bench: Bench, outcome: JobOutcome, *, raises: bool
+    start_worker: Any, bench: Bench, outcome: JobOutcome, *, raises: bool
 ) -> None:
     def handler(session: Session, job: Job) -> JobOutcome:
         session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": 1})
@@ -246,7 +234,7 @@ def test_an_outcome_rolls_back_what_the_handler_wrote(
 
     [record] = bench.stage()
     consumed: list[Consumed] = []
-    start(handler).drain(consumed.append)
+    start_worker(handler).drain(consumed.append)
     assert bench.effects == []
     total = [
         (each.snoozed, each.cancelled, each.dead)
@@ -267,7 +255,7 @@ def test_an_outcome_rolls_back_what_the_handler_wrote(
             assert (bench.unfinished, len(bench.queue)) == ([], 0)
 
 
-def test_snoozed_and_waited_attempts_do_not_count(start: Any, bench: Bench) -> None:
+def test_snoozed_and_waited_attempts_do_not_count(start_worker: Any, bench: Bench) -> None:
     seen = []
 
     def handler(_: Session, job: Job) -> Snooze | None:
@@ -279,24 +267,26 @@ def test_snoozed_and_waited_attempts_do_not_count(start: Any, bench: Bench) -> N
         return None
 
     bench.stage()
-    worker = start(handler, attempts=1)
+    worker = start_worker(handler, attempts=1)
     eventually(lambda: worker.drain() or len(seen) == 8, "the job is done")
     assert seen == [1] * 8
     assert (bench.letters, bench.unfinished) == ([], [])
 
 
-def test_an_async_handler_that_hangs_is_cancelled_at_its_limit(start: Any, bench: Bench) -> None:
+def test_an_async_handler_that_hangs_is_cancelled_at_its_limit(
+    start_worker: Any, bench: Bench
+) -> None:
     async def handler(session: AsyncSession, job: Job) -> None:
         await session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
         if job.attempts == 1:
             await asyncio.sleep(60)
 
     [record] = bench.stage()
-    start(handler, limit_s=0.3, lease_s=1.0).drain()
+    start_worker(handler, limit_s=0.3, lease_s=1.0).drain()
     assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 2)]
 
 
-def test_async_jobs_run_beside_each_other_in_one_loop(start: Any, bench: Bench) -> None:
+def test_async_jobs_run_beside_each_other_in_one_loop(start_worker: Any, bench: Bench) -> None:
     running = most = 0
     loops = set()
 
@@ -309,6 +299,6 @@ def test_async_jobs_run_beside_each_other_in_one_loop(start: Any, bench: Bench) 
         running -= 1
 
     bench.stage(12)
-    assert start(handler, concurrency=6).drain() == 12
+    assert start_worker(handler, concurrency=6).drain() == 12
     assert most == 6
     assert len(loops) == 1

@@ -1,43 +1,20 @@
 """Handlers that hang, and workers that stop: what was not begun is given back, and what is late cannot commit."""
 
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from fixtures.jobs import ADD_EFFECT, JOBS, Bench
-from penstock import Job, Pipeline
-from penstock.consuming import QueueWorker
+from fixtures.jobs import ADD_EFFECT, Bench
+from penstock import Job
 from penstock.errors import HandlerHung
 from penstock.testing import eventually
 
 
-@pytest.fixture
-def start(
-    working: Pipeline, database_url: str, redis_url: str
-) -> Iterator[Callable[..., QueueWorker]]:
-    """Opens workers of the pipeline's only consumer, or of one declared here."""
-    opened: list[QueueWorker] = []
-
-    def make(handler: Callable[..., Any] | None = None, **options: Any) -> QueueWorker:
-        if handler is not None:
-            options = {"name": "receipts", "concurrency": 1, "backoff_s": 0.01, **options}
-            working.worker(reads=JOBS, **options)(handler)
-        worker = QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url)
-        opened.append(worker)
-        worker.open()
-        return worker
-
-    yield make
-    for worker in opened:
-        worker.close()
-
-
 def test_a_hung_handler_cannot_commit_and_another_lane_does_its_job(
-    start: Any, bench: Bench
+    start_worker: Any, bench: Bench
 ) -> None:
     release, hung = threading.Event(), []
 
@@ -48,7 +25,7 @@ def test_a_hung_handler_cannot_commit_and_another_lane_does_its_job(
         session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
 
     [record] = bench.stage()
-    worker = start(handler, limit_s=0.3, lease_s=1.0)
+    worker = start_worker(handler, limit_s=0.3, lease_s=1.0)
     worker.drain()
     assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 2)]
     assert hung[0].is_stale
@@ -59,17 +36,17 @@ def test_a_hung_handler_cannot_commit_and_another_lane_does_its_job(
     assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 2)]
 
 
-def test_a_worker_of_which_all_handlers_hang_ends(start: Any, bench: Bench) -> None:
+def test_a_worker_of_which_all_handlers_hang_ends(start_worker: Any, bench: Bench) -> None:
     release = threading.Event()
     bench.stage(3)
-    worker = start(lambda _, __: release.wait(30), limit_s=0.1, concurrency=1)
+    worker = start_worker(lambda _, __: release.wait(30), limit_s=0.1, concurrency=1)
     with pytest.raises(HandlerHung, match="limit_s"):
         eventually(lambda: worker.round() is None, "the worker has ended")
     release.set()
 
 
 def test_stopping_gives_back_what_was_not_begun_and_lets_the_rest_end(
-    start: Any, bench: Bench
+    start_worker: Any, bench: Bench
 ) -> None:
     begun, release = threading.Event(), threading.Event()
 
@@ -79,7 +56,7 @@ def test_stopping_gives_back_what_was_not_begun_and_lets_the_rest_end(
             release.wait(10)
         session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
 
-    worker = start(handler)
+    worker = start_worker(handler)
     warm = bench.stage(20)
     worker.drain()
     worker._book.job_s = 0.001  # as on a fast machine: it reads ahead
@@ -101,7 +78,7 @@ def test_stopping_gives_back_what_was_not_begun_and_lets_the_rest_end(
 
 
 def test_what_outlasts_the_grace_time_is_given_back_and_cannot_commit(
-    start: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    start_worker: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.consuming.jobs.worker.GRACE_S", 0.2)
     begun, release, ended = threading.Event(), threading.Event(), threading.Event()
@@ -112,7 +89,7 @@ def test_what_outlasts_the_grace_time_is_given_back_and_cannot_commit(
         ended.set()
         session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
 
-    worker = start(handler)
+    worker = start_worker(handler)
     [record] = bench.stage()
     while not begun.is_set():
         worker.round(10)

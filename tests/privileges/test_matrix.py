@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from fixtures.postgres import engine_url
-from fixtures.roles import LOGINS, UrlFor
+from fixtures.roles import As, try_logins
 from penstock import Ick, Log, Pipeline, Queue, stage
 from penstock.channels.acl import acl_grant
 from penstock.channels.ick.inspection import oldest
@@ -257,9 +257,6 @@ MAY: list[tuple[Verb, set[str]]] = [
 ]
 """Who may, beside the owner, who may everything.  ``tail`` is the user's of Redis alone."""
 
-REDIS_USERS = {"a_owner": "owner", "a_consumer": "consumer", "a_streamer": "streamer"}
-REDIS_USERS |= {"a_reconciler": "streamer", "an_application": "consumer"}
-
 APPLICATION = """
 CREATE TABLE IF NOT EXISTS public.things (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS public.effects (key text);
@@ -314,19 +311,12 @@ def test_each_role_does_its_own_work_and_is_denied_the_rest(
     verb: Verb,
     may: set[str],
     world: Callable[[Verb], None],
-    database_url_for: UrlFor,
-    redis_url_for: UrlFor,
+    urls_as: As,
 ) -> None:
     """Guarantee 32."""
-    allowed, refused = set[str](), dict[str, Exception]()
-    for login in LOGINS:
-        world(verb)
-        user = REDIS_USERS.get(login, "viewer")
-        try:
-            verb(Actor(database_url_for(login), redis_url_for(user)))
-            allowed.add(login)
-        except DENIED as error:
-            refused[login] = error
+    allowed, refused = try_logins(
+        lambda *urls: verb(Actor(*urls)), urls_as, lambda: world(verb), DENIED
+    )
 
     both = {"an_application"} if may & {"a_producer", "a_consumer"} else set()
     assert allowed == {*may, *both, "a_owner"}, {

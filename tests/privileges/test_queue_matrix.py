@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.postgres import engine_url
-from fixtures.roles import LOGINS, UrlFor
+from fixtures.roles import As, UrlFor, try_logins
 from penstock import Job, Pipeline, Queue, stage
 from penstock.channels.queue import FairQueue, TenantLimits
 from penstock.channels.queue.inspection import check_queues, explain_message, oldest_messages
@@ -166,9 +166,6 @@ MAY: list[tuple[Verb, set[str]]] = [
 ]
 """Who may, beside the owner.  From ``look_into_the_queue`` on it is the user of Redis alone, of which a producer and nobody are viewers."""
 
-REDIS_USERS = {"a_owner": "owner", "a_consumer": "consumer", "a_streamer": "streamer"}
-REDIS_USERS |= {"a_reconciler": "streamer", "an_application": "consumer"}
-
 STAGE = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
 VALUES ('jobs', 0, 't', 'a', 'o', '1'), ('jobs', 0, 't', 'a', 'o', %s)
@@ -204,19 +201,12 @@ def test_each_role_does_its_own_work_with_a_queue_and_is_denied_the_rest(
     verb: Verb,
     may: set[str],
     world: Callable[[Verb], None],
-    database_url_for: UrlFor,
-    redis_url_for: UrlFor,
+    urls_as: As,
 ) -> None:
     """Guarantee 32."""
-    allowed, refused = set[str](), dict[str, Exception]()
-    for login in LOGINS:
-        world(verb)
-        user = REDIS_USERS.get(login, "viewer")
-        try:
-            verb(Actor(database_url_for(login), redis_url_for(user)))
-            allowed.add(login)
-        except DENIED as error:
-            refused[login] = error
+    allowed, refused = try_logins(
+        lambda *urls: verb(Actor(*urls)), urls_as, lambda: world(verb), DENIED
+    )
 
     assert allowed == {*may, "a_owner"}, {login: str(error) for login, error in refused.items()}
 

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the usual name
 from pyspark.sql.types import LongType, StringType, StructType
 
-from fixtures.flow import ReadLog, stage_rows
+from fixtures.flow import ReadLog
 from penstock import Log
 from penstock.database.connections import Connection
 from penstock.errors import Fenced, Gap, InvalidRecord, InvalidSetting, StagingError, Unknown
@@ -26,16 +26,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "spark.md"
 COLUMNS = StructType()
 for _name in ("key", "action", "object", "data", "headers"):
     COLUMNS.add(_name, StringType())
-
-
-@pytest.fixture
-def where(
-    connection: Connection, streamer: Streamer, things: Log, database_url: str, redis_url: str
-) -> dict[str, str]:
-    """Options for a channel with 100 records in two shards."""
-    stage_rows(connection, things, 100)
-    streamer.drain()
-    return {"channel": "things", "databaseUrl": database_url, "redisUrl": redis_url}
 
 
 class KilledError(Exception):

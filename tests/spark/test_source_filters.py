@@ -38,16 +38,6 @@ from penstock.streaming import Streamer
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture
-def where(
-    connection: Connection, streamer: Streamer, things: Log, database_url: str, redis_url: str
-) -> dict[str, str]:
-    """Options for a channel with 100 records in two shards."""
-    stage_rows(connection, things, 100)
-    streamer.drain()
-    return {"channel": "things", "databaseUrl": database_url, "redisUrl": redis_url}
-
-
 def make_reader(where: dict[str, str]) -> BatchReader:
     return BatchReader(LogStore(Options.parse("penstock.log", where, streaming=False)))
 

@@ -25,16 +25,6 @@ pytestmark = pytest.mark.spark
 SOURCES = ["penstock.log", "penstock.staged"]
 
 
-@pytest.fixture
-def where(
-    connection: Connection, streamer: Streamer, things: Log, database_url: str, redis_url: str
-) -> dict[str, str]:
-    """Options for a channel with 100 records in two shards."""
-    stage_rows(connection, things, 100)
-    streamer.drain()
-    return {"channel": "things", "databaseUrl": database_url, "redisUrl": redis_url}
-
-
 def ids(frame: DataFrame) -> list[int]:
     return sorted(row.id for row in frame.select("id").collect())
 

@@ -15,10 +15,10 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from fixtures.dirty import DOCUMENTS, check_copy, declare_index, mark_changed
+from fixtures.dirty import check_copy, declare_index, mark_changed
 from fixtures.flow import at_work, running, stage_rows
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
-from fixtures.truth import TABLES, Load, await_everything, change, check_exact, declare_consumers
+from fixtures.truth import Load, await_everything, change, check_exact, declare_consumers
 from penstock import Ick, Job, Log, Pipeline, Snooze
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
@@ -32,13 +32,6 @@ from penstock.testing import eventually
 
 INDEX = Ick("index", shards=2, keep=timedelta(hours=1))
 KEYS = [f"k{number}" for number in range(8)]
-
-
-@pytest.fixture
-def books(connection: Connection) -> Connection:
-    connection.execute(TABLES)
-    connection.execute(DOCUMENTS)
-    return connection
 
 
 @pytest.fixture

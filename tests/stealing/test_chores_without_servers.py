@@ -9,10 +9,10 @@ import redis
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from fixtures.dirty import DOCUMENTS, check_copy, declare_index, mark_changed
+from fixtures.dirty import check_copy, declare_index, mark_changed
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from fixtures.proxy import APPEND, COMMIT, Harm, Proxy, behind
-from fixtures.truth import TABLES, change, check_exact, declare_consumers
+from fixtures.truth import change, check_exact, declare_consumers
 from penstock import Ick, Job, Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.stealing import Chores, Outcome, Recruiter
@@ -21,13 +21,6 @@ from penstock.testing import eventually
 
 INDEX = Ick("index", shards=2)
 KEYS = [f"k{number}" for number in range(6)]
-
-
-@pytest.fixture
-def books(connection: Connection) -> Connection:
-    connection.execute(TABLES)
-    connection.execute(DOCUMENTS)
-    return connection
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import httpx
 import pytest
 import redis
 
-from fixtures.dirty import DOCUMENTS, check_copy, mark_changed
-from fixtures.truth import TABLES, change, check_exact
+from fixtures.dirty import check_copy, mark_changed
+from fixtures.truth import change, check_exact
 from fixtures.web_process import CRASHED, INDEX, THINGS
 from penstock.crashpoints import CRASH_POINTS, JOB_CRASH_POINTS, QUEUE_CRASH_POINTS
 from penstock.database.connections import Connection
@@ -100,11 +100,9 @@ def start_web(database_url: str, redis_url: str) -> Iterator[StartWeb]:
 
 
 @pytest.fixture
-def books(connection: Connection) -> Connection:
-    connection.execute(TABLES)
-    connection.execute(DOCUMENTS)
-    connection.execute("CREATE TABLE public.jobs_done (job bigint)")
-    return connection
+def books(books: Connection) -> Connection:
+    books.execute("CREATE TABLE public.jobs_done (job bigint)")
+    return books
 
 
 def stage(connection: Connection) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any
@@ -18,27 +17,7 @@ from penstock.channels.server import RedisClient, connect_redis
 from penstock.errors import LockBusy, ServerUnavailable, StaleLease
 from penstock.structures import AsyncPinnedKeys, PinnedKeys
 from penstock.testing import eventually
-from structures.test_pinned_keys import KEYS
-
-
-@pytest.fixture(params=["redis_url", "debian_url"])
-def url(request: pytest.FixtureRequest) -> str:
-    found: str = request.getfixturevalue(request.param)
-    return found
-
-
-@pytest.fixture
-def pins(url: str) -> Iterator[PinnedKeys]:
-    made = PinnedKeys.connect(url, "reports")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def plain(url: str) -> Iterator[RedisClient]:
-    client = connect_redis(url)
-    yield client
-    client.close()
+from structures.pinned.test_pinned_keys import KEYS
 
 
 def test_one_holds_the_lock_at_a_time(pins: PinnedKeys) -> None:

@@ -1,7 +1,7 @@
 """Values that live until their time is over, and are not evicted before."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Barrier, Event
 from time import monotonic
@@ -21,26 +21,6 @@ from penstock.structures import AsyncPinnedKeys, PinnedKeys
 from penstock.testing import eventually
 
 KEYS = tuple(f"penstock:{{reports}}:{part}" for part in ("pins", "pin-times", "pin-counter"))
-
-
-@pytest.fixture(params=["redis_url", "debian_url"])
-def url(request: pytest.FixtureRequest) -> str:
-    found: str = request.getfixturevalue(request.param)
-    return found
-
-
-@pytest.fixture
-def pins(url: str) -> Iterator[PinnedKeys]:
-    made = PinnedKeys.connect(url, "reports")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def plain(url: str) -> Iterator[RedisClient]:
-    client = connect_redis(url)
-    yield client
-    client.close()
 
 
 def test_a_value_is_there_until_its_time_is_over(pins: PinnedKeys) -> None:

@@ -1,0 +1,31 @@
+"""Workers of queues in this process, closed with the test."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fixtures.jobs import JOBS
+from penstock import Pipeline
+from penstock.consuming import QueueWorker
+
+
+@pytest.fixture
+def start_worker(
+    working: Pipeline, database_url: str, redis_url: str
+) -> Iterator[Callable[..., QueueWorker]]:
+    """Opens workers of the pipeline's only consumer, or of one declared here."""
+    opened: list[QueueWorker] = []
+
+    def make(handler: Callable[..., Any] | None = None, **options: Any) -> QueueWorker:
+        if handler is not None:
+            options = {"name": "receipts", "concurrency": 1, "backoff_s": 0.01, **options}
+            working.worker(reads=JOBS, **options)(handler)
+        worker = QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url)
+        opened.append(worker)
+        worker.open()
+        return worker
+
+    yield make
+    for worker in opened:
+        worker.close()
