@@ -58,7 +58,7 @@ def start(flow: Pipeline, database_url: str, redis_url: str) -> Iterator[Start]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands still is taken over within a tenth of a second."""
+    """Stalled work is taken over within a tenth of a second."""
     monkeypatch.setattr("penstock.streaming.takeover.TAKEOVER_S", 0.1)
     monkeypatch.setattr("penstock.streaming.takeover.STEP_S", 0.1)
     monkeypatch.setattr("penstock.streaming.streamer.REFRESH_EVERY_S", 0.02)
@@ -175,6 +175,18 @@ def test_the_shards_of_a_missing_streamer_are_taken_over_and_given_back(
 
     taken = [e for e in logs if e["event"] == "taking over shards that nobody publishes"]
     assert taken[0]["shards"] == ["things/1", "things/3"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_sending_records_again_gives_no_shard_back(
+    start: Start, connection: Connection, things: Log, logged: ReadLog
+) -> None:
+    first = start("1/2")
+    with capture_logs() as logs:
+        stage_rows(connection, things, MANY)
+        eventually(lambda: first.round().idle and count(logged(things)) == MANY, "all is published")
+        first._opened()[2].resend(5)
+    assert "leaving a shard to its share" not in [e["event"] for e in logs]
 
 
 @pytest.mark.usefixtures("impatient")

@@ -58,7 +58,8 @@ several times a second; Redis is idle between two rounds."""
 class Publisher:
     """Publishes from the journal to Redis, on one connection to each.
 
-    Of other shares it publishes only what is at hand, the inline records of a tick, and what it has taken over.
+    It reads the shards of its own share from the journal.  Of other shares it publishes the inline records of a tick, and
+    the shards that it has taken over.
 
     Attributes:
         unusable: Shards that are left out.
@@ -206,7 +207,11 @@ class Publisher:
 
     def resend(self, records: int) -> Published:
         """Sends the last ``records`` of each shard again, as after a lost reply: the log must not change.  Raises as ``publish``."""
-        earlier = {shard: Offset(max(0, tail - records)) for shard, tail in self.tails.items()}
+        # Not of a shard that was taken over: there, a record that the log has shows that its own streamer is back.
+        taken = self._ends.taken
+        earlier = {
+            s: Offset(max(0, t - records)) if s not in taken else t for s, t in self.tails.items()
+        }
         crashpoint("publisher.before_resend")
         return self._send(earlier, may_begin=False)
 

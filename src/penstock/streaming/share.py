@@ -1,7 +1,7 @@
 """The share of a streamer: which shards it publishes beside other streamers of the same pipeline.
 
-A share divides work and excludes nobody: compare and append makes any number of publishers of one shard harmless.  What the
-other shares have is watched, and taken over if nobody does it: see ``takeover``.
+A share divides work; it excludes nobody.  Compare and append makes any number of publishers of one shard harmless, and each
+streamer watches the other shares and takes over what nobody does: see ``takeover``.
 """
 
 import re
@@ -41,9 +41,9 @@ class Share:
         return self.number == 1
 
     def distances(self, shards: Iterable[ShardName]) -> dict[ShardName, int]:
-        """How far each shard's share is from this one: 0 for its own, 1 for those of the share before it, and so on.
+        """How far each shard's share is from this one: 0 for its own shards, 1 for those of the share before it, and so on.
 
-        Shares take the shards in turn, in the order of their names: all streamers compute the same.
+        Shards are dealt out in the order of their names, so all streamers compute the same.
         """
         return {
             shard: (self.number - 1 - position) % self.of

@@ -85,8 +85,8 @@ class Streamer:
             prepare: False behind a pooler that cannot keep prepared statements.
             resend_chance: Probability, 0 to 1, that a round sends its last records again, to show that this is harmless.
             most: Most records that a round publishes; None for as many as it can in a quarter of a second.
-            share: The share of the shards that it publishes.  Other streamers have the others; one that is missing is made
-                up for within seconds.
+            share: The share of the shards that it publishes.  Other streamers publish the others; the rest take over the work
+                of a missing one within seconds.
             timeouts: Those of a caller that cannot wait as long as a worker.
         """
         self._pipeline = pipeline
@@ -213,7 +213,7 @@ class Streamer:
             self._refresh_at = monotonic() + REFRESH_EVERY_S
 
     def stream(self, *, expects_records: bool = False) -> RoundResult:
-        """Sequences everything, unless that is for another share, and publishes for a while.
+        """Sequences everything, unless another share does, and publishes for a while.
 
         Args:
             expects_records: As ``Sequencer.tick``.
@@ -239,10 +239,10 @@ class Streamer:
         return self._share.sequences or self._ticks.is_ticking
 
     def _tick(self, sequencer: Sequencer, publisher: Publisher, *, expects_records: bool) -> Tick:
-        """A tick, or what another streamer's has done."""
+        """A tick; of another streamer's, only its number and epoch."""
         if self._share.sequences:
             return sequencer.tick(expects_records=expects_records)
-        newest, has_new = sequencer.look()
+        newest, has_new = sequencer.newest_tick()
         was_ticking = self._ticks.is_ticking
         if self._ticks.is_due(newest.number, has_new=has_new):
             if not was_ticking:
@@ -337,7 +337,7 @@ class Streamer:
         return self._worked_at is not None and monotonic() - self._worked_at < READ_ONLY_S
 
     def _wait(self, pause_s: float) -> bool:
-        """Pauses; returns whether it was nudged.  Who does not sequence has nothing to do at a commit."""
+        """Pauses; returns whether it was nudged.  Only the streamer that sequences listens."""
         if self._share.sequences:
             return self._nudges.wait(pause_s)
         sleep(pause_s)

@@ -1,6 +1,6 @@
 """Where the journal and the log of each shard end, as a publisher last heard, and which shards it publishes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from penstock.channels.isolation import ask_each
@@ -52,13 +52,18 @@ class Tails:
         """The kind of the shard's channel."""
         return self._kinds.get(shard.channel, "log")
 
+    @property
+    def taken(self) -> Collection[ShardName]:
+        """The shards of other shares that this publisher has taken over."""
+        return self._takeover.taken
+
     def is_own(self, shard: ShardName) -> bool:
         """Whether this publisher reads the shard from the journal."""
-        return self._distances.get(shard) == 0 or shard in self._takeover.taken
+        return self._distances.get(shard) == 0 or shard in self.taken
 
     @property
     def known(self) -> list[ShardName]:
-        """All shards, whoever publishes them."""
+        """All shards, of every share."""
         return list(self._distances)
 
     @property
@@ -130,7 +135,7 @@ class Tails:
         return {shard: extent.tail for shard, extent in found.items()}
 
     def check_moved(self) -> None:
-        """Checks the logs that moved without this publisher, and takes over what stands still.
+        """Checks the logs that moved without this publisher, and takes over stalled shards.
 
         Another publisher has written, or something else: a log that is ahead would never get what the journal has.
 
@@ -147,7 +152,7 @@ class Tails:
         self._takeover.update(self._distances, lacking, moved)
 
     def take_over(self, distance: int) -> None:
-        """Takes over the shards of the share that is so far from this one: its streamer is missing."""
+        """Takes over the shards of the share at this distance, whose streamer is missing."""
         self._takeover.take([s for s, each in self._distances.items() if each == distance])
 
     def check(self, shards: Sequence[ShardName]) -> None:

@@ -1,8 +1,8 @@
-"""What a streamer does of other shares, because nobody else does it.
+"""Takes over the work of a missing streamer, and gives it back.
 
-Whether another streamer is alive is not asked: only what it should have done is looked at.  A shard whose log lacks records
-and does not move, or new records that no tick comes for, are taken over after a few seconds, and given back as soon as
-somebody else works on them.  A wrong guess costs work that is done twice, and nothing else.
+No streamer asks whether another one is alive; it watches that one's work.  It takes over a stalled shard, whose log lacks
+records and does not move, and ticks if records wait and no tick comes, each after a few seconds.  It gives them back as
+soon as another process works on them.  A wrong guess costs work that is done twice, and nothing else.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,10 +16,10 @@ from penstock.streaming.share import Share
 log = structlog.get_logger("penstock.streamer")
 
 TAKEOVER_S = 3.0
-"""How long the work of another share stands still, in seconds, before the next share takes it over."""
+"""How long the work of a share must have stalled, in seconds, before the next share takes it over."""
 
 STEP_S = 1.0
-"""How much longer each further share waits, in seconds: otherwise all of them would begin at once."""
+"""How much longer each further share waits, in seconds.  Otherwise all of them would take over at once."""
 
 
 class ShardTakeover:
@@ -40,18 +40,18 @@ class ShardTakeover:
         lacking: Collection[ShardName],
         moved: Collection[ShardName],
     ) -> None:
-        """Takes over what stands still.
+        """Takes over the shards that have stalled.
 
         Args:
-            distances: Of every shard to this share.
+            distances: How far the share of each shard is from this one.
             lacking: Shards whose log lacks records.
-            moved: Shards to whose log somebody else has appended since the last time.
+            moved: Shards to whose log another process has appended since the last call.
         """
         now = monotonic()
         for shard in moved:
             self.give_back(shard)
-        standing = {s for s in lacking if distances.get(s) and s not in moved} - self.taken
-        self._since = {shard: self._since.get(shard, now) for shard in standing}
+        stalled = {s for s in lacking if distances.get(s) and s not in moved} - self.taken
+        self._since = {shard: self._since.get(shard, now) for shard in stalled}
         self.take([s for s, since in self._since.items() if now - since >= _patience(distances[s])])
 
     def take(self, shards: Collection[ShardName]) -> None:
@@ -65,14 +65,18 @@ class ShardTakeover:
             )
 
     def give_back(self, shard: ShardName) -> None:
-        """Leaves a shard to its own share: somebody has published it."""
+        """Leaves a shard to its own share, because another process has published it."""
         if shard in self.taken:
             self.taken.remove(shard)
             log.info("leaving a shard to its share", share=str(self._share), shard=str(shard))
 
 
 class TickTakeover:
-    """Whether this streamer ticks although its share does not: records wait, and no tick comes."""
+    """Whether this streamer ticks in place of the one that sequences.
+
+    Attributes:
+        is_ticking: Whether it does.
+    """
 
     def __init__(self, share: Share) -> None:
         self._share = share
@@ -100,7 +104,7 @@ class TickTakeover:
         return self.is_ticking and has_new
 
     def ticked(self, tick: int) -> None:
-        """Notes a tick of its own."""
+        """Notes a tick of this streamer."""
         self._tick = tick
 
     def _has_waited(self) -> bool:
