@@ -6,7 +6,7 @@ from functools import partial
 from time import monotonic, sleep
 
 from benchmarks.backlogs import Backlog, Scale
-from benchmarks.cases.costs import read_processor_s
+from benchmarks.cases.costs import REST_S, read_processor_s
 from benchmarks.clusters import start_cluster
 from benchmarks.measuring import Case, Figures, NotMeasured
 from benchmarks.servers import BenchServers
@@ -24,7 +24,7 @@ LONGEST_S = 300.0
 
 def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
     """Two streamers beside one, on one Redis and on a Cluster of two; the costs of one."""
-    backlog = scale.large_backlog
+    backlog = Backlog(3 * scale.records)
     return [
         *(
             Case(
@@ -34,7 +34,6 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
                 ours=partial(measure, servers, backlog, TWO),
                 limits={"one streamer": partial(measure, servers, backlog, ONE)},
                 slow=True,
-                rounds=scale.few_rounds,
             )
             for name, where, measure in (
                 ("shares-2", "one Redis", _measure_on_one_redis),
@@ -48,9 +47,34 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             ours=partial(_measure_costs, servers, backlog),
             better="less",
             slow=True,
-            rounds=scale.few_rounds,
+        ),
+        Case(
+            name="shares-idle",
+            unit="% of a core",
+            sentence="processor time of an idle streamer that does not sequence, and of the servers that it polls",
+            ours=partial(_measure_idle, servers, 3 * scale.seconds),
+            better="less",
+            slow=True,
+            rounds=1,
         ),
     ]
+
+
+def _measure_idle(servers: BenchServers, seconds: float) -> Figures:
+    """Percent of a core: used by a streamer that does not sequence, and by the servers that it polls."""
+    backlog = Backlog(0)
+    url = servers.stage(backlog)
+    with (
+        servers.postgres(url) as connection,
+        servers.redis() as client,
+        run_streamers(["2/2"], backlog.shards, url, servers.redis_url) as (begin, processes),
+    ):
+        begin()
+        sleep(REST_S)
+        polled = [*_find_backends(connection), int(client.info("server")["process_id"])]
+        with _processor_time({"": processes, "-servers": polled}) as used:
+            sleep(seconds)
+    return {name: 100 * took / seconds for name, took in used.items()}
 
 
 def _measure_on_one_redis(
@@ -99,44 +123,37 @@ def _measure_costs(servers: BenchServers, backlog: Backlog) -> Figures:
     """Processor time of sequencing, and then of each process that publishes, in microseconds per record."""
     url = servers.stage(backlog)
     with servers.postgres(url) as connection, servers.redis() as client:
-        with _processor_time({"": _backends(connection, own=True)}, backlog) as sequencing:
+        with _processor_time({"": [connection.info.backend_pid]}) as sequencing:
             tick(connection, DEFAULT_SCOPE)
         with run_streamers(ONE, backlog.shards, url, servers.redis_url) as (begin, processes):
             who = {
                 "-python": processes,
-                "-postgres": _backends(connection, own=False),
+                "-postgres": _find_backends(connection),
                 "-redis": [int(client.info("server")["process_id"])],
             }
-            with _processor_time(who, backlog) as publishing:
+            with _processor_time(who) as publishing:
                 begin()
                 _await_published(backlog, client)
-    return {"-sequencer": sequencing[""], **publishing}
+    used = {"-sequencer": sequencing[""], **publishing}
+    return {name: 1e6 * took / backlog.records for name, took in used.items()}
 
 
-def _backends(connection: Connection, *, own: bool) -> list[int]:
-    """The server process of this connection, or those of all streamers."""
-    if own:
-        return [connection.info.backend_pid]
-    return [
-        int(pid)
-        for (pid,) in connection.execute(
-            "SELECT pid FROM pg_stat_activity WHERE application_name = 'penstock streamer' AND datname = current_database()"
-        )
-    ]
+def _find_backends(connection: Connection) -> list[int]:
+    """The processes of Postgres that serve streamers."""
+    rows = connection.execute(
+        "SELECT pid FROM pg_stat_activity WHERE application_name = 'penstock streamer' AND datname = current_database()"
+    )
+    return [int(pid) for (pid,) in rows]
 
 
 @contextmanager
-def _processor_time(
-    processes: Mapping[str, Sequence[int]], backlog: Backlog
-) -> Iterator[dict[str, float]]:
-    """Fills the dictionary when the block ends: microseconds per record, by the name of the processes."""
+def _processor_time(processes: Mapping[str, Sequence[int]]) -> Iterator[dict[str, float]]:
+    """Fills the dictionary when the block ends: seconds that the processes have used, by their name."""
 
     def read() -> dict[str, float]:
         return {name: sum(map(read_processor_s, pids)) for name, pids in processes.items()}
 
-    figures: dict[str, float] = {}
+    used: dict[str, float] = {}
     before = read()
-    yield figures
-    figures |= {
-        name: 1e6 * (after - before[name]) / backlog.records for name, after in read().items()
-    }
+    yield used
+    used |= {name: after - before[name] for name, after in read().items()}

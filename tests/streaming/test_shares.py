@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from itertools import chain
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from fixtures.flow import ReadLog, retain_now, running, stage_rows
-from penstock import Log, Pipeline, Queue
+from penstock import Log, Pipeline, Queue, inline
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
 from penstock.errors import InvalidSetting
@@ -154,6 +155,23 @@ def test_an_idle_part_asks_postgres_once_a_round_and_redis_nothing(
     for _ in range(20):
         second.stream()
     assert redis_client.info("stats")["total_commands_processed"] == before + 1  # this one
+
+
+def test_the_inline_engine_streams_the_share_that_it_is_given(
+    flow: Pipeline,
+    database_url: str,
+    redis_url: str,
+    connection: Connection,
+    things: Log,
+    logged: ReadLog,
+) -> None:
+    run = partial(inline.run, flow, database_url, redis_url, share=Share(1, 2))
+    with running(lambda stop: run(stop=stop)):
+        stage_rows(connection, things, 1)
+        await_records(logged, things, 1)
+        stage_rows(connection, things, MANY)
+        eventually(lambda: lengths(logged(things))[0] > MANY / 8, "its share is published")
+        assert lengths(logged(things))[1] < MANY / 8
 
 
 @pytest.mark.usefixtures("impatient")

@@ -10,7 +10,7 @@ SLOTS_PER_STREAMER = 8
 """A streamer publishes what eight tasks of consumers with a statement for each record apply, and more."""
 
 MOST_STREAMERS = 8
-"""More publish no faster: they then wait for the ticks, which are one transaction after the other."""
+"""More publish hardly faster: they wait for the ticks, which are one transaction after the other."""
 
 
 @dataclass(frozen=True, slots=True)
