@@ -3,9 +3,9 @@
     python -m benchmarks.scaling --python 3.4 --postgres 2.6 --sequencer 0.8 --redis 2.3
 
 The costs are those of the case ``shares-cost``.  Records are committed at a fixed rate; the rate at which every streamer still
-keeps up is found by bisection.  A streamer reads batches of its share, at most ``READ_AHEAD`` at a time, on one connection
-to Postgres, works on them in one thread and sends them to one of the Redis servers; the first streamer interrupts that for a
-tick after every round.  Postgres has a number of cores, every streamer and every Redis server one.  The network takes no time.
+keeps up is found by bisection.  A streamer reads batches of its share on one connection to Postgres, works on them in one
+thread and sends them to the Redis servers of its shards, with as many batches under way as it has in reality; the first
+streamer interrupts that for a tick after every round.  Postgres has a number of cores, every streamer and every Redis server one.  The network takes no time.
 """
 
 import heapq
@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.channels.log.appending import AHEAD
 from penstock.streaming.publisher import ROUND_S
 from penstock.streaming.unpublished import BATCH_RECORDS, READ_AHEAD
 
@@ -114,7 +115,7 @@ class _Simulation:
         self._add(now + ROUND_S, self._tick, streamer.number)
 
     def _read(self, now: float, streamer: _Streamer) -> None:
-        may_read = not streamer.is_ticking and streamer.under_way < READ_AHEAD
+        may_read = not streamer.is_ticking and streamer.under_way < READ_AHEAD + AHEAD
         if may_read and streamer.waiting >= BATCH_RECORDS and now >= streamer.reads_until:
             streamer.waiting -= BATCH_RECORDS
             streamer.under_way += 1

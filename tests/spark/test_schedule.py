@@ -43,7 +43,7 @@ def slots() -> FakeSlots:
 
 
 def make(slots: FakeSlots, *, reserved: int = 0) -> Schedule:
-    return Schedule(CONSUMERS, slots, streamed=4, reserved=reserved)  # type: ignore[arg-type]
+    return Schedule(CONSUMERS, slots, streamers=4, reserved=reserved)  # type: ignore[arg-type]
 
 
 def checks(schedule: Schedule, clock: list[float], seconds: float) -> list[str]:
