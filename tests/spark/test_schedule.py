@@ -101,6 +101,18 @@ def test_an_epoch_is_planned_anew_when_executors_come_or_go(
     assert len(schedule.next_plan().tasks) == tasks
 
 
+def test_streamers_become_fewer_and_more_with_the_slots(
+    clock: list[float], slots: FakeSlots
+) -> None:
+    schedule, planned = make(slots), []
+    for slots.now in (16, 2, 16):
+        checks(schedule, clock, 1.25)
+        parts = [part for task in schedule.next_plan().tasks for part in task.parts]
+        planned.append([str(part) for part in parts if part.consumer is None])
+    several = [f"streamer {number}/4" for number in range(1, 5)]
+    assert planned == [several, ["streamer"], several]
+
+
 def test_a_moment_without_any_slot_ends_nothing(clock: list[float], slots: FakeSlots) -> None:
     """The last executor is being replaced: the tasks wait for the next, and all of them fit."""
     schedule = make(slots)
