@@ -344,7 +344,7 @@ class Streamer:
         return False
 
     def drain(self, report: Callable[[RoundResult], None] = lambda _: None) -> int:
-        """Runs rounds until nothing is left to publish; returns the number of records published.
+        """Runs rounds until nothing of its share is left to publish; returns the number of records published.
 
         Raises:
             Refused: One of ``isolation.UNUSABLE``: a shard cannot be published; all other shards are drained.
