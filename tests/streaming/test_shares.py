@@ -157,6 +157,23 @@ def test_an_idle_part_asks_postgres_once_a_round_and_redis_nothing(
     assert redis_client.info("stats")["total_commands_processed"] == before + 1  # this one
 
 
+def test_tails_are_not_read_after_every_tick(
+    start: Start, connection: Connection, things: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many shards that takes long, and most small ticks leave nothing to publish."""
+    monkeypatch.setattr("penstock.streaming.streamer.TAILS_PAUSE", 1e6)
+    monkeypatch.setattr("penstock.streaming.streamer.REFRESH_EVERY_S", 1e6)
+    first, second = start("1/2"), start("2/2")
+    second.round()
+    read = list[None]()
+    monkeypatch.setattr(second._opened()[2], "read_tails", lambda: read.append(None))
+    for number in range(10):
+        stage_rows(connection, things, 1, f"{number} ")
+        first.round()
+        second.round()
+    assert read == []
+
+
 def test_the_inline_engine_streams_the_share_that_it_is_given(
     flow: Pipeline,
     database_url: str,

@@ -115,12 +115,12 @@ class Publisher:
         self._ends.advance(tails, firsts)
 
     def read_tails(self) -> None:
-        """Reads where the journal and the logs end: after a tick of another streamer.
+        """Reads where the journal and its own logs end: after a tick of another streamer.
 
         Raises:
             ServerUnavailable: Postgres or Redis does not answer.
         """
-        self._ends.read()
+        self._ends.read(self._ends.own)
 
     def take_over(self, distance: int) -> None:
         """Takes over the shards of a missing streamer, whose share is so far from this one: see ``Share.distances``."""
@@ -136,7 +136,7 @@ class Publisher:
         channels = registered_channels(self._connection, self._scope)
         self._ends.update(channels)
         self._queues.update(channels)
-        self._ends.read()
+        self._ends.read(self._ends.known)
         for shard in self.unusable.due():
             self._check_unusable(shard)
         self._ends.check_moved()

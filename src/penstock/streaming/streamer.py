@@ -46,6 +46,10 @@ CARE_EVERY_S = 1.0
 CARE_EVERYWHERE_EVERY = 8
 """It does that for the queues of other shares, too, once in so many times: one of their streamers may be missing."""
 
+TAILS_PAUSE = 9
+"""A streamer that does not sequence spends a tenth of its time, at most, on reading tails: of 500 shards that takes 7 ms, and
+under steady traffic most ticks leave it nothing to publish."""
+
 MAX_BACKOFF_S = 10.0
 
 READ_ONLY_S = 120.0
@@ -103,7 +107,7 @@ class Streamer:
         self._ticks = TickTakeover(share)
         self._nudges = Nudges(self._database_url, pipeline.scope)
         self._refresh_at = self._care_at = 0.0
-        self._newest_tick, self._cares = -1, 0
+        self._newest_tick, self._read_tails_at, self._cares = -1, 0.0, 0
         self._has_started = False
         self._worked_at: float | None = None
 
@@ -249,9 +253,11 @@ class Streamer:
                 publisher.take_over(self._share.number - 1)
             newest = sequencer.tick(expects_records=True)
             self._ticks.ticked(newest.number)
-        if newest.number != self._newest_tick:
+        if newest.number != self._newest_tick and monotonic() >= self._read_tails_at:
             self._newest_tick = newest.number
+            began = monotonic()
             publisher.read_tails()
+            self._read_tails_at = monotonic() + TAILS_PAUSE * (monotonic() - began)
         return newest
 
     def care(self) -> int:

@@ -1,6 +1,6 @@
 """Where the journal and the log of each shard end, as a publisher last heard, and which shards it publishes."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from penstock.channels.isolation import ask_each
@@ -110,8 +110,8 @@ class Tails:
         taken = [s for s, first in (firsts or {}).items() if first <= self.log.get(s, BEGINNING)]
         self.check([shard for shard in taken if shard not in self.unusable])
 
-    def read(self) -> None:
-        """Reads both ends of every shard.
+    def read(self, shards: Iterable[ShardName]) -> None:
+        """Reads where the journal ends, and where the logs of some shards do.
 
         The target becomes what the journal has, even if that is less than before: rows that were deleted by hand will
         never be published.
@@ -120,7 +120,7 @@ class Tails:
             ServerUnavailable: Postgres or Redis does not answer.
         """
         self.journal = registered_tails(self._connection, self._scope)
-        found = self.read_logs([shard for shard in self._distances if shard not in self.unusable])
+        found = self.read_logs([shard for shard in shards if shard not in self.unusable])
         self._moved.update(
             shard
             for shard, tail in found.items()
