@@ -109,9 +109,7 @@ def run(  # noqa: PLR0913  the options of a run
     totals = dict.fromkeys(COUNTS, 0)
     schedule = Schedule(shards, Slots(spark), streamer=streamer, reserved=len(frames))
     control = _listen(spark, lambda line: _receive(line, totals, failures), schedule)
-    if checkpoint_directory is not None:
-        os.makedirs(checkpoint_directory, exist_ok=True)  # noqa: PTH103  Spark takes paths as text
-    directory = tempfile.mkdtemp(prefix="penstock-spark-", dir=checkpoint_directory)
+    directory = _make_directory(checkpoint_directory)
     options = {
         "app": app,
         "control": f"{control.address.host}:{control.address.port}",
@@ -125,22 +123,10 @@ def run(  # noqa: PLR0913  the options of a run
     def stopped() -> bool:
         return bool(failures) or stop()
 
+    make = partial(FrameWorker, prepare=prepare, reread_chance=resend_chance)
+    workers = [make(spark, pipeline, spec, database_url, redis_url) for spec in frames]
     sets = SetBasedConsumers(
-        spark,
-        [
-            FrameWorker(
-                spark,
-                pipeline,
-                spec,
-                database_url,
-                redis_url,
-                prepare=prepare,
-                reread_chance=resend_chance,
-            )
-            for spec in frames
-        ],
-        receive=lambda line: _receive(line, totals, failures),
-        failures=failures,
+        spark, workers, lambda line: _receive(line, totals, failures), failures
     )
     queries = []
     if tasks:
@@ -161,6 +147,12 @@ def run(  # noqa: PLR0913  the options of a run
     if failures:
         with jvm_errors("running on Spark"):
             raise failures[0]
+
+
+def _make_directory(within: str | None) -> str:
+    if within is not None:
+        os.makedirs(within, exist_ok=True)  # noqa: PTH103  Spark takes paths as text
+    return tempfile.mkdtemp(prefix="penstock-spark-", dir=within)
 
 
 @dataclass

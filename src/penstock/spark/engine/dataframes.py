@@ -45,7 +45,7 @@ JOB_GROUP = "penstock set-based"
 """Spark's jobs of all set-based consumers, for their end."""
 
 POLL_S = 0.03
-"""Pause between two looks at the ends of the log, in seconds."""
+"""Pause between two reads of the ends of the log, in seconds."""
 
 
 class FrameSource(OffsetSource[Place]):

@@ -23,7 +23,6 @@ class SetBasedConsumers:
         self,
         spark: SparkSession,
         workers: Sequence[FrameWorker],
-        *,
         receive: Callable[[Line], None],
         failures: list[BaseException],
     ) -> None:
