@@ -206,15 +206,15 @@ def _measure_idle(servers: BenchServers, seconds: float, *, streamer: bool) -> F
             "AND pid <> pg_backend_pid()"
         )
         pids = [int(pid) for (pid,) in backends] + [int(client.info("server")["process_id"])]
-        before = [_read_processor_s(process), sum(map(_read_processor_s, pids))]
+        before = [read_processor_s(process), sum(map(read_processor_s, pids))]
         began = time.monotonic()
         time.sleep(seconds)
         took = time.monotonic() - began
-        after = [_read_processor_s(process), sum(map(_read_processor_s, pids))]
+        after = [read_processor_s(process), sum(map(read_processor_s, pids))]
     own, theirs = (100 * (b - a) / took for a, b in zip(before, after, strict=True))
     return {"": own, "-servers": theirs}
 
 
-def _read_processor_s(process: int) -> float:
+def read_processor_s(process: int) -> float:
     """Processor time of a process, to the microsecond: Linux derives the number of its clock from its process id."""
     return time.clock_gettime((~process << 3) | 2)

@@ -104,6 +104,13 @@ class Settings:
             le=1,
         ),
     )
+    share: str | None = field(
+        default=None,
+        metadata=_setting(
+            "The share of the shards that this streamer publishes beside others, such as 1/2 and 2/2; the first also sequences. "
+            "By default it does everything."
+        ),
+    )
     concurrency: int | None = field(
         default=None,
         metadata=_setting(

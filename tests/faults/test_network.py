@@ -114,7 +114,7 @@ def test_a_cut_at_any_commit_loses_and_doubles_nothing(
     while postgres_proxy.harmed == commits:
         change(books, KEYS)
         workers.close()
-        workers.streamer._retain_at = 0.0
+        workers.streamer._upkeep.retain_at = 0.0
         postgres_proxy.harm(COMMIT, harm, skip=commits)
         workers.drain()
         postgres_proxy.heal()

@@ -65,7 +65,7 @@ def stage_a_job(actor: Actor) -> None:
 def publish(actor: Actor) -> None:
     with Streamer(pipeline, actor.database_url, actor.redis_url) as streamer:
         streamer.drain()
-        streamer._retain_at = streamer._care_at = 0.0
+        streamer._upkeep.retain_at = streamer._care_at = 0.0
         streamer.round()
 
 

@@ -70,9 +70,9 @@ def test_postgres_crashes_under_load(running_pipeline: RunningPipeline) -> None:
 
 def test_two_runs_at_once(running_pipeline: RunningPipeline) -> None:
     """Guarantees 3 and 5: two streamers and two workers per consumer are slow, never wrong; one run stops, the other goes on."""
-    second = running_pipeline.run()
+    second = running_pipeline.run_beside()
     with Load(running_pipeline.url) as load:
-        load.go_on(6 if running_pipeline.engine == "inline" else 15)
+        load.go_on(5)
         second.send_signal(signal.SIGTERM)
         load.go_on(1)
 

@@ -2,37 +2,71 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 from pyspark.sql import SparkSession
 
-from fixtures.truth import TABLES
+from fixtures.crashing import THINGS
+from fixtures.truth import TABLES, await_everything, change
 from penstock.database.connections import Connection
 from penstock.spark.engine.application import _start_epochs
 from penstock.spark.engine.assignment import Part, Task
 from penstock.spark.engine.control_channel import ControlServer, Plan
 from penstock.spark.engine.epochs import EpochsReader, EpochsSource
+from penstock.streaming.sequencer import MAX_INLINE_RECORDS
 from penstock.testing import eventually
 
 TASKS = (Task((Part(None),)), Task((Part("one", (0, 1)),)))
+SHARES = (Task((Part(None, share="1/2"),)), Task((Part(None, share="2/2"), Part("one", (0, 1)))))
+OPTIONS = {"app": "fixtures.crashing:PIPELINE", "idle": "0.01", "prepare": "true", "resend": "0"}
 
 
-def test_a_restarted_task_ends_with_its_epoch_and_not_a_full_epoch_later(
+@pytest.fixture(autouse=True)
+def _servers(
     connection: Connection, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise nothing is streamed until then: the next epoch, which runs the streamer, waits for this one's last task."""
     connection.execute(TABLES)
     monkeypatch.setenv("PENSTOCK_DATABASE_URL", database_url)
     monkeypatch.setenv("PENSTOCK_REDIS_URL", redis_url)
-    server = ControlServer("127.0.0.1", receive=lambda _: None, plan=lambda: Plan("first", TASKS))
-    options = {
-        "app": "fixtures.crashing:PIPELINE",
-        "control": f"{server.address.host}:{server.address.port}",
-        "token": server.address.token,
-        "idle": "0.01",
-        "prepare": "true",
-        "resend": "0",
-    }
+
+
+def serve(tasks: tuple[Task, ...]) -> tuple[ControlServer, dict[str, str]]:
+    """A driver with one plan, and the options of its readers."""
+    server = ControlServer("127.0.0.1", receive=lambda _: None, plan=lambda: Plan("first", tasks))
+    address = f"{server.address.host}:{server.address.port}"
+    return server, {**OPTIONS, "control": address, "token": server.address.token}
+
+
+def test_several_streamers_of_an_epoch_publish_everything_and_each_its_share(
+    connection: Connection, redis_client: redis.Redis
+) -> None:
+    server, options = serve(SHARES)
+    reader = EpochsReader({**options, "seconds": "600"})
+    rows: list[tuple[Any, ...]] = []
+    threads = [
+        threading.Thread(target=lambda task=task: rows.extend(reader.read(task)), daemon=True)
+        for task in reader.partitions({"epoch": 0}, {"epoch": 1})
+    ]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: server.connected == len(SHARES), "the tasks run")
+    for _ in range(5):
+        change(connection, [f"k{number}" for number in range(2 * MAX_INLINE_RECORDS)])
+    records = await_everything(connection, redis_client, THINGS, ["one"])
+    server.close()
+    for thread in threads:
+        thread.join(20)
+
+    published = {row[0]: row[2] for row in rows}
+    assert sum(published.values()) == records
+    assert min(published.values()) > 0
+
+
+def test_a_restarted_task_ends_with_its_epoch_and_not_a_full_epoch_later() -> None:
+    """Otherwise nothing is streamed until then: the next epoch, which runs the streamer, waits for this one's last task."""
+    server, options = serve(TASKS)
     first = EpochsReader({**options, "seconds": "2"})
     again = EpochsReader({**options, "seconds": "600"})
     streamer, consumer = first.partitions({"epoch": 0}, {"epoch": 1})

@@ -86,10 +86,13 @@ def bank(flow: Pipeline, things: Log, connection: Connection) -> Connection:
 
 @pytest.fixture(params=["inline", pytest.param("spark", marks=pytest.mark.spark)])
 def run(request: pytest.FixtureRequest, flow: Pipeline, bank: Connection, database_url: str) -> Run:
+    # here, not in the threads that some tests run it in
+    spark = request.getfixturevalue("spark") if request.param == "spark" else None
+
     def make_comparer(report: str | None) -> Comparer:
-        if request.param == "inline":
+        if spark is None:
             return InlineComparer(database_url, report)
-        return SparkComparer(request.getfixturevalue("spark"), database_url, report)
+        return SparkComparer(spark, database_url, report)
 
     def go(
         name: str = "totals",

@@ -43,7 +43,7 @@ def slots() -> FakeSlots:
 
 
 def make(slots: FakeSlots, *, reserved: int = 0) -> Schedule:
-    return Schedule(CONSUMERS, slots, streamer=True, reserved=reserved)  # type: ignore[arg-type]
+    return Schedule(CONSUMERS, slots, streamers=4, reserved=reserved)  # type: ignore[arg-type]
 
 
 def checks(schedule: Schedule, clock: list[float], seconds: float) -> list[str]:
@@ -99,6 +99,18 @@ def test_an_epoch_is_planned_anew_when_executors_come_or_go(
     slots.now = now
     assert checks(schedule, clock, 1.25)[0] == before.epoch
     assert len(schedule.next_plan().tasks) == tasks
+
+
+def test_streamers_become_fewer_and_more_with_the_slots(
+    clock: list[float], slots: FakeSlots
+) -> None:
+    schedule, planned = make(slots), []
+    for slots.now in (16, 2, 16):
+        checks(schedule, clock, 1.25)
+        parts = [part for task in schedule.next_plan().tasks for part in task.parts]
+        planned.append([str(part) for part in parts if part.consumer is None])
+    several = [f"streamer {number}/4" for number in range(1, 5)]
+    assert planned == [several, ["streamer"], several]
 
 
 def test_a_moment_without_any_slot_ends_nothing(clock: list[float], slots: FakeSlots) -> None:

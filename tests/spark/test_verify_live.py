@@ -21,7 +21,7 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.inline import InlineExaminer
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.spark.reconcile.verify import SparkExaminer
-from penstock.streaming import Streamer, streamer, tick
+from penstock.streaming import Streamer, tick, upkeep
 from penstock.testing import eventually
 from penstock.verifying import FindingKind, bounds, verify
 
@@ -188,7 +188,7 @@ def at_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[[], int]]:
     """Runs producers, a streamer, three consumers and continuous retention; its value returns the number of records removed."""
-    monkeypatch.setattr(streamer, "RETAIN_EVERY_S", 0.0)
+    monkeypatch.setattr(upkeep, "RETAIN_EVERY_S", 0.0)
     for name in ("one", "two"):
 
         @flow.consumer(reads=things, name=name, batch=50)

@@ -18,7 +18,7 @@ def test_an_unknown_shard_is_logged_when_it_is_found_and_not_again(connection: C
     found = []
     for _ in range(2):
         with capture_logs() as logs:
-            faults.update(connection, {})
+            faults.update(connection)
         found.append([entry["shard"] for entry in logs if entry["event"] == "shard unknown"])
 
     assert found == [["unknown/0"], []]

@@ -47,7 +47,7 @@ def test_a_nudged_round_sequences_without_looking_first(
     """A round trip less for a lone record; nothing is written if the nudge was a false one."""
     streamer.round()
     sequencer = streamer._sequencer
-    monkeypatch.setattr(sequencer, "_newest_tick", lambda: pytest.fail("it looked first"))
+    monkeypatch.setattr(sequencer, "newest_tick", lambda: pytest.fail("it looked first"))
     ticks = "SELECT count(*) FROM penstock.ticks"
     before = connection.execute(ticks).fetchone()
     assert streamer.round(expects_records=True).sequenced == 0

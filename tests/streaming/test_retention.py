@@ -143,10 +143,10 @@ def test_retention_pauses_once_it_has_gone_through_all_shards_however_slow_it_is
     streamer: Streamer, connection: Connection, things: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise every round of a streamer with many shards would retain."""
-    monkeypatch.setattr("penstock.streaming.streamer.RETAIN_S", 0.0)
+    monkeypatch.setattr("penstock.streaming.upkeep.RETAIN_S", 0.0)
     streamer.open()
     rounds = 0
-    while streamer._retain_at == 0.0:
+    while streamer._upkeep.retain_at == 0.0:
         streamer.round()
         rounds += 1
 

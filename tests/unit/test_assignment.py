@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.spark.engine.assignment import Part, Task, assign
+from penstock.spark.engine.assignment import Part, Task, assign, most_streamers
 from penstock.spark.session import available_cores
 
 consumers = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(1, 12))
@@ -47,12 +47,55 @@ def test_consumers_that_share_slots_are_spread_evenly() -> None:
 
 
 def test_without_a_streamer_all_slots_are_the_consumers() -> None:
-    tasks = assign({"a": 2, "b": 1}, 5, streamer=False)
+    tasks = assign({"a": 2, "b": 1}, 5, streamers=0)
     assert [str(task) for task in tasks] == ["a[0]", "a[1]", "b[0]"]
 
 
+@given(consumers, st.integers(1, 100), st.integers(0, 8))
+def test_several_streamers_leave_three_quarters_of_the_slots_to_consumers_and_every_one_a_task(
+    shards: dict[str, int], slots: int, most: int
+) -> None:
+    tasks = assign(shards, slots, streamers=most)
+    parts = [part for task in tasks for part in task.parts]
+    streamers = [part for part in parts if part.consumer is None]
+
+    assert len(tasks) <= slots
+    assert {part.consumer for part in parts} >= set(shards)
+    assert len(streamers) <= max(1, slots // 4)
+    assert len(streamers) <= most
+    assert bool(streamers) == bool(most)
+    if len(streamers) > 1:
+        shares = [part.share for part in streamers]
+        assert shares == [f"{n}/{len(shares)}" for n in range(1, len(shares) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("slots", "shards", "streamers"),
+    [(2, 4, 1), (4, 1, 1), (7, 1, 1), (8, 4, 2), (8, 12, 1), (16, 40, 2), (32, 4, 8), (90, 99, 8)],
+)
+def test_streamers_are_planned_by_the_slots(slots: int, shards: int, streamers: int) -> None:
+    """One on a small machine, as ever; of many slots one in eight, or one in four that consumers cannot use."""
+    tasks = assign({"a": shards}, slots, streamers=8)
+    assert sum(part.consumer is None for task in tasks for part in task.parts) == streamers
+
+
+@pytest.mark.parametrize(
+    ("url", "most"),
+    [
+        ("redis://host", 1),
+        ("unix:///run/redis.sock", 1),
+        ("redis+sentinel://host:26379", 1),
+        ("redis+cluster://host:6379", 4),
+        ("rediss+cluster://host:6379", 4),
+    ],
+)
+def test_several_streamers_need_several_redis_servers(url: str, most: int) -> None:
+    assert most_streamers(4, url) == most
+    assert most_streamers(50, url) <= 8
+
+
 def test_a_task_round_trips_through_text() -> None:
-    task = Task((Part("a", (1, 3)), Part(None)))
+    task = Task((Part("a", (1, 3)), Part(None), Part(None, share="2/3")))
     assert Task.from_json(task.to_json()) == task
 
 

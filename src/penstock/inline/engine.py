@@ -6,7 +6,8 @@ from penstock.consuming import Consumed, Worker, make_worker
 from penstock.parallel import Loop, run_together
 from penstock.pipeline import Pipeline
 from penstock.streaming import RoundResult, Streamer
-from penstock.streaming.streamer import IDLE_S
+from penstock.streaming.rounds import IDLE_S
+from penstock.streaming.share import WHOLE, Share
 
 Report = Callable[[str, RoundResult | Consumed], None]
 """Called after each round with who ran it, ``streamer`` or a consumer's name, and its result."""
@@ -24,6 +25,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
     prepare: bool = True,
     resend_chance: float = 0.0,
     concurrency: int | None = None,
+    share: Share = WHOLE,
     report: Report = lambda _who, _did: None,
 ) -> None:
     """Runs the streamer and consumers until ``stop()`` is true, or one of them fails.
@@ -39,6 +41,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
         prepare: False behind a pooler that cannot keep prepared statements.
         resend_chance: Probability, 0 to 1, that a round sends or reads its last records again, to show that this is harmless.
         concurrency: Jobs that each worker of a queue does at the same time; None takes what it declares.
+        share: The share of the shards that the streamer publishes, beside streamers of other processes.
         report: Called with the result of each round.
 
     Raises:
@@ -56,6 +59,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
             idle_s=idle_s,
             prepare=prepare,
             resend_chance=resend_chance,
+            share=share,
         )
         loops["streamer"] = lambda stopped: worker.run(stopped, lambda did: report("streamer", did))
     for spec in specs:

@@ -13,14 +13,17 @@ processes at once:
 from penstock.streaming.published import Published
 from penstock.streaming.publisher import Publisher
 from penstock.streaming.retention import Retained, retain
+from penstock.streaming.rounds import RoundResult
 from penstock.streaming.sequencer import Tick, tick
-from penstock.streaming.streamer import RoundResult, Streamer
+from penstock.streaming.share import Share
+from penstock.streaming.streamer import Streamer
 
 __all__ = [
     "Published",
     "Publisher",
     "Retained",
     "RoundResult",
+    "Share",
     "Streamer",
     "Tick",
     "retain",

@@ -5,7 +5,7 @@ unknown shards      records that have their offsets, and that belong to no regis
 stopped shards      shards that the streamer leaves out, while all others go on
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -181,25 +181,24 @@ class FaultLog:
         self._last_number = 0
         self._examined: tuple[str, int] | None = None
         self._unknown: set[ShardName] = set()
-        self._stopped: dict[ShardName, str] | None = None
+        self._noted: tuple[dict[ShardName, str], list[str]] | None = None
 
     def reopen(self) -> None:
         """Begins anew on a new connection: another streamer, or an operator, may have changed what is stopped."""
-        self._stopped = self._examined = None
+        self._noted = self._examined = None
 
-    def update(self, connection: Connection, stopped: Mapping[ShardName, ShardError]) -> None:
-        """Notes what is new.
+    def update(self, connection: Connection) -> None:
+        """Notes which records can get no offset, and what belongs to no channel.
 
         Raises:
             ServerUnavailable: Postgres does not answer.
         """
         sql = statements("penstock.streaming", self._scope.schema)
-        with postgres_errors("noting what is isolated and stopped"):
+        with postgres_errors("noting what is isolated"):
             connection.execute(sql["isolate_unreachable"], {"most": MOST_UNREACHABLE})
             self._isolate_overtaken(connection)
             self._log_isolated(_read_isolated(connection, self._scope, self._last_number))
             self._log_unknown(_read_unknown(connection, self._scope))
-            self._store({shard: str(error) for shard, error in stopped.items()}, connection)
 
     def _isolate_overtaken(self, connection: Connection) -> None:
         """Notes rows with the id of a transaction that had ended before they were inserted.
@@ -249,16 +248,32 @@ class FaultLog:
                 )
         self._unknown = {each.shard for each in found}
 
-    def _store(self, stopped: dict[ShardName, str], connection: Connection) -> None:
-        """Writes which shards are stopped, if that has changed."""
-        if stopped == self._stopped:
+    def note_stopped(
+        self,
+        connection: Connection,
+        stopped: Mapping[ShardName, ShardError],
+        others: Iterable[ShardName] = (),
+    ) -> None:
+        """Notes which shards are stopped, if that has changed.
+
+        Args:
+            connection: In autocommit mode.
+            stopped: The shards, and why.
+            others: Shards of other streamers, whose notes are left as they are.
+
+        Raises:
+            ServerUnavailable: Postgres does not answer.
+        """
+        reasons = {shard: str(error) for shard, error in stopped.items()}
+        kept = sorted(str(shard) for shard in {*stopped, *others})
+        if (reasons, kept) == self._noted:
             return
         sql = statements("penstock.streaming", self._scope.schema)
-        with connection.transaction():
-            connection.execute(sql["start_shards"], {"stopped": [str(shard) for shard in stopped]})
-            for shard, reason in stopped.items():
+        with postgres_errors("noting what is stopped"), connection.transaction():
+            connection.execute(sql["start_shards"], {"kept": kept})
+            for shard, reason in reasons.items():
                 connection.execute(
                     sql["stop_shard"],
                     {"channel": shard.channel, "shard": shard.shard, "reason": reason},
                 )
-        self._stopped = stopped
+        self._noted = reasons, kept

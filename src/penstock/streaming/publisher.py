@@ -17,46 +17,29 @@ record at fault is found.  A changed lineage or a newer epoch stops the publishe
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
-from functools import partial
 from itertools import chain
 from time import monotonic
-from typing import assert_never
 
 import psycopg
 
 from penstock.channels.ick import MarkBatch, mark_shards, update_progress
-from penstock.channels.isolation import UNUSABLE, ask_each, isolated
-from penstock.channels.log import (
-    Appended,
-    Batch,
-    Behind,
-    FencedOff,
-    Foreign,
-    Reply,
-    Unusable,
-    append_ahead,
-    append_together,
-    extents,
-)
+from penstock.channels.isolation import UNUSABLE, isolated
+from penstock.channels.log import Batch, Reply, append_ahead, append_together
 from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.registry import registered_channels
-from penstock.errors import (
-    DamagedJournal,
-    Fenced,
-    HistoryDiverged,
-    ServerUnavailable,
-    UnpublishableRecord,
-)
-from penstock.journal import check_tails, registered_tails
+from penstock.errors import DamagedJournal, ServerUnavailable
+from penstock.journal import check_tails
 from penstock.journal.lineage import log_epochs
 from penstock.records import BEGINNING, Epoch, Offset, Scope, ShardName
 from penstock.streaming.faults import check_missed
-from penstock.streaming.published import NOTHING, Published, refusal
+from penstock.streaming.published import NOTHING, Published
 from penstock.streaming.queues import Queues
+from penstock.streaming.replies import Replies
 from penstock.streaming.shard_sender import ShardSender
+from penstock.streaming.share import WHOLE, Share
+from penstock.streaming.tails import Tails
 from penstock.streaming.unpublished import (
     BATCH_RECORDS,
     coalesce_batch,
@@ -75,8 +58,10 @@ several times a second; Redis is idle between two rounds."""
 class Publisher:
     """Publishes from the journal to Redis, on one connection to each.
 
+    It reads the shards of its own share from the journal.  Of other shares it publishes the inline records of a tick, and
+    the shards that it has taken over.
+
     Attributes:
-        tails: Last offset in the log of each shard, as last heard.
         unusable: Shards that are left out.
     """
 
@@ -88,20 +73,32 @@ class Publisher:
         *,
         epoch: Epoch,
         unusable: UnusableShards | None = None,
+        share: Share = WHOLE,
     ) -> None:
         self._connection = connection
         self._client = client
         self._scope = scope
         self._epoch = epoch
-        self._target: dict[ShardName, Offset] = {}
-        self._known: frozenset[ShardName] = frozenset()
-        self._kinds: dict[str, str] = {}
-        self._foreign: dict[ShardName, HistoryDiverged] = {}
-        self._refused: set[ShardName] = set()
         self._queues = Queues(connection, client, scope, epoch)
         self._sender = ShardSender(connection, client, scope, epoch, self._queues)
-        self.tails: dict[ShardName, Offset] = {}
         self.unusable = UnusableShards() if unusable is None else unusable
+        self._ends = Tails(connection, client, scope, share, self.unusable)
+        self._replies = Replies(self._ends)
+
+    @property
+    def tails(self) -> dict[ShardName, Offset]:
+        """Last offset in the log of each shard, as last heard."""
+        return self._ends.log
+
+    @property
+    def other_shards(self) -> list[ShardName]:
+        """The shards of other shares that it has not taken over."""
+        return [shard for shard in self._ends.known if not self._ends.is_own(shard)]
+
+    @property
+    def backlog(self) -> int:
+        """Records that the journal has and its own, usable logs, as last heard, lack."""
+        return self._ends.backlog
 
     def advance_target(
         self, tails: Mapping[ShardName, Offset], firsts: Mapping[ShardName, Offset] | None = None
@@ -115,50 +112,34 @@ class Publisher:
         Raises:
             As ``refresh``.
         """
-        for shard in tails.keys() & self._known:
-            self._target[shard] = max(tails[shard], self._target.get(shard, BEGINNING))
-        taken = [s for s, first in (firsts or {}).items() if first <= self.tails.get(s, BEGINNING)]
-        self._check_tails([shard for shard in taken if shard not in self.unusable])
+        self._ends.advance(tails, firsts)
+
+    def read_tails(self) -> None:
+        """Reads where the journal and the logs end: after a tick of another streamer.
+
+        Raises:
+            ServerUnavailable: Postgres or Redis does not answer.
+        """
+        self._ends.read()
+
+    def take_over(self, distance: int) -> None:
+        """Takes over the shards of a missing streamer, whose share is so far from this one: see ``Share.distances``."""
+        self._ends.take_over(distance)
 
     def refresh(self) -> None:
-        """Reads where the journal and the logs end: at the start, once in a while, and after any doubt.
-
-        The target becomes what the journal has, even if that is less than before: rows that were deleted by hand will
-        never be published.
-
-        Only shards of registered channels are published: a producer can write any name.
+        """Reads where the journal and the logs end, and what is registered: at the start, once in a while, and after any doubt.
 
         Raises:
             ServerUnavailable: Postgres or Redis does not answer.
             HistoryDiverged: A shard holds records that Postgres does not know.
         """
         channels = registered_channels(self._connection, self._scope)
-        self._known = frozenset(s for channel in channels.values() for s in channel.shard_names)
-        self._kinds = {name: channel.kind for name, channel in channels.items()}
+        self._ends.update(channels)
         self._queues.update(channels)
-        self._target = registered_tails(self._connection, self._scope)
+        self._ends.read()
         for shard in self.unusable.due():
             self._check_unusable(shard)
-        found = self._read_tails([shard for shard in self._known if shard not in self.unusable])
-        # Another publisher has written, or something else: a log that is ahead would never get what the journal has.
-        moved = [
-            shard
-            for shard, tail in found.items()
-            if tail > self.tails.get(shard, tail) or tail > self._target.get(shard, BEGINNING)
-        ]
-        self.tails.update(found)
-        self._check_tails(moved)
-
-    def _read_tails(self, shards: Sequence[ShardName]) -> dict[ShardName, Offset]:
-        """Where the logs of those shards end that can be used."""
-        read = partial(extents, self._client, self._scope.namespace)
-        found = ask_each(read, shards, self.unusable.add)
-        return {shard: extent.tail for shard, extent in found.items()}
-
-    def _check_tails(self, shards: Sequence[ShardName]) -> None:
-        """Leaves out those shards whose log does not end where their journal ends, or before, with the same record."""
-        if shards:
-            check_tails(self._connection, self._client, self._scope, shards, self.unusable.add)
+        self._ends.check_moved()
 
     def _check_unusable(self, shard: ShardName) -> None:
         """Takes a shard back if its log is that of the journal, and the next of its records can be published."""
@@ -168,19 +149,13 @@ class Publisher:
             log_epochs(self._client, self._scope, [shard])
             if shard.channel in self._queues:
                 self._queues.check(shard)
-            elif self._kinds.get(shard.channel) == "ick":
+            elif self._ends.kind(shard) == "ick":
                 update_progress(self._client, self._scope.namespace, [shard])
             if isinstance(was, DamagedJournal):
                 check_missed(self._connection, self._scope, shard)
-            self.tails.update(self._read_tails([shard]))
+            self.tails.update(self._ends.read_logs([shard]))
             self._publish_alone(shard)
             self.unusable.remove(shard)
-
-    @property
-    def backlog(self) -> int:
-        """Records that the journal has and the usable logs, as last heard, lack."""
-        target = {s: tail for s, tail in self._target.items() if s not in self.unusable}
-        return count_missing(target, self.tails)
 
     def publish(self, prefetched: Sequence[Batch] = ()) -> Published:
         """Sends what the shards lack, one after the other, for about ``ROUND_S`` to logs and as long to Icks.
@@ -204,12 +179,11 @@ class Publisher:
     def _publish_each_alone(self) -> Published:
         """Publishes the next records of each shard, one shard after the other; then leaves out those that failed."""
         done, failed = Published(), []
-        for shard, target in self._target.items():
-            if shard not in self.unusable and target > self.tails.get(shard, BEGINNING):
-                try:
-                    done = self._publish_alone(shard, done, narrow=False)
-                except (*UNUSABLE, ServerUnavailable, psycopg.Error):
-                    failed.append(shard)
+        for shard in self._ends.lacking:
+            try:
+                done = self._publish_alone(shard, done, narrow=False)
+            except (*UNUSABLE, ServerUnavailable, psycopg.Error):
+                failed.append(shard)
         for shard in failed:
             with isolated(shard, self.unusable.add):
                 done = self._publish_alone(shard, done)
@@ -222,18 +196,22 @@ class Publisher:
         replies = self._sender.send(
             shard,
             self.tails.get(shard, BEGINNING),
-            self._target.get(shard, BEGINNING),
-            kind=self._kinds.get(shard.channel, "log"),
+            self._ends.journal.get(shard, BEGINNING),
+            kind=self._ends.kind(shard),
             narrow=narrow,
         )
         for sent, reply in replies:
-            done = self._record_reply(done, sent, reply)
+            done = self._replies.add(done, sent, reply)
         self._check_foreign()
         return done
 
     def resend(self, records: int) -> Published:
         """Sends the last ``records`` of each shard again, as after a lost reply: the log must not change.  Raises as ``publish``."""
-        earlier = {shard: Offset(max(0, tail - records)) for shard, tail in self.tails.items()}
+        # Not of a shard that was taken over: there, a record that the log has shows that its own streamer is back.
+        taken = self._ends.taken
+        earlier = {
+            s: Offset(max(0, t - records)) if s not in taken else t for s, t in self.tails.items()
+        }
         crashpoint("publisher.before_resend")
         return self._send(earlier, may_begin=False)
 
@@ -260,10 +238,9 @@ class Publisher:
             with closing(replies):
                 for batch, reply in replies:
                     crashpoint("publisher.after_append")
-                    done = self._record_reply(done, batch, reply)
+                    done = self._replies.add(done, batch, reply)
         self._check_foreign()
-        refused, self._refused = self._refused, set()
-        for shard in refused:
+        for shard in self._replies.take_refused():
             with isolated(shard, self.unusable.add):
                 done = self._publish_alone(shard, done)
         return done
@@ -274,8 +251,8 @@ class Publisher:
         Raises:
             HistoryDiverged: It has, or two databases write to one namespace.
         """
-        foreign, self._foreign = self._foreign, {}
-        self._check_tails([*foreign])
+        foreign = self._replies.take_foreign()
+        self._ends.check([*foreign])
         for shard, error in foreign.items():
             if shard not in self.unusable:
                 raise error
@@ -284,8 +261,8 @@ class Publisher:
         self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
     ) -> Generator[tuple[Batch, Reply], None, None]:
         """Appends to logs.  Several batches may be under way: one that follows a refused one is refused too."""
-        target = self._targets("log")
-        with closing(self._batches(target, tails, prefetched, may_begin=may_begin)) as batches:
+        target = self._ends.targets("log")
+        with closing(self._batches("log", tails, prefetched, may_begin=may_begin)) as batches:
             if count_missing(target, tails) <= BATCH_RECORDS:
                 for group in group_batches(batches):
                     yield from append_together(self._client, self._scope.namespace, group)
@@ -300,8 +277,7 @@ class Publisher:
         self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
     ) -> Generator[tuple[MarkBatch, Reply], None, None]:
         """Marks in Icks, one call after the other."""
-        target = self._targets("ick")
-        with closing(self._batches(target, tails, prefetched, may_begin=may_begin)) as batches:
+        with closing(self._batches("ick", tails, prefetched, may_begin=may_begin)) as batches:
             for marks in map(coalesce_batch, batches):
                 [reply] = mark_shards(self._client, self._scope.namespace, [marks])
                 yield marks, reply
@@ -310,23 +286,34 @@ class Publisher:
         self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
     ) -> Generator[tuple[Batch, Reply], None, None]:
         """Writes to queues, a batch of each: it notes in Postgres what Redis refuses, so all are read first."""
-        target = self._targets("queue")
         with closing(
-            self._batches(target, tails, prefetched, may_begin=may_begin, for_s=0.0)
+            self._batches("queue", tails, prefetched, may_begin=may_begin, for_s=0.0)
         ) as batches:
             read = [*batches]
         for batch in read:
             with isolated(batch.shard, self.unusable.add):
                 yield batch, self._queues.send(batch)
 
-    def care_for_queues(self) -> int:
-        """Gives Redis what waits or what it lacks, for a while; returns how many records.  Raises as ``publish``."""
-        tails = {s: self.tails.get(s, BEGINNING) for s in self._targets("queue")}
+    def care_for_queues(self, *, everywhere: bool = False) -> int:
+        """Gives Redis what waits or what it lacks, for a while.
+
+        Args:
+            everywhere: In the queues of other shares, too.
+
+        Returns:
+            The number of records.
+
+        Raises:
+            As ``publish``.
+        """
+        shards = self._ends.known if everywhere else self._ends.own
+        filled = [s for s in shards if s in self._ends.journal and s not in self.unusable]
+        tails = {shard: self.tails.get(shard, BEGINNING) for shard in filled}
         return self._queues.care(tails, self.unusable.add)
 
     def _batches(
         self,
-        target: Mapping[ShardName, Offset],
+        kind: str,
         tails: Mapping[ShardName, Offset],
         prefetched: Sequence[Batch],
         *,
@@ -337,7 +324,8 @@ class Publisher:
         following = [
             batch
             for batch in prefetched
-            if batch.last <= target.get(batch.shard, BEGINNING)
+            if self._ends.kind(batch.shard) == kind
+            and batch.last <= self._ends.journal.get(batch.shard, BEGINNING)
             and batch.first == tails.get(batch.shard, BEGINNING) + 1
             and batch.epoch == self._epoch  # a tick may know a newer epoch than this publisher
         ]
@@ -345,7 +333,7 @@ class Publisher:
         reading = unpublished(
             self._connection,
             self._scope,
-            target,
+            self._ends.targets(kind),
             tails,
             epoch=self._epoch,
             until=monotonic() + (ROUND_S if for_s is None else for_s),
@@ -354,47 +342,6 @@ class Publisher:
         )
         with closing(reading):
             for batch in chain(following, reading):
-                if self._may_send(batch.shard) and (may_begin or not batch.begins):
+                if self._replies.may_send(batch.shard) and (may_begin or not batch.begins):
                     crashpoint("publisher.before_append")
                     yield batch
-
-    def _may_send(self, shard: ShardName) -> bool:
-        """Whether nothing of the shard has failed."""
-        return not (shard in self.unusable or shard in self._foreign or shard in self._refused)
-
-    def _targets(self, kind: str) -> dict[ShardName, Offset]:
-        """The target of all usable shards of a kind."""
-        return {
-            shard: tail
-            for shard, tail in self._target.items()
-            if self._kinds.get(shard.channel, "log") == kind and shard not in self.unusable
-        }
-
-    def _record_reply(self, done: Published, batch: Batch | MarkBatch, reply: Reply) -> Published:
-        match reply:
-            case Appended(tail, added):
-                self.tails[batch.shard] = tail
-                known = done.known + batch.count - added
-                return replace(done, added=done.added + added, known=known)
-            case Behind(tail):
-                self.tails[batch.shard] = tail
-                # An Ick that is ahead was marked by another publisher, in batches that began elsewhere.
-                if tail >= batch.first or batch.shard in done.healed:
-                    return done
-                return replace(done, healed=(*done.healed, batch.shard))
-            case Unusable(UnpublishableRecord()):
-                self._refused.add(batch.shard)
-                return done
-            case Unusable(error):
-                self.unusable.add(batch.shard, error)
-                return done
-            case FencedOff(epoch):
-                raise Fenced(
-                    f"{batch.shard}: the log is in epoch {epoch}, this streamer in {batch.epoch}, which Postgres has left. "
-                    "Start it again"
-                )
-            case Foreign():
-                self._foreign.setdefault(batch.shard, refusal(batch, reply))
-                return done
-            case _:
-                assert_never(reply)

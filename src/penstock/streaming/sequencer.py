@@ -131,20 +131,26 @@ class Sequencer:
         """
         # New records usually follow new records, so it sequences without checking first.
         expects_records = expects_records or self._expects_records
-        ticked, has_new = (None, True) if expects_records else self._newest_tick()
+        ticked, has_new = (None, True) if expects_records else self.newest_tick()
         if has_new:
             crashpoint("sequencer.before_tick")
             try:
                 ticked = self._sequence()
             except _LOST_THE_RACE:
-                ticked, _ = self._newest_tick()
+                ticked, _ = self.newest_tick()
             crashpoint("sequencer.after_tick")
         assert ticked is not None
         self._expects_records = ticked.sequenced > 0
         return ticked
 
-    def _newest_tick(self) -> tuple[Tick, bool]:
-        """The newest tick, and whether records were committed since."""
+    def newest_tick(self) -> tuple[Tick, bool]:
+        """The newest tick, and whether records were committed since.
+
+        Raises:
+            ServerUnavailable: The connection failed.
+            SchemaMissing: The tables are not there.
+            UnsafeSetting: The place where sequencing stopped is lost.
+        """
         with postgres_errors("looking for records"):
             rows = self._execute_alone(self._sql["newest_tick"])
         if not rows:
@@ -180,7 +186,7 @@ class Sequencer:
     def _sequence_slice(self) -> Tick | None:
         """The tick of the next slice; None if another sequencer's tick came before it, or nothing in it got an offset."""
         if (found := self._slices.next(self._plan)) is None:
-            return self._newest_tick()[0]
+            return self.newest_tick()[0]
         after, planned = found
         bounds = {**_NO_PAYLOADS, "target": planned.target, "after": after}
         statements = self._sql["prepare_tick"], self._bind("sequence_committed", bounds)

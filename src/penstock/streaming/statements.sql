@@ -497,7 +497,7 @@ ON CONFLICT (channel, shard) DO UPDATE SET reason = excluded.reason;
 -- :name start_shards
 -- All but those named.
 DELETE FROM {schema}.stopped_shards
-WHERE channel || '/' || shard <> ALL (%(stopped)s::text[]);
+WHERE channel || '/' || shard <> ALL (%(kept)s::text[]);
 
 -- :name stopped_shards
 SELECT channel, shard, reason, extract(epoch FROM clock_timestamp() - stopped_at)::float8

@@ -6,9 +6,9 @@ A nudge ends the pause early; nothing depends on its arrival.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic, sleep
-from typing import Self
+from typing import Any, Self
 
 import psycopg
 import structlog
@@ -25,61 +25,32 @@ from penstock.database.timeouts import Timeouts
 from penstock.errors import ReadOnlyPostgres, ServerUnavailable
 from penstock.journal import check_lineage
 from penstock.pipeline import Pipeline
-from penstock.records import Epoch, ShardName
-from penstock.streaming.faults import FaultLog, check_missed
+from penstock.records import Epoch
 from penstock.streaming.nudges import Nudges
 from penstock.streaming.publisher import Publisher
-from penstock.streaming.retention import remove_old_ticks, retain
-from penstock.streaming.sequencer import Sequencer, check_identity_cache
+from penstock.streaming.rounds import IDLE_S, RoundResult, pause_after
+from penstock.streaming.sequencer import Sequencer, Tick, check_identity_cache
+from penstock.streaming.share import WHOLE, Share
 from penstock.streaming.slice_publisher import SlicePublisher
 from penstock.streaming.slices import Slices
+from penstock.streaming.takeover import TickTakeover
 from penstock.streaming.unusable import UnusableShards
+from penstock.streaming.upkeep import Upkeep
 
 log = structlog.get_logger("penstock.streamer")
-
-IDLE_S = 0.025
-"""Longest pause between two rounds that found nothing, in seconds."""
-
-BUSY_PAUSE_S = 0.0005
-"""Shortest pause between two rounds without a backlog, in seconds.  Records committed meanwhile go together: at a thousand
-records a second they arrive earlier than one by one, which would keep both servers busy with the rounds themselves."""
 
 REFRESH_EVERY_S = 1.0
 CARE_EVERY_S = 1.0
 """Interval of feeding and auditing queues, in seconds."""
 
-RETAIN_EVERY_S = 5.0
-RETAIN_S = 0.01
-"""Time budget of retention in one round, in seconds: records staged meanwhile wait for it."""
+CARE_EVERYWHERE_EVERY = 8
+"""It does that for the queues of other shares, too, once in so many times: one of their streamers may be missing."""
+
 MAX_BACKOFF_S = 10.0
 
 READ_ONLY_S = 120.0
 """How long a streamer that has worked waits for a primary that has become read-only, in seconds: a switch-over takes less.  At
 its start it does not wait: the URL is wrong."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoundResult:
-    """Result of one round of the streamer.
-
-    Attributes:
-        sequenced: Records that got their offset.
-        added: Records that were new to the log.
-        known: Records sent that the log already had.
-        removed: Staged records that retention removed.
-        backlog: Records that the journal has and the usable logs lack.
-    """
-
-    sequenced: int = 0
-    added: int = 0
-    known: int = 0
-    removed: int = 0
-    backlog: int = 0
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing was done and nothing waits."""
-        return not (self.sequenced or self.added or self.known or self.backlog)
 
 
 class Streamer:
@@ -101,6 +72,7 @@ class Streamer:
         prepare: bool = True,
         resend_chance: float = 0.0,
         most: int | None = None,
+        share: Share = WHOLE,
         timeouts: Timeouts | None = None,
     ) -> None:
         """Does not connect yet; see ``open``.
@@ -113,23 +85,25 @@ class Streamer:
             prepare: False behind a pooler that cannot keep prepared statements.
             resend_chance: Probability, 0 to 1, that a round sends its last records again, to show that this is harmless.
             most: Most records that a round publishes; None for as many as it can in a quarter of a second.
+            share: The share of the shards that it publishes.  Other streamers publish the others; the rest take over the work
+                of a missing one within seconds.
             timeouts: Those of a caller that cannot wait as long as a worker.
         """
         self._pipeline = pipeline
         self._database_url, self._redis_url = get_database_url(database), redis_url
         self._idle_s, self._prepare, self._resend_chance = idle_s, prepare, resend_chance
-        self._most, self._timeouts = most, timeouts
+        self._most, self._share, self._timeouts = most, share, timeouts
         self._connection: Connection | None = None
         self._client: RedisClient = None
         self._sequencer: Sequencer | None = None
         self._publisher: Publisher | None = None
         self._slices = Slices()
         self._unusable = UnusableShards()
-        self._faults = FaultLog(pipeline.scope)
+        self._upkeep = Upkeep(pipeline)
+        self._ticks = TickTakeover(share)
         self._nudges = Nudges(self._database_url, pipeline.scope)
-        self._refresh_at = self._retain_at = self._care_at = 0.0
-        self._to_retain: dict[str, tuple[ShardName, ...]] = {}
-        self._swept = 0
+        self._refresh_at = self._care_at = 0.0
+        self._newest_tick, self._cares = -1, 0
         self._has_started = False
         self._worked_at: float | None = None
 
@@ -187,18 +161,19 @@ class Streamer:
         crashpoint("streamer.after_register")
         self._sequencer = Sequencer(connection, scope, prepare=self._prepare, slices=self._slices)
         self._publisher = self._make_publisher(connection, epoch)
-        self._refresh_at = self._retain_at = 0.0
-        self._to_retain = {}
-        self._faults.reopen()
-        if self._most is None:  # slices do not wait
+        self._refresh_at, self._newest_tick = 0.0, -1
+        self._upkeep.reopen()
+        if self._most is None and self._share.sequences:  # slices do not wait
             self._nudges.open()
-        log.info("streaming", epoch=epoch, channels=sorted(self._pipeline.channels))
+        share = {} if self._share.is_whole else {"share": str(self._share)}
+        log.info("streaming", epoch=epoch, channels=sorted(self._pipeline.channels), **share)
 
     def _make_publisher(self, connection: Connection, epoch: Epoch) -> Publisher:
         servers = connection, self._client, self._pipeline.scope
+        options: dict[str, Any] = {"epoch": epoch, "unusable": self._unusable, "share": self._share}
         if self._most is None:
-            return Publisher(*servers, epoch=epoch, unusable=self._unusable)
-        return SlicePublisher(*servers, epoch=epoch, unusable=self._unusable, most=self._most)
+            return Publisher(*servers, **options)
+        return SlicePublisher(*servers, **options, most=self._most)
 
     def close(self) -> None:
         """Closes the connections.  Work under way is dropped; the next round finds it again."""
@@ -222,7 +197,7 @@ class Streamer:
         self.refresh()
         done = self.stream(expects_records=expects_records)
         fed = self.care() if now >= self._care_at else 0
-        removed = self.retain() if now >= self._retain_at else 0
+        removed = self.retain() if now >= self._upkeep.retain_at else 0
         return replace(done, added=done.added + fed, removed=removed)
 
     def refresh(self) -> None:
@@ -234,11 +209,11 @@ class Streamer:
         connection, _, publisher = self._opened()
         if monotonic() >= self._refresh_at:
             publisher.refresh()
-            self._faults.update(connection, self._unusable.errors)
+            self._upkeep.note_faults(connection, publisher, sequences=self._sequences)
             self._refresh_at = monotonic() + REFRESH_EVERY_S
 
     def stream(self, *, expects_records: bool = False) -> RoundResult:
-        """Sequences everything, and publishes for a while.
+        """Sequences everything, unless another share does, and publishes for a while.
 
         Args:
             expects_records: As ``Sequencer.tick``.
@@ -247,7 +222,7 @@ class Streamer:
             As ``tick`` and ``Publisher.publish``.
         """
         _, sequencer, publisher = self._opened()
-        ticked = sequencer.tick(expects_records=expects_records)
+        ticked = self._tick(sequencer, publisher, expects_records=expects_records)
         publisher.advance_target(ticked.tails, ticked.firsts)
         published = publisher.publish(ticked.inline_records)
         added, known = published.added, published.known
@@ -259,6 +234,26 @@ class Streamer:
             )
         return RoundResult(ticked.sequenced, added, known, backlog=publisher.backlog)
 
+    @property
+    def _sequences(self) -> bool:
+        return self._share.sequences or self._ticks.is_ticking
+
+    def _tick(self, sequencer: Sequencer, publisher: Publisher, *, expects_records: bool) -> Tick:
+        """A tick; of another streamer's, only its number and epoch."""
+        if self._share.sequences:
+            return sequencer.tick(expects_records=expects_records)
+        newest, has_new = sequencer.newest_tick()
+        was_ticking = self._ticks.is_ticking
+        if self._ticks.is_due(newest.number, has_new=has_new):
+            if not was_ticking:
+                publisher.take_over(self._share.number - 1)
+            newest = sequencer.tick(expects_records=True)
+            self._ticks.ticked(newest.number)
+        if newest.number != self._newest_tick:
+            self._newest_tick = newest.number
+            publisher.read_tails()
+        return newest
+
     def care(self) -> int:
         """Feeds, audits and sweeps queues for a while; returns how many records Redis was given.
 
@@ -266,7 +261,8 @@ class Streamer:
             As ``Publisher.care_for_queues``.
         """
         _, _, publisher = self._opened()
-        fed = publisher.care_for_queues()
+        self._cares += 1
+        fed = publisher.care_for_queues(everywhere=self._cares % CARE_EVERYWHERE_EVERY == 0)
         self._care_at = monotonic() + CARE_EVERY_S
         return fed
 
@@ -277,11 +273,8 @@ class Streamer:
             DamagedJournal: Some have.
             ServerUnavailable: Postgres does not answer.
         """
-        connection, _, _ = self._opened()
-        self._faults.update(connection, self._unusable.errors)
-        shards = self._pipeline.shard_names
-        self._swept += 1
-        check_missed(connection, self._pipeline.scope, shards[self._swept % len(shards)])
+        connection, _, publisher = self._opened()
+        self._upkeep.sweep(connection, publisher)
 
     def _opened(self) -> tuple[Connection, Sequencer, Publisher]:
         if self._publisher is None:
@@ -298,30 +291,7 @@ class Streamer:
             As ``retention.retain``.
         """
         connection, _, publisher = self._opened()
-        channels = self._pipeline.channels
-        if not self._to_retain:
-            self._to_retain = {name: channel.shard_names for name, channel in channels.items()}
-        removed, left = 0, {}
-        for name, shards in self._to_retain.items():
-            retained = retain(
-                connection,
-                self._client,
-                self._pipeline.scope,
-                channels[name],
-                publisher.tails,
-                shards=[shard for shard in shards if shard not in self._unusable],
-                on_unusable=self._unusable.add,
-                until=monotonic() + RETAIN_S / len(self._to_retain),
-            )
-            removed += retained.records
-            if retained.left:
-                left[name] = retained.left
-        self._to_retain = left
-        if not left:
-            remove_old_ticks(connection, self._pipeline.scope)
-            self._faults.forget(connection)
-            self._retain_at = monotonic() + RETAIN_EVERY_S
-        return removed
+        return self._upkeep.retain(connection, self._client, publisher)
 
     def run(
         self, stop: Callable[[], bool], report: Callable[[RoundResult], None] = lambda _: None
@@ -344,7 +314,7 @@ class Streamer:
         try:
             while not stop():
                 try:
-                    is_nudged = pause > 0 and self._nudges.wait(pause)
+                    is_nudged = pause > 0 and self._wait(pause)
                     with postgres_errors("streaming"), redis_errors("streaming"):
                         done = self.round(expects_records=is_nudged)
                 except (ServerUnavailable, ReadOnlyPostgres, psycopg.Error) as error:
@@ -358,7 +328,7 @@ class Streamer:
                     continue
                 backoff, self._worked_at = 0.0, monotonic()
                 report(done)
-                pause = self._pause_after(done, pause)
+                pause = pause_after(done, pause, self._idle_s)
         finally:
             self.close()
 
@@ -366,14 +336,15 @@ class Streamer:
         """Whether the primary may have become read-only for the time of a switch-over."""
         return self._worked_at is not None and monotonic() - self._worked_at < READ_ONLY_S
 
-    def _pause_after(self, done: RoundResult, pause: float) -> float:
-        """The pause after a round, in seconds, given the pause before it."""
-        if done.backlog:
-            return 0.0
-        return min(self._idle_s, max(BUSY_PAUSE_S, pause * 1.5) if done.idle else BUSY_PAUSE_S)
+    def _wait(self, pause_s: float) -> bool:
+        """Pauses; returns whether it was nudged.  Only the streamer that sequences listens."""
+        if self._share.sequences:
+            return self._nudges.wait(pause_s)
+        sleep(pause_s)
+        return False
 
     def drain(self, report: Callable[[RoundResult], None] = lambda _: None) -> int:
-        """Runs rounds until nothing is left to publish; returns the number of records published.
+        """Runs rounds until nothing of its share is left to publish; returns the number of records published.
 
         Raises:
             Refused: One of ``isolation.UNUSABLE``: a shard cannot be published; all other shards are drained.

@@ -17,12 +17,16 @@ from penstock.cli.engines import choose_engine
 from penstock.cli.progress import ProgressLine
 from penstock.cli.render import say
 from penstock.cli.servers import Servers, servers
+from penstock.cli.shares import choose_share
 from penstock.cli.signals import Stop
+from penstock.errors import InvalidSetting
 from penstock.pipeline import Pipeline
 from penstock.settings import Settings
 
 
-@command("engine", "master", "conf", "epoch_seconds", "idle", "resend_chance", "concurrency")
+@command(
+    "engine", "master", "conf", "epoch_seconds", "idle", "resend_chance", "share", "concurrency"
+)
 def run(
     settings: Settings,
     consumer: Annotated[
@@ -33,7 +37,7 @@ def run(
 ) -> None:
     """Run the whole pipeline: the streamer and all consumers."""
     stop = Stop()
-    pipeline = require_pipeline(settings)
+    pipeline, share = require_pipeline(settings), choose_share(settings)
     names = consumer or list(pipeline.consumers)
     for name in names:
         pipeline.get_consumer(name)
@@ -42,6 +46,10 @@ def run(
         ProgressLine("published and applied") as progress,
     ):
         engine = choose_engine(settings, map(pipeline.get_consumer, names))
+        if engine == "spark" and not share.is_whole:
+            raise InvalidSetting(
+                "the engine on Spark divides the shards by itself: leave out the share, or take --engine inline"
+            )
         start = _run_inline if engine == "inline" else _run_on_spark
         start(settings, pipeline, urls, _Work(names, streamer, stop, progress))
     say("stopped")
@@ -77,6 +85,7 @@ def _run_inline(settings: Settings, pipeline: Pipeline, urls: Servers, work: _Wo
             prepare=settings.prepare,
             resend_chance=settings.resend_chance,
             concurrency=settings.concurrency,
+            share=choose_share(settings),
             report=lambda _who, did: work.progress.add(did),
         )
 

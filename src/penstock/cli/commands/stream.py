@@ -9,12 +9,14 @@ from penstock.cli.loops import run_loop
 from penstock.cli.progress import ProgressLine
 from penstock.cli.render import say
 from penstock.cli.servers import servers
+from penstock.cli.shares import choose_share
 from penstock.cli.signals import Stop
+from penstock.errors import InvalidSetting
 from penstock.settings import Settings
 from penstock.streaming import Streamer
 
 
-@command("idle", "resend_chance")
+@command("idle", "resend_chance", "share")
 def stream(
     settings: Settings,
     drain: Annotated[
@@ -24,6 +26,9 @@ def stream(
     """Sequence and publish staged records; several of these may run at once."""
     stop = Stop()
     pipeline = require_pipeline(settings)
+    share = choose_share(settings)
+    if drain and not share.is_whole:
+        raise InvalidSetting("--drain publishes everything: leave out the share")
     with (
         servers(settings, schema=pipeline.scope.schema) as urls,
         ProgressLine("published") as progress,
@@ -35,6 +40,7 @@ def stream(
             idle_s=settings.idle,
             prepare=settings.prepare,
             resend_chance=settings.resend_chance,
+            share=share,
         )
         run_loop(streamer, stop, progress, drain=drain)
     say(f"{progress.count:,} records published")

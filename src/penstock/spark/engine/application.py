@@ -18,7 +18,7 @@ from penstock import errors
 from penstock.database.errors import describe
 from penstock.errors import DriverUnreachable, PenstockError, ServerUnavailable
 from penstock.pipeline import Pipeline
-from penstock.spark.engine.assignment import assign
+from penstock.spark.engine.assignment import assign, most_streamers
 from penstock.spark.engine.control_channel import ControlServer, Line
 from penstock.spark.engine.dataframes import FrameWorker
 from penstock.spark.engine.epochs import COUNTS, EpochsSource
@@ -33,7 +33,7 @@ from penstock.spark.session import (
     spark_session,
     stop_session,
 )
-from penstock.streaming.streamer import IDLE_S
+from penstock.streaming.rounds import IDLE_S
 
 log = structlog.get_logger("penstock.spark")
 
@@ -97,7 +97,8 @@ def run(  # noqa: PLR0913  the options of a run
     specs = [pipeline.get_consumer(name) for name in names]
     shards = {spec.name: spec.channel.shards for spec in specs if not spec.dataframe}
     frames = [spec for spec in specs if spec.dataframe]
-    tasks = assign(shards, max(2, available_cores()), streamer=streamer)
+    streamers = most_streamers(len(pipeline.shard_names), redis_url) if streamer else 0
+    tasks = assign(shards, max(2, available_cores()), streamers=streamers)
     spark = spark_session(
         len(tasks) + len(frames),
         master=master,
@@ -107,7 +108,7 @@ def run(  # noqa: PLR0913  the options of a run
     spark.dataSource.register(EpochsSource)
     failures: list[BaseException] = []
     totals = dict.fromkeys(COUNTS, 0)
-    schedule = Schedule(shards, Slots(spark), streamer=streamer, reserved=len(frames))
+    schedule = Schedule(shards, Slots(spark), streamers=streamers, reserved=len(frames))
     control = _listen(spark, lambda line: _receive(line, totals, failures), schedule)
     directory = _make_directory(checkpoint_directory)
     options = {

@@ -6,6 +6,14 @@ from dataclasses import asdict, dataclass
 from itertools import cycle
 from typing import Self
 
+from penstock.channels.urls import parse_redis_url
+
+SLOTS_PER_STREAMER = 8
+"""A streamer publishes what eight tasks of consumers with a statement for each record apply, and more."""
+
+MOST_STREAMERS = 8
+"""More publish hardly faster: they wait for the ticks, which are one transaction after the other."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -14,14 +22,16 @@ class Part:
     Attributes:
         consumer: Name of the consumer; None for the streamer.
         shards: Numbers of the shards that it works on.
+        share: Of a streamer among several, such as ``1/2``; see ``Share``.
     """
 
     consumer: str | None
     shards: tuple[int, ...] = ()
+    share: str = ""
 
     def __str__(self) -> str:
         if self.consumer is None:
-            return "streamer"
+            return f"streamer {self.share}".rstrip()
         return f"{self.consumer}[{','.join(map(str, self.shards))}]"
 
 
@@ -42,11 +52,16 @@ class Task:
     def from_json(cls, text: str) -> Self:
         """The task from its text."""
         parts = json.loads(text)
-        return cls(tuple(Part(part["consumer"], tuple(part["shards"])) for part in parts))
+        return cls(
+            tuple(Part(part["consumer"], tuple(part["shards"]), part["share"]) for part in parts)
+        )
 
 
-def assign(consumers: Mapping[str, int], slots: int, *, streamer: bool = True) -> list[Task]:
+def assign(consumers: Mapping[str, int], slots: int, *, streamers: int = 1) -> list[Task]:
     """Divides the slots between the streamer and the consumers.
+
+    With many slots there may be several streamers, which share the shards: one for every eighth slot, and up to a quarter of
+    all slots if consumers have no use for them.
 
     With slots to spare, consumers get more tasks, at most one for each of their shards.  With too few, parts share a task,
     and the streamer keeps one of its own as long as there are two: everybody's records wait for it.
@@ -54,9 +69,9 @@ def assign(consumers: Mapping[str, int], slots: int, *, streamer: bool = True) -
     Args:
         consumers: Number of shards of each consumer.
         slots: Number of tasks that may run at once, at least 1.
-        streamer: Whether the streamer runs, too.
+        streamers: Most of them, as ``most_streamers`` has it; 0 leaves streaming to another process.
     """
-    first = [Part(None)] if streamer else []
+    first = _make_streamers(_count_streamers(consumers, slots, streamers))
     whole = [Part(name, tuple(range(shards))) for name, shards in consumers.items()]
     if len(first) + len(whole) <= slots:
         split = _split(consumers, slots - len(first))
@@ -64,6 +79,27 @@ def assign(consumers: Mapping[str, int], slots: int, *, streamer: bool = True) -
     if slots == 1 or not first:
         return _pack([*first, *whole], slots)
     return [Task(tuple(first)), *_pack(whole, slots - 1)]
+
+
+def most_streamers(shards: int, redis_url: str) -> int:
+    """How many streamers can be of use: on a Cluster up to one for each shard.
+
+    A single Redis server takes hardly more than one streamer publishes.
+    """
+    is_cluster = parse_redis_url(redis_url).kind == "cluster"
+    return min(shards, MOST_STREAMERS if is_cluster else 1)
+
+
+def _count_streamers(consumers: Mapping[str, int], slots: int, most: int) -> int:
+    spare = min(slots - sum(consumers.values()), slots // 4)
+    wanted = max(1, spare, slots // SLOTS_PER_STREAMER)
+    return min(wanted, max(1, slots - len(consumers)), most)
+
+
+def _make_streamers(count: int) -> list[Part]:
+    if count == 1:
+        return [Part(None)]
+    return [Part(None, share=f"{number + 1}/{count}") for number in range(count)]
 
 
 def _split(consumers: Mapping[str, int], slots: int) -> list[Part]:

@@ -127,7 +127,7 @@ class EpochsReader(DataSourceStreamReader):
 
     def _loop(self, pipeline: Pipeline, part: Part, counter: "Counter") -> Loop:
         if part.consumer is None:
-            streamer = self._make_streamer(pipeline)
+            streamer = self._make_streamer(pipeline, part.share)
             return lambda stop: streamer.run(
                 stop,
                 lambda did: counter.add(
@@ -148,8 +148,9 @@ class EpochsReader(DataSourceStreamReader):
             ),
         )
 
-    def _make_streamer(self, pipeline: Pipeline) -> "Streamer":
+    def _make_streamer(self, pipeline: Pipeline, share: str) -> "Streamer":
         from penstock.streaming import Streamer  # noqa: PLC0415  the planner imports this module too and does not need it
+        from penstock.streaming.share import WHOLE, parse_share  # noqa: PLC0415  the same
 
         return Streamer(
             pipeline,
@@ -157,6 +158,7 @@ class EpochsReader(DataSourceStreamReader):
             idle_s=float(self._options["idle"]),
             prepare=self._options["prepare"] == "true",
             resend_chance=float(self._options["resend"]),
+            share=parse_share(share) if share else WHOLE,
         )
 
     def _make_worker(self, pipeline: Pipeline, name: str, shards: tuple[int, ...]) -> "Worker[Any]":

@@ -29,17 +29,17 @@ class Schedule:
     """Plans epochs for the driver."""
 
     def __init__(
-        self, consumers: Mapping[str, int], slots: Slots, *, streamer: bool, reserved: int
+        self, consumers: Mapping[str, int], slots: Slots, *, streamers: int, reserved: int
     ) -> None:
         """Plans nothing yet.
 
         Args:
             consumers: Number of shards of each consumer.
             slots: Spark's.
-            streamer: Whether the streamer runs, too.
+            streamers: Most of them; 0 leaves streaming to another process.
             reserved: Slots to leave to other queries, as long as there is one more.
         """
-        self._consumers, self._streamer = consumers, streamer
+        self._consumers, self._streamers = consumers, streamers
         self._slots, self._reserved = slots, reserved
         self._plan = Plan("", ())
         self._limit: int | None = None
@@ -49,9 +49,7 @@ class Schedule:
 
     def wait_for_slots(self, stop: Callable[[], bool]) -> None:
         """Waits for executors: for the first as long as it takes, for more until no other comes, and says so."""
-        most = len(
-            assign(self._consumers, sum(self._consumers.values()) + 1, streamer=self._streamer)
-        )
+        most = sum(self._consumers.values()) + min(1, self._streamers)
         found, since, say_at = 0, monotonic(), monotonic() + 1.0
         while not stop():
             now = monotonic()
@@ -79,7 +77,7 @@ class Schedule:
         """Nothing if there is no slot."""
         count = self._slots.count()
         usable = min(max(count - self._reserved, 1), self._limit or count)
-        return tuple(assign(self._consumers, usable, streamer=self._streamer)) if count else ()
+        return tuple(assign(self._consumers, usable, streamers=self._streamers)) if count else ()
 
     def outdated_epoch(self) -> str | None:
         """The epoch that runs, if it is to end now because there are other slots than it was planned for."""

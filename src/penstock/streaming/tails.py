@@ -1,0 +1,172 @@
+"""Where the journal and the log of each shard end, as a publisher last heard, and which shards it publishes."""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+
+from penstock.channels.isolation import ask_each
+from penstock.channels.log import extents
+from penstock.channels.server import RedisClient
+from penstock.database.connections import Connection
+from penstock.database.registry import RegisteredChannel
+from penstock.journal import check_tails, registered_tails
+from penstock.records import BEGINNING, Offset, Scope, ShardName
+from penstock.streaming.share import Share
+from penstock.streaming.takeover import ShardTakeover
+from penstock.streaming.unpublished import count_missing
+from penstock.streaming.unusable import UnusableShards
+
+
+class Tails:
+    """The tails of all shards of registered channels: a producer can write any name.
+
+    Attributes:
+        journal: Last offset of each shard in the journal: what is to be published.
+        log: Last offset in the log of each shard.
+        unusable: Shards that are left out.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        client: RedisClient,
+        scope: Scope,
+        share: Share,
+        unusable: UnusableShards,
+    ) -> None:
+        self._connection, self._client, self._scope = connection, client, scope
+        self._share, self._takeover = share, ShardTakeover(share)
+        self._distances: dict[ShardName, int] = {}
+        self._kinds: dict[str, str] = {}
+        self._moved: set[ShardName] = set()
+        self.journal: dict[ShardName, Offset] = {}
+        self.log: dict[ShardName, Offset] = {}
+        self.unusable = unusable
+
+    def update(self, channels: Mapping[str, RegisteredChannel]) -> None:
+        """Takes the registered channels."""
+        known = [shard for channel in channels.values() for shard in channel.shard_names]
+        self._distances = self._share.distances(known)
+        self._kinds = {name: channel.kind for name, channel in channels.items()}
+
+    def kind(self, shard: ShardName) -> str:
+        """The kind of the shard's channel."""
+        return self._kinds.get(shard.channel, "log")
+
+    @property
+    def taken(self) -> Collection[ShardName]:
+        """The shards of other shares that this publisher has taken over."""
+        return self._takeover.taken
+
+    def is_own(self, shard: ShardName) -> bool:
+        """Whether this publisher reads the shard from the journal."""
+        return self._distances.get(shard) == 0 or shard in self.taken
+
+    @property
+    def known(self) -> list[ShardName]:
+        """All shards, of every share."""
+        return list(self._distances)
+
+    @property
+    def own(self) -> list[ShardName]:
+        """The shards that this publisher reads from the journal."""
+        return [shard for shard in self._distances if self.is_own(shard)]
+
+    def targets(self, kind: str) -> dict[ShardName, Offset]:
+        """The target of the usable shards of a kind that are this publisher's own."""
+        return {s: tail for s, tail in self._usable_targets().items() if self.kind(s) == kind}
+
+    @property
+    def backlog(self) -> int:
+        """Records that the journal has and those logs lack."""
+        return count_missing(self._usable_targets(), self.log)
+
+    @property
+    def lacking(self) -> list[ShardName]:
+        """The shards that have such a backlog."""
+        targets = self._usable_targets()
+        return [s for s, tail in targets.items() if tail > self.log.get(s, BEGINNING)]
+
+    def _usable_targets(self) -> dict[ShardName, Offset]:
+        return {
+            shard: tail
+            for shard, tail in self.journal.items()
+            if self.is_own(shard) and shard not in self.unusable
+        }
+
+    def advance(
+        self, tails: Mapping[ShardName, Offset], firsts: Mapping[ShardName, Offset] | None = None
+    ) -> None:
+        """Takes the new ends of the journal, as a tick returned them.
+
+        Args:
+            tails: The last new offset of each shard.
+            firsts: The first one.  If the log has it already, rows of the journal were deleted.
+
+        Raises:
+            As ``check``.
+        """
+        for shard in tails.keys() & self._distances.keys():
+            self.journal[shard] = max(tails[shard], self.journal.get(shard, BEGINNING))
+        taken = [s for s, first in (firsts or {}).items() if first <= self.log.get(s, BEGINNING)]
+        self.check([shard for shard in taken if shard not in self.unusable])
+
+    def read(self) -> None:
+        """Reads both ends of every shard.
+
+        The target becomes what the journal has, even if that is less than before: rows that were deleted by hand will
+        never be published.
+
+        Raises:
+            ServerUnavailable: Postgres or Redis does not answer.
+        """
+        self.journal = registered_tails(self._connection, self._scope)
+        found = self.read_logs([shard for shard in self._distances if shard not in self.unusable])
+        self._moved.update(
+            shard
+            for shard, tail in found.items()
+            if tail > self.log.get(shard, tail) or tail > self.journal.get(shard, BEGINNING)
+        )
+        self.log.update(found)
+
+    def read_logs(self, shards: Sequence[ShardName]) -> dict[ShardName, Offset]:
+        """Where the logs of those shards end that can be used."""
+        read = partial(extents, self._client, self._scope.namespace)
+        found = ask_each(read, shards, self.unusable.add)
+        return {shard: extent.tail for shard, extent in found.items()}
+
+    def check_moved(self) -> None:
+        """Checks the logs that moved without this publisher, and takes over stalled shards.
+
+        Another publisher has written, or something else: a log that is ahead would never get what the journal has.
+
+        Raises:
+            As ``check``.
+        """
+        moved, self._moved = self._moved, set()
+        self.check([shard for shard in moved if shard not in self.unusable])
+        lacking = {
+            shard
+            for shard, tail in self.journal.items()
+            if tail > self.log.get(shard, BEGINNING) and shard not in self.unusable
+        }
+        self._takeover.update(self._distances, lacking, moved)
+
+    def take_over(self, distance: int) -> None:
+        """Takes over the shards of the share at this distance, whose streamer is missing."""
+        self._takeover.take([s for s, each in self._distances.items() if each == distance])
+
+    def check(self, shards: Sequence[ShardName]) -> None:
+        """Leaves out those shards whose log does not end where their journal ends, or before, with the same record.
+
+        Raises:
+            ServerUnavailable: Postgres or Redis does not answer.
+            HistoryDiverged: A shard holds records that Postgres does not know.
+        """
+        if shards:
+            check_tails(self._connection, self._client, self._scope, shards, self.unusable.add)
+
+    def move(self, shard: ShardName, tail: Offset, *, by_another: bool) -> None:
+        """Takes the end of a log from a reply."""
+        self.log[shard] = tail
+        if by_another:
+            self._takeover.give_back(shard)
