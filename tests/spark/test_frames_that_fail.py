@@ -143,6 +143,7 @@ def test_a_record_that_halts_its_shard_does_not_halt_the_others(
     assert [(len(bench.numbers()),)] == [(bench.rows(others)[0][0] + bench.rows(before)[0][0],)]
 
 
+@pytest.mark.slow
 def test_later_records_of_a_dead_lettered_key_are_parked(bench: Bench, streamer: Streamer) -> None:
     """Guarantee 21: their order holds."""
     stage(bench, streamer, 20)
