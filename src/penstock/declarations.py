@@ -197,10 +197,10 @@ class ConsumerSpec:
             The handler of an Ick gets members, each a ``str``, instead of records.
         each: One record a call instead of a batch.
         dataframe: The handler is set-based: ``handler(session, frame)`` gets a Spark DataFrame of records.  It runs on the
-            Spark engine only; a batch that fails is retried as it is, until its handler is fixed.
+            Spark engine only.
         payload: A dataclass, TypedDict, msgspec Struct or Pydantic model that ``record.payload`` is to be; a record that
             does not fit is dead-lettered.  None leaves the payload as parsed JSON.
-        batch: Most records a transaction.
+        batch: Most records a transaction; a DataFrame has up to 100,000.
         start: Where a new consumer begins: the ``earliest`` record that is still kept, or after the ``latest``.
         attempts: Attempts before a failing batch is bisected, and before a single failing record is dead-lettered.
             A batch of several shards that fails is first retried shard by shard.

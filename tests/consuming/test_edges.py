@@ -37,12 +37,11 @@ from penstock.consuming.delivery import (
     trouble_for_part,
 )
 from penstock.database.connections import Connection
-from penstock.database.registry import register_consumer
 from penstock.errors import HandlerExited
-from penstock.operating.dead_letters import of_consumer, retry
+from penstock.operating.dead_letters import of_consumer
 from penstock.operating.reset import reset_checkpoint
+from penstock.operating.retrying import retry
 from penstock.records import Record
-from penstock.spark.engine.dataframes import DataFrames, _Share
 from penstock.streaming import Streamer
 
 Handler = Callable[..., Any]
@@ -245,59 +244,6 @@ def test_a_handler_that_commits_and_exits_halts_its_shard(reader: Reader) -> Non
         reader.drain()
 
     assert reader.effects() == sorted(set(reader.effects()))
-
-
-class Frame:
-    """The methods of a DataFrame that the engine calls."""
-
-    def persist(self, _: object) -> "Frame":
-        return self
-
-    def unpersist(self) -> None: ...
-
-    def where(self, _: object) -> "Frame":
-        return self
-
-
-MakeDataFrames = Callable[..., DataFrames]
-
-
-@pytest.fixture
-def make_dataframes(
-    reader: Reader, things: Log, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[MakeDataFrames]:
-    made: list[DataFrames] = []
-    monkeypatch.setattr("penstock.spark.engine.dataframes._behind", lambda _: None)
-    shares = {shard: _Share(cast("Any", 1), cast("Any", 5)) for shard in things.shard_names}
-    monkeypatch.setattr(DataFrames, "_shares", lambda *_: shares)
-
-    def make(handler: Handler, stop: Callable[[], bool] = lambda: False) -> DataFrames:
-        reader.declare(handler, dataframe=True)
-        spec = reader.flow.get_consumer("reader")
-        register_consumer(reader.connection, reader.flow.scope, spec)
-        made.append(DataFrames(reader.flow, spec, reader.urls[0], stop))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each._transaction.close()
-
-
-def test_a_dataframe_handler_that_commits_is_called_once(
-    reader: Reader, make_dataframes: MakeDataFrames
-) -> None:
-    """Guarantee 5: the query is restarted, and must not double the effects."""
-
-    def commits_frame(session: Session, _: Any) -> None:
-        session.execute(INSERT, {"id": 1, "key": ""})
-        session.execute(text("COMMIT"))
-
-    dataframes = make_dataframes(commits_frame)
-    for _ in range(2):
-        with suppress(Exception):
-            dataframes.apply(cast("Any", Frame()), 0)
-
-    assert reader.effects() == [1]
 
 
 # --- nothing stops silently or for ever ---
@@ -739,21 +685,6 @@ def test_an_exit_in_a_task_of_a_handler_is_a_failure(reader: Reader) -> None:
         ended = error
 
     assert isinstance(ended, HandlerExited)
-
-
-def test_a_dataframe_handler_that_waits_can_be_stopped(make_dataframes: MakeDataFrames) -> None:
-    """Guarantee 27."""
-    stop = threading.Event()
-
-    def waits(_: Session, __: Any) -> None:
-        stop.set()
-        raise TryAgain(after=2)
-
-    dataframes = make_dataframes(waits, stop.is_set)
-    began = monotonic()
-    dataframes.apply(cast("Any", Frame()), 0)
-
-    assert monotonic() - began < 1.5
 
 
 # --- what operators see and do ---

@@ -20,8 +20,9 @@ from penstock import Ick, Log, Pipeline, TryAgain, stage
 from penstock.consuming import Consumed, LogWorker, make_worker
 from penstock.database.connections import Connection
 from penstock.errors import DeclarationError, HandlerExited, ServerUnavailable
-from penstock.operating.dead_letters import of_consumer, retry
+from penstock.operating.dead_letters import of_consumer
 from penstock.operating.reset import reset_checkpoint
+from penstock.operating.retrying import retry
 from penstock.records import Record
 from penstock.streaming import Streamer
 from penstock.testing import eventually

@@ -13,14 +13,13 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BrokenTransaction, Unknown
 from penstock.operating.dead_letters import (
     DeadLetter,
-    Retried,
     at,
     drop,
     newest,
     of_consumer,
     read_record,
-    retry,
 )
+from penstock.operating.retrying import Retried, retry
 from penstock.records import Record, parse_place
 from penstock.streaming import Streamer
 from penstock.testing import eventually

@@ -26,7 +26,7 @@ from penstock.consuming import IckWorker, LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.statements import statements
 from penstock.errors import AppendRefused, PrivilegeMissing, StagingError
-from penstock.operating import consumers, dead_letters
+from penstock.operating import consumers, dead_letters, retrying
 from penstock.operating.reset import reset_checkpoint, reset_epoch, reset_ick
 from penstock.operating.status import status
 from penstock.reconciling import Barrier, cut
@@ -162,7 +162,7 @@ def list_dead_letters(actor: Actor) -> None:
 def retry_dead_letters(actor: Actor) -> None:
     with actor.connect() as (connection, _):
         letters = dead_letters.of_consumer(connection, "sync-reader")
-    [done] = dead_letters.retry(pipeline, letters, actor.database_url)
+    [done] = retrying.retry(pipeline, letters, actor.database_url)
     assert done.outcome == "applied"
 
 

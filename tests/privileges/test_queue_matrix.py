@@ -20,7 +20,7 @@ from penstock.channels.server import RedisClient, connect_redis
 from penstock.consuming import QueueWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import AppendRefused, PenstockError, PrivilegeMissing, StagingError
-from penstock.operating import dead_letters
+from penstock.operating import dead_letters, retrying
 from penstock.operating.status import status
 from penstock.streaming import Streamer
 
@@ -78,7 +78,7 @@ def work(actor: Actor) -> None:
 def retry_a_job(actor: Actor) -> None:
     with connect_postgres(actor.database_url, application="test") as connection:
         letters = dead_letters.of_consumer(connection, "receipts")
-    [done] = dead_letters.retry(pipeline, letters, actor.database_url)
+    [done] = retrying.retry(pipeline, letters, actor.database_url)
     assert done.outcome == "staged"
 
 

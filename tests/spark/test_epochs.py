@@ -1,17 +1,20 @@
 """Epochs: the tasks of an epoch begin and end together."""
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from pyspark.sql import SparkSession
 
 from fixtures.crashing import THINGS
 from fixtures.truth import TABLES, await_everything, change
 from penstock.database.connections import Connection
+from penstock.spark.engine.application import _start_epochs
 from penstock.spark.engine.assignment import Part, Task
 from penstock.spark.engine.control_channel import ControlServer, Plan
-from penstock.spark.engine.epochs import EpochsReader
+from penstock.spark.engine.epochs import EpochsReader, EpochsSource
 from penstock.streaming.sequencer import MAX_INLINE_RECORDS
 from penstock.testing import eventually
 
@@ -79,3 +82,13 @@ def test_a_restarted_task_ends_with_its_epoch_and_not_a_full_epoch_later() -> No
     server.close()
     assert ended
     assert len(rows) == len(TASKS)
+
+
+def test_a_restarted_query_leaves_one_directory(spark: SparkSession, tmp_path: Path) -> None:
+    """Each restart left another one until the end of the run."""
+    spark.dataSource.register(EpochsSource)
+    options = {"app": "nowhere:nothing", "control": "127.0.0.1:1", "token": "", "seconds": "1"}
+    for _ in range(3):
+        _start_epochs(spark, options, str(tmp_path)).stop()
+
+    assert len(list(tmp_path.iterdir())) == 1

@@ -1,9 +1,10 @@
 """Which engine a command runs on, and what compares and examines on it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
 from penstock.cli.connections import Connections
 from penstock.cli.render import say
@@ -12,6 +13,7 @@ from penstock.declarations import ConsumerSpec, ReconciliationSpec
 from penstock.errors import InvalidSetting, JavaMissing
 from penstock.inline import InlineComparer, InlineExaminer, needs_spark
 from penstock.reconciling import Comparer
+from penstock.records import Record
 from penstock.settings import Settings
 from penstock.verifying import Examiner
 
@@ -108,6 +110,25 @@ def open_comparer(
         from penstock.spark.reconcile import SparkComparer  # noqa: PLC0415  an optional extra
 
         yield SparkComparer(spark, database_url, report)
+
+
+@contextmanager
+def open_frames(
+    settings: Settings, consumer: ConsumerSpec
+) -> Iterator[Callable[[Record], Any] | None]:
+    """What makes a record the DataFrame that the handler of a set-based consumer gets; None for other consumers.
+
+    Raises:
+        InvalidSetting: Spark is needed, and is not installed.
+        JavaMissing: Spark is needed, and there is no Java runtime.
+    """
+    if not consumer.dataframe:
+        yield None
+        return
+    with start_spark(settings, "retrying with DataFrames") as spark:
+        from penstock.spark.engine.rows import make_frame  # noqa: PLC0415  an optional extra
+
+        yield partial(make_frame, spark)
 
 
 def _is_spark_chosen(settings: Settings) -> bool:

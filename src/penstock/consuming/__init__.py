@@ -10,7 +10,8 @@ happens once.
 
     worker        the loop; log_worker, ick_worker: where items come from
     deliverer     attempts at the items of one shard
-    log_source    what of a delivery is due, and what is written with it; ick_source: the same for members of an Ick
+    offset_source what of a delivery is due, and what is written with it; ick_source: the same for members of an Ick
+    log_source    the records of a log
     transaction   locks, calls the handler, advances, commits
     handler       calls it, plain or async
     delivery      pure: what is due, and what happens after a failure

@@ -1,5 +1,8 @@
 """A gap, where the log continues past the checkpoint, is filled from the journal, or the shard halts."""
 
+from collections.abc import Iterable
+from typing import Any
+
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.errors import Gap
@@ -26,8 +29,12 @@ def backfill(
             f"{begins}: {before - after - 1} records between were removed before this consumer had passed them. "
             "Start it from the tables, or accept the loss: penstock reset checkpoint"
         )
-    dense = [row for i, row in enumerate(rows) if row[0] == after + 1 + i]
+    return make_records(shard, (row for i, row in enumerate(rows) if row[0] == after + 1 + i))
+
+
+def make_records(shard: ShardName, rows: Iterable[tuple[Any, ...]]) -> list[Record]:
+    """The records of rows: offset, id, key, action, object, data, headers, and when each was staged, in microseconds."""
     return [
         Record(shard.channel, shard.shard, Offset(offset), RecordId(record_id), *rest)
-        for offset, record_id, *rest in dense
+        for offset, record_id, *rest in rows
     ]

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from penstock.consuming.backfill import make_records
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec
-from penstock.records import Record, Scope, ShardName
+from penstock.records import Offset, Record, Scope, ShardName
 
 
 class DeadLetters:
@@ -53,6 +54,13 @@ class DeadLetters:
         keys = list({record.key for record in records})
         rows = executor.execute(self._sql["parked_keys"], {**self._where(shard), "keys": keys})
         return {key for (key,) in rows.fetchall()}
+
+    def parked_records(
+        self, executor: Executor, shard: ShardName, first: Offset, last: Offset
+    ) -> list[Record]:
+        """The records from one offset to another whose keys have a dead letter."""
+        where = {**self._where(shard), "first": first, "last": last}
+        return make_records(shard, executor.execute(self._sql["parked_records"], where).fetchall())
 
     def write_member(
         self,

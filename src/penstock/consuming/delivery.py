@@ -15,11 +15,24 @@ dead-lettered, or its shard halts.  Only what is the record's own fault counts a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar, assert_never
+from typing import Generic, Literal, Protocol, assert_never
+
+from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
 
 from penstock.records import Offset, Record
 
 Item = TypeVar("Item")
+
+
+class HasOffset(Protocol):
+    """A record, or only the place of one."""
+
+    @property
+    def offset(self) -> Offset:
+        """Its place in the shard."""
+
+
+Placed = TypeVar("Placed", bound=HasOffset, default=Record)
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 10.0
@@ -40,7 +53,7 @@ MAX_WAITS_ALONE = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Generic[Placed]):
     """What of a delivery is to be applied.
 
     Attributes:
@@ -49,14 +62,14 @@ class Comparison:
         gap: The delivery continues beyond what follows the checkpoint, or beyond a barrier.
     """
 
-    fresh: Sequence[Record]
+    fresh: Sequence[Placed]
     skipped: int
     gap: bool
 
 
 def compare(
-    checkpoint: Offset, records: Sequence[Record], barrier: Offset | None = None
-) -> Comparison:
+    checkpoint: Offset, records: Sequence[Placed], barrier: Offset | None = None
+) -> Comparison[Placed]:
     """Which of the delivered records, in order of their offsets, come right after the checkpoint and before a barrier."""
     first = next(
         (i for i, record in enumerate(records) if record.offset > checkpoint), len(records)

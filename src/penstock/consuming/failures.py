@@ -27,7 +27,7 @@ from penstock.errors import (
 MAX_REASON_CHARACTERS = 500
 MAX_FRAMES = 12
 MAX_CAUSES = 20
-_OURS = re.compile(r"penstock[\\/]consuming[\\/]")
+_OURS = re.compile(r"penstock[\\/](?:consuming|spark[\\/]engine)[\\/]")
 
 
 @dataclass

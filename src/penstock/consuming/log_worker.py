@@ -9,19 +9,19 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import Unpack
+from typing import Any, ClassVar, Protocol, TypeVar, Unpack
 
 import structlog
 from typing_extensions import override
 
 from penstock.channels.isolation import ask_each
 from penstock.channels.log import Follower, extents
-from penstock.consuming.backfill import backfill
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivered import Consumed, Delivered
-from penstock.consuming.delivery import Broken
+from penstock.consuming.delivery import Broken, Placed
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.log_source import LogSource
+from penstock.consuming.offset_source import OffsetSource
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.consuming.worker import Worker, WorkerOptions
 from penstock.crashpoints import crashpoint
@@ -31,7 +31,7 @@ from penstock.database.executor import Executor
 from penstock.declarations import ConsumerSpec, Ick
 from penstock.errors import DeclarationError
 from penstock.pipeline import Pipeline
-from penstock.records import Offset, Record, ShardName
+from penstock.records import Offset, ShardName
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -48,8 +48,28 @@ REREAD_CHECKPOINTS_S = 2.0
 """How often, in seconds, an idle worker reads its checkpoints again: an operator may have moved them."""
 
 
-class LogWorker(Worker[Record]):
+Placed_co = TypeVar("Placed_co", covariant=True)
+
+
+class Follows(Protocol[Placed_co]):
+    """What a worker asks for records: see ``Follower``."""
+
+    def wait(
+        self, positions: Mapping[ShardName, Offset], block_ms: int | None, /
+    ) -> Mapping[ShardName, Sequence[Placed_co]]:
+        """Records after each position; waits up to ``block_ms`` for the first one."""
+
+    def request_ahead(self, positions: Mapping[ShardName, Offset], /) -> None:
+        """Requests the records after the positions for the next ``wait``."""
+
+    def close(self) -> None:
+        """Releases what it holds."""
+
+
+class LogWorker(Worker[Placed]):
     """Runs one consumer of a log over some or all of its shards, in one thread."""
+
+    _takes_dataframes: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -68,13 +88,13 @@ class LogWorker(Worker[Record]):
             raise DeclarationError(
                 f"consumer {consumer.name} reads an Ick, and this worker reads logs; make_worker(…) makes the right one"
             )
-        if consumer.dataframe:
+        if consumer.dataframe and not self._takes_dataframes:
             raise DeclarationError(
                 f"consumer {consumer.name} is set-based (dataframe=True) and runs on Spark: penstock run --engine spark"
             )
         super().__init__(pipeline, consumer, database, redis_url, **options)
-        self._records = LogSource(consumer, pipeline.scope)
-        self._follower: Follower | None = None
+        self._records = self._make_source()
+        self._follower: Follows[Placed] | None = None
         self._positions: dict[ShardName, Offset] = {}
         self._held: set[ShardName] = set()
         self._reread_at = 0.0
@@ -89,12 +109,7 @@ class LogWorker(Worker[Record]):
     def open(self) -> None:
         """As ``Worker.open``, and reads the consumer's checkpoints."""
         super().open()
-        self._follower = Follower(
-            self._client,
-            self._pipeline.scope.namespace,
-            count=self.consumer.batch,
-            on_unusable=self._leave_out,
-        )
+        self._follower = self._make_follower()
         self._held, self._reread_at = set(), 0.0
 
     def close(self) -> None:
@@ -104,8 +119,19 @@ class LogWorker(Worker[Record]):
         super().close()
         self._follower = None
 
-    def _source(self) -> LogSource:
+    def _source(self) -> OffsetSource[Placed]:
         return self._records
+
+    def _make_source(self) -> OffsetSource[Any]:
+        return LogSource(self.consumer, self._pipeline.scope)
+
+    def _make_follower(self) -> Follows[Any]:
+        return Follower(
+            self._client,
+            self._pipeline.scope.namespace,
+            count=self.consumer.batch,
+            on_unusable=self._leave_out,
+        )
 
     @override
     def _slice(self) -> Consumed:
@@ -153,7 +179,7 @@ class LogWorker(Worker[Record]):
             self._deliver(self._reread_checkpoints(), consumed)
         return consumed
 
-    def _deliver(self, found: Mapping[ShardName, Sequence[Record]], consumed: Consumed) -> None:
+    def _deliver(self, found: Mapping[ShardName, Sequence[Placed]], consumed: Consumed) -> None:
         """Delivers to shards together, as far as that goes, and to the others one after another."""
         transaction, deliverer = self._opened()
         began, done_before = monotonic(), consumed.applied + consumed.dead
@@ -168,23 +194,25 @@ class LogWorker(Worker[Record]):
         if done := consumed.applied + consumed.dead - done_before:
             self._record_s = (monotonic() - began) / done
 
-    def _are_few(self, found: Mapping[ShardName, Sequence[Record]]) -> bool:
+    def _are_few(self, found: Mapping[ShardName, Sequence[Placed]]) -> bool:
         """Whether one transaction takes all of it and is over soon: others of the consumer wait for the shards meanwhile."""
-        records = sum(len(records) for records in found.values())
         return (
             len(found) > 1
             and not self.consumer.park_key
             and not self._retrying
-            and records <= self.consumer.batch
-            and records * self._record_s < TOGETHER_S
+            and self._is_short(sum(len(records) for records in found.values()))
         )
 
+    def _is_short(self, records: int) -> bool:
+        return records <= self.consumer.batch and records * self._record_s < TOGETHER_S
+
     def _deliver_together(
-        self, transaction: HandlerTransaction, found: Mapping[ShardName, Sequence[Record]]
+        self, transaction: HandlerTransaction, found: Mapping[ShardName, Sequence[Placed]]
     ) -> dict[ShardName, Delivered]:
         """One transaction for all; shards that are not in the answer are to be delivered alone."""
         try:
-            return transaction.apply(found, self._records.plan_together(found), name="together")
+            plan = self._records.plan_together(found)
+            return transaction.apply(found, plan, name=self._records.name_together)
         except NotApplied as failed:
             for records in found.values():
                 self._records.renew(records)
@@ -200,7 +228,7 @@ class LogWorker(Worker[Record]):
             )
             return {}
 
-    def _reread_checkpoints(self) -> dict[ShardName, list[Record]]:
+    def _reread_checkpoints(self) -> Mapping[ShardName, Sequence[Placed]]:
         """Takes over checkpoints that were moved while nothing arrived: by an operator, or by another process.
 
         Gives what the journal has and the log has lost, if the log ends beyond a checkpoint and nothing came of it.
@@ -223,10 +251,9 @@ class LogWorker(Worker[Record]):
 
     def _backfill(
         self, lost: Mapping[ShardName, Offset], executor: Executor
-    ) -> dict[ShardName, list[Record]]:
-        scope, count = self._pipeline.scope, self.consumer.batch
+    ) -> dict[ShardName, Sequence[Placed]]:
         return {
-            shard: backfill(executor, scope, shard, self._positions[shard], before, count)
+            shard: self._records.find_missing(executor, shard, self._positions[shard], before)
             for shard, before in lost.items()
         }
 
@@ -272,12 +299,12 @@ class LogWorker(Worker[Record]):
 
 
 def _take_first(
-    found: Mapping[ShardName, Sequence[Record]], most: float
-) -> Mapping[ShardName, Sequence[Record]]:
+    found: Mapping[ShardName, Sequence[Placed]], most: float
+) -> Mapping[ShardName, Sequence[Placed]]:
     """At most so many of the records, beginning with any shard: none is always the last."""
     if most == math.inf:
         return found
-    shards, taken, left = list(found), dict[ShardName, Sequence[Record]](), int(most)
+    shards, taken, left = list(found), dict[ShardName, Sequence[Placed]](), int(most)
     at = random.randrange(len(shards)) if shards else 0  # noqa: S311  not for secrets
     for shard in shards[at:] + shards[:at]:
         if records := found[shard][:left]:

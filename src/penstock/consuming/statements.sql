@@ -110,6 +110,30 @@ WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
   AND hashtextextended(key, 0) = ANY (SELECT hashtextextended(k, 0) FROM unnest(%(keys)s::text[]) AS k)
   AND key = ANY (%(keys)s::text[]);
 
+-- :name parked_records
+-- Records in a range of offsets that wait behind a dead letter of their key, for a consumer whose process does not hold them.
+SELECT e.first_offset + n.position - 1 AS "offset", r.id, r.key, r.action, r.object,
+       r.data::text,
+       coalesce(r.headers::text, ''),
+       (extract(epoch FROM r.created_at) * 1000000)::bigint
+FROM {schema}.journal e,
+LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
+JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = n.id OFFSET 0) r ON true  -- a look-up by id
+WHERE EXISTS (
+          SELECT FROM {schema}.dead_letters
+          WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
+      )
+  AND e.channel = %(channel)s AND e.shard = %(shard)s
+  AND e.last_offset >= %(first)s AND e.first_offset <= %(last)s
+  AND e.first_offset + n.position - 1 BETWEEN %(first)s AND %(last)s
+  AND EXISTS (
+          SELECT FROM {schema}.dead_letters d
+          WHERE d.consumer = %(consumer)s AND d.channel = %(channel)s AND d.shard = %(shard)s
+            AND hashtextextended(d.key, 0) = hashtextextended(r.key, 0)
+            AND d.key = r.key
+      )
+ORDER BY 1;
+
 -- :name dead_letter_records
 INSERT INTO {schema}.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, headers,
                                    staged_at, reason, attempts, parked)

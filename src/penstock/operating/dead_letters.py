@@ -1,50 +1,18 @@
-"""Dead letters: shown, retried, or dropped.
-
-A retry is like a first delivery: the handler's effects and the removal of the dead letter are one transaction.  It holds
-the checkpoint's row meanwhile, as the worker does, so that no later record of the key is parked at that moment.  Records
-of one key are retried in the order of the log; after one that fails, the others of its key stay.
-
-A dead letter of a queue is staged again instead: as a new record, at the end of its tenant's line.
-"""
+"""Dead letters: shown, or dropped; ``retrying`` retries them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from time import monotonic, sleep
-from typing import Literal, TypeVar
 
 import structlog
 
-from penstock.consuming.checkpoints import Advance
-from penstock.consuming.delivery import (
-    NO_TROUBLE,
-    Broken,
-    Conflict,
-    Policy,
-    Retry,
-    Unavailable,
-    decide,
-)
-from penstock.consuming.failures import NotApplied
-from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Planner
-from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
+from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.executor import Executor
-from penstock.database.roles import check_privileges
 from penstock.database.statements import statements
-from penstock.declarations import ConsumerSpec, Ick, WorkerSpec
-from penstock.errors import ServerUnavailable, Unknown
-from penstock.pipeline import Pipeline
+from penstock.errors import Unknown
 from penstock.records import DEFAULT_SCOPE, Offset, Place, Record, RecordId, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.operator")
-
-Result = TypeVar("Result")
-
-LOCK_TIMEOUT_S = 60.0
-"""How long a retry waits, in seconds, for a moment in which no worker holds the shard."""
-
-LOCK_POLL_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +52,7 @@ class DeadLetter:
     @property
     def place(self) -> Place:
         """Where its record stands."""
-        return Place(_shard(self), Offset(self.offset))
-
-
-@dataclass(frozen=True, slots=True)
-class Retried:
-    """What became of a dead letter.
-
-    Attributes:
-        letter: As it was.
-        outcome: ``applied``; ``failed`` again; ``kept``, because one of its key before it failed; ``gone`` meanwhile; of a
-            queue: ``staged`` again.
-        reason: Why it failed or was kept.
-    """
-
-    letter: DeadLetter
-    outcome: Literal["applied", "failed", "kept", "gone", "staged"]
-    reason: str = ""
+        return Place(ShardName(self.channel, Shard(self.shard)), Offset(self.offset))
 
 
 def newest(
@@ -165,59 +117,11 @@ def read_record(
     """
     with postgres_errors("reading a dead letter"):
         row = connection.execute(
-            statements("penstock.operating", scope.schema)["dead_letter"], _key(letter), binary=True
+            statements("penstock.operating", scope.schema)["dead_letter"],
+            letter_key(letter),
+            binary=True,
         ).fetchone()
-    return None if row is None else _record(letter, row)
-
-
-def retry(
-    pipeline: Pipeline, letters: Sequence[DeadLetter], database: Database, *, prepare: bool = True
-) -> list[Retried]:
-    """Retries dead letters in the order of the log, each in a transaction of its own.
-
-    Args:
-        pipeline: Declares their consumers.
-        letters: Which to retry.
-        database: Where effects and checkpoints are.
-        prepare: False behind a pooler that cannot keep prepared statements.
-
-    Raises:
-        DeclarationError: The pipeline does not declare a consumer.
-        PrivilegeMissing: A dead letter of a queue is to be staged again, by a role that may not stage.
-        BrokenTransaction: A handler committed its effects, or returned without having run.
-        ServerUnavailable: Postgres cannot do it now; the letter under way may have been applied.
-    """
-    consumers = {letter.consumer: pipeline.get_consumer(letter.consumer) for letter in letters}
-    if any(isinstance(consumer, WorkerSpec) for consumer in consumers.values()):
-        _check_may_stage(pipeline, database)
-    done: list[Retried] = []
-    for name, consumer in consumers.items():
-        transaction = HandlerTransaction(
-            pipeline, consumer, get_database_url(database), prepare=prepare
-        )
-        trial = _Trial(transaction, consumer, pipeline.scope)
-        try:
-            for letter in sorted(
-                (each for each in letters if each.consumer == name),
-                key=lambda each: (each.channel, each.shard, each.offset),
-            ):
-                done.append(trial.run(letter))
-                log.info(
-                    "dead letter retried",
-                    consumer=name,
-                    place=str(letter.place),
-                    outcome=done[-1].outcome,
-                )
-        finally:
-            transaction.close()
-    return done
-
-
-def _check_may_stage(pipeline: Pipeline, database: Database) -> None:
-    """A job is staged again: the role needs the rights of a producer as well."""
-    url = get_database_url(database)
-    with connect_postgres(url, application="dead letters", prepare=False) as connection:
-        check_privileges(connection, pipeline.scope, "producer")
+    return None if row is None else make_record(letter, row)
 
 
 def drop(
@@ -232,8 +136,8 @@ def drop(
     dropped = 0
     for letter in letters:
         with postgres_errors("dropping a dead letter"), connection.transaction():
-            connection.execute(sql["lock_shard"], _key(letter))
-            removed = connection.execute(sql["remove_dead_letter"], _key(letter)).rowcount
+            connection.execute(sql["lock_shard"], letter_key(letter))
+            removed = connection.execute(sql["remove_dead_letter"], letter_key(letter)).rowcount
         dropped += removed
         if removed:
             log.warning(
@@ -245,125 +149,8 @@ def drop(
     return dropped
 
 
-class _ShardBusy(NotApplied):
-    """A worker holds the shard."""
-
-    def __init__(self) -> None:
-        super().__init__(Conflict(), self)
-
-
-class _Trial:
-    """Retries the dead letters of one consumer, one after the other."""
-
-    def __init__(
-        self, transaction: HandlerTransaction, consumer: ConsumerSpec, scope: Scope
-    ) -> None:
-        self._transaction, self._consumer = transaction, consumer
-        self._sql = statements("penstock.operating", scope.schema)
-        self._failed: set[tuple[str, int, str]] = set()
-
-    def run(self, letter: DeadLetter) -> Retried:
-        """Applies a letter, or notes why it failed again."""
-        key = (letter.channel, letter.shard, letter.key)
-        if key in self._failed:
-            return Retried(letter, "kept", "an earlier record of its key has failed")
-        trouble = NO_TROUBLE
-        while True:
-            try:
-                return self._apply(letter, self._plan(letter))
-            except NotApplied as failed:
-                _raise_if_not_the_letters(letter, failed)
-                decision = decide(Policy(attempts=1), 1, trouble, failed.outcome)
-                if not (isinstance(failed.outcome, Conflict) and isinstance(decision, Retry)):
-                    self._failed.add(key)
-                    self._note(letter, failed.reason)
-                    return Retried(letter, "failed", failed.reason)
-                trouble = decision.trouble
-                sleep(decision.after_s)
-
-    def _apply(self, letter: DeadLetter, plan: Planner[Result]) -> Result:
-        """Between two transactions of a worker: its next one leaves the shard alone while this one holds it.
-
-        Waiting for the row's lock is no way: at REPEATABLE READ it fails if the worker has moved the checkpoint meanwhile.
-        """
-        shard = _shard(letter)
-
-        def planner(executor: Executor, locked: Locked) -> Plan[Result]:
-            if shard not in locked:
-                raise _ShardBusy
-            return plan(executor, locked)
-
-        deadline = monotonic() + LOCK_TIMEOUT_S
-        while True:
-            try:
-                return self._transaction.apply([shard], planner)
-            except _ShardBusy:
-                if monotonic() > deadline:
-                    raise ServerUnavailable(
-                        f"retrying {letter.place}: a worker has held {shard} for {LOCK_TIMEOUT_S:.0f} s. "
-                        "Try again, or stop it"
-                    ) from None
-            sleep(LOCK_POLL_S)
-
-    def _plan(self, letter: DeadLetter) -> Planner[Retried]:
-        """Effect and removal in one transaction."""
-
-        def planner(executor: Executor, locked: Locked) -> Plan[Retried]:
-            checkpoint = locked[_shard(letter)]
-            row = executor.execute(self._sql["lock_dead_letter"], _key(letter)).fetchone()
-            if row is None:
-                return Plan(Retried(letter, "gone"))
-            if isinstance(self._consumer, WorkerSpec):
-                executor.execute(self._sql["stage_again"], _key(letter))
-                self._remove(executor, letter)
-                advance = Advance(checkpoint, checkpoint.offset, dead=-1)
-                return Plan(Retried(letter, "staged"), advances=[advance])
-            if (earlier := self._earlier(executor, letter)) is not None:
-                why = f"offset {earlier} of its key is dead-lettered, and comes first"
-                return Plan(Retried(letter, "kept", why))
-            record = _record(letter, row)
-            return Plan(
-                Retried(letter, "applied"),
-                [record.key if isinstance(self._consumer.channel, Ick) else record],
-                [Advance(checkpoint, checkpoint.offset, applied=1, dead=-1)],
-                settle=lambda settling: self._remove(settling, letter),
-            )
-
-        return planner
-
-    def _earlier(self, executor: Executor, letter: DeadLetter) -> int | None:
-        """The offset of an earlier dead letter of the key, if the consumer parks keys."""
-        if not self._consumer.park_key:
-            return None
-        row = executor.execute(
-            self._sql["earlier_of_key"], {**_key(letter), "key": letter.key}
-        ).fetchone()
-        return None if row is None else row[0]
-
-    def _remove(self, executor: Executor, letter: DeadLetter) -> None:
-        executor.execute(self._sql["remove_dead_letter"], _key(letter))
-
-    def _note(self, letter: DeadLetter, reason: str) -> None:
-        def planner(executor: Executor, _: Locked) -> Plan[None]:
-            executor.execute(self._sql["failed_again"], {**_key(letter), "reason": reason})
-            return Plan(None)
-
-        self._apply(letter, planner)
-
-
-def _raise_if_not_the_letters(letter: DeadLetter, failed: NotApplied) -> None:
-    """Raises what another letter would meet as well."""
-    if isinstance(failed.outcome, Broken):
-        raise failed.error
-    if isinstance(failed.outcome, Unavailable):
-        raise ServerUnavailable(f"retrying {letter.place}: {failed.reason}") from failed.error
-
-
-def _shard(letter: DeadLetter) -> ShardName:
-    return ShardName(letter.channel, Shard(letter.shard))
-
-
-def _key(letter: DeadLetter) -> dict[str, str | int]:
+def letter_key(letter: DeadLetter) -> dict[str, str | int]:
+    """The values that name its row."""
     return {
         "consumer": letter.consumer,
         "channel": letter.channel,
@@ -372,8 +159,8 @@ def _key(letter: DeadLetter) -> dict[str, str | int]:
     }
 
 
-def _record(letter: DeadLetter, row: Sequence[object]) -> Record:
-    """The first seven columns are number, key, action, object, data, headers, time of staging."""
+def make_record(letter: DeadLetter, row: Sequence[object]) -> Record:
+    """The record of a letter's row, whose first seven columns are number, key, action, object, data, headers, time of staging."""
     record_id, key, action, what, data, headers, staged_us = row[:7]
     return Record(
         letter.channel,

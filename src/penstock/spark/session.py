@@ -3,6 +3,7 @@
 Each setting was measured; ``docs/explanation/engines.md`` lists the delays that they remove.
 """
 
+import logging
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from pyspark import SparkContext
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from penstock.errors import PenstockError, ServerUnavailable
@@ -55,13 +57,20 @@ TASK_ATTEMPTS = 10_000
 """Attempts of a task before Spark fails the job.  A restarted task continues from the last commit of the previous one."""
 
 
+_QUOTING = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""PySpark's loggers of errors that are raised as well: their text may quote a value, and Penstock logs none."""
+
 CHILDREN_END_S = 1.0
 JVM_END_S = 3.0
 """How long to wait for the end of a JVM whose connections have broken."""
 
 
 def spark_session(
-    slots: int, *, master: str | None = None, conf: Mapping[str, str] | None = None
+    slots: int,
+    *,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    attempts: int = TASK_ATTEMPTS,
 ) -> SparkSession:
     """A session with Penstock's settings and data sources; the existing one if there is one.
 
@@ -69,17 +78,20 @@ def spark_session(
         slots: Number of tasks that run at once; used only without ``master``.
         master: Spark's master; None runs Spark on this machine.
         conf: Further settings; they override ours.
+        attempts: Attempts of a task before Spark fails its job; used only without ``master``.
 
     Raises:
         JavaMissing: No Java runtime.
     """
     os.environ["JAVA_HOME"] = str(find_java())
+    for name in _QUOTING:
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     share_with_tasks()
     # Otherwise workers take the first `python3` on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     builder = SparkSession.builder.appName("penstock").master(
-        master or f"local[{slots},{TASK_ATTEMPTS}]"
+        master or f"local[{slots},{attempts}]"
     )
     settings = dict(SETTINGS)
     if master is None or master.startswith("local"):

@@ -6,11 +6,13 @@ import typer
 
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, require_pipeline
 from penstock.cli.connections import Connections, open_connections
+from penstock.cli.engines import open_frames
 from penstock.cli.render import say, show, show_json, show_table, to_json
 from penstock.errors import InvalidSetting, Unknown
 from penstock.operating import dead_letters as letters
 from penstock.operating.consumers import check_registered
 from penstock.operating.dead_letters import DeadLetter
+from penstock.operating.retrying import retry as retry_letters
 from penstock.records import parse_place, parse_places
 from penstock.settings import Settings
 
@@ -99,7 +101,7 @@ def show_(
 
 
 @dead_letters.command("retry")
-@command()
+@command("master", "conf")
 def retry(
     settings: Settings,
     consumer: ConsumerArgument,
@@ -119,7 +121,14 @@ def retry(
     pipeline.get_consumer(consumer)
     with open_connections(settings, "dead letters") as servers:
         chosen = _choose(servers, consumer, place or [], all_=all_, parked=parked)
-        done = letters.retry(pipeline, chosen, servers.urls.database_url, prepare=settings.prepare)
+        with open_frames(settings, pipeline.get_consumer(consumer)) as make_frame:
+            done = retry_letters(
+                pipeline,
+                chosen,
+                servers.urls.database_url,
+                prepare=settings.prepare,
+                make_frame=make_frame,
+            )
     if json:
         show_json(done)
     else:

@@ -20,11 +20,13 @@ from penstock.errors import DriverUnreachable, PenstockError, ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.spark.engine.assignment import assign, most_streamers
 from penstock.spark.engine.control_channel import ControlServer, Line
-from penstock.spark.engine.dataframes import start_dataframes
+from penstock.spark.engine.dataframes import FrameWorker
 from penstock.spark.engine.epochs import COUNTS, EpochsSource
 from penstock.spark.engine.schedule import Schedule
+from penstock.spark.engine.set_based import SetBasedConsumers
 from penstock.spark.engine.slots import Slots
 from penstock.spark.session import (
+    TASK_ATTEMPTS,
     available_cores,
     is_jvm_alive,
     jvm_errors,
@@ -38,7 +40,12 @@ log = structlog.get_logger("penstock.spark")
 OBSERVED = "penstock"
 """Name of the metrics of an epoch in Spark's progress."""
 
+_counting = threading.Lock()
+
 EPOCH_S = 60.0
+SET_BASED_ATTEMPTS = 2
+"""Attempts of a task where set-based handlers have jobs of their own: a poison record fails each of them."""
+
 STOP_TIMEOUT_S = 5.0
 LONGEST_BACKOFF_S = 10.0
 
@@ -76,7 +83,8 @@ def run(  # noqa: PLR0913  the options of a run
         idle_s: Longest pause of the streamer between two rounds that find nothing, in seconds.
         prepare: False behind a pooler that cannot keep prepared statements.
         resend_chance: Probability, 0 to 1, that the streamer resends its last records and a consumer rereads its own.
-        checkpoint_directory: Spark's checkpoint directory; by default a new temporary one, since nothing depends on it.
+        checkpoint_directory: Where to make a directory for Spark's checkpoints, which is removed at the end, since nothing
+            depends on it; by default the system's directory for temporary files.
 
     Raises:
         PenstockError: A task raised it; the others have been stopped.
@@ -91,13 +99,18 @@ def run(  # noqa: PLR0913  the options of a run
     frames = [spec for spec in specs if spec.dataframe]
     streamers = most_streamers(len(pipeline.shard_names), redis_url) if streamer else 0
     tasks = assign(shards, max(2, available_cores()), streamers=streamers)
-    spark = spark_session(len(tasks) + len(frames), master=master, conf=conf)
+    spark = spark_session(
+        len(tasks) + len(frames),
+        master=master,
+        conf=conf,
+        attempts=SET_BASED_ATTEMPTS if frames else TASK_ATTEMPTS,
+    )
     spark.dataSource.register(EpochsSource)
-    failures: list[PenstockError] = []
+    failures: list[BaseException] = []
     totals = dict.fromkeys(COUNTS, 0)
     schedule = Schedule(shards, Slots(spark), streamers=streamers, reserved=len(frames))
     control = _listen(spark, lambda line: _receive(line, totals, failures), schedule)
-    directory = checkpoint_directory or tempfile.mkdtemp(prefix="penstock-spark-")
+    directory = _make_directory(checkpoint_directory)
     options = {
         "app": app,
         "control": f"{control.address.host}:{control.address.port}",
@@ -111,29 +124,36 @@ def run(  # noqa: PLR0913  the options of a run
     def stopped() -> bool:
         return bool(failures) or stop()
 
-    os.makedirs(directory, exist_ok=True)  # noqa: PTH103  Spark takes paths as text
-    queries = [
-        _Supervised(
-            spec.name,
-            partial(
-                start_dataframes, spark, pipeline, spec, database_url, redis_url, directory, stopped
-            ),
-        )
-        for spec in frames
-    ]
+    make = partial(FrameWorker, prepare=prepare, reread_chance=resend_chance)
+    workers = [make(spark, pipeline, spec, database_url, redis_url) for spec in frames]
+    sets = SetBasedConsumers(
+        spark, workers, lambda line: _receive(line, totals, failures), failures
+    )
+    queries = []
     if tasks:
         queries.append(_Supervised("epochs", partial(_start_epochs, spark, options, directory)))
     try:
         with jvm_errors("running on Spark"):
             schedule.wait_for_slots(stopped)
             ui = {"ui": spark.sparkContext.uiWebUrl} if spark.sparkContext.uiWebUrl else {}
-            log.info("running", queries=[query.name for query in queries], **ui)
+            names = [*(spec.name for spec in frames), *(query.name for query in queries)]
+            log.info("running", queries=names, **ui)
+            sets.start(stopped)
             _supervise(queries, schedule, control, stopped)
     finally:
-        _shut_down(spark, control, directory if checkpoint_directory is None else None)
+        control.stop_tasks()
+        sets.finish()
+        _shut_down(spark, control, directory)
         log.info("stopped", **{name: count for name, count in totals.items() if count})
     if failures:
-        raise failures[0]
+        with jvm_errors("running on Spark"):
+            raise failures[0]
+
+
+def _make_directory(within: str | None) -> str:
+    if within is not None:
+        os.makedirs(within, exist_ok=True)  # noqa: PTH103  Spark takes paths as text
+    return tempfile.mkdtemp(prefix="penstock-spark-", dir=within)
 
 
 @dataclass
@@ -186,6 +206,8 @@ def _supervise(
     """Keeps the queries running, over the slots that there are, until ``stop()`` is true."""
     waiting = threading.Event()
     while not stop():
+        if not is_jvm_alive():
+            raise ConnectionError  # it is named by what catches it
         for query in queries:
             query.check(control)
         if (epoch := schedule.outdated_epoch()) is not None:
@@ -216,6 +238,8 @@ def _unreachable(query: StreamingQuery) -> str | None:
 
 def _start_epochs(spark: SparkSession, options: dict[str, str], directory: str) -> StreamingQuery:
     """Starts the query of the epochs; the counts of its tasks appear in its progress as observed metrics."""
+    # The last one's: nothing depends on it, and each restart would leave one more.
+    shutil.rmtree(checkpoints := f"{directory}/epochs", ignore_errors=True)
     # Spark shows where a query was started, which would be a line of its own code.
     spark.sparkContext.setLocalProperty("callSite.short", "penstock epochs")
     rows = spark.readStream.format("penstock.epochs").options(**options).load()
@@ -224,13 +248,13 @@ def _start_epochs(spark: SparkSession, options: dict[str, str], directory: str) 
     return (
         observed.writeStream.format("noop")
         .queryName("penstock")
-        .option("checkpointLocation", tempfile.mkdtemp(dir=directory))
+        .option("checkpointLocation", checkpoints)
         .trigger(processingTime="0 seconds")
         .start()
     )
 
 
-def _receive(line: Line, totals: dict[str, int], failures: list[PenstockError]) -> None:
+def _receive(line: Line, totals: dict[str, int], failures: list[BaseException]) -> None:
     """Handles a line of a task: its counts, or the error that ended it."""
     if "error" in line:
         kind = getattr(errors, line["error"], PenstockError)
@@ -242,20 +266,20 @@ def _receive(line: Line, totals: dict[str, int], failures: list[PenstockError]) 
         )
         return
     counts = {name: count for name, count in line.items() if name in totals}
-    for name, count in counts.items():
-        totals[name] += count
+    with _counting:  # each task has a thread here
+        for name, count in counts.items():
+            totals[name] += count
     if counts:
         log.info("progress", task=line["task"], **counts)
 
 
-def _shut_down(spark: SparkSession, control: ControlServer, directory: str | None) -> None:
+def _shut_down(spark: SparkSession, control: ControlServer, directory: str) -> None:
     """Stops the tasks, which finish or drop their batch, then Spark."""
     control.stop_tasks()
     if is_jvm_alive():
         _stop_spark(spark, control)
     control.close()
-    if directory is not None:
-        shutil.rmtree(directory, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _stop_spark(spark: SparkSession, control: ControlServer) -> None:

@@ -1,270 +1,252 @@
 """Set-based consumers: a handler that gets a DataFrame, with the checkpoints of its shards in its transaction.
 
-A micro-batch of ``penstock.log`` is a proposal.  What of it is applied is decided in ``HandlerTransaction``, as for every
-consumer: the checkpoints are locked and compared in the transaction that carries the effects.  Spark's own offsets are an
-upper bound, so its checkpoint directory may be lost, copied or old: a query begins at the checkpoints in Postgres.
+The worker is the one of every consumer of a log, and so are its decisions.  Only what is delivered differs: places, whose
+records Spark's tasks have read into a DataFrame.  So no record passes through the driver, and a batch is as easily divided
+as a range of offsets.
 """
 
-import json
-import tempfile
-from collections.abc import Callable, Collection, Mapping
-from contextlib import closing
-from dataclasses import dataclass
-from functools import partial, reduce
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial, wraps
 from time import monotonic, sleep
-from uuid import uuid4
+from typing import Any, Unpack, cast
 
-import structlog
-from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
-from pyspark.sql.streaming.query import StreamingQuery
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession
+from typing_extensions import override
 
-from penstock.capture import check_triggers
-from penstock.channels.log import extents
-from penstock.channels.server import connect_redis
-from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
-from penstock.consuming.delivery import (
-    NO_TROUBLE,
-    Broken,
-    Policy,
-    Retry,
-    Trouble,
-    Unavailable,
-    decide,
-)
+from penstock.channels.isolation import OnUnusable, ask_each
+from penstock.channels.log import Extent, extents
+from penstock.channels.server import RedisClient
+from penstock.consuming.backfill import backfill
+from penstock.consuming.checkpoints import Checkpoint
+from penstock.consuming.delivered import Delivered
+from penstock.consuming.delivery import Broken
 from penstock.consuming.failures import NotApplied
-from penstock.consuming.transaction import HandlerTransaction, Locked, Plan
-from penstock.database.connections import connect_postgres
+from penstock.consuming.log_worker import LogWorker
+from penstock.consuming.offset_source import OffsetSource
+from penstock.consuming.transaction import Planner
+from penstock.consuming.worker import WorkerOptions
+from penstock.database.connections import Database
 from penstock.database.executor import Executor
-from penstock.database.registry import register_consumer
-from penstock.database.revisions import check_revision
-from penstock.database.roles import check_privileges
 from penstock.declarations import ConsumerSpec
-from penstock.errors import ForeignLog, Gap, Halted, ServerUnavailable
+from penstock.errors import Gap, ServerUnavailable
 from penstock.pipeline import Pipeline
-from penstock.records import Offset, Shard, ShardName
-
-log = structlog.get_logger("penstock.consumer")
+from penstock.records import Offset, OffsetRange, Place, Record, Scope, ShardName
+from penstock.spark.engine.rows import RowReader, Span, select
+from penstock.spark.engine.spark_errors import JobFailed, is_sparks_fault, java_message
+from penstock.spark.sources.ranges import Positions, share_limit
 
 RECORDS_A_BATCH = 100_000
-"""Most records of a micro-batch: a DataFrame's cost is in the micro-batch, not in its records."""
+"""Most records of a DataFrame: its cost is in the DataFrame, not in its records."""
 
-LOOK_AGAIN_S = 0.05
-"""Pause, in seconds, before another attempt at a shard that another process holds, or that stands at a barrier."""
+JOB_GROUP = "penstock set-based"
+"""Spark's jobs of all set-based consumers, for their end."""
 
-
-def start_dataframes(  # noqa: PLR0913, PLR0917  what a query needs
-    spark: SparkSession,
-    pipeline: Pipeline,
-    consumer: ConsumerSpec,
-    database_url: str,
-    redis_url: str,
-    directory: str,
-    stop: Callable[[], bool] = lambda: False,
-    *,
-    available_now: bool = False,
-) -> StreamingQuery:
-    """Starts the query of a set-based consumer, from its checkpoints in Postgres.
-
-    Args:
-        spark: A session that knows ``penstock.log``.
-        pipeline: The consumer's pipeline.
-        consumer: One that is declared with ``dataframe=True``.
-        database_url: Where its effects and checkpoints are.
-        redis_url: Where the log is.
-        directory: For Spark's own checkpoints; each query makes a new one in it.
-        stop: Asked while the query waits for a shard.
-        available_now: Apply what there is, and end.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
-        SchemaMissing: This release does not work with the schema.
-        TriggerMissing: A trigger that a rule declares is not there.
-        PrivilegeMissing: The role may not consume; the text has the grants.
-        DeclarationError: The consumer does not fit what is registered.
-    """
-    with connect_postgres(database_url, application=f"consumer {consumer.name}") as connection:
-        check_revision(connection, pipeline.scope)
-        check_privileges(connection, pipeline.scope, "consumer")
-        check_triggers(connection, pipeline)
-        register_consumer(connection, pipeline.scope, consumer)
-        standing = Checkpoints(consumer, pipeline.scope).all(connection)
-    options = {
-        "channel": consumer.channel.name,
-        "shards": str(consumer.channel.shards),
-        "namespace": pipeline.scope.namespace,
-        "schema": pipeline.scope.schema,
-        "redisUrl": redis_url,
-        "databaseUrl": database_url,
-        "maxRecordsPerTrigger": str(RECORDS_A_BATCH),
-        "startingOffsets": json.dumps(
-            {str(shard.shard): offset + 1 for shard, offset in standing.items()}
-        ),
-    }
-    rows = (
-        spark.readStream.format(_source(redis_url, pipeline.scope.namespace, standing))
-        .options(**options)
-        .load()
-        .where(F.col("shard").isin([shard.shard for shard in standing]))
-    )
-    dataframes = DataFrames(pipeline, consumer, database_url, stop)
-    trigger = {"availableNow": True} if available_now else {"processingTime": "0 seconds"}
-    return (
-        rows.writeStream.foreachBatch(dataframes.apply)
-        .queryName(
-            f"penstock {consumer.name} {uuid4().hex[:8]}"
-        )  # another session of ours may run one too
-        .option("checkpointLocation", tempfile.mkdtemp(dir=directory))
-        .trigger(**trigger)
-        .start()
-    )
+POLL_S = 0.03
+"""Pause between two reads of the ends of the log, in seconds."""
 
 
-def _source(redis_url: str, namespace: str, standing: Mapping[ShardName, Offset]) -> str:
-    """The log; or Postgres, if the log has lost what comes after a checkpoint, or is not Penstock's alone."""
-    try:
-        with closing(connect_redis(redis_url)) as client:
-            held = extents(client, namespace, list(standing))
-    except ForeignLog:
-        return "penstock.staged"
-    complete = all(held[shard].first <= offset + 1 for shard, offset in standing.items())
-    return "penstock.log" if complete else "penstock.staged"
+class FrameSource(OffsetSource[Place]):
+    """Places whose records are in a DataFrame."""
+
+    name = "dataframes"
+    name_together = "dataframes"
+
+    def __init__(self, consumer: ConsumerSpec, scope: Scope, reader: RowReader) -> None:
+        super().__init__(consumer, scope)
+        self._reader = reader
+
+    @override
+    def plan(self, shard: ShardName, records: Sequence[Place]) -> Planner[Delivered]:
+        """Reads what has not been read, before the transaction begins."""
+        cast("Span", records).rows.load()
+        return super().plan(shard, records)
+
+    @override
+    def renew(self, items: Sequence[Place]) -> None:
+        """A handler cannot change a DataFrame."""
+
+    @override
+    def describe(self, shard: ShardName, item: Place) -> str:
+        return str(item)
+
+    @override
+    def name_in_log(self, shard: ShardName, item: Place) -> str:
+        return str(item)
+
+    @override
+    def find_missing(
+        self, executor: Executor, shard: ShardName, after: Offset, before: Offset
+    ) -> Sequence[Place]:
+        backfill(executor, self._scope, shard, after, before, 1)
+        last = Offset(min(before - 1, after + RECORDS_A_BATCH))
+        return self._reader.from_journal(OffsetRange(shard, Offset(after + 1), last))
+
+    @override
+    def _join(self, fresh: Sequence[Sequence[Place]]) -> DataFrame | None:
+        return select(cast("Sequence[Span]", fresh)) if fresh else None
+
+    @override
+    def _read(self, executor: Executor, shard: ShardName, item: Place) -> Record:
+        """From the journal: Spark may be what has failed."""
+        after, before = Offset(item.offset - 1), Offset(item.offset + 1)
+        try:
+            [record] = backfill(executor, self._scope, shard, after, before, 1)
+        except Gap as error:
+            raise NotApplied(Broken(), error) from error
+        return record
+
+    @override
+    def _divide_parked(
+        self, executor: Executor, shard: ShardName, fresh: Sequence[Place]
+    ) -> tuple[Sequence[Record], Sequence[Place]]:
+        first, last = fresh[0].offset, fresh[-1].offset
+        parked = self._dead_letters.parked_records(executor, shard, first, last)
+        keys = frozenset(record.key for record in parked)
+        return parked, replace(cast("Span", fresh), without=keys, absent=len(parked))
+
+    @override
+    def _latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Place]) -> list[int]:
+        return []
 
 
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """What a micro-batch has of a shard."""
+class FrameFollower:
+    """Waits for records, and has Spark read them: see ``Follower``."""
 
-    first: Offset
-    last: Offset
+    def __init__(
+        self, client: RedisClient, namespace: str, reader: RowReader, on_unusable: OnUnusable
+    ) -> None:
+        self._client, self._namespace = client, namespace
+        self._reader, self._on_unusable = reader, on_unusable
+        self._owed: dict[ShardName, float] = {}
+        self._due_before: dict[ShardName, OffsetRange] = {}
+        self._found: dict[ShardName, Span] = {}
+
+    def wait(
+        self, positions: Mapping[ShardName, Offset], block_ms: int | None
+    ) -> Mapping[ShardName, Span]:
+        """Up to ``RECORDS_A_BATCH`` records after the positions; waits up to ``block_ms`` for the first one.
+
+        Raises:
+            ServerUnavailable: Redis does not answer, or Spark cannot read.
+        """
+        deadline = monotonic() + (block_ms or 0) / 1000
+        while not (due := self._due(positions)) and monotonic() < deadline:
+            sleep(POLL_S)
+        if due != self._due_before or not self._found:
+            self._reader.release()
+            self._due_before, self._found = due, self._load_each(due)
+        return self._found  # again, after a pause or before a barrier
+
+    def request_ahead(self, positions: Mapping[ShardName, Offset]) -> None:
+        """Nothing: Spark reads the records of one DataFrame at a time."""
+
+    def close(self) -> None:
+        """Releases what was read."""
+        self._reader.release()
+
+    def _due(self, positions: Mapping[ShardName, Offset]) -> dict[ShardName, OffsetRange]:
+        """What the log has after the positions; from its first entry, if it has lost what comes before."""
+        ask = partial(extents, self._client, self._namespace)
+        found: dict[ShardName, Extent] = ask_each(ask, list(positions), self._on_unusable)
+        start: Positions = {s: max(positions[s], each.first - 1) for s, each in found.items()}
+        tails: Positions = {shard: each.tail for shard, each in found.items()}
+        end = share_limit(start, tails, RECORDS_A_BATCH, self._owed)
+        return {
+            shard: OffsetRange(shard, Offset(at + 1), Offset(end[shard]))
+            for shard, at in start.items()
+            if end[shard] > at
+        }
+
+    def _load_each(self, due: Mapping[ShardName, OffsetRange]) -> dict[ShardName, Span]:
+        """All together; one by one without those that cannot be read, if there are such."""
+
+        def load(shards: Sequence[ShardName]) -> dict[ShardName, Span]:
+            return self._load([due[shard] for shard in shards])
+
+        return ask_each(load, list(due), self._on_unusable)
+
+    def _load(self, ranges: Sequence[OffsetRange]) -> dict[ShardName, Span]:
+        if not ranges:
+            return {}
+        spans = self._reader.from_log(ranges)
+        next(iter(spans.values())).rows.load()
+        return spans
 
 
-class DataFrames:
-    """Applies micro-batches for one set-based consumer."""
+class FrameWorker(LogWorker[Place]):
+    """Runs one set-based consumer, in a thread of Spark's driver."""
+
+    _takes_dataframes = True
 
     def __init__(
         self,
+        spark: SparkSession,
         pipeline: Pipeline,
         consumer: ConsumerSpec,
-        database_url: str,
-        stop: Callable[[], bool],
-        *,
-        prepare: bool = True,
+        database: Database,
+        redis_url: str,
+        **options: Unpack[WorkerOptions],
     ) -> None:
-        self._consumer = consumer
-        self._transaction = HandlerTransaction(
-            pipeline, consumer, database_url, prepare=prepare, pooled=False
-        )
-        self._stop = stop
-        self._checkpoints = Checkpoints(consumer, pipeline.scope)
-
-    def apply(self, frame: DataFrame, _batch: int) -> None:
-        """Applies what of a micro-batch no other has applied, in one transaction or, at a barrier, in several.
+        """Sets up; ``open`` connects.
 
         Raises:
-            Gap: A checkpoint was moved back: the query is to begin again from it.
-            Halted: A shard is halted until an operator lets it go on.
-            ServerUnavailable: Postgres cannot do it now.
+            DeclarationError: The consumer reads an Ick.
         """
-        frame = frame.persist(StorageLevel.MEMORY_AND_DISK)
-        try:
-            left, trouble = self._shares(frame), NO_TROUBLE
-            while left and not self._stop():
-                try:
-                    left = self._transaction.apply(
-                        left, partial(self._plan, frame, left), name="dataframes"
-                    )
-                    trouble = NO_TROUBLE
-                    pause_s = LOOK_AGAIN_S if left else 0.0
-                except NotApplied as failed:
-                    if isinstance(failed.outcome, Broken):
-                        self._halt(left, failed)
-                    trouble, pause_s = _again(trouble, failed)
-                self._pause(pause_s)
-        finally:
-            frame.unpersist()
+        self._spark = spark
+        self._abandoned = threading.Event()
+        guarded = replace(consumer, handler=self._guard(consumer.handler))
+        super().__init__(pipeline, guarded, database, redis_url, **options)
 
-    def _pause(self, seconds: float) -> None:
-        end = monotonic() + seconds
-        while not self._stop() and (left := end - monotonic()) > 0:
-            sleep(min(left, LOOK_AGAIN_S))
+    @override
+    def open(self) -> None:
+        # For all jobs of this thread; the pages of Spark show the text.
+        self._spark.sparkContext.setJobGroup(JOB_GROUP, f"consumer {self.consumer.name}")
+        super().open()
 
-    def _halt(self, left: Collection[ShardName], failed: NotApplied) -> None:
-        """Stops the shards for good: the query would begin again, and double the effects.
+    def abandon(self) -> None:
+        """Fails what is under way, and all that follows, without blaming a record: its jobs are about to be cancelled."""
+        self._abandoned.set()
 
-        Raises:
-            Halted: Always.
-        """
-
-        def plan(executor: Executor, locked: Locked) -> Plan[None]:
-            for shard in locked:
-                self._checkpoints.halt(executor, shard, failed.reason)
-            return Plan(None)
-
-        self._transaction.apply(left, plan)
-        raise Halted(f"consumer {self._consumer.name} is halted: {failed.reason}") from failed.error
-
-    def _shares(self, frame: DataFrame) -> dict[ShardName, _Share]:
-        rows = frame.groupBy("shard").agg(F.min("offset"), F.max("offset")).collect()
-        name = self._consumer.channel.name
-        return {ShardName(name, Shard(n)): _Share(first, last) for n, first, last in rows}
-
-    def _plan(
-        self, frame: DataFrame, left: dict[ShardName, _Share], _: Executor, locked: Locked
-    ) -> Plan[dict[ShardName, _Share]]:
-        """One call of the handler with all that is due; the plan's result is what is still to be done."""
-        taken = {
-            shard: (checkpoint, _end(checkpoint, left[shard]))
-            for shard, checkpoint in locked.items()
-        }
-        for checkpoint, _last in taken.values():
-            self._refuse(checkpoint, left[checkpoint.shard])
-        due = {s: (c, last) for s, (c, last) in taken.items() if last > c.offset}
-        done = {s for s, (c, last) in taken.items() if max(c.offset, last) >= left[s].last}
-        return Plan(
-            {shard: share for shard, share in left.items() if shard not in done},
-            frame.where(_behind(due)) if due else None,
-            [Advance(c, last, applied=last - c.offset) for c, last in due.values()],
+    @override
+    def _make_source(self) -> FrameSource:
+        self._reader = RowReader(
+            self._spark,
+            self.consumer.channel,
+            self._pipeline.scope,
+            database_url=self._database_url,
+            redis_url=self._redis_url,
         )
+        return FrameSource(self.consumer, self._pipeline.scope, self._reader)
 
-    def _refuse(self, checkpoint: Checkpoint, share: _Share) -> None:
-        if checkpoint.halted is not None:
-            raise Halted(
-                f"consumer {self._consumer.name} is halted in {checkpoint.shard}, see penstock status"
-            )
-        if checkpoint.offset + 1 < share.first:
-            raise Gap(
-                f"{checkpoint.shard}: the checkpoint is at offset {checkpoint.offset}, the micro-batch begins at "
-                f"{share.first}; begin again from the checkpoint"
-            )
+    @override
+    def _make_follower(self) -> FrameFollower:
+        scope = self._pipeline.scope
+        return FrameFollower(self._client, scope.namespace, self._reader, self._leave_out)
 
+    @override
+    def _is_short(self, records: int) -> bool:
+        """A DataFrame costs the same for one shard and for all."""
+        return True
 
-def _again(trouble: Trouble, failed: NotApplied) -> tuple[Trouble, float]:
-    """Pause before another attempt at the same DataFrame, in seconds; what only a fixed handler ends is raised.
+    def _guard(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """The handler; an error is not its records' if Spark failed, or its jobs were cancelled, under it."""
 
-    Raises:
-        ServerUnavailable: A server cannot do it now: the query is started again after a pause.
-    """
-    if isinstance(failed.outcome, Unavailable):
-        raise ServerUnavailable(f"applying a DataFrame: {failed.reason}") from failed.error
-    decision = decide(Policy(attempts=1), 1, trouble, failed.outcome)
-    if not isinstance(decision, Retry):
-        raise failed.error
-    return decision.trouble, decision.after_s
+        @wraps(handler)
+        def guarded(session: Any, frame: DataFrame) -> Any:
+            if self._abandoned.is_set():
+                raise ServerUnavailable("Spark's jobs are cancelled")
+            try:
+                return handler(session, frame)
+            except Exception as error:
+                if self._abandoned.is_set() or is_sparks_fault(error):
+                    raise ServerUnavailable(
+                        f"Spark failed under the handler: {type(error).__name__}"
+                    ) from error
+                if isinstance(error, Py4JJavaError):
+                    raise JobFailed(java_message(error)) from error
+                raise
 
-
-def _end(locked: Checkpoint, share: _Share) -> Offset:
-    """The last that may be applied now."""
-    return share.last if locked.barrier is None else min(share.last, locked.barrier)
-
-
-def _behind(due: dict[ShardName, tuple[Checkpoint, Offset]]) -> Column:
-    """The rows that are due: behind the checkpoint of their shard, and not behind its barrier."""
-    return reduce(
-        lambda a, b: a | b,
-        (
-            (F.col("shard") == shard.shard) & F.col("offset").between(locked.offset + 1, last)
-            for shard, (locked, last) in due.items()
-        ),
-    )
+        return guarded

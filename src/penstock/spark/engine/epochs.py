@@ -22,7 +22,7 @@ from penstock.logs import configure_task
 from penstock.parallel import Loop, run_together
 from penstock.pipeline import Pipeline
 from penstock.spark.engine.assignment import Part, Task
-from penstock.spark.engine.control_channel import Address, ControlChannel, request_plan
+from penstock.spark.engine.control_channel import Address, ControlChannel, Line, request_plan
 from penstock.spark_daemon import end_quietly
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class EpochsReader(DataSourceStreamReader):
     def _run_epoch(self, task: Task, epoch: str, counts: dict[str, int]) -> None:
         deadline = monotonic() + float(self._options["seconds"])
         with ControlChannel(self._control, epoch) as control:
-            counter = _Counter(str(task), counts, control)
+            counter = Counter(str(task), counts, control.send)
             try:
                 self._run(task, lambda: monotonic() >= deadline or not control.is_open(), counter)
             except PenstockError as error:
@@ -116,7 +116,7 @@ class EpochsReader(DataSourceStreamReader):
             counter.send()
             control.finish()
 
-    def _run(self, task: Task, stop: Callable[[], bool], counter: "_Counter") -> None:
+    def _run(self, task: Task, stop: Callable[[], bool], counter: "Counter") -> None:
         pipeline = load_pipeline(self._options["app"])
         loops = {str(part): self._loop(pipeline, part, counter) for part in task.parts}
         if len(loops) == 1:
@@ -125,7 +125,7 @@ class EpochsReader(DataSourceStreamReader):
         else:
             run_together(loops, stop)
 
-    def _loop(self, pipeline: Pipeline, part: Part, counter: "_Counter") -> Loop:
+    def _loop(self, pipeline: Pipeline, part: Part, counter: "Counter") -> Loop:
         if part.consumer is None:
             streamer = self._make_streamer(pipeline, part.share)
             return lambda stop: streamer.run(
@@ -179,16 +179,18 @@ def _get_urls() -> tuple[str, str]:
     return os.environ["PENSTOCK_DATABASE_URL"], os.environ["PENSTOCK_REDIS_URL"]
 
 
-class _Counter:
+class Counter:
     """Adds up what the threads of a task do, and sends it to the driver once a second."""
 
-    def __init__(self, task: str, counts: dict[str, int], control: ControlChannel) -> None:
-        self._task, self._counts, self._control = task, counts, control
+    def __init__(self, task: str, counts: dict[str, int], send: Callable[[Line], None]) -> None:
+        """Adds to ``counts``, which has a number for each of ``COUNTS``; ``send`` is called with what is new."""
+        self._task, self._counts, self._send_line = task, counts, send
         self._sent: dict[str, int] = dict(counts)
         self._send_at = 0.0
         self._lock = threading.Lock()
 
     def add(self, **did: int) -> None:
+        """Adds what was done."""
         with self._lock:
             for name, count in did.items():
                 self._counts[name] += count
@@ -202,7 +204,7 @@ class _Counter:
 
     def _send(self) -> None:
         new = {name: self._counts[name] - self._sent[name] for name in COUNTS}
-        self._control.send(
+        self._send_line(
             {"task": self._task, **{name: count for name, count in new.items() if count}}
         )
         self._sent = dict(self._counts)

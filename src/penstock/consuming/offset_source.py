@@ -1,0 +1,211 @@
+"""What is due of a delivery from a log, and what is written with its effects, however the records come.
+
+``LogSource`` delivers records; the Spark engine delivers places, whose records are in a DataFrame.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic
+
+from penstock.consuming.brake import brake
+from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
+from penstock.consuming.dead_letters import DeadLetters
+from penstock.consuming.delivered import Delivered
+from penstock.consuming.delivery import Comparison, Placed, compare
+from penstock.consuming.transaction import Locked, Plan, Planner
+from penstock.database.executor import Executor
+from penstock.declarations import ConsumerSpec
+from penstock.errors import Gap
+from penstock.records import Offset, Record, Scope, ShardName
+
+
+class OffsetSource(ABC, Generic[Placed]):
+    """Records that follow the checkpoint; those before it are skipped, a gap is filled from the journal.
+
+    Attributes:
+        name: Of the crash points.
+        name_together: Of the crash points of a transaction for several shards.
+    """
+
+    name: str
+    name_together: str
+
+    def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
+        self._consumer, self._scope = consumer, scope
+        self._checkpoints = Checkpoints(consumer, scope)
+        self._dead_letters = DeadLetters(consumer, scope)
+
+    def plan(self, shard: ShardName, records: Sequence[Placed]) -> Planner[Delivered]:
+        """Applies what is due of one shard."""
+
+        def planner(executor: Executor, locked: Locked) -> Plan[Delivered]:
+            checkpoint = locked.get(shard)
+            if checkpoint is None:
+                return Plan(Delivered())
+            if checkpoint.halted is not None:
+                return Plan(Delivered(halted=checkpoint.halted))
+            if checkpoint.held:
+                return Plan(Delivered(position=checkpoint.offset, held=True))
+            comparison = compare(checkpoint.offset, records, checkpoint.barrier)
+            if comparison.gap and not comparison.fresh:
+                return self._fill(executor, checkpoint, records)
+            return self._apply(executor, checkpoint, comparison)
+
+        return planner
+
+    def plan_together(
+        self, found: Mapping[ShardName, Sequence[Placed]]
+    ) -> Planner[dict[ShardName, Delivered]]:
+        """Applies what is due of several shards, in one transaction and one call of the handler.
+
+        That is for few records of many shards, which would cost a transaction each.  A shard that is halted, at a barrier
+        or before a gap is left out: it has to be delivered alone.
+        """
+
+        def planner(_: Executor, locked: Locked) -> Plan[dict[ShardName, Delivered]]:
+            due = {
+                checkpoint: comparison
+                for shard, checkpoint in sorted(locked.items())
+                if (comparison := _unhindered(checkpoint, found[shard])) is not None
+            }
+            return Plan(
+                {c.shard: self._delivered(c, comparison) for c, comparison in due.items()},
+                self._join([comparison.fresh for comparison in due.values() if comparison.fresh]),
+                [_advance(checkpoint, comparison) for checkpoint, comparison in due.items()],
+            )
+
+        return planner
+
+    def plan_dead_letter(
+        self, shard: ShardName, item: Placed, reason: str, attempts: int
+    ) -> Planner[Delivered]:
+        """Dead-letters a record that has failed alone."""
+
+        def planner(executor: Executor, locked: Locked) -> Plan[Delivered]:
+            checkpoint = locked.get(shard)
+            if (
+                checkpoint is None
+                or checkpoint.halted is not None
+                or checkpoint.offset + 1 != item.offset
+            ):
+                # Another process has gone on, or an operator has moved the checkpoint back.
+                return Plan(Delivered())
+            record = self._read(executor, shard, item)
+            self._dead_letters.write(executor, shard, [record], reason=reason, attempts=attempts)
+            last = f"the last is {record.place} (record {record.id}): {reason}"
+            halted = brake(self._consumer, self._checkpoints, executor, shard, last)
+            return Plan(
+                Delivered(position=record.offset, dead=1, halted=halted),
+                advances=[Advance(checkpoint, record.offset, dead=1)],
+            )
+
+        return planner
+
+    def identify(self, item: Placed) -> object:
+        """Its offset."""
+        return item.offset
+
+    @abstractmethod
+    def renew(self, items: Sequence[Placed]) -> None:
+        """Makes the items as they were before a handler had them."""
+
+    @abstractmethod
+    def describe(self, shard: ShardName, item: Placed) -> str:
+        """Where the record stands, and its number if that is known."""
+
+    @abstractmethod
+    def name_in_log(self, shard: ShardName, item: Placed) -> str:
+        """Where the record stands."""
+
+    @abstractmethod
+    def find_missing(
+        self, executor: Executor, shard: ShardName, after: Offset, before: Offset
+    ) -> Sequence[Placed]:
+        """The first records between two offsets, both excluded, that the log has lost and the journal names.
+
+        Raises:
+            Gap: The journal no longer has the record right after ``after``.
+        """
+
+    @abstractmethod
+    def _join(self, fresh: Sequence[Sequence[Placed]]) -> Any:
+        """What the handler is called with, for what is due of each shard; None if nothing is."""
+
+    @abstractmethod
+    def _read(self, executor: Executor, shard: ShardName, item: Placed) -> Record:
+        """The record at the checkpoint, for a dead letter."""
+
+    @abstractmethod
+    def _divide_parked(
+        self, executor: Executor, shard: ShardName, fresh: Sequence[Placed]
+    ) -> tuple[Sequence[Record], Sequence[Placed]]:
+        """The records whose key has a dead letter, and the items of the others."""
+
+    @abstractmethod
+    def _latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Placed]) -> list[int]:
+        """For each record the time from staging to its handler; empty if the source does not know."""
+
+    def _fill(
+        self, executor: Executor, checkpoint: Checkpoint, records: Sequence[Placed]
+    ) -> Plan[Delivered]:
+        """Reads what lies between the checkpoint and the records from the journal; halts if it has them no more."""
+        before = next(record.offset for record in records if record.offset > checkpoint.offset)
+        if checkpoint.barrier is not None:
+            before = Offset(min(before, checkpoint.barrier + 1))
+        shard, after = checkpoint.shard, checkpoint.offset
+        try:
+            missing = self.find_missing(executor, shard, after, before)
+        except Gap as error:
+            self._checkpoints.halt(executor, shard, str(error))
+            return Plan(Delivered(position=after, halted=str(error)))
+        return Plan(Delivered(position=after, backfilled=len(missing), missing=missing))
+
+    def _apply(
+        self, executor: Executor, checkpoint: Checkpoint, due: Comparison[Placed]
+    ) -> Plan[Delivered]:
+        parked, fresh = self._parked(executor, checkpoint.shard, due.fresh)
+        last = _end(checkpoint, due)
+        due = Comparison(fresh, due.skipped, due.gap)
+        delivered = self._delivered(checkpoint, due, last)
+        delivered.dead = len(parked)
+        advance = Advance(checkpoint, last, len(fresh), due.skipped, dead=len(parked))
+        moves = last > checkpoint.offset or due.skipped
+        return Plan(delivered, self._join([fresh] if fresh else []), [advance] if moves else [])
+
+    def _parked(
+        self, executor: Executor, shard: ShardName, fresh: Sequence[Placed]
+    ) -> tuple[Sequence[Record], Sequence[Placed]]:
+        """Dead-letters what waits behind a dead letter of its key; gives it, and what is left."""
+        if not self._consumer.park_key or not fresh:
+            return [], fresh
+        parked, rest = self._divide_parked(executor, shard, fresh)
+        if parked:
+            why = "an earlier record of its key is dead-lettered"
+            self._dead_letters.write(executor, shard, parked, reason=why, attempts=0)
+        return parked, rest
+
+    def _delivered(
+        self, checkpoint: Checkpoint, due: Comparison[Placed], position: Offset | None = None
+    ) -> Delivered:
+        return Delivered(
+            _end(checkpoint, due) if position is None else position,
+            len(due.fresh),
+            due.skipped,
+            latencies_us=self._latencies_us(checkpoint, due.fresh),
+        )
+
+
+def _unhindered(checkpoint: Checkpoint, records: Sequence[Placed]) -> Comparison[Placed] | None:
+    """What is due of a shard; None if something has to be done for it first."""
+    if checkpoint.halted is not None or checkpoint.held:
+        return None
+    comparison = compare(checkpoint.offset, records, checkpoint.barrier)
+    return None if comparison.gap else comparison
+
+
+def _end(checkpoint: Checkpoint, due: Comparison[Placed]) -> Offset:
+    return due.fresh[-1].offset if due.fresh else checkpoint.offset
+
+
+def _advance(checkpoint: Checkpoint, due: Comparison[Placed]) -> Advance:
+    return Advance(checkpoint, _end(checkpoint, due), len(due.fresh), due.skipped)

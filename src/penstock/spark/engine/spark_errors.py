@@ -1,0 +1,77 @@
+"""What an error of Spark means: whether Spark and the servers are at fault, or what was computed."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PythonException
+
+from penstock import errors
+from penstock.errors import ForeignLog, PenstockError, ServerUnavailable
+from penstock.spark.session import is_jvm_alive
+
+_ENDED = re.compile(
+    r"Job \S+ cancelled|[^:]*SparkContext was shut ?down|Job aborted due to stage failure: .{0,200}?\(TID \d+\) \([^()]*\): "
+    r"(?:[\w.]+: )?(?:ExecutorLostFailure|FetchFailed|Python worker exited)"
+)
+"""How a message of Spark's begins about executors that are gone, and jobs that were ended: the records are not at fault.
+
+Only the beginning: behind it stands what a task said, which may be anything.
+"""
+
+_OF_PENSTOCK = re.compile(
+    r"^\W*(?:[\w.]+: )*?(?:penstock\.errors\.)?(ServerUnavailable|ForeignLog|Gap): (.*)",
+    re.MULTILINE,
+)
+"""The line of an error that a task has raised while it read records."""
+
+
+class JobFailed(Exception):
+    """A job of Spark failed in a handler; the text is Spark's, without the stack of Java."""
+
+
+def is_sparks_fault(error: BaseException) -> bool:
+    """Whether Spark or a server failed under a handler, so that the same records may pass later."""
+    if not is_jvm_alive():
+        return True
+    match error:
+        case Py4JJavaError():
+            return bool(_ENDED.match(java_message(error)))
+        case Py4JError():
+            return True
+        case PythonException():
+            return bool(_OF_PENSTOCK.search(str(error)))
+        case _:
+            return False
+
+
+def java_message(error: Py4JJavaError) -> str:
+    """What Java says of an error, which Python says in the middle of a long text."""
+    return str(error.java_exception.getMessage())
+
+
+@contextmanager
+def reading_errors(what: str) -> Iterator[None]:
+    """Translates errors of the tasks that read records.
+
+    Args:
+        what: What is read, for the error text.
+
+    Raises:
+        ForeignLog: An entry was not written by Penstock.
+        ServerUnavailable: Anything else: nothing was tried, and it is read again.
+    """
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:
+        found = _OF_PENSTOCK.search(str(error))
+        if found is None:
+            # Not Spark's text, which may quote what it has read.
+            raise ServerUnavailable(f"reading {what} on Spark: {type(error).__name__}") from error
+        kind, said = getattr(errors, found[1]), found[2].strip()
+        if kind is ForeignLog:
+            raise ForeignLog(said) from error
+        raise ServerUnavailable(f"reading {what} on Spark: {said}") from error
