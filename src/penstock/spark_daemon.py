@@ -38,9 +38,20 @@ def end_quietly() -> None:
         main.traceback = _Traceback  # type: ignore[attr-defined]
 
 
+_NEEDED = (
+    "penstock.consuming",
+    "penstock.loading",
+    "penstock.logs",
+    "penstock.spark.engine.epochs",
+    "penstock.streaming",
+    "pyspark.sql.datasource",
+    "pyspark.worker",
+)
+
+
 def preload() -> None:
     """Imports what long tasks need, before the first fork."""
-    for module in ("penstock.consuming", "penstock.streaming"):
+    for module in _NEEDED:
         import_module(module)
     gc.freeze()  # a collection in a worker would copy the memory that it shares
 

@@ -34,12 +34,15 @@ SETTINGS = {
     "spark.python.daemon.module": "penstock.spark_daemon",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
+    # Otherwise the number of tasks that have a slot is up to ten seconds old: see Slots.running.
+    "spark.ui.liveUpdate.period": "0",
     "spark.log.level": "ERROR",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "1g",
-    # Java starts to log before Spark has read its settings.
+    # A heap that begins small and gives memory back; Java starts to log before Spark has read its settings.
     "spark.driver.extraJavaOptions": (
-        f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile={_LOG4J2}"
+        "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms64m -XX:MinHeapFreeRatio=15 -XX:MaxHeapFreeRatio=30 "
+        f"-Dlog4j2.configurationFile={_LOG4J2}"
     ),
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|_url",
 }
@@ -154,6 +157,25 @@ def stop_session(spark: SparkSession) -> None:
     while any(child.isAlive() for child in children) and monotonic() < deadline:
         sleep(0.01)
     spark.stop()
+
+
+def end_planners(spark: SparkSession) -> None:
+    """Ends the Python processes that have found, made and planned a data source: the tasks of the query run.
+
+    Spark would keep them, their workers for a minute, and starts them again for the next query.
+    """
+    jvm = spark.sparkContext._jvm  # noqa: SLF001  only Java knows its children
+    assert jvm is not None
+    for child in jvm.java.lang.ProcessHandle.current().children().toArray():
+        if _PLANNERS.intersection(child.info().arguments().orElse([])):
+            child.destroy()
+
+
+_PLANNERS = {
+    "pyspark.sql.worker.lookup_data_sources",
+    "pyspark.sql.worker.create_data_source",
+    "pyspark.sql.worker.plan_data_source_read",
+}
 
 
 @contextmanager

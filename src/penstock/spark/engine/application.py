@@ -11,7 +11,6 @@ from time import monotonic
 
 import structlog
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import errors
@@ -21,11 +20,14 @@ from penstock.pipeline import Pipeline
 from penstock.spark.engine.assignment import assign
 from penstock.spark.engine.control_channel import ControlServer, Line
 from penstock.spark.engine.dataframes import start_dataframes
+from penstock.spark.engine.epoch_query import OBSERVED, EpochQuery
 from penstock.spark.engine.epochs import COUNTS, EpochsSource
+from penstock.spark.engine.progress import LiveProgress
 from penstock.spark.engine.schedule import Schedule
-from penstock.spark.engine.slots import Slots
+from penstock.spark.engine.slots import EPOCHS, Slots
 from penstock.spark.session import (
     available_cores,
+    end_planners,
     is_jvm_alive,
     jvm_errors,
     spark_session,
@@ -34,9 +36,6 @@ from penstock.spark.session import (
 from penstock.streaming.streamer import IDLE_S
 
 log = structlog.get_logger("penstock.spark")
-
-OBSERVED = "penstock"
-"""Name of the metrics of an epoch in Spark's progress."""
 
 EPOCH_S = 60.0
 STOP_TIMEOUT_S = 5.0
@@ -95,7 +94,8 @@ def run(  # noqa: PLR0913  the options of a run
     failures: list[PenstockError] = []
     totals = dict.fromkeys(COUNTS, 0)
     schedule = Schedule(shards, Slots(spark), streamer=streamer, reserved=len(frames))
-    control = _listen(spark, lambda line: _receive(line, totals, failures), schedule)
+    live = LiveProgress(spark)
+    control = _listen(spark, lambda line: _receive(line, totals, failures, live), schedule)
     directory = checkpoint_directory or tempfile.mkdtemp(prefix="penstock-spark-")
     options = {
         "app": app,
@@ -121,13 +121,18 @@ def run(  # noqa: PLR0913  the options of a run
         for spec in frames
     ]
     if tasks:
-        queries.append(_Supervised("epochs", partial(_start_epochs, spark, options, directory)))
+        epochs = EpochQuery(spark, options, schedule, live)
+        queries.append(
+            _Supervised(EPOCHS, partial(epochs.start, directory), lambda: epochs.failure)
+        )
     try:
         with jvm_errors("running on Spark"):
             schedule.wait_for_slots(stopped)
             ui = {"ui": spark.sparkContext.uiWebUrl} if spark.sparkContext.uiWebUrl else {}
             log.info("running", queries=[query.name for query in queries], **ui)
-            _supervise(queries, schedule, control, stopped)
+            if not frames:
+                live.when_first_reported = partial(end_planners, spark)
+            _supervise(queries, schedule, control, live, stopped)
     finally:
         _shut_down(spark, control, directory if checkpoint_directory is None else None)
         log.info("stopped", **{name: count for name, count in totals.items() if count})
@@ -141,6 +146,7 @@ class _Supervised:
 
     name: str
     start: Callable[[], StreamingQuery]
+    failure: Callable[[], str | None] = lambda: None
     query: StreamingQuery | None = None
     began: float = 0.0
     backoff: float = 0.0
@@ -164,7 +170,8 @@ class _Supervised:
             raise DriverUnreachable(reason)
         elif not self.query.isActive:
             # The first line only, with the error's class and Penstock's text: what follows may quote a payload.
-            self._wait((str(self.query.exception()).splitlines() or ["it was stopped"])[0])
+            lines = str(self.query.exception() or "it was stopped").splitlines()
+            self._wait(self.failure() or lines[0])
             self.query = None
 
     def _wait(self, reason: str) -> None:
@@ -180,6 +187,7 @@ def _supervise(
     queries: Sequence[_Supervised],
     schedule: Schedule,
     control: ControlServer,
+    live: LiveProgress,
     stop: Callable[[], bool],
 ) -> None:
     """Keeps the queries running, over the slots that there are, until ``stop()`` is true."""
@@ -187,6 +195,8 @@ def _supervise(
     while not stop():
         for query in queries:
             query.check(control)
+            if query.name == EPOCHS and query.query is not None:
+                live.publish(query.query)
         if (epoch := schedule.outdated_epoch()) is not None:
             control.finish(epoch)
         waiting.wait(0.1)
@@ -213,23 +223,9 @@ def _unreachable(query: StreamingQuery) -> str | None:
     return getattr(metrics, "unreachable", None)
 
 
-def _start_epochs(spark: SparkSession, options: dict[str, str], directory: str) -> StreamingQuery:
-    """Starts the query of the epochs; the counts of its tasks appear in its progress as observed metrics."""
-    # Spark shows where a query was started, which would be a line of its own code.
-    spark.sparkContext.setLocalProperty("callSite.short", "penstock epochs")
-    rows = spark.readStream.format("penstock.epochs").options(**options).load()
-    counts = (F.sum(name).alias(name) for name in COUNTS)
-    observed = rows.observe(OBSERVED, *counts, F.max("unreachable").alias("unreachable"))
-    return (
-        observed.writeStream.format("noop")
-        .queryName("penstock")
-        .option("checkpointLocation", tempfile.mkdtemp(dir=directory))
-        .trigger(processingTime="0 seconds")
-        .start()
-    )
-
-
-def _receive(line: Line, totals: dict[str, int], failures: list[PenstockError]) -> None:
+def _receive(
+    line: Line, totals: dict[str, int], failures: list[PenstockError], live: LiveProgress
+) -> None:
     """Handles a line of a task: its counts, or the error that ended it."""
     if "error" in line:
         kind = getattr(errors, line["error"], PenstockError)
@@ -241,6 +237,7 @@ def _receive(line: Line, totals: dict[str, int], failures: list[PenstockError]) 
         )
         return
     counts = {name: count for name, count in line.items() if name in totals}
+    live.add(line["task"], counts)
     for name, count in counts.items():
         totals[name] += count
     if counts:

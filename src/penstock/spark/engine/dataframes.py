@@ -44,6 +44,7 @@ from penstock.declarations import ConsumerSpec
 from penstock.errors import ForeignLog, Gap, Halted, ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.records import Offset, Shard, ShardName
+from penstock.spark.names import named_jobs
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -109,9 +110,15 @@ def start_dataframes(  # noqa: PLR0913, PLR0917  what a query needs
         .where(F.col("shard").isin([shard.shard for shard in standing]))
     )
     dataframes = DataFrames(pipeline, consumer, database_url, stop)
+
+    def apply(frame: DataFrame, batch: int) -> None:
+        name = f"consumer {consumer.name}"
+        with named_jobs(frame.sparkSession, name, f"{name}, micro-batch {batch}"):
+            dataframes.apply(frame, batch)
+
     trigger = {"availableNow": True} if available_now else {"processingTime": "0 seconds"}
     return (
-        rows.writeStream.foreachBatch(dataframes.apply)
+        rows.writeStream.foreachBatch(apply)
         .queryName(
             f"penstock {consumer.name} {uuid4().hex[:8]}"
         )  # another session of ours may run one too
