@@ -26,6 +26,7 @@ from penstock.spark.engine.progress import LiveProgress
 from penstock.spark.engine.schedule import Schedule
 from penstock.spark.engine.slots import EPOCHS, Slots
 from penstock.spark.session import (
+    StartEndedError,
     available_cores,
     end_planners,
     is_jvm_alive,
@@ -89,7 +90,10 @@ def run(  # noqa: PLR0913  the options of a run
     shards = {spec.name: spec.channel.shards for spec in specs if not spec.dataframe}
     frames = [spec for spec in specs if spec.dataframe]
     tasks = assign(shards, max(2, available_cores()), streamer=streamer)
-    spark = spark_session(len(tasks) + len(frames), master=master, conf=conf)
+    try:
+        spark = spark_session(len(tasks) + len(frames), master=master, conf=conf, stop=stop)
+    except StartEndedError:
+        return
     spark.dataSource.register(EpochsSource)
     failures: list[PenstockError] = []
     totals = dict.fromkeys(COUNTS, 0)
