@@ -104,7 +104,7 @@ def test_the_ui_names_what_runs_and_shows_live_numbers(api: Api, connection: Con
     eventually(lambda: "NaN" not in shown(), "the queries have rates", timeout_s=20)
     stages, jobs = api("stages"), api("jobs")
     assert not [s["name"] for s in stages if "NativeMethodAccessorImpl" in s["name"]]
-    assert {"penstock epochs", "consumer letters"} <= {s["name"] for s in stages}
+    assert {"epochs", "consumer letters"} <= {s["name"] for s in stages}
     descriptions = {job["description"] for job in jobs}
     assert any(d.startswith("epoch 0: streamer; reader[") for d in descriptions)
     assert any(d.startswith("consumer letters, micro-batch") for d in descriptions)

@@ -13,7 +13,7 @@ def named_jobs(spark: SparkSession, name: str, description: str | None = None) -
 
     Args:
         spark: The session.
-        name: Of the stages and SQL executions: ``penstock epochs``.
+        name: Of the stages and SQL executions: ``epochs``.
         description: Of the jobs, with more detail; None takes the name.
     """
     context = spark.sparkContext

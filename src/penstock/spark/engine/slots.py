@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-EPOCHS = "penstock epochs"
+EPOCHS = "epochs"
 """Name of the stages of long tasks, in Spark's UI too."""
 
 
