@@ -1,8 +1,23 @@
 """``penstock.table`` for PySpark, which looks for modules of such names: SQL, Connect and pipelines need no registration."""
 
 from contextlib import suppress
+from typing import Any
 
 with suppress(
     ImportError
 ):  # without penstock[spark]; an error here would hide the sources of others
-    from penstock.spark.sources.table import TableSource as DefaultSource  # noqa: F401  PySpark takes it by its name
+    from pyspark.sql.datasource import DataSource
+
+    class DefaultSource(DataSource):
+        """Stands for the source until a query names it: PySpark imports all such modules in every application."""
+
+        def __new__(cls, options: Any) -> Any:
+            """The source itself."""
+            from penstock.spark.sources.table import TableSource  # noqa: PLC0415  see above
+
+            return TableSource(options)
+
+        @classmethod
+        def name(cls) -> str:
+            """Its name for ``format``."""
+            return "penstock.table"

@@ -23,24 +23,28 @@ Around them:
     demo         an application that shows it all, with faults
 
 An application declares a ``pipeline`` out of ``declarations`` and ``handlers``; the parts pass each other ``records`` and
-raise ``errors``.  Importing ``penstock`` imports SQLAlchemy and nothing heavier.
+raise ``errors``.  A public name is imported at its first use, with SQLAlchemy and nothing heavier: Spark plans in processes
+that use none of them, and each would spend half a second of processor time on it.
 """
 
-from penstock.declarations import Ick, Log, Queue
-from penstock.errors import PenstockError, TryAgain
-from penstock.jobs import Cancel, DeadLetter, Job, Snooze
-from penstock.messages import Unique
-from penstock.pipeline import Pipeline
-from penstock.records import Record
-from penstock.staging.explicit import (
-    Staging,
-    mark_dirty,
-    mark_dirty_async,
-    stage,
-    stage_async,
-    stage_many,
-    stage_many_async,
-)
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.declarations import Ick, Log, Queue
+    from penstock.errors import PenstockError, TryAgain
+    from penstock.jobs import Cancel, DeadLetter, Job, Snooze
+    from penstock.messages import Unique
+    from penstock.pipeline import Pipeline
+    from penstock.records import Record
+    from penstock.staging.explicit import (
+        Staging,
+        mark_dirty,
+        mark_dirty_async,
+        stage,
+        stage_async,
+        stage_many,
+        stage_many_async,
+    )
 
 __all__ = [
     "Cancel",
@@ -63,3 +67,29 @@ __all__ = [
     "stage_many",
     "stage_many_async",
 ]
+
+_MODULES = {
+    **dict.fromkeys(("Ick", "Log", "Queue"), "declarations"),
+    **dict.fromkeys(("PenstockError", "TryAgain"), "errors"),
+    **dict.fromkeys(("Cancel", "DeadLetter", "Job", "Snooze"), "jobs"),
+    "Unique": "messages",
+    "Pipeline": "pipeline",
+    "Record": "records",
+}
+"""Where a public name is; the others are in ``staging.explicit``."""
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """A public name, or a module of the package, at its first use."""
+        from importlib import import_module  # noqa: PLC0415  not a name of this package
+
+        if name in __all__:
+            home = import_module(f"penstock.{_MODULES.get(name, 'staging.explicit')}")
+            return globals().setdefault(name, getattr(home, name))
+        try:
+            return import_module(f"penstock.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"penstock.{name}":
+                raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

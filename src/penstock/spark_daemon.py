@@ -1,17 +1,20 @@
-"""Spark's own Python daemon, whose workers end quietly when Spark has closed their connections.
+"""Spark's own Python daemon, whose workers start with Penstock imported, and end quietly when Spark has closed their connections.
 
 At its end the JVM first closes the connections of idle workers, then ends the daemon, which ends its workers.  A worker that
 is faster answers on the closed connection; Spark's daemon prints a traceback of it, after a success.  Nobody waits for the
 answer, so nothing is lost with it.
 
-It is not in ``penstock.spark``, which imports PyArrow: that starts threads, and the daemon forks.
+It is not in ``penstock.spark``, which imports PyArrow: that starts threads, and the daemon forks.  What it imports itself
+starts none; the workers share its memory, and need not import it, which takes a second of processor time in each.
 
 Workers that plan the batches of a streaming source are those of Spark's own daemon, whatever is configured; ``end_quietly``
 is for them.
 """
 
+import gc
 import sys
 import traceback
+from importlib import import_module
 
 from pyspark import daemon
 
@@ -35,6 +38,25 @@ def end_quietly() -> None:
         main.traceback = _Traceback  # type: ignore[attr-defined]
 
 
+_NEEDED = (
+    "penstock.consuming",
+    "penstock.loading",
+    "penstock.logs",
+    "penstock.spark.engine.epochs",
+    "penstock.streaming",
+    "pyspark.sql.datasource",
+    "pyspark.worker",
+)
+
+
+def preload() -> None:
+    """Imports what long tasks need, before the first fork."""
+    for module in _NEEDED:
+        import_module(module)
+    gc.freeze()  # a collection in a worker would copy the memory that it shares
+
+
 if __name__ == "__main__":
+    preload()
     daemon.traceback = _Traceback  # type: ignore[attr-defined, assignment]
     daemon.manager()

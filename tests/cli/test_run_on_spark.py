@@ -29,10 +29,10 @@ def temporary() -> Iterator[Path]:
 
 
 @pytest.fixture
-def running(
+def starting(
     penstock: CommandLine, connection: Connection, temporary: Path
 ) -> Iterator[subprocess.Popen[str]]:
-    """``penstock run`` on Spark as the leader of its own process group, at work."""
+    """``penstock run`` on Spark as the leader of its own process group."""
     stage(connection, 10)
     process = subprocess.Popen(
         [PENSTOCK, "run", "--engine", "spark"],
@@ -45,13 +45,19 @@ def running(
         start_new_session=True,
     )
     try:
-        eventually(lambda: effects(connection) == 10, "all is applied", timeout_s=120)
         yield process
     finally:
         for each in family(process):
             each.kill()
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def running(starting: subprocess.Popen[str], connection: Connection) -> subprocess.Popen[str]:
+    """The same, at work."""
+    eventually(lambda: effects(connection) == 10, "all is applied", timeout_s=120)
+    return starting
 
 
 def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -74,7 +80,12 @@ def to_all(process: subprocess.Popen[str]) -> None:
             each.send_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("send", [to_the_group, to_all])
+def interrupt(process: subprocess.Popen[str]) -> None:
+    """As Ctrl-C does."""
+    os.killpg(process.pid, signal.SIGINT)
+
+
+@pytest.mark.parametrize("send", [to_the_group, to_all, interrupt])
 def test_a_signal_to_all_its_processes_ends_it_cleanly(
     running: subprocess.Popen[str],
     temporary: Path,
@@ -89,9 +100,29 @@ def test_a_signal_to_all_its_processes_ends_it_cleanly(
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.parametrize("_again", range(2))
+@pytest.mark.parametrize("after_s", [0.0, 3.0])
+def test_a_signal_while_it_starts_ends_it_cleanly(
+    starting: subprocess.Popen[str], temporary: Path, after_s: float
+) -> None:
+    """Before Java answers, and while Spark starts in it."""
+    eventually(
+        lambda: any(each.name() in ("java", "bash") for each in family(starting)),
+        "Java is started",
+        timeout_s=60,
+    )
+    with suppress(subprocess.TimeoutExpired):
+        starting.wait(after_s)
+    to_the_group(starting)
+    _, said = starting.communicate(timeout=60)
+
+    assert starting.returncode == 0
+    assert "Traceback" not in said
+    assert said.splitlines()[-1] == "stopped"
+    assert list(temporary.iterdir()) == []
+
+
 def test_it_says_nothing_more_than_its_log_and_that_it_stopped(
-    running: subprocess.Popen[str], _again: int
+    running: subprocess.Popen[str],
 ) -> None:
     """Spark's Python workers outlive their connections by a moment, more often than not."""
     running.send_signal(signal.SIGTERM)

@@ -90,7 +90,7 @@ def test_the_wheel_contains_only_the_package(wheel: Path) -> None:
 def test_an_application_that_only_stages_needs_only_sqlalchemy(empty: Path) -> None:
     loaded = run(
         empty,
-        "import penstock, sys; print(*sorted({n.partition('.')[0] for n in sys.modules}))",
+        "from penstock import *; import sys; print(*sorted({n.partition('.')[0] for n in sys.modules}))",
         borrow=("sqlalchemy", "typing_extensions"),
     ).split()
 

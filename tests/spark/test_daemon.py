@@ -61,7 +61,7 @@ def test_the_daemon_starts_no_thread_before_it_forks() -> None:
     """PyArrow would."""
     threads = "len(os.listdir('/proc/self/task'))" if Path("/proc/self/task").exists() else "1"
     done = subprocess.run(
-        [sys.executable, "-c", f"import os, sys, penstock.spark_daemon; print('pyarrow' in sys.modules, {threads})"],
+        [sys.executable, "-c", f"import os, sys, penstock.spark_daemon as d; d.preload(); print('pyarrow' in sys.modules, {threads})"],
         capture_output=True,
         text=True,
         check=True,

@@ -11,10 +11,13 @@ from pyspark.sql import SparkSession
 from fixtures.crashing import THINGS
 from fixtures.truth import TABLES, await_everything, change
 from penstock.database.connections import Connection
-from penstock.spark.engine.application import _start_epochs
 from penstock.spark.engine.assignment import Part, Task
 from penstock.spark.engine.control_channel import ControlServer, Plan
+from penstock.spark.engine.epoch_query import EpochQuery
 from penstock.spark.engine.epochs import EpochsReader, EpochsSource
+from penstock.spark.engine.progress import LiveProgress
+from penstock.spark.engine.schedule import Schedule
+from penstock.spark.engine.slots import Slots
 from penstock.streaming.sequencer import MAX_INLINE_RECORDS
 from penstock.testing import eventually
 
@@ -88,7 +91,9 @@ def test_a_restarted_query_leaves_one_directory(spark: SparkSession, tmp_path: P
     """Each restart left another one until the end of the run."""
     spark.dataSource.register(EpochsSource)
     options = {"app": "nowhere:nothing", "control": "127.0.0.1:1", "token": "", "seconds": "1"}
+    schedule = Schedule({}, Slots(spark), streamers=1, reserved=0)
+    epochs = EpochQuery(spark, options, schedule, LiveProgress(spark))
     for _ in range(3):
-        _start_epochs(spark, options, str(tmp_path)).stop()
+        epochs.start(str(tmp_path)).stop()
 
     assert len(list(tmp_path.iterdir())) == 1

@@ -6,6 +6,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -89,6 +90,7 @@ class Demo:
         redis_url: Redis or Valkey; the demo's keys in it are deleted.
         stop: Returns whether the demo is to end early.
         show: Called with the progress.
+        wait: Called with what the demo waits for before the traffic begins.
         reconcile: Whether drift is seeded and repaired, and a late consumer is added.
     """
 
@@ -98,6 +100,7 @@ class Demo:
     redis_url: str
     stop: Callable[[], bool]
     show: Callable[[DemoProgress], None] = lambda _: None
+    wait: Callable[[str], None] = lambda _: None
     reconcile: bool = True
     kills: int = 0
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -136,8 +139,8 @@ class Demo:
         finally:
             simulator.stop()
             self._ended.set()
-            for process in self._processes():
-                process.end(5)
+            with ThreadPoolExecutor() as pool:  # each of them takes a while
+                list(pool.map(lambda process: process.end(5), self._processes()))
             client.close()
 
     def _reset(self) -> None:
@@ -202,9 +205,11 @@ class Demo:
         self, connection: Connection, client: RedisClient, urls: Sequence[str]
     ) -> None:
         """Waits until the API answers and a first ride has reached every consumer."""
-        deadline, booked = monotonic() + READY_TIMEOUT_S, False
-        while monotonic() < deadline:
+        began, booked = monotonic(), False
+        while (passed := monotonic() - began) < READY_TIMEOUT_S:
             self._check_stop()
+            what = f"the {self.engine} engine to apply a first ride" if booked else "the API"
+            self.wait(f"{passed:5.1f} s  waiting for {what}")
             if not booked:
                 booked = _books(urls[0])
             elif (now := audit(connection, client)).staged and now.settled:
@@ -306,14 +311,14 @@ class Demo:
         if seconds < self.seconds:
             return "running"
         if self.reconcile and self._drift is None:
-            return "reconciling"
+            return "waiting for the reconciliation"
         if (
             self.reconcile
             and not self._late_consumer_works
             and now.late_consumer.position < now.late_consumer.records
         ):
-            return "late consumer begins"
-        return "settling"
+            return "waiting for the late consumer"
+        return "waiting for the last records"
 
     def _kill(self) -> None:
         """Sends SIGKILL to the process of the inline engine, to one of the API, or to a worker process of Spark."""

@@ -9,9 +9,30 @@
 decides what is correct: locks, comparisons and offsets are the core's.
 """
 
-from penstock.spark.sources import register
-from penstock.spark.sources.exactly_once import once
-from penstock.spark.sources.lag import Lag, lag
-from penstock.spark.sources.snapshots import snapshot
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.spark.sources import register
+    from penstock.spark.sources.exactly_once import once
+    from penstock.spark.sources.lag import Lag, lag
+    from penstock.spark.sources.snapshots import snapshot
 
 __all__ = ["Lag", "lag", "once", "register", "snapshot"]
+
+_HOMES = {
+    "Lag": "sources.lag",
+    "lag": "sources.lag",
+    "once": "sources.exactly_once",
+    "register": "sources",
+    "snapshot": "sources.snapshots",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """A public name, at its first use: Spark's planners load a part of the package, and need no drivers of databases."""
+        from importlib import import_module  # noqa: PLC0415  not a name of this package
+
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"penstock.spark.{_HOMES[name]}"), name)

@@ -75,6 +75,7 @@ def ask(program: Path) -> Java | None:
             text=True,
             errors="replace",
             timeout=60,
+            start_new_session=True,  # Ctrl-C would end it too, as if it did not run
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -5,14 +5,16 @@ Each setting was measured; ``docs/explanation/engines.md`` lists the delays that
 
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
+from types import FrameType
 
 from pyspark import SparkContext
 from pyspark.logger import PySparkLogger
@@ -36,12 +38,15 @@ SETTINGS = {
     "spark.python.daemon.module": "penstock.spark_daemon",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
+    # Otherwise the number of tasks that have a slot is up to ten seconds old: see Slots.running.
+    "spark.ui.liveUpdate.period": "0",
     "spark.log.level": "ERROR",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "1g",
-    # Java starts to log before Spark has read its settings.
+    # A heap that begins small and gives memory back; Java starts to log before Spark has read its settings.
     "spark.driver.extraJavaOptions": (
-        f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile={_LOG4J2}"
+        "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms64m -XX:MinHeapFreeRatio=15 -XX:MaxHeapFreeRatio=30 "
+        f"-Dlog4j2.configurationFile={_LOG4J2}"
     ),
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|_url",
 }
@@ -71,6 +76,7 @@ def spark_session(
     master: str | None = None,
     conf: Mapping[str, str] | None = None,
     attempts: int = TASK_ATTEMPTS,
+    stop: Callable[[], bool] = lambda: False,
 ) -> SparkSession:
     """A session with Penstock's settings and data sources; the existing one if there is one.
 
@@ -79,9 +85,11 @@ def spark_session(
         master: Spark's master; None runs Spark on this machine.
         conf: Further settings; they override ours.
         attempts: Attempts of a task before Spark fails its job; used only without ``master``.
+        stop: Whether a signal to stop has come before.
 
     Raises:
         JavaMissing: No Java runtime.
+        StartEndedError: A signal to stop has come while Spark was starting.
     """
     os.environ["JAVA_HOME"] = str(find_java())
     for name in _QUOTING:
@@ -108,6 +116,8 @@ def spark_session(
     for name, value in (settings | dict(conf or {})).items():
         builder = builder.config(name, value)
     with _signals_left_to_us():
+        if stop():
+            raise StartEndedError
         spark = builder.getOrCreate()
     _write_no_checksums(spark)
     register(spark)
@@ -126,6 +136,10 @@ def _application_path() -> str:
     )
 
 
+class StartEndedError(BaseException):
+    """A signal to stop has come while Spark was starting; not an ``Exception``, which PySpark would catch."""
+
+
 _jvm_starts = threading.local()
 
 
@@ -134,18 +148,65 @@ def _signals_left_to_us() -> Iterator[None]:
     """A JVM that is started meanwhile ignores SIGTERM: this process gets it, too, and stops Spark in order.
 
     Supervisors and shells send it to all processes of a service.  Java leaves an ignored signal ignored.  The JVM still ends
-    with this process, whose end it notices by its standard input.
+    with this process, whose end it notices by its standard input.  PySpark would also take SIGINT for itself.
+
+    Raises:
+        StartEndedError: A signal that this process handles has come before Spark had started; the JVM has been ended.
     """
-    _jvm_starts.now = True
+    reading, _jvm_starts.pid_to = os.pipe()
     try:
+        with _ending_at_signals():
+            yield
+    except StartEndedError:
+        if select.select([reading], [], [], 0)[0]:
+            _end_process(int(os.read(reading, 80).split()[0]))
+        raise
+    finally:
+        for end in (reading, _jvm_starts.pid_to):
+            os.close(end)
+        _jvm_starts.pid_to = None
+
+
+@contextmanager
+def _ending_at_signals() -> Iterator[None]:
+    """Signals that this process handles also end the block; their handlers are as before in the end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        handler = before[signal.Signals(number)]
+        assert callable(handler)
+        handler(number, frame)
+        raise StartEndedError
+
+    try:
+        for number, handler in before.items():
+            if callable(handler):
+                signal.signal(number, handle)
         yield
     finally:
-        _jvm_starts.now = False
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+def _end_process(pid: int) -> None:
+    """Ends a child in order, so that it removes its files; a JVM that ignores SIGTERM obeys SIGHUP."""
+    deadline = monotonic() + JVM_END_S
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGHUP)
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+            sleep(0.01)
 
 
 def _ignore_sigterm_in_jvm() -> None:
-    if getattr(_jvm_starts, "now", False):
+    if (end := getattr(_jvm_starts, "pid_to", None)) is not None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.write(end, b"%d\n" % os.getpid())
 
 
 os.register_at_fork(after_in_child=_ignore_sigterm_in_jvm)  # PySpark has no option for it
@@ -166,6 +227,25 @@ def stop_session(spark: SparkSession) -> None:
     while any(child.isAlive() for child in children) and monotonic() < deadline:
         sleep(0.01)
     spark.stop()
+
+
+def end_planners(spark: SparkSession) -> None:
+    """Ends the Python processes that have found, made and planned a data source: the tasks of the query run.
+
+    Spark would keep them, their workers for a minute, and starts them again for the next query.
+    """
+    jvm = spark.sparkContext._jvm  # noqa: SLF001  only Java knows its children
+    assert jvm is not None
+    for child in jvm.java.lang.ProcessHandle.current().children().toArray():
+        if _PLANNERS.intersection(child.info().arguments().orElse([])):
+            child.destroy()
+
+
+_PLANNERS = {
+    "pyspark.sql.worker.lookup_data_sources",
+    "pyspark.sql.worker.create_data_source",
+    "pyspark.sql.worker.plan_data_source_read",
+}
 
 
 @contextmanager

@@ -70,6 +70,7 @@ def demo(
             urls.redis_url,
             stop,
             screen.show,
+            screen.wait,
             reconcile=reconcile,
         )
         try:
@@ -98,6 +99,13 @@ class _Screen:
         if sys.stderr.isatty() and not quiet:
             self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
             self._live.start()
+
+    def wait(self, what: str) -> None:
+        if self._live is not None:
+            self._live.update(Text(what), refresh=True)
+        elif monotonic() >= self._next:
+            self._next = monotonic() + SAY_EVERY_S
+            say(what)
 
     def show(self, progress: "DemoProgress") -> None:
         if self._live is not None:

@@ -11,7 +11,6 @@ from time import monotonic
 
 import structlog
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import errors
@@ -21,13 +20,17 @@ from penstock.pipeline import Pipeline
 from penstock.spark.engine.assignment import assign, most_streamers
 from penstock.spark.engine.control_channel import ControlServer, Line
 from penstock.spark.engine.dataframes import FrameWorker
+from penstock.spark.engine.epoch_query import OBSERVED, EpochQuery
 from penstock.spark.engine.epochs import COUNTS, EpochsSource
+from penstock.spark.engine.progress import LiveProgress
 from penstock.spark.engine.schedule import Schedule
 from penstock.spark.engine.set_based import SetBasedConsumers
-from penstock.spark.engine.slots import Slots
+from penstock.spark.engine.slots import EPOCHS, Slots
 from penstock.spark.session import (
     TASK_ATTEMPTS,
+    StartEndedError,
     available_cores,
+    end_planners,
     is_jvm_alive,
     jvm_errors,
     spark_session,
@@ -36,11 +39,6 @@ from penstock.spark.session import (
 from penstock.streaming.rounds import IDLE_S
 
 log = structlog.get_logger("penstock.spark")
-
-OBSERVED = "penstock"
-"""Name of the metrics of an epoch in Spark's progress."""
-
-_counting = threading.Lock()
 
 EPOCH_S = 60.0
 SET_BASED_ATTEMPTS = 2
@@ -99,17 +97,13 @@ def run(  # noqa: PLR0913  the options of a run
     frames = [spec for spec in specs if spec.dataframe]
     streamers = most_streamers(len(pipeline.shard_names), redis_url) if streamer else 0
     tasks = assign(shards, max(2, available_cores()), streamers=streamers)
-    spark = spark_session(
-        len(tasks) + len(frames),
-        master=master,
-        conf=conf,
-        attempts=SET_BASED_ATTEMPTS if frames else TASK_ATTEMPTS,
-    )
+    spark = _start(len(tasks) + len(frames), master, conf, stop, set_based=bool(frames))
+    if spark is None:
+        return
     spark.dataSource.register(EpochsSource)
-    failures: list[BaseException] = []
-    totals = dict.fromkeys(COUNTS, 0)
     schedule = Schedule(shards, Slots(spark), streamers=streamers, reserved=len(frames))
-    control = _listen(spark, lambda line: _receive(line, totals, failures), schedule)
+    reports = _Reports(LiveProgress(spark))
+    control = _listen(spark, reports.receive, schedule)
     directory = _make_directory(checkpoint_directory)
     options = {
         "app": app,
@@ -122,32 +116,52 @@ def run(  # noqa: PLR0913  the options of a run
     }
 
     def stopped() -> bool:
-        return bool(failures) or stop()
+        return bool(reports.failures) or stop()
 
     make = partial(FrameWorker, prepare=prepare, reread_chance=resend_chance)
     workers = [make(spark, pipeline, spec, database_url, redis_url) for spec in frames]
-    sets = SetBasedConsumers(
-        spark, workers, lambda line: _receive(line, totals, failures), failures
-    )
+    sets = SetBasedConsumers(spark, workers, reports.receive, reports.failures)
     queries = []
     if tasks:
-        queries.append(_Supervised("epochs", partial(_start_epochs, spark, options, directory)))
+        epochs = EpochQuery(spark, options, schedule, reports.live)
+        queries.append(
+            _Supervised(EPOCHS, partial(epochs.start, directory), lambda: epochs.failure)
+        )
     try:
         with jvm_errors("running on Spark"):
             schedule.wait_for_slots(stopped)
-            ui = {"ui": spark.sparkContext.uiWebUrl} if spark.sparkContext.uiWebUrl else {}
-            names = [*(spec.name for spec in frames), *(query.name for query in queries)]
-            log.info("running", queries=names, **ui)
+            _log_running(spark, [*(spec.name for spec in frames), *(each.name for each in queries)])
+            if not frames:
+                reports.live.when_first_reported = partial(end_planners, spark)
             sets.start(stopped)
-            _supervise(queries, schedule, control, stopped)
+            _supervise(queries, schedule, control, reports.live, stopped)
     finally:
         control.stop_tasks()
         sets.finish()
         _shut_down(spark, control, directory)
-        log.info("stopped", **{name: count for name, count in totals.items() if count})
-    if failures:
-        with jvm_errors("running on Spark"):
-            raise failures[0]
+        log.info("stopped", **reports.totals())
+    reports.raise_first()
+
+
+def _start(
+    slots: int,
+    master: str | None,
+    conf: Mapping[str, str] | None,
+    stop: Callable[[], bool],
+    *,
+    set_based: bool,
+) -> SparkSession | None:
+    """Spark; None if the run was stopped while it started."""
+    attempts = SET_BASED_ATTEMPTS if set_based else TASK_ATTEMPTS
+    try:
+        return spark_session(slots, master=master, conf=conf, attempts=attempts, stop=stop)
+    except StartEndedError:
+        return None
+
+
+def _log_running(spark: SparkSession, names: Sequence[str]) -> None:
+    ui = {"ui": spark.sparkContext.uiWebUrl} if spark.sparkContext.uiWebUrl else {}
+    log.info("running", queries=names, **ui)
 
 
 def _make_directory(within: str | None) -> str:
@@ -156,12 +170,57 @@ def _make_directory(within: str | None) -> str:
     return tempfile.mkdtemp(prefix="penstock-spark-", dir=within)
 
 
+class _Reports:
+    """What tasks and set-based consumers report: their counts, and the errors that end them.
+
+    Attributes:
+        live: Has the counts, too.
+        failures: The errors; the first ends the run.
+    """
+
+    def __init__(self, live: LiveProgress) -> None:
+        self.live = live
+        self.failures: list[BaseException] = []
+        self._totals = dict.fromkeys(COUNTS, 0)
+        self._counting = threading.Lock()
+
+    def receive(self, line: Line) -> None:
+        """Handles a line of a task: its counts, or the error that ended it; from any thread."""
+        if "error" in line:
+            kind = getattr(errors, line["error"], PenstockError)
+            log.error("task ended", task=line["task"], error=line["error"])
+            self.failures.append(
+                kind(line["message"])
+                if kind is not errors.InvalidRecord
+                else PenstockError(line["message"])
+            )
+            return
+        counts = {name: count for name, count in line.items() if name in self._totals}
+        self.live.add(line["task"], counts)
+        with self._counting:
+            for name, count in counts.items():
+                self._totals[name] += count
+        if counts:
+            log.info("progress", task=line["task"], **counts)
+
+    def totals(self) -> dict[str, int]:
+        """The counts of the whole run."""
+        return {name: count for name, count in self._totals.items() if count}
+
+    def raise_first(self) -> None:
+        """Raises the first error, if there was one."""
+        if self.failures:
+            with jvm_errors("running on Spark"):
+                raise self.failures[0]
+
+
 @dataclass
 class _Supervised:
     """A query that is restarted, with growing pauses, as long as the application runs."""
 
     name: str
     start: Callable[[], StreamingQuery]
+    failure: Callable[[], str | None] = lambda: None
     query: StreamingQuery | None = None
     began: float = 0.0
     backoff: float = 0.0
@@ -185,7 +244,8 @@ class _Supervised:
             raise DriverUnreachable(reason)
         elif not self.query.isActive:
             # The first line only, with the error's class and Penstock's text: what follows may quote a payload.
-            self._wait((str(self.query.exception()).splitlines() or ["it was stopped"])[0])
+            lines = str(self.query.exception() or "it was stopped").splitlines()
+            self._wait(self.failure() or lines[0])
             self.query = None
 
     def _wait(self, reason: str) -> None:
@@ -201,6 +261,7 @@ def _supervise(
     queries: Sequence[_Supervised],
     schedule: Schedule,
     control: ControlServer,
+    live: LiveProgress,
     stop: Callable[[], bool],
 ) -> None:
     """Keeps the queries running, over the slots that there are, until ``stop()`` is true."""
@@ -210,6 +271,8 @@ def _supervise(
             raise ConnectionError  # it is named by what catches it
         for query in queries:
             query.check(control)
+            if query.name == EPOCHS and query.query is not None:
+                live.publish(query.query)
         if (epoch := schedule.outdated_epoch()) is not None:
             control.finish(epoch)
         waiting.wait(0.1)
@@ -234,43 +297,6 @@ def _unreachable(query: StreamingQuery) -> str | None:
     progress = query.lastProgress
     metrics = progress.observedMetrics.get(OBSERVED) if progress else None
     return getattr(metrics, "unreachable", None)
-
-
-def _start_epochs(spark: SparkSession, options: dict[str, str], directory: str) -> StreamingQuery:
-    """Starts the query of the epochs; the counts of its tasks appear in its progress as observed metrics."""
-    # The last one's: nothing depends on it, and each restart would leave one more.
-    shutil.rmtree(checkpoints := f"{directory}/epochs", ignore_errors=True)
-    # Spark shows where a query was started, which would be a line of its own code.
-    spark.sparkContext.setLocalProperty("callSite.short", "penstock epochs")
-    rows = spark.readStream.format("penstock.epochs").options(**options).load()
-    counts = (F.sum(name).alias(name) for name in COUNTS)
-    observed = rows.observe(OBSERVED, *counts, F.max("unreachable").alias("unreachable"))
-    return (
-        observed.writeStream.format("noop")
-        .queryName("penstock")
-        .option("checkpointLocation", checkpoints)
-        .trigger(processingTime="0 seconds")
-        .start()
-    )
-
-
-def _receive(line: Line, totals: dict[str, int], failures: list[BaseException]) -> None:
-    """Handles a line of a task: its counts, or the error that ended it."""
-    if "error" in line:
-        kind = getattr(errors, line["error"], PenstockError)
-        log.error("task ended", task=line["task"], error=line["error"])
-        failures.append(
-            kind(line["message"])
-            if kind is not errors.InvalidRecord
-            else PenstockError(line["message"])
-        )
-        return
-    counts = {name: count for name, count in line.items() if name in totals}
-    with _counting:  # each task has a thread here
-        for name, count in counts.items():
-            totals[name] += count
-    if counts:
-        log.info("progress", task=line["task"], **counts)
 
 
 def _shut_down(spark: SparkSession, control: ControlServer, directory: str) -> None:

@@ -21,7 +21,7 @@ from penstock.channels.log import Extent, extents
 from penstock.channels.server import RedisClient
 from penstock.consuming.backfill import backfill
 from penstock.consuming.checkpoints import Checkpoint
-from penstock.consuming.delivered import Delivered
+from penstock.consuming.delivered import Consumed, Delivered
 from penstock.consuming.delivery import Broken
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.log_worker import LogWorker
@@ -36,6 +36,7 @@ from penstock.pipeline import Pipeline
 from penstock.records import Offset, OffsetRange, Place, Record, Scope, ShardName
 from penstock.spark.engine.rows import RowReader, Span, select
 from penstock.spark.engine.spark_errors import JobFailed, is_sparks_fault, java_message
+from penstock.spark.names import named_jobs
 from penstock.spark.sources.ranges import Positions, share_limit
 
 RECORDS_A_BATCH = 100_000
@@ -205,6 +206,11 @@ class FrameWorker(LogWorker[Place]):
         # For all jobs of this thread; the pages of Spark show the text.
         self._spark.sparkContext.setJobGroup(JOB_GROUP, f"consumer {self.consumer.name}")
         super().open()
+
+    @override
+    def round(self, block_ms: int | None = None) -> Consumed:
+        with named_jobs(self._spark, f"consumer {self.consumer.name}"):
+            return super().round(block_ms)
 
     def abandon(self) -> None:
         """Fails what is under way, and all that follows, without blaming a record: its jobs are about to be cancelled."""

@@ -17,16 +17,14 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.types import StructType
 
 from penstock.errors import DriverUnreachable, PenstockError
-from penstock.loading import load_pipeline
-from penstock.logs import configure_task
-from penstock.parallel import Loop, run_together
-from penstock.pipeline import Pipeline
 from penstock.spark.engine.assignment import Part, Task
 from penstock.spark.engine.control_channel import Address, ControlChannel, Line, request_plan
 from penstock.spark_daemon import end_quietly
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # tasks import it: Spark's planners load this module, too, and need nothing of it
     from penstock.consuming.worker import Worker
+    from penstock.parallel import Loop
+    from penstock.pipeline import Pipeline
     from penstock.streaming import Streamer
 
 SPARK_SCHEMA = (
@@ -90,6 +88,8 @@ class EpochsReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         """Runs a task; yields its counts, or why it cannot reach the driver."""
+        from penstock.logs import configure_task  # noqa: PLC0415  planners need it as little
+
         assert isinstance(partition, EpochPartition)
         configure_task()
         task, began = Task.from_json(partition.task), monotonic()
@@ -117,6 +117,9 @@ class EpochsReader(DataSourceStreamReader):
             control.finish()
 
     def _run(self, task: Task, stop: Callable[[], bool], counter: "Counter") -> None:
+        from penstock.loading import load_pipeline  # noqa: PLC0415  the same
+        from penstock.parallel import run_together  # noqa: PLC0415  the same
+
         pipeline = load_pipeline(self._options["app"])
         loops = {str(part): self._loop(pipeline, part, counter) for part in task.parts}
         if len(loops) == 1:
@@ -125,7 +128,7 @@ class EpochsReader(DataSourceStreamReader):
         else:
             run_together(loops, stop)
 
-    def _loop(self, pipeline: Pipeline, part: Part, counter: "Counter") -> Loop:
+    def _loop(self, pipeline: "Pipeline", part: Part, counter: "Counter") -> "Loop":
         if part.consumer is None:
             streamer = self._make_streamer(pipeline, part.share)
             return lambda stop: streamer.run(
@@ -148,8 +151,8 @@ class EpochsReader(DataSourceStreamReader):
             ),
         )
 
-    def _make_streamer(self, pipeline: Pipeline, share: str) -> "Streamer":
-        from penstock.streaming import Streamer  # noqa: PLC0415  the planner imports this module too and does not need it
+    def _make_streamer(self, pipeline: "Pipeline", share: str) -> "Streamer":
+        from penstock.streaming import Streamer  # noqa: PLC0415  the same
         from penstock.streaming.share import WHOLE, parse_share  # noqa: PLC0415  the same
 
         return Streamer(
@@ -161,7 +164,9 @@ class EpochsReader(DataSourceStreamReader):
             share=parse_share(share) if share else WHOLE,
         )
 
-    def _make_worker(self, pipeline: Pipeline, name: str, shards: tuple[int, ...]) -> "Worker[Any]":
+    def _make_worker(
+        self, pipeline: "Pipeline", name: str, shards: tuple[int, ...]
+    ) -> "Worker[Any]":
         from penstock.consuming import make_worker  # noqa: PLC0415  the same
 
         return make_worker(

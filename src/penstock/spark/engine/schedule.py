@@ -79,6 +79,10 @@ class Schedule:
         usable = min(max(count - self._reserved, 1), self._limit or count)
         return tuple(assign(self._consumers, usable, streamers=self._streamers)) if count else ()
 
+    def describe(self) -> str:
+        """The tasks of the epoch that runs, in the order of their numbers in Spark."""
+        return "; ".join(map(str, self._plan.tasks))
+
     def outdated_epoch(self) -> str | None:
         """The epoch that runs, if it is to end now because there are other slots than it was planned for."""
         now = monotonic()

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
+EPOCHS = "epochs"
+"""Name of the stages of long tasks, in Spark's UI too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Running:
@@ -49,7 +52,7 @@ class Slots:
         tracker = self._context.statusTracker()
         for stage in tracker.getActiveStageIds():
             info = tracker.getStageInfo(stage)
-            if info is not None and info.numTasks == tasks and "epochs" in info.name:
+            if info is not None and info.numTasks == tasks and info.name == EPOCHS:
                 placed = info.numActiveTasks + info.numCompletedTasks
                 return Running(placed, max(0, tasks - placed), info.numFailedTasks)
         return Running()

@@ -16,6 +16,7 @@ from penstock.reconciling.comparison import (
     StateComparison,
 )
 from penstock.reconciling.repair import Rows
+from penstock.spark.names import named_jobs
 from penstock.spark.reconcile.differences import full_join, one_row_per_key
 from penstock.spark.reconcile.exact import align, to_exact
 from penstock.spark.reconcile.rows import row_to_json
@@ -48,7 +49,7 @@ class SparkComparer:
             DeclarationError: A column is missing, a key is NULL, or the canonical rows have a key twice.
             SnapshotLost: A snapshot is gone.
         """
-        with task_errors():
+        with task_errors(), named_jobs(self._spark, f"reconcile {spec.name}: compare"):
             return self._compare(spec, canonical, state, among)
 
     def _compare(
@@ -92,7 +93,7 @@ class SparkComparer:
         frame = expected.select(row_to_json(expected, (*spec.key, *columns)).alias("row"))
 
         def each() -> Iterator[str]:
-            with task_errors():
+            with task_errors(), named_jobs(self._spark, f"reconcile {spec.name}: canonical rows"):
                 # in slices: all rows might not fit into the driver's memory
                 for row in frame.toLocalIterator(prefetchPartitions=True):
                     yield row[0]

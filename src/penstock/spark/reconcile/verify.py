@@ -21,6 +21,7 @@ from penstock.channels.log import NAMES
 from penstock.database.statements import statements
 from penstock.errors import ServerUnavailable
 from penstock.records import Scope, Shard, ShardName
+from penstock.spark.names import named_jobs
 from penstock.spark.reconcile import task_errors
 from penstock.spark.sources.connections import arrow, postgres, redis_client, warm
 from penstock.verifying import (
@@ -100,7 +101,7 @@ class SparkExaminer:
         names = [F.col(n) for n in ("channel", "shard", "offset", "id", "kind", "count", "details")]
         rows = read.select(hashed, *names).persist()
         try:
-            with task_errors():
+            with task_errors(), named_jobs(self._spark, "verify", f"verify: {len(parts)} ranges"):
                 return _summarize(rows)
         finally:
             rows.unpersist()

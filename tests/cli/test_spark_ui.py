@@ -1,0 +1,142 @@
+"""What Spark shows of a running pipeline: names, live numbers, metrics; and how it places tasks."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from cli.test_commands import effects, stage
+from fixtures.command_line import CommandLine
+from penstock.database.connections import Connection
+from penstock.testing import eventually
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
+
+FRAMES = """
+@pipeline.consumer(reads=things, dataframe=True)
+def letters(session, frame):
+    session.execute(text("INSERT INTO public.letters VALUES (:many)"), {"many": frame.count()})
+"""
+
+ONE_SLOT_LESS = """
+from penstock.cli.app import main
+from penstock.spark.engine.slots import Slots
+
+count = Slots.count
+Slots.count = lambda slots: count(slots) + 1  # as while the driver has not noticed that a worker is gone
+main()
+"""
+
+
+def lines(stderr: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stderr.splitlines() if line.startswith("{")]
+
+
+class Api:
+    """Spark's UI and REST API."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        [application] = json.loads(self.page("/api/v1/applications"))
+        self._application = application["id"]
+
+    def page(self, path: str) -> str:
+        with urlopen(self._address + path, timeout=20) as answer:
+            return str(answer.read(), "utf-8")
+
+    def __call__(self, path: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(
+            self.page(f"/api/v1/applications/{self._application}/{path}")
+        )
+        return found
+
+
+@pytest.fixture
+def api(penstock: CommandLine, connection: Connection, started: Any) -> Iterator[Api]:
+    """The UI of `penstock run` with a streamer, a consumer and a set-based consumer, at the address in its log."""
+    source = penstock.directory / "shop.py"
+    source.write_text(source.read_text() + FRAMES)
+    connection.execute("CREATE TABLE public.letters (many int)")
+    stage(connection, 10)
+    sink = "spark.metrics.conf.driver.sink.prometheusServlet"
+    settings = (
+        "spark.ui.enabled=true",
+        f"{sink}.class=org.apache.spark.metrics.sink.PrometheusServlet",
+        f"{sink}.path=/metrics/prometheus",
+    )
+    process = started(
+        *("run", "--engine", "spark", "--log-format", "json"),
+        *(word for setting in settings for word in ("--conf", setting)),
+    )
+    assert process.stderr is not None
+    said: list[str] = []
+    for line in process.stderr:
+        said.append(line)
+        if found := re.search(r'"ui": "(http://[^"]+)"', line):
+            break
+    else:
+        pytest.fail("".join(said))
+    yield Api(found[1])
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+
+
+def test_the_ui_names_what_runs_and_shows_live_numbers(api: Api, connection: Connection) -> None:
+    """It named a line of Spark's code, and showed no rate for a minute."""
+    eventually(
+        lambda: (
+            connection.execute("SELECT FROM public.letters").fetchall()
+            and effects(connection) == 10
+        ),
+        "all is applied",
+        timeout_s=60,
+    )
+
+    def shown() -> str:
+        return api.page("/StreamingQuery/")
+
+    eventually(lambda: "NaN" not in shown(), "the queries have rates", timeout_s=20)
+    stages, jobs = api("stages"), api("jobs")
+    assert not [s["name"] for s in stages if "NativeMethodAccessorImpl" in s["name"]]
+    assert {"epochs", "consumer letters"} <= {s["name"] for s in stages}
+    descriptions = {job["description"] for job in jobs}
+    assert any(d.startswith("epoch 0: streamer; reader[") for d in descriptions)
+    assert any(d.startswith("consumer letters, micro-batch") for d in descriptions)
+
+    def counted() -> dict[str, int]:
+        metrics = json.loads(api.page("/metrics/json/"))["gauges"]
+        return {
+            name.rpartition(".AccumulatorSource.penstock.")[2]: found["value"]
+            for name, found in metrics.items()
+        }
+
+    eventually(lambda: counted()["applied"] >= 10, "Spark's metrics count", timeout_s=20)
+    assert counted()["sequenced"] == counted()["published"] == 10
+    assert "AccumulatorSource_penstock_applied" in api.page("/metrics/prometheus/")
+
+
+def test_a_task_without_a_slot_hands_its_work_to_those_that_have_one(
+    penstock: CommandLine, connection: Connection
+) -> None:
+    """Spark's stages are recognised by their name: without it nobody notices that a task waits."""
+    stage(connection, 10)
+    process = subprocess.Popen(
+        [sys.executable, "-c", ONE_SLOT_LESS, "run", "--engine", "spark", "--master", "local[2,4]"],
+        cwd=penstock.directory,
+        env=penstock.environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        eventually(lambda: effects(connection) == 10, "all is applied", timeout_s=120)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=60)
+    [warned] = [line for line in lines(stderr) if line["event"].startswith("tasks wait for slots")]
+    assert (warned["slots"], warned["tasks"]) == (2, 3)
