@@ -26,12 +26,8 @@ def new_records(rows: pa.Table, position: Callable[[str], int | None]) -> dict[s
             new = new_records(frame.toArrow(), table.transaction_version)
             last = [Transaction(shard, rows["offset"][-1].as_py()) for shard, rows in new.items()]
             if new:
-                write_deltalake(
-                    table,
-                    pa.concat_tables(new.values()),
-                    mode="append",
-                    commit_properties=CommitProperties(app_transactions=last),
-                )
+                commit = CommitProperties(app_transactions=last)
+                write_deltalake(table, pa.concat_tables(new.values()), mode="append", commit_properties=commit)
 
     Args:
         rows: All records of the micro-batch, with ``channel``, ``shard`` and ``offset``: filter them afterwards.
