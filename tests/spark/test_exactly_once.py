@@ -191,7 +191,7 @@ def test_a_dataframe_is_staged_and_streamed(
     )
     target = {"channel": "things", "databaseUrl": where["databaseUrl"]}
     if streaming:
-        copied.writeStream.format("penstock.staged").options(**target).option(
+        copied.writeStream.format("penstock.staged").options(**target).queryName("copies").option(
             "checkpointLocation", str(tmp_path)
         ).trigger(availableNow=True).start().awaitTermination()
     else:

@@ -47,7 +47,7 @@ __all__ = ["IckSource", "LogSource", "StagedSource", "TableSource", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Registers the sources with a session, and turns filter pushdown for Python data sources on.
+    """Registers the sources with a session, and turns filter pushdown for Python data sources on, for the option ``pushFilters``.
 
     Penstock's own sessions have both already, and PySpark finds the sources by itself if Penstock is installed on the driver.
     """

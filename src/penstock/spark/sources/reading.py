@@ -116,7 +116,8 @@ class BatchReader(DataSourceReader):
 
     def _push(self, filters: list[Filter]) -> Iterable[Filter]:
         """Skips shards, offsets and rows that the filters exclude; Spark applies all of them again."""
-        self._rows.filters = filters
+        if self._store.options.push_filters:
+            self._rows.filters = filters
         return filters
 
     pushFilters = PushFilters(_push)  # type: ignore[assignment]  # noqa: N815  Spark's name
