@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812  the usual name
 from pyspark.sql.types import LongType, StringType, StructType
 
 from fixtures.flow import ReadLog
-from penstock import Log
+from penstock import Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.errors import Fenced, Gap, InvalidRecord, InvalidSetting, StagingError, Unknown
 from penstock.spark import lag, once
@@ -191,7 +191,7 @@ def test_a_dataframe_is_staged_and_streamed(
     )
     target = {"channel": "things", "databaseUrl": where["databaseUrl"]}
     if streaming:
-        copied.writeStream.format("penstock.staged").options(**target).option(
+        copied.writeStream.format("penstock.staged").options(**target).queryName("copies").option(
             "checkpointLocation", str(tmp_path)
         ).trigger(availableNow=True).start().awaitTermination()
     else:
@@ -291,3 +291,24 @@ def test_what_postgres_refuses_is_reported_without_payload(
         writer.commit([encode(writer, "")])
 
     assert "123456" not in str(raised.value)
+
+
+def test_rows_may_name_their_logs(
+    where: dict[str, str], connection: Connection, database_url: str, redis_url: str
+) -> None:
+    with Streamer(Pipeline([Log("others", shards=1)]), database_url, redis_url) as another:
+        another.drain()
+    given = {"databaseUrl": where["databaseUrl"]}
+    schema = StructType([*COLUMNS, *StructType().add("channel", StringType())])
+    writer: Any = StagingStreamWriter({**given, "name": "both"}, schema, overwrite=False)
+
+    writer.commit([encode(writer, "q", channel=name) for name in ("things", "others")], 0)
+
+    staged = "SELECT channel, count(*) FROM penstock.staged_records WHERE action = 'made' GROUP BY 1 ORDER BY 1"
+    assert connection.execute(staged.encode()).fetchall() == [("others", 1), ("things", 1)]
+    with pytest.raises(InvalidRecord, match="not the name of a registered log"):
+        encode(writer, "q", channel="elsewhere")
+    with pytest.raises(InvalidSetting, match="option name is missing"):
+        StagingStreamWriter(given, schema, overwrite=False)
+    with pytest.raises(InvalidSetting, match="or give the rows a column channel"):
+        StagingBatchWriter(given, COLUMNS, overwrite=False)

@@ -39,7 +39,8 @@ pytestmark = pytest.mark.spark
 
 
 def make_reader(where: dict[str, str]) -> BatchReader:
-    return BatchReader(LogStore(Options.parse("penstock.log", where, streaming=False)))
+    options = where | {"pushFilters": "true"}
+    return BatchReader(LogStore(Options.parse("penstock.log", options, streaming=False)))
 
 
 def read(reader: BatchReader) -> pa.Table:
@@ -98,6 +99,19 @@ def test_a_filter_on_time_skips_ticks_that_are_older(
     reader.pushFilters([GreaterThan(("timestamp",), datetime.now(UTC).replace(microsecond=0))])
 
     assert all(first > 30 for first, _ in planned(reader).values())
+
+
+def test_two_filters_on_one_dataframe_lose_no_row(
+    spark: SparkSession, where: dict[str, str], database_url: str
+) -> None:
+    """Spark keeps one plan of a Python source for each DataFrame: that of the filters that were pushed last."""
+    records = spark.read.format("penstock.log").options(**where).load()
+    given = {"table": "penstock.channels", "databaseUrl": database_url}
+    channels = spark.read.format("penstock.table").options(**given).load()
+
+    assert records.where("shard = 0").union(records.where("shard = 1")).count() == 100
+    assert (records.where("offset <= 1").count(), records.count()) == (2, 100)
+    assert (channels.where("channel = 'none'").count(), channels.count()) == (0, 1)
 
 
 def test_the_schema_names_the_columns_and_the_types_of_payloads(

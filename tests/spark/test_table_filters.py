@@ -46,7 +46,8 @@ AT = datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC)
 
 
 def make_reader(database_url: str, **options: str) -> TableReader:
-    source = TableSource({"databaseUrl": database_url, "table": "public.kinds", **options})
+    given = {"databaseUrl": database_url, "table": "public.kinds", "pushFilters": "true"}
+    source = TableSource({**given, **options})
     reader = source.reader(source.schema())
     assert isinstance(reader, TableReader)
     return reader

@@ -6,6 +6,7 @@ Each setting was measured; ``docs/explanation/engines.md`` lists the delays that
 import logging
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,10 +21,18 @@ from pyspark import SparkContext
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from penstock.errors import PenstockError, ServerUnavailable
+from penstock.errors import InvalidSetting, PenstockError, ServerUnavailable
 from penstock.logs import FORMAT, LEVEL, share_with_tasks
 from penstock.spark.java import find_java
 from penstock.spark.sources import register
+from penstock.spark.submission import (
+    SECRET,
+    URLS,
+    find_cluster,
+    read_submitted,
+    share,
+    start_java,
+)
 
 _LOG4J2 = Path(__file__).with_name("log4j2.properties").as_uri()
 
@@ -48,7 +57,7 @@ SETTINGS = {
         "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms64m -XX:MinHeapFreeRatio=15 -XX:MaxHeapFreeRatio=30 "
         f"-Dlog4j2.configurationFile={_LOG4J2}"
     ),
-    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|_url",
+    "spark.redaction.regex": SECRET,
 }
 
 LOCAL = {
@@ -82,46 +91,66 @@ def spark_session(
 
     Args:
         slots: Number of tasks that run at once; used only without ``master``.
-        master: Spark's master; None runs Spark on this machine.
-        conf: Further settings; they override ours.
+        master: Spark's master; None takes that of ``spark-submit``, or runs Spark on this machine.
+        conf: Further settings; they override ours, and those of ``spark-submit``, which override ours too.
         attempts: Attempts of a task before Spark fails its job; used only without ``master``.
         stop: Whether a signal to stop has come before.
 
     Raises:
         JavaMissing: No Java runtime.
+        InvalidSetting: The Python of tasks is not on this machine.
         StartEndedError: A signal to stop has come while Spark was starting.
     """
     os.environ["JAVA_HOME"] = str(find_java())
     for name in _QUOTING:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     share_with_tasks()
-    # Otherwise workers take the first `python3` on the PATH.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-    builder = SparkSession.builder.appName("penstock").master(
-        master or f"local[{slots},{attempts}]"
-    )
-    settings = dict(SETTINGS)
-    if master is None or master.startswith("local"):
-        os.environ["PYTHONPATH"] = os.pathsep.join(
-            [*(p for p in sys.path if p), os.environ.get("PYTHONPATH", "")]
-        )
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        settings |= LOCAL
-    else:
-        settings |= {
-            f"spark.executorEnv.{name}": os.environ[name] for name in _SHARED if name in os.environ
-        }
-        settings["spark.executorEnv.PYTHONPATH"] = _application_path()
-    for name, value in (settings | dict(conf or {})).items():
+    submitted, chosen = read_submitted(), dict(conf or {})
+    master = master or find_cluster(submitted)
+    _choose_python(chosen)
+    ours = {"spark.app.name": "penstock"} | _settings(master, submitted | chosen)
+    settings = {name: value for name, value in ours.items() if name not in submitted} | chosen
+    settings["spark.master"] = master or f"local[{slots},{attempts}]"
+    builder = SparkSession.builder
+    for name, value in settings.items():
         builder = builder.config(name, value)
     with _signals_left_to_us():
         if stop():
             raise StartEndedError
+        start_java(settings)
         spark = builder.getOrCreate()
     _write_no_checksums(spark)
     register(spark)
     return spark
+
+
+def _choose_python(chosen: Mapping[str, str]) -> None:
+    """Sets the Python of tasks, which PySpark takes from the environment only: otherwise the first ``python3`` on the PATH.
+
+    Raises:
+        InvalidSetting: This machine does not have it.
+    """
+    if "spark.pyspark.python" in chosen:
+        os.environ["PYSPARK_PYTHON"] = chosen["spark.pyspark.python"]
+    python = os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if shutil.which(python) is None:
+        raise InvalidSetting(
+            f"PYSPARK_PYTHON is {python}, which is not there. The driver plans with it, too: if it comes in an archive, unpack the "
+            f"archive in the directory where you start, here {Path.cwd()}"
+        )
+
+
+def _settings(master: str | None, given: Mapping[str, str]) -> dict[str, str]:
+    """Penstock's settings for a master; None is this machine."""
+    if master is not None and not master.startswith("local"):
+        path = {"spark.executorEnv.PYTHONPATH": _application_path()}
+        return SETTINGS | share(_SHARED, master, given) | path
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [*(p for p in sys.path if p), os.environ.get("PYTHONPATH", "")]
+    )
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    return SETTINGS | LOCAL
 
 
 def _application_path() -> str:
@@ -220,7 +249,9 @@ def stop_session(spark: SparkSession) -> None:
     """
     jvm = spark.sparkContext._jvm  # noqa: SLF001  only Java knows its children
     assert jvm is not None
-    children = list(jvm.java.lang.ProcessHandle.current().children().toArray())
+    found = jvm.java.lang.ProcessHandle.current().children().toArray()
+    # With spark-submit, this process is one of them.
+    children = [child for child in found if child.pid() != os.getpid()]
     for child in children:
         child.destroy()
     deadline = monotonic() + CHILDREN_END_S
@@ -307,5 +338,5 @@ def _write_no_checksums(spark: SparkSession) -> None:
     local.setWriteChecksum(False)
 
 
-_SHARED = ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL", FORMAT, LEVEL)
+_SHARED = (*URLS, FORMAT, LEVEL)
 """Environment variables of this process that executors on other machines need."""

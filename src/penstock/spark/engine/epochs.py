@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from penstock.errors import DriverUnreachable, PenstockError
+from penstock.errors import DriverUnreachable, InvalidSetting, PenstockError
 from penstock.spark.engine.assignment import Part, Task
 from penstock.spark.engine.control_channel import Address, ControlChannel, Line, request_plan
+from penstock.spark.submission import SECRET_KEY, URLS
 from penstock.spark_daemon import end_quietly
 
 if TYPE_CHECKING:  # tasks import it: Spark's planners load this module, too, and need nothing of it
@@ -181,7 +182,18 @@ class EpochsReader(DataSourceStreamReader):
 
 
 def _get_urls() -> tuple[str, str]:
-    return os.environ["PENSTOCK_DATABASE_URL"], os.environ["PENSTOCK_REDIS_URL"]
+    """The URLs in this executor's environment.
+
+    Raises:
+        InvalidSetting: One is not there.
+    """
+    for name in URLS:
+        if not os.environ.get(name):
+            raise InvalidSetting(
+                f"executors have no {name}. On Kubernetes, give them a secret: --conf {SECRET_KEY}{name}=NAME:KEY"
+            )
+    database_url, redis_url = (os.environ[name] for name in URLS)
+    return database_url, redis_url
 
 
 class Counter:

@@ -18,6 +18,7 @@ stay text, unless the query's schema gives them a type.
     filters       what a batch need not read
     projection    the columns that a query names, and the types of its payloads
     reading       the readers, over any store of records
+    retrying      which waits for its server
     log, staged   the two stores of records
     journal       what both ask Postgres
     registered    a stream's position in Postgres, for which retention waits
@@ -28,7 +29,8 @@ stay text, unless the query's schema gives them a type.
     ick           members of an Ick
     writing       writes a DataFrame into a log: compare and append
     staging       stages a DataFrame as new records
-    exactly_once  effects of micro-batches that happen once
+    exactly_once  effects of micro-batches in Postgres that happen once
+    new_records   what another sink lacks of a micro-batch
     lag           how far a query is behind
     failing       errors in one line
     connections   one connection of each kind for all tasks of a process
@@ -45,7 +47,7 @@ __all__ = ["IckSource", "LogSource", "StagedSource", "TableSource", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Registers the sources with a session, and turns filter pushdown for Python data sources on.
+    """Registers the sources with a session, and turns filter pushdown for Python data sources on, for the option ``pushFilters``.
 
     Penstock's own sessions have both already, and PySpark finds the sources by itself if Penstock is installed on the driver.
     """

@@ -23,7 +23,7 @@ from penstock.database.connections import (
 )
 from penstock.database.errors import LACKS_PRIVILEGE, first_line, hidden_rows
 from penstock.database.transactions import own_settings, set_local, table_settings
-from penstock.errors import HiddenRows
+from penstock.errors import HiddenRows, ServerUnavailable
 from penstock.logs import configure_task
 from penstock.verifying.reading import connect_unparsed
 
@@ -83,6 +83,7 @@ def arrow(
 
     Raises:
         HiddenRows: A policy of row-level security applies to a table.
+        ServerUnavailable: Postgres does not answer.
     """
     try:
         with adbc.connect(_named_in_utf8(url)) as connection, connection.cursor() as cursor:
@@ -97,6 +98,10 @@ def arrow(
     except adbc_driver_manager.Error as error:
         if error.sqlstate == LACKS_PRIVILEGE and "row-level security" in str(error):
             raise HiddenRows(f"reading: {hidden_rows(first_line(error))}") from error
+        if error.status_code == adbc_driver_manager.AdbcStatusCode.IO and error.sqlstate is None:
+            raise ServerUnavailable(
+                f"reading: Postgres does not answer ({first_line(error)})"
+            ) from error
         raise
 
 

@@ -46,6 +46,9 @@ _TO = (EqualTo, EqualNullSafe, LessThan, LessThanOrEqual)
 class PushFilters:
     """The method ``pushFilters`` of a reader, which a session without filter pushdown accepts too.
 
+    Filters do nothing without the option ``pushFilters``: Spark keeps one plan for a DataFrame, that of the filters that were
+    pushed last.  Two filters on one DataFrame would lose rows, in one query or one after the other.
+
     PySpark refuses a reader that overrides the method unless ``spark.sql.python.filterPushdown.enabled`` is set, and does not
     call it otherwise.  A session that has found the sources by itself does not have that setting.
     """

@@ -24,7 +24,7 @@ from penstock.spark.sources.subscription import Subscription
 
 _DATABASE_URL, _REDIS_URL = "PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL"
 
-SPARKS_OWN = {"checkpointlocation", "path"}
+SPARKS_OWN = {"checkpointlocation", "path", "queryname"}
 """Options for Spark itself, which it passes on to the source."""
 
 KNOWN = {
@@ -49,6 +49,9 @@ KNOWN = {
     "minpartitions",
     "maxrecordsperpartition",
     "failondataloss",
+    "pushfilters",
+    "fetchoffset.numretries",
+    "fetchoffset.retryintervalms",
     "includeheaders",
     "beginsat",
     "namespace",
@@ -82,6 +85,9 @@ class Options:
             few records.
         max_partition_records: ``maxRecordsPerPartition``: most records of a task; None sets no limit.
         fail_on_data_loss: ``failOnDataLoss``: whether lost records fail the query, or are skipped with a warning.
+        push_filters: ``pushFilters``: whether filters of a batch decide what is read.
+        retries: ``fetchOffset.numRetries``: how often a call is repeated whose server does not answer.
+        retry_interval_s: ``fetchOffset.retryIntervalMs``: pause before each, in seconds.
         begins: ``beginsAt``, for writing: the first offset of each shard in an empty log; None reads it from the journal.
         scope: ``schema`` and ``namespace``.
         redis_url: ``redisUrl``; None takes ``PENSTOCK_REDIS_URL`` from the task's environment.
@@ -101,6 +107,9 @@ class Options:
     min_partitions: int | None
     max_partition_records: int | None
     fail_on_data_loss: bool
+    push_filters: bool
+    retries: int
+    retry_interval_s: float
     begins: dict[int, int] | None
     scope: Scope
     redis_url: str | None
@@ -151,6 +160,9 @@ class Options:
                 source, options, "maxrecordsperpartition", "maxRecordsPerPartition"
             ),
             fail_on_data_loss=_flag(source, options, "failondataloss", "failOnDataLoss"),
+            push_filters=parse_push_filters(source, options),
+            retries=_count(source, options, "fetchOffset.numRetries", 3),
+            retry_interval_s=_count(source, options, "fetchOffset.retryIntervalMs", 1000) / 1000,
             begins=_begins(source, options.get("beginsat")),
             scope=parse_scope(options),
             redis_url=options.get("redisurl"),
@@ -251,12 +263,26 @@ def whole_number(source: str, options: Mapping[str, str], key: str, name: str) -
     Raises:
         InvalidSetting: It is not such a number.
     """
-    if key not in options:
-        return None
-    text = options[key]
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise InvalidSetting(f"{source}: {name} is {text!r}; it takes a whole number from 1")
+    return _parse_number(source, options[key], name, 1) if key in options else None
+
+
+def _count(source: str, options: Mapping[str, str], name: str, default: int) -> int:
+    return _parse_number(source, options.get(name.lower(), str(default)), name, 0)
+
+
+def _parse_number(source: str, text: str, name: str, least: int) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise InvalidSetting(f"{source}: {name} is {text!r}; it takes a whole number from {least}")
     return int(text)
+
+
+def parse_push_filters(source: str, options: Mapping[str, str]) -> bool:
+    """The option ``pushFilters``.
+
+    Raises:
+        InvalidSetting: It is neither true nor false.
+    """
+    return _flag(source, {"pushfilters": "false", **options}, "pushfilters", "pushFilters")
 
 
 def _flag(source: str, options: Mapping[str, str], key: str, name: str) -> bool:

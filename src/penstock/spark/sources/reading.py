@@ -44,6 +44,7 @@ from penstock.spark.sources.ranges import (
     ranges_between,
 )
 from penstock.spark.sources.registered import RegisteredPosition
+from penstock.spark.sources.retrying import RetryingStore
 from penstock.spark.sources.starting import find_end, find_start
 from penstock.spark.sources.store import RecordStore
 
@@ -110,12 +111,13 @@ class BatchReader(DataSourceReader):
     """Reads the records between two positions."""
 
     def __init__(self, store: RecordStore, projection: Projection = ALL_COLUMNS) -> None:
-        self._store = store
+        self._store = RetryingStore(store)
         self._rows = _Rows(projection)
 
     def _push(self, filters: list[Filter]) -> Iterable[Filter]:
         """Skips shards, offsets and rows that the filters exclude; Spark applies all of them again."""
-        self._rows.filters = filters
+        if self._store.options.push_filters:
+            self._rows.filters = filters
         return filters
 
     pushFilters = PushFilters(_push)  # type: ignore[assignment]  # noqa: N815  Spark's name
@@ -151,7 +153,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, store: RecordStore, projection: Projection = ALL_COLUMNS) -> None:
         options = store.options
-        self._store = store
+        self._store = RetryingStore(store)
         self._rows = _Rows(projection)
         self._pace = Pace(options)
         self._registered = None if options.consumer is None else RegisteredPosition(options)

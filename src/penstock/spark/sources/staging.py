@@ -42,7 +42,7 @@ from penstock.staging.rows import insert_sql, make_refusal, split_rows
 SOURCE = "penstock.staged"
 KNOWN = {"channel", "name", "maxbytes", "batchtable", "namespace", "schema", "databaseurl"}
 REQUIRED = ("key", "action", "object", "data")
-HEADERS = "headers"
+HEADERS, CHANNEL = "headers", "channel"
 
 
 @dataclass
@@ -67,16 +67,12 @@ class _Writer:
         if overwrite:
             raise InvalidSetting(f"{SOURCE}: records are added, never overwritten: mode('append')")
         _check_columns(schema)
-        if "channel" not in options:
-            raise InvalidSetting(f"{SOURCE}: option channel is missing: the log to stage for")
         self._scope = parse_scope(options)
         self._url = database_url(SOURCE, options.get("databaseurl"))
-        self._name = options.get("name", options["channel"])
+        self._channel = _channel(options, schema)
+        self._name = options.get("name") or self._channel or ""
         self._table = options.get("batchtable", DEFAULT_TABLE)
-        self._log = self._find_log(
-            checked_name(options["channel"], "channel"),
-            whole_number(SOURCE, options, "maxbytes", "maxBytes"),
-        )
+        self._logs = self._find_logs(whole_number(SOURCE, options, "maxbytes", "maxBytes"))
 
     @one_line_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Encoded:
@@ -94,15 +90,18 @@ class _Writer:
     def _encode(self, row: Mapping[str, Any]) -> str:
         key = key_text(row["key"], "key")
         data = row["data"]
+        log = self._logs.get(self._channel or row[CHANNEL])
+        if log is None:
+            raise InvalidRecord(CHANNEL, "is not the name of a registered log")
         fields = [
-            json.dumps(self._log.name),
-            str(self._log.shard_for(key)),
+            json.dumps(log.name),
+            str(log.shard_for(key)),
             json.dumps(key),
             json.dumps(label_text(row["action"], "action")),
             json.dumps(label_text(row["object"], "object")),
-            _json(data, "data", self._log.max_bytes)
+            _json(data, "data", log.max_bytes)
             if isinstance(data, str)
-            else json_text(data, "data", self._log.max_bytes),
+            else json_text(data, "data", log.max_bytes),
         ]
         if row.get(HEADERS) is not None:
             fields.append(headers_text(_parse(row[HEADERS], HEADERS), HEADERS) or "null")
@@ -129,14 +128,20 @@ class _Writer:
                 for rows in (rows for each in encoded for rows in each.rows):
                     _execute(connection, statement, zlib.decompress(rows).decode())
 
-    def _find_log(self, name: str, max_bytes: int | None) -> Log:
+    def _find_logs(self, max_bytes: int | None) -> dict[str, Log]:
+        """The registered logs that rows may be staged for."""
         with connect_postgres(self._url, application="spark stage") as connection:
-            found = registered_channels(connection, self._scope).get(name)
-        if found is None or found.kind != "log":
+            registered = registered_channels(connection, self._scope)
+        logs = {
+            name: Log(name, shards=found.shards, max_bytes=max_bytes or MAX_PAYLOAD_BYTES)
+            for name, found in registered.items()
+            if found.kind == "log" and self._channel in (None, name)
+        }
+        if self._channel is not None and not logs:
             raise Unknown(
-                f"{SOURCE}: no log {name!r} is registered in schema {self._scope.schema}; a streamer registers it when it starts"
+                f"{SOURCE}: no log {self._channel!r} is registered in schema {self._scope.schema}; a streamer registers it when it starts"
             )
-        return Log(name, shards=found.shards, max_bytes=max_bytes or MAX_PAYLOAD_BYTES)
+        return logs
 
 
 class StagingBatchWriter(_Writer, DataSourceArrowWriter):
@@ -159,6 +164,13 @@ class StagingBatchWriter(_Writer, DataSourceArrowWriter):
 class StagingStreamWriter(_Writer, DataSourceStreamArrowWriter):
     """Stages the rows of a micro-batch, once."""
 
+    def __init__(self, given: Mapping[str, Any], schema: StructType, *, overwrite: bool) -> None:
+        super().__init__(given, schema, overwrite=overwrite)
+        if not self._name:
+            raise InvalidSetting(
+                f"{SOURCE}: option name is missing: a stream for several logs needs it"
+            )
+
     @one_line_errors()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
         """Inserts the rows of all tasks, unless an earlier attempt at the micro-batch did.
@@ -172,6 +184,22 @@ class StagingStreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
         """Undoes nothing: nothing was inserted."""
+
+
+def _channel(options: Mapping[str, str], schema: StructType) -> str | None:
+    """The log of all rows; None if each row names its own, in the column ``channel``.
+
+    Raises:
+        InvalidSetting: Neither the options nor the rows name a log.
+        InvalidName: The name breaks the rule for names.
+    """
+    if CHANNEL in options:
+        return checked_name(options[CHANNEL], CHANNEL)
+    if CHANNEL not in schema.names:
+        raise InvalidSetting(
+            f"{SOURCE}: option channel is missing: the log to stage for; or give the rows a column channel"
+        )
+    return None
 
 
 def _check_columns(schema: StructType) -> None:

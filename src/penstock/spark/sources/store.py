@@ -13,7 +13,9 @@ from penstock.spark.sources.ranges import Positions
 class RecordStore(Protocol):
     """A place that holds the records of channels; picklable, connects on first use."""
 
-    options: Options
+    @property
+    def options(self) -> Options:
+        """Of the query."""
 
     def available(self) -> dict[ShardName, OffsetRange]:
         """The offsets that it has of every shard; ``last`` is the last offset ever assigned, even if it holds no record."""

@@ -28,7 +28,12 @@ from penstock.spark.sources.connections import arrow, postgres, warm
 from penstock.spark.sources.failing import one_line_errors
 from penstock.spark.sources.filters import PushFilters
 from penstock.spark.sources.narrowing import FilterColumn, to_sql_condition
-from penstock.spark.sources.options import database_url, known_options, whole_number
+from penstock.spark.sources.options import (
+    database_url,
+    known_options,
+    parse_push_filters,
+    whole_number,
+)
 from penstock.spark.sources.snapshots import begin_reading
 from penstock.spark.sources.values import (
     BOUNDED,
@@ -48,6 +53,7 @@ _TID_RANGES_SINCE = 140000
 _EVERY = "*"
 
 KNOWN = {
+    "pushfilters",
     "table",
     "query",
     "columns",
@@ -117,6 +123,7 @@ class _Relation:
         if ("table" in options) == ("query" in options):
             raise InvalidSetting("penstock.table: give one of the options table and query")
         _check_snapshot(options)
+        parse_push_filters("penstock.table", options)
         table = quote(*_names("table", options["table"], ".")) if "table" in options else None
         source = table or f"({options['query']}) AS q"
         columns = _describe(options, source)
@@ -230,6 +237,8 @@ class TableReader(DataSourceReader):
 
     def _push(self, filters: list[Filter]) -> Iterable[Filter]:
         """Applies filters in Postgres where it compares as Spark does; Spark applies all of them again."""
+        if not parse_push_filters("penstock.table", self._relation.options):
+            return filters
         columns = {f.name: FilterColumn(f.compared, f.spark.simpleString()) for f in self._fields}
         with reading(self._relation.options) as connection:
             utf8 = connection.info.parameter_status("server_encoding") == "UTF8"

@@ -1,0 +1,79 @@
+"""Which settings go to Java on a command line, and which environment variables go to executors."""
+
+import os
+import sys
+
+import pytest
+
+from penstock.errors import InvalidSetting
+from penstock.spark.engine.epochs import _get_urls
+from penstock.spark.session import _choose_python
+from penstock.spark.submission import URLS, find_cluster, share, start_java
+
+SECRET_URL = "postgresql://shop:canary@db/shop"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_DATABASE_URL", SECRET_URL)
+    monkeypatch.setenv("PENSTOCK_REDIS_URL", "rediss://cache:6379/0")
+
+
+def test_no_secret_is_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        "penstock.spark.submission.SparkContext._ensure_initialized",
+        lambda conf: started.extend(conf.getAll()),
+    )
+
+    start_java(
+        {
+            "spark.driver.memory": "1g",
+            "spark.ssl.keyPassword": "canary",
+            **share(URLS, "spark://head:7077", {}),
+        }
+    )
+
+    assert started == [("spark.driver.memory", "1g")]
+
+
+def test_kubernetes_shows_no_password_in_a_pod() -> None:
+    def shared(master: str, **settings: str) -> set[str]:
+        return {name.rpartition(".")[2] for name in share(URLS, master, settings)}
+
+    assert shared("spark://head:7077") == shared("yarn") == set(URLS)
+    assert shared("k8s://https://head:6443") == {"PENSTOCK_REDIS_URL"}
+    key = "spark.kubernetes.executor.secretKeyRef.PENSTOCK_REDIS_URL"
+    assert shared("k8s://https://head:6443", **{key: "penstock:redis-url"}) == set()
+
+
+def test_an_executor_without_a_url_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _get_urls() == tuple(os.environ[name] for name in URLS)
+
+    monkeypatch.delenv("PENSTOCK_DATABASE_URL")
+
+    with pytest.raises(InvalidSetting, match=r"secretKeyRef\.PENSTOCK_DATABASE_URL=NAME:KEY"):
+        _get_urls()
+
+
+def test_a_python_that_is_only_in_the_archive_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "./environment/bin/python")
+
+    with pytest.raises(InvalidSetting, match="unpack the archive in the directory"):
+        _choose_python({})
+    with pytest.raises(InvalidSetting, match="PYSPARK_PYTHON is /nowhere/python"):
+        _choose_python({"spark.pyspark.python": "/nowhere/python"})
+    _choose_python({"spark.pyspark.python": sys.executable})
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+@pytest.mark.parametrize(
+    ("submitted", "master"),
+    [
+        ({}, None),
+        ({"spark.master": "local[*]"}, None),
+        ({"spark.master": "yarn"}, "yarn"),
+    ],
+)
+def test_the_cluster_is_that_of_spark_submit(submitted: dict[str, str], master: str | None) -> None:
+    assert find_cluster(submitted) == master
