@@ -10,7 +10,7 @@ from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declarations import ReconciliationSpec
 from penstock.inline import InlineComparer
-from penstock.reconciling import Difference, Reconciled, StateComparison, reconcile
+from penstock.reconciling import Reconciled, StateComparison, reconcile
 from penstock.records import DEFAULT_SCOPE, Record
 
 
@@ -27,7 +27,7 @@ class Comparer(InlineComparer):
         spec: ReconciliationSpec,
         canonical: str,
         state: str,
-        among: Sequence[Difference] | None = None,
+        among: Sequence[str] | None = None,
     ) -> StateComparison:
         """Compares, in the snapshots that were taken before."""
         found = super().compare(spec, canonical, state, among)
