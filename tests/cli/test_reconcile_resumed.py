@@ -68,7 +68,7 @@ def test_a_repair_that_is_killed_goes_on_where_it_was(
             ).fetchall()
         ),
         "the second batch is being repaired",
-        timeout_s=60,
+        timeout_s=120,
     )
     run.send_signal(how)
     connection.execute(ENDED)

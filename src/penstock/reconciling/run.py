@@ -4,6 +4,7 @@ An engine does the comparing (``Comparer``); this module decides at which cut, a
 """
 
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from penstock.reconciling.comparison import (
 )
 from penstock.reconciling.cut import Connect, Cut, cut, export_snapshot
 from penstock.reconciling.remaining import RemainingKeys
-from penstock.reconciling.repair import Rows, repair_rows, replace_state
+from penstock.reconciling.repair import Rows, choose_batch, repair_rows, replace_state
 from penstock.records import Scope
 
 log = structlog.get_logger("penstock.reconcile")
@@ -308,8 +309,8 @@ class _Run:
             keys = [each.key for each in comparison.differences]
             remaining = RemainingKeys(self.connect, self.scope, result.run)
             remaining.keep(self.spec.name, keys)
-            for _ in self._repair(keys, remaining, result):
-                pass
+            if keys:
+                deque(self._repair(keys, remaining, result), maxlen=0)
 
     def resume(self, result: _RunResult) -> bool:
         """Goes on with the repairs of an interrupted run; returns whether there is one."""
@@ -327,8 +328,10 @@ class _Run:
     ) -> Iterator[StateComparison]:
         """Compares and repairs a batch of keys at a time; yields what it finds."""
         result.remaining = len(keys)
-        for first in range(0, len(keys), REPAIR_BATCH):
-            batch = keys[first : first + REPAIR_BATCH]
+        with self.connect() as connection:
+            size = choose_batch(connection, self.scope, self.spec, REPAIR_BATCH)
+        for first in range(0, len(keys), size):
+            batch = keys[first : first + size]
             found = self._repair_batch(batch, result)
             remaining.drop(batch, result.repaired)
             result.remaining -= len(batch)

@@ -140,6 +140,12 @@ WHERE consumer = %(consumer)s;
 -- By the role's search_path, so the function is named with its schema.
 SELECT pg_catalog.to_regclass(%(table)s)::pg_catalog.oid;
 
+-- :name row_bytes
+-- By the statistics; null without any.
+SELECT (pg_table_size(oid) / nullif(greatest(reltuples, 0), 0))::bigint
+FROM pg_class
+WHERE oid = %(table)s::oid;
+
 -- :name column_types
 -- Each column's type, and the same without a length, precision or scale, which holds more.
 SELECT attname, format_type(atttypid, atttypmod), format_type(atttypid, -1)
