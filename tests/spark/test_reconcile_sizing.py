@@ -49,6 +49,17 @@ def test_a_number_that_the_user_has_set_is_kept(spark: SparkSession, setting: st
         spark.conf.unset(INITIAL)
 
 
+def test_partitions_that_turn_out_small_are_merged(spark: SparkSession) -> None:
+    """Also those of a frame that is persisted: an estimate that is too high costs nothing."""
+    with Partitions(spark).for_bytes(1 * GB):
+        kept = spark.range(1000).repartition("id").groupBy("id").count().persist()
+        kept.count()
+    try:
+        assert kept.rdd.getNumPartitions() < 4
+    finally:
+        kept.unpersist()
+
+
 def test_a_number_that_equals_the_default_is_kept_as_well() -> None:
     assert kept_partitions({SHUFFLE: "2"}) == {SHUFFLE: "2", INITIAL: "2"}
     assert kept_partitions({SHUFFLE: "2", INITIAL: "9"}) == {SHUFFLE: "2", INITIAL: "9"}

@@ -34,7 +34,10 @@ def one_row_per_key(
         *(F.col(quote(c)).alias(f"k{number}") for number, c in enumerate(spec.key)),
         *(F.col(quote(c)).alias(f"c{number}") for number, c in enumerate(columns)),
     )
-    return flat.groupBy(*_numbered("k", spec.key)).agg(
+    keys = _numbered("k", spec.key)
+    # Shuffled first: almost every key has one row, so that grouping before the shuffle would only sort all rows twice.
+    shuffled = flat.repartition(*keys) if keys else flat
+    return shuffled.groupBy(*keys).agg(
         F.count(F.lit(1)).alias("n"), *(F.first(c).alias(c) for c in _numbered("c", columns))
     )
 

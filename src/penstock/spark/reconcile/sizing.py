@@ -14,7 +14,7 @@ from penstock.spark.engine.slots import Slots
 from penstock.spark.session import SETTINGS
 
 PARTITION_BYTES = 32 * 1024 * 1024
-"""Size of a partition, in bytes, in Postgres: in Spark's memory it takes about twice as much."""
+"""Size of a partition, in bytes: in Postgres, or compressed in Spark's files.  In memory it takes two to four times as much."""
 
 COLLECTED_BYTES = 8 * 1024 * 1024
 """Size of a partition whose rows go to the driver, in bytes, in Postgres: as JSON they take several times as much."""
@@ -24,6 +24,9 @@ MOST = 20_000
 
 SHUFFLE = "spark.sql.shuffle.partitions"
 INITIAL = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
+ADVISORY = "spark.sql.adaptive.advisoryPartitionSizeInBytes"
+MERGED_IF_KEPT = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
+"""Whether adaptive execution merges the last partitions of a frame that is persisted, too."""
 
 
 class Partitions:
@@ -43,11 +46,15 @@ class Partitions:
             yield
             return
         count = choose_partitions(size, Slots(self._spark).count())
-        self._spark.conf.set(INITIAL, str(count))
+        chosen = {INITIAL: str(count), ADVISORY: str(PARTITION_BYTES), MERGED_IF_KEPT: "true"}
+        settings = {n: v for n, v in chosen.items() if self._spark.conf.get(n, None) is None}
+        for name, value in settings.items():
+            self._spark.conf.set(name, value)
         try:
             yield
         finally:
-            self._spark.conf.unset(INITIAL)
+            for name in settings:
+                self._spark.conf.unset(name)
 
 
 def kept_partitions(conf: Mapping[str, str]) -> dict[str, str]:
