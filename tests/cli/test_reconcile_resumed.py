@@ -8,7 +8,6 @@ import pytest
 
 from fixtures.bank import open_bank
 from fixtures.command_line import CommandLine, Started
-from fixtures.engines import ENGINES
 from penstock import Log
 from penstock.database.connections import Connection
 from penstock.testing.waiting import eventually
@@ -37,7 +36,7 @@ LIMIT 1
 """
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture
 def bank(
     request: pytest.FixtureRequest, penstock: CommandLine, connection: Connection, things: Log
 ) -> CommandLine:
@@ -55,7 +54,15 @@ def bank(
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("bank", "how"),
+    [
+        ("inline", signal.SIGKILL),
+        ("inline", signal.SIGINT),
+        pytest.param("spark", signal.SIGKILL, marks=[pytest.mark.spark, pytest.mark.storm]),
+    ],
+    indirect=["bank"],
+)
 def test_a_repair_that_is_killed_goes_on_where_it_was(
     bank: CommandLine, started: Started, connection: Connection, how: signal.Signals
 ) -> None:
