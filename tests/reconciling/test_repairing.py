@@ -10,7 +10,9 @@ from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declarations import ReconciliationSpec
 from penstock.inline import InlineComparer
-from penstock.reconciling import Difference, Reconciled, StateComparison, reconcile
+from penstock.reconciling import Reconciled, StateComparison, reconcile
+from penstock.reconciling import repair as repairing
+from penstock.reconciling.repair import choose_batch
 from penstock.records import DEFAULT_SCOPE, Record
 
 
@@ -27,7 +29,7 @@ class Comparer(InlineComparer):
         spec: ReconciliationSpec,
         canonical: str,
         state: str,
-        among: Sequence[Difference] | None = None,
+        among: Sequence[str] | None = None,
     ) -> StateComparison:
         """Compares, in the snapshots that were taken before."""
         found = super().compare(spec, canonical, state, among)
@@ -114,3 +116,21 @@ def test_rows_that_the_consumer_brought_up_to_date_meanwhile_are_left_alone(
 
     assert done.repaired == 1
     assert rows(connection) == [(1, "newer"), (2, "two"), (3, "three")]
+
+
+def test_fewer_of_large_rows_are_repaired_at_once(
+    repair: Repair, connection: Connection, flow: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They pass through memory as JSON: five thousand of a megabyte would not fit."""
+    connection.execute("ALTER TABLE public.state ALTER COLUMN value SET STORAGE EXTERNAL")
+    connection.execute(
+        "INSERT INTO public.state SELECT i, repeat('x', 100000) FROM generate_series(5, 24) i"
+    )
+    connection.execute("ANALYZE public.state")
+    spec = flow.get_reconciliation("state")
+    monkeypatch.setattr(repairing, "BATCH_BYTES", 500_000)
+
+    assert 1 < choose_batch(connection, DEFAULT_SCOPE, spec, 5000) < 10
+    assert choose_batch(connection, DEFAULT_SCOPE, spec, 3) == 3
+    assert repair("").repaired == 24
+    assert rows(connection) == [(1, "one"), (2, "two"), (3, "three")]

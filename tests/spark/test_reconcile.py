@@ -213,7 +213,7 @@ def test_a_repeated_row_is_repaired(
 
     assert found.comparison is not None
     assert found.comparison.counts == {DifferenceKind.DOUBLED: 3}
-    [report] = (tmp_path / "report.csv").glob("*.csv")
+    [report] = (p for p in (tmp_path / "report.csv").rglob("*.csv") if p.is_file())
     with report.open(newline="") as lines:
         assert sorted(row["key"] for row in csv.DictReader(lines)) == [
             '{"id":1}',

@@ -118,6 +118,7 @@ class WithoutSnapshots:
 
     def __init__(self, comparer: Comparer, connection: Connection) -> None:
         self._comparer, self._connection = comparer, connection
+        self.engine = comparer.engine
 
     def compare(self, *arguments: Any, **options: Any) -> StateComparison:
         """Compares after the connections were closed."""

@@ -93,6 +93,8 @@ def open_comparer(
     servers: Connections,
     specs: Iterable[ReconciliationSpec],
     report: str | None = None,
+    *,
+    with_rows: bool = False,
 ) -> Iterator[Comparer]:
     """A comparer on the chosen engine: inline, unless Spark was chosen or a canonical function computes with DataFrames.
 
@@ -104,12 +106,12 @@ def open_comparer(
     if not _is_spark_chosen(settings) and not (
         settings.engine == "auto" and _is_spark_needed(specs, report)
     ):
-        yield InlineComparer(database_url, report)
+        yield InlineComparer(database_url, report, with_rows=with_rows)
         return
     with start_spark(settings, "reconciling with DataFrames or into Parquet") as spark:
         from penstock.spark.reconcile import SparkComparer  # noqa: PLC0415  an optional extra
 
-        yield SparkComparer(spark, database_url, report)
+        yield SparkComparer(spark, database_url, report, with_rows=with_rows)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ def start_spark(settings: Settings, what: str) -> Iterator["SparkSession"]:
         JavaMissing: There is no Java runtime.
     """
     with require_extra("spark", what):
+        from penstock.spark.reconcile.sizing import kept_partitions  # noqa: PLC0415  an optional extra
         from penstock.spark.session import (  # noqa: PLC0415  an optional extra
             available_cores,
             is_jvm_alive,
@@ -41,7 +42,7 @@ def start_spark(settings: Settings, what: str) -> Iterator["SparkSession"]:
         conf={
             # Spark's own progress bar, on a terminal only.
             "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
-            **parse_conf(settings),
+            **kept_partitions(parse_conf(settings)),
         },
     )
     try:

@@ -261,6 +261,8 @@ def _declare_reconciling(tables: MetaData) -> None:
         Column("outcome", Text, nullable=False, server_default=text("'running'")),
         Column("begun_at", _WHEN, nullable=False, server_default=_NOW),
         Column("ended_at", _WHEN),
+        Column("engine", Text),
+        Column("remaining", ARRAY(Text)),
         Index("reconciliations_name", "name", "id"),
     )
     Table(

@@ -4,7 +4,7 @@ import csv
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,27 +13,34 @@ from penstock.declarations import ReconciliationSpec
 from penstock.errors import DeclarationError, InvalidSetting
 from penstock.inline.sides import Group, Side, describe_side, in_snapshot, read_groups, read_rows
 from penstock.inline.tables import canonical_query
-from penstock.inline.values import NUMBERS, IsEqual, make_equal, to_json
+from penstock.inline.values import NUMBERS, IsEqual, Order, make_equal, make_order, to_json
 from penstock.reconciling.comparison import (
     DIFFERENCES_KEPT,
+    SAMPLES,
     Difference,
     DifferenceKind,
     StateComparison,
 )
 from penstock.reconciling.repair import Rows
 
-_FIELDS = ("key", "kind", "expected", "found")
+_FIELDS = ("key", "kind", "columns")
+_ROWS = ("expected", "found")
 
 
 class InlineComparer:
-    """Compares in one process; memory holds a few thousand rows of either side, and the differences."""
+    """Compares in one process; memory holds a few thousand rows of either side, and the keys that differ."""
 
-    def __init__(self, database_url: str, report: str | None = None) -> None:
+    engine = "inline"
+
+    def __init__(
+        self, database_url: str, report: str | None = None, *, with_rows: bool = False
+    ) -> None:
         """Sets up.
 
         Args:
             database_url: Postgres.
             report: Directory for CSV files of every difference, one for each reconciliation; its name ends with ``.csv``.
+            with_rows: Give the rows of both sides as well: in the report all, in the comparison ``SAMPLES``.
 
         Raises:
             InvalidSetting: The report is not CSV.
@@ -42,14 +49,14 @@ class InlineComparer:
             raise InvalidSetting(
                 f"--report {report}: without Spark a report is CSV; end its name with .csv, or take --engine spark"
             )
-        self._database_url, self._report = database_url, report
+        self._database_url, self._report, self._with_rows = database_url, report, with_rows
 
     def compare(
         self,
         spec: ReconciliationSpec,
         canonical: str,
         state: str,
-        among: Sequence[Difference] | None = None,
+        among: Sequence[str] | None = None,
     ) -> StateComparison:
         """Compares every key of both sides.
 
@@ -67,7 +74,13 @@ class InlineComparer:
             found = describe_side(other, table, (*spec.key, *columns))
             report = None if among is not None else self._report
             merge = _Merge(
-                spec, columns, expected, found, stack.enter_context(_open(report, spec.name))
+                spec,
+                columns,
+                expected,
+                found,
+                stack.enter_context(_open(report, spec.name)),
+                rows_kept=DIFFERENCES_KEPT if among is not None else SAMPLES * self._with_rows,
+                reports_rows=self._with_rows,
             )
             merge.run(
                 read_groups(one, expected, expected, spec.key, columns, among),
@@ -127,32 +140,36 @@ class _Merge:
     expected: Side
     found: Side
     report: TextIO | None
+    rows_kept: int
+    reports_rows: bool
     compared: int = 0
     without_key: int = 0
     twice: int = 0
     counts: Counter[DifferenceKind] = field(default_factory=Counter)
+    by_column: Counter[str] = field(default_factory=Counter)
     differences: list[Difference] = field(default_factory=list)
 
     def run(self, expected: Iterator[Group], found: Iterator[Group]) -> None:
         """Compares the groups of both sides."""
-        equals = self._make_equals()
-        writer = None if self.report is None else csv.writer(self.report)
-        if writer is not None:
-            writer.writerow(_FIELDS)
-        for one, other in _pair(self._with_key(expected), self._with_key(found)):
+        equals, order = self._make_equals(), self._make_order()
+        report = None if self.report is None else _Report(self.report, with_rows=self.reports_rows)
+        for one, other in _pair(self._with_key(expected), self._with_key(found), order):
             self.compared += 1
             self.twice += one is not None and one.count > 1
             kind = _kind(one, other, equals)
             if kind is None:
                 continue
             self.counts[kind] += 1
-            if writer is None and len(self.differences) >= DIFFERENCES_KEPT:
-                continue
-            difference = self._describe(kind, one, other)
-            if len(self.differences) < DIFFERENCES_KEPT:
-                self.differences.append(difference)
-            if writer is not None:
-                writer.writerow([getattr(difference, name) for name in _FIELDS])
+            columns = self._differing(kind, one, other, equals)
+            self.by_column.update(columns)
+            is_kept = len(self.differences) < DIFFERENCES_KEPT
+            has_rows = len(self.differences) < self.rows_kept
+            if is_kept:
+                self.differences.append(
+                    self._describe(kind, columns, one, other, with_rows=has_rows)
+                )
+            if report is not None:
+                report.write(self._describe(kind, columns, one, other, with_rows=self.reports_rows))
 
     def result(self) -> StateComparison:
         """What was found.
@@ -171,8 +188,11 @@ class _Merge:
                 f"group them by {key or 'nothing: the state is one row'}"
             )
         kinds = {kind: self.counts[kind] for kind in DifferenceKind if self.counts[kind]}
-        ordered = sorted(self.differences, key=lambda difference: difference.key)
-        return StateComparison(self.compared, kinds, ordered, self.columns)
+        by_column = {c: self.by_column[c] for c in self.columns if self.by_column[c]}
+        return StateComparison(self.compared, kinds, self.differences, self.columns, by_column)
+
+    def _make_order(self) -> Order:
+        return make_order([self.expected.oids[column] for column in self.spec.key])
 
     def _make_equals(self) -> list[IsEqual]:
         return [
@@ -189,12 +209,37 @@ class _Merge:
             else:
                 yield group
 
-    def _describe(self, kind: DifferenceKind, one: Group | None, other: Group | None) -> Difference:
+    def _differing(
+        self,
+        kind: DifferenceKind,
+        one: Group | None,
+        other: Group | None,
+        equals: Sequence[IsEqual],
+    ) -> tuple[str, ...]:
+        """The columns that differ."""
+        if kind is not DifferenceKind.DIFFERENT or one is None or other is None:
+            return ()
+        values = zip(self.columns, equals, one.values, other.values, strict=True)
+        return tuple(column for column, is_equal, a, b in values if not is_equal(a, b))
+
+    def _describe(
+        self,
+        kind: DifferenceKind,
+        columns: tuple[str, ...],
+        one: Group | None,
+        other: Group | None,
+        *,
+        with_rows: bool,
+    ) -> Difference:
         either = one or other
         assert either is not None
+        key = to_json(self.spec.key, self.expected.oids, either.key)
+        if not with_rows:
+            return Difference(key, kind, columns)
         return Difference(
-            to_json(self.spec.key, self.expected.oids, either.key),
+            key,
             kind,
+            columns,
             None if one is None else self._row(self.expected, one),
             None if other is None else self._row(self.found, other),
         )
@@ -205,26 +250,46 @@ class _Merge:
         return to_json((*self.spec.key, *self.columns), oids, (*group.key, *group.values))
 
 
+class _Report:
+    """The file of a reconciliation."""
+
+    def __init__(self, file: TextIO, *, with_rows: bool) -> None:
+        self._fields = (*_FIELDS, *_ROWS) if with_rows else _FIELDS
+        self._writer = csv.writer(file)
+        self._writer.writerow(self._fields)
+
+    def write(self, difference: Difference) -> None:
+        """Writes a line."""
+        line = {**asdict(difference), "columns": ", ".join(difference.columns)}
+        self._writer.writerow([line[name] for name in self._fields])
+
+
 def _pair(
-    expected: Iterator[Group], found: Iterator[Group]
+    expected: Iterator[Group], found: Iterator[Group], order: Order
 ) -> Iterator[tuple[Group | None, Group | None]]:
     """The groups of each key of either side."""
-    one, other = next(expected, None), next(found, None)
+    ones, others = _with_place(expected, order), _with_place(found, order)
+    one, other = next(ones, None), next(others, None)
     while one is not None or other is not None:
-        if other is None or (one is not None and _is_before(one, other)):
-            yield one, None
-            one = next(expected, None)
-        elif one is None or _is_before(other, one):
-            yield None, other
-            other = next(found, None)
+        if other is None or (one is not None and one[0] < other[0]):
+            yield one[1] if one is not None else None, None
+            one = next(ones, None)
+        elif one is None or other[0] < one[0]:
+            yield None, other[1]
+            other = next(others, None)
         else:
-            yield one, other
-            one, other = next(expected, None), next(found, None)
+            yield one[1], other[1]
+            one, other = next(ones, None), next(others, None)
 
 
-def _is_before(one: Group, other: Group) -> bool:
-    keys: tuple[Any, Any] = one.key, other.key  # without NULL
-    return bool(keys[0] < keys[1])
+def _with_place(groups: Iterator[Group], order: Order) -> Iterator[tuple[Any, Group]]:
+    """The groups, each with what it is ordered by.  A side in another order would differ in keys that are equal."""
+    last: Any = None
+    for group in groups:
+        place: Any = order(group.key)  # without NULL
+        assert last is None or last < place, "keys are not in the order in which they are merged"
+        yield place, group
+        last = place
 
 
 def _kind(

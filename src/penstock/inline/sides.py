@@ -1,7 +1,8 @@
 """Reads one side of a comparison in the order of its keys, in a snapshot, a few thousand rows at a time.
 
 Values are cast to text by Postgres.  A column of the state has the type of the canonical column, unless both are numbers.
-Keys are ordered as text in the collation C, which is the order of Python's strings, whatever the database's collation.
+Keys that are integers or numerics are ordered as numbers, others as text in the collation C, which is the order of Python's
+strings, whatever the database's collation.
 """
 
 import json
@@ -18,8 +19,7 @@ from penstock.database.formats import FIX_FORMATS
 from penstock.database.quoting import quote
 from penstock.database.transactions import HANDLER_TIMEOUT_S
 from penstock.errors import Unknown
-from penstock.inline.values import NUMBERS, Value
-from penstock.reconciling import Difference
+from penstock.inline.values import NUMBERS, ORDERED, Value
 from penstock.reconciling.cut import import_snapshot
 
 ROWS_A_FETCH = 5_000
@@ -106,7 +106,7 @@ def read_groups(
     like: Side,
     key: Sequence[str],
     columns: Sequence[str],
-    among: Sequence[Difference] | None,
+    among: Sequence[str] | None,
 ) -> Iterator[Group]:
     """The rows of each key, in the order of the keys; keys with NULL come last.
 
@@ -116,11 +116,15 @@ def read_groups(
         like: The canonical side, whose types are taken.
         key: The columns of the key.
         columns: The columns to compare.
-        among: Read only the keys of these differences.
+        among: Read only these keys, each as JSON.
     """
-    keys = [_as_key(side, like, column) for column in key]
+    # Renamed: a bare name in ORDER BY is that of an output column, which is text.
+    keys = [
+        f'{_as_key(side, like, column)} AS "penstock key {number}"'
+        for number, column in enumerate(key)
+    ]
     values = [_as_text(side, like, column) for column in columns]
-    order = ", ".join(f'({expression}) COLLATE "C"' for expression in keys)
+    order = ", ".join(_as_order(side, like, column) for column in key)
     query = (
         f"SELECT {', '.join([*keys, *values]) or 'NULL'} FROM {side.source} {_where(side, like, key, among)}"
         + (f" ORDER BY {order}" if order else "")
@@ -170,6 +174,13 @@ def _as_key(side: Side, like: Side, column: str) -> str:
     return f"trim_scale({value})::text" if like.names[column] == "numeric" else f"{value}::text"
 
 
+def _as_order(side: Side, like: Side, column: str) -> str:
+    """What a key's column is ordered by: as ``make_order`` orders it."""
+    if like.oids[column] in ORDERED:
+        return _in_type(side, like, column)
+    return f'({_as_key(side, like, column)}) COLLATE "C"'
+
+
 def _cast(side: Side, like: Side, column: str) -> str:
     are_numbers = {side.oids[column], like.oids[column]} <= NUMBERS
     return quote(column) if are_numbers else _in_type(side, like, column)
@@ -182,14 +193,14 @@ def _in_type(side: Side, like: Side, column: str) -> str:
     return f"CAST({quote(column)} AS {like.names[column]})"
 
 
-def _where(side: Side, like: Side, key: Sequence[str], among: Sequence[Difference] | None) -> str:
+def _where(side: Side, like: Side, key: Sequence[str], among: Sequence[str] | None) -> str:
     """The condition for the rows of some keys.
 
     Postgres can push the condition on a single column below a GROUP BY, and answer it from an index.
     """
     if among is None or not key:
         return ""
-    wanted = [json.loads(difference.key, parse_float=str, parse_int=str) for difference in among]
+    wanted = [json.loads(each, parse_float=str, parse_int=str) for each in among]
     values = {column: _text_array(each[column] for each in wanted) for column in key}
     conditions = [
         f"{_in_type(side, like, column)} = ANY (CAST({values[column]} AS {like.names[column]}[]))"

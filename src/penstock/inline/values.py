@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 from psycopg.postgres import types
 
@@ -12,9 +13,16 @@ Value = str | None
 
 IsEqual = Callable[[Value, Value], bool]
 
+Order = Callable[[tuple[Value, ...]], tuple[Any, ...]]
+"""From the columns of a key to what is compared to order keys."""
+
 _FLOATS = {types[name].oid for name in ("float4", "float8")}
 NUMBERS = _FLOATS | {types[name].oid for name in ("int2", "int4", "int8", "numeric")}
 """The types of Postgres that are compared as numbers, by their oid."""
+
+_NUMERIC = types["numeric"].oid
+ORDERED = {_NUMERIC} | {types[name].oid for name in ("int2", "int4", "int8")}
+"""The types of keys that are ordered as numbers; equal ones have one text."""
 
 _BOOL = types["bool"].oid
 
@@ -67,6 +75,30 @@ def _make_near(tolerance: Fraction) -> IsEqual:
         return abs(Fraction(expected) - Fraction(found)) <= tolerance
 
     return are_near
+
+
+def make_order(oids: Sequence[int]) -> Order:
+    """The order of keys whose columns have these types: numbers as Postgres orders them, anything else as text."""
+    if ORDERED.isdisjoint(oids):
+        return lambda key: key
+    orders = [_NUMBER_ORDERS.get(oid, _as_it_is) for oid in oids]
+    return lambda key: tuple(order(value) for order, value in zip(orders, key, strict=True))
+
+
+def _as_it_is(value: Value) -> Value:
+    return value
+
+
+def _numeric_order(value: Value) -> tuple[int, Decimal]:
+    number = Decimal(str(value))
+    if number.is_finite():
+        return 1, number
+    return (3 if number.is_nan() else 2 if number > 0 else 0), Decimal(0)
+
+
+_NUMBER_ORDERS: dict[int, Callable[[Any], Any]] = {
+    oid: _numeric_order if oid == _NUMERIC else int for oid in ORDERED
+}
 
 
 def to_json(columns: Sequence[str], oids: Mapping[str, int], values: Sequence[Value]) -> str:

@@ -1,11 +1,15 @@
 """The result of comparing a consumer's state: the differing keys, how they differ, and how many there are of each kind."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 DIFFERENCES_KEPT = 100_000
 """Most differences that are held in memory and repaired one by one; beyond that, replace the whole state."""
+
+SAMPLES = 1_000
+"""Most differences whose whole rows are held in memory, because rows may be large."""
 
 
 class DifferenceKind(StrEnum):
@@ -31,14 +35,16 @@ class Difference:
     Attributes:
         key: The key's columns, as JSON.
         kind: How it differs.
-        expected: The canonical row, as JSON; None if there is none.
-        found: The state's row, as JSON, or one of them; None if there is none.
+        columns: The columns that differ, if both sides have the key; empty otherwise.
+        expected: The canonical row, as JSON; None if there is none, or it was not asked for.
+        found: The state's row, as JSON, or one of them; None if there is none, or it was not asked for.
     """
 
     key: str
     kind: DifferenceKind
-    expected: str | None
-    found: str | None
+    columns: tuple[str, ...] = ()
+    expected: str | None = None
+    found: str | None = None
 
 
 @dataclass(frozen=True)
@@ -48,14 +54,17 @@ class StateComparison:
     Attributes:
         compared: Number of keys on either side.
         counts: Number of differing keys by kind; kinds without any are left out.
-        differences: The first ``DIFFERENCES_KEPT`` of them, ordered by the text of their keys.
+        differences: All of them, up to ``DIFFERENCES_KEPT``, otherwise some of the first, in the order of their keys:
+            numbers as numbers, anything else as text.
         columns: The columns that were compared.
+        by_column: Number of keys in which a column differs, of those that both sides have; columns without any are left out.
     """
 
     compared: int
     counts: Mapping[DifferenceKind, int]
     differences: Sequence[Difference]
     columns: tuple[str, ...]
+    by_column: Mapping[str, int]
 
     @property
     def equal(self) -> bool:
@@ -66,3 +75,25 @@ class StateComparison:
     def total(self) -> int:
         """Number of differing keys."""
         return sum(self.counts.values())
+
+
+def without_rows(comparison: StateComparison) -> StateComparison:
+    """The same comparison without the rows of its differences."""
+    differences = [replace(each, expected=None, found=None) for each in comparison.differences]
+    return replace(comparison, differences=differences)
+
+
+def combine(comparisons: Sequence[StateComparison]) -> StateComparison:
+    """The comparisons of several sets of keys as one."""
+    counts: Counter[DifferenceKind] = Counter()
+    by_column: Counter[str] = Counter()
+    for each in comparisons:
+        counts.update(each.counts)
+        by_column.update(each.by_column)
+    return StateComparison(
+        sum(each.compared for each in comparisons),
+        counts,
+        [difference for each in comparisons for difference in each.differences],
+        comparisons[0].columns,
+        by_column,
+    )

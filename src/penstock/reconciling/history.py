@@ -25,6 +25,7 @@ class LastRun:
         differences: Number of keys that differed; None if it compared nothing.
         repaired: Number of rows repaired, or of rows in the new state.
         paused_s: How long the consumer was paused for the comparison, in seconds.
+        remaining: Number of keys that an interrupted repair left, for ``--resume``.
     """
 
     name: str
@@ -38,6 +39,7 @@ class LastRun:
     differences: int | None
     repaired: int
     paused_s: float | None
+    remaining: int
 
 
 def last_runs(connection: Connection, scope: Scope) -> tuple[LastRun, ...]:

@@ -27,6 +27,9 @@ from penstock.reconciling.cut import Cut
 from penstock.reconciling.repair_statements import ColumnType, RepairStatements
 from penstock.records import Offset, Scope, Shard, ShardName
 
+BATCH_BYTES = 64 * 1024 * 1024
+"""Size of the rows that are repaired at once, in bytes, in Postgres."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -47,6 +50,27 @@ class Replaced:
 
     before: int
     after: int
+
+
+def choose_batch(connection: Connection, scope: Scope, spec: ReconciliationSpec, most: int) -> int:
+    """Number of keys whose rows are repaired at once: fewer of large rows, which pass through memory as JSON.
+
+    Args:
+        connection: In autocommit mode.
+        scope: Of the pipeline.
+        spec: The reconciliation.
+        most: Upper bound.
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+    """
+    with postgres_errors(f"repairing {spec.state}"), connection.transaction():
+        found = connection.execute(
+            statements("penstock.reconciling", scope.schema)["row_bytes"],
+            {"table": _find_table(connection, scope, spec)},
+        ).fetchone()
+    size = 0 if found is None else int(found[0] or 0)
+    return max(1, min(most, BATCH_BYTES // max(1, size)))
 
 
 def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
@@ -247,12 +271,20 @@ def _read_types(
     Raises:
         Unknown: There is no such table.
     """
-    table = quote(spec.schema, spec.table)
+    oid = _find_table(connection, scope, spec)
     sql_ = statements("penstock.reconciling", scope.schema)
-    connection.execute(ROLES_SEARCH_PATH)
-    [(oid,)] = connection.execute(sql_["find_table"], {"table": table}).fetchall()
-    connection.execute(OUR_SEARCH_PATH)
     rows = connection.execute(sql_["column_types"], {"table": oid}).fetchall()
     if not rows:
         raise Unknown(f"reconciliation {spec.name}: there is no table {spec.state}")
     return {name: ColumnType(declared, unlimited) for name, declared, unlimited in rows}
+
+
+def _find_table(connection: Connection, scope: Scope, spec: ReconciliationSpec) -> int | None:
+    """The state's table, by the role's search_path; None if there is none.  In a transaction, whose search_path is ours again."""
+    sql_ = statements("penstock.reconciling", scope.schema)
+    connection.execute(ROLES_SEARCH_PATH)
+    [(oid,)] = connection.execute(
+        sql_["find_table"], {"table": quote(spec.schema, spec.table)}
+    ).fetchall()
+    connection.execute(OUR_SEARCH_PATH)
+    return None if oid is None else int(oid)

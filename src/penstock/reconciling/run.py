@@ -4,6 +4,7 @@ An engine does the comparing (``Comparer``); this module decides at which cut, a
 """
 
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,12 +23,14 @@ from penstock.pipeline import Pipeline
 from penstock.reconciling.barrier import EXPIRES_S, Barrier, pinned, wait_until_reached
 from penstock.reconciling.comparison import (
     DIFFERENCES_KEPT,
-    Difference,
     DifferenceKind,
     StateComparison,
+    combine,
+    without_rows,
 )
 from penstock.reconciling.cut import Connect, Cut, cut, export_snapshot
-from penstock.reconciling.repair import Rows, repair_rows, replace_state
+from penstock.reconciling.remaining import RemainingKeys
+from penstock.reconciling.repair import Rows, choose_batch, repair_rows, replace_state
 from penstock.records import Scope
 
 log = structlog.get_logger("penstock.reconcile")
@@ -45,14 +48,21 @@ REPAIR_BATCH = 5_000
 class Comparer(Protocol):
     """What an engine provides for a reconciliation."""
 
+    @property
+    def engine(self) -> str:
+        """Name of the engine: ``spark`` or ``inline``."""
+
     def compare(
         self,
         spec: ReconciliationSpec,
         canonical: str,
         state: str,
-        among: Sequence[Difference] | None = None,
+        among: Sequence[str] | None = None,
     ) -> StateComparison:
-        """Compares the canonical rows in one snapshot with the state in another; only the keys of ``among``, if given."""
+        """Compares the canonical rows in one snapshot with the state in another.
+
+        With ``among``, keys as JSON, compares only these; the differences then have the canonical rows.
+        """
 
     def rows(self, spec: ReconciliationSpec, canonical: str) -> Rows:
         """The canonical rows in a snapshot."""
@@ -73,6 +83,7 @@ class Reconciled:
         paused_s: How long the consumer was paused for the comparison, in seconds.
         held_s: Longest pause of the consumer for a repair, in seconds.
         seconds: Duration of the run, in seconds.
+        resumed: Number of the interrupted run whose repairs it went on with; None if it compared everything.
     """
 
     run: int
@@ -85,6 +96,7 @@ class Reconciled:
     paused_s: float
     held_s: float
     seconds: float
+    resumed: int | None = None
 
     @property
     def clean(self) -> bool:
@@ -101,6 +113,7 @@ def reconcile(  # noqa: PLR0913  a run has this many parts; most have defaults
     intent: Intent = "compare",
     wait_s: float = WAIT_S,
     others: Sequence[ReconciliationSpec] = (),
+    resume: bool = False,
 ) -> Reconciled:
     """Compares, repairs or replaces a consumer's state.
 
@@ -113,6 +126,7 @@ def reconcile(  # noqa: PLR0913  a run has this many parts; most have defaults
             the canonical rows, and the position by the cut; ``bootstrap`` does the same for a consumer that may be new.
         wait_s: How long to wait for the consumer to reach the cut, in seconds.
         others: For ``replace`` and ``bootstrap``: the other tables of the consumer, which share its position.
+        resume: For ``repair``: go on with the repairs of the last run, if it was interrupted, and compare nothing else.
 
     Raises:
         BarrierMissed: The consumer does not reach the cut.
@@ -123,27 +137,28 @@ def reconcile(  # noqa: PLR0913  a run has this many parts; most have defaults
     """
     began = monotonic()
     reconciliation = _Run(connect, scope, spec, comparer, wait_s, others)
-    run = reconciliation.begin(intent)
+    result = reconciliation.begin(intent)
     try:
         if intent in {"replace", "bootstrap"}:
-            result = reconciliation.replace()
-        else:
-            result = reconciliation.compare(run, intent)
+            reconciliation.replace(result)
+        elif not (resume and reconciliation.resume(result)):
+            reconciliation.compare(result, intent)
     except BaseException as error:
-        reconciliation.end(run, None, type(error).__name__)
+        reconciliation.end(result, type(error).__name__)
         raise
-    reconciliation.end(run, result, _outcome(intent, result))
+    reconciliation.end(result, _outcome(intent, result))
     return Reconciled(
-        run,
+        result.run,
         spec.name,
         spec.consumer.name,
         intent,
-        result.tick,
+        result.tick or 0,
         result.comparison,
         result.repaired,
         result.paused_s,
         result.held_s,
         monotonic() - began,
+        result.resumed,
     )
 
 
@@ -190,11 +205,16 @@ def has_never_applied(connect: Connect, scope: Scope, consumer: ConsumerSpec) ->
 
 @dataclass
 class _RunResult:
-    tick: int
+    """What a run has found and done so far."""
+
+    run: int
+    tick: int | None = None
     comparison: StateComparison | None = None
     repaired: int = 0
     paused_s: float = 0.0
     held_s: float = 0.0
+    resumed: int | None = None
+    remaining: int = 0
 
     @property
     def differs(self) -> bool:
@@ -234,29 +254,41 @@ class _Run:
     wait_s: float
     others: Sequence[ReconciliationSpec]
 
-    def begin(self, intent: Intent) -> int:
+    def begin(self, intent: Intent) -> _RunResult:
         with postgres_errors("beginning a reconciliation"), self.connect() as connection:
             if intent == "bootstrap":
                 register_consumer(connection, self.scope, self.spec.consumer)
             [(run,)] = connection.execute(
                 statements("penstock.reconciling", self.scope.schema)["begin_run"],
-                {"name": self.spec.name, "consumer": self.spec.consumer.name, "intent": intent},
+                {
+                    "name": self.spec.name,
+                    "consumer": self.spec.consumer.name,
+                    "intent": intent,
+                    "engine": self.comparer.engine,
+                },
             ).fetchall()
-        return int(run)
+        return _RunResult(int(run))
 
-    def end(self, run: int, result: _RunResult | None, outcome: str) -> None:
-        columns = _NO_RESULT if result is None else result.as_columns()
+    def end(self, result: _RunResult, outcome: str) -> None:
+        if result.remaining:
+            log.warning(
+                "repair interrupted",
+                reconciliation=self.spec.name,
+                repaired=result.repaired,
+                remaining=result.remaining,
+                resume=f"penstock reconcile {self.spec.name} --apply --resume",
+            )
         try:
             with postgres_errors("ending a reconciliation"), self.connect() as connection:
                 connection.execute(
                     statements("penstock.reconciling", self.scope.schema)["end_run"],
-                    {**columns, "run": run, "outcome": outcome},
+                    {**result.as_columns(), "run": result.run, "outcome": outcome},
                 )
         except PenstockError as error:
             # What the run found or raised matters more than its row in the history.
-            log.warning("run result not recorded", run=run, error=type(error).__name__)
+            log.warning("run result not recorded", run=result.run, error=type(error).__name__)
 
-    def compare(self, run: int, intent: Intent) -> _RunResult:
+    def compare(self, result: _RunResult, intent: Intent) -> None:
         barrier = Barrier(self.spec.consumer, self.scope)
         with (
             cut(self.connect, self.scope, barrier.place) as at,
@@ -265,25 +297,47 @@ class _Run:
             comparison = self.comparer.compare(self.spec, at.snapshot, state.snapshot)
             if intent == "repair" and not comparison.equal:
                 # Warms the engine up, so that it plans and compiles nothing while the consumer is paused for the repair.
-                batch = comparison.differences[:REPAIR_BATCH]
+                batch = [each.key for each in comparison.differences[:REPAIR_BATCH]]
                 self.comparer.compare(self.spec, at.snapshot, state.snapshot, batch)
-        result = _RunResult(at.tick, comparison, paused_s=state.paused_s)
-        if result.differs and intent == "repair":
-            self._repair(run, comparison, result)
-        return result
+        result.tick, result.comparison, result.paused_s = at.tick, comparison, state.paused_s
+        if intent == "repair":
+            if comparison.total > DIFFERENCES_KEPT:
+                raise Refused(
+                    f"{comparison.total:,} keys of {self.spec.state} differ; rows are repaired one by one up to {DIFFERENCES_KEPT:,}. "
+                    "Replace the whole state: --whole"
+                )
+            keys = [each.key for each in comparison.differences]
+            remaining = RemainingKeys(self.connect, self.scope, result.run)
+            remaining.keep(self.spec.name, keys)
+            if keys:
+                deque(self._repair(keys, remaining, result), maxlen=0)
 
-    def _repair(self, run: int, comparison: StateComparison, result: _RunResult) -> None:
-        if comparison.total > DIFFERENCES_KEPT:
-            raise Refused(
-                f"{comparison.total:,} keys of {self.spec.state} differ; rows are repaired one by one up to {DIFFERENCES_KEPT:,}. "
-                "Replace the whole state: --whole"
-            )
-        for first in range(0, comparison.total, REPAIR_BATCH):
-            self._repair_batch(run, comparison.differences[first : first + REPAIR_BATCH], result)
+    def resume(self, result: _RunResult) -> bool:
+        """Goes on with the repairs of an interrupted run; returns whether there is one."""
+        remaining = RemainingKeys(self.connect, self.scope, result.run)
+        left = remaining.take_over(self.spec, self.comparer.engine)
+        if left is None:
+            return False
+        result.resumed = left.run
+        found = [without_rows(each) for each in self._repair(left.keys, remaining, result)]
+        result.comparison = combine(found)
+        return True
 
-    def _repair_batch(
-        self, run: int, differences: Sequence[Difference], result: _RunResult
-    ) -> None:
+    def _repair(
+        self, keys: Sequence[str], remaining: RemainingKeys, result: _RunResult
+    ) -> Iterator[StateComparison]:
+        """Compares and repairs a batch of keys at a time; yields what it finds."""
+        result.remaining = len(keys)
+        with self.connect() as connection:
+            size = choose_batch(connection, self.scope, self.spec, REPAIR_BATCH)
+        for first in range(0, len(keys), size):
+            batch = keys[first : first + size]
+            found = self._repair_batch(batch, result)
+            remaining.drop(batch, result.repaired)
+            result.remaining -= len(batch)
+            yield found
+
+    def _repair_batch(self, keys: Sequence[str], result: _RunResult) -> StateComparison:
         """Compares some keys again while the consumer is paused, and repairs those that still differ."""
         barrier = Barrier(self.spec.consumer, self.scope)
         with (
@@ -291,11 +345,14 @@ class _Run:
             self._held(barrier, at) as (snapshot, since),
             self.connect() as connection,
         ):
-            now = self.comparer.compare(self.spec, at.snapshot, snapshot, differences)
+            now = self.comparer.compare(self.spec, at.snapshot, snapshot, keys)
             result.repaired += repair_rows(
-                connection, self.scope, self.spec, at, now.differences, now.columns, run
+                connection, self.scope, self.spec, at, now.differences, now.columns, result.run
             )
             result.held_s = max(result.held_s, monotonic() - since)
+        if result.resumed is not None:
+            result.tick = at.tick
+        return now
 
     @contextmanager
     def _held(self, barrier: Barrier, at: Cut) -> Iterator[tuple[str, float]]:
@@ -323,10 +380,10 @@ class _Run:
                 ended.set()
                 barrier.lift(watcher)
 
-    def replace(self) -> _RunResult:
+    def replace(self, result: _RunResult) -> None:
         with cut(self.connect, self.scope) as at, self.connect() as connection:
             tables = [
                 (spec, self.comparer.rows(spec, at.snapshot)) for spec in (self.spec, *self.others)
             ]
             replaced = replace_state(connection, self.scope, at, tables)
-        return _RunResult(at.tick, repaired=replaced.after)
+        result.tick, result.repaired = at.tick, replaced.after

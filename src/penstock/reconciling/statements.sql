@@ -49,8 +49,8 @@ FROM unnest(%(shards)s::int[], %(offsets)s::bigint[]) AS p (shard, "offset")
 WHERE c.consumer = %(consumer)s AND c.channel = %(channel)s AND c.shard = p.shard;
 
 -- :name begin_run
-INSERT INTO {schema}.reconciliations (name, consumer, intent)
-VALUES (%(name)s, %(consumer)s, %(intent)s)
+INSERT INTO {schema}.reconciliations (name, consumer, intent, engine)
+VALUES (%(name)s, %(consumer)s, %(intent)s, %(engine)s)
 RETURNING id;
 
 -- :name end_run
@@ -59,12 +59,47 @@ SET tick = %(tick)s, compared = %(compared)s, missing = %(missing)s, surplus = %
     repaired = %(repaired)s, paused_s = %(paused_s)s, outcome = %(outcome)s, ended_at = clock_timestamp()
 WHERE id = %(run)s;
 
+-- :name keep_remaining
+UPDATE {schema}.reconciliations
+SET remaining = CASE WHEN id = %(run)s THEN %(keys)s::text[] END
+WHERE id = %(run)s OR (name = %(name)s AND id < %(run)s AND remaining IS NOT NULL);
+
+-- :name drop_remaining
+UPDATE {schema}.reconciliations r
+SET repaired = %(repaired)s,
+    remaining = ARRAY(
+        SELECT l.key
+        FROM unnest(r.remaining) WITH ORDINALITY AS l (key, n)
+        WHERE NOT EXISTS (SELECT FROM unnest(%(keys)s::text[]) AS done (key) WHERE done.key = l.key)
+        ORDER BY l.n
+    )
+WHERE r.id = %(run)s;
+
+-- :name take_over_remaining
+-- A second run that does so at the same time waits here, and finds none.
+WITH interrupted AS (
+    SELECT id, engine, remaining
+    FROM {schema}.reconciliations
+    WHERE name = %(name)s AND id < %(run)s AND cardinality(remaining) > 0
+    ORDER BY id DESC
+    LIMIT 1
+    FOR UPDATE
+),
+moved AS (
+    UPDATE {schema}.reconciliations r
+    SET remaining = CASE WHEN r.id = %(run)s THEN i.remaining END
+    FROM interrupted i
+    WHERE r.id IN (i.id, %(run)s)
+)
+SELECT id, engine, remaining
+FROM interrupted;
+
 -- :name last_runs
 SELECT DISTINCT ON (name)
        name, consumer, intent, outcome, begun_at,
        extract(epoch FROM clock_timestamp() - begun_at)::float8,
        extract(epoch FROM ended_at - begun_at)::float8,
-       compared, missing + surplus + different, repaired, paused_s
+       compared, missing + surplus + different, repaired, paused_s, coalesce(cardinality(remaining), 0)
 FROM {schema}.reconciliations
 ORDER BY name, id DESC;
 
@@ -104,6 +139,12 @@ WHERE consumer = %(consumer)s;
 -- :name find_table
 -- By the role's search_path, so the function is named with its schema.
 SELECT pg_catalog.to_regclass(%(table)s)::pg_catalog.oid;
+
+-- :name row_bytes
+-- By the statistics; null without any.
+SELECT (pg_table_size(oid) / nullif(greatest(reltuples, 0), 0))::bigint
+FROM pg_class
+WHERE oid = %(table)s::oid;
 
 -- :name column_types
 -- Each column's type, and the same without a length, precision or scale, which holds more.

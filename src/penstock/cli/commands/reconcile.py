@@ -15,6 +15,7 @@ from penstock.errors import InvalidSetting
 from penstock.journal import examine_lineage
 from penstock.pipeline import Pipeline
 from penstock.reconciling import (
+    Difference,
     Intent,
     Reconciled,
     StateComparison,
@@ -52,9 +53,23 @@ def reconcile(  # noqa: PLR0917  options
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Write every difference: CSV if it ends with .csv, otherwise Parquet, on Spark.",
+            help="Write every differing key: CSV if it ends with .csv, otherwise Parquet, on Spark.",
         ),
     ] = None,
+    values: Annotated[
+        bool,
+        typer.Option(
+            "--values",
+            help="Show the rows of both sides as well, and write them into the report: all of their values, whatever they are.",
+        ),
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="With --apply: go on with the repairs of the last run, if it was interrupted; otherwise compare everything.",
+        ),
+    ] = False,
     wait: Annotated[
         float,
         typer.Option(
@@ -66,6 +81,8 @@ def reconcile(  # noqa: PLR0917  options
     """Compare what consumers hold with the canonical tables, exactly, while they run; exits with 4 if anything differs."""
     if whole and not apply:
         raise InvalidSetting("--whole replaces a state: it needs --apply")
+    if resume and (whole or not apply):
+        raise InvalidSetting("--resume goes on with repairs: it needs --apply, without --whole")
     pipeline = require_pipeline(settings)
     specs = [pipeline.get_reconciliation(n) for n in names or sorted(pipeline.reconciliations)]
     if not specs:
@@ -77,7 +94,7 @@ def reconcile(  # noqa: PLR0917  options
     done: list[Reconciled] = []
     with (
         open_connections(settings, "reconcile") as servers,
-        open_comparer(settings, servers, chain(*groups), report) as comparer,
+        open_comparer(settings, servers, chain(*groups), report, with_rows=values) as comparer,
     ):
         examine_lineage(servers.connection, servers.client, servers.scope)
         for spec, *others in groups:
@@ -89,10 +106,11 @@ def reconcile(  # noqa: PLR0917  options
                 intent=intent,
                 wait_s=wait,
                 others=others,
+                resume=resume,
             )
             done.append(found)
             if not json:
-                _show(found)
+                _show(found, values=values)
     if json:
         show_json([_to_json(found) for found in done])
     if not all(found.clean for found in done):
@@ -107,14 +125,18 @@ def _group_by_consumer(
     return [find_reconciliations(pipeline, consumer, specs) for consumer in consumers]
 
 
-def _show(found: Reconciled) -> None:
+def _show(found: Reconciled, *, values: bool) -> None:
     comparison = found.comparison
     if comparison is None:
         say(
             f"{found.name}: replaced the whole state of {found.consumer} by {found.repaired:,} rows"
         )
         return
-    _show_differences(comparison)
+    _show_differences(comparison, values=values)
+    if found.resumed is not None:
+        say(
+            f"{found.name}: went on with the repairs of run {found.resumed}; nothing else was compared"
+        )
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in comparison.counts.items())
     verdict = "equal" if comparison.equal else f"{comparison.total:,} differ ({kinds})"
     repaired = f", {found.repaired:,} repaired" if found.repaired else ""
@@ -124,14 +146,25 @@ def _show(found: Reconciled) -> None:
     )
 
 
-def _show_differences(comparison: StateComparison) -> None:
-    if comparison.differences:
-        show_table(
-            ("kind", "key", "expected", "found"),
-            [(d.kind, d.key, d.expected, d.found) for d in comparison.differences[:SHOWN]],
-        )
-    if comparison.differences and comparison.total > SHOWN:
+def _show_differences(comparison: StateComparison, *, values: bool) -> None:
+    if not comparison.differences:
+        return
+    show_table(
+        ("kind", "key", "columns", *(("expected", "found") if values else ())),
+        [
+            (
+                d.kind,
+                d.key,
+                ", ".join(d.columns) or None,
+                *((d.expected, d.found) if values else ()),
+            )
+            for d in comparison.differences[:SHOWN]
+        ],
+    )
+    if comparison.total > SHOWN:
         show(f"… and {comparison.total - SHOWN:,} more")
+    if comparison.by_column:
+        show_table(("column", "#differs in"), comparison.by_column.items())
 
 
 def _to_json(found: Reconciled) -> dict[str, Any]:
@@ -145,13 +178,26 @@ def _to_json(found: Reconciled) -> dict[str, Any]:
         "compared": comparison.compared if comparison else None,
         "equal": comparison.equal if comparison else None,
         "differences": {str(k): n for k, n in comparison.counts.items()} if comparison else {},
+        "columns": dict(comparison.by_column) if comparison else {},
         "keys": [
-            {"key": d.key, "kind": str(d.kind), "expected": d.expected, "found": d.found}
+            _difference_to_json(d)
             for d in (comparison.differences[:SHOWN_AS_JSON] if comparison else ())
         ],
+        "resumed": found.resumed,
         "repaired": found.repaired,
         "clean": found.clean,
         "paused_s": found.paused_s,
         "held_s": found.held_s,
         "seconds": found.seconds,
+    }
+
+
+def _difference_to_json(difference: Difference) -> dict[str, Any]:
+    """Its rows only if there are any: they were asked for."""
+    rows = {"expected": difference.expected, "found": difference.found}
+    return {
+        "key": difference.key,
+        "kind": str(difference.kind),
+        "columns": difference.columns,
+        **(rows if any(rows.values()) else {}),
     }

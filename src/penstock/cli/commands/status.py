@@ -18,6 +18,7 @@ from penstock.operating.status import (
     Status,
 )
 from penstock.operating.status import status as read_status
+from penstock.reconciling.history import LastRun
 from penstock.settings import Settings
 from penstock.streaming.faults import Faults
 
@@ -293,7 +294,11 @@ def _show_reconciliations(found: Status) -> None:
     show_table(
         columns,
         [
-            (r.name, r.ago_s, r.intent, r.compared, r.differences, r.repaired, r.outcome)
+            (r.name, r.ago_s, r.intent, r.compared, r.differences, r.repaired, _outcome(r))
             for r in found.reconciliations
         ],
     )
+
+
+def _outcome(run: LastRun) -> str:
+    return f"{run.outcome}, {run.remaining:,} left" if run.remaining else run.outcome

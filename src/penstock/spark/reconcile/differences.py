@@ -10,11 +10,13 @@ from pyspark.sql.types import IntegerType, LongType, ShortType, StringType, Stru
 
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import DeclarationError
-from penstock.reconciling.comparison import Difference, DifferenceKind
-from penstock.spark.reconcile.exact import FLOAT, NUMBERS, get_kind
+from penstock.reconciling.comparison import DifferenceKind
+from penstock.spark.reconcile.exact import FLOAT, NUMBERS, NUMERIC, get_kind
 from penstock.spark.reconcile.rows import quote, restore_names, row_to_json, to_json
 
 _KEY = "penstock key"
+ORDER = "order"
+"""Prefix of the columns that differences are ordered by."""
 _DECIMAL = "decimal(38,18)"
 
 
@@ -22,7 +24,7 @@ def one_row_per_key(
     frame: DataFrame,
     spec: ReconciliationSpec,
     columns: Sequence[str],
-    among: Sequence[Difference] | None,
+    among: Sequence[str] | None,
 ) -> DataFrame:
     """One row for each key with columns ``k0…``, ``c0…`` and ``n``, the number of rows that the key has."""
     if among is not None:
@@ -32,17 +34,20 @@ def one_row_per_key(
         *(F.col(quote(c)).alias(f"k{number}") for number, c in enumerate(spec.key)),
         *(F.col(quote(c)).alias(f"c{number}") for number, c in enumerate(columns)),
     )
-    return flat.groupBy(*_numbered("k", spec.key)).agg(
+    keys = _numbered("k", spec.key)
+    # Shuffled first: almost every key has one row, so that grouping before the shuffle would only sort all rows twice.
+    shuffled = flat.repartition(*keys) if keys else flat
+    return shuffled.groupBy(*keys).agg(
         F.count(F.lit(1)).alias("n"), *(F.first(c).alias(c) for c in _numbered("c", columns))
     )
 
 
-def _is_wanted(spec: ReconciliationSpec, frame: DataFrame, among: Sequence[Difference]) -> Column:
+def _is_wanted(spec: ReconciliationSpec, frame: DataFrame, among: Sequence[str]) -> Column:
     """The condition for rows of these keys: on the key as JSON for Spark, and on plain columns for Postgres to push down.
 
     It is SQL text, because column objects for a thousand keys take half a second.
     """
-    keys = [json.loads(difference.key) for difference in among]
+    keys = [json.loads(key) for key in among]
     plain = [
         column
         for column in spec.key
@@ -51,7 +56,7 @@ def _is_wanted(spec: ReconciliationSpec, frame: DataFrame, among: Sequence[Diffe
         )
     ]
     conditions = [
-        _is_among(quote(_KEY), {difference.key for difference in among}),
+        _is_among(quote(_KEY), set(among)),
         *(_is_among(quote(column), {key[column] for key in keys}) for column in plain),
     ]
     return F.expr(" AND ".join(conditions))
@@ -73,7 +78,7 @@ def full_join(
     types: tuple[StructType, StructType],
     columns: Sequence[str],
 ) -> tuple[DataFrame, Observation]:
-    """The keys that differ, and the counts that are collected on the way.
+    """The keys that differ, and what is counted on the way: keys compared, those without a value, those twice on one side.
 
     Only rows that differ are converted to text: converting all of them would take most of the time.
     """
@@ -81,15 +86,14 @@ def full_join(
     keys = _numbered("k", spec.key)
     same = [F.col(f"e.{k}") == F.col(f"s.{k}") for k in keys] or [F.lit(True)]
     joined = e.join(s, reduce(Column.__and__, same), "full_outer")
-    differs = F.lit(False)
-    for number, column in enumerate(columns):
-        differs = differs | ~_equal(f"c{number}", column, spec, types[0])
+    unequal = [~_equal(f"c{number}", c, spec, types[0]) for number, c in enumerate(columns)]
     kind = (
         F.when(F.col("s.n").isNull(), DifferenceKind.MISSING.value)
         .when(F.col("e.n").isNull(), DifferenceKind.SURPLUS.value)
         .when(F.col("s.n") > 1, DifferenceKind.DOUBLED.value)
-        .when(differs, DifferenceKind.DIFFERENT.value)
+        .when(reduce(Column.__or__, unequal, F.lit(False)), DifferenceKind.DIFFERENT.value)
     )
+    is_different = F.col("kind") == DifferenceKind.DIFFERENT.value
     nulls = [F.coalesce(f"e.{k}", f"s.{k}").isNull() for k in keys]
     counts = Observation()
     observed = joined.withColumn("kind", kind).observe(
@@ -99,7 +103,9 @@ def full_join(
         F.count_if(F.greatest(*nulls, F.lit(False)) if nulls else F.lit(False)).alias(
             "without_key"
         ),
-        *(F.count_if(F.col("kind") == each.value).alias(each.value) for each in DifferenceKind),
+    )
+    differing = F.array_compact(
+        F.array(*(F.when(u, F.lit(c)) for c, u in zip(columns, unequal, strict=True)))
     )
     is_expected, is_found = F.col("e.n").isNotNull(), F.col("s.n").isNotNull()
     expected_key, found_key = (
@@ -108,12 +114,26 @@ def full_join(
     expected_row = expected_key + restore_names(columns, "e.c", types[0])
     found_row = found_key + restore_names(columns, "s.c", types[1])
     found = observed.where("kind IS NOT NULL").select(
+        *_order(keys, spec.key, types[0]),
         F.when(is_expected, to_json(expected_key)).otherwise(to_json(found_key)).alias("key"),
         "kind",
+        F.when(is_different, differing).alias("columns"),
         F.when(is_expected, to_json(expected_row)).alias("expected"),
         F.when(is_found, to_json(found_row)).alias("found"),
     )
     return found, counts
+
+
+def _order(keys: Sequence[str], names: Sequence[str], types: StructType) -> list[Column]:
+    """What differences are ordered by, as columns ``order0…``: numbers as numbers, anything else as it is."""
+    ordered = []
+    for key, name in zip(keys, names, strict=True):
+        value = F.coalesce(f"e.{key}", f"s.{key}")
+        if get_kind(types[name]) == NUMERIC:
+            # It is text; a double holds every size, a decimal more digits.
+            ordered += [value.try_cast("double"), value.try_cast(_DECIMAL)]
+        ordered.append(value)
+    return [column.alias(f"{ORDER}{number}") for number, column in enumerate(ordered)]
 
 
 def _equal(numbered: str, column: str, spec: ReconciliationSpec, types: StructType) -> Column:

@@ -13,8 +13,13 @@ from sqlalchemy import Select
 from sqlalchemy.dialects import postgresql
 
 from penstock import errors
+from penstock.database.quoting import quote
 from penstock.declarations import table_named
 from penstock.errors import PenstockError
+from penstock.spark.sources.table import reading
+
+ROW_BYTES = 24
+"""What a row takes besides its values."""
 
 
 class Tables:
@@ -23,15 +28,25 @@ class Tables:
     def __init__(self, spark: SparkSession, database_url: str, snapshot: str) -> None:
         self.spark = spark
         self._options = {"databaseUrl": database_url, "snapshot": snapshot}
+        self._read_from: list[str] = []
+
+    def estimate_bytes(self) -> int:
+        """Size of the tables and queries that were read so far, by Postgres' statistics."""
+        options = {name.lower(): value for name, value in self._options.items()}
+        with reading(options) as connection:
+            return sum(_estimate(connection, source) for source in self._read_from)
 
     def __call__(self, table: Any, **options: str) -> DataFrame:
         """A table, given as a mapped class, a ``Table`` or a name; the options are those of ``penstock.table``."""
         schema, name = table_named(table)
+        self._read_from.append(quote(schema, name))
         return self._read(table=json.dumps([*filter(None, [schema]), name]), **options)
 
     def query(self, query: "str | Select[Any]", **options: str) -> DataFrame:
         """The result of a query, given as text or as SQLAlchemy's ``select``; Postgres can aggregate before rows travel."""
-        return self._read(query=_text(query), **options)
+        text = _text(query)
+        self._read_from.append(f"({text}\n) AS q")
+        return self._read(query=text, **options)
 
     def _read(self, **options: str) -> DataFrame:
         return self.spark.read.format("penstock.table").options(**self._options, **options).load()
@@ -48,6 +63,17 @@ def task_errors() -> Iterator[None]:
             if issubclass(kind, PenstockError) and kind is not errors.InvalidRecord:
                 raise kind(message) from error
         raise
+
+
+def _estimate(connection: Any, source: str) -> int:
+    """Bytes of the rows of a table or query, as Postgres expects them; what it keeps beside a table's rows counts, too."""
+    [(explained,)] = connection.execute(f"EXPLAIN (FORMAT JSON) SELECT * FROM {source}".encode())
+    plan = explained[0]["Plan"]
+    rows = plan["Plan Rows"] * (plan["Plan Width"] + ROW_BYTES)
+    if source.startswith("("):
+        return int(rows)
+    [(size,)] = connection.execute("SELECT pg_catalog.pg_table_size(%s::regclass)", (source,))
+    return int(max(rows, size))
 
 
 def _text(query: "str | Select[Any]") -> str:

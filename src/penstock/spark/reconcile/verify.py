@@ -23,6 +23,7 @@ from penstock.errors import ServerUnavailable
 from penstock.records import Scope, Shard, ShardName
 from penstock.spark.names import named_jobs
 from penstock.spark.reconcile import task_errors
+from penstock.spark.reconcile.sizing import Partitions
 from penstock.spark.sources.connections import arrow, postgres, redis_client, warm
 from penstock.verifying import (
     Examination,
@@ -38,6 +39,8 @@ from penstock.verifying.reading import divide, offsets_a_read, read_beginning, r
 from penstock.verifying.run import FINDINGS_KEPT
 
 OFFSETS_A_TASK = 50_000
+POSITION_BYTES = 64
+"""What one record takes of what travels, at most."""
 _UNEXPECTED = "unexpected"
 _VALUES = ("id", "key", "action", "object", "data", "headers", "ts")
 _COLUMNS = (
@@ -77,6 +80,7 @@ class SparkExaminer:
             scope: Of the pipeline.
         """
         self._spark = spark
+        self._partitions = Partitions(spark)
         self._servers = {
             "databaseUrl": database_url,
             "redisUrl": redis_url,
@@ -100,8 +104,13 @@ class SparkExaminer:
         hashed = F.when(F.col("key").isNotNull(), F.xxhash64("key")).alias("key")
         names = [F.col(n) for n in ("channel", "shard", "offset", "id", "kind", "count", "details")]
         rows = read.select(hashed, *names).persist()
+        records = sum(each.until - each.after for each in ranges)
         try:
-            with task_errors(), named_jobs(self._spark, "verify", f"verify: {len(parts)} ranges"):
+            with (
+                task_errors(),
+                named_jobs(self._spark, "verify", f"verify: {len(parts)} ranges"),
+                self._partitions.for_bytes(records * POSITION_BYTES),
+            ):
                 return _summarize(rows)
         finally:
             rows.unpersist()

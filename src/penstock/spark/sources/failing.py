@@ -9,6 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.errors import PenstockError
+from penstock.spark_daemon import end_quietly
+
+# Every worker of Spark's own daemons that looks up, makes or plans a source imports this module.  Spark closes its connection
+# after an idle minute, long before a large table has been read.
+end_quietly()
 
 
 @contextmanager

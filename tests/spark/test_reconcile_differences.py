@@ -1,0 +1,127 @@
+"""What a reconciliation tells of its differences: which columns, in what order, and whole rows only where asked for."""
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from penstock import Log, Pipeline
+from penstock.consuming import LogWorker
+from penstock.database.connections import Connection, connect_postgres
+from penstock.inline import InlineComparer
+from penstock.reconciling import Comparer, Reconciled, StateComparison, reconcile
+from penstock.records import DEFAULT_SCOPE, Record
+from penstock.spark.reconcile import SparkComparer
+
+TABLES = """
+CREATE TABLE public.canonical AS
+SELECT i AS id, i * 1.5 AS number, 'c' || i AS code, i AS cents, 'name ' || i AS name, 0.5 * i AS share
+FROM generate_series(1, 120) i;
+CREATE TABLE public.state AS TABLE public.canonical;
+UPDATE public.state SET cents = cents + 1 WHERE id IN (2, 9, 10, 100);
+UPDATE public.state SET name = NULL WHERE id IN (9, 10);
+UPDATE public.state SET share = share + 0.0001 WHERE id IN (11, 12);
+DELETE FROM public.state WHERE id = 20;
+INSERT INTO public.state SELECT 1000, 1500, 'c1000', 0, 'name', 0
+"""
+
+Run = Callable[..., StateComparison]
+
+
+@pytest.fixture(params=["inline", pytest.param("spark", marks=pytest.mark.spark)])
+def run(
+    request: pytest.FixtureRequest,
+    flow: Pipeline,
+    things: Log,
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+) -> Run:
+    """Compares ``public.state``, whose rows differ in several columns."""
+
+    @flow.consumer(reads=things)
+    def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
+
+    with LogWorker(flow, flow.get_consumer("keeper"), database_url, redis_url) as worker:
+        worker.drain()
+    for statement in TABLES.split(";"):
+        connection.execute(statement.encode())
+    for key in ("id", "number", "code"):
+        flow.reconciliation(
+            of=keeper, state="public.state", key=key, name=key, tolerance={"share": 0.01}
+        )(lambda tables: tables("public.canonical"))
+
+    def make_comparer(options: dict[str, Any]) -> Comparer:
+        if request.param == "inline":
+            return InlineComparer(database_url, **options)
+        return SparkComparer(request.getfixturevalue("spark"), database_url, **options)
+
+    def go(name: str = "id", **options: Any) -> StateComparison:
+        done: Reconciled = reconcile(
+            lambda: connect_postgres(database_url, application="test"),
+            DEFAULT_SCOPE,
+            flow.get_reconciliation(name),
+            make_comparer(options),
+        )
+        assert done.comparison is not None
+        return done.comparison
+
+    return go
+
+
+def test_the_columns_that_differ_are_named_and_counted(run: Run) -> None:
+    """Within its tolerance a column does not differ; a key of one side alone differs in no column."""
+    found = run()
+
+    assert found.by_column == {"cents": 4, "name": 2}
+    assert [(json.loads(d.key)["id"], str(d.kind), d.columns) for d in found.differences] == [
+        (2, "different", ("cents",)),
+        (9, "different", ("cents", "name")),
+        (10, "different", ("cents", "name")),
+        (20, "missing", ()),
+        (100, "different", ("cents",)),
+        (1000, "surplus", ()),
+    ]
+
+
+def test_keys_are_in_the_order_of_their_type(run: Run) -> None:
+    numbers = [float(json.loads(d.key)["number"]) for d in run("number").differences]
+    codes = [json.loads(d.key)["code"] for d in run("code").differences]
+
+    assert numbers == [3.0, 13.5, 15.0, 30.0, 150.0, 1500.0]
+    assert codes == ["c10", "c100", "c1000", "c2", "c20", "c9"]
+
+
+def test_whole_rows_are_given_only_where_asked_for(run: Run, tmp_path: Path) -> None:
+    """Guarantee 33: rows may hold what nobody else should read."""
+    report, with_rows = tmp_path / "keys.csv", tmp_path / "rows.csv"
+    without, whole = run(report=str(report)), run(report=str(with_rows), with_rows=True)
+
+    assert {(d.expected, d.found) for d in without.differences} == {(None, None)}
+    assert json.loads(whole.differences[1].found or "")["name"] is None
+    assert json.loads(whole.differences[1].expected or "")["name"] == "name 9"
+    assert _read(report)[1] == {"key": '{"id":9}', "kind": "different", "columns": "cents, name"}
+    [nine] = [row for row in _read(with_rows) if row["key"] == '{"id":9}']
+    assert json.loads(nine["expected"])["name"] == "name 9"
+
+
+def test_each_reconciliation_has_a_report_of_its_own(run: Run, tmp_path: Path) -> None:
+    """The second one would overwrite the first one's."""
+    report = tmp_path / "report.csv"
+    for name in ("id", "code"):
+        run(name, report=str(report))
+
+    assert sorted(path.name for path in report.iterdir()) == ["code.csv", "id.csv"]
+    assert [len(_read(report, name)) for name in ("code", "id")] == [6, 6]
+
+
+def _read(report: Path, name: str = "id") -> list[dict[str, str]]:
+    """The lines of a report: a file, or on Spark a directory with one."""
+    place = report / f"{name}.csv"
+    [file] = place.glob("*.csv") if place.is_dir() else [place]
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
