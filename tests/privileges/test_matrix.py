@@ -30,6 +30,7 @@ from penstock.operating import consumers, dead_letters
 from penstock.operating.reset import reset_checkpoint, reset_epoch, reset_ick
 from penstock.operating.status import status
 from penstock.reconciling import Barrier, cut
+from penstock.reconciling.remaining import RemainingKeys
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.staging import Staging, mark_dirty, stage_async, stage_many
 from penstock.streaming import Streamer
@@ -205,12 +206,16 @@ def reconcile(actor: Actor) -> None:
     with cut(connect, DEFAULT_SCOPE, within=barrier.place), connect() as connection:
         barrier.extend(connection)
         barrier.lift(connection)
-        run = {"name": "n", "consumer": "sync-reader", "intent": "repair"}
+        run = {"name": "n", "consumer": "sync-reader", "intent": "repair", "engine": "inline"}
         [(number,)] = connection.execute(sql["begin_run"], run).fetchall()
         connection.execute(
             "INSERT INTO penstock.repairs (reconciliation, key, kind) VALUES (%s, '1', 'missing')",
             [number],
         )
+        remaining = RemainingKeys(connect, DEFAULT_SCOPE, number)
+        remaining.keep("n", ["1"])
+        remaining.drop(["1"], 1)
+        connection.execute(sql["take_over_remaining"], {"name": "n", "run": number})
         connection.execute("UPDATE penstock.reconciliations SET outcome = 'equal'")
         connection.execute(sql["last_runs"])
 
