@@ -18,8 +18,8 @@ from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
 from penstock.errors import InvalidSetting
 from penstock.operating.status import status
-from penstock.records import Record, Shard, ShardName
-from penstock.streaming import Share, Streamer
+from penstock.records import DEFAULT_SCOPE, Record, Shard, ShardName
+from penstock.streaming import Share, Streamer, tick
 from penstock.streaming.sequencer import MAX_INLINE_RECORDS
 from penstock.streaming.share import parse_share
 from penstock.testing import eventually
@@ -195,21 +195,27 @@ def test_the_inline_engine_streams_the_share_that_it_is_given(
 def test_the_shards_of_a_missing_streamer_are_taken_over_and_given_back(
     start: Start, connection: Connection, things: Log, logged: ReadLog
 ) -> None:
-    first = start("1/2")
-    with capture_logs() as logs, running(first.run):
+    first, second = start("1/2"), start("2/2")
+    others = [things.shard_names[1], things.shard_names[3]]
+    with capture_logs() as logs:
         stage_rows(connection, things, MANY)
-        await_records(logged, things, MANY)
-        second = start("2/2")
-        with running(second.run):
+        eventually(lambda: first.round().idle and count(logged(things)) == MANY, "all is published")
+        before = logged(things)
 
-            def has_given_back() -> bool:
-                stage_rows(connection, things, MANY, str(len(logs)))
-                return [e["log_level"] for e in logs].count("info") >= 2
+        stage_rows(connection, things, MANY, "later")
+        tick(connection, DEFAULT_SCOPE)
 
-            eventually(has_given_back, "the share has its shards again", interval_s=0.05)
+        def has_published_its_share() -> bool:
+            second.round()
+            return all(len(logged(things)[shard]) > len(before[shard]) for shard in others)
+
+        eventually(has_published_its_share, "the other one is back")
+        eventually(lambda: first.round().idle, "the first one has seen it")
 
     taken = [e for e in logs if e["event"] == "taking over shards that nobody publishes"]
     assert taken[0]["shards"] == ["things/1", "things/3"]
+    given_back = [e["shard"] for e in logs if e["event"] == "leaving a shard to its share"]
+    assert sorted(given_back) == ["things/1", "things/3"]
 
 
 @pytest.mark.usefixtures("impatient")
