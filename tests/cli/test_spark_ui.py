@@ -107,7 +107,7 @@ def test_the_ui_names_what_runs_and_shows_live_numbers(api: Api, connection: Con
     assert {"epochs", "consumer letters"} <= {s["name"] for s in stages}
     descriptions = {job["description"] for job in jobs}
     assert any(d.startswith("epoch 0: streamer; reader[") for d in descriptions)
-    assert any(d.startswith("consumer letters, micro-batch") for d in descriptions)
+    assert "consumer letters" in descriptions
 
     def counted() -> dict[str, int]:
         metrics = json.loads(api.page("/metrics/json/"))["gauges"]

@@ -74,6 +74,9 @@ TASK_ATTEMPTS = 10_000
 _QUOTING = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 """PySpark's loggers of errors that are raised as well: their text may quote a value, and Penstock logs none."""
 
+LONGEST_SOCKET_DIRECTORY = 60
+"""Characters; the path of a socket has at most 107, of which Spark adds 42."""
+
 CHILDREN_END_S = 1.0
 JVM_END_S = 3.0
 """How long to wait for the end of a JVM whose connections have broken."""
@@ -86,6 +89,7 @@ def spark_session(
     conf: Mapping[str, str] | None = None,
     attempts: int = TASK_ATTEMPTS,
     stop: Callable[[], bool] = lambda: False,
+    sockets: str | None = None,
 ) -> SparkSession:
     """A session with Penstock's settings and data sources; the existing one if there is one.
 
@@ -95,6 +99,7 @@ def spark_session(
         conf: Further settings; they override ours, and those of ``spark-submit``, which override ours too.
         attempts: Attempts of a task before Spark fails its job; used only without ``master``.
         stop: Whether a signal to stop has come before.
+        sockets: Directory for Spark's sockets, some of which it leaves behind; used only without a cluster.
 
     Raises:
         JavaMissing: No Java runtime.
@@ -109,7 +114,7 @@ def spark_session(
     submitted, chosen = read_submitted(), dict(conf or {})
     master = master or find_cluster(submitted)
     _choose_python(chosen)
-    ours = {"spark.app.name": "penstock"} | _settings(master, submitted | chosen)
+    ours = {"spark.app.name": "penstock"} | _settings(master, submitted | chosen, sockets)
     settings = {name: value for name, value in ours.items() if name not in submitted} | chosen
     settings["spark.master"] = master or f"local[{slots},{attempts}]"
     builder = SparkSession.builder
@@ -141,7 +146,7 @@ def _choose_python(chosen: Mapping[str, str]) -> None:
         )
 
 
-def _settings(master: str | None, given: Mapping[str, str]) -> dict[str, str]:
+def _settings(master: str | None, given: Mapping[str, str], sockets: str | None) -> dict[str, str]:
     """Penstock's settings for a master; None is this machine."""
     if master is not None and not master.startswith("local"):
         path = {"spark.executorEnv.PYTHONPATH": _application_path()}
@@ -150,7 +155,9 @@ def _settings(master: str | None, given: Mapping[str, str]) -> dict[str, str]:
         [*(p for p in sys.path if p), os.environ.get("PYTHONPATH", "")]
     )
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    return SETTINGS | LOCAL
+    if sockets is None or len(sockets) > LONGEST_SOCKET_DIRECTORY:
+        return SETTINGS | LOCAL
+    return SETTINGS | LOCAL | {"spark.python.unix.domain.socket.dir": sockets}
 
 
 def _application_path() -> str:

@@ -97,14 +97,22 @@ def run(  # noqa: PLR0913  the options of a run
     frames = [spec for spec in specs if spec.dataframe]
     streamers = most_streamers(len(pipeline.shard_names), redis_url) if streamer else 0
     tasks = assign(shards, max(2, available_cores()), streamers=streamers)
-    spark = _start(len(tasks) + len(frames), master, conf, stop, set_based=bool(frames))
+    directory = _make_directory(checkpoint_directory)
+    make_session = partial(
+        spark_session,
+        len(tasks) + len(frames),
+        master=master,
+        conf=conf,
+        attempts=SET_BASED_ATTEMPTS if frames else TASK_ATTEMPTS,
+        stop=stop,
+    )
+    spark = _start(make_session, directory)
     if spark is None:
         return
     spark.dataSource.register(EpochsSource)
     schedule = Schedule(shards, Slots(spark), streamers=streamers, reserved=len(frames))
     reports = _Reports(LiveProgress(spark))
     control = _listen(spark, reports.receive, schedule)
-    directory = _make_directory(checkpoint_directory)
     options = {
         "app": app,
         "control": f"{control.address.host}:{control.address.port}",
@@ -143,20 +151,15 @@ def run(  # noqa: PLR0913  the options of a run
     reports.raise_first()
 
 
-def _start(
-    slots: int,
-    master: str | None,
-    conf: Mapping[str, str] | None,
-    stop: Callable[[], bool],
-    *,
-    set_based: bool,
-) -> SparkSession | None:
-    """Spark; None if the run was stopped while it started."""
-    attempts = SET_BASED_ATTEMPTS if set_based else TASK_ATTEMPTS
+def _start(make_session: Callable[..., SparkSession], directory: str) -> SparkSession | None:
+    """Spark, with its sockets in the directory, which is removed if it does not start; None if it was stopped before it had."""
     try:
-        return spark_session(slots, master=master, conf=conf, attempts=attempts, stop=stop)
-    except StartEndedError:
-        return None
+        return make_session(sockets=directory)
+    except BaseException as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        if isinstance(error, StartEndedError):
+            return None
+        raise
 
 
 def _log_running(spark: SparkSession, names: Sequence[str]) -> None:
