@@ -38,7 +38,7 @@ def test_nothing_is_marked_after_a_batch_that_ends_with_another_record(
     client.xadd(POSITION, fields | {b"id": b"999"}, id=last)
     connection.execute(MARK)
     _, sequencer, publisher = streamer._opened()
-    publisher.advance_target(sequencer.tick().tails)
+    publisher.ends.advance_target(sequencer.tick().tails)
     defaults: Any = unpublished.__kwdefaults__
     monkeypatch.setitem(defaults, "most", 3)
 

@@ -109,7 +109,7 @@ def test_inline_records_wait_for_those_of_an_earlier_tick(
     left = tick(connection, DEFAULT_SCOPE)
     stage_rows(connection, things, 30)
     assert streamer._publisher is not None
-    streamer._publisher.advance_target(left.tails)
+    streamer._publisher.ends.advance_target(left.tails)
 
     with capture_logs() as logs:
         assert streamer.round().added == 60
@@ -421,7 +421,7 @@ def test_journal_rows_deleted_before_they_are_published_stop_their_shards(
     streamer.drain()
     assert streamer._publisher is not None
     stage_rows(connection, things, 20)
-    streamer._publisher.advance_target(tick(connection, DEFAULT_SCOPE).tails)
+    streamer._publisher.ends.advance_target(tick(connection, DEFAULT_SCOPE).tails)
     connection.execute("DELETE FROM penstock.journal")
     with capture_logs() as logs:
         done = [streamer.round() for _ in range(3)]

@@ -166,7 +166,7 @@ def test_tails_are_not_read_after_every_tick(
     first, second = start("1/2"), start("2/2")
     second.round()
     read = list[None]()
-    monkeypatch.setattr(second._opened()[2], "read_tails", lambda: read.append(None))
+    monkeypatch.setattr(second._opened()[2].ends, "read", lambda _: read.append(None))
     for number in range(10):
         stage_rows(connection, things, 1, f"{number} ")
         first.round()

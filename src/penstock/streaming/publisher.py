@@ -62,6 +62,7 @@ class Publisher:
     the shards that it has taken over.
 
     Attributes:
+        ends: Where the journal and the logs end, and which shards are its own.
         unusable: Shards that are left out.
     """
 
@@ -82,49 +83,13 @@ class Publisher:
         self._queues = Queues(connection, client, scope, epoch)
         self._sender = ShardSender(connection, client, scope, epoch, self._queues)
         self.unusable = UnusableShards() if unusable is None else unusable
-        self._ends = Tails(connection, client, scope, share, self.unusable)
-        self._replies = Replies(self._ends)
+        self.ends = Tails(connection, client, scope, share, self.unusable)
+        self._replies = Replies(self.ends)
 
     @property
     def tails(self) -> dict[ShardName, Offset]:
         """Last offset in the log of each shard, as last heard."""
-        return self._ends.log
-
-    @property
-    def other_shards(self) -> list[ShardName]:
-        """The shards of other shares that it has not taken over."""
-        return [shard for shard in self._ends.known if not self._ends.is_own(shard)]
-
-    @property
-    def backlog(self) -> int:
-        """Records that the journal has and its own, usable logs, as last heard, lack."""
-        return self._ends.backlog
-
-    def advance_target(
-        self, tails: Mapping[ShardName, Offset], firsts: Mapping[ShardName, Offset] | None = None
-    ) -> None:
-        """Publishes up to ``tails`` from now on: the new ends of the journal, as a tick returned them.
-
-        Args:
-            tails: The last new offset of each shard.
-            firsts: The first one.  If the log has it already, rows of the journal were deleted.
-
-        Raises:
-            As ``refresh``.
-        """
-        self._ends.advance(tails, firsts)
-
-    def read_tails(self) -> None:
-        """Reads where the journal and its own logs end: after a tick of another streamer.
-
-        Raises:
-            ServerUnavailable: Postgres or Redis does not answer.
-        """
-        self._ends.read(self._ends.own)
-
-    def take_over(self, distance: int) -> None:
-        """Takes over the shards of a missing streamer, whose share is so far from this one: see ``Share.distances``."""
-        self._ends.take_over(distance)
+        return self.ends.log
 
     def refresh(self) -> None:
         """Reads where the journal and the logs end, and what is registered: at the start, once in a while, and after any doubt.
@@ -134,12 +99,12 @@ class Publisher:
             HistoryDiverged: A shard holds records that Postgres does not know.
         """
         channels = registered_channels(self._connection, self._scope)
-        self._ends.update(channels)
+        self.ends.update(channels)
         self._queues.update(channels)
-        self._ends.read(self._ends.known)
+        self.ends.read(self.ends.known)
         for shard in self.unusable.due():
             self._check_unusable(shard)
-        self._ends.check_moved()
+        self.ends.check_moved()
 
     def _check_unusable(self, shard: ShardName) -> None:
         """Takes a shard back if its log is that of the journal, and the next of its records can be published."""
@@ -149,11 +114,11 @@ class Publisher:
             log_epochs(self._client, self._scope, [shard])
             if shard.channel in self._queues:
                 self._queues.check(shard)
-            elif self._ends.kind(shard) == "ick":
+            elif self.ends.kind(shard) == "ick":
                 update_progress(self._client, self._scope.namespace, [shard])
             if isinstance(was, DamagedJournal):
                 check_missed(self._connection, self._scope, shard)
-            self.tails.update(self._ends.read_logs([shard]))
+            self.tails.update(self.ends.read_logs([shard]))
             self._publish_alone(shard)
             self.unusable.remove(shard)
 
@@ -179,7 +144,7 @@ class Publisher:
     def _publish_each_alone(self) -> Published:
         """Publishes the next records of each shard, one shard after the other; then leaves out those that failed."""
         done, failed = Published(), []
-        for shard in self._ends.lacking:
+        for shard in self.ends.lacking:
             try:
                 done = self._publish_alone(shard, done, narrow=False)
             except (*UNUSABLE, ServerUnavailable, psycopg.Error):
@@ -196,8 +161,8 @@ class Publisher:
         replies = self._sender.send(
             shard,
             self.tails.get(shard, BEGINNING),
-            self._ends.journal.get(shard, BEGINNING),
-            kind=self._ends.kind(shard),
+            self.ends.journal.get(shard, BEGINNING),
+            kind=self.ends.kind(shard),
             narrow=narrow,
         )
         for sent, reply in replies:
@@ -208,7 +173,7 @@ class Publisher:
     def resend(self, records: int) -> Published:
         """Sends the last ``records`` of each shard again, as after a lost reply: the log must not change.  Raises as ``publish``."""
         # Not of a shard that was taken over: there, a record that the log has shows that its own streamer is back.
-        taken = self._ends.taken
+        taken = self.ends.taken
         earlier = {
             s: Offset(max(0, t - records)) if s not in taken else t for s, t in self.tails.items()
         }
@@ -252,7 +217,7 @@ class Publisher:
             HistoryDiverged: It has, or two databases write to one namespace.
         """
         foreign = self._replies.take_foreign()
-        self._ends.check([*foreign])
+        self.ends.check([*foreign])
         for shard, error in foreign.items():
             if shard not in self.unusable:
                 raise error
@@ -261,7 +226,7 @@ class Publisher:
         self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
     ) -> Generator[tuple[Batch, Reply], None, None]:
         """Appends to logs.  Several batches may be under way: one that follows a refused one is refused too."""
-        target = self._ends.targets("log")
+        target = self.ends.targets("log")
         with closing(self._batches("log", tails, prefetched, may_begin=may_begin)) as batches:
             if count_missing(target, tails) <= BATCH_RECORDS:
                 for group in group_batches(batches):
@@ -306,8 +271,8 @@ class Publisher:
         Raises:
             As ``publish``.
         """
-        shards = self._ends.known if everywhere else self._ends.own
-        filled = [s for s in shards if s in self._ends.journal and s not in self.unusable]
+        shards = self.ends.known if everywhere else self.ends.own
+        filled = [s for s in shards if s in self.ends.journal and s not in self.unusable]
         tails = {shard: self.tails.get(shard, BEGINNING) for shard in filled}
         return self._queues.care(tails, self.unusable.add)
 
@@ -324,8 +289,8 @@ class Publisher:
         following = [
             batch
             for batch in prefetched
-            if self._ends.kind(batch.shard) == kind
-            and batch.last <= self._ends.journal.get(batch.shard, BEGINNING)
+            if self.ends.kind(batch.shard) == kind
+            and batch.last <= self.ends.journal.get(batch.shard, BEGINNING)
             and batch.first == tails.get(batch.shard, BEGINNING) + 1
             and batch.epoch == self._epoch  # a tick may know a newer epoch than this publisher
         ]
@@ -333,7 +298,7 @@ class Publisher:
         reading = unpublished(
             self._connection,
             self._scope,
-            self._ends.targets(kind),
+            self.ends.targets(kind),
             tails,
             epoch=self._epoch,
             until=monotonic() + (ROUND_S if for_s is None else for_s),

@@ -22,13 +22,13 @@ class SlicePublisher(Publisher):
 
     @override
     def publish(self, prefetched: Sequence[Batch] = ()) -> Published:
-        whole = self._ends.journal
+        whole = self.ends.journal
         usable = {shard: tail for shard, tail in whole.items() if shard not in self.unusable}
-        self._ends.journal = nearest(usable, self.tails, self._most)
+        self.ends.journal = nearest(usable, self.tails, self._most)
         try:
             return super().publish(prefetched)
         finally:
-            self._ends.journal = whole
+            self.ends.journal = whole
 
 
 def nearest(

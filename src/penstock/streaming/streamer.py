@@ -227,7 +227,7 @@ class Streamer:
         """
         _, sequencer, publisher = self._opened()
         ticked = self._tick(sequencer, publisher, expects_records=expects_records)
-        publisher.advance_target(ticked.tails, ticked.firsts)
+        publisher.ends.advance_target(ticked.tails, ticked.firsts)
         published = publisher.publish(ticked.inline_records)
         added, known = published.added, published.known
         if self._resend_chance and added and random.random() < self._resend_chance:  # noqa: S311  not for secrets
@@ -236,7 +236,7 @@ class Streamer:
             log.warning(
                 "log was behind, replaying", shards=[str(shard) for shard in published.healed]
             )
-        return RoundResult(ticked.sequenced, added, known, backlog=publisher.backlog)
+        return RoundResult(ticked.sequenced, added, known, backlog=publisher.ends.backlog)
 
     @property
     def _sequences(self) -> bool:
@@ -250,13 +250,13 @@ class Streamer:
         was_ticking = self._ticks.is_ticking
         if self._ticks.is_due(newest.number, has_new=has_new):
             if not was_ticking:
-                publisher.take_over(self._share.number - 1)
+                publisher.ends.take_over(self._share.number - 1)
             newest = sequencer.tick(expects_records=True)
             self._ticks.ticked(newest.number)
         if newest.number != self._newest_tick and monotonic() >= self._read_tails_at:
             self._newest_tick = newest.number
             began = monotonic()
-            publisher.read_tails()
+            publisher.ends.read(publisher.ends.own)
             self._read_tails_at = monotonic() + TAILS_PAUSE * (monotonic() - began)
         return newest
 

@@ -67,6 +67,11 @@ class Tails:
         return list(self._distances)
 
     @property
+    def others(self) -> list[ShardName]:
+        """The shards of other shares that this publisher has not taken over."""
+        return [shard for shard in self._distances if not self.is_own(shard)]
+
+    @property
     def own(self) -> list[ShardName]:
         """The shards that this publisher reads from the journal."""
         return [shard for shard in self._distances if self.is_own(shard)]
@@ -83,8 +88,12 @@ class Tails:
     @property
     def lacking(self) -> list[ShardName]:
         """The shards that have such a backlog."""
-        targets = self._usable_targets()
-        return [s for s, tail in targets.items() if tail > self.log.get(s, BEGINNING)]
+        return [shard for shard in self.journal if self.is_own(shard) and self._lacks(shard)]
+
+    def _lacks(self, shard: ShardName) -> bool:
+        """Whether the log can be used, and lacks records."""
+        has_more = self.journal[shard] > self.log.get(shard, BEGINNING)
+        return has_more and shard not in self.unusable
 
     def _usable_targets(self) -> dict[ShardName, Offset]:
         return {
@@ -93,10 +102,10 @@ class Tails:
             if self.is_own(shard) and shard not in self.unusable
         }
 
-    def advance(
+    def advance_target(
         self, tails: Mapping[ShardName, Offset], firsts: Mapping[ShardName, Offset] | None = None
     ) -> None:
-        """Takes the new ends of the journal, as a tick returned them.
+        """Publishes up to ``tails`` from now on: the new ends of the journal, as a tick returned them.
 
         Args:
             tails: The last new offset of each shard.
@@ -144,11 +153,7 @@ class Tails:
         """
         moved, self._moved = self._moved, set()
         self.check([shard for shard in moved if shard not in self.unusable])
-        lacking = {
-            shard
-            for shard, tail in self.journal.items()
-            if tail > self.log.get(shard, BEGINNING) and shard not in self.unusable
-        }
+        lacking = {shard for shard in self.journal if self._lacks(shard)}
         self._takeover.update(self._distances, lacking, moved)
 
     def take_over(self, distance: int) -> None:

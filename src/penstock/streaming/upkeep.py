@@ -46,7 +46,7 @@ class Upkeep:
         """
         if sequences:
             self._faults.update(connection)
-        self._faults.note_stopped(connection, publisher.unusable.errors, publisher.other_shards)
+        self._faults.note_stopped(connection, publisher.unusable.errors, publisher.ends.others)
 
     def sweep(self, connection: Connection, publisher: Publisher) -> None:
         """As ``note_faults``, and checks the next shard for records that have lost their offsets.
@@ -92,7 +92,7 @@ class Upkeep:
 
     def _choose_shards(self, publisher: Publisher) -> dict[str, tuple[ShardName, ...]]:
         self._retained += 1
-        others = () if self._retained % EVERYWHERE_EVERY == 0 else set(publisher.other_shards)
+        others = () if self._retained % EVERYWHERE_EVERY == 0 else set(publisher.ends.others)
         return {
             name: tuple(shard for shard in channel.shard_names if shard not in others)
             for name, channel in self._pipeline.channels.items()

@@ -22,6 +22,7 @@ from penstock.cli.signals import Stop
 from penstock.errors import InvalidSetting
 from penstock.pipeline import Pipeline
 from penstock.settings import Settings
+from penstock.streaming.share import Share
 
 
 @command(
@@ -51,7 +52,7 @@ def run(
                 "the engine on Spark divides the shards by itself: leave out the share, or take --engine inline"
             )
         start = _run_inline if engine == "inline" else _run_on_spark
-        start(settings, pipeline, urls, _Work(names, streamer, stop, progress))
+        start(settings, pipeline, urls, _Work(names, streamer, share, stop, progress))
     say("stopped")
 
 
@@ -62,12 +63,14 @@ class _Work:
     Attributes:
         consumers: Their names.
         streamer: Whether it streams, too.
+        share: The share that it streams.
         stop: Called between rounds.
         progress: Counts what was done.
     """
 
     consumers: list[str]
     streamer: bool
+    share: Share
     stop: Stop
     progress: ProgressLine
 
@@ -85,7 +88,7 @@ def _run_inline(settings: Settings, pipeline: Pipeline, urls: Servers, work: _Wo
             prepare=settings.prepare,
             resend_chance=settings.resend_chance,
             concurrency=settings.concurrency,
-            share=choose_share(settings),
+            share=work.share,
             report=lambda _who, did: work.progress.add(did),
         )
 
