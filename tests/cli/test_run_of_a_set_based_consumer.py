@@ -3,9 +3,7 @@
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # it ships no types
@@ -77,13 +75,6 @@ FAILING = ("casting", "in-python", "raising", "unique")
 
 
 @pytest.fixture
-def temporary() -> Iterator[Path]:
-    """Short, because Spark puts sockets there."""
-    with TemporaryDirectory(prefix="t-") as directory:
-        yield Path(directory)
-
-
-@pytest.fixture
 def staged(penstock: CommandLine, connection: Connection) -> None:
     (penstock.directory / "shop.py").write_text(APPLICATION)
     connection.execute("CREATE TABLE public.effects (who text, key text, value text)")
@@ -119,8 +110,7 @@ def test_a_poison_record_is_isolated_and_named_and_its_payload_is_never_logged(
     process = subprocess.Popen(
         [PENSTOCK, "run", "--engine", "spark"],
         cwd=penstock.directory,
-        env=penstock.environment
-        | {"TMPDIR": str(temporary), "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={temporary}"},
+        env=penstock.environment_within(temporary),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import psutil  # type: ignore[import-untyped]  # it ships no types
 import pytest
@@ -22,13 +21,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
-def temporary() -> Iterator[Path]:
-    """Short, because Spark puts sockets there."""
-    with TemporaryDirectory(prefix="t-") as directory:
-        yield Path(directory)
-
-
-@pytest.fixture
 def starting(
     penstock: CommandLine, connection: Connection, temporary: Path
 ) -> Iterator[subprocess.Popen[str]]:
@@ -37,8 +29,7 @@ def starting(
     process = subprocess.Popen(
         [PENSTOCK, "run", "--engine", "spark"],
         cwd=penstock.directory,
-        env=penstock.environment
-        | {"TMPDIR": str(temporary), "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={temporary}"},
+        env=penstock.environment_within(temporary),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -7,14 +7,13 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import psutil  # type: ignore[import-untyped]  # it ships no types
 import pytest
 
 from cli.test_secrets import PASSWORD, guarded, secret_redis  # noqa: F401  the same servers
 from fixtures.command_line import CommandLine
-from fixtures.spark_cluster import SPARK_HOME, SparkCluster
+from fixtures.spark_cluster import SPARK_HOME, SparkCluster, running_cluster
 from penstock.database.connections import Connection
 from penstock.spark.java import find_java
 from penstock.testing import eventually
@@ -31,13 +30,8 @@ DEAD_LETTERS = "SELECT count(*) FROM penstock.dead_letters"
 
 @pytest.fixture
 def cluster() -> Iterator[SparkCluster]:
-    with TemporaryDirectory(prefix="c-") as directory:  # short: Spark puts sockets there
-        made = SparkCluster(Path(directory))
-        try:
-            made.start(workers=1, cores=2)
-            yield made
-        finally:
-            made.stop()
+    with running_cluster(workers=1, cores=2) as made:
+        yield made
 
 
 def test_a_submitted_pipeline_runs_on_its_cluster_and_shows_no_password(

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Self
 
 import pytest
 
-from fixtures.spark_cluster import SparkCluster
+from fixtures.spark_cluster import SparkCluster, running_cluster
 from penstock.database.connections import Connection, connect_postgres
 from penstock.demo.audit import CONSUMERS, INDEX
 from penstock.demo.processes import SupervisedProcess
@@ -33,13 +32,8 @@ SELECT consumer, sum("offset")::bigint FROM rocket_rides_log.checkpoints WHERE c
 
 @pytest.fixture
 def cluster() -> Iterator[SparkCluster]:
-    with TemporaryDirectory(prefix="c-") as directory:  # short: Spark puts sockets there
-        made = SparkCluster(Path(directory))
-        try:
-            made.start(workers=2, cores=2)
-            yield made
-        finally:
-            made.stop()
+    with running_cluster(workers=2, cores=2) as made:
+        yield made
 
 
 @dataclass
