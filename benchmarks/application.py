@@ -1,26 +1,27 @@
 """The application that is measured: movements on accounts are streamed to a channel, and consumers add them up.
 
-``get_pipeline`` returns the pipeline for a number of shards; ``one``, ``four`` and ``keeping_nothing`` can be imported by
-name, as ``--app`` does.
+``get_pipeline`` returns the pipeline for a number of shards; ``one``, ``four``, ``keeping_nothing`` and their twins with
+plain entries can be imported by name, as ``--app`` does.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import BigInteger, MetaData, Text, bindparam, text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from penstock import Log, Pipeline, Record
+from penstock import Log, Pipeline, Record, Records
 
 SCHEMA = "bench"
 CHANNEL = "movements"
 BULK, EACH = "totals", "totals-each"
 ASYNC, ASYNC_EACH = "totals-async", "totals-async-each"
+COLUMNS = "totals-columns"
 
 TABLES = """
 CREATE SCHEMA bench;
@@ -48,6 +49,9 @@ AROUND_A_NOTE = 55
 
 NOTE = "x" * (200 - AROUND_A_NOTE)
 
+Form = Literal["packed", "zstd", "plain"]
+"""How the log keeps records: in packed entries, as by default; in compressed ones; each in an entry of its own."""
+
 ConsumerFunction = Callable[..., None]
 """A consumer's function: takes a session, and one record or several."""
 
@@ -71,14 +75,18 @@ class Movement(Base):
 
 def total_in_bulk(session: Session, records: Sequence[Record]) -> None:
     """Adds up a batch, and writes it with one statement."""
-    session.execute(_ADD_ALL, _sums(records))
+    session.execute(_ADD_ALL, _sums(record.data for record in records))
 
 
-def _sums(records: Sequence[Record]) -> dict[str, list[int]]:
+def total_columns(session: Session, records: Sequence[Record]) -> None:
+    """The same, of payloads that are parsed in one call, without a record being made."""
+    session.execute(_ADD_ALL, _sums(Records.join([records]).data))
+
+
+def _sums(payloads: Iterable[dict[str, Any]]) -> dict[str, list[int]]:
     movements: dict[int, int] = defaultdict(int)
     cents: dict[int, int] = defaultdict(int)
-    for record in records:
-        data: dict[str, Any] = record.data
+    for data in payloads:
         movements[data["account"]] += 1
         cents[data["account"]] += data["cents"]
     # Sorted, so that two shards that update the same accounts wait for each other and do not deadlock.
@@ -95,11 +103,24 @@ def total_each(session: Session, record: Record) -> None:
     session.execute(_ADD_EACH, {"account": record.data["account"], "cents": record.data["cents"]})
 
 
+def make_channel(form: Form, shards: int = 4, keep: timedelta = timedelta(days=1)) -> Log:
+    """The channel."""
+    return Log(
+        CHANNEL,
+        shards=shards,
+        keep=keep,
+        entries="plain" if form == "plain" else "packed",
+        compression="zstd" if form == "zstd" else "none",
+    )
+
+
 def make_pipeline(
-    shards: int, wrap: Callable[[ConsumerFunction], ConsumerFunction] = lambda function: function
+    shards: int,
+    wrap: Callable[[ConsumerFunction], ConsumerFunction] = lambda function: function,
+    form: Form = "packed",
 ) -> Pipeline:
     """A pipeline with its rules and its consumers, whose functions are wrapped."""
-    channel = Log(CHANNEL, shards=shards, keep=timedelta(days=1))
+    channel = make_channel(form, shards)
     pipeline = Pipeline([channel])
     pipeline.stages(Movement, to=channel, key="account", object="movement")
     pipeline.consumer(reads=channel, name=BULK)(wrap(total_in_bulk))
@@ -109,12 +130,12 @@ def make_pipeline(
 
 def make_async_pipeline() -> Pipeline:
     """The channel of ``four``, and the same consumers with handlers that are ``async def``."""
-    channel = Log(CHANNEL, shards=4, keep=timedelta(days=1))
+    channel = make_channel("packed")
     pipeline = Pipeline([channel])
 
     @pipeline.consumer(reads=channel, name=ASYNC)
     async def in_bulk(session: AsyncSession, records: Sequence[Record]) -> None:
-        await session.execute(_ADD_ALL, _sums(records))
+        await session.execute(_ADD_ALL, _sums(record.data for record in records))
 
     @pipeline.consumer(reads=channel, name=ASYNC_EACH, each=True)
     async def one_by_one(session: AsyncSession, record: Record) -> None:
@@ -124,19 +145,28 @@ def make_async_pipeline() -> Pipeline:
     return pipeline
 
 
+def make_columns_pipeline(form: Form) -> Pipeline:
+    """The channel of ``four``, and a consumer that takes columns."""
+    channel = make_channel(form)
+    pipeline = Pipeline([channel])
+    pipeline.consumer(reads=channel, name=COLUMNS)(total_columns)
+    return pipeline
+
+
 @cache
-def get_pipeline(shards: int) -> Pipeline:
+def get_pipeline(shards: int, form: Form = "packed") -> Pipeline:
     """The pipeline with this number of shards."""
-    return make_pipeline(shards)
+    return make_pipeline(shards, form=form)
 
 
-def _make_pipeline_that_keeps_nothing() -> Pipeline:
+def _make_pipeline_that_keeps_nothing(form: Form) -> Pipeline:
     """Four shards and one consumer; retention removes records as soon as they are applied."""
-    channel = Log(CHANNEL, shards=4, keep=timedelta(0))
+    channel = make_channel(form, keep=timedelta(0))
     pipeline = Pipeline([channel])
     pipeline.consumer(reads=channel, name=BULK)(total_in_bulk)
     return pipeline
 
 
-one, four = get_pipeline(1), get_pipeline(4)
-keeping_nothing = _make_pipeline_that_keeps_nothing()
+one, four, four_plain = get_pipeline(1), get_pipeline(4), get_pipeline(4, "plain")
+keeping_nothing = _make_pipeline_that_keeps_nothing("packed")
+keeping_nothing_plain = _make_pipeline_that_keeps_nothing("plain")

@@ -1,9 +1,11 @@
 """How much is measured, and the backlogs of staged rows that most cases start from."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
-from benchmarks.application import AROUND_A_NOTE, CHANNEL, get_pipeline
+from benchmarks.application import AROUND_A_NOTE, CHANNEL, Form, get_pipeline
+from benchmarks.measuring import Contestant, Figures
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
@@ -53,16 +55,24 @@ class Backlog:
         records: Number of rows.
         payload_bytes: Bytes of JSON in each.
         shards: Number of shards of the channel.
+        form: How the log keeps them.
+        in_words: Whether most of a payload is English words rather than letters that hardly compress.
     """
 
     records: int
     payload_bytes: int = 200
     shards: int = 4
+    form: Form = "packed"
+    in_words: bool = False
+
+    def kept_as(self, form: Form) -> "Backlog":
+        """The same rows, for a log of another form."""
+        return replace(self, form=form)
 
     @property
     def pipeline(self) -> Pipeline:
         """The pipeline that the rows are staged for."""
-        return get_pipeline(self.shards)
+        return get_pipeline(self.shards, self.form)
 
     @property
     def shard_names(self) -> Sequence[ShardName]:
@@ -77,11 +87,39 @@ class Backlog:
     @property
     def database(self) -> str:
         """Name of the database that holds the rows."""
-        return f"backlog_{self.records}_{self.payload_bytes}_{self.shards}"
+        kind = "_words" if self.in_words else ""
+        return f"backlog_{self.records}_{self.payload_bytes}_{self.shards}{kind}"
+
+
+VARIANTS: dict[str, Form] = {"plain entries": "plain", "zstd": "zstd"}
+"""The other forms, by the names of the variants of a case."""
+
+
+def make_variants(
+    measure: Callable[[Backlog], Figures], backlog: Backlog, *names: str
+) -> dict[str, Contestant]:
+    """Variants of a case that measures a backlog: the same rows in a log of another form; all forms if none is named."""
+    return {name: partial(measure, backlog.kept_as(VARIANTS[name])) for name in names or VARIANTS}
 
 
 NOTHING = Backlog(0)
 """A fresh start: a database in which nothing was ever staged, and an empty Redis."""
+
+# Hard to compress, as payloads of ids, prices and names are.
+_LETTERS = """
+    left((SELECT string_agg(encode(sha256((n * 1000 + part)::text::bytea), 'base64'), '')
+          FROM generate_series(1, 1 + %(note)s / 44) part), %(note)s)
+"""
+
+_WORDS = """
+    left((SELECT string_agg(
+              (ARRAY['accepted', 'account', 'after', 'amount', 'balance', 'before', 'booked', 'branch', 'card', 'charged',
+                     'checked', 'city', 'closed', 'confirmed', 'counter', 'country', 'customer', 'declined', 'deposit',
+                     'driver', 'fee', 'invoice', 'limit', 'open', 'order', 'paid', 'pending', 'refund', 'reserved',
+                     'street', 'transfer', 'withdrawn'])[1 + get_byte(sha256((n * 1000 + part)::text::bytea), 0) %% 32],
+              ' ')
+          FROM generate_series(1, 1 + %(note)s / 4) part), %(note)s)
+"""
 
 _FILL = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
@@ -89,9 +127,7 @@ SELECT %(channel)s,
        ('x' || substr(encode(sha256((n %% %(accounts)s)::text::bytea), 'hex'), 1, 8))::bit(32)::bigint %% %(shards)s,
        (n %% %(accounts)s)::text, 'insert', 'movement',
        jsonb_build_object('id', n, 'account', n %% %(accounts)s, 'cents', n %% 977, 'note',
-           -- hard to compress, as payloads of ids, prices and names are
-           left((SELECT string_agg(encode(sha256((n * 1000 + part)::text::bytea), 'base64'), '')
-                 FROM generate_series(1, 1 + %(note)s / 44) part), %(note)s))
+{note})
 FROM generate_series(%(first)s::bigint, %(last)s::bigint) n
 """
 
@@ -100,10 +136,11 @@ def fill(connection: Connection, backlog: Backlog) -> None:
     """Stages the backlog, in addition to the rows that are there."""
     register_channel(connection, backlog.pipeline.scope, backlog.pipeline.channels[CHANNEL])
     connection.execute("SET synchronous_commit = off")
+    query = _FILL.format(note=_WORDS if backlog.in_words else _LETTERS).encode()
     note = max(0, backlog.payload_bytes - AROUND_A_NOTE)
     for first in range(1, backlog.records + 1, ROWS_A_TRANSACTION):
         connection.execute(
-            _FILL,
+            query,
             {
                 "channel": CHANNEL,
                 "shards": backlog.shards,

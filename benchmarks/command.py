@@ -46,7 +46,10 @@ def bench(
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Under a minute: less of everything, no peers, no Spark."),
+        typer.Option(
+            "--quick",
+            help="About a minute: less of everything, no peers, no Spark, no other settings.",
+        ),
     ] = False,
     rounds: Annotated[
         int | None,
@@ -86,8 +89,7 @@ def bench(
             if list_cases:
                 _list(cases, json=json)
                 return
-            if quick or not peers:
-                cases = [replace(case, peers={}) for case in cases]
+            cases = leave_out(cases, quick=quick, peers=peers, named=bool(only))
             if plot is not None:
                 _check_plot(cases)
             report = Report(describe_machine(), read_versions(servers))
@@ -126,6 +128,15 @@ def find_left_out(cases: list[Case], only: list[str], *, quick: bool) -> dict[st
     found = {case.name: LEFT_OUT for case in cases if case.slow and quick and not only}
     found |= {c.name: ON_REQUEST for c in cases if c.on_request and c.name not in only}
     return found
+
+
+def leave_out(cases: list[Case], *, quick: bool, peers: bool, named: bool) -> list[Case]:
+    """The cases with the contestants that are measured: peers not by ``--quick``, variants only if cases are named."""
+    if quick or not peers:
+        cases = [replace(case, peers={}) for case in cases]
+    if quick and not named:
+        cases = [replace(case, variants={}) for case in cases]
+    return cases
 
 
 def _check_plot(cases: list[Case]) -> None:

@@ -19,7 +19,7 @@ Contestant = Callable[[], Figures]
 """Prepares, runs once, and returns its figures.  Preparation is not in the figures."""
 
 Better = Literal["more", "less"]
-Kind = Literal["limit", "ours", "peer"]
+Kind = Literal["limit", "ours", "variant", "peer"]
 
 OURS: Final = "ours"
 INTERRUPTED = "interrupted by Ctrl-C"
@@ -44,6 +44,7 @@ class Case:
         ours: Measures Penstock; or a limit, in a case of its own.
         limits: What Penstock is compared with in every run: the most that the servers give to a client that does
             nothing else, or the other engine.  The worst of them is the limit.
+        variants: Penstock with other settings.
         peers: Others that do the same work.
         better: Whether a larger figure is better, or a smaller one.
         slow: Left out by ``--quick``.
@@ -57,6 +58,7 @@ class Case:
     ours: Contestant
     limits: Mapping[str, Contestant] = field(default_factory=dict)
     peers: Mapping[str, Contestant] = field(default_factory=dict)
+    variants: Mapping[str, Contestant] = field(default_factory=dict)
     better: Better = "more"
     slow: bool = False
     on_request: bool = False
@@ -65,7 +67,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Reference:
-    """The figure of a peer or of a limit, and ours relative to it.
+    """The figure of a limit, a variant or a peer, and ours relative to it.
 
     Attributes:
         value: Its median.
@@ -89,6 +91,7 @@ class Outcome:
         ratio_to_limit: ``value`` divided by ``limit``.
         limits: Each of the limits.
         peers: Each of the peers that ran.
+        variants: Each of the variants.
         runs: Our figure in each round.
         skipped: Contestants that missed a round, and why.
     """
@@ -103,6 +106,7 @@ class Outcome:
     peers: dict[str, Reference]
     runs: list[float]
     skipped: dict[str, str]
+    variants: dict[str, Reference] = field(default_factory=dict)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -148,6 +152,7 @@ class _Measurement:
         self._contestants: dict[tuple[Kind, str], Contestant] = {
             **{("limit", name): each for name, each in case.limits.items()},
             (OURS, OURS): case.ours,
+            **{("variant", name): each for name, each in case.variants.items()},
             **{("peer", name): each for name, each in case.peers.items()},
         }
         self._runs: dict[tuple[Kind, str], list[Figures]] = {who: [] for who in self._contestants}
@@ -194,6 +199,7 @@ class _Measurement:
             peers=self._references("peer", suffix, value),
             runs=runs,
             skipped=self._skipped,
+            variants=self._references("variant", suffix, value),
         )
 
     def _references(self, kind: Kind, suffix: str, ours: float) -> dict[str, Reference]:

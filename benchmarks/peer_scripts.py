@@ -10,6 +10,7 @@ contestant shares the machine with it.
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import processor
 from benchmarks.backlogs import Backlog, fill
 from benchmarks.measuring import Contestant, Figures, NotMeasured
 from benchmarks.servers import POSTGRES_SETTINGS, BenchServers, prepare
@@ -44,7 +46,7 @@ TIMEOUT_S = 300.0
 def find_peers(
     work: str, servers: BenchServers, backlog: Backlog, **load: float
 ) -> dict[str, Contestant]:
-    """The peers that can do this work, by name."""
+    """The peers that can do this work, by name; with ``costs=True`` the figures are of processor time."""
     return {
         script.stem.replace("_", "-"): partial(_run, script, work, servers, backlog, load)
         for script in sorted(DIRECTORY.glob("*.py"))
@@ -68,6 +70,7 @@ def _run(
                 "PEER_REDIS_URL": servers.redis_url,
                 "PEER_RECORDS": str(backlog.records),
                 "PEER_STREAMS": " ".join(backlog.streams),
+                "PEER_METER": shlex.join([sys.executable, processor.__file__]),
                 **{f"PEER_{name.upper()}": str(value) for name, value in load.items()},
             },
         )

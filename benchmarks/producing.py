@@ -1,17 +1,19 @@
 """Producers: transactions with a change and its records, at a given rate or as fast as they can."""
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing.connection import Connection as Pipe
 from time import monotonic, sleep
 
-from benchmarks.application import CHANNEL, NOTE, get_pipeline
+from sqlalchemy.orm import sessionmaker
+
+from benchmarks.application import CHANNEL, NOTE, Movement, get_pipeline
 from benchmarks.backlogs import ACCOUNTS
 from benchmarks.connections import connect
 from benchmarks.watching.processes import start_process
-from penstock.database.connections import Connection
+from penstock.database.connections import Connection, make_engine
 
 _STAGE = """
 WITH change AS (
@@ -34,11 +36,14 @@ class ProducerLoad:
         rate: Records per second.
         at_once: Records per transaction.
         seconds: Duration.
+        in_sessions: Whether it is an application with SQLAlchemy's sessions, whose hooks stage records and nudge the streamer,
+            rather than one that writes all in one statement of its own.
     """
 
     rate: int
     at_once: int
     seconds: float
+    in_sessions: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,14 @@ class Produced:
     rate: float
 
 
-def produce(connection: Connection, load: ProducerLoad, shards: int) -> Produced:
+def produce(database_url: str, load: ProducerLoad, shards: int) -> Produced:
     """Commits transactions at even intervals; after a late one, the next follow at once until the schedule is met."""
-    shard_for = _map_shards(shards)
+    connected = _commit_in_sessions if load.in_sessions else _commit_by_statement
+    with connected(database_url, shards) as commit:
+        return _produce(commit, load)
+
+
+def _produce(commit: Callable[[range], None], load: ProducerLoad) -> Produced:
     began: dict[int, float] = {}
     start = monotonic()
     transactions = max(1, int(load.rate * load.seconds) // load.at_once)
@@ -67,9 +77,34 @@ def produce(connection: Connection, load: ProducerLoad, shards: int) -> Produced
         ids = range(number * load.at_once, (number + 1) * load.at_once)
         now = monotonic()
         began.update(dict.fromkeys(ids, now))
-        _commit(connection, ids, shard_for)
+        commit(ids)
     took = max(monotonic() - start, load.at_once / load.rate * transactions)
     return Produced(began, len(began) / took)
+
+
+@contextmanager
+def _commit_by_statement(database_url: str, shards: int) -> Iterator[Callable[[range], None]]:
+    shard_for = _map_shards(shards)
+    with connect(database_url) as connection:
+        yield lambda ids: _commit(connection, ids, shard_for)
+
+
+@contextmanager
+def _commit_in_sessions(database_url: str, shards: int) -> Iterator[Callable[[range], None]]:
+    engine = make_engine(database_url, application="bench")
+    sessions = sessionmaker(engine)
+    get_pipeline(shards).attach(sessions)
+
+    def commit(ids: range) -> None:
+        with sessions.begin() as session:
+            session.add_all(
+                Movement(id=n, account=n % ACCOUNTS, cents=n % 977, note=NOTE) for n in ids
+            )
+
+    try:
+        yield commit
+    finally:
+        engine.dispose()
 
 
 def produce_freely(

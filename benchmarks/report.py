@@ -99,10 +99,11 @@ def format_report(report: Report) -> str:
 
 
 def _make_rows(outcome: Outcome) -> Iterator[tuple[object, ...]]:
-    """A row for each limit and peer, or a single one; our own figure only in the first."""
+    """A row for each limit, variant and peer, or a single one; our own figure only in the first."""
     own: tuple[str, ...] = (outcome.case, format_figure(outcome.value), outcome.unit)
     spread: tuple[str, ...] = (format_figure(min(outcome.runs)), format_figure(max(outcome.runs)))
-    beside = {f"limit {name}": each for name, each in outcome.limits.items()} | outcome.peers
+    beside = {f"limit {name}": each for name, each in outcome.limits.items()}
+    beside |= {f"with {name}": each for name, each in outcome.variants.items()} | outcome.peers
     if not beside:
         yield (*own, "", "", "", *spread)
     for name, each in beside.items():

@@ -12,6 +12,7 @@ pytest_plugins = [
     "fixtures.redis",
     "fixtures.application",
     "fixtures.flow",
+    "fixtures.libraries",
     "fixtures.books",
     "fixtures.jobs",
     "fixtures.engines",

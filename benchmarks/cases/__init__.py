@@ -4,6 +4,7 @@ from benchmarks.backlogs import Backlog, Scale
 from benchmarks.cases import (
     consuming,
     costs,
+    cpu,
     draining,
     growing,
     icks,
@@ -37,6 +38,7 @@ def all_cases(servers: BenchServers, scale: Scale) -> list[Case]:
         *stealing.make_cases(servers, scale),
         *recruiting.make_cases(servers, scale),
         *spark.make_cases(servers, scale),
+        *cpu.make_cases(servers, scale),
         *costs.make_cases(servers, scale),
     ]
 
@@ -70,7 +72,8 @@ def _make_limit_cases(servers: BenchServers, backlog: Backlog) -> list[Case]:
         Case(
             "limit-xrange",
             "records/s",
-            "Redis: the same entries read by XRANGE, as the client's parser returns them",
-            lambda: limits.read_entries(servers, backlog),
+            "Redis: the same records, an entry each, read by XRANGE, as the client's parser returns them",
+            lambda: limits.read_entries(servers, backlog.kept_as("plain")),
+            variants={"packed entries": lambda: limits.read_entries(servers, backlog)},
         ),
     ]

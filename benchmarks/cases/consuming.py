@@ -1,6 +1,8 @@
 """A consumer with a backlog in the log: one thread reads, handles, and commits with the checkpoint."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -10,14 +12,16 @@ from benchmarks.application import (
     ASYNC,
     ASYNC_EACH,
     BULK,
+    COLUMNS,
     EACH,
     make_async_pipeline,
+    make_columns_pipeline,
     total_each,
     total_in_bulk,
 )
-from benchmarks.backlogs import Backlog, Scale
+from benchmarks.backlogs import Backlog, Scale, make_variants
 from benchmarks.cases import limits
-from benchmarks.measuring import Case, Figures, NotMeasured
+from benchmarks.measuring import Case, Contestant, Figures, NotMeasured
 from benchmarks.peer_scripts import find_peers
 from benchmarks.servers import BenchServers
 from penstock import Pipeline
@@ -42,7 +46,8 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
                 "xrange": lambda: limits.read_entries(servers, bulk),
                 "handler alone": lambda: _measure_handler(servers, bulk, total_in_bulk),
             },
-            peers=find_peers("consume", servers, bulk),
+            variants=make_bulk_variants(partial(measure_consumer, servers), bulk),
+            peers=find_peers("consume", servers, bulk.kept_as("plain")),
         ),
         Case(
             name="consume-each",
@@ -68,6 +73,22 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
     ]
 
 
+def make_bulk_variants(
+    measure: Callable[[Backlog, str, Pipeline | None], Figures], backlog: Backlog
+) -> dict[str, Contestant]:
+    """The other forms of the log; and a handler that takes columns, from packed entries and from plain ones."""
+    return {
+        **make_variants(lambda of_form: measure(of_form, BULK, None), backlog),
+        "columns": lambda: measure(backlog, COLUMNS, make_columns_pipeline("packed")),
+        "columns, zstd": lambda: measure(
+            backlog.kept_as("zstd"), COLUMNS, make_columns_pipeline("zstd")
+        ),
+        "columns, plain entries": lambda: measure(
+            backlog.kept_as("plain"), COLUMNS, make_columns_pipeline("plain")
+        ),
+    }
+
+
 def measure_consumer(
     servers: BenchServers, backlog: Backlog, name: str, pipeline: Pipeline | None = None
 ) -> Figures:
@@ -77,19 +98,34 @@ def measure_consumer(
         NotMeasured: It applied a different number of records.
     """
     database_url = servers.publish_and_register(backlog)
+    with prepare_consumer(servers, backlog, database_url, name, pipeline) as apply_all:
+        began = perf_counter()
+        apply_all()
+        return {"": backlog.records / (perf_counter() - began)}
+
+
+@contextmanager
+def prepare_consumer(
+    servers: BenchServers,
+    backlog: Backlog,
+    database_url: str,
+    name: str,
+    pipeline: Pipeline | None = None,
+) -> Iterator[Callable[[], None]]:
+    """Yields what applies the log by one worker, which has connected."""
     pipeline = pipeline or backlog.pipeline
-    consumer = pipeline.get_consumer(name)
-    worker = LogWorker(pipeline, consumer, database_url, servers.redis_url)
+    worker = LogWorker(pipeline, pipeline.get_consumer(name), database_url, servers.redis_url)
+
+    def apply_all() -> None:
+        done = worker.drain()
+        if done != backlog.records:
+            raise NotMeasured(f"{done} of {backlog.records} records were applied")
+
     try:
         worker.open()
-        began = perf_counter()
-        done = worker.drain()
-        took = perf_counter() - began
+        yield apply_all
     finally:
         worker.close()
-    if done != backlog.records:
-        raise NotMeasured(f"{done} of {backlog.records} records were applied")
-    return {"": done / took}
 
 
 def count_applied(connection: Connection, consumer: str) -> int:
@@ -111,7 +147,7 @@ def _measure_handler(
 ) -> Figures:
     """The handler with records in memory, in transactions of the same size; no log, no checkpoint."""
     database_url = servers.publish_and_register(backlog)
-    batches: list[list[Record]] = []
+    batches: list[Sequence[Record]] = []
     with servers.redis() as client:
         for shard in next(iter(backlog.pipeline.channels.values())).shard_names:
             after = BEGINNING

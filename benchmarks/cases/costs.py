@@ -2,13 +2,24 @@
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 from benchmarks import watching
 from benchmarks.application import BULK, CHANNEL
-from benchmarks.backlogs import ROWS_A_TRANSACTION, Backlog, Scale, drain, fill, unsequence
+from benchmarks.backlogs import (
+    ROWS_A_TRANSACTION,
+    Backlog,
+    Scale,
+    drain,
+    fill,
+    make_variants,
+    unsequence,
+)
 from benchmarks.cases import limits
 from benchmarks.measuring import Case, Figures, NotMeasured
+from benchmarks.processor import read_processor_s
 from benchmarks.servers import BenchServers
 from penstock import Log
 from penstock.channels.log import extents
@@ -17,7 +28,7 @@ from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming.retention import retain
 
-PLAIN = "bench-plain"
+COPY = "bench-plain"
 ENTRIES_AT_ONCE = 1000
 
 REST_S = 3.0
@@ -48,21 +59,11 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             better="less",
             rounds=1,
         ),
-        Case(
-            name="cost-memory",
-            unit="bytes",
-            sentence="Redis memory per record in the log",
-            ours=lambda: _measure_memory_of_log(servers, backlog),
-            limits={
-                "XADD of its payload": lambda: _measure_memory_of_entries(
-                    servers, backlog, [b"data"]
-                ),
-            },
-            peers={
-                "XADD of all its fields": lambda: _measure_memory_of_entries(servers, backlog, None)
-            },
-            better="less",
-            rounds=1,
+        _make_memory_case(
+            servers, backlog, "cost-memory", "payloads of letters that hardly compress"
+        ),
+        _make_memory_case(
+            *(servers, replace(backlog, in_words=True), "cost-memory-words", "payloads of words")
         ),
         Case(
             name="cost-idle-streamer",
@@ -85,14 +86,32 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
     ]
 
 
+def _make_memory_case(servers: BenchServers, backlog: Backlog, name: str, payloads: str) -> Case:
+    return Case(
+        name=name,
+        unit="bytes",
+        sentence=f"Redis memory per record in the log: {payloads}",
+        ours=lambda: _measure_memory_of_log(servers, backlog),
+        limits={
+            "XADD of its payload": lambda: _measure_memory_of_entries(servers, backlog, [b"data"]),
+        },
+        variants=make_variants(partial(_measure_memory_of_log, servers), backlog),
+        peers={
+            "XADD of all its fields": lambda: _measure_memory_of_entries(servers, backlog, None)
+        },
+        better="less",
+        rounds=1,
+    )
+
+
 def _measure_wal_of_records(servers: BenchServers, backlog: Backlog) -> Figures:
-    url = _make_source(servers, backlog)
+    url = make_source(servers, backlog)
     servers.empty_redis()
     with servers.postgres(url) as connection, servers.redis() as client:
         connection.execute("TRUNCATE penstock.staged_records")
         unsequence(connection)
         began = _read_wal(connection)
-        _insert(connection, "penstock.staged_records", backlog)
+        insert(connection, "penstock.staged_records", backlog)
         staged = _read_wal(connection)
         drain(backlog, url, servers.redis_url)
         _remove(connection, client, backlog)
@@ -105,15 +124,15 @@ def _measure_wal_of_records(servers: BenchServers, backlog: Backlog) -> Figures:
 
 def _measure_wal_of_rows(servers: BenchServers, backlog: Backlog) -> Figures:
     """The same rows in the same transactions, into a table of the same columns with only a primary key."""
-    with servers.postgres(_make_source(servers, backlog)) as connection:
+    with servers.postgres(make_source(servers, backlog)) as connection:
         connection.execute("TRUNCATE bench.plain")
         began = _read_wal(connection)
-        _insert(connection, "bench.plain", backlog)
+        insert(connection, "bench.plain", backlog)
         each = (_read_wal(connection) - began) / backlog.records
     return {"": each, "-staged": each}
 
 
-def _make_source(servers: BenchServers, backlog: Backlog) -> str:
+def make_source(servers: BenchServers, backlog: Backlog) -> str:
     """URL of a database with the rows of the backlog in a table of their own."""
 
     def fill_source(connection: Connection) -> None:
@@ -123,7 +142,8 @@ def _make_source(servers: BenchServers, backlog: Backlog) -> str:
     return servers.database(f"costs_{backlog.records}", fill_source)
 
 
-def _insert(connection: Connection, table: str, backlog: Backlog) -> None:
+def insert(connection: Connection, table: str, backlog: Backlog) -> None:
+    """Inserts the rows of that table into another one, ``ROWS_A_TRANSACTION`` at a time."""
     columns = "channel, shard, key, action, object, data"
     query = f"INSERT INTO {table} ({columns}) SELECT {columns} FROM bench.source WHERE n > %s AND n <= %s ORDER BY n"
     for after in range(0, backlog.records, ROWS_A_TRANSACTION):
@@ -167,21 +187,21 @@ def _measure_memory_of_log(servers: BenchServers, backlog: Backlog) -> Figures:
 def _measure_memory_of_entries(
     servers: BenchServers, backlog: Backlog, fields: Iterable[bytes] | None
 ) -> Figures:
-    """The same entries with some of their fields, appended by ``XADD`` to as many streams with ids by Redis."""
-    servers.publish(backlog)
+    """Plain entries with some of their fields, appended by ``XADD`` to as many streams with ids by Redis."""
+    servers.publish(backlog.kept_as("plain"))
     used = 0
     with servers.redis() as client:
         for stream in backlog.streams:
-            client.delete(PLAIN)
+            client.delete(COPY)
             after = "-"
             while entries := client.xrange(stream, after, "+", count=ENTRIES_AT_ONCE):
                 batch = client.pipeline(transaction=False)
                 for _, entry in entries:
-                    batch.xadd(PLAIN, {f: entry[f] for f in fields} if fields else entry)
+                    batch.xadd(COPY, {f: entry[f] for f in fields} if fields else entry)
                 batch.execute()
                 after = "(" + entries[-1][0].decode()
-            used += _read_memory(client, PLAIN)
-        client.delete(PLAIN)
+            used += _read_memory(client, COPY)
+        client.delete(COPY)
     return {"": used / backlog.records}
 
 
@@ -213,8 +233,3 @@ def _measure_idle(servers: BenchServers, seconds: float, *, streamer: bool) -> F
         after = [read_processor_s(process), sum(map(read_processor_s, pids))]
     own, theirs = (100 * (b - a) / took for a, b in zip(before, after, strict=True))
     return {"": own, "-servers": theirs}
-
-
-def read_processor_s(process: int) -> float:
-    """Processor time of a process, to the microsecond: Linux derives the number of its clock from its process id."""
-    return time.clock_gettime((~process << 3) | 2)

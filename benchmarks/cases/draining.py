@@ -1,9 +1,10 @@
 """A streamer with a backlog: one process sequences and publishes it."""
 
 from contextlib import closing
+from functools import partial
 from time import perf_counter
 
-from benchmarks.backlogs import Backlog, Scale
+from benchmarks.backlogs import Backlog, Scale, make_variants
 from benchmarks.cases import limits
 from benchmarks.measuring import Case, Figures, NotMeasured
 from benchmarks.peer_scripts import find_peers
@@ -28,13 +29,18 @@ def _make_case(servers: BenchServers, backlog: Backlog) -> Case:
         name=f"drain-{backlog.payload_bytes}b-{backlog.shards}",
         unit="records/s",
         sentence=f"the streamer empties a backlog: payloads of {backlog.payload_bytes} bytes, {backlog.shards} shards",
-        ours=lambda: measure_drain(servers, backlog, servers.stage(backlog)),
+        ours=lambda: _measure(servers, backlog),
         limits={
             "select": lambda: limits.select_rows(servers, backlog),
             "xadd": lambda: limits.append_records(servers, backlog),
         },
+        variants=make_variants(partial(_measure, servers), backlog),
         peers=find_peers("drain", servers, backlog) if backlog.shards == 1 else {},
     )
+
+
+def _measure(servers: BenchServers, backlog: Backlog) -> Figures:
+    return measure_drain(servers, backlog, servers.stage(backlog))
 
 
 def measure_drain(servers: BenchServers, backlog: Backlog, database_url: str) -> Figures:

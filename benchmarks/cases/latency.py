@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from benchmarks import watching
-from benchmarks.application import BULK
+from benchmarks.application import BULK, Form
 from benchmarks.backlogs import NOTHING, Scale
 from benchmarks.cases import limits
 from benchmarks.measuring import Case, Figures, NotMeasured, percentile
@@ -14,6 +14,9 @@ from benchmarks.servers import BenchServers
 
 LOADS = ((10, 1), (1_000, 1), (10_000, 10))
 """Records per second, and records per transaction."""
+
+QUIET = 100
+"""Records per second below which the producer is an application with sessions, and the load lasts longer."""
 
 SPARKS_LOAD = (1_000, 1)
 
@@ -25,7 +28,8 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
     """To the effect and to the log, at each rate; and on Spark."""
     found = []
     for rate, at_once in LOADS:
-        load = ProducerLoad(rate, at_once, seconds=scale.seconds * (3 if rate < 100 else 1))  # noqa: PLR2004
+        seconds = scale.seconds * (3 if rate < QUIET else 1)
+        load = ProducerLoad(rate, at_once, seconds, in_sessions=rate < QUIET)
         found.append(
             Case(
                 name=f"latency-{rate}",
@@ -33,6 +37,9 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
                 sentence=f"from a producer's BEGIN to the consumer's COMMIT, inline, {rate:,} records/s (p50, p99)",
                 ours=partial(_measure_to_effect, servers, load, "inline"),
                 limits={"a commit": lambda: limits.time_commits(servers)},
+                variants={
+                    "plain entries": partial(_measure_to_effect, servers, load, "inline", "plain")
+                },
                 better="less",
             )
         )
@@ -43,6 +50,7 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
                 sentence=f"from a producer's BEGIN to a reader of the log, inline, {rate:,} records/s (p50, p99)",
                 ours=partial(_measure_to_log, servers, load),
                 limits={"a commit": lambda: limits.time_commits(servers)},
+                variants={"plain entries": partial(_measure_to_log, servers, load, "plain")},
                 peers=find_peers(
                     "latency", servers, NOTHING, rate=rate, at_once=at_once, seconds=load.seconds
                 ),
@@ -70,24 +78,31 @@ def _make_spark_case(servers: BenchServers, scale: Scale) -> Case:
 
 
 def _measure_to_effect(
-    servers: BenchServers, load: ProducerLoad, engine: watching.EngineName
+    servers: BenchServers,
+    load: ProducerLoad,
+    engine: watching.EngineName,
+    form: Form = "packed",
 ) -> Figures:
     database_url = servers.stage(NOTHING)
-    with watching.watch_effects(engine, database_url, servers.redis_url, [BULK]) as arrivals:
-        return time_records(servers, database_url, load, arrivals)
+    app = watching.name_app(watching.NOTING, form)
+    with watching.watch_effects(
+        engine, database_url, servers.redis_url, [BULK], app=app
+    ) as arrivals:
+        return time_records(database_url, load, arrivals)
 
 
-def _measure_to_log(servers: BenchServers, load: ProducerLoad) -> Figures:
+def _measure_to_log(servers: BenchServers, load: ProducerLoad, form: Form = "packed") -> Figures:
     database_url = servers.stage(NOTHING)
     with (
-        watching.run_engine("inline", database_url, servers.redis_url),
+        watching.run_engine(
+            "inline", database_url, servers.redis_url, app=watching.name_app(watching.APP, form)
+        ),
         watching.watch_entries(servers.redis_url, NOTHING.streams) as arrivals,
     ):
-        return time_records(servers, database_url, load, arrivals)
+        return time_records(database_url, load, arrivals)
 
 
 def time_records(
-    servers: BenchServers,
     database_url: str,
     load: ProducerLoad,
     arrivals: Callable[[int], Mapping[int, float]],
@@ -97,8 +112,7 @@ def time_records(
     Raises:
         NotMeasured: The producer was too slow, or records did not arrive in time.
     """
-    with servers.postgres(database_url) as connection:
-        produced = produce(connection, load, NOTHING.shards)
+    produced = produce(database_url, load, NOTHING.shards)
     arrived = arrivals(len(produced.began))
     if produced.rate < KEPT_UP * load.rate:
         raise NotMeasured(f"the producer reached {produced.rate:.0f} of {load.rate} records/s")

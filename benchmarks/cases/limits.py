@@ -1,5 +1,7 @@
 """The most that the servers give to a client that does nothing else: the limits of a pipeline."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from time import perf_counter
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 from benchmarks.backlogs import Backlog
 from benchmarks.measuring import Figures
 from benchmarks.servers import BenchServers
+from penstock.streaming.unpublished import BATCH_RECORDS
 
 ENTRIES_A_CALL = 1000
 """Records per call of Redis, as in Penstock."""
@@ -73,45 +76,56 @@ def insert_rows(servers: BenchServers, backlog: Backlog) -> Figures:
 
 
 def append_records(servers: BenchServers, backlog: Backlog) -> Figures:
-    """Appends the records to one stream by a script that only calls XADD, ``ENTRIES_A_CALL`` per call.
+    """Appends the records to one stream by a script that only calls XADD, ``ENTRIES_A_CALL`` per call."""
+    with prepare_append(servers, backlog) as append:
+        began = perf_counter()
+        append()
+        return {"": backlog.records / (perf_counter() - began)}
 
-    The commands are packed before the clock starts, and each is sent before the reply to the previous one has been
-    read, so that Redis is never idle.
+
+@contextmanager
+def prepare_append(servers: BenchServers, backlog: Backlog) -> Iterator[Callable[[], None]]:
+    """Yields what appends the records.
+
+    The commands are packed already, and each is sent before the reply to the previous one has been read, so that Redis
+    is never idle.
     """
     with servers.postgres(servers.stage(backlog)) as connection:
         rows = connection.execute(_ROWS).fetchall()
     with servers.redis() as client:
         sha = client.script_load(_APPEND)
         redis = client.connection_pool.get_connection()
-        try:
-            packed = [
-                redis.pack_command(
-                    *("EVALSHA", sha, 1, "limit", first + 1),
-                    *(value for row in rows[first : first + ENTRIES_A_CALL] for value in row),
-                )
-                for first in range(0, len(rows), ENTRIES_A_CALL)
-            ]
-            began = perf_counter()
+        packed = [
+            redis.pack_command(
+                *("EVALSHA", sha, 1, "limit", first + 1),
+                *(value for row in rows[first : first + ENTRIES_A_CALL] for value in row),
+            )
+            for first in range(0, len(rows), ENTRIES_A_CALL)
+        ]
+
+        def append() -> None:
             for number, command in enumerate(packed):
                 redis.send_packed_command(command)
                 if number:
                     redis.read_response()
             redis.read_response()
-            took = perf_counter() - began
+
+        try:
+            yield append
         finally:
             client.connection_pool.release(redis)
-    return {"": backlog.records / took}
 
 
 def read_entries(servers: BenchServers, backlog: Backlog) -> Figures:
-    """Reads every entry of the log by XRANGE, as the client's parser returns it."""
+    """Reads every entry of the log by XRANGE, about ``ENTRIES_A_CALL`` records per call, as the client's parser returns it."""
     servers.publish(backlog)
+    most = ENTRIES_A_CALL if backlog.form == "plain" else ENTRIES_A_CALL // BATCH_RECORDS
     with servers.redis() as client:
         redis = client.connection_pool.get_connection()
         try:
             began, found = perf_counter(), 0
             for stream in backlog.streams:
-                found += _read_stream(redis, stream)
+                found += _read_stream(redis, stream, most)
             took = perf_counter() - began
         finally:
             client.connection_pool.release(redis)
@@ -119,15 +133,15 @@ def read_entries(servers: BenchServers, backlog: Backlog) -> Figures:
     return {"": found / took}
 
 
-def _read_stream(redis: Any, stream: str) -> int:
-    found, after = 0, b"-"
+def _read_stream(redis: Any, stream: str, most: int) -> int:
+    """Number of records: the offset of the last one."""
+    last = b"0-0"
     while True:
-        redis.send_command("XRANGE", stream, after, "+", "COUNT", ENTRIES_A_CALL)
+        redis.send_command("XRANGE", stream, b"(" + last, "+", "COUNT", most)
         some = redis.read_response()
-        found += len(some)
-        if len(some) < ENTRIES_A_CALL:
-            return found
-        after = b"(" + some[-1][0]
+        if not some:
+            return int(last.partition(b"-")[0])
+        last = some[-1][0]
 
 
 def time_commits(servers: BenchServers, commits: int = COMMITS) -> Figures:

@@ -6,9 +6,10 @@ from functools import partial
 from time import monotonic, sleep
 
 from benchmarks.backlogs import Backlog, Scale
-from benchmarks.cases.costs import REST_S, read_processor_s
+from benchmarks.cases.costs import REST_S
 from benchmarks.clusters import start_cluster
 from benchmarks.measuring import Case, Figures, NotMeasured
+from benchmarks.processor import read_processor_s
 from benchmarks.servers import BenchServers
 from benchmarks.watching.streamers import run_streamers
 from penstock.channels.log import extents

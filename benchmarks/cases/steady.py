@@ -1,7 +1,7 @@
 """Producers at full speed beside a streamer and a consumer; applied records are removed."""
 
 from benchmarks import watching
-from benchmarks.application import BULK
+from benchmarks.application import BULK, Form
 from benchmarks.backlogs import NOTHING, Scale
 from benchmarks.cases.consuming import count_applied
 from benchmarks.measuring import Case, Figures, NotMeasured
@@ -24,11 +24,14 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             sentence=f"a consumer applies what {PRODUCERS} producers commit as fast as they can, {AT_ONCE} per transaction",
             ours=lambda: _measure_with_pipeline(servers, scale.seconds),
             limits={"producers alone": lambda: _measure_producers_alone(servers, scale.seconds)},
+            variants={
+                "plain entries": lambda: _measure_with_pipeline(servers, scale.seconds, "plain")
+            },
         )
     ]
 
 
-def _measure_with_pipeline(servers: BenchServers, seconds: float) -> Figures:
+def _measure_with_pipeline(servers: BenchServers, seconds: float, form: Form = "packed") -> Figures:
     """Counts what is applied when the producers end, then waits until the rest is.
 
     Raises:
@@ -36,7 +39,13 @@ def _measure_with_pipeline(servers: BenchServers, seconds: float) -> Figures:
     """
     database_url = servers.stage(NOTHING)
     with (
-        watching.run_engine("inline", database_url, servers.redis_url, consumers=[BULK], app=APP),
+        watching.run_engine(
+            "inline",
+            database_url,
+            servers.redis_url,
+            consumers=[BULK],
+            app=watching.name_app(APP, form),
+        ),
         servers.postgres(database_url) as connection,
     ):
         committed, took = produce_freely(database_url, PRODUCERS, AT_ONCE, seconds, NOTHING.shards)

@@ -63,7 +63,7 @@ def _measure(servers: BenchServers, load: ProducerLoad) -> tuple[Figures, Figure
                 sleep(0.1)
             return found
 
-        took = time_records(servers, database_url, load, arrivals)
+        took = time_records(database_url, load, arrivals)
         process.pipe.send("count")
         requests, recruited, worked = process.pipe.recv()
     return took, {"": 100 * recruited / requests, "-worked": 100 * worked / requests}

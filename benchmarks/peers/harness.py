@@ -6,6 +6,7 @@ Penstock's own backlog; everything that a peer writes goes to one stream.
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -114,13 +115,19 @@ def consume(create: str, run_once: Callable[[Connection, redis.Redis, str], int]
     wanted, streams = int(os.environ["PEER_RECORDS"]), os.environ["PEER_STREAMS"].split()
     with _postgres() as connection, _redis() as client:
         connection.execute(create.encode())
-        began, applied = perf_counter(), 0
-        while some := sum(run_once(connection, client, stream) for stream in streams):
-            applied += some
-        took = perf_counter() - began
-    if applied != wanted:
-        raise SystemExit(f"{applied} of {wanted} records were applied")
-    print(json.dumps({"": wanted / took}))
+
+        def apply_all() -> None:
+            applied = 0
+            while some := sum(run_once(connection, client, stream) for stream in streams):
+                applied += some
+            if applied != wanted:
+                raise SystemExit(f"{applied} of {wanted} records were applied")
+
+        if _counts_costs():
+            figures = _costs_of_a_record(_measure_costs(connection, client, apply_all))
+        else:
+            figures = {"": wanted / _time(apply_all)}
+    print(json.dumps(figures))
 
 
 def _postgres() -> Connection:
@@ -131,28 +138,102 @@ def _redis() -> redis.Redis:
     return redis.Redis.from_url(os.environ["PEER_REDIS_URL"])
 
 
+def _counts_costs() -> bool:
+    """Whether processor time is wanted instead of a rate."""
+    return "PEER_COSTS" in os.environ
+
+
 def _drain(peer: Peer) -> dict[str, float]:
     wanted = int(os.environ["PEER_RECORDS"])
     with _postgres() as connection, _redis() as client:
         connection.execute(peer.create.encode())
-        if peer.start:
-            peer.start(connection, client)  # it starts to send when the next statement commits
-            connection.execute(peer.fill.encode())
-        else:
-            connection.execute(peer.fill.encode())
-            connection.execute(peer.settle.encode())
-            connection.execute("VACUUM ANALYZE")
-            connection.execute("CHECKPOINT")
-        began, moved = perf_counter(), 0
-        while moved < wanted:
-            some = peer.relay(connection, client)
-            if not some:
-                raise SystemExit(f"{moved} of {wanted} records were sent")
-            moved += some
-        took = perf_counter() - began
+
+        def relay_all() -> None:
+            moved = 0
+            while moved < wanted:
+                some = peer.relay(connection, client)
+                if not some:
+                    raise SystemExit(f"{moved} of {wanted} records were sent")
+                moved += some
+
+        run = _drain_for_costs if _counts_costs() else _drain_for_rate
+        figures = run(peer, connection, client, relay_all)
         if client.xlen(STREAM) != wanted:
             raise SystemExit(f"the stream has {client.xlen(STREAM)} of {wanted} records")
-    return {"": wanted / took}
+    return figures
+
+
+def _drain_for_rate(
+    peer: Peer, connection: Connection, client: redis.Redis, relay_all: Callable[[], None]
+) -> dict[str, float]:
+    if peer.start:
+        peer.start(connection, client)  # it starts to send when the next statement commits
+        connection.execute(peer.fill.encode())
+    else:
+        connection.execute(peer.fill.encode())
+        _settle(peer, connection)
+    return {"": int(os.environ["PEER_RECORDS"]) / _time(relay_all)}
+
+
+def _drain_for_costs(
+    peer: Peer, connection: Connection, client: redis.Redis, relay_all: Callable[[], None]
+) -> dict[str, float]:
+    """Processor time of a record: until it is in the stream, without that of staging it, which is a figure of its own."""
+
+    def fill() -> None:
+        connection.execute(peer.fill.encode())
+
+    staged = _measure_costs(connection, client, fill)["postgres"]
+    if (
+        peer.start
+    ):  # it reads while rows are written: those of another fill, since it begins with the next one
+        peer.start(connection, client)
+
+        def fill_and_relay() -> None:
+            fill()
+            relay_all()
+
+        costs = _measure_costs(connection, client, fill_and_relay)
+        costs["postgres"] -= staged
+    else:
+        _settle(peer, connection)
+        costs = _measure_costs(connection, client, relay_all)
+    return {**_costs_of_a_record(costs), **_costs_of_a_record({"staged": staged}, total=False)}
+
+
+def _settle(peer: Peer, connection: Connection) -> None:
+    for statement in (peer.settle, "VACUUM ANALYZE", "CHECKPOINT"):
+        connection.execute(statement.encode())
+
+
+def _time(work: Callable[[], None]) -> float:
+    """How long it takes, in seconds."""
+    began = perf_counter()
+    work()
+    return perf_counter() - began
+
+
+def _measure_costs(
+    connection: Connection, client: redis.Redis, work: Callable[[], None]
+) -> dict[str, float]:
+    """Seconds of processor time that this process and each server use while it runs."""
+    processes = (os.getpid(), connection.info.backend_pid, client.info("server")["process_id"])
+    meter = [*shlex.split(os.environ["PEER_METER"]), *map(str, processes)]
+
+    def read() -> dict[str, float]:
+        found: dict[str, float] = json.loads(subprocess.check_output(meter))  # noqa: S603  the benchmark's
+        return found
+
+    before = read()
+    work()
+    return {who: after - before[who] for who, after in read().items()}
+
+
+def _costs_of_a_record(costs: dict[str, float], *, total: bool = True) -> dict[str, float]:
+    """Microseconds, as figures; the first of them is their sum."""
+    records = int(os.environ["PEER_RECORDS"])
+    figures = {f"-{who}": 1e6 * seconds / records for who, seconds in costs.items()}
+    return {"": sum(figures.values()), **figures} if total else figures
 
 
 def _latency(peer: Peer) -> dict[str, float]:

@@ -8,7 +8,24 @@ arrivals    how arrivals are passed back
 """
 
 from benchmarks.watching.arrivals import LATE_S, Arrivals
-from benchmarks.watching.engines import EngineName, run_engine, watch_effects
+from benchmarks.watching.engines import (
+    APP,
+    NOTING,
+    EngineName,
+    name_app,
+    run_engine,
+    watch_effects,
+)
 from benchmarks.watching.entries import watch_entries
 
-__all__ = ["LATE_S", "Arrivals", "EngineName", "run_engine", "watch_effects", "watch_entries"]
+__all__ = [
+    "APP",
+    "LATE_S",
+    "NOTING",
+    "Arrivals",
+    "EngineName",
+    "name_app",
+    "run_engine",
+    "watch_effects",
+    "watch_entries",
+]

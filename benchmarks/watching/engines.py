@@ -13,6 +13,7 @@ from typing import Literal
 
 import structlog
 
+from benchmarks.application import Form
 from benchmarks.connections import connect
 from benchmarks.measuring import NotMeasured
 from benchmarks.watching.arrivals import FILE, LATE_S, Arrivals, read_notes
@@ -27,6 +28,11 @@ APP = "benchmarks.application:four"
 NOTING = "benchmarks.watching.noting:four"
 
 POLL_EVERY_S = 0.2
+
+
+def name_app(app: str, form: Form) -> str:
+    """The twin of a pipeline for a log of this form, as ``--app`` takes it."""
+    return app if form == "packed" else f"{app}_{form}"
 
 
 @contextmanager
@@ -81,7 +87,12 @@ def run_engine(  # noqa: PLR0913  the options of an engine
 
 @contextmanager
 def watch_effects(
-    engine: EngineName, database_url: str, redis_url: str, consumers: Sequence[str]
+    engine: EngineName,
+    database_url: str,
+    redis_url: str,
+    consumers: Sequence[str],
+    *,
+    app: str = NOTING,
 ) -> Iterator[Arrivals]:
     """Runs the streamer and the consumers; a record arrives when the transaction of its effect is committed.
 
@@ -91,7 +102,7 @@ def watch_effects(
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory:
         path = Path(directory, "arrivals")
         os.environ[FILE] = str(path)  # the process inherits it
-        with run_engine(engine, database_url, redis_url, consumers=consumers, app=NOTING):
+        with run_engine(engine, database_url, redis_url, consumers=consumers, app=app):
 
             def arrivals(expected: int) -> Mapping[int, float]:
                 deadline = monotonic() + LATE_S

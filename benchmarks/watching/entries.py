@@ -61,6 +61,7 @@ def _read(pipe: Pipe, redis_url: str, streams: list[str]) -> None:
                 flat = found[0] if found and isinstance(found[0], list) else found
                 for entry_id, fields in flat:
                     after[stream] = entry_id
-                    arrived[json.loads(fields[b"data"])["id"]] = now
+                    for payload in fields[b"data"].split(b"\n"):  # one, or one of each record
+                        arrived[json.loads(payload)["id"]] = now
     if not expected.abandoned:
         pipe.send(arrived)

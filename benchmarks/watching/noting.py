@@ -1,4 +1,4 @@
-"""The pipeline whose handlers note when the effects of their records are committed: ``four``, imported by name.
+"""Pipelines whose handlers note when the effects of their records are committed, imported by name: ``four``, its twin.
 
 Spark's tasks import this module too.  Importing it installs the crash point that notes commits in that process.
 """
@@ -31,4 +31,5 @@ def _note_commit(point: str) -> None:
 
 
 four = make_pipeline(4, _remember_records)
+four_plain = make_pipeline(4, _remember_records, "plain")
 install_crashpoint(_note_commit)

@@ -1,93 +1,63 @@
--- Compare and append: the log ends up the same, however often and by however many publishers a batch is sent.
+-- Compare and append: the log holds the same records in the end, however often, by however many publishers and in whichever
+-- batches they are sent.
+-- includes: log/_tail
 -- keys: stream, newest_epoch
--- args: epoch:int, first:int, begins:int, records...
+-- args: epoch:int, first:int, last:int, begins:int, plain:int, values...
 -- returns: {"appended", tail, added} | {"behind", tail} | {"fenced", epoch} | {"foreign", offset, id} | {"broken", found}
+--   | {"shared", tail, offset, id, fields}
 --
--- A record is seven arguments: id, key, action, object, data, headers, ts.  `first` is the offset of the first record;
--- `begins` is 1 if the journal begins at `first`, so that no earlier record will ever come.
--- The tail is read, never assumed: a reply may have been lost, another publisher may have been faster, and this
--- server may have been emptied or restored to an older state.  A retry finds the tail past its records and adds 0.
--- Cost: O(records).
+-- `first` and `last` are the offsets of the first and the last record; `begins` is 1 if the journal begins at `first`, so
+-- that no earlier record will ever come.
+-- A batch becomes one entry.  Its values: the first and the last record, as "id time"; codec; the seven columns.
+-- With `plain`, each record becomes an entry.  The values: id, key, action, object, data, headers and ts of each record.
+-- "shared": the log has the record at `offset` too, but the script cannot see into the columns of the one or the other:
+-- the caller compares the two, and continues after `tail`.
+-- A retry finds what it sent before, and adds 0.  Cost: O(bytes).
 
-local WIDTH = 7
-local count = (#ARGV - records + 1) / WIDTH
-local last = first + count - 1
-
-local function id_of(offset)
-  return string.format("%.0f-0", offset)
-end
-
--- The value of a record's argument; 0 is the id, the last is the staging time.
-local function argument(offset, place)
-  return ARGV[records + (offset - first) * WIDTH + place]
-end
-
-local text = redis.call("GET", newest_epoch)
-if text and not (#text < 11 and string.match(text, "^%d+$")) then
-  return {"broken", "the key of its epoch holds no number"}
-end
-local epoch_held = tonumber(text or "0")
-if epoch_held > epoch then
-  return {"fenced", epoch_held}
-end
-
--- The tail is the last id ever given, not the last entry: a stream may have been evicted to its end.
-local tail, oldest = 0, nil
-if redis.call("EXISTS", stream) == 1 then
-  local info = redis.call("XINFO", "STREAM", stream)
-  for i = 1, #info, 2 do
-    if info[i] == "last-generated-id" then
-      local offset, sequence = string.match(info[i + 1], "^(%d+)%-(%d+)$")
-      if sequence ~= "0" then
-        return {"broken", "entry " .. info[i + 1]}
-      end
-      tail = tonumber(offset)
-    elseif info[i] == "first-entry" and info[i + 1] then
-      oldest = tonumber(string.match(info[i + 1][1], "^%d+"))
-    end
+local function identity(offset)
+  if plain == 1 then
+    local at = values + (offset - first) * RECORD_FIELDS
+    return ARGV[at] .. " " .. ARGV[at + RECORD_FIELDS - 1]
   end
+  return offset == last and ARGV[values + 1]
 end
 
--- Whether a record has the form that is written below.
-local function is_ours(entry)
-  local fields = entry[2]
-  return #fields == 2 * WIDTH and fields[1] == "id" and fields[2 * WIDTH - 1] == "ts"
+local refusal = compare(identity)
+if refusal then
+  return refusal
 end
-
--- The last entry that the batch and the stream share must be the same record.  The id alone does not prove it: a Postgres
--- that lost commits assigns their ids again.  It may be missing only if it has been evicted, with all that came before.
-if tail >= first then
-  local shared = math.min(tail, last)
-  local entry = redis.call("XRANGE", stream, id_of(shared), id_of(shared))[1]
-  local newest = redis.call("XREVRANGE", stream, "+", "-", "COUNT", 1)[1]
-  for _, found in pairs({entry, newest}) do
-    if not is_ours(found) then
-      return {"broken", "entry " .. found[1]}
-    end
-  end
-  if not entry and oldest and oldest <= shared then
-    return {"broken", "no entry " .. id_of(shared)}
-  end
-  if entry and (entry[2][2] ~= argument(shared, 0) or entry[2][2 * WIDTH] ~= argument(shared, WIDTH - 1)) then
-    return {"foreign", shared, tostring(entry[2][2])}
-  end
-elseif tail + 1 < first and begins == 0 then
+if plain == 0 and tail >= first and tail < last then
+  -- What the two share was evicted.  The rest of this batch is another batch.
   return {"behind", tail}
 end
+fence_off_older_epochs()
 
--- Only a publisher that gets this far fences off those of older epochs.  Before the entries: no log without an epoch, should the
--- server refuse this command.
-if epoch_held < epoch then
-  redis.call("SET", newest_epoch, string.format("%.0f", epoch))
+local begin = math.max(first, tail + 1)
+if begin > last then
+  return {"appended", tail, 0}
+end
+-- An entry that was added and removed again has left its id behind: the stream takes none below it.
+local function add(offset, ...)
+  local reply = redis.pcall("XADD", stream, id_of(offset), ...)
+  if type(reply) == "table" and string.find(reply.err, "equal or smaller", 1, true) then
+    return {"broken", "no entry at its last id: something has added an entry and removed it"}
+  elseif type(reply) == "table" then
+    return reply
+  end
 end
 
-local added = 0
-for offset = math.max(first, tail + 1), last do
-  local at = records + (offset - first) * WIDTH
-  redis.call("XADD", stream, id_of(offset),
-    "id", ARGV[at], "key", ARGV[at + 1], "action", ARGV[at + 2], "object", ARGV[at + 3],
-    "data", ARGV[at + 4], "headers", ARGV[at + 5], "ts", ARGV[at + 6])
-  added = added + 1
+local failed
+if plain == 0 then
+  failed = add(last, "first", string.format("%.0f", first),
+    "from", ARGV[values], "to", ARGV[values + 1], "codec", ARGV[values + 2],
+    "ids", ARGV[values + 3], "keys", ARGV[values + 4], "actions", ARGV[values + 5], "objects", ARGV[values + 6],
+    "data", ARGV[values + 7], "headers", ARGV[values + 8], "times", ARGV[values + 9])
+else
+  for offset = begin, last do
+    local at = values + (offset - first) * RECORD_FIELDS
+    failed = failed or add(offset,
+      "id", ARGV[at], "key", ARGV[at + 1], "action", ARGV[at + 2], "object", ARGV[at + 3],
+      "data", ARGV[at + 4], "headers", ARGV[at + 5], "ts", ARGV[at + 6])
+  end
 end
-
-return {"appended", math.max(tail, last), added}
+return failed or {"appended", last, last - begin + 1}

@@ -5,6 +5,7 @@ Data flows one way, and the folders show it:
     staging      in the application's transaction: a change and its record, or neither
     streaming    the worker: staged records → journal → Redis
     journal      which record has which offset: written by the sequencer, read by every part
+    batches      consecutive records in columns: what the streamer reads, a log stores and a consumer gets
     channels     the destinations in Redis: logs, Icks and queues
     consuming    effects and checkpoint in one Postgres transaction
     reconciling  a consumer's state compared with the canonical tables, at one cut
@@ -30,6 +31,7 @@ that use none of them, and each would spend half a second of processor time on i
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.batches import Records
     from penstock.declarations import Ick, Log, Queue
     from penstock.errors import PenstockError, TryAgain
     from penstock.jobs import Cancel, DeadLetter, Job, Snooze
@@ -56,6 +58,7 @@ __all__ = [
     "Pipeline",
     "Queue",
     "Record",
+    "Records",
     "Snooze",
     "Staging",
     "TryAgain",
@@ -75,6 +78,7 @@ _MODULES = {
     "Unique": "messages",
     "Pipeline": "pipeline",
     "Record": "records",
+    "Records": "batches",
 }
 """Where a public name is; the others are in ``staging.explicit``."""
 

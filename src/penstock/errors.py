@@ -34,6 +34,7 @@ command line ends with; ``page`` is the section of the documentation that explai
     │   ├── AppendRefused         Redis answers, and refuses to write
     │   └── DriverUnreachable     tasks on Spark cannot connect to their driver
     ├── JavaMissing               no Java runtime for Spark                       (3)
+    ├── CodecMissing              the library that a channel compresses with      (3)
     ├── SchemaMissing             the database has no Penstock schema, or another (2)
     │   └── TriggerMissing        a declared trigger is missing or another one
     ├── PrivilegeMissing          the role lacks a privilege in Postgres          (2)
@@ -41,6 +42,7 @@ command line ends with; ``page`` is the section of the documentation that explai
     └── Refused                   stopped for safety                              (5)
         ├── HistoryDiverged       Postgres lost commits, or is another one
         ├── ForeignLog            the stream holds entries of another program
+        │   └── DamagedEntry      an entry of the stream cannot be read
         ├── DamagedIck            a key of an Ick holds something else, or is missing
         ├── ForeignQueue          a key of a queue holds something else
         ├── ForeignStructure      a key of a structure holds something else
@@ -255,6 +257,12 @@ class JavaMissing(PenstockError):
     exit_code = 3
 
 
+class CodecMissing(PenstockError):
+    """The library that a channel's entries are compressed with is not installed."""
+
+    exit_code: ClassVar[int] = 3
+
+
 class SchemaMissing(PenstockError):
     """The database does not hold the Penstock schema in the version that this release needs."""
 
@@ -289,6 +297,19 @@ class HistoryDiverged(Refused):
 
 class ForeignLog(Refused):
     """The key of a shard holds something that Penstock did not write."""
+
+
+class DamagedEntry(ForeignLog):
+    """An entry of a log has the form that Penstock writes, and cannot be read.
+
+    Attributes:
+        first: Offset of its first record; that of its last one if the entry does not tell.
+        last: Offset of its last record.
+    """
+
+    def __init__(self, message: str = "", first: int = 0, last: int = 0) -> None:
+        super().__init__(message)
+        self.first, self.last = first, last
 
 
 class DamagedIck(Refused):

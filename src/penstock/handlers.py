@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from sqlalchemy.ext.asyncio import AsyncSession
 
+    from penstock.batches import Records
+
 Handler = Callable[..., object]
 Isolation = Literal["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 
@@ -69,16 +71,16 @@ class JobDecorator(Protocol[Payload]):
 
 
 class BatchDecorator(Protocol[Payload]):
-    """Takes ``handler(session, records)``, plain or ``async def``."""
+    """Takes ``handler(session, records)``, plain or ``async def``; a test may call it with any sequence of records."""
 
     @overload
     def __call__(
-        self, handler: Callable[[Session, Sequence[Record[Payload]]], None], /
+        self, handler: Callable[[Session, "Records[Payload]"], None], /
     ) -> Callable[[Session, Sequence[Record[Payload]]], None]: ...
 
     @overload
     def __call__(
-        self, handler: Callable[["AsyncSession", Sequence[Record[Payload]]], Awaitable[None]], /
+        self, handler: Callable[["AsyncSession", "Records[Payload]"], Awaitable[None]], /
     ) -> Callable[["AsyncSession", Sequence[Record[Payload]]], Awaitable[None]]: ...
 
 

@@ -95,17 +95,41 @@ class Log(_Sharded):
         shards: Number of shards, fixed for the channel's life: the key of a record decides its shard.
         keep: How long records stay after every consumer has passed them, for new consumers and for looking back.
         max_bytes: Largest payload that ``stage`` takes, in bytes of JSON; 64 MiB at the most.
+        entries: ``packed`` puts a batch of records into an entry of the stream, ``plain`` each record into one of its own.
+            May change at any time; readers take both.
+        compression: ``zstd`` compresses packed entries; needs ``pip install 'penstock[zstd]'`` where they are written or
+            read.  May change at any time.
     """
 
     name: str
     shards: int = 4
     keep: timedelta = timedelta(hours=24)
     max_bytes: int = MAX_PAYLOAD_BYTES
+    entries: Literal["packed", "plain"] = "packed"
+    compression: Literal["none", "zstd"] = "none"
     kind: Literal["log"] = field(default="log", init=False)
 
     def __post_init__(self) -> None:
         self._check()
         self._check_max_bytes(self.max_bytes)
+        self._check_choice("entries", self.entries, ("packed", "plain"))
+        self._check_choice("compression", self.compression, ("none", "zstd"))
+        if self.entries == "plain" and self.compression != "none":
+            raise DeclarationError(
+                f"channel {self.name}: entries is 'plain', and only packed entries are compressed: "
+                "leave out one of entries and compression"
+            )
+
+    def _check_choice(self, what: str, chosen: object, choices: tuple[str, ...]) -> None:
+        if chosen not in choices:
+            raise DeclarationError(
+                f"channel {self.name}: {what} is {chosen!r}; it takes {' or '.join(map(repr, choices))}"
+            )
+
+    @property
+    def stored_as(self) -> str:
+        """What is registered: ``plain``, or how packed entries are compressed."""
+        return "plain" if self.entries == "plain" else self.compression
 
 
 @dataclass(frozen=True)

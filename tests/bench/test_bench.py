@@ -37,7 +37,7 @@ def only(*cases: str) -> list[str]:
 def report() -> subprocess.CompletedProcess[str]:
     chosen = (
         *("limit-commit", "drain-200b-4", "consume-bulk", "stage-orm-100", "latency-10"),
-        *("ick-reserve", "ick-block", "cost-wal", "cost-memory"),
+        *("ick-reserve", "ick-block", "cost-wal", "cost-memory", "cost-cpu"),
         *("steady", "drain-removed"),
     )
     return bench("--quick", "--json", *only(*chosen))
@@ -88,7 +88,24 @@ def test_the_cost_of_a_record_is_compared_with_a_plain_row_and_a_plain_entry(
 
     assert cases["cost-wal"]["value"] > cases["cost-wal-staged"]["value"]
     assert cases["cost-wal-staged"]["ratio_to_limit"] > 1
-    assert cases["cost-memory"]["ratio_to_limit"] > 1
+    assert 0.9 < cases["cost-memory"]["ratio_to_limit"] < 1.1
+    assert cases["cost-memory"]["variants"]["plain entries"]["ratio"] < 1
+    assert cases["cost-memory"]["variants"]["zstd"]["ratio"] > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("half", ["publish", "consume"])
+def test_the_processor_time_of_a_record_is_that_of_the_worker_and_of_both_servers(
+    report: subprocess.CompletedProcess[str], half: str
+) -> None:
+    cases = {case["case"]: case for case in json.loads(report.stdout)["cases"]}
+    parts = [cases[f"cost-cpu-{half}-{who}"] for who in ("worker", "postgres", "redis")]
+    whole = cases[f"cost-cpu-{half}"]
+
+    assert whole["value"] == pytest.approx(sum(part["value"] for part in parts))
+    assert all(part["value"] > 0 for part in parts)
+    assert {"plain entries", "zstd"} <= set(whole["variants"])
+    assert parts[-1]["variants"]["plain entries"]["ratio"] < 1  # Redis has fewer entries
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from benchmarks import (
 )
 from benchmarks.backlogs import FULL, QUICK
 from benchmarks.cases import all_cases
-from benchmarks.command import find_left_out
+from benchmarks.command import find_left_out, leave_out
 from benchmarks.interrupts import remember_interrupts
 from benchmarks.measuring import percentile
 
@@ -47,12 +47,13 @@ def test_contestants_are_measured_in_turn() -> None:
         "",
         giving(1, 1, order=order, name="ours"),
         limits={"l": giving(1, 1, order=order, name="limit")},
+        variants={"v": giving(1, 1, order=order, name="variant")},
         peers={"p": giving(1, 1, order=order, name="peer")},
     )
 
     compare(case, rounds=2)
 
-    assert order == ["limit", "ours", "peer"] * 2
+    assert order == ["limit", "ours", "variant", "peer"] * 2
 
 
 def test_a_figure_is_the_median_compared_with_the_slower_of_two_limits() -> None:
@@ -70,6 +71,15 @@ def test_a_figure_is_the_median_compared_with_the_slower_of_two_limits() -> None
     assert (outcome.value, outcome.limit, outcome.ratio_to_limit) == (60, 100, 0.6)
     assert outcome.runs == [50, 1000, 60]
     assert outcome.peers["peer"].ratio == 3
+
+
+def test_a_variant_is_compared_and_is_no_limit() -> None:
+    case = Case("c", "µs", "", giving(4), variants={"plain": giving(10)}, better="less")
+
+    outcome = only(compare(case, rounds=1))
+
+    assert (outcome.variants["plain"].value, outcome.variants["plain"].ratio) == (10, 0.4)
+    assert (outcome.limit, outcome.peers) == (None, {})
 
 
 def test_when_less_is_better_the_limit_is_the_larger() -> None:
@@ -191,6 +201,22 @@ def test_quick_leaves_out_slow_cases_unless_cases_are_named() -> None:
     assert {"spark-drain-2", "cost-idle-streamer", "backlog-streamer-1000000"} <= left_out
     assert not {"drain-200b-4", "cost-wal", "backlog-streamer-10000"} & left_out
     assert "spark-drain-2" not in find_left_out(cases, ["spark"], quick=True)
+
+
+def test_quick_leaves_out_other_settings_and_peers_unless_cases_are_named() -> None:
+    with BenchServers() as servers:
+        cases = [case for case in all_cases(servers, QUICK) if case.name == "drain-200b-1"]
+
+    [everything] = leave_out(cases, quick=False, peers=True, named=False)
+    [quick] = leave_out(cases, quick=True, peers=True, named=False)
+    [named] = leave_out(cases, quick=True, peers=True, named=True)
+
+    assert (set(everything.variants), "pgq" in everything.peers) == (
+        {"plain entries", "zstd"},
+        True,
+    )
+    assert (quick.variants, quick.peers) == ({}, {})
+    assert (named.variants, named.peers) == (everything.variants, {})
 
 
 def test_a_percentile_is_a_measured_value() -> None:

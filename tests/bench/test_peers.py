@@ -49,6 +49,17 @@ def test_a_peer_is_measured_only_at_the_work_it_does() -> None:
     assert "skip-locked" in relays
 
 
+@pytest.mark.slow
+def test_the_processor_time_of_a_peer_is_that_of_its_process_and_of_both_servers() -> None:
+    with BenchServers() as servers:
+        peers = find_peers("drain", servers, Backlog(2000, shards=1), costs=True)
+        figures = peers["skip-locked-pipelined"]()
+
+    parts = [figures[f"-{who}"] for who in ("worker", "postgres", "redis")]
+    assert all(used > 0 for used in [*parts, figures["-staged"]])
+    assert figures[""] == pytest.approx(sum(parts))
+
+
 def test_a_peer_that_cannot_run_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.peer_scripts.find_binaries_with", lambda *_: None)
 

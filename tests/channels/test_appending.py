@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 import redis
 
+from penstock.batches import Columns
 from penstock.channels.log import Batch, append_together
 from penstock.channels.log.appending import Appended, FencedOff, Foreign, Reply, Unusable
 from penstock.channels.routing import log_keys
@@ -22,14 +23,12 @@ def entry_ids(client: redis.Redis) -> list[Any]:
     return [entry for entry, _ in client.xrange(STREAM) or []]
 
 
-def batch(first: int, *records: tuple[int, int]) -> Batch:
+def batch(first: int, *records: tuple[int, int], plain: bool = True) -> Batch:
     """Records as (id, staging time)."""
-    arguments = [
-        value
-        for record_id, at in records
-        for value in (record_id, f"k{record_id}", "insert", "thing", "{}", "", at)
-    ]
-    return Batch(SHARD, Epoch(1), Offset(first), begins=False, arguments=arguments)
+    rows = [(id_, f"k{id_}", "insert", "thing", "{}", "", at) for id_, at in records]
+    return Batch(
+        SHARD, Epoch(1), Offset(first), begins=False, columns=Columns.pack(rows), plain=plain
+    )
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
-from fixtures.broken_entries import BROKEN, OURS
+from fixtures.broken_entries import BROKEN, DAMAGED, FOREIGN, OURS
 from fixtures.command_line import CommandLine
+from fixtures.damaged_entries import rewrite
 from fixtures.flow import running, stage_rows
 from penstock import Ick, Log, Pipeline
 from penstock.channels.ick import DirtyList, inspect_shards, update_progress
@@ -21,6 +22,8 @@ from penstock.errors import DamagedIck, ForeignLog
 from penstock.records import Offset, ShardName
 from penstock.streaming import Streamer
 from penstock.testing import eventually
+
+pytestmark = pytest.mark.plain_entries
 
 ODD_IDS = ["1000-1", "18446744073709551615-0", "9223372036854775808-0"]
 
@@ -118,7 +121,7 @@ def reader(
         yield worker, seen
 
 
-@pytest.mark.parametrize("forged", [*BROKEN, "another type"])
+@pytest.mark.parametrize("forged", [*FOREIGN, "another type"])
 def test_a_consumer_leaves_the_shard_out_and_goes_on_when_its_keys_are_deleted(
     forged: str,
     reader: tuple[LogWorker, list[str]],
@@ -130,7 +133,7 @@ def test_a_consumer_leaves_the_shard_out_and_goes_on_when_its_keys_are_deleted(
 ) -> None:
     worker, seen = reader
     redis_client.delete(stream)
-    forge = another_type if forged == "another type" else entry(BROKEN[forged], "1-0")
+    forge = another_type if forged == "another type" else entry(FOREIGN[forged], "1-0")
     forge(redis_client, stream)
     streamer.close()
 
@@ -274,7 +277,10 @@ def test_commands_name_the_entry_and_end_with_5(
 
     for arguments in (("tail", "things"), ("tail", "things", "--from", "1")):
         done = penstock(*arguments)
-        assert (done.returncode, done.stderr[:31]) == (5, "error: things/0: entry 1000-0 h")
+        assert (done.returncode, done.stderr[:52]) == (
+            5,
+            "error: things/0: entry 1000-0 (offset 1000) is damag",
+        )
 
 
 def test_a_time_that_no_calendar_has_is_printed_as_a_number(
@@ -285,3 +291,19 @@ def test_a_time_that_no_calendar_has_is_printed_as_a_number(
     for format_ in ((), ("--json",)):
         done = penstock("tail", "things", *format_)
         assert (done.returncode, "9" * 18 in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize("damaged", DAMAGED)
+def test_a_consumer_reads_a_damaged_record_from_the_journal(
+    damaged: str,
+    reader: tuple[LogWorker, list[str]],
+    published: Log,
+    stream: str,
+    redis_client: redis.Redis,
+) -> None:
+    worker, seen = reader
+    rewrite(redis_client, stream, lambda entries: entries[3].__setitem__(1, DAMAGED[damaged]))
+
+    worker.drain()
+
+    assert len(seen) == len(set(seen)) == 60

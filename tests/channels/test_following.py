@@ -101,6 +101,7 @@ def test_a_wait_without_records_returns_nothing(follower: Follower, shard: Shard
     assert follower.wait({shard: Offset(1000)}, None) == {}
 
 
+@pytest.mark.plain_entries
 def test_reordered_and_additional_fields_are_read_and_a_foreign_entry_is_refused(
     follower: Follower, shard: ShardName, redis_client: redis.Redis
 ) -> None:

@@ -18,6 +18,8 @@ from penstock.errors import AppendRefused, PenstockError, ServerUnavailable
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
+pytestmark = pytest.mark.plain_entries
+
 
 def cannot_save(client: Any, directory: Path) -> None:
     """Snapshots fail, as on a full disk."""

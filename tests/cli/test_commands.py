@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from fixtures.command_line import PENSTOCK, CommandLine, Started
-from penstock.channels.routing import log_keys
+from penstock.channels.log import extents
 from penstock.cli.app import COMMANDS
 from penstock.database.connections import Connection
 from penstock.records import Shard, ShardName
@@ -313,7 +313,8 @@ def test_a_diverged_history_ends_the_streamer_with_5_until_a_new_epoch_is_opened
     assert "--apply" in plan.stderr
     assert parsed(done)["applied"] is True
     assert after.returncode == 0
-    assert [redis_client.xlen(log_keys("penstock", shard).stream) for shard in SHARDS] == [3, 3]
+    kept = extents(redis_client, "penstock", SHARDS).values()
+    assert [(each.first, each.tail) for each in kept] == [(1, 3), (1, 3)]
     assert "nothing to do" in penstock("reset", "epoch").stdout
 
 

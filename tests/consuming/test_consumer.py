@@ -376,6 +376,7 @@ def test_keys_are_parked_in_every_shard(
     assert effect_ids(connection) == []
 
 
+@pytest.mark.plain_entries
 def test_a_gap_in_one_shard_does_not_hold_up_another(
     known: Declare,
     streamer: Streamer,
@@ -525,6 +526,7 @@ def test_a_handler_that_raises_try_again_is_retried_until_it_succeeds(
     assert (effect_ids(connection), dead_offsets(connection)) == ([1, 2, 3, 4], [])
 
 
+@pytest.mark.plain_entries
 def test_a_log_that_lost_records_is_filled_from_the_journal(
     declare: Declare,
     streamer: Streamer,
@@ -580,6 +582,7 @@ def test_an_idle_worker_notices_that_its_checkpoint_was_moved_back(
     eventually(applied_again, "all is applied again")
 
 
+@pytest.mark.plain_entries
 def test_a_gap_that_cannot_be_filled_halts_the_shard(
     declare: Declare,
     streamer: Streamer,

@@ -149,6 +149,7 @@ def test_the_handlers_of_the_how_to_apply_what_is_staged(
             ("delete", 1),
             ("insert", 4),
         ]
+        assert rows("SELECT count(*), sum(cents) FROM arrivals") == [(5, 450_000)]
         assert rows("SELECT sum(cents) FROM invoices") == [(300_000,)]
         assert rows("SELECT words FROM indexed_orders ORDER BY 1") == [
             ("ann 0",),

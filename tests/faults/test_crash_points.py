@@ -9,8 +9,8 @@ import redis
 from fixtures.crashing import CRASHED, INDEX, THINGS, run_until_crash, work
 from fixtures.dirty import check_copy
 from fixtures.truth import check_exact
+from penstock.batches import Columns
 from penstock.channels.log import Batch, append_together, extents
-from penstock.channels.scripts import Argument
 from penstock.crashpoints import (
     CRASH_POINTS,
     JOB_CRASH_POINTS,
@@ -32,7 +32,7 @@ def make_history_diverge(point: str, books: Connection, client: redis.Redis) -> 
     if point.startswith("reset."):
         for shard in THINGS.shard_names:
             after = Offset(extents(client, "penstock", [shard])[shard].tail + 1)
-            lost: list[Argument] = [5, "key", "update", "thing", '{"version": 1}', "", 5]
+            lost = Columns.pack([(5, "key", "update", "thing", '{"version": 1}', "", 5)])
             append_together(client, "penstock", [Batch(shard, Epoch(1), after, False, lost)])
 
 

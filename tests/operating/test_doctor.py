@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from fixtures.flow import stage_rows
+from fixtures.libraries import Zstandard
 from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
 from penstock.channels.server import check_eviction, connect_redis
@@ -225,6 +226,24 @@ def test_a_changed_number_of_shards_is_an_error(
     findings = diagnose(connection, redis_client, Pipeline([Log("things", shards=3)]))
 
     assert "of 3 shards" in only(findings, "channels", "error").message
+
+
+def test_a_missing_library_of_a_channel_is_an_error(
+    connection: Connection,
+    redis_client: redis.Redis,
+    database_url: str,
+    redis_url: str,
+    zstandard: Zstandard,
+) -> None:
+    flow = Pipeline([Log("things", shards=2, compression="zstd")])
+    with Streamer(flow, database_url, redis_url) as streamer:
+        streamer.drain()
+    zstandard.remove()
+
+    found = only(diagnose(connection, redis_client, flow), "channels", "error")
+
+    assert found.message.startswith("things: a channel with compression='zstd' needs")
+    assert found.fix == "pip install 'penstock[zstd]'"
 
 
 def test_a_registered_but_undeclared_consumer_can_be_retired(

@@ -65,7 +65,8 @@ class Scene:
 
     def log(self) -> dict[ShardName, list[Record]]:
         return {
-            s: read(self.client, "penstock", s, BEGINNING, 10_000) for s in self.things.shard_names
+            s: [*read(self.client, "penstock", s, BEGINNING, 10_000)]
+            for s in self.things.shard_names
         }
 
     def assert_exact(self, url: str) -> None:

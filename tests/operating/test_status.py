@@ -1,6 +1,7 @@
 """``status`` reports the true state."""
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import pytest
 import redis
@@ -8,13 +9,14 @@ from sqlalchemy.orm import Session
 
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline, TryAgain
+from penstock.channels.log import evict
 from penstock.channels.server import connect_redis
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
 from penstock.errors import SchemaMissing
 from penstock.operating.status import Status, count_dead_letters, status
-from penstock.records import Record
+from penstock.records import Offset, Record
 from penstock.streaming import Streamer
 
 
@@ -192,3 +194,26 @@ def test_the_reason_why_a_shard_waits_is_shown(
 
     assert (consumer, reason) == ("reader", "waiting after TryAgain: the service is away")
     assert status(connection, redis_client, flow).waiting == ()
+
+
+@pytest.mark.parametrize("entries", ["plain", "packed"])
+def test_the_log_is_counted_in_records_whatever_its_entries_hold(
+    entries: Literal["plain", "packed"],
+    connection: Connection,
+    database_url: str,
+    redis_client: redis.Redis,
+    redis_url: str,
+) -> None:
+    things = Log("things", shards=1, entries=entries)
+    flow = Pipeline([things])
+    with Streamer(flow, database_url, redis_url) as streamer:
+        for _ in range(3):
+            stage_rows(connection, things, 20)
+            streamer.drain()
+    evict(redis_client, "penstock", things.shard_names[0], Offset(30))
+
+    [shard] = status(connection, redis_client, flow).channels[0].shards
+
+    first = {"plain": 30, "packed": 21}[entries]
+    assert (shard.first, shard.records, shard.published) == (first, 61 - first, 60)
+    assert shard.entries == {"plain": 31, "packed": 2}[entries]

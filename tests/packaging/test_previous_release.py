@@ -72,14 +72,17 @@ def shared_url(postgres: EmbeddedPostgres) -> Iterator[str]:
 def run(older: Path, tmp_path: Path, shared_url: str, redis_url: str) -> Run:
     """Runs a command of the older release, or of this one."""
     (tmp_path / "shop.py").write_text(APPLICATION)
+    (tmp_path / "plain.py").write_text(APPLICATION.replace("shards=2", "shards=2, entries='plain'"))
     settings = {
-        "PENSTOCK_APP": "shop:pipeline",
         "PENSTOCK_DATABASE_URL": shared_url,
         "PENSTOCK_REDIS_URL": redis_url,
     }
 
-    def command(release: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def command(
+        release: str, *arguments: str, app: str = "shop"
+    ) -> subprocess.CompletedProcess[str]:
         path = {"older": older, "ours": ROOT / "src"}[release]
+        settings["PENSTOCK_APP"] = f"{app}:pipeline"
         return subprocess.run(
             [sys.executable, "-m", "penstock", *arguments],
             cwd=tmp_path,
@@ -106,15 +109,36 @@ def stage(url: str) -> None:
 def test_workers_of_the_older_release_run_beside_ours_on_our_schema(
     run: Run, shared_url: str
 ) -> None:
-    """Guarantee 26."""
+    """Guarantee 26: with ``entries="plain"``, until all consumers are of ours."""
     initialise(shared_url)
     for streaming, consuming in (("older", "ours"), ("ours", "older"), ("older", "older")):
         stage(shared_url)
         for release, command in ((streaming, "stream"), (consuming, "consume")):
-            done = run(release, command, *(["reader"] * (command == "consume")), "--drain")
+            app = "plain" if release == "ours" else "shop"
+            reader = ["reader"] * (command == "consume")
+            done = run(release, command, *reader, "--drain", app=app)
             assert done.returncode == 0, f"{release} {command}: {done.stderr}"
 
     assert effects(shared_url) == list(range(1, 31))
+
+
+def test_a_consumer_of_the_older_release_refuses_packed_entries_and_ours_goes_on(
+    run: Run, shared_url: str
+) -> None:
+    """Guarantee 26: nothing is skipped, and nothing taken for something else."""
+    initialise(shared_url)
+    stage(shared_url)
+    assert run("older", "stream", "--drain").returncode == 0
+    stage(shared_url)
+    assert run("ours", "stream", "--drain").returncode == 0
+
+    refused = run("older", "consume", "reader", "--drain")
+
+    assert refused.returncode == 5
+    assert "it was not written by Penstock" in refused.stderr
+    assert set(effects(shared_url)) <= set(range(1, 11))
+    assert run("ours", "consume", "reader", "--drain").returncode == 0
+    assert effects(shared_url) == list(range(1, 21))
 
 
 def test_our_workers_refuse_the_schema_of_the_older_release_until_init(

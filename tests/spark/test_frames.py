@@ -10,7 +10,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the usual name
 from sqlalchemy import text
 from sqlalchemy.orm import Session
+from structlog.testing import capture_logs
 
+from fixtures.damaged_entries import PLAIN, damage_entry
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
@@ -160,6 +162,7 @@ def test_the_next_run_begins_at_a_checkpoint_that_was_moved_back(
     assert counted(connection) == {"a": 100}
 
 
+@pytest.mark.plain_entries
 def test_records_that_the_log_has_lost_come_from_postgres(
     run: Run, streamer: Streamer, connection: Connection, things: Log, redis_client: redis.Redis
 ) -> None:
@@ -209,3 +212,34 @@ def test_a_dataframe_consumer_needs_the_spark_engine(
 ) -> None:
     with pytest.raises(DeclarationError, match="--engine spark"):
         LogWorker(flow, consumer, database_url, redis_url)
+
+
+def lose(client: redis.Redis, stream: str, place: int) -> None:
+    entries: Any = client.xrange(stream)
+    client.xdel(stream, entries[place][0])
+
+
+def spoil(client: redis.Redis, stream: str, place: int) -> None:
+    damage_entry(client, stream, place, PLAIN["an empty column"])
+
+
+@pytest.mark.parametrize("damage", [lose, spoil])
+def test_what_the_log_has_lost_in_its_middle_comes_from_the_journal(
+    damage: Callable[[redis.Redis, str, int], None],
+    run: Run,
+    streamer: Streamer,
+    connection: Connection,
+    things: Log,
+    redis_client: redis.Redis,
+) -> None:
+    run()  # registered, before the first record
+    for letter in "abc":
+        stage_rows(connection, things, 40, letter)
+        streamer.drain()
+    damage(redis_client, "penstock:{things/0}:log", 1)
+
+    with capture_logs() as logs:
+        run()
+
+    assert counted(connection) == {"a": 40, "b": 40, "c": 40}
+    assert [each["reason"][:12] for each in logs if "damaged" in each["event"]] == ["DamagedEntry"]

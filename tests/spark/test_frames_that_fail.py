@@ -187,6 +187,7 @@ def test_a_process_of_spark_that_dies_is_not_the_records_fault(
     assert of_consumer(bench.connection, "reader") == []
 
 
+@pytest.mark.plain_entries
 def test_a_shard_whose_records_are_gone_everywhere_halts_and_the_other_goes_on(
     bench: Bench, streamer: Streamer, redis_client: redis.Redis
 ) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import redis
@@ -11,10 +11,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the usual name
 
 from fixtures.broken_entries import BROKEN, OURS
+from fixtures.damaged_entries import COMPRESSED, PLAIN, damage_entry
 from fixtures.flow import ReadLog, stage_rows
-from penstock import Log
+from penstock import Log, Pipeline
+from penstock.channels.log import read
 from penstock.database.connections import Connection
-from penstock.errors import ForeignLog, Gap
+from penstock.errors import DamagedEntry, ForeignLog, Gap
+from penstock.records import BEGINNING
 from penstock.spark.sources.log import LogStore
 from penstock.spark.sources.options import Options
 from penstock.spark.sources.ranges import RangesPartition
@@ -128,10 +131,8 @@ def test_a_stream_continues_from_its_checkpoint_and_repeats_nothing_in_the_log_w
     copy_to(spark, where, target, tmp_path / "a")
     copy_to(spark, where, target, tmp_path / "deleted and begun again")
 
-    for shard in things.shard_names:
-        ours = redis_client.xrange(f"penstock:{{{shard}}}:log")
-        assert redis_client.xrange(f"mirror:{{{shard}}}:log") == ours
-        assert isinstance(ours, list)
+    for shard, ours in logged(things).items():
+        assert read(redis_client, "mirror", shard, BEGINNING, 1000) == ours
         assert len(ours) > 50
 
 
@@ -146,6 +147,28 @@ def test_an_emptied_log_is_refilled_from_postgres(
     staged.write.format("penstock.log").options(**where).mode("append").save()
 
     assert {s: redis_client.xrange(f"penstock:{{{s}}}:log") for s in things.shard_names} == before
+
+
+@pytest.mark.parametrize("entries", ["plain", "packed"])
+def test_rows_that_the_log_has_in_other_batches_are_left_out(
+    spark: SparkSession,
+    where: dict[str, str],
+    redis_client: redis.Redis,
+    logged: ReadLog,
+    things: Log,
+    entries: str,
+) -> None:
+    """A task that runs again may get its rows in other parts."""
+    staged = spark.read.format("penstock.staged").options(**where).load()
+    target = {**where, "namespace": "mirror", "entries": entries}
+
+    for rows in (staged.where("offset <= 10"), staged):
+        rows.write.format("penstock.log").options(**target).mode("append").save()
+
+    for shard, ours in logged(things).items():
+        assert read(redis_client, "mirror", shard, BEGINNING, 1000) == ours
+        has_batches = redis_client.xlen(f"mirror:{{{shard}}}:log") == 2
+        assert has_batches is (entries == "packed")
 
 
 @pytest.mark.slow
@@ -178,6 +201,7 @@ def test_another_record_at_the_same_offset_is_refused(
         ).save()
 
 
+@pytest.mark.plain_entries
 def test_lost_records_fail_the_query_unless_it_accepts_the_loss(
     spark: SparkSession,
     where: dict[str, str],
@@ -241,6 +265,7 @@ def store(where: dict[str, str], *, streaming: bool = False, **options: str) -> 
     return LogStore(Options.parse("penstock.log", where | options, streaming=streaming))
 
 
+@pytest.mark.plain_entries
 def test_entries_lost_between_planning_and_reading_are_not_skipped_silently(
     where: dict[str, str], redis_client: redis.Redis, things: Log
 ) -> None:
@@ -267,6 +292,39 @@ def test_a_micro_batch_has_few_tasks_for_few_records_or_as_many_as_requested(
     asked_for = sizes(StreamReader(store(where, minPartitions="4")))
     assert sum(asked_for) == 100
     assert len(asked_for) >= 4
+
+
+@pytest.mark.parametrize(
+    ("codec", "how"), [("none", each) for each in PLAIN] + [("zstd", each) for each in COMPRESSED]
+)
+def test_a_damaged_entry_is_reported_with_its_offsets(
+    codec: Literal["none", "zstd"],
+    how: str,
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+    redis_client: redis.Redis,
+) -> None:
+    """Guarantee 30.  What comes before it is read."""
+    packed = Log("packed", shards=1, compression=codec)
+    with Streamer(Pipeline([packed]), database_url, redis_url) as streamer:
+        for _ in range(3):
+            stage_rows(connection, packed, 20)
+            streamer.drain()
+    damage = (PLAIN if codec == "none" else COMPRESSED)[how]
+    damage_entry(redis_client, "penstock:{packed/0}:log", 1, damage)
+    where = {"databaseUrl": database_url, "redisUrl": redis_url, "channel": "packed"}
+    reader = BatchReader(store(where))
+    [planned] = reader.partitions()
+    seen: list[int] = []
+
+    def read_all() -> None:
+        for batch in reader.read(planned):
+            seen.extend(batch.column("offset").to_pylist())
+
+    with pytest.raises(DamagedEntry, match=r"packed/0: entry 40-0 \(offset.* is damaged: "):
+        read_all()
+    assert seen == [*range(1, 21)]
 
 
 @pytest.mark.parametrize("fields", [*BROKEN.values(), OURS | {"id": "9" * 30}])

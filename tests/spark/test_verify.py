@@ -26,7 +26,8 @@ STREAM = "penstock:{things/0}:log"
 @pytest.fixture
 def things(request: pytest.FixtureRequest) -> Log:
     """A channel that keeps records for an hour, or as long as the test's parameter."""
-    return Log("things", shards=2, keep=getattr(request, "param", timedelta(hours=1)))
+    keep = getattr(request, "param", timedelta(hours=1))
+    return Log("things", shards=2, keep=keep, entries="plain")
 
 
 @pytest.fixture

@@ -25,6 +25,8 @@ from penstock.streaming import Streamer, tick, upkeep
 from penstock.testing import eventually
 from penstock.verifying import FindingKind, bounds, verify
 
+LOG = "penstock:{things/0}:log"
+
 
 @pytest.fixture
 def things() -> Log:
@@ -138,12 +140,13 @@ def test_a_log_on_a_cluster_is_read_and_compared(
     assert spark.read.format("penstock.log").options(**where).load().count() == 40
     with connect_redis(cluster.url) as client:
         sound = [verify(documents, client, examiner) for examiner in examiners]
-        client.xdel("penstock:{things/0}:log", "3-0")
+        [(entry_id, fields)] = client.xrevrange(LOG, count=1)
+        client.xdel(LOG, entry_id)
         wrong = [verify(documents, client, examiner) for examiner in examiners]
 
     assert [(done.findings, done.records) for done in sound] == [([], 42)] * 2
     assert [(only(done).kind, only(done).offset) for done in wrong] == [
-        (FindingKind.MISSING, 3)
+        (FindingKind.MISSING, int(fields[b"first"]))
     ] * 2
 
 

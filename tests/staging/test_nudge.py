@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from fixtures.application import Ride, StagedRecords
 from fixtures.postgres import engine_url
 from penstock import Log, Pipeline, stage
+from penstock.staging import nudge
 
 
 @pytest.fixture(autouse=True)
@@ -64,10 +65,28 @@ def test_a_commit_that_staged_nothing_does_not_nudge(
     assert heard(listener) == []
 
 
-def test_an_application_that_did_not_enable_nudges_sends_none(
-    sessions: sessionmaker[Session], listener: psycopg.Connection, statements: list[str]
+def test_by_default_the_first_commit_after_a_pause_nudges(
+    sessions: sessionmaker[Session], listener: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with sessions.begin() as session:
+    clock = [100.0]
+    monkeypatch.setattr(nudge, "monotonic", lambda: clock[0])
+    sent = []
+    for number, pause_s in enumerate((0.0, 0.01, 0.04, 0.06, 0.049, 1.0)):
+        clock[0] += pause_s
+        with sessions.begin() as session:
+            session.add(Ride(id=number))
+        sent.append(len(heard(listener)))
+
+    assert sent == [1, 0, 0, 1, 0, 1]
+
+
+def test_an_application_that_disabled_nudges_sends_none(
+    application: Engine, pipeline: Pipeline, listener: psycopg.Connection, statements: list[str]
+) -> None:
+    maker = sessionmaker(application)
+    pipeline.attach(maker, nudge=False)
+    pipeline.attach(maker)  # has no further effect
+    with maker.begin() as session:
         session.add(Ride(id=1))
 
     assert heard(listener) == []

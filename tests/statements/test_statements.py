@@ -159,3 +159,23 @@ def test_statements_of_every_round_scan_no_table(connection: Connection, name: s
         plan = connection.execute(b"EXPLAIN " + sql[name], _LIMITS).fetchall()
 
     assert not [line for (line,) in plan if "Seq Scan on staged_records" in line]
+
+
+def test_batches_are_looked_up_by_id_by_a_plan_made_while_the_table_was_small(
+    connection: Connection,
+) -> None:
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "SELECT 'c', 0, 'k', 'a', 'o', '{}' FROM generate_series(1, 20)"
+    )
+    connection.execute("ANALYZE penstock.staged_records")
+    sql = statements("penstock.streaming", DEFAULT_SCOPE.schema)
+    with connection.transaction():
+        connection.execute(sql["prepare_reading"])
+        plan = connection.execute(
+            b"EXPLAIN " + sql["unpublished"],
+            {"channel": "c", "shard": 0, "tail": 0, "records": 500, "bytes": 1},
+        ).fetchall()
+
+    assert not [line for (line,) in plan if "Seq Scan on staged_records" in line]
+    assert [line for (line,) in plan if "Full Join" in line]

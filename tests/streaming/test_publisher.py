@@ -314,6 +314,7 @@ def test_another_record_at_the_same_offset_stops_the_streamer(
         streamer.round()
 
 
+@pytest.mark.plain_entries
 def test_a_reused_id_is_not_taken_for_the_same_record(
     streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
 ) -> None:

@@ -225,3 +225,45 @@ def test_a_flushed_redis_is_refilled_from_the_first_record_the_journal_still_has
             range(records[0].offset, records[0].offset + len(records))
         )
         assert records[0].offset > 1
+
+
+def test_an_entry_of_several_ticks_stays_until_its_last_record_is_passed(
+    flow: Pipeline,
+    things: Log,
+    streamer: Streamer,
+    connection: Connection,
+    logged: ReadLog,
+    redis_client: redis.Redis,
+    database_url: str,
+    redis_url: str,
+) -> None:
+    """Guarantee 12: rows of the journal and entries of the log end at different offsets."""
+    seen: list[tuple[int, int]] = []
+
+    @flow.consumer(reads=things, batch=7)
+    def slow(_: object, records: Sequence[Record]) -> None:
+        seen.extend((record.shard, record.offset) for record in records)
+
+    with LogWorker(flow, flow.get_consumer("slow"), database_url, redis_url) as worker:
+        for number in range(60):
+            stage_rows(connection, things, 20, f"{number} ")
+            tick(connection, DEFAULT_SCOPE)
+        streamer.drain()  # 1,200 records in 120 rows of the journal, and in 4 entries
+        backfilled, removed = 0, 0
+        while (consumed := worker.round(0)).applied:
+            backfilled += consumed.backfilled
+            if len(seen) % 4 == 0:
+                removed += retain_now(streamer)
+                for shard, records in logged(things).items():
+                    assert [record.offset for record in records][-1] == len(records) + (
+                        records[0].offset - 1
+                    )
+                    assert records[0].offset <= worker._positions[shard] + 1
+
+    assert backfilled == 0
+    assert removed > 900
+    for wanted in (0, 1):
+        offsets = [offset for number, offset in seen if number == wanted]
+        assert offsets == [*range(1, len(offsets) + 1)]
+    assert len(seen) == 1200
+    assert all(redis_client.xlen(f"penstock:{{{shard}}}:log") == 1 for shard in things.shard_names)

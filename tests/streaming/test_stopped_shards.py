@@ -20,6 +20,8 @@ from penstock.operating.status import status
 from penstock.records import DEFAULT_SCOPE, Offset, ShardName
 from penstock.streaming import Streamer, tick
 
+pytestmark = pytest.mark.plain_entries
+
 LOG_KEY, EPOCH_KEY = "penstock:{things/0}:log", "penstock:{things/0}:epoch"
 INSERT = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)

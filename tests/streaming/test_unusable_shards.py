@@ -16,6 +16,8 @@ from penstock.errors import DamagedIck, Fenced, ForeignLog, HistoryDiverged, Pen
 from penstock.records import Offset
 from penstock.streaming import RoundResult, Streamer
 
+pytestmark = pytest.mark.plain_entries
+
 MARK = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
 SELECT 'index', i %% 2, %s || i, 'dirty', 'member', 'null' FROM generate_series(1, %s) AS i

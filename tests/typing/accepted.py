@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from penstock import Cancel, DeadLetter, Ick, Job, Log, Pipeline, Queue, Record, Snooze
+from penstock import Cancel, DeadLetter, Ick, Job, Log, Pipeline, Queue, Record, Records, Snooze
 from penstock.stealing import Outcome, Recruiter, enlist_on_hit
 
 Handler = TypeVar("Handler", bound=Callable[..., object])
@@ -72,6 +72,12 @@ def untyped_payload(session: Session, records: Sequence[Record[Any]]) -> None: .
 async def async_batch(session: AsyncSession, records: Sequence[Record]) -> None: ...
 
 
+@pipeline.consumer(reads=rides)
+def columns(session: Session, records: Records) -> None:
+    assert_type(records.keys, list[str])
+    assert_type(records[0], Record[Any])
+
+
 async def call_them(session: Session, async_session: AsyncSession) -> None:
     assert_type(batch(session, []), None)
     assert_type(await async_batch(async_session, []), None)
@@ -109,6 +115,11 @@ def typeddict_payload(session: Session, record: Record[Stop]) -> None:
 @pipeline.consumer(reads=rides, payload=Tip)
 async def pydantic_payload(session: AsyncSession, records: Sequence[Record[Tip]]) -> None:
     assert_type(records[0].payload, Tip)
+
+
+@pipeline.consumer(reads=rides, payload=Fare)
+async def columns_and_payloads(session: AsyncSession, records: Records[Fare]) -> None:
+    assert_type(records[:2][0].payload, Fare)
 
 
 @pipeline.consumer(reads=rides, payload=Toll, each=True)

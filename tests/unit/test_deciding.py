@@ -6,6 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.batches import Columns
 from penstock.channels.log import Batch
 from penstock.consuming.delivery import (
     LONGEST_PAUSE_S,
@@ -189,5 +190,6 @@ def test_pauses_grow_to_a_bound() -> None:
 
 
 def test_a_batch_knows_its_extent() -> None:
-    batch = Batch(ShardName("c", Shard(0)), Epoch(1), Offset(5), begins=False, arguments=["x"] * 21)
+    columns = Columns.pack([(number, "k", "insert", "thing", "{}", "", 0) for number in range(3)])
+    batch = Batch(ShardName("c", Shard(0)), Epoch(1), Offset(5), begins=False, columns=columns)
     assert (batch.count, batch.last) == (3, 7)

@@ -2,11 +2,12 @@
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.application import CHANNEL, NOTE
-from benchmarks.backlogs import ACCOUNTS, Backlog, Scale
+from benchmarks.application import CHANNEL, NOTE, make_channel
+from benchmarks.backlogs import ACCOUNTS, Backlog, Scale, make_variants
 from benchmarks.cases import limits
 from benchmarks.cases.spark.session import count_rows, get_session
 from benchmarks.measuring import Case, Figures, NotMeasured, percentile
@@ -36,6 +37,7 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             sentence=f"penstock.log reads {backlog.records:,} records of four shards into Spark",
             ours=lambda: _measure_reading(servers, backlog),
             limits={"xrange": lambda: limits.read_entries(servers, backlog)},
+            variants=make_variants(partial(_measure_reading, servers), backlog),
             slow=True,
             rounds=rounds,
         ),
@@ -57,6 +59,7 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             sentence=f"penstock.log appends {backlog.records:,} rows that Spark generates to four shards",
             ours=lambda: _measure_writing(servers, backlog),
             limits={"xadd": lambda: limits.append_records(servers, backlog)},
+            variants=make_variants(partial(_measure_writing, servers), backlog),
             slow=True,
             rounds=rounds,
         ),
@@ -132,7 +135,9 @@ def _measure_writing(servers: BenchServers, backlog: Backlog) -> Figures:
 
 def _write(servers: BenchServers, backlog: Backlog, records: int, namespace: str) -> None:
     rows = _make_rows(servers, records, backlog.shards)
-    options = _make_options(servers, backlog, namespace=namespace)
+    channel = make_channel(backlog.form)
+    form = {"entries": channel.entries, "compression": channel.compression}
+    options = _make_options(servers, backlog, namespace=namespace, **form)
     rows.write.format("penstock.log").options(**options).mode("append").save()
 
 

@@ -1,7 +1,7 @@
 """Isolates shards that cannot be published, so that the other shards go on.
 
-Their keys hold something that Penstock did not write, their journal is damaged, or a record of theirs is one that Redis
-does not take.
+Their keys hold something that Penstock did not write, or are compressed by a library that is missing; their journal is
+damaged; or a record of theirs is one that Redis does not take.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from penstock.errors import (
+    CodecMissing,
     DamagedIck,
     DamagedJournal,
     ForeignLog,
@@ -19,6 +20,7 @@ from penstock.errors import (
 from penstock.records import ShardName
 
 UNUSABLE = (
+    CodecMissing,
     ForeignLog,
     DamagedIck,
     ForeignQueue,
@@ -29,7 +31,13 @@ UNUSABLE = (
 """Errors about one shard; every other error concerns a server or all shards."""
 
 ShardError = (
-    ForeignLog | DamagedIck | ForeignQueue | QueueDamaged | DamagedJournal | UnpublishableRecord
+    CodecMissing
+    | ForeignLog
+    | DamagedIck
+    | ForeignQueue
+    | QueueDamaged
+    | DamagedJournal
+    | UnpublishableRecord
 )
 
 OnUnusable = Callable[[ShardName, ShardError], None]

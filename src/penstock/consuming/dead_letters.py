@@ -1,6 +1,6 @@
 """Writes dead letters, in the transaction that moves the checkpoint past them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from penstock.consuming.backfill import make_records
 from penstock.database.executor import Executor
@@ -47,12 +47,10 @@ class DeadLetters:
             },
         )
 
-    def parked_keys(
-        self, executor: Executor, shard: ShardName, records: Sequence[Record]
-    ) -> set[str]:
-        """Keys among the records that have a dead letter."""
-        keys = list({record.key for record in records})
-        rows = executor.execute(self._sql["parked_keys"], {**self._where(shard), "keys": keys})
+    def parked_keys(self, executor: Executor, shard: ShardName, keys: Iterable[str]) -> set[str]:
+        """Those of the keys that have a dead letter."""
+        where = {**self._where(shard), "keys": [*keys]}
+        rows = executor.execute(self._sql["parked_keys"], where)
         return {key for (key,) in rows.fetchall()}
 
     def parked_records(

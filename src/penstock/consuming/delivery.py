@@ -13,6 +13,7 @@ dead-lettered, or its shard halts.  Only what is the record's own fault counts a
     broken         no attempt can succeed, or another one could do harm: the shard halts
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, Protocol, assert_never
@@ -71,17 +72,29 @@ def compare(
     checkpoint: Offset, records: Sequence[Placed], barrier: Offset | None = None
 ) -> Comparison[Placed]:
     """Which of the delivered records, in order of their offsets, come right after the checkpoint and before a barrier."""
-    first = next(
-        (i for i, record in enumerate(records) if record.offset > checkpoint), len(records)
-    )
-    end, expected = first, checkpoint + 1
-    while (
-        end < len(records)
-        and records[end].offset == expected
-        and (barrier is None or expected <= barrier)
-    ):
-        end, expected = end + 1, expected + 1
-    return Comparison(records[first:end], first, end < len(records))
+    offsets = get_offsets(records)
+    first = bisect_right(offsets, checkpoint)
+    due = _count_dense(offsets, first, checkpoint + 1)
+    if barrier is not None:
+        due = min(due, max(0, barrier - checkpoint))
+    return Comparison(records[first : first + due], first, first + due < len(records))
+
+
+def get_offsets(records: Sequence[Placed]) -> Sequence[Offset]:
+    """The offsets alone, without making a record for each of ``Records``, or a place for each of a ``Span``."""
+    offsets: Sequence[Offset] | None = getattr(records, "offsets", None)
+    return [record.offset for record in records] if offsets is None else offsets
+
+
+def _count_dense(offsets: Sequence[Offset], first: int, expected: int) -> int:
+    """How many of the ascending offsets from ``first`` on are consecutive numbers from ``expected`` on."""
+    left = len(offsets) - first
+    if left and offsets[first] == expected and offsets[-1] == expected + left - 1:
+        return left
+    count = 0
+    while count < left and offsets[first + count] == expected + count:
+        count += 1
+    return count
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,17 @@
 """Records of a log: how they are handed to a handler, and found again."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from typing_extensions import override
 
+from penstock.batches import Records
 from penstock.consuming.backfill import backfill
 from penstock.consuming.checkpoints import Checkpoint
 from penstock.consuming.offset_source import OffsetSource
 from penstock.database.executor import Executor
-from penstock.records import Offset, Record, ShardName
+from penstock.errors import Gap
+from penstock.records import Offset, Record, ShardName, parse_json
 
 
 class LogSource(OffsetSource[Record]):
@@ -38,23 +41,32 @@ class LogSource(OffsetSource[Record]):
         return backfill(executor, self._scope, shard, after, before, self._consumer.batch)
 
     @override
-    def _join(self, fresh: Sequence[Sequence[Record]]) -> Sequence[Record] | None:
-        if len(fresh) == 1:
-            return fresh[0]
-        return [record for each in fresh for record in each] or None
+    def _join(self, fresh: Sequence[Sequence[Record]]) -> Records | None:
+        return Records.join(fresh) if fresh else None
 
     @override
     def _read(self, executor: Executor, shard: ShardName, item: Record) -> Record:
+        """As it is, unless its payload was damaged: then from the journal."""
+        try:
+            parse_json(item.data_json)
+            parse_json(item.headers_json or "null")
+        except ValueError:
+            after, before = Offset(item.offset - 1), Offset(item.offset + 1)
+            with suppress(Gap):
+                [item] = backfill(executor, self._scope, shard, after, before, 1)
         return item
 
     @override
     def _divide_parked(
         self, executor: Executor, shard: ShardName, fresh: Sequence[Record]
     ) -> tuple[list[Record], list[Record]]:
-        keys = self._dead_letters.parked_keys(executor, shard, fresh)
+        keys = self._dead_letters.parked_keys(executor, shard, {each.key for each in fresh})
         parked = [record for record in fresh if record.key in keys]
         return parked, [record for record in fresh if record.key not in keys]
 
     @override
     def _latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Record]) -> list[int]:
-        return [max(0, checkpoint.clock_us - record.staged_us) for record in fresh]
+        staged_us = (
+            fresh.staged_us if isinstance(fresh, Records) else [each.staged_us for each in fresh]
+        )
+        return [max(0, checkpoint.clock_us - at) for at in staged_us]

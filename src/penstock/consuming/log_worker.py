@@ -18,7 +18,7 @@ from penstock.channels.isolation import ask_each
 from penstock.channels.log import Follower, extents
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivered import Consumed, Delivered
-from penstock.consuming.delivery import Broken, Placed
+from penstock.consuming.delivery import Broken, Placed, get_offsets
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.log_source import LogSource
 from penstock.consuming.offset_source import OffsetSource
@@ -26,10 +26,10 @@ from penstock.consuming.transaction import HandlerTransaction
 from penstock.consuming.worker import Worker, WorkerOptions
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection, Database
-from penstock.database.errors import driver_error
+from penstock.database.errors import describe, driver_error
 from penstock.database.executor import Executor
 from penstock.declarations import ConsumerSpec, Ick
-from penstock.errors import DeclarationError
+from penstock.errors import DamagedEntry, DeclarationError, PenstockError
 from penstock.pipeline import Pipeline
 from penstock.records import Offset, ShardName
 
@@ -97,6 +97,8 @@ class LogWorker(Worker[Placed]):
         self._follower: Follows[Placed] | None = None
         self._positions: dict[ShardName, Offset] = {}
         self._held: set[ShardName] = set()
+        self._damaged: dict[ShardName, DamagedEntry] = {}
+        self._reported: dict[ShardName, int] = {}
         self._reread_at = 0.0
         self._record_s = math.inf  # of a handler that is not known yet
 
@@ -169,13 +171,14 @@ class LogWorker(Worker[Placed]):
             len(records) >= self.consumer.batch for records in found.values()
         ):
             # There is more, most likely: Redis looks it up while this is applied.
-            last = {shard: records[-1].offset for shard, records in found.items()}
+            last = {shard: get_offsets(records)[-1] for shard, records in found.items()}
             self._follower.request_ahead({**awake, **last})
         self._retrying -= awake.keys() - found.keys()  # another process has done it
         self._deliver(found, consumed)
+        self._refill(consumed)
         if self._reread_chance and found and random.random() < self._reread_chance:  # noqa: S311  not for secrets
             self.rewind(consumed.applied)
-        if not found and monotonic() >= self._reread_at:
+        if not (found or consumed.positions) and monotonic() >= self._reread_at:
             self._deliver(self._reread_checkpoints(), consumed)
         return consumed
 
@@ -228,6 +231,45 @@ class LogWorker(Worker[Placed]):
             )
             return {}
 
+    @override
+    def _leave_out(self, shard: ShardName, error: PenstockError) -> None:
+        """As ``Worker._leave_out``; but the records of a damaged entry may be in the journal."""
+        if isinstance(error, DamagedEntry) and error.last:
+            self._damaged[shard] = error
+        else:
+            super()._leave_out(shard, error)
+
+    def _refill(self, consumed: Consumed) -> None:
+        """Delivers from the journal what is due of damaged entries; leaves a shard out whose journal has it no more."""
+        transaction, deliverer = self._opened()
+        damaged, self._damaged = self._damaged, {}
+        for shard, error in damaged.items():
+            if self._is_over(consumed):
+                return
+            self._report_damaged(shard, error)
+            try:
+                done = transaction.apply([shard], self._records.plan_refill(shard, error))
+            except DamagedEntry as lost:
+                super()._leave_out(shard, lost)
+                continue
+            except NotApplied:  # another process works on it
+                done = Delivered()
+            self._note_delivered(shard, done, consumed)
+            if due := _take_first({shard: done.missing} if done.missing else {}, self._most):
+                refilled = deliverer.deliver(transaction, shard, due[shard], self._pause)
+                self._note_delivered(shard, refilled, consumed)
+
+    def _report_damaged(self, shard: ShardName, error: DamagedEntry) -> None:
+        """Says it once of an entry, however many batches its records are."""
+        if self._reported.get(shard) != error.last:
+            self._reported[shard] = error.last
+            log.error(
+                "damaged entry, reading its records from the journal",
+                consumer=self.consumer.name,
+                shard=str(shard),
+                reason=describe(error),
+            )
+
     def _reread_checkpoints(self) -> Mapping[ShardName, Sequence[Placed]]:
         """Takes over checkpoints that were moved while nothing arrived: by an operator, or by another process.
 
@@ -245,7 +287,7 @@ class LogWorker(Worker[Placed]):
         lost = {
             shard: Offset(end.tail + 1)
             for shard, end in ends.items()
-            if shard in standing and end.tail > self._positions[shard] and not end.entries
+            if shard in standing and end.last <= self._positions[shard] < end.tail
         }
         return transaction.read(partial(self._backfill, lost)) if lost else {}
 

@@ -15,7 +15,7 @@ from penstock.consuming.delivery import Comparison, Placed, compare
 from penstock.consuming.transaction import Locked, Plan, Planner
 from penstock.database.executor import Executor
 from penstock.declarations import ConsumerSpec
-from penstock.errors import Gap
+from penstock.errors import DamagedEntry, Gap
 from penstock.records import Offset, Record, Scope, ShardName
 
 
@@ -50,6 +50,31 @@ class OffsetSource(ABC, Generic[Placed]):
             if comparison.gap and not comparison.fresh:
                 return self._fill(executor, checkpoint, records)
             return self._apply(executor, checkpoint, comparison)
+
+        return planner
+
+    def plan_refill(self, shard: ShardName, damaged: DamagedEntry) -> Planner[Delivered]:
+        """Reads what is due of a damaged entry from the journal; applies nothing.
+
+        Raises:
+            DamagedEntry: The journal no longer has it.
+        """
+
+        def planner(executor: Executor, locked: Locked) -> Plan[Delivered]:
+            checkpoint = locked.get(shard)
+            if checkpoint is None:
+                return Plan(Delivered())
+            if checkpoint.halted is not None:
+                return Plan(Delivered(halted=checkpoint.halted))
+            if checkpoint.held:
+                return Plan(Delivered(position=checkpoint.offset, held=True))
+            if checkpoint.offset >= damaged.last:
+                return Plan(Delivered(position=checkpoint.offset))
+            try:
+                return self._read_missing(executor, checkpoint, Offset(damaged.last + 1))
+            except Gap as error:
+                text = f"{damaged}; and the journal has no record after offset {checkpoint.offset}"
+                raise DamagedEntry(text, damaged.first, damaged.last) from error
 
         return planner
 
@@ -150,15 +175,24 @@ class OffsetSource(ABC, Generic[Placed]):
     ) -> Plan[Delivered]:
         """Reads what lies between the checkpoint and the records from the journal; halts if it has them no more."""
         before = next(record.offset for record in records if record.offset > checkpoint.offset)
+        try:
+            return self._read_missing(executor, checkpoint, before)
+        except Gap as error:
+            self._checkpoints.halt(executor, checkpoint.shard, str(error))
+            return Plan(Delivered(position=checkpoint.offset, halted=str(error)))
+
+    def _read_missing(
+        self, executor: Executor, checkpoint: Checkpoint, before: Offset
+    ) -> Plan[Delivered]:
+        """Reads the first records after the checkpoint from the journal, up to ``before`` or the barrier.
+
+        Raises:
+            Gap: The journal has them no more.
+        """
         if checkpoint.barrier is not None:
             before = Offset(min(before, checkpoint.barrier + 1))
-        shard, after = checkpoint.shard, checkpoint.offset
-        try:
-            missing = self.find_missing(executor, shard, after, before)
-        except Gap as error:
-            self._checkpoints.halt(executor, shard, str(error))
-            return Plan(Delivered(position=after, halted=str(error)))
-        return Plan(Delivered(position=after, backfilled=len(missing), missing=missing))
+        missing = self.find_missing(executor, checkpoint.shard, checkpoint.offset, before)
+        return Plan(Delivered(position=checkpoint.offset, backfilled=len(missing), missing=missing))
 
     def _apply(
         self, executor: Executor, checkpoint: Checkpoint, due: Comparison[Placed]
@@ -204,7 +238,7 @@ def _unhindered(checkpoint: Checkpoint, records: Sequence[Placed]) -> Comparison
 
 
 def _end(checkpoint: Checkpoint, due: Comparison[Placed]) -> Offset:
-    return due.fresh[-1].offset if due.fresh else checkpoint.offset
+    return Offset(checkpoint.offset + len(due.fresh))  # which are dense
 
 
 def _advance(checkpoint: Checkpoint, due: Comparison[Placed]) -> Advance:

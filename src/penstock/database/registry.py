@@ -11,14 +11,14 @@ from psycopg.rows import class_row
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.declarations import Channel, ConsumerSpec, Queue
+from penstock.declarations import Channel, ConsumerSpec, Log, Queue
 from penstock.errors import DeclarationError
 from penstock.records import Scope, Shard, ShardName
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredChannel:
-    """A channel as the first streamer or consumer registered it; only ``keep`` and the streams of a queue change later.
+    """A channel as the first streamer or consumer registered it; the shards never change later.
 
     Attributes:
         name: Name of the channel.
@@ -27,6 +27,7 @@ class RegisteredChannel:
         keep: How long records stay after every consumer has passed them.
         streams: Of a queue: the streams of a shard; may change later.
         hand: Of a queue: the streams of a tenant; may change later.
+        entries: Of a log: ``plain``, or how batches are compressed; may change later.
     """
 
     name: str
@@ -35,6 +36,7 @@ class RegisteredChannel:
     keep: timedelta
     streams: int | None = None
     hand: int | None = None
+    entries: str = "plain"
 
     @property
     def shard_names(self) -> tuple[ShardName, ...]:
@@ -58,7 +60,7 @@ def registered_channels(connection: Connection, scope: Scope) -> dict[str, Regis
 
 
 def register_channel(connection: Connection, scope: Scope, channel: Channel) -> None:
-    """Registers a channel, or updates its ``keep`` and, of a queue, its streams.
+    """Registers a channel, or updates its ``keep``, the streams of a queue and the entries of a log.
 
     Raises:
         DeclarationError: It is registered as another kind, or with another number of shards: keys would change shards.
@@ -76,6 +78,7 @@ def register_channel(connection: Connection, scope: Scope, channel: Channel) -> 
                 "keep": channel.keep,
                 "streams": channel.streams if isinstance(channel, Queue) else None,
                 "hand": channel.hand if isinstance(channel, Queue) else None,
+                "entries": channel.stored_as if isinstance(channel, Log) else "plain",
             },
         )
     registered = registered_channels(connection, scope)[channel.name]

@@ -1,13 +1,14 @@
 -- :name register_channel
-INSERT INTO {schema}.channels AS known (channel, kind, shards, keep, streams, hand)
-VALUES (%(channel)s, %(kind)s, %(shards)s, %(keep)s, %(streams)s, %(hand)s)
+INSERT INTO {schema}.channels AS known (channel, kind, shards, keep, streams, hand, entries)
+VALUES (%(channel)s, %(kind)s, %(shards)s, %(keep)s, %(streams)s, %(hand)s, %(entries)s)
 ON CONFLICT (channel) DO UPDATE
-SET keep = excluded.keep, streams = excluded.streams, hand = excluded.hand
+SET keep = excluded.keep, streams = excluded.streams, hand = excluded.hand, entries = excluded.entries
 WHERE (known.kind, known.shards) = (excluded.kind, excluded.shards)
-  AND (known.keep, known.streams, known.hand) IS DISTINCT FROM (excluded.keep, excluded.streams, excluded.hand);
+  AND (known.keep, known.streams, known.hand, known.entries)
+      IS DISTINCT FROM (excluded.keep, excluded.streams, excluded.hand, excluded.entries);
 
 -- :name registered_channels
-SELECT channel AS name, kind, shards, keep, streams, hand
+SELECT channel AS name, kind, shards, keep, streams, hand, entries
 FROM {schema}.channels
 ORDER BY channel;
 

@@ -138,6 +138,7 @@ def _declare_channels(tables: MetaData) -> None:
         Column("registered_at", _WHEN, nullable=False, server_default=_NOW),
         Column("streams", Integer),
         Column("hand", Integer),
+        Column("entries", Text, nullable=False, server_default=text("'plain'")),
     )
     Table(
         "waiting_records",

@@ -13,7 +13,7 @@ from functools import partial
 from psycopg.rows import class_row
 
 from penstock.channels.isolation import OnUnusable, ShardError, ask_each, isolated
-from penstock.channels.log import Extent, extents, newest_records
+from penstock.channels.log import Extent, extents, last_records
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.crashpoints import crashpoint
@@ -34,7 +34,7 @@ from penstock.journal.reading import (
     known_shards,
     records_at,
 )
-from penstock.records import BEGINNING, Epoch, Offset, Record, Scope, ShardName
+from penstock.records import BEGINNING, Epoch, LastRecord, Offset, Scope, ShardName
 
 _EPOCH = re.compile(r"[0-9]{1,10}")
 """What ``append.lua`` accepts."""
@@ -256,9 +256,9 @@ def _compare_tails(
         on_unusable(shard, error)
 
     filled = [shard for shard, extent in found.items() if extent.entries]
-    newest = newest_records(client, scope.namespace, filled, leave_out)
+    newest = last_records(client, scope.namespace, filled, leave_out)
     journal = journal_tails(connection, scope)
-    journaled = records_at(connection, scope, {s: record.offset for s, record in newest.items()})
+    journaled = records_at(connection, scope, {s: last.place.offset for s, last in newest.items()})
     for shard in [shard for shard in found if shard not in unusable]:
         tail, end, last = found[shard].tail, journal.get(shard, BEGINNING), newest.get(shard)
         with isolated(shard, on_unusable):
@@ -270,13 +270,13 @@ def _compare_tails(
 
 
 def _explain_ahead(
-    connection: Connection, scope: Scope, ahead: str, end: Offset, last: Record | None
+    connection: Connection, scope: Scope, ahead: str, end: Offset, last: LastRecord | None
 ) -> ForeignLog | DamagedJournal | HistoryDiverged:
     """Why a log may be ahead of its journal: an id that is not ours, a deleted journal row, or lost commits."""
-    if last is not None and last.offset <= end:
-        stream = log_keys(scope.namespace, ShardName(last.channel, last.shard)).stream
+    if last is not None and last.place.offset <= end:
+        stream = log_keys(scope.namespace, last.place.shard).stream
         return ForeignLog(
-            f"{ahead}, and the last record in the log is at {last.offset}: something else has added an entry and removed it. "
+            f"{ahead}, and the last record in the log is at {last.place.offset}: something else has added an entry and removed it. "
             f"DEL {stream}: the streamer replays it from the journal"
         )
     if last is not None and has_record(connection, scope, last):
@@ -288,7 +288,7 @@ def _explain_ahead(
 
 
 def _explain_other(
-    connection: Connection, scope: Scope, journaled: JournaledRecord, last: Record
+    connection: Connection, scope: Scope, journaled: JournaledRecord, last: LastRecord
 ) -> DamagedJournal | HistoryDiverged:
     """Why the journal may have another record at the log's tail: a deleted row of its own, or lost commits."""
     differs = f"{last.place}: the log holds record {last.id}, the journal has {journaled.id} there"

@@ -7,7 +7,7 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
-from penstock.records import Offset, Record, RecordId, Scope, Shard, ShardName
+from penstock.records import LastRecord, Offset, Record, RecordId, Scope, Shard, ShardName
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class JournaledRecord:
     id: RecordId
     staged_us: int | None
 
-    def is_same_as(self, record: Record) -> bool:
+    def is_same_as(self, record: LastRecord | Record) -> bool:
         """Whether ``record`` is this record."""
         return self.id == record.id and self.staged_us in (None, record.staged_us)
 
@@ -87,7 +87,7 @@ def registered_tails(connection: Connection, scope: Scope) -> dict[ShardName, Of
     return {ShardName(channel, Shard(shard)): Offset(last) for channel, shard, last in rows}
 
 
-def has_record(connection: Connection, scope: Scope, record: Record) -> bool:
+def has_record(connection: Connection, scope: Scope, record: LastRecord) -> bool:
     """Whether Postgres has this record, by its id and the time of its staging.
 
     Raises:

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import structlog
 
+from penstock.batches import Records
 from penstock.consuming.checkpoints import Advance
 from penstock.consuming.delivery import (
     NO_TROUBLE,
@@ -219,7 +220,9 @@ class _Trial:
         """What the handler is called with."""
         if self._consumer.dataframe and self._make_frame is not None:
             return self._make_frame(record)
-        return [record.key if isinstance(self._consumer.channel, Ick) else record]
+        if isinstance(self._consumer.channel, Ick):
+            return [record.key]
+        return Records.of([record])
 
     def _earlier(self, executor: Executor, letter: DeadLetter) -> int | None:
         """The offset of an earlier dead letter of the key, if the consumer parks keys."""

@@ -310,8 +310,7 @@ def _insert_in_session(
         return
     connection = session.connection(bind_arguments={"clause": staged_records(schema)})
     insert_rows(connection, schema, rows)
-    if attachment.nudge:
-        nudge.note_staged(session, connection, schema)
+    nudge.note_staged(session, connection, schema, nudge=attachment.nudge)
 
 
 def _require_pipeline(channel: Channel, pipeline: Declarations | None, caller: str) -> Declarations:

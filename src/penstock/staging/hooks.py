@@ -91,7 +91,7 @@ def follow(rule: StagingRule, pipeline: Declarations) -> None:
     blind_spots.watch_rule(rule, pipeline)
 
 
-def attach(pipeline: Declarations, target: object, *, nudge: bool = False) -> None:
+def attach(pipeline: Declarations, target: object, *, nudge: bool | None = None) -> None:
     """Attaches a pipeline to sessions: their changes are staged by its rules, and they can call ``stage``.
 
     A pipeline needs no rules to be attached.  Rules declared later apply too.  Attaching twice has no further effect.
@@ -99,8 +99,8 @@ def attach(pipeline: Declarations, target: object, *, nudge: bool = False) -> No
     Args:
         pipeline: Declares the rules and channels.
         target: A ``Session``, a subclass of it, a ``sessionmaker``, a ``scoped_session``, or an async equivalent.
-        nudge: Wake the streamer after each commit that staged records: lower latency, at the cost of a short extra
-            transaction.
+        nudge: Wake the streamer after a commit that staged records: lower latency, at the cost of a short extra
+            transaction.  True after each, False never; by default after the first one in ``PAUSE_S``.
 
     Raises:
         DeclarationError: ``target`` is of another type.
@@ -235,8 +235,8 @@ def _after_flush(session: Session, context: UOWTransaction) -> None:
     for attachment in flush.attachments:
         for connection, rows in _make_rows(flush, attachment, written).items():
             insert_rows(connection, attachment.pipeline.scope.schema, rows)
-            if attachment.nudge:
-                nudging.note_staged(session, connection, attachment.pipeline.scope.schema)
+            schema = attachment.pipeline.scope.schema
+            nudging.note_staged(session, connection, schema, nudge=attachment.nudge)
 
 
 def _make_rows(

@@ -6,18 +6,29 @@ NOTIFY inside the application's transaction takes a lock that is global to the P
 is written out: the application's commits would queue behind each other.  The nudge is therefore sent after the commit,
 in a transaction of its own that writes nothing (``synchronous_commit = off`` for that transaction only).  It uses the
 session's connection, which is still checked out: the pool may have no other to give.
+
+By default only the first commit after a pause sends one: the streamer's own pauses are long only then.  A process that
+commits all the time sends none.
 """
 
 import logging
+from time import monotonic
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 log = logging.getLogger(__name__)
 
+PAUSE_S = 0.05
+"""A process that has staged nothing for so many seconds nudges.  By then, the streamer's pause has grown to a third of it."""
+
 _STAGED = "penstock.staged"
-"""Key in ``Session.info``: pairs of a connection that has staged records and the schema they are in."""
+"""Key in ``Session.info``: a connection that has staged records, the schema they are in, whether every commit nudges."""
+
+_last_commits: WeakKeyDictionary[Engine, dict[str, float]] = WeakKeyDictionary()
+"""When this process last committed records, by database and schema."""
 
 _NUDGE = text(
     "SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify(:channel, '')"
@@ -29,9 +40,12 @@ def channel_name(schema: str) -> str:
     return f"{schema}_nudge"
 
 
-def note_staged(session: Session, connection: Connection, schema: str) -> None:
-    """Notes that the connection's transaction has staged records."""
-    session.info.setdefault(_STAGED, set()).add((connection, schema))
+def note_staged(
+    session: Session, connection: Connection, schema: str, *, nudge: bool | None
+) -> None:
+    """Notes that the connection's transaction has staged records, if its commit may have to nudge: see ``attach``."""
+    if nudge is not False:
+        session.info.setdefault(_STAGED, set()).add((connection, schema, bool(nudge)))
 
 
 def discard(session: Session) -> None:
@@ -43,10 +57,21 @@ def after_commit(session: Session) -> None:
     """Wakes the streamers of the schemas in which the committed transaction has staged records; never fails."""
     if session.in_nested_transaction():
         return
-    for connection, schema in session.info.pop(_STAGED, ()):
+    for connection, schema, always in session.info.pop(_STAGED, ()):
         # A connection still in a transaction belongs to an outer one, which has not been committed yet.
-        if not connection.closed and not connection.in_transaction():
+        if (
+            not connection.closed
+            and not connection.in_transaction()
+            and (_has_paused(connection.engine, schema) or always)
+        ):
             _send(connection, schema)
+
+
+def _has_paused(engine: Engine, schema: str) -> bool:
+    """Whether this commit is the first one after a pause."""
+    last, now = _last_commits.setdefault(engine, {}), monotonic()
+    before, last[schema] = last.get(schema), now
+    return before is None or now - before >= PAUSE_S
 
 
 def _send(connection: Connection, schema: str) -> None:

@@ -176,10 +176,10 @@ class Attachment:
 
     Attributes:
         pipeline: The pipeline.
-        nudge: Whether a commit wakes the streamer.
+        nudge: Whether a commit wakes the streamer; None for the first one after a pause.
     """
 
-    def __init__(self, pipeline: Declarations, *, nudge: bool) -> None:
+    def __init__(self, pipeline: Declarations, *, nudge: bool | None) -> None:
         self.pipeline = pipeline
         self.nudge = nudge
         self._declared = 0
@@ -214,13 +214,15 @@ class Attachment:
 _attached: WeakKeyDictionary[Target, list[Attachment]] = WeakKeyDictionary()
 
 
-def add_attachment(target: Target, pipeline: Declarations, *, nudge: bool) -> bool:
+def add_attachment(target: Target, pipeline: Declarations, *, nudge: bool | None) -> bool:
     """Records that sessions of ``target`` use the pipeline; returns whether this is the target's first pipeline."""
     is_new = target not in _attached
     known = _attached.setdefault(target, [])
     for attachment in known:
         if attachment.pipeline is pipeline:
-            attachment.nudge = attachment.nudge or nudge
+            attachment.nudge = (
+                nudge if attachment.nudge is None else attachment.nudge or bool(nudge)
+            )
             return False
     known.append(Attachment(pipeline, nudge=nudge))
     return is_new

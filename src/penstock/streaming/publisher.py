@@ -15,14 +15,14 @@ go on.  If a call fails although both servers are well, each shard is published 
 record at fault is found.  A changed lineage or a newer epoch stops the publisher.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import chain
 from time import monotonic
 
 import psycopg
 
-from penstock.channels.ick import MarkBatch, mark_shards, update_progress
+from penstock.channels.ick import MarkBatch, coalesce, mark_shards, update_progress
 from penstock.channels.isolation import UNUSABLE, isolated
 from penstock.channels.log import Batch, Reply, append_ahead, append_together
 from penstock.channels.server import RedisClient
@@ -42,7 +42,6 @@ from penstock.streaming.share import WHOLE, Share
 from penstock.streaming.tails import Tails
 from penstock.streaming.unpublished import (
     BATCH_RECORDS,
-    coalesce_batch,
     count_missing,
     group_batches,
     read_ahead,
@@ -163,6 +162,7 @@ class Publisher:
             self.tails.get(shard, BEGINNING),
             self.ends.journal.get(shard, BEGINNING),
             kind=self.ends.kind(shard),
+            entries=self.ends.entries(shard),
             narrow=narrow,
         )
         for sent, reply in replies:
@@ -227,7 +227,8 @@ class Publisher:
     ) -> Generator[tuple[Batch, Reply], None, None]:
         """Appends to logs.  Several batches may be under way: one that follows a refused one is refused too."""
         target = self.ends.targets("log")
-        with closing(self._batches("log", tails, prefetched, may_begin=may_begin)) as batches:
+        with closing(self._batches("log", tails, prefetched, may_begin=may_begin)) as read:
+            batches = self._stored(read)
             if count_missing(target, tails) <= BATCH_RECORDS:
                 for group in group_batches(batches):
                     yield from append_together(self._client, self._scope.namespace, group)
@@ -238,12 +239,21 @@ class Publisher:
             ):
                 yield from replies
 
+    def _stored(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches as their channels store them; without those for which a library is missing here."""
+        for batch in batches:
+            formed = None
+            with isolated(batch.shard, self.unusable.add):
+                formed = batch.stored_as(self.ends.entries(batch.shard))
+            if formed is not None:
+                yield formed
+
     def _mark(
         self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
     ) -> Generator[tuple[MarkBatch, Reply], None, None]:
         """Marks in Icks, one call after the other."""
         with closing(self._batches("ick", tails, prefetched, may_begin=may_begin)) as batches:
-            for marks in map(coalesce_batch, batches):
+            for marks in map(coalesce, batches):
                 [reply] = mark_shards(self._client, self._scope.namespace, [marks])
                 yield marks, reply
 

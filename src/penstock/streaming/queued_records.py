@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from penstock.channels.log import FIELDS, Batch
+from penstock.channels.log import Batch
 from penstock.channels.queue.publishing import QueueBatch, QueuedRecord
 from penstock.jobs import RESERVED
 from penstock.records import BEGINNING, Epoch, Offset, RecordId, ShardName
@@ -33,13 +33,12 @@ def make_queue_batch(batch: Batch) -> tuple[QueueBatch, list[Due]]:
     near: list[QueuedRecord] = []
     far: list[Due] = []
     places: list[tuple[RecordId, int]] = []
-    for number in range(batch.count):
-        values: Sequence[Any] = batch.arguments[number * FIELDS : (number + 1) * FIELDS]
+    for offset, values in enumerate(batch.columns.rows(), batch.first):
         is_done = values[1] is None
         places.append((values[0], 0 if is_done else values[6]))
         if is_done:
             continue
-        record = make_queued(Offset(batch.first + number), values)
+        record = make_queued(Offset(offset), values)
         if record.due_ms is not None and record.due_ms - values[6] // 1000 > _NEAR_MS:
             far.append((record.id, record.due_ms))
         else:

@@ -23,6 +23,7 @@ from typing import Any
 
 import psycopg
 
+from penstock.batches import Columns
 from penstock.channels.log import Batch
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection, transaction_settings
@@ -288,8 +289,8 @@ def _parse_tick(rows: list[tuple[Any, ...]], scope: Scope) -> Tick:
         tails[name], firsts[name] = tail, Offset(tail - records + 1)
         # In offset order, so whatever exceeds the byte limit is missing at the end.
         if rows_inline := [row for row in group if row[6] is not None]:
-            arguments = [value for row in rows_inline for value in row[7:]]
-            inline.append(Batch(name, epoch, rows_inline[0][6], begins=False, arguments=arguments))
+            columns = Columns.pack([row[7:] for row in rows_inline])
+            inline.append(Batch(name, epoch, rows_inline[0][6], begins=False, columns=columns))
     return Tick(number, sequenced, epoch, tails, firsts, inline)
 
 

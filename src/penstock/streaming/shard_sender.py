@@ -7,7 +7,7 @@ from time import monotonic
 import psycopg
 import redis
 
-from penstock.channels.ick import MarkBatch, mark_shards
+from penstock.channels.ick import MarkBatch, coalesce, mark_shards
 from penstock.channels.log import Appended, Batch, Behind, Reply, Unusable, append_together
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
@@ -16,7 +16,7 @@ from penstock.errors import AppendRefused, ServerUnavailable, UnpublishableRecor
 from penstock.journal.reading import records_at
 from penstock.records import Epoch, Offset, Scope, ShardName
 from penstock.streaming.queues import Queues
-from penstock.streaming.unpublished import BATCH_RECORDS, coalesce_batch, unpublished
+from penstock.streaming.unpublished import BATCH_RECORDS, unpublished
 
 SMALLER = 8
 """A part that fails is tried again with so many times fewer records."""
@@ -40,9 +40,24 @@ class ShardSender:
         self._queues = queues
 
     def send(
-        self, shard: ShardName, after: Offset, target: Offset, *, kind: str, narrow: bool
+        self,
+        shard: ShardName,
+        after: Offset,
+        target: Offset,
+        *,
+        kind: str,
+        entries: str,
+        narrow: bool,
     ) -> Iterator[Sent]:
         """Sends up to a batch; with ``narrow``, in smaller and smaller parts if it fails.
+
+        Args:
+            shard: The shard.
+            after: Where its log ends.
+            target: Where the journal ends.
+            kind: Kind of the channel.
+            entries: Of a log: see ``Batch.stored_as``.
+            narrow: Whether to find the record at fault.
 
         Raises:
             UnpublishableRecord: A single record fails.
@@ -53,7 +68,7 @@ class ShardSender:
         most = end - after
         while after < end:
             try:
-                sent, reply = self._send_part(shard, after, target, most, kind)
+                sent, reply = self._send_part(shard, after, target, most, kind, entries)
             except (ServerUnavailable, UnpublishableRecord, psycopg.Error) as error:
                 if not narrow or not self.is_about_a_record(error):
                     raise
@@ -83,7 +98,7 @@ class ShardSender:
             return False
 
     def _send_part(
-        self, shard: ShardName, after: Offset, target: Offset, most: int, kind: str
+        self, shard: ShardName, after: Offset, target: Offset, most: int, kind: str, entries: str
     ) -> Sent:
         reading = unpublished(
             self._connection,
@@ -100,12 +115,13 @@ class ShardSender:
         sent: Batch | MarkBatch = batch
         match kind:
             case "ick":
-                sent = coalesce_batch(batch)
+                sent = coalesce(batch)
                 [reply] = mark_shards(self._client, self._scope.namespace, [sent])
             case "queue":
                 reply = self._queues.send(batch)
             case _:
-                [(_, reply)] = append_together(self._client, self._scope.namespace, [batch])
+                formed = batch.stored_as(entries)
+                [(_, reply)] = append_together(self._client, self._scope.namespace, [formed])
         if isinstance(reply, Unusable):
             raise reply.error
         return sent, reply

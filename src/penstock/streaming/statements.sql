@@ -278,50 +278,75 @@ ORDER BY tick DESC
 LIMIT 1
 RETURNING tick;
 
+-- :name prepare_reading
+-- Rows are read by their ids.  A plan for any number of them, made while the table was small, would read all of it.
+SELECT set_config('enable_seqscan', 'off', true);
+
 -- :name unpublished
--- The records of a shard after its tail, in order, payloads as text.  The first is tail + 1, or the journal's oldest.
--- A batch ends early once its payloads exceed the byte limit, which bounds a worker's memory.  pg_column_size does not
--- read the payload itself.
-SELECT "offset", journaled_id, id, key, action, object,
-       data::text,
-       coalesce(headers::text, ''),
-       (extract(epoch FROM created_at) * 1000000)::bigint
-FROM (
-    SELECT place."offset", place.id AS journaled_id,
-           r.id, r.key, r.action, r.object, r.data, r.headers, r.created_at,
-           sum(coalesce(pg_column_size(r.data), 0)) OVER (
-               ORDER BY place."offset"
-               ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-           ) AS bytes_before
+-- The records of a shard after its tail, as columns of lines (see `penstock.batches`).  The first is tail + 1, or the
+-- journal's oldest.  A batch ends early once its payloads exceed the byte limit, which bounds a worker's memory;
+-- pg_column_size does not read the payload itself.
+-- Besides: the first and the last offset, the number of records, the first offset that does not follow the one before, the number of
+-- records that are gone and the first of their ids; id and time of the first record.
+WITH places AS MATERIALIZED (
+    SELECT e.first_offset + n.position - 1 AS "offset", n.id
     FROM (
-        SELECT e.first_offset + n.position - 1 AS "offset", n.id
-        FROM (
-            -- From the entry that holds tail + 1, or the journal's oldest.  Offsets are dense, so no entry at or beyond
-            -- start + records can be part of the batch.
-            SELECT first_offset, record_ids
-            FROM {schema}.journal,
-                 LATERAL (
-                     SELECT coalesce(
-                                (SELECT max(first_offset)
-                                 FROM {schema}.journal
-                                 WHERE channel = %(channel)s AND shard = %(shard)s AND first_offset <= %(tail)s + 1),
-                                (SELECT first_offset FROM {schema}.journal_bounds(%(channel)s, %(shard)s))
-                            ) AS at
-                 ) start
-            WHERE channel = %(channel)s AND shard = %(shard)s
-              AND first_offset >= start.at
-              AND first_offset < greatest(start.at, %(tail)s + 1) + %(records)s
-        ) e,
-        LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
-        WHERE e.first_offset + n.position - 1 > %(tail)s
-        ORDER BY 1
-        LIMIT %(records)s
-    ) place
-    -- OFFSET 0 keeps this a look-up by id: a general plan would rather read the whole table
-    LEFT JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = place.id OFFSET 0) r ON true
+        -- From the entry that holds tail + 1, or the journal's oldest.  Offsets are dense, so no entry at or beyond
+        -- start + records can be part of the batch.
+        SELECT first_offset, record_ids
+        FROM {schema}.journal,
+             LATERAL (
+                 SELECT coalesce(
+                            (SELECT max(first_offset)
+                             FROM {schema}.journal
+                             WHERE channel = %(channel)s AND shard = %(shard)s AND first_offset <= %(tail)s + 1),
+                            (SELECT first_offset FROM {schema}.journal_bounds(%(channel)s, %(shard)s))
+                        ) AS at
+             ) start
+        WHERE channel = %(channel)s AND shard = %(shard)s
+          AND first_offset >= start.at
+          AND first_offset < greatest(start.at, %(tail)s + 1) + %(records)s
+    ) e,
+    LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
+    WHERE e.first_offset + n.position - 1 > %(tail)s
+    ORDER BY 1
+    LIMIT %(records)s
+)
+SELECT min("offset"), max("offset"), count(*),
+       min("offset") FILTER (WHERE "offset" <> first_offset + number - 1),
+       count(*) FILTER (WHERE is_gone), min(journaled_id) FILTER (WHERE is_gone),
+       min(first_id), min(first_us),
+       string_agg((journaled_id - first_id - number + 1)::text, E'\n'),
+       string_agg(coalesce(to_json(key)::text, 'null'), E'\n'),
+       string_agg(coalesce(to_json(action)::text, 'null'), E'\n'),
+       string_agg(coalesce(to_json(object)::text, 'null'), E'\n'),
+       string_agg(coalesce(data::text, ''), E'\n'),
+       string_agg(coalesce(headers::text, ''), E'\n'),
+       string_agg((coalesce(us, first_us) - first_us)::text, E'\n')
+FROM (
+    SELECT place."offset", place.id AS journaled_id, r.id IS NULL AS is_gone,
+           r.key, r.action, r.object, r.data, r.headers, place_us.us,
+           row_number() OVER batch AS number,
+           coalesce(first_value(place."offset") OVER batch, place."offset") AS first_offset,
+           coalesce(first_value(place.id) OVER batch, place.id) AS first_id,
+           coalesce(first_value(coalesce(place_us.us, 0)) OVER batch, place_us.us, 0) AS first_us,
+           sum(coalesce(pg_column_size(r.data), 0)) OVER batch AS bytes_before
+    FROM places place
+    -- Each of these is in `places`, so this is a left join; a full one is never planned as a nested loop, which took 30 times as long.
+    FULL JOIN (
+        SELECT r.*
+        FROM (SELECT array_agg(id) AS ids FROM places) wanted,
+             LATERAL (SELECT * FROM {schema}.staged_records WHERE id = ANY (wanted.ids) OFFSET 0) r
+    ) r ON r.id = place.id
+    CROSS JOIN LATERAL (SELECT (extract(epoch FROM r.created_at) * 1000000)::bigint AS us) place_us
+    WINDOW batch AS (
+        ORDER BY place."offset"
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+    )
+    ORDER BY "offset"
 ) measured
 WHERE coalesce(bytes_before, 0) < %(bytes)s
-ORDER BY "offset";
+HAVING count(*) > 0;
 
 -- :name prepare_retention
 -- Bounds how long others wait for a retention that is suspended while it holds the channel: the server ends its

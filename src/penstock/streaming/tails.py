@@ -36,7 +36,7 @@ class Tails:
         self._connection, self._client, self._scope = connection, client, scope
         self._share, self._takeover = share, ShardTakeover(share)
         self._distances: dict[ShardName, int] = {}
-        self._kinds: dict[str, str] = {}
+        self._channels: Mapping[str, RegisteredChannel] = {}
         self._moved: set[ShardName] = set()
         self.journal: dict[ShardName, Offset] = {}
         self.log: dict[ShardName, Offset] = {}
@@ -46,11 +46,15 @@ class Tails:
         """Takes the registered channels."""
         known = [shard for channel in channels.values() for shard in channel.shard_names]
         self._distances = self._share.distances(known)
-        self._kinds = {name: channel.kind for name, channel in channels.items()}
+        self._channels = channels
 
     def kind(self, shard: ShardName) -> str:
         """The kind of the shard's channel."""
-        return self._kinds.get(shard.channel, "log")
+        return self._channels[shard.channel].kind if shard.channel in self._channels else "log"
+
+    def entries(self, shard: ShardName) -> str:
+        """How a log stores its records: see ``Batch.stored_as``."""
+        return self._channels[shard.channel].entries if shard.channel in self._channels else "plain"
 
     @property
     def taken(self) -> Collection[ShardName]:

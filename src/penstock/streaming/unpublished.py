@@ -7,20 +7,21 @@ published.
 from collections import deque
 from collections.abc import Container, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from time import monotonic
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
 
-from penstock.channels.ick import MarkBatch, coalesce
+from penstock.batches import COLUMNS, Columns
 from penstock.channels.isolation import OnUnusable, isolated
-from penstock.channels.log import FIELDS, Batch
+from penstock.channels.log import Batch
 from penstock.database.connections import Connection, pipelined
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import DamagedJournal
-from penstock.records import BEGINNING, Epoch, Offset, Record, Scope, ShardName
+from penstock.records import BEGINNING, Epoch, Offset, Scope, ShardName
 
 BATCH_RECORDS = 500
 """Most records per batch: appending that many keeps Redis busy for about 2 ms."""
@@ -31,8 +32,7 @@ BATCH_BYTES = 512 * 1024
 READ_AHEAD = 4
 """Most batches requested before the first has arrived.  Bounds what is held in memory."""
 
-_DATA = 4
-"""Position of the payload among the ``FIELDS`` values of a record."""
+_DATA = COLUMNS.index("data")
 
 _Item = TypeVar("_Item")
 
@@ -62,7 +62,7 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
         until: Deadline by the monotonic clock.  Every shard gets at least one batch, however many shards there are;
             otherwise the first ones, if busy, would starve the others.
         most: Most records per batch.
-        queues: Names of the channels whose records are gone once they are done.  Such a one has an id, and None for the rest.
+        queues: Names of the channels whose records are gone once they are done.  Such a one has an id, and no key.
         on_unusable: Called with a shard whose journal is damaged; None raises.
 
     Raises:
@@ -70,12 +70,14 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
         DamagedJournal: The journal names records that Postgres no longer has, or has a hole, and there is no ``on_unusable``.
         psycopg.Error: Postgres cannot write a record as text.
     """
-    statement = statements("penstock.streaming", scope.schema)["unpublished"]
+    sql = statements("penstock.streaming", scope.schema)
 
     def request(shard: ShardName, after: Offset) -> tuple[ShardName, Offset, Cursor]:
         arguments = {"channel": shard.channel, "shard": shard.shard, "tail": after}
         limits = {"records": min(most, target[shard] - after), "bytes": BATCH_BYTES}
-        return shard, after, connection.execute(statement, {**arguments, **limits})
+        cursor = connection.cursor()
+        cursor.adapters.register_loader("text", _BytesLoader)  # they are passed on as they come
+        return shard, after, cursor.execute(sql["unpublished"], {**arguments, **limits})
 
     lacking = deque(
         (shard, tails.get(shard, BEGINNING))
@@ -98,52 +100,65 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
             requested.append(request(*lacking.popleft()))
 
     with postgres_errors("reading unpublished records"), pipelined(connection):
+        connection.execute(sql["prepare_reading"])
         request_ahead()
         while requested:
             shard, after, cursor = requested.popleft()
-            rows = cursor.fetchall()
+            row = cursor.fetchone()
             found: list[Batch] = []
             with isolated(shard, on_unusable):
-                if shard.channel in queues:
-                    rows = [
-                        row if row[2] is not None else (*row[:2], row[1], *row[3:]) for row in rows
-                    ]
-                found.append(_make_batch(shard, after, rows, epoch, target[shard]))
+                read = _check(shard, after, row, target[shard], may_be_gone=shard.channel in queues)
+                found.append(_make_batch(shard, after, read, epoch))
             lacking.extend((shard, batch.last) for batch in found if batch.last < target[shard])
             request_ahead()
             yield from found
 
 
-def _make_batch(
-    shard: ShardName, after: Offset, rows: list[tuple[Any, ...]], epoch: Epoch, target: Offset
-) -> Batch:
-    """A batch of rows: offset, id in the journal, and the record's values, all null if it is gone."""
-    if not rows:
+class _BytesLoader(Loader):
+    """Text as the bytes that came over the connection."""
+
+    def load(self, data: Buffer) -> bytes:
+        return bytes(data)
+
+
+def _check(
+    shard: ShardName,
+    after: Offset,
+    row: tuple[Any, ...] | None,
+    target: Offset,
+    *,
+    may_be_gone: bool,
+) -> tuple[Any, ...]:
+    """The row of a batch, if the journal has all of it.
+
+    Raises:
+        DamagedJournal: It has not.
+    """
+    if row is None:
         raise DamagedJournal(
             f"{shard} offset {after + 1}…{target}: these rows of the journal are gone. They were deleted by something other "
             "than Penstock; the records that they named are not published. See penstock doctor; then: penstock reset epoch"
         )
-    first, last = Offset(rows[0][0]), rows[-1][0]
-    gone = [journaled_id for _, journaled_id, record_id, *_ in rows if record_id is None]
-    if gone:
+    first, last, count, beyond_hole, gone, first_gone, *_ = row
+    if gone and not may_be_gone:
         raise DamagedJournal(
             f"{shard} offset {first}…{last}: the journal names records that are gone from staged_records "
-            f"({len(gone)}, the first is {gone[0]}). They were deleted by something other than Penstock, or Postgres was "
+            f"({gone}, the first is {first_gone}). They were deleted by something other than Penstock, or Postgres was "
             "restored in part; nothing after them in this shard can be published in order. See penstock doctor"
         )
-    if last - first + 1 != len(rows):
+    if beyond_hole is not None:
         raise DamagedJournal(
-            f"{shard} offset {first}…{last}: the journal has only {len(rows)} records there. Rows of it were deleted by "
-            f"something other than Penstock, before offset {_after_hole(rows)}; nothing after the hole can be published. See penstock doctor"
+            f"{shard} offset {first}…{last}: the journal has only {count} records there. Rows of it were deleted by "
+            f"something other than Penstock, before offset {beyond_hole}; nothing after the hole can be published. See penstock doctor"
         )
+    return row
+
+
+def _make_batch(shard: ShardName, after: Offset, row: tuple[Any, ...], epoch: Epoch) -> Batch:
+    first, _, count, _, _, _, first_id, first_us, *texts = row
     # The journal has no holes: if the first record is beyond after + 1, the journal begins there.
-    arguments = [value for row in rows for value in row[2:]]
-    return Batch(shard, epoch, first, begins=first > after + 1, arguments=arguments)
-
-
-def _after_hole(rows: list[tuple[Any, ...]]) -> Offset:
-    """The first offset of ``rows`` that does not follow the one before."""
-    return next(Offset(after[0]) for before, after in pairwise(rows) if after[0] != before[0] + 1)
+    columns = Columns.of_lines(count, first_id, first_us, texts)
+    return Batch(shard, epoch, Offset(first), begins=first > after + 1, columns=columns)
 
 
 def count_missing(target: Mapping[ShardName, Offset], tails: Mapping[ShardName, Offset]) -> int:
@@ -151,31 +166,16 @@ def count_missing(target: Mapping[ShardName, Offset], tails: Mapping[ShardName, 
     return sum(max(0, tail - tails.get(shard, BEGINNING)) for shard, tail in target.items())
 
 
-def coalesce_batch(batch: Batch) -> MarkBatch:
-    """The marks of a batch's records, for an Ick."""
-    name, values = batch.shard, batch.arguments
-    records = [
-        Record(
-            name.channel,
-            name.shard,
-            Offset(batch.first + number),
-            *values[number * FIELDS : (number + 1) * FIELDS],  # type: ignore[arg-type]  # as Postgres returned them
-        )
-        for number in range(batch.count)
-    ]
-    return coalesce(records, batch.epoch, begins=batch.begins)
-
-
 def group_batches(batches: Iterator[Batch]) -> Iterator[list[Batch]]:
     """Batches that go to Redis in one call: their payloads, without the last batch's, are below ``BATCH_BYTES``."""
     group: list[Batch] = []
-    characters = 0
+    size = 0
     for batch in batches:
         group.append(batch)
-        characters += sum(len(str(data)) for data in batch.arguments[_DATA::FIELDS])
-        if characters >= BATCH_BYTES:
+        size += len(batch.columns.texts[_DATA])
+        if size >= BATCH_BYTES:
             yield group
-            group, characters = [], 0
+            group, size = [], 0
     if group:
         yield group
 

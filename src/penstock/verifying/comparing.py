@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from penstock.channels.log import NAMES
+from penstock.channels.log import NAMES, is_batch, parse_batch
+from penstock.errors import DamagedEntry
 from penstock.records import ShardName
 from penstock.verifying.findings import Finding, FindingKind, UnexpectedEntry
 
@@ -84,8 +85,25 @@ def compare(
     there = [each for each in expected if each.values is not None] if queued else expected
     yield from _compare_staged(finding, there)
     yield from _compare_order(finding, expected)
-    yield from _compare_entries(finding, by_offset, entries)
-    yield from _missing_entries(finding, by_offset, entries, verified.published)
+    damaged = [error for error in _find_damaged(verified, entries) if error.first <= verified.until]
+    for error in damaged:
+        first, last = max(error.first, verified.after + 1), min(error.last, verified.until)
+        text = f"{error}; delete the key of its shard, and the streamer replays it from the journal"
+        yield finding(FindingKind.DAMAGED, "log", first, None, text, last - first + 1)
+    readable = [entry for entry in entries if not is_batch(entry[1])]
+    yield from _compare_entries(finding, by_offset, readable)
+    present = {n for error in damaged for n in range(error.first, error.last + 1)}
+    yield from _missing_entries(finding, by_offset, readable, present, verified.published)
+
+
+def _find_damaged(verified: VerificationRange, entries: Sequence[Entry]) -> Iterator[DamagedEntry]:
+    """What is wrong with the batches that could not be divided into records."""
+    for entry_id, fields in entries:
+        if is_batch(fields):
+            try:
+                parse_batch(verified.shard, entry_id, fields)
+            except DamagedEntry as error:
+                yield error
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +175,11 @@ def _missing_entries(
     finding: _FindingFactory,
     expected: Mapping[int, ExpectedRecord],
     entries: Sequence[Entry],
+    present: set[int],
     published: int,
 ) -> Iterator[Finding]:
     ids = (_parse_id(entry_id) for entry_id, _ in entries)
-    present = {offset for offset, sequence in ids if sequence == 0}
+    present = present | {offset for offset, sequence in ids if sequence == 0}
     missing = sorted(n for n in expected if n <= published and n not in present)
     for first, count in _runs(missing):
         record = expected[first].record if count == 1 else None

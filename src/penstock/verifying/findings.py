@@ -14,6 +14,7 @@ class FindingKind(StrEnum):
         MISSING: An entry of the log, an offset of the journal or a staged record is not there and should be.
         SURPLUS: An entry of the log that the journal does not know.
         CHANGED: The same record with other content.
+        DAMAGED: An entry of the log that cannot be read.
         DOUBLED: A record that stands at two offsets.
         INVERTED: A record that stands at another's offset, or after one that it should precede.
         OVERLOOKED: A record that was committed before the last tick and has no offset.
@@ -23,6 +24,7 @@ class FindingKind(StrEnum):
     MISSING = "missing"
     SURPLUS = "surplus"
     CHANGED = "changed"
+    DAMAGED = "damaged"
     DOUBLED = "doubled"
     INVERTED = "inverted"
     OVERLOOKED = "overlooked"

@@ -1,16 +1,19 @@
 """What every engine reads of a range, apart from the expected records themselves."""
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import redis
 
+from penstock.channels.log import NAMES, is_batch, parse_batch
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, connect_redis, redis_errors
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.records import Scope
+from penstock.errors import ForeignLog
+from penstock.records import Scope, ShardName
 from penstock.verifying.comparing import Entry, VerificationRange
 
 OFFSETS_A_READ = 2_000
@@ -43,7 +46,7 @@ def _flatten(reply: Any, **_options: Any) -> Any:
 
 
 def read_entries(client: RedisClient, scope: Scope, wanted: VerificationRange) -> list[Entry]:
-    """The entries of the log up to the last published offset, including any with other ids.
+    """The entries of the log up to the last published offset, including any with other ids; of a batch, one for each record.
 
     Args:
         client: Made by ``connect_unparsed``.
@@ -62,7 +65,31 @@ def read_entries(client: RedisClient, scope: Scope, wanted: VerificationRange) -
         entries: list[Entry] = client.execute_command(
             "XRANGE", key, f"{wanted.after + 1}-0", str(until)
         )
-    return entries
+        # A batch that begins in the range may end beyond it.
+        beyond: list[Entry] = client.execute_command("XRANGE", key, str(until + 1), "+", "COUNT", 1)
+    entries += [entry for entry in beyond if is_batch(entry[1])]
+    return [
+        each
+        for entry in entries
+        for each in _unpack(wanted.shard, entry, range(wanted.after + 1, until + 1))
+    ]
+
+
+def _unpack(shard: ShardName, entry: Entry, offsets: range) -> Iterator[Entry]:
+    """A batch as entries of one record each; any other entry as it is, and so is a damaged batch."""
+    entry_id, fields = entry
+    if not is_batch(fields):
+        yield entry
+        return
+    try:
+        batch = parse_batch(shard, entry_id, fields)
+    except ForeignLog:
+        yield entry
+        return
+    for offset, values in enumerate(batch.columns.rows(), batch.first):
+        if offset in offsets:
+            texts = (str(value).encode() for value in values)
+            yield b"%d-0" % offset, [*chain.from_iterable(zip(NAMES, texts, strict=True))]
 
 
 def read_beginning(connection: Connection, scope: Scope, wanted: VerificationRange) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from penstock.batches import Columns
 from penstock.channels.ick import (
     DirtyList,
     Reservations,
@@ -12,7 +13,7 @@ from penstock.channels.ick import (
     update_progress,
 )
 from penstock.channels.ick.marking import MarkProgress
-from penstock.channels.log import FencedOff, Reply, Unusable
+from penstock.channels.log import Batch, FencedOff, Reply, Unusable
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.records import BEGINNING, Epoch, Offset, Record, RecordId, Shard, ShardName
@@ -33,8 +34,15 @@ def record(offset: int, member: str, at_us: int) -> Record:
     )  # fmt: skip
 
 
+def make_batch(records: Sequence[Record]) -> Batch:
+    columns = Columns.pack(
+        [(r.id, r.key, r.action, r.object, r.data_json, "", r.staged_us) for r in records]
+    )
+    return Batch(SHARD, Epoch(1), records[0].offset, False, columns)
+
+
 def mark(client: RedisClient, *records: Record) -> Reply:
-    [reply] = mark_shards(client, "penstock", [coalesce(records, Epoch(1), begins=False)])
+    [reply] = mark_shards(client, "penstock", [coalesce(make_batch(records))])
     return reply
 
 
@@ -120,6 +128,6 @@ def test_an_epoch_has_ten_digits_at_most(
 @pytest.mark.parametrize("times", [(1_000_000, 2_000_000), (2_000_000, 1_000_000)])
 def test_of_several_records_of_a_member_the_earliest_time_counts(times: Sequence[int]) -> None:
     """Staging times need not follow the order of offsets."""
-    batch = coalesce([record(i, "a", at) for i, at in enumerate(times, 1)], Epoch(1), begins=True)
+    batch = coalesce(make_batch([record(i, "a", at) for i, at in enumerate(times, 1)]))
 
     assert list(batch.marks) == ["1.0", b"a"]

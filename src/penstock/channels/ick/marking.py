@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.channels.ick.operations import check_reply, parse_damage, plain_keys
-from penstock.channels.log import Reply, Unusable, parse_reply
+from penstock.channels.log import Batch, Reply, Unusable, parse_reply
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.scripts import Argument, Call, script
 from penstock.channels.server import REDIS_ERRORS, RedisClient, redis_errors
-from penstock.records import Epoch, Offset, Record, ShardName
+from penstock.records import Epoch, Offset, RecordId, ShardName
 
 MICROSECONDS = 1_000_000
 
@@ -28,7 +28,8 @@ class MarkBatch:
         epoch: The epoch of the publisher.
         first: Offset of the first record.
         begins: No record before ``first`` exists any more: an Ick that is marked up to less may begin here.
-        last: The last of the records.
+        last: Offset of the last record.
+        newest: Id, member and time of the last record, by which the position is known.
         marks: Score and member of each mark, flat.  The score is the time of the member's first record, in seconds since 1970.
     """
 
@@ -36,32 +37,28 @@ class MarkBatch:
     epoch: Epoch
     first: Offset
     begins: bool
-    last: Record
+    last: Offset
+    newest: tuple[RecordId, str, int]
     marks: Sequence[Argument]
 
     @property
     def count(self) -> int:
         """Number of records."""
-        return self.last.offset - self.first + 1
+        return self.last - self.first + 1
 
 
-def coalesce(records: Sequence[Record], epoch: Epoch, *, begins: bool) -> MarkBatch:
-    """One mark for each member, with the time of its first record.
-
-    Args:
-        records: Consecutive records of one shard, in the order of their offsets; at least one.
-        epoch: The epoch of the publisher.
-        begins: No earlier record exists any more.
-    """
+def coalesce(batch: Batch) -> MarkBatch:
+    """One mark for each member, with the time of its first record; makes no records, and reads no payload."""
+    members, times = batch.columns.keys, batch.columns.staged_us
     since: dict[str, int] = {}
-    for record in records:
-        since[record.key] = min(record.staged_us, since.get(record.key, record.staged_us))
+    for member, at_us in zip(members, times, strict=True):
+        if at_us < since.setdefault(member, at_us):
+            since[member] = at_us
     marks: list[Argument] = []
     for member, at_us in since.items():
         marks += (repr(at_us / MICROSECONDS), member.encode())
-    last = records[-1]
-    shard = ShardName(last.channel, last.shard)
-    return MarkBatch(shard, epoch, records[0].offset, begins, last, marks)
+    newest = batch.columns.last_id, members[-1], times[-1]
+    return MarkBatch(batch.shard, batch.epoch, batch.first, batch.begins, batch.last, newest, marks)
 
 
 def mark_shards(client: RedisClient, namespace: str, batches: Sequence[MarkBatch]) -> list[Reply]:
@@ -78,10 +75,10 @@ def mark_shards(client: RedisClient, namespace: str, batches: Sequence[MarkBatch
 
 
 def _call(namespace: str, batch: MarkBatch) -> Call:
-    keys, last = ick_shard_keys(namespace, batch.shard), batch.last
+    keys = ick_shard_keys(namespace, batch.shard)
     names = (*plain_keys(keys.ick), keys.log.stream, keys.log.epoch, keys.progress)
-    head: list[Argument] = [batch.epoch, batch.first, last.offset, int(batch.begins)]
-    return Call(names, [*head, last.id, last.key, last.staged_us, *batch.marks])
+    head: list[Argument] = [batch.epoch, batch.first, batch.last, int(batch.begins)]
+    return Call(names, [*head, *batch.newest, *batch.marks])
 
 
 def _parse(answer: Any, shard: ShardName) -> Reply:

@@ -6,7 +6,6 @@ entries that every consumer has passed.
 """
 
 from penstock.channels.log.appending import (
-    FIELDS,
     Appended,
     Batch,
     Behind,
@@ -18,20 +17,20 @@ from penstock.channels.log.appending import (
     append_together,
     parse_reply,
 )
-from penstock.channels.log.entries import NAMES
+from penstock.channels.log.entries import NAMES, is_batch, parse_batch
 from penstock.channels.log.following import POLL_S, Follower
 from penstock.channels.log.log import (
     Extent,
     evict,
     extents,
     last_offsets,
-    newest_records,
+    last_records,
     read,
     read_newest,
+    shards_with_more,
 )
 
 __all__ = [
-    "FIELDS",
     "NAMES",
     "POLL_S",
     "Appended",
@@ -47,9 +46,12 @@ __all__ = [
     "append_together",
     "evict",
     "extents",
+    "is_batch",
     "last_offsets",
-    "newest_records",
+    "last_records",
+    "parse_batch",
     "parse_reply",
     "read",
     "read_newest",
+    "shards_with_more",
 ]

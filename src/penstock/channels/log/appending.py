@@ -3,12 +3,15 @@
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import redis
 
+from penstock.batches import CODECS, Columns, Entry, Records
 from penstock.channels.isolation import UNUSABLE, ShardError
+from penstock.channels.log.entries import parse_entries
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Argument, Call, CallsAhead, script
 from penstock.channels.server import (
@@ -21,9 +24,6 @@ from penstock.channels.server import (
 )
 from penstock.errors import AppendRefused, ForeignLog, UnpublishableRecord
 from penstock.records import Epoch, Offset, ShardName
-
-FIELDS = 7
-"""Number of arguments of a record in ``append.lua``: id, key, action, object, data, headers, ts."""
 
 _SERVER_REFUSALS = (*REFUSALS, "BUSY", "UNKILLABLE")
 """Words of error replies that are about the server, whatever was called."""
@@ -41,19 +41,38 @@ class Batch:
         epoch: The epoch of the publisher.
         first: Offset of the first record.
         begins: No record before ``first`` exists any more: a log that ends before it may begin here.
-        arguments: ``FIELDS`` values for each record, flat.
+        columns: The records.
+        plain: Whether each record is to be an entry of its own.
     """
 
     shard: ShardName
     epoch: Epoch
     first: Offset
     begins: bool
-    arguments: Sequence[Argument]
+    columns: Columns
+    plain: bool = False
+
+    def stored_as(self, entries: str) -> "Batch":
+        """The batch as a channel stores it: ``plain``, or how its columns are compressed.
+
+        Raises:
+            CodecMissing: The library is not installed.
+        """
+        if entries == "plain":
+            return replace(self, plain=True)
+        [codec] = (codec for codec in CODECS if codec == entries)
+        return replace(self, columns=self.columns.compressed(codec), plain=False)
+
+    def after(self, offset: Offset) -> "Batch":
+        """The records after one of its own, which is not the last."""
+        rows = [*self.columns.rows()][offset + 1 - self.first :]
+        columns = Columns.pack(rows).compressed(self.columns.codec)
+        return replace(self, first=Offset(offset + 1), begins=False, columns=columns)
 
     @property
     def count(self) -> int:
         """Number of records."""
-        return len(self.arguments) // FIELDS
+        return self.columns.count
 
     @property
     def last(self) -> Offset:
@@ -107,7 +126,8 @@ def append_together(
 ) -> list[tuple[Batch, Reply]]:
     """Appends to several shards in one round trip; safe to repeat.
 
-    A consumer that waits for several of these shards is woken once and finds all batches.
+    A consumer that waits for several of these shards is woken once and finds all batches.  What a log has of a batch already
+    is left out, in a second round trip: another publisher was faster, or a reply was lost.
 
     Raises:
         ServerUnavailable: Redis does not answer; any of the batches may have been appended.
@@ -116,8 +136,27 @@ def append_together(
     calls = [_call(namespace, batch) for batch in batches]
     with redis_errors(f"appending to {', '.join(str(batch.shard) for batch in batches)}"):
         replies = script("log/append").call_together(client, calls)
-    answered = zip(batches, replies, strict=True)
-    return [(batch, parse_reply(reply, _activity(batch))) for batch, reply in answered]
+    done = [(batch, _parse(reply, batch)) for batch, reply in zip(batches, replies, strict=True)]
+    if not (rests := _find_rests(done)):
+        return done
+    sent = append_together(client, namespace, [*rests.values()])
+    later = dict(zip(rests, (reply for _, reply in sent), strict=True))
+    return [(batch, later.get(place, reply)) for place, (batch, reply) in enumerate(done)]
+
+
+def _find_rests(done: Sequence[tuple[Batch, Reply]]) -> dict[int, Batch]:
+    """What is to be sent again, by its place: of a batch that begins in the log, the rest, and what comes after it."""
+    rests: dict[int, Batch] = {}
+    begun: set[ShardName] = set()
+    for place, (batch, reply) in enumerate(done):
+        if not isinstance(reply, Behind):
+            continue
+        if reply.tail >= batch.first:
+            rests[place] = batch.after(reply.tail)
+            begun.add(batch.shard)
+        elif batch.shard in begun:
+            rests[place] = batch
+    return rests
 
 
 def append_ahead(
@@ -139,7 +178,7 @@ def append_ahead(
             batch = sent.popleft()
             with redis_errors(_activity(batch)):
                 answer = calls.reply()
-            return batch, parse_reply(answer, _activity(batch))
+            return batch, _parse(answer, batch)
 
         for batch in batches:
             with redis_errors(_activity(batch)):
@@ -153,8 +192,42 @@ def append_ahead(
 
 def _call(namespace: str, batch: Batch) -> Call:
     keys = log_keys(namespace, batch.shard)
-    head: list[Argument] = [batch.epoch, batch.first, int(batch.begins)]
-    return Call((keys.stream, keys.epoch), [*head, *batch.arguments])
+    head: list[Argument] = [
+        batch.epoch,
+        batch.first,
+        batch.last,
+        int(batch.begins),
+        int(batch.plain),
+    ]
+    values: Iterable[Argument]
+    if batch.plain:
+        values = chain.from_iterable(batch.columns.rows())
+    else:
+        values = Entry(batch.shard, batch.first, batch.columns).values()[1:]
+    return Call((keys.stream, keys.epoch), [*head, *values])
+
+
+def _parse(answer: Any, batch: Batch) -> Reply:
+    match answer:
+        case [b"shared", int(tail), int(offset), bytes(entry_id), list(fields)]:
+            try:
+                return _compare(
+                    batch, tail, offset, parse_entries(batch.shard, [(entry_id, fields)])
+                )
+            except ForeignLog as error:
+                return Unusable(error)
+        case _:
+            return parse_reply(answer, _activity(batch))
+
+
+def _compare(batch: Batch, tail: int, offset: int, held: Records) -> Reply:
+    """What becomes of a batch that has the record at ``offset`` in common with the log."""
+    place = offset - batch.first
+    ours = batch.columns.ids[place], batch.columns.staged_us[place]
+    record = held[held.offsets.index(Offset(offset))]
+    if (record.id, record.staged_us) != ours:
+        return Foreign(Offset(offset), str(record.id))
+    return Appended(Offset(tail), 0) if tail >= batch.last else Behind(Offset(tail))
 
 
 def _activity(batch: Batch) -> str:

@@ -1,16 +1,22 @@
 """Parses the entries of a log's stream into records."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from penstock.errors import ForeignLog
-from penstock.records import Offset, Record, ShardName
+from penstock.batches import FIELDS, DamagedColumns, Entry, Records
+from penstock.errors import CodecMissing, DamagedEntry, ForeignLog
+from penstock.records import BEGINNING, LastRecord, Offset, Place, Record, ShardName
 
 Fields = Mapping[bytes, bytes] | Sequence[bytes]
 """An entry's fields: by name, or as the server sends them, names and values alternating."""
 
+_UNREADABLE = "a field of it cannot be read"
+
+_Sources = list[Entry | list[Record]]
+
 NAMES = [b"id", b"key", b"action", b"object", b"data", b"headers", b"ts"]
-"""The fields of an entry, in the order in which ``append.lua`` writes them."""
+"""The fields of an entry of one record, in the order in which ``append.lua`` writes them."""
 
 
 def parse_offset(entry_id: bytes, shard: ShardName) -> Offset:
@@ -26,65 +32,150 @@ def parse_offset(entry_id: bytes, shard: ShardName) -> Offset:
     return Offset(offset)
 
 
-def parse_entries(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> list[Record]:
+def parse_first(shard: ShardName, entry_id: bytes, fields: Fields) -> Offset:
+    """The offset of an entry's first record.
+
+    It is that of the last one if the entry does not tell: who reads the entry finds it damaged.
+
+    Raises:
+        ForeignLog: The entry's id is not one of ours.
+    """
+    last = parse_offset(entry_id, shard)
+    if is_batch(fields):
+        with suppress(DamagedColumns):
+            return Entry.parse_first(last, _batch_values(fields))
+    return last
+
+
+def parse_last(shard: ShardName, entry_id: bytes, fields: Fields) -> LastRecord:
+    """What an entry's last record is known by; no other record of it is read.
+
+    Raises:
+        ForeignLog: The entry was not written by Penstock.
+        DamagedEntry: What that is cannot be read.
+    """
+    if not is_batch(fields):
+        record = _parse_plain(shard, entry_id, fields)
+        return LastRecord(Place(shard, record.offset), record.id, record.staged_us)
+    try:
+        ends = Entry.parse_last(_batch_values(fields))
+    except DamagedColumns as error:
+        raise make_damaged(shard, entry_id, error) from error
+    return LastRecord(Place(shard, parse_offset(entry_id, shard)), *ends)
+
+
+def parse_entries(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> Records:
     """The records in entries of a shard; an entry is its id and its fields.
 
     Raises:
         ForeignLog: One of them was not written by Penstock.
+        DamagedEntry: One of them cannot be read.
+        CodecMissing: The library is not installed.
     """
-    records: list[Record] = []
-    _parse_into(records, shard, entries)
-    return records
+    found: _Sources = []
+    _parse_into(found, shard, entries)
+    return Records.of(*found)
 
 
-def parse_leading(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> list[Record]:
-    """The records in entries of a shard, up to the first entry that Penstock did not write.
+def parse_leading(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> Records:
+    """The records in entries of a shard, up to the first entry that Penstock did not write, or that is damaged.
 
     Raises:
         ForeignLog: That is the first of them.
+        DamagedEntry: Likewise.
+        CodecMissing: The library is not installed.
     """
-    records: list[Record] = []
+    found: _Sources = []
     try:
-        _parse_into(records, shard, entries)
-    except ForeignLog:
-        if not records:
+        _parse_into(found, shard, entries)
+    except (ForeignLog, CodecMissing):
+        if not found:
             raise
-    return records
+    return Records.of(*found)
 
 
-def _parse_into(
-    records: list[Record], shard: ShardName, entries: Iterable[tuple[bytes, Fields]]
-) -> None:
-    channel, number, make = shard.channel, shard.shard, Record.of
+def _parse_into(found: _Sources, shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> None:
+    before = BEGINNING
     for entry_id, fields in entries:
-        if isinstance(fields, list) and fields[::2] == NAMES:
-            record_id, key, action, kind, data, headers, staged = fields[1::2]
+        if is_batch(fields):
+            entry = parse_batch(shard, entry_id, fields, after=before)
+            found.append(entry)
+            before = entry.last
+            continue
+        record = _parse_plain(shard, entry_id, fields)
+        before = record.offset
+        if found and isinstance(found[-1], list):
+            found[-1].append(record)
         else:
-            record_id, key, action, kind, data, headers, staged = _values(shard, entry_id, fields)
-        try:
-            of: dict[str, Any] = {
-                "channel": channel,
-                "shard": number,
-                "offset": parse_offset(entry_id, shard),
-                "id": int(record_id),
-                "key": key.decode(),
-                "action": action.decode(),
-                "object": kind.decode(),
-                "data_json": data.decode(),
-                "headers_json": headers.decode(),
-                "staged_us": int(staged),
-            }
-        except ValueError as error:  # neither a number nor UTF-8
-            raise _broken(shard, entry_id) from error
-        if b"\0" in key:  # which no text of Postgres has
-            raise _broken(shard, entry_id)
-        records.append(make(of))
+            found.append([record])
 
 
-def _broken(shard: ShardName, entry_id: bytes) -> ForeignLog:
-    return ForeignLog(
-        f"{shard}: entry {entry_id.decode()} has a field that cannot be read: it was not written by Penstock, or was damaged"
-    )
+def is_batch(fields: Fields) -> bool:
+    """Whether an entry holds a batch, and not one record."""
+    return (fields[::2] if isinstance(fields, list) else [*fields]) == FIELDS
+
+
+def parse_batch(
+    shard: ShardName, entry_id: bytes, fields: Fields, *, after: Offset = BEGINNING
+) -> Entry:
+    """The batch in an entry.
+
+    Args:
+        shard: Whose entry it is.
+        entry_id: Its id.
+        fields: Its fields.
+        after: Offset of the record before it, if that is known.
+
+    Raises:
+        DamagedEntry: It cannot be read, or begins before ``after``.
+        CodecMissing: The library is not installed.
+    """
+    last, values = parse_offset(entry_id, shard), _batch_values(fields)
+    try:
+        return Entry.parse(shard, last, values, after=after)
+    except DamagedColumns as error:
+        raise make_damaged(shard, entry_id, error, parse_first(shard, entry_id, fields)) from error
+
+
+def _batch_values(fields: Fields) -> Sequence[bytes]:
+    return [*fields.values()] if isinstance(fields, Mapping) else fields[1::2]
+
+
+def make_damaged(
+    shard: ShardName, entry_id: bytes, why: object, first: Offset | None = None
+) -> DamagedEntry:
+    """The error of an entry that has our form, and cannot be read."""
+    last = parse_offset(entry_id, shard)
+    begin = last if first is None else first
+    places = f"offset {last}" if begin == last else f"offsets {begin}-{last}"
+    text = f"{shard}: entry {entry_id.decode()} ({places}) is damaged: {why}"
+    return DamagedEntry(text, begin, last)
+
+
+def _parse_plain(shard: ShardName, entry_id: bytes, fields: Fields) -> Record:
+    if isinstance(fields, list) and fields[::2] == NAMES:
+        record_id, key, action, kind, data, headers, staged = fields[1::2]
+    else:
+        record_id, key, action, kind, data, headers, staged = _values(shard, entry_id, fields)
+    offset = parse_offset(entry_id, shard)
+    try:
+        of: dict[str, Any] = {
+            "channel": shard.channel,
+            "shard": shard.shard,
+            "offset": offset,
+            "id": int(record_id),
+            "key": key.decode(),
+            "action": action.decode(),
+            "object": kind.decode(),
+            "data_json": data.decode(),
+            "headers_json": headers.decode(),
+            "staged_us": int(staged),
+        }
+    except ValueError as error:  # neither a number nor UTF-8
+        raise make_damaged(shard, entry_id, _UNREADABLE) from error
+    if b"\0" in key:  # which no text of Postgres has
+        raise make_damaged(shard, entry_id, _UNREADABLE)
+    return Record.of(of)
 
 
 def _values(shard: ShardName, entry_id: bytes, fields: Fields) -> list[bytes]:

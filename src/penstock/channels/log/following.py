@@ -7,19 +7,23 @@ from typing import Any
 import redis
 from hiredis import pack_command
 
+from penstock.batches import Records
 from penstock.channels.isolation import OnUnusable, isolated
 from penstock.channels.log.entries import Fields, parse_leading
 from penstock.channels.log.log import read_leading
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.errors import ForeignLog
-from penstock.records import Offset, Record, ShardName
+from penstock.records import Offset, ShardName
 
 POLL_S = 0.02
 """Pause between two reads of a Cluster, in seconds."""
 
+MOST_BATCHES = 64
+"""Most entries of a shard in one read where entries hold batches: bounds the memory of a worker."""
+
 Positions = Mapping[ShardName, Offset]
-Records = dict[ShardName, list[Record]]
+ReadRecords = dict[ShardName, Records]
 
 
 class Follower:
@@ -42,7 +46,7 @@ class Follower:
         Args:
             client: Provides the connection.
             namespace: First part of the keys.
-            count: Most records of a shard in one read.
+            count: Most records of a shard that ``wait`` returns.
             on_unusable: Called with a shard whose next entry Penstock did not write; the others are read.  None raises.
         """
         self._on_unusable = on_unusable
@@ -50,8 +54,10 @@ class Follower:
         self._is_cluster = isinstance(client, redis.RedisCluster)
         self._connection: Any = None
         self._requested: Positions = {}
+        self._kept: ReadRecords = {}
+        self._entries = min(count, MOST_BATCHES)
 
-    def wait(self, positions: Positions, block_ms: int | None) -> Records:
+    def wait(self, positions: Positions, block_ms: int | None) -> ReadRecords:
         """Records after each of ``positions``; waits up to ``block_ms`` for the first one, or not at all if that is None.
 
         Raises:
@@ -63,7 +69,37 @@ class Follower:
         except ForeignLog:  # a key of another type, which Redis does not name
             return self._read_each(positions)
 
-    def _wait(self, positions: Positions, block_ms: int | None) -> Records:
+    def _wait(self, positions: Positions, block_ms: int | None) -> ReadRecords:
+        kept = self._take_kept(positions)
+        others = {shard: at for shard, at in positions.items() if shard not in kept}
+        if not others:
+            return kept
+        return {**kept, **self._limit(others, self._read(others, None if kept else block_ms))}
+
+    def _take_kept(self, positions: Positions) -> ReadRecords:
+        """What the last reads brought, of shards that continue within it."""
+        kept, self._kept = self._kept, {}
+        following = {
+            shard: records
+            for shard, records in kept.items()
+            if shard in positions and _continues(records, positions[shard])
+        }
+        return self._limit(positions, following)
+
+    def _limit(self, positions: Positions, found: ReadRecords) -> ReadRecords:
+        """The first ``count`` records after each of ``positions``.
+
+        Keeps all of them: an entry that holds the next record may begin before it, and end beyond ``count``, and a worker
+        may take fewer.
+        """
+        self._kept |= found
+        limited = {
+            shard: records.after(positions[shard])[: self._count]
+            for shard, records in found.items()
+        }
+        return {shard: records for shard, records in limited.items() if records}
+
+    def _read(self, positions: Positions, block_ms: int | None) -> ReadRecords:
         if self._is_cluster:
             return self._poll(positions, block_ms or 0)
         if found := self._receive_requested(positions):
@@ -72,9 +108,9 @@ class Follower:
             self._send(positions, block_ms)
             return self._receive(positions)
 
-    def _read_each(self, positions: Positions) -> Records:
+    def _read_each(self, positions: Positions) -> ReadRecords:
         """What is there now, shard by shard, without those that cannot be read."""
-        found: Records = {}
+        found: ReadRecords = {}
         for shard, after in positions.items():
             with isolated(shard, self._on_unusable):
                 if records := read_leading(
@@ -89,21 +125,30 @@ class Follower:
         Raises:
             ServerUnavailable: Redis does not answer.
         """
+        positions = {
+            shard: after
+            for shard, after in positions.items()
+            if shard not in self._kept or not _continues(self._kept[shard], after)
+        }
         if self._is_cluster or not positions:
             return
-        self.close()
+        self._disconnect()
         with redis_errors("requesting records"):
             self._send(positions, None)
         self._requested = dict(positions)
 
     def close(self) -> None:
-        """Disconnects and releases the connection if a reply is outstanding."""
+        """Disconnects and releases the connection if a reply is outstanding, and forgets what it has read."""
+        self._disconnect()
+        self._kept = {}
+
+    def _disconnect(self) -> None:
         connection, self._connection, self._requested = self._connection, None, {}
         if connection is not None:
             connection.disconnect()
             self._client.connection_pool.release(connection)
 
-    def _receive_requested(self, positions: Positions) -> Records:
+    def _receive_requested(self, positions: Positions) -> ReadRecords:
         requested, self._requested = self._requested, {}
         if not requested:
             return {}
@@ -118,14 +163,14 @@ class Follower:
         block = () if block_ms is None else (b"BLOCK", block_ms)
         streams = [log_keys(self._namespace, shard).stream for shard in positions]
         after = [f"{offset}-0" for offset in positions.values()]
-        command = ("XREAD", "COUNT", self._count, *block, "STREAMS", *streams, *after)
+        command = ("XREAD", "COUNT", self._entries, *block, "STREAMS", *streams, *after)
         try:
             self._connection.send_packed_command([pack_command(command)], check_health=False)
         except redis.RedisError:
-            self.close()
+            self._disconnect()
             raise
 
-    def _receive(self, positions: Positions) -> Records:
+    def _receive(self, positions: Positions) -> ReadRecords:
         """The reply to the last command, read without the client, which would build a dictionary for every entry."""
         connection, self._connection = self._connection, None
         try:
@@ -139,22 +184,28 @@ class Follower:
         pairs = answer.items() if isinstance(answer, dict) else answer or ()
         return self._parse({shards[stream]: entries for stream, entries in pairs})
 
-    def _parse(self, read: Mapping[ShardName, Sequence[tuple[bytes, Fields]]]) -> Records:
+    def _parse(self, read: Mapping[ShardName, Sequence[tuple[bytes, Fields]]]) -> ReadRecords:
         """The records of each shard before its first entry that is not Penstock's."""
-        found: Records = {}
+        found: ReadRecords = {}
         for shard, entries in read.items():
             with isolated(shard, self._on_unusable):
                 found[shard] = parse_leading(shard, entries)
+                self._adapt(len(entries), len(found[shard]))
         return found
 
-    def _poll(self, positions: Positions, wait_ms: int) -> Records:
+    def _adapt(self, entries: int, records: int) -> None:
+        """Asks for as many entries next time as hold ``count`` records, if they go on like those that were read."""
+        needed = -(-self._count * entries // max(1, records))
+        self._entries = needed if records <= entries else min(needed, MOST_BATCHES)
+
+    def _poll(self, positions: Positions, wait_ms: int) -> ReadRecords:
         """As ``wait``, on a Cluster: its shards are on several nodes, and no single command can wait for all of them."""
         deadline = monotonic() + wait_ms / 1000
         while True:
             pipeline = self._client.pipeline(transaction=False)
             for shard, after in positions.items():
                 stream = log_keys(self._namespace, shard).stream
-                pipeline.xrange(stream, f"{after + 1}-0", "+", self._count)
+                pipeline.xrange(stream, f"{after + 1}-0", "+", self._entries)
             with redis_errors("waiting for records"):
                 answers = pipeline.execute()
             read = {s: entries for s, entries in zip(positions, answers, strict=True) if entries}
@@ -162,3 +213,9 @@ class Follower:
             if read or monotonic() >= deadline:
                 return found
             sleep(POLL_S)
+
+
+def _continues(records: Records, after: Offset) -> bool:
+    """Whether the record after an offset is among these."""
+    offsets = records.offsets
+    return offsets[0] - 1 <= after < offsets[-1]

@@ -1,21 +1,35 @@
-"""The log: one Redis stream a shard, entry ids ``<offset>-0``.
+"""The log: one Redis stream a shard, entry ids ``<offset of the last record>-0``.
 
 Offsets are logical: 1, 2, 3 … without a hole.  An offset is never assigned twice and does not change when older entries
 are evicted, so a reader may do arithmetic with it.  Evicted records are never skipped silently: the first record read
 then has a higher ``Record.offset`` than the one requested.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 
+from penstock.batches import Records
 from penstock.channels.isolation import OnUnusable, isolated
-from penstock.channels.log.entries import Fields, parse_entries, parse_leading, parse_offset
+from penstock.channels.log.entries import (
+    Fields,
+    parse_entries,
+    parse_first,
+    parse_last,
+    parse_leading,
+    parse_offset,
+)
 from penstock.channels.routing import log_keys
 from penstock.channels.server import REDIS_ERRORS, RedisClient, redis_errors, translate_error
-from penstock.records import BEGINNING, Offset, Record, ShardName
+from penstock.records import BEGINNING, LastRecord, Offset, ShardName
+
+FIRST_ENTRIES = 8
+"""Most entries of a first read, of which any may hold a record or a thousand."""
+
+GROWTH = 8
+"""How many times as many entries the next read asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +37,21 @@ class Extent:
     """What a shard's stream holds.
 
     Attributes:
-        first: Offset of the oldest entry; one past the tail if there is none.
+        first: Offset of the oldest record; one past the tail if there is none.
         tail: The last offset ever assigned; 0 if there is none.
         entries: Number of entries.
+        last: Offset of the newest record; 0 if there is none.  Less than the tail if it has been removed.
     """
 
     first: Offset
     tail: Offset
     entries: int
+    last: Offset = BEGINNING
+
+    @property
+    def records(self) -> int:
+        """Number of records, if none was removed between the others."""
+        return max(0, self.last - self.first + 1)
 
 
 def extents(
@@ -46,6 +67,25 @@ def extents(
         shard: Extent(Offset(1), BEGINNING, 0) if found is None else _extent(found, shard)
         for shard, found in _streams(client, namespace, shards)
     }
+
+
+def shards_with_more(
+    client: RedisClient, namespace: str, positions: Mapping[ShardName, Offset]
+) -> list[ShardName]:
+    """The shards whose stream has an entry after their position, or cannot be read, in one round trip.
+
+    Costs Redis next to nothing while nothing comes.  ``extents`` costs 0.3 ms of both processes a shard if entries hold
+    batches of 100 kB: the reply brings two of them.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+    """
+    pipeline = client.pipeline(transaction=False)
+    for shard, after in positions.items():
+        pipeline.xrange(log_keys(namespace, shard).stream, f"{after + 1}-0", "+", 1)
+    with redis_errors("waiting for records"):
+        replies = pipeline.execute(raise_on_error=False)
+    return [shard for shard, reply in zip(positions, replies, strict=True) if reply]
 
 
 def last_offsets(
@@ -85,65 +125,87 @@ def _streams(
 
 def _extent(found: Any, shard: ShardName) -> Extent:
     tail = parse_offset(found["last-generated-id"], shard)
-    oldest = found["first-entry"]
-    return Extent(
-        parse_offset(oldest[0], shard) if oldest else Offset(tail + 1), tail, found["length"]
-    )
+    oldest, newest = found["first-entry"], found["last-entry"]
+    if not oldest:
+        return Extent(Offset(tail + 1), tail, 0)
+    last = parse_offset(newest[0], shard)
+    return Extent(parse_first(shard, *oldest), tail, found["length"], last)
 
 
 def read(
     client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int
-) -> list[Record]:
+) -> Records:
     """Up to ``count`` records after ``after``; the first may have a higher offset if earlier records were evicted.
 
     Raises:
         ServerUnavailable: Redis does not answer.
         ForeignLog: The stream holds entries that Penstock did not write.
     """
-    return parse_entries(shard, _range(client, namespace, shard, after, count))
+    return _read(client, namespace, shard, after, count, parse_entries)
 
 
 def read_leading(
     client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int
-) -> list[Record]:
+) -> Records:
     """As ``read``, up to the first entry that Penstock did not write.
 
     Raises:
         ServerUnavailable: Redis does not answer.
         ForeignLog: The first entry is such a one.
     """
-    return parse_leading(shard, _range(client, namespace, shard, after, count))
+    return _read(client, namespace, shard, after, count, parse_leading)
 
 
-def _range(
-    client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int
-) -> Sequence[tuple[bytes, Fields]]:
-    with redis_errors(f"reading {shard}"):
-        entries: Sequence[tuple[bytes, Fields]] = client.xrange(
-            log_keys(namespace, shard).stream, f"{after + 1}-0", "+", count
-        )
-    return entries
+def _read(
+    client: RedisClient,
+    namespace: str,
+    shard: ShardName,
+    after: Offset,
+    count: int,
+    parse: Callable[[ShardName, Sequence[tuple[bytes, Fields]]], Records],
+) -> Records:
+    """Reads until there are enough: nobody knows how many records an entry holds."""
+    found, entries = Records(), FIRST_ENTRIES
+    while len(found) < count:
+        asked = min(entries, count - len(found))
+        with redis_errors(f"reading {shard}"):
+            read = client.xrange(log_keys(namespace, shard).stream, f"{after + 1}-0", "+", asked)
+        records = parse(shard, read)
+        if records:
+            found += records.after(after)
+            after = found.offsets[-1]
+        if len(read) < asked or len(records) < len(read):
+            break
+        entries *= GROWTH
+    return found[:count]
 
 
-def read_newest(client: RedisClient, namespace: str, shard: ShardName, count: int) -> list[Record]:
+def read_newest(client: RedisClient, namespace: str, shard: ShardName, count: int) -> Records:
     """The last ``count`` records, oldest first.
 
     Raises:
         ServerUnavailable: Redis does not answer.
         ForeignLog: The stream holds entries that Penstock did not write.
     """
-    with redis_errors(f"reading {shard}"):
-        entries = client.xrevrange(log_keys(namespace, shard).stream, "+", "-", count)
-    return parse_entries(shard, reversed(entries))
+    found, before, entries = Records(), "+", FIRST_ENTRIES
+    while len(found) < count:
+        asked = min(entries, count - len(found))
+        with redis_errors(f"reading {shard}"):
+            read = client.xrevrange(log_keys(namespace, shard).stream, before, "-", asked)
+        found = parse_entries(shard, reversed(read)) + found
+        if len(read) < asked:
+            break
+        before, entries = f"({read[-1][0].decode()}", entries * GROWTH
+    return found[max(0, len(found) - count) :]
 
 
-def newest_records(
+def last_records(
     client: RedisClient,
     namespace: str,
     shards: Sequence[ShardName],
     on_unusable: OnUnusable | None = None,
-) -> dict[ShardName, Record]:
-    """The last record of each stream that has one, in one round trip.
+) -> dict[ShardName, LastRecord]:
+    """What the last record of each stream is known by, where there is one, in one round trip.
 
     Args:
         client: The Redis that holds the log.
@@ -160,18 +222,18 @@ def newest_records(
         pipeline.xrevrange(log_keys(namespace, shard).stream, "+", "-", 1)
     with redis_errors("reading the last records"):
         replies = pipeline.execute(raise_on_error=False)
-    found: dict[ShardName, Record] = {}
+    found: dict[ShardName, LastRecord] = {}
     for shard, reply in zip(shards, replies, strict=True):
         with isolated(shard, on_unusable):
             if isinstance(reply, redis.RedisError):
                 raise translate_error(reply, f"reading {shard}") from reply
-            if records := parse_entries(shard, reply):
-                found[shard] = records[0]
+            for entry in reply:
+                found[shard] = parse_last(shard, *entry)
     return found
 
 
 def evict(client: RedisClient, namespace: str, shard: ShardName, before: Offset) -> int:
-    """Removes the entries before ``before`` and returns how many; the others keep their offsets.
+    """Removes the entries whose records all lie before ``before``; returns how many.  The others keep their offsets.
 
     Raises:
         ServerUnavailable: Redis does not answer.

@@ -156,7 +156,7 @@ def _shard_rows(channel: ChannelStatus) -> Iterator[Row]:
     for s in channel.shards:
         name = f"{channel.channel}/{s.shard}"
         keep = _format_keep(channel)
-        yield name, channel.kind, 1, keep, s.staged, s.sequenced, s.published, s.entries
+        yield name, channel.kind, 1, keep, s.staged, s.sequenced, s.published, s.records
 
 
 def _channel_row(channel: ChannelStatus) -> Row:
@@ -168,7 +168,7 @@ def _channel_row(channel: ChannelStatus) -> Row:
         sum(s.staged for s in channel.shards),
         sum(s.sequenced for s in channel.shards),
         _sum_known(s.published for s in channel.shards),
-        _sum_known(s.entries for s in channel.shards),
+        _sum_known(s.records for s in channel.shards),
     )
 
 

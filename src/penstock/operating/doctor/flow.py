@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from penstock.batches import compress
 from penstock.database.quoting import quote
 from penstock.database.registry import registered_channels
 from penstock.database.revisions import (
@@ -12,6 +13,7 @@ from penstock.database.revisions import (
     why_unusable,
 )
 from penstock.database.statements import statements
+from penstock.errors import CodecMissing
 from penstock.journal import missed_records
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
 from penstock.operating.status import Status
@@ -142,12 +144,23 @@ def declared(context: CheckContext) -> Iterator[CheckResult]:
             "or lacks the shard: they are not published",
             "declare it in the pipeline, and run penstock stream",
         )
+    yield from _check_compression(context)
     if context.pipeline is None:
         yield CheckResult.ok(
             "channels", "not compared with a pipeline: --app names one to compare with"
         )
         return
     yield from _compare_channels(context)
+
+
+def _check_compression(context: CheckContext) -> Iterator[CheckResult]:
+    """Here, as a streamer or consumer on this machine would find it."""
+    channels = registered_channels(context.connection, context.scope).values()
+    for name in sorted(channel.name for channel in channels if channel.entries == "zstd"):
+        try:
+            compress("zstd", b"")
+        except CodecMissing as error:
+            yield CheckResult.error("channels", f"{name}: {error}", "pip install 'penstock[zstd]'")
 
 
 def _compare_channels(context: CheckContext) -> Iterator[CheckResult]:

@@ -282,6 +282,7 @@ class _Channels:
             sequenced=self._sequenced.get(name, 0),
             published=None if extent is None else extent.tail,
             first=entries.first if entries is not None and entries.entries else None,
+            records=None if entries is None else entries.records,
             entries=None if entries is None else entries.entries,
             ick=ick,
             queue=queue,

@@ -78,8 +78,9 @@ class ShardStatus:
         staged_s: Age of the oldest of these, in seconds.
         sequenced: The last offset of the journal.
         published: The last offset in the log, marked in the Ick, or written to the queue; None if Redis did not answer.
-        first: Offset of the oldest entry in the log; None if it holds none.
-        entries: Entries in the log; None for the other kinds.
+        first: Offset of the oldest record in the log; None if it holds none.
+        records: Records in the log; None for the other kinds.
+        entries: Entries in the log, each of one record or of many; None for the other kinds.
         ick: What an Ick holds; None for the other kinds, and if Redis did not answer.
         queue: What a queue holds; None for the other kinds, and if Redis did not answer.
         in_postgres: Records of a queue that wait in Postgres: they are due later, or their tenant has no room in Redis.
@@ -93,6 +94,7 @@ class ShardStatus:
     sequenced: int
     published: int | None
     first: int | None
+    records: int | None
     entries: int | None
     ick: IckStatus | None
     queue: QueueStatus | None

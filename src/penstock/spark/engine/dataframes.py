@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
 from penstock.channels.isolation import OnUnusable, ask_each
-from penstock.channels.log import Extent, extents
+from penstock.channels.log import Extent, extents, shards_with_more
 from penstock.channels.server import RedisClient
 from penstock.consuming.backfill import backfill
 from penstock.consuming.checkpoints import Checkpoint
@@ -31,11 +31,16 @@ from penstock.consuming.worker import WorkerOptions
 from penstock.database.connections import Database
 from penstock.database.executor import Executor
 from penstock.declarations import ConsumerSpec
-from penstock.errors import Gap, ServerUnavailable
+from penstock.errors import DamagedEntry, Gap, ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.records import Offset, OffsetRange, Place, Record, Scope, ShardName
 from penstock.spark.engine.rows import RowReader, Span, select
-from penstock.spark.engine.spark_errors import JobFailed, is_sparks_fault, java_message
+from penstock.spark.engine.spark_errors import (
+    JobFailed,
+    RecordsLost,
+    is_sparks_fault,
+    java_message,
+)
 from penstock.spark.names import named_jobs
 from penstock.spark.sources.ranges import Positions, share_limit
 
@@ -150,8 +155,11 @@ class FrameFollower:
 
     def _due(self, positions: Mapping[ShardName, Offset]) -> dict[ShardName, OffsetRange]:
         """What the log has after the positions; from its first entry, if it has lost what comes before."""
+        ahead = shards_with_more(self._client, self._namespace, positions)
+        if not ahead:
+            return {}
         ask = partial(extents, self._client, self._namespace)
-        found: dict[ShardName, Extent] = ask_each(ask, list(positions), self._on_unusable)
+        found: dict[ShardName, Extent] = ask_each(ask, ahead, self._on_unusable)
         start: Positions = {s: max(positions[s], each.first - 1) for s, each in found.items()}
         tails: Positions = {shard: each.tail for shard, each in found.items()}
         end = share_limit(start, tails, RECORDS_A_BATCH, self._owed)
@@ -173,7 +181,11 @@ class FrameFollower:
         if not ranges:
             return {}
         spans = self._reader.from_log(ranges)
-        next(iter(spans.values())).rows.load()
+        try:
+            next(iter(spans.values())).rows.load()
+        except (DamagedEntry, RecordsLost) as error:
+            # Of a single range, the worker reads all of it from the journal.
+            raise DamagedEntry(str(error), ranges[0].first, ranges[0].last) from error
         return spans
 
 

@@ -8,7 +8,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PythonException
 
 from penstock import errors
-from penstock.errors import ForeignLog, PenstockError, ServerUnavailable
+from penstock.errors import CodecMissing, ForeignLog, Gap, PenstockError, ServerUnavailable
 from penstock.spark.session import is_jvm_alive
 
 _ENDED = re.compile(
@@ -21,10 +21,14 @@ Only the beginning: behind it stands what a task said, which may be anything.
 """
 
 _OF_PENSTOCK = re.compile(
-    r"^\W*(?:[\w.]+: )*?(?:penstock\.errors\.)?(ServerUnavailable|ForeignLog|Gap): (.*)",
+    r"^\W*(?:[\w.]+: )*?(?:penstock\.errors\.)?(ServerUnavailable|ForeignLog|DamagedEntry|CodecMissing|Gap): (.*)",
     re.MULTILINE,
 )
 """The line of an error that a task has raised while it read records."""
+
+
+class RecordsLost(ServerUnavailable):
+    """Some of the records are not where they were read."""
 
 
 class JobFailed(Exception):
@@ -60,6 +64,9 @@ def reading_errors(what: str) -> Iterator[None]:
 
     Raises:
         ForeignLog: An entry was not written by Penstock.
+        DamagedEntry: An entry cannot be read.
+        CodecMissing: The library that an entry is compressed with is not installed on an executor.
+        RecordsLost: Some of the records are not there.
         ServerUnavailable: Anything else: nothing was tried, and it is read again.
     """
     try:
@@ -72,6 +79,8 @@ def reading_errors(what: str) -> Iterator[None]:
             # Not Spark's text, which may quote what it has read.
             raise ServerUnavailable(f"reading {what} on Spark: {type(error).__name__}") from error
         kind, said = getattr(errors, found[1]), found[2].strip()
-        if kind is ForeignLog:
-            raise ForeignLog(said) from error
+        if issubclass(kind, (ForeignLog, CodecMissing)):
+            raise kind(said) from error
+        if kind is Gap:
+            raise RecordsLost(said) from error
         raise ServerUnavailable(f"reading {what} on Spark: {said}") from error

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pyspark.sql.types import StructType
 
-from penstock.declarations import checked_name
-from penstock.errors import InvalidSetting
+from penstock.declarations import Log, checked_name
+from penstock.errors import DeclarationError, InvalidSetting
 from penstock.records import DEFAULT_SCOPE, Scope
 from penstock.spark.sources.columns import HEADERS, SPARK_SCHEMA
 from penstock.spark.sources.places import (
@@ -54,6 +54,8 @@ KNOWN = {
     "fetchoffset.retryintervalms",
     "includeheaders",
     "beginsat",
+    "entries",
+    "compression",
     "namespace",
     "schema",
     "redisurl",
@@ -89,6 +91,7 @@ class Options:
         retries: ``fetchOffset.numRetries``: how often a call is repeated whose server does not answer.
         retry_interval_s: ``fetchOffset.retryIntervalMs``: pause before each, in seconds.
         begins: ``beginsAt``, for writing: the first offset of each shard in an empty log; None reads it from the journal.
+        stored_as: ``entries`` and ``compression``, for writing: as ``Log.stored_as``.
         scope: ``schema`` and ``namespace``.
         redis_url: ``redisUrl``; None takes ``PENSTOCK_REDIS_URL`` from the task's environment.
         database_url: ``databaseUrl``; None takes ``PENSTOCK_DATABASE_URL`` from the task's environment.
@@ -111,6 +114,7 @@ class Options:
     retries: int
     retry_interval_s: float
     begins: dict[int, int] | None
+    stored_as: str
     scope: Scope
     redis_url: str | None
     database_url: str | None
@@ -164,6 +168,7 @@ class Options:
             retries=_count(source, options, "fetchOffset.numRetries", 3),
             retry_interval_s=_count(source, options, "fetchOffset.retryIntervalMs", 1000) / 1000,
             begins=_begins(source, options.get("beginsat")),
+            stored_as=_stored_as(source, options),
             scope=parse_scope(options),
             redis_url=options.get("redisurl"),
             database_url=options.get("databaseurl"),
@@ -290,6 +295,14 @@ def _flag(source: str, options: Mapping[str, str], key: str, name: str) -> bool:
     if text.lower() not in {"true", "false"}:
         raise InvalidSetting(f"{source}: {name} is {text!r}; it takes true or false")
     return text.lower() == "true"
+
+
+def _stored_as(source: str, options: Mapping[str, str]) -> str:
+    chosen = {name: options[name] for name in ("entries", "compression") if name in options}
+    try:
+        return Log("written", **chosen).stored_as  # type: ignore[arg-type]  # it checks them
+    except DeclarationError as error:
+        raise InvalidSetting(f"{source}: {str(error).removeprefix('channel written: ')}") from error
 
 
 _FOR_BATCHES = {

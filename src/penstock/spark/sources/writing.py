@@ -17,8 +17,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from penstock.batches import Columns
 from penstock.channels.log import (
-    FIELDS,
     Appended,
     Batch,
     Behind,
@@ -28,7 +28,6 @@ from penstock.channels.log import (
     append_ahead,
 )
 from penstock.channels.routing import log_keys
-from penstock.channels.scripts import Argument
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.errors import Fenced, ForeignLog, Gap, InvalidRecord, InvalidSetting
 from penstock.records import Epoch, Offset, Shard, ShardName
@@ -107,13 +106,25 @@ class _Writer:
                 f"penstock.log: rows of {shard} do not come in the order of their offsets, one after the other, from {offsets[0]}. "
                 "Do not filter or shuffle them: repartition by shard and sortWithinPartitions by offset"
             )
-        batches = self._batches(client, shard, Offset(offsets[0]), _arguments(rows))
+        while rows.num_rows:
+            # Again only if the log ends within a batch, which a task has written in other batches before.
+            rows = rows.slice(self._append_until(client, shard, rows, written))
+
+    def _append_until(
+        self, client: RedisClient, shard: ShardName, rows: pa.RecordBatch, written: Written
+    ) -> int:
+        """Appends batches up to the end, or up to one that begins in the log; returns the number of rows that it has."""
+        begin = int(rows.column("offset")[0].as_py())
+        batches = self._batches(client, shard, Offset(begin), rows)
         with closing(append_ahead(client, self._options.scope.namespace, batches)) as replies:
             for batch, reply in replies:
                 match reply:
                     case Appended(_, added):
                         written.added += added
                         written.known += batch.count - added
+                    case Behind(tail) if tail >= batch.first:
+                        written.known += tail + 1 - batch.first
+                        return tail + 1 - begin
                     case Behind(tail):
                         raise Gap(
                             f"penstock.log: {shard} ends at offset {tail}, the rows begin at {batch.first}: write what is "
@@ -130,15 +141,17 @@ class _Writer:
                         )
                     case Unusable(error):
                         raise error
+        return int(rows.num_rows)
 
     def _batches(
-        self, client: RedisClient, shard: ShardName, first: Offset, arguments: list[Argument]
+        self, client: RedisClient, shard: ShardName, first: Offset, rows: pa.RecordBatch
     ) -> Iterator[Batch]:
         epoch, begin = _epoch(client, self._options.scope.namespace, shard), self._begin(shard)
-        for start in range(0, len(arguments), RECORDS_A_CALL * FIELDS):
-            given = arguments[start : start + RECORDS_A_CALL * FIELDS]
-            at = Offset(first + start // FIELDS)
-            yield Batch(shard, epoch, at, begins=at == begin, arguments=given)
+        for start in range(0, rows.num_rows, RECORDS_A_CALL):
+            at = Offset(first + start)
+            columns = _pack(rows.slice(start, RECORDS_A_CALL))
+            batch = Batch(shard, epoch, at, begins=at == begin, columns=columns)
+            yield batch.stored_as(self._options.stored_as)
 
     def _begin(self, shard: ShardName) -> int:
         """The first offset of an empty log of the shard; older records have been removed everywhere.
@@ -195,21 +208,13 @@ def _by_shard(part: pa.RecordBatch) -> Iterator[tuple[ShardName, pa.RecordBatch]
             begin = end
 
 
-def _arguments(rows: pa.RecordBatch) -> list[Argument]:
-    """The rows as script arguments, seven for each."""
-    columns = [
-        rows.column("id").to_pylist(),
-        *(
-            rows.column(name).cast(pa.binary()).to_pylist()
-            for name in ("key", "action", "object", "data")
-        ),
-        pc.fill_null(rows.column("headers"), "").cast(pa.binary()).to_pylist(),
-        rows.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist(),
+def _pack(rows: pa.RecordBatch) -> Columns:
+    values = [
+        *(rows.column(name) for name in ("id", "key", "action", "object", "data")),
+        pc.fill_null(rows.column("headers"), ""),
+        rows.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()),
     ]
-    arguments: list[Argument] = [b""] * (rows.num_rows * FIELDS)
-    for index, column in enumerate(columns):
-        arguments[index::FIELDS] = column
-    return arguments
+    return Columns.of_values([column.to_pylist() for column in values])
 
 
 def _epoch(client: RedisClient, namespace: str, shard: ShardName) -> Epoch:

@@ -1,0 +1,18 @@
+"""Batches of consecutive records, in columns: as Postgres writes them, a log keeps them, and a consumer reads them."""
+
+from penstock.batches.columns import COLUMNS, Columns, DamagedColumns
+from penstock.batches.compression import CODECS, Codec, compress
+from penstock.batches.entries import FIELDS, Entry
+from penstock.batches.records import Records
+
+__all__ = [
+    "CODECS",
+    "COLUMNS",
+    "FIELDS",
+    "Codec",
+    "Columns",
+    "DamagedColumns",
+    "Entry",
+    "Records",
+    "compress",
+]

@@ -1,0 +1,232 @@
+"""Consecutive records as columns of text, a line each.
+
+    ids        how far the record's id is beyond consecutive ids: its id, less the first record's, less its place
+    keys       a JSON string; null for a record that is gone
+    actions    a JSON string
+    objects    a JSON string
+    data       the payload: JSON text, which holds no line break
+    headers    the headers, likewise; empty if there are none
+    times      microseconds since the first record was staged
+
+A column of equal lines may be written as one line.  Postgres writes the columns (``unpublished`` and
+``sequence_committed``), so a worker passes on a batch without a step for each record; numbers are differences because
+most of them are then 0.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+from penstock.batches.compression import Codec, DamagedFrame, compress, decompress
+from penstock.records import RecordId
+
+_Value = TypeVar("_Value")
+
+COLUMNS = ("ids", "keys", "actions", "objects", "data", "headers", "times")
+"""The columns, in the order in which they are written.  Not the names of a plain entry's fields: who knows only those takes
+a batch for a record."""
+
+
+_LARGEST = (1 << 63) - 1
+"""Of the numbers that Postgres and Arrow have."""
+
+_STRING_OR_NULL = {str, type(None)}
+
+
+class DamagedColumns(ValueError):
+    """The columns do not hold what they should; the text never quotes them."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a batch, and what its first and last record are known by.
+
+    Attributes:
+        count: Number of records.
+        first_id: Id of the first record.
+        first_us: When it was staged, in microseconds since 1970.
+        last_id: Id of the last record.
+        last_us: When that was staged.
+        texts: The columns, in the order of ``COLUMNS``, as they are stored.
+        codec: How each of them is compressed.
+    """
+
+    count: int
+    first_id: RecordId
+    first_us: int
+    last_id: RecordId
+    last_us: int
+    texts: Sequence[bytes]
+    codec: Codec = "none"
+
+    @classmethod
+    def pack(cls, rows: Sequence[Sequence[Any]]) -> "Columns":
+        """The columns of rows of id, key, action, object, data, headers and time; at least one row."""
+        return cls.of_values([*zip(*rows, strict=True)])
+
+    @classmethod
+    def of_values(cls, columns: Sequence[Sequence[Any]]) -> "Columns":
+        """Columns of ids, keys, actions, objects, data, headers and times, of at least one record.
+
+        For writers that have the values; the statements of the streamer write the same.
+        """
+        ids, keys, actions, objects, data, headers, times = columns
+        first_id, first_us = ids[0], times[0]
+        texts = [
+            _write([id_ - first_id - place for place, id_ in enumerate(ids)]),
+            _write(keys),
+            _write(actions),
+            _write(objects),
+            _join(data),
+            _join(headers),
+            _write([at - first_us for at in times]),
+        ]
+        return cls.of_lines(len(ids), first_id, first_us, [text.encode() for text in texts])
+
+    @classmethod
+    def of_lines(
+        cls, count: int, first_id: RecordId, first_us: int, lines: Sequence[bytes]
+    ) -> "Columns":
+        """Columns of a line for each record, as Postgres writes them; equal lines become one."""
+        id_, *_, ts = lines
+        last_id = first_id + count - 1 + int(id_[id_.rfind(b"\n") + 1 :])
+        last_us = first_us + int(ts[ts.rfind(b"\n") + 1 :])
+        texts = [_fold(text, count) for text in lines]
+        return cls(count, first_id, first_us, RecordId(last_id), last_us, texts)
+
+    def compressed(self, codec: Codec) -> "Columns":
+        """The same records, compressed.
+
+        Raises:
+            CodecMissing: The library is not installed.
+        """
+        if codec == self.codec:
+            return self
+        texts = [compress(codec, self._text(column)) for column in range(len(COLUMNS))]
+        return replace(self, texts=texts, codec=codec)
+
+    @cached_property
+    def ids(self) -> list[RecordId]:
+        """The records' ids."""
+        first = self.first_id
+        return [RecordId(first + i + beyond) for i, beyond in enumerate(self._numbers(0))]
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The records' keys; None for a record that is gone."""
+        return self._strings(1)
+
+    @cached_property
+    def actions(self) -> list[str]:
+        """What happened, by record."""
+        return self._strings(2)
+
+    @cached_property
+    def objects(self) -> list[str]:
+        """What it happened to, by record."""
+        return self._strings(3)
+
+    @cached_property
+    def data_json(self) -> list[str]:
+        """The payloads as JSON text."""
+        return self._lines(4)
+
+    @cached_property
+    def headers_json(self) -> list[str]:
+        """The headers as JSON text; empty where there are none."""
+        return self._lines(5)
+
+    @cached_property
+    def staged_us(self) -> list[int]:
+        """When the records were staged, in microseconds since 1970."""
+        first = self.first_us
+        return [first + after for after in self._numbers(6)]
+
+    def rows(self) -> Iterable[tuple[RecordId, str, str, str, str, str, int]]:
+        """The records' values, in the order of ``COLUMNS``."""
+        return zip(
+            self.ids,
+            self.keys,
+            self.actions,
+            self.objects,
+            self.data_json,
+            self.headers_json,
+            self.staged_us,
+            strict=True,
+        )
+
+    def check(self) -> None:
+        """Reads all columns, and compares them with what the first and the last record are known by.
+
+        Raises:
+            DamagedColumns: One of them cannot be read, or they are another batch's.
+        """
+        self.rows()
+        ids, times = self.ids, self.staged_us
+        ends = ids[0], times[0], ids[-1], times[-1]
+        if ends != (self.first_id, self.first_us, self.last_id, self.last_us):
+            raise DamagedColumns("its columns hold other records than it says")
+        if min(ids) < 0 or max(*ids, *times) > _LARGEST or min(times) < -_LARGEST:
+            raise DamagedColumns("a number of it is too large")
+
+    def _text(self, column: int) -> bytes:
+        try:
+            return decompress(self.codec, self.texts[column])
+        except DamagedFrame as error:
+            raise _damaged(column) from error
+
+    def _numbers(self, column: int) -> list[int]:
+        try:
+            return self._whole(column, [*map(int, self._text(column).split(b"\n"))])
+        except ValueError as error:
+            raise _damaged(column) from error
+
+    def _strings(self, column: int) -> list[str]:
+        text = self._text(column)
+        try:
+            found = json.loads(b"[%b]" % text.replace(b"\n", b","))
+        except ValueError as error:  # neither JSON nor UTF-8
+            raise _damaged(column) from error
+        if not {*map(type, found)} <= _STRING_OR_NULL:
+            raise _damaged(column)
+        if b"\\u0000" in text and any("\0" in each for each in found if each):
+            raise _damaged(column)  # no text of Postgres has a NUL
+        return self._whole(column, found)
+
+    def _lines(self, column: int) -> list[str]:
+        try:
+            return self._whole(column, self._text(column).decode().split("\n"))
+        except UnicodeDecodeError as error:
+            raise _damaged(column) from error
+
+    def _whole(self, column: int, found: list[_Value]) -> list[_Value]:
+        if len(found) == self.count:
+            return found
+        if len(found) == 1:
+            return found * self.count
+        raise _damaged(column)
+
+
+def _damaged(column: int) -> DamagedColumns:
+    return DamagedColumns(f"its column {COLUMNS[column]} cannot be read")
+
+
+def _write(values: Sequence[int | str | None]) -> str:
+    """A line for each value, in JSON, in which no line break is left."""
+    return json.dumps(values, ensure_ascii=False, separators=("\n", ":"))[1:-1]
+
+
+def _join(texts: Sequence[str]) -> str:
+    """A line for each JSON text; a line break in it is white space, for which a space does as well."""
+    lines = "\n".join(texts)
+    if lines.count("\n") < len(texts):
+        return lines
+    return "\n".join(text.replace("\n", " ") for text in texts)
+
+
+def _fold(lines: bytes, count: int) -> bytes:
+    """The first of equal lines; otherwise all of them."""
+    line = lines[: lines.find(b"\n")] if count > 1 else lines
+    return line if lines == b"\n".join([line] * count) else lines

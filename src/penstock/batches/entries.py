@@ -1,0 +1,178 @@
+"""A batch as an entry of a log's stream.
+
+    id <offset of the last record>-0
+    first      offset of the first record
+    from       id of the first record, and when it was staged in microseconds since 1970
+    to         the same of the last record
+    codec      how each of the columns is compressed, or none
+    ids keys actions objects data headers times        the columns: see ``columns``
+
+A seek for any offset finds the entry that holds it, because the entry's id is its last offset.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from penstock.batches.columns import COLUMNS, Columns, DamagedColumns
+from penstock.batches.compression import CODECS
+from penstock.records import BEGINNING, Offset, Record, RecordId, ShardName
+
+FIELDS: list[bytes] = [b"first", b"from", b"to", b"codec", *(name.encode() for name in COLUMNS)]
+"""The names of an entry's fields, in their order."""
+
+_ATTRIBUTES = {
+    "id": "ids",
+    "key": "keys",
+    "action": "actions",
+    "object": "objects",
+    "data_json": "data_json",
+    "headers_json": "headers_json",
+    "staged_us": "staged_us",
+}
+"""The columns of the attributes of a record."""
+
+MAX_DIGITS = 20
+"""More than any offset has."""
+
+MAX_RECORDS = 1_000_000
+"""More than any batch has: a damaged number of records must not fill the memory."""
+
+_COLUMNS_FROM = FIELDS.index(b"codec") + 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Consecutive records of a shard.
+
+    Attributes:
+        shard: The shard.
+        first: Offset of the first record.
+        columns: The records.
+    """
+
+    shard: ShardName
+    first: Offset
+    columns: Columns
+
+    @classmethod
+    def parse(
+        cls,
+        shard: ShardName,
+        last: Offset,
+        values: Sequence[bytes],
+        *,
+        after: Offset = BEGINNING,
+    ) -> "Entry":
+        """The entry with the values of ``FIELDS``, which follows the record at ``after``.
+
+        Raises:
+            DamagedColumns: One of them is damaged, or it begins before.
+            CodecMissing: The library is not installed.
+        """
+        first = cls.parse_first(last, values)
+        first_id, first_us = _parse_identity(values[1])
+        last_id, last_us = cls.parse_last(values)
+        if first <= after:
+            raise DamagedColumns(f"it begins at offset {first}, and the one before ends at {after}")
+        codec = next((each for each in CODECS if each.encode() == values[3]), None)
+        if codec is None:
+            raise DamagedColumns("its codec is unknown to this release")
+        ends = first_id, first_us, last_id, last_us
+        columns = Columns(last - first + 1, *ends, values[_COLUMNS_FROM:], codec)
+        columns.check()  # reads them all: damage is found here, and not in somebody's handler
+        return cls(shard, first, columns)
+
+    @staticmethod
+    def parse_first(last: Offset, values: Sequence[bytes]) -> Offset:
+        """Offset of the first record of the entry with the values of ``FIELDS``.
+
+        Raises:
+            DamagedColumns: There is no such record.
+        """
+        text = values[0]
+        first = int(text) if text.isdigit() and len(text) < MAX_DIGITS else 0
+        if not max(0, last - MAX_RECORDS) < first <= last:
+            raise DamagedColumns("its first offset cannot be read")
+        return Offset(first)
+
+    @staticmethod
+    def parse_last(values: Sequence[bytes]) -> tuple[RecordId, int]:
+        """Id of the last record of the entry with the values of ``FIELDS``, and when it was staged; reads no column.
+
+        Raises:
+            DamagedColumns: They cannot be read.
+        """
+        return _parse_identity(values[2])
+
+    def __len__(self) -> int:
+        return self.columns.count
+
+    @property
+    def last(self) -> Offset:
+        """Offset of the last record."""
+        return Offset(self.first + self.columns.count - 1)
+
+    def values(self) -> list[bytes]:
+        """The values of ``FIELDS``."""
+        columns = self.columns
+        return [
+            b"%d" % self.first,
+            b"%d %d" % (columns.first_id, columns.first_us),
+            b"%d %d" % (columns.last_id, columns.last_us),
+            columns.codec.encode(),
+            *columns.texts,
+        ]
+
+    @cached_property
+    def offsets(self) -> list[Offset]:
+        """The offsets of its records."""
+        return [*map(Offset, range(self.first, self.last + 1))]
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """Its records.
+
+        Raises:
+            DamagedColumns: They cannot be read.
+        """
+        channel, shard = self.shard.channel, self.shard.shard
+        return [
+            Record.of(
+                {
+                    "channel": channel,
+                    "shard": shard,
+                    "offset": offset,
+                    "id": id_,
+                    "key": key,
+                    "action": action,
+                    "object": object_,
+                    "data_json": data,
+                    "headers_json": headers,
+                    "staged_us": staged_us,
+                }
+            )
+            for offset, (id_, key, action, object_, data, headers, staged_us) in enumerate(
+                self.columns.rows(), self.first
+            )
+        ]
+
+    def column(self, name: str) -> list[Any]:
+        """An attribute of each record.
+
+        Raises:
+            DamagedColumns: It cannot be read.
+        """
+        if name == "offset":
+            return self.offsets
+        found: list[Any] = getattr(self.columns, _ATTRIBUTES[name])
+        return found
+
+
+def _parse_identity(text: bytes) -> tuple[RecordId, int]:
+    try:
+        id_, staged_us = map(int, text.split(b" "))
+    except ValueError as error:
+        raise DamagedColumns("its field from or to cannot be read") from error
+    return RecordId(id_), staged_us

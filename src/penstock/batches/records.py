@@ -1,0 +1,180 @@
+"""The records that a handler gets: a sequence of records, and their columns."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, overload
+
+from penstock.batches.entries import Entry
+from penstock.records import Offset, Payload, Record, RecordId, parse_json
+
+
+class PlainEntries:
+    """Records of entries of their own, as a part of ``Records``."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def column(self, name: str) -> list[Any]:
+        """An attribute of each record."""
+        return [getattr(record, name) for record in self.records]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Records ``start`` to ``stop`` of an entry, or of several plain ones."""
+
+    source: Entry | PlainEntries
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def records(self) -> list[Record]:
+        return self.source.records[self.start : self.stop]
+
+    def column(self, name: str) -> list[Any]:
+        return self.source.column(name)[self.start : self.stop]
+
+
+class Records(Sequence[Record[Payload]]):
+    """The records that a handler is called with, and their columns: of a shard, or of several one after the other.
+
+    A sequence, immutable and sliced without copying.  The records of an entry of the log are made when one of them is first
+    asked for; columns are there without them.
+    """
+
+    def __init__(self, parts: Sequence[_Part] = ()) -> None:
+        self._parts = parts
+
+    @classmethod
+    def of(cls, *sources: Entry | Iterable[Record]) -> "Records[Any]":
+        """The records of entries, or given ones."""
+        found = [
+            source if isinstance(source, Entry) else PlainEntries([*source]) for source in sources
+        ]
+        return cls([_Part(source, 0, len(source)) for source in found if len(source)])
+
+    @classmethod
+    def join(cls, several: Iterable[Sequence[Record]]) -> "Records[Any]":
+        """The records of several shards, one after the other."""
+        parts: list[_Part] = []
+        for each in several:
+            parts += (each if isinstance(each, Records) else cls.of(each))._parts  # noqa: SLF001  its own class's
+        return cls(parts)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    @overload
+    def __getitem__(self, place: int) -> Record[Payload]: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> "Records[Payload]": ...
+
+    def __getitem__(self, place: int | slice) -> "Record[Payload] | Records[Payload]":
+        if not isinstance(place, slice):
+            return self._at(range(len(self))[place])
+        start, stop, step = place.indices(len(self))
+        if step != 1:
+            return Records.of([*self][place])
+        return self._between(start, stop)
+
+    def __iter__(self) -> Iterator[Record[Payload]]:
+        return chain.from_iterable(part.records() for part in self._parts)
+
+    def __add__(self, other: Sequence[Record]) -> "Records[Any]":
+        return Records.join([self, other])
+
+    def __radd__(self, other: Sequence[Record]) -> "Records[Any]":
+        return Records.join([other, self])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and [*self] == [*other]
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
+
+    def __repr__(self) -> str:
+        return f"<Records {len(self)}>"
+
+    @property
+    def offsets(self) -> list[Offset]:
+        """Place of each record in its shard."""
+        return self._column("offset")
+
+    def after(self, offset: Offset) -> "Records[Payload]":
+        """The records behind an offset, of records of one shard."""
+        return self._between(bisect_right(self.offsets, offset), len(self))
+
+    @property
+    def ids(self) -> list[RecordId]:
+        """Number of each staged record."""
+        return self._column("id")
+
+    @property
+    def keys(self) -> list[str]:
+        """Key of each record."""
+        return self._column("key")
+
+    @property
+    def actions(self) -> list[str]:
+        """What happened."""
+        return self._column("action")
+
+    @property
+    def objects(self) -> list[str]:
+        """What it happened to."""
+        return self._column("object")
+
+    @property
+    def data_json(self) -> list[str]:
+        """The payloads as JSON text."""
+        return self._column("data_json")
+
+    @property
+    def headers_json(self) -> list[str]:
+        """The headers as JSON text; empty where there are none."""
+        return self._column("headers_json")
+
+    @property
+    def staged_us(self) -> list[int]:
+        """When each record was staged, in microseconds since 1970."""
+        return self._column("staged_us")
+
+    @property
+    def data(self) -> list[Any]:
+        """The payloads, parsed in one call, in half the time that ``record.data`` of each takes; parsed anew each time.
+
+        Raises:
+            ValueError: One of them is not JSON.
+        """
+        texts = self.data_json
+        parsed: list[Any] = parse_json(f"[{','.join(texts)}]")
+        # A text that is no JSON by itself must not be taken for a part of its neighbour.
+        return parsed if len(parsed) == len(texts) else [*map(parse_json, texts)]
+
+    def _column(self, name: str) -> list[Any]:
+        if len(self._parts) == 1:
+            return self._parts[0].column(name)
+        return [*chain.from_iterable(part.column(name) for part in self._parts)]
+
+    def _at(self, place: int) -> Record[Payload]:
+        for part in self._parts:
+            if place < len(part):
+                return part.source.records[part.start + place]
+            place -= len(part)
+        raise IndexError(place)
+
+    def _between(self, start: int, stop: int) -> "Records[Payload]":
+        kept, before = [], 0
+        for part in self._parts:
+            first, last = max(start - before, 0), min(stop - before, len(part))
+            if first < last:
+                kept.append(_Part(part.source, part.start + first, part.start + last))
+            before += len(part)
+        return Records(kept)

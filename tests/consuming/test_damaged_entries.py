@@ -1,0 +1,382 @@
+"""Guarantee 30: a consumer reads the records of a damaged entry from the journal; nothing is skipped, nothing comes twice."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy.orm import Session
+from structlog.testing import capture_logs
+
+from fixtures.damaged_entries import COMPRESSED, PLAIN, damage_entry
+from fixtures.flow import entry_of_a_record, running, stage_rows
+from fixtures.libraries import Zstandard
+from fixtures.verifying import Verify, only
+from penstock import Log, Pipeline
+from penstock.channels.log import read, read_newest
+from penstock.consuming import LogWorker
+from penstock.database.connections import Connection
+from penstock.errors import CodecMissing, DamagedEntry, ForeignLog
+from penstock.inline import InlineExaminer
+from penstock.records import DEFAULT_SCOPE, Offset, Record
+from penstock.streaming import Streamer
+from penstock.testing import eventually
+from penstock.verifying import FindingKind, verify
+
+STREAM = "penstock:{things/0}:log"
+CASES = [("none", each) for each in PLAIN] + [("zstd", each) for each in COMPRESSED]
+ENTRIES, EACH = 4, 20
+REASON = "damaged entry, reading its records from the journal"
+
+
+@pytest.fixture
+def codec() -> str:
+    return "none"
+
+
+@pytest.fixture
+def things(codec: str) -> Log:
+    return Log("things", shards=1, compression="zstd" if codec == "zstd" else "none")
+
+
+@pytest.fixture
+def seen() -> list[int]:
+    """Ids of the records that the handler got, which are their offsets."""
+    return []
+
+
+@pytest.fixture
+def worker(
+    flow: Pipeline, things: Log, seen: list[int], database_url: str, redis_url: str
+) -> Iterator[LogWorker]:
+    @flow.consumer(reads=things, batch=7)  # no divisor of an entry's records
+    def reader(_: Session, records: Sequence[Record]) -> None:
+        assert all(int(record.id) == record.offset for record in records)
+        seen.extend([record.data["number"] + EACH * int(record.key[0]) for record in records])
+
+    with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def published(worker: LogWorker, streamer: Streamer, connection: Connection, things: Log) -> Log:
+    """The channel, with four entries of 20 records each."""
+    for number in range(ENTRIES):
+        stage_rows(connection, things, EACH, f"{number} ")
+        streamer.drain()
+    return things
+
+
+def damage(client: redis.Redis, codec: str, how: str, place: int = 1) -> None:
+    damage_entry(client, STREAM, place, (COMPRESSED if codec == "zstd" else PLAIN)[how])
+
+
+def reported(logs: list[Any]) -> list[str]:
+    return [each["reason"] for each in logs if each["event"] == REASON]
+
+
+@pytest.mark.parametrize(("codec", "how"), CASES)
+def test_the_records_of_a_damaged_entry_come_from_the_journal(
+    codec: str,
+    how: str,
+    published: Log,
+    worker: LogWorker,
+    seen: list[int],
+    redis_client: redis.Redis,
+) -> None:
+    damage(redis_client, codec, how)
+
+    backfilled = 0
+
+    def count(consumed: Any) -> None:
+        nonlocal backfilled
+        backfilled += consumed.backfilled
+
+    with capture_logs() as logs:
+        worker.drain(count)
+
+    assert seen == [*range(1, ENTRIES * EACH + 1)]
+    assert backfilled == EACH
+    [reason] = reported(logs)
+    assert "DamagedEntry: things/0: entry 40-0 (offset" in reason
+    assert [each for each in logs if each["event"] == "shard unusable"] == []
+
+
+@pytest.mark.parametrize(("codec", "how"), CASES)
+def test_a_reader_without_postgres_names_the_entry_and_its_offsets(
+    codec: str, how: str, published: Log, redis_client: redis.Redis
+) -> None:
+    [shard] = published.shard_names
+    damage(redis_client, codec, how)
+
+    said = r"things/0: entry 40-0 \(offset.* is damaged: "
+    with pytest.raises(DamagedEntry, match=said) as raised:
+        read(redis_client, "penstock", shard, Offset(0), 1000)
+    assert raised.value.first <= raised.value.last == 40
+    with pytest.raises(DamagedEntry, match=said):
+        read_newest(redis_client, "penstock", shard, 1000)
+    assert read(redis_client, "penstock", shard, Offset(40), 1000).offsets == [*range(41, 81)]
+
+
+@pytest.mark.parametrize("place", range(ENTRIES))
+def test_wherever_the_entry_is(
+    place: int, published: Log, worker: LogWorker, seen: list[int], redis_client: redis.Redis
+) -> None:
+    damage(redis_client, "none", "an id that is no number", place)
+
+    worker.drain()
+
+    assert seen == [*range(1, ENTRIES * EACH + 1)]
+
+
+def test_a_checkpoint_inside_of_it_goes_on_from_there(
+    published: Log, worker: LogWorker, seen: list[int], redis_client: redis.Redis
+) -> None:
+    for _ in range(4):
+        worker.round(0)
+    damage(redis_client, "none", "an empty column")
+    worker.close()
+
+    worker.drain()
+
+    assert seen == [*range(1, ENTRIES * EACH + 1)]
+
+
+def test_a_shard_stops_where_the_journal_no_longer_has_them(
+    published: Log,
+    worker: LogWorker,
+    seen: list[int],
+    connection: Connection,
+    redis_client: redis.Redis,
+) -> None:
+    damage(redis_client, "none", "an empty column")
+    connection.execute("DELETE FROM penstock.journal WHERE first_offset = 21")
+
+    with pytest.raises(DamagedEntry, match=r"\(offsets 21-40\).* the journal has no record after"):
+        worker.drain()
+
+    assert seen == [*range(1, 21)]
+    [(waiting,)] = connection.execute("SELECT waiting FROM penstock.checkpoints")
+    assert "DamagedEntry: things/0: entry 40-0" in waiting
+
+
+def test_an_entry_that_was_deleted_is_filled_from_the_journal(
+    published: Log, worker: LogWorker, seen: list[int], redis_client: redis.Redis
+) -> None:
+    redis_client.xdel(STREAM, "40-0")
+
+    worker.drain()
+
+    assert seen == [*range(1, ENTRIES * EACH + 1)]
+
+
+def test_so_are_the_newest_entries(
+    published: Log, worker: LogWorker, seen: list[int], redis_client: redis.Redis
+) -> None:
+    """The stream goes silent before its end: nothing that comes tells of them."""
+    redis_client.xdel(STREAM, "60-0", "80-0")
+
+    worker.drain()
+
+    assert seen == [*range(1, ENTRIES * EACH + 1)]
+
+
+def test_an_entry_that_begins_before_the_end_of_another_is_damaged(
+    published: Log, redis_client: redis.Redis
+) -> None:
+    """One that is whole, of the same records: only its place is another."""
+    [shard] = published.shard_names
+    entries: Any = redis_client.xrange(STREAM)
+    redis_client.delete(STREAM)
+    for entry, fields in [entries[0], (b"30-0", entries[1][1] | {b"first": b"11"}), *entries[1:]]:
+        redis_client.xadd(STREAM, fields, id=entry)
+
+    with pytest.raises(
+        DamagedEntry, match=r"30-0 .* begins at offset 11, and the one before ends at 20"
+    ):
+        read(redis_client, "penstock", shard, Offset(0), 1000)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"who": "me"}, entry_of_a_record(7)], ids=["other fields", "a record of its own"]
+)
+def test_an_entry_that_somebody_added_stops_the_shard_behind_the_records(
+    fields: Any, published: Log, worker: LogWorker, seen: list[int], redis_client: redis.Redis
+) -> None:
+    redis_client.xadd(STREAM, fields, id="1000-0")
+
+    with suppress(ForeignLog):
+        worker.drain()
+
+    assert seen == [*range(1, ENTRIES * EACH + 1)]
+
+
+def test_a_damaged_payload_is_dead_lettered_as_the_journal_has_it(
+    published: Log,
+    worker: LogWorker,
+    seen: list[int],
+    connection: Connection,
+    redis_client: redis.Redis,
+) -> None:
+    damage_entry(
+        redis_client,
+        STREAM,
+        1,
+        lambda fields, _: fields.update(
+            {b"data": fields[b"data"].replace(b'"number": 3}', b'"number"; 3}')}
+        ),
+    )
+
+    worker.drain()
+
+    assert seen == [each for each in range(1, ENTRIES * EACH + 1) if each != 23]
+    [(offset, data)] = connection.execute('SELECT "offset", data FROM penstock.dead_letters')
+    assert (offset, data) == (23, {"number": 3})
+
+
+@pytest.mark.parametrize("codec", ["zstd"])
+def test_a_missing_library_stops_the_shard_and_nothing_else(
+    codec: str,
+    published: Log,
+    worker: LogWorker,
+    seen: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    zstandard: Zstandard,
+) -> None:
+    monkeypatch.setattr("penstock.consuming.worker.HALTED_PAUSE_S", 0.05)
+    zstandard.remove()
+    with pytest.raises(CodecMissing, match=r"pip install 'penstock\[zstd\]'"):
+        worker.drain()
+    assert seen == []
+
+    with running(worker.run):
+        zstandard.restore()
+        eventually(lambda: len(seen) == ENTRIES * EACH, "it is installed")
+
+
+def test_a_key_may_have_the_text_of_an_escaped_nul(
+    published: Log, connection: Connection, streamer: Streamer, redis_client: redis.Redis
+) -> None:
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)"
+        r" VALUES ('things', 0, '\u0000', 'insert', 'thing', '{}')"
+    )
+    streamer.drain()
+
+    [shard] = published.shard_names
+    assert read_newest(redis_client, "penstock", shard, 1)[0].key == r"\u0000"
+
+
+def test_verify_names_a_damaged_entry_and_its_offsets(
+    published: Log, verified: Verify, redis_client: redis.Redis
+) -> None:
+    assert verified().clean
+    damage(redis_client, "none", "an empty column")
+
+    found = only(verified())
+
+    assert (found.kind, found.where) == (FindingKind.DAMAGED, "log")
+    assert (found.offset, found.count) == (21, EACH)
+    assert "entry 40-0 (offsets 21-40) is damaged: its column keys cannot be read" in found.text
+    assert "delete the key of its shard" in found.text
+
+
+@pytest.mark.parametrize(
+    ("how", "counts"),
+    [
+        ("an empty column", {FindingKind.DAMAGED: EACH}),
+        ("no first offset", {FindingKind.DAMAGED: 1, FindingKind.MISSING: EACH - 1}),
+    ],
+)
+def test_verify_in_small_ranges_names_it_in_each(
+    how: str,
+    counts: dict[FindingKind, int],
+    published: Log,
+    verified: Verify,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.verifying.reading.OFFSETS_A_READ", 7)
+    damage(redis_client, "none", how)
+
+    assert verified().counts == counts
+
+
+@pytest.mark.parametrize(("codec", "how"), CASES)
+def test_verify_finds_every_damage(
+    codec: str,
+    how: str,
+    published: Log,
+    connection: Connection,
+    redis_client: redis.Redis,
+    redis_url: str,
+) -> None:
+    damage(redis_client, codec, how)
+
+    examiner = InlineExaminer(connection, redis_url, DEFAULT_SCOPE)
+    assert FindingKind.DAMAGED in verify(connection, redis_client, examiner).counts
+
+
+def test_verify_finds_a_changed_byte_in_a_payload(
+    published: Log, verified: Verify, redis_client: redis.Redis
+) -> None:
+    damage_entry(
+        redis_client,
+        STREAM,
+        1,
+        lambda fields, _: fields.update({b"data": fields[b"data"].replace(b" 3}", b" 4}")}),
+    )
+
+    found = only(verified())
+
+    assert (found.kind, found.offset, found.text.partition(" ")[0]) == (
+        FindingKind.CHANGED,
+        23,
+        "data",
+    )
+
+
+def test_the_log_is_whole_again_once_its_key_is_deleted(
+    published: Log, verified: Verify, streamer: Streamer, redis_client: redis.Redis
+) -> None:
+    damage(redis_client, "none", "an empty column")
+    redis_client.delete(STREAM)
+    streamer.close()
+    streamer.drain()
+
+    assert verified().clean
+
+
+@pytest.mark.parametrize("how", ["an empty column", "too few records", "no first offset"])
+def test_a_log_whose_newest_entry_is_damaged_goes_on(
+    how: str,
+    published: Log,
+    worker: LogWorker,
+    seen: list[int],
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+) -> None:
+    """A streamer that starts compares the last record, by what the entry says of it."""
+    damage(redis_client, "none", how, ENTRIES - 1)
+    streamer.close()
+    worker.close()
+
+    stage_rows(connection, published, EACH, f"{ENTRIES} ")
+    streamer.drain()
+    worker.drain()
+
+    assert seen == [*range(1, (ENTRIES + 1) * EACH + 1)]
+
+
+def test_a_streamer_leaves_a_shard_out_whose_last_record_cannot_be_told(
+    published: Log, streamer: Streamer, redis_client: redis.Redis
+) -> None:
+    damage(redis_client, "none", "no last record", ENTRIES - 1)
+    streamer.close()
+
+    with pytest.raises(
+        DamagedEntry, match=r"things/0: entry 80-0 .*is damaged: its field from or to"
+    ):
+        streamer.drain()

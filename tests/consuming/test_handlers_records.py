@@ -1,0 +1,131 @@
+"""What a handler may do with its records: what it did when they were a list, and columns, wherever they come from."""
+
+import copy
+import json
+import pickle
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import pytest
+import redis
+
+from fixtures.flow import stage_rows
+from penstock import Log, Pipeline
+from penstock.batches import Columns, Entry, Records
+from penstock.consuming import LogWorker
+from penstock.database.connections import Connection
+from penstock.operating.dead_letters import of_consumer
+from penstock.operating.retrying import retry
+from penstock.records import Offset, Record, Shard, ShardName
+from penstock.streaming import Streamer
+
+SHARD = ShardName("things", Shard(0))
+
+
+@pytest.fixture
+def entry() -> Entry:
+    rows = [(n, f"k{-n}", "insert", "thing", f'{{"n": {n}}}', "", 1_000 + n) for n in range(1, 6)]
+    return Entry(SHARD, Offset(1), Columns.pack(rows))
+
+
+@pytest.fixture(params=["an entry", "two entries", "plain entries"])
+def records(request: pytest.FixtureRequest, entry: Entry) -> Records:
+    made = entry.records
+    match request.param:
+        case "an entry":
+            return Records.of(entry)
+        case "two entries":
+            rest = Entry(SHARD, Offset(1), entry.columns)
+            return Records.of(entry)[:2] + Records.of(rest)[2:]
+        case _:
+            return Records.of(made)
+
+
+def test_they_are_used_as_a_list_is(records: Records, entry: Entry) -> None:
+    same = entry.records
+
+    assert records == same
+    assert same == records
+    assert records != same[1:]
+    assert Records() == []
+    assert not Records()
+    assert (len(records), records[0], records[-1]) == (5, same[0], same[-1])
+    assert records[::-1] == same[::-1] == [*reversed(records)]
+    assert records[1:4:2] == same[1:4:2]
+    assert sorted(records, key=attrgetter("key")) == sorted(same, key=attrgetter("key"))
+    assert same[2] in records
+    assert (records.index(same[2]), records.count(same[2])) == (2, 1)
+    assert records + same == same + records == same + same
+    first, *rest = records
+    assert [first, *rest] == same
+    assert isinstance(records, Sequence)
+
+
+def test_they_match_a_pattern(records: Records) -> None:
+    match records:
+        case [Record(offset=1), *_, Record(offset=last)]:
+            assert last == 5
+        case _:
+            pytest.fail("no match")
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda r: pickle.loads(pickle.dumps(r))]
+)
+def test_they_are_copied_and_sent_to_another_process(
+    again: Callable[[Any], Any], records: Records
+) -> None:
+    copied = again(records)
+
+    assert copied == records
+    assert again(records[3]) == records[3]
+    assert copied.data == records.data
+
+
+def test_a_record_is_written_as_json(records: Records) -> None:
+    assert json.loads(json.dumps(vars(records[1])))["data_json"] == '{"n": 2}'
+    assert json.dumps([record.data for record in records[:2]]) == '[{"n": 1}, {"n": 2}]'
+
+
+def test_a_payload_that_is_two_values_is_no_payload() -> None:
+    records = Records.of([Record("things", Shard(0), Offset(1), 1, "k", "a", "o", "1,2")])  # type: ignore[arg-type]
+
+    with pytest.raises(ValueError, match="Extra data"):
+        assert records.data
+
+
+def test_columns_are_there_wherever_the_records_come_from(
+    flow: Pipeline,
+    streamer: Streamer,
+    connection: Connection,
+    things: Log,
+    redis_client: redis.Redis,
+    database_url: str,
+    redis_url: str,
+) -> None:
+    """From the log, from the journal, halved, without a parked key, and from a dead letter."""
+    seen: list[str] = []
+    refused = {"k5"}
+
+    @flow.consumer(reads=things, batch=9, attempts=1, park_key=True)
+    def reader(_: Any, records: Any) -> None:
+        if refused & {*records.keys}:
+            raise ValueError
+        seen.extend(records.data_json)
+
+    with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as worker:
+        for _ in range(3):
+            stage_rows(connection, things, 40)
+            streamer.drain()
+        for shard in things.shard_names:
+            stream = f"penstock:{{{shard}}}:log"
+            entries: Any = redis_client.xrange(stream)
+            redis_client.xdel(stream, entries[1][0])
+        worker.drain()
+    assert len(seen) == 117
+    refused.clear()
+    retry(flow, of_consumer(connection, "reader"), database_url)
+
+    assert len(seen) == 120
+    assert set(seen) == {f'{{"number": {number}}}' for number in range(1, 41)}
