@@ -184,7 +184,7 @@ def start(directory: Path) -> Iterator[Start]:
         process.send_signal(signal.SIGTERM)
     for process in started:
         try:
-            process.communicate(timeout=15)
+            process.communicate(timeout=60)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

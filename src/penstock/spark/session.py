@@ -81,6 +81,9 @@ CHILDREN_END_S = 1.0
 JVM_END_S = 3.0
 """How long to wait for the end of a JVM whose connections have broken."""
 
+JVM_REMOVAL_S = 15.0
+"""How long a JVM that is ended while it starts has to remove its files, on a busy machine."""
+
 
 def spark_session(
     slots: int,
@@ -230,7 +233,7 @@ def _ending_at_signals() -> Iterator[None]:
 
 def _end_process(pid: int) -> None:
     """Ends a child in order, so that it removes its files; a JVM that ignores SIGTERM obeys SIGHUP."""
-    deadline = monotonic() + JVM_END_S
+    deadline = monotonic() + JVM_REMOVAL_S
     with suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGHUP)
         while os.waitpid(pid, os.WNOHANG) == (0, 0):
