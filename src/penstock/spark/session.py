@@ -92,7 +92,7 @@ def spark_session(
     conf: Mapping[str, str] | None = None,
     attempts: int = TASK_ATTEMPTS,
     stop: Callable[[], bool] = lambda: False,
-    sockets: str | None = None,
+    directory: str | None = None,
 ) -> SparkSession:
     """A session with Penstock's settings and data sources; the existing one if there is one.
 
@@ -102,7 +102,7 @@ def spark_session(
         conf: Further settings; they override ours, and those of ``spark-submit``, which override ours too.
         attempts: Attempts of a task before Spark fails its job; used only without ``master``.
         stop: Whether a signal to stop has come before.
-        sockets: Directory for Spark's sockets, some of which it leaves behind; used only without a cluster.
+        directory: For Spark's temporary files and sockets, some of which it leaves behind; used only without a cluster.
 
     Raises:
         JavaMissing: No Java runtime.
@@ -117,7 +117,7 @@ def spark_session(
     submitted, chosen = read_submitted(), dict(conf or {})
     master = master or find_cluster(submitted)
     _choose_python(chosen)
-    ours = {"spark.app.name": "penstock"} | _settings(master, submitted | chosen, sockets)
+    ours = {"spark.app.name": "penstock"} | _settings(master, submitted | chosen, directory)
     settings = {name: value for name, value in ours.items() if name not in submitted} | chosen
     settings["spark.master"] = master or f"local[{slots},{attempts}]"
     builder = SparkSession.builder
@@ -149,7 +149,9 @@ def _choose_python(chosen: Mapping[str, str]) -> None:
         )
 
 
-def _settings(master: str | None, given: Mapping[str, str], sockets: str | None) -> dict[str, str]:
+def _settings(
+    master: str | None, given: Mapping[str, str], directory: str | None
+) -> dict[str, str]:
     """Penstock's settings for a master; None is this machine."""
     if master is not None and not master.startswith("local"):
         path = {"spark.executorEnv.PYTHONPATH": _application_path()}
@@ -158,9 +160,19 @@ def _settings(master: str | None, given: Mapping[str, str], sockets: str | None)
         [*(p for p in sys.path if p), os.environ.get("PYTHONPATH", "")]
     )
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    if sockets is None or len(sockets) > LONGEST_SOCKET_DIRECTORY:
-        return SETTINGS | LOCAL
-    return SETTINGS | LOCAL | {"spark.python.unix.domain.socket.dir": sockets}
+    return SETTINGS | LOCAL | _keep_in(directory)
+
+
+def _keep_in(directory: str | None) -> dict[str, str]:
+    """Settings for the directory of Spark's temporary files and sockets; none if it is too long for a socket."""
+    if directory is None or len(directory) > LONGEST_SOCKET_DIRECTORY or " " in directory:
+        return {}
+    options = SETTINGS["spark.driver.extraJavaOptions"]
+    return {
+        "spark.python.unix.domain.socket.dir": directory,
+        # Java removes these files itself, but not those that a thread makes while it is ending.
+        "spark.driver.extraJavaOptions": f"{options} -Djava.io.tmpdir={directory}",
+    }
 
 
 def _application_path() -> str:

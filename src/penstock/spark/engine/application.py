@@ -152,9 +152,9 @@ def run(  # noqa: PLR0913  the options of a run
 
 
 def _start(make_session: Callable[..., SparkSession], directory: str) -> SparkSession | None:
-    """Spark, with its sockets in the directory, which is removed if it does not start; None if it was stopped before it had."""
+    """Spark, with its files in the directory, which is removed if it does not start; None if it was stopped before it had."""
     try:
-        return make_session(sockets=directory)
+        return make_session(directory=directory)
     except BaseException as error:
         shutil.rmtree(directory, ignore_errors=True)
         if isinstance(error, StartEndedError):
