@@ -183,7 +183,9 @@ class FrameFollower:
         spans = self._reader.from_log(ranges)
         try:
             next(iter(spans.values())).rows.load()
-        except (DamagedEntry, RecordsLost) as error:
+        except (DamagedEntry, ServerUnavailable) as error:
+            if not isinstance(error, DamagedEntry) and not isinstance(error.__cause__, RecordsLost):
+                raise
             # Of a single range, the worker reads all of it from the journal.
             raise DamagedEntry(str(error), ranges[0].first, ranges[0].last) from error
         return spans

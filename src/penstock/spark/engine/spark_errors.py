@@ -27,8 +27,8 @@ _OF_PENSTOCK = re.compile(
 """The line of an error that a task has raised while it read records."""
 
 
-class RecordsLost(ServerUnavailable):
-    """Some of the records are not where they were read."""
+class RecordsLost(Exception):
+    """Some of the records are not where they were read: the cause of a ``ServerUnavailable``."""
 
 
 class JobFailed(Exception):
@@ -66,8 +66,7 @@ def reading_errors(what: str) -> Iterator[None]:
         ForeignLog: An entry was not written by Penstock.
         DamagedEntry: An entry cannot be read.
         CodecMissing: The library that an entry is compressed with is not installed on an executor.
-        RecordsLost: Some of the records are not there.
-        ServerUnavailable: Anything else: nothing was tried, and it is read again.
+        ServerUnavailable: Because of ``RecordsLost``, or anything else: nothing was tried, and it is read again.
     """
     try:
         yield
@@ -82,5 +81,5 @@ def reading_errors(what: str) -> Iterator[None]:
         if issubclass(kind, (ForeignLog, CodecMissing)):
             raise kind(said) from error
         if kind is Gap:
-            raise RecordsLost(said) from error
+            raise ServerUnavailable(said) from RecordsLost(str(error))
         raise ServerUnavailable(f"reading {what} on Spark: {said}") from error
