@@ -121,3 +121,17 @@ def test_sparks_checkpoints_deleted_between_and_during_runs(
     running_pipeline.begin()
 
     eventually(lambda: running_pipeline.exact() > during, "records flow again", timeout_s=60)
+
+
+def test_sparks_own_temporary_files_deleted(running_pipeline: RunningPipeline) -> None:
+    """Without them no task starts any more: the run ends with a reason, and the next one goes on."""
+    if running_pipeline.engine == "inline":
+        pytest.skip("the inline engine has no directory of its own")
+    [directory] = running_pipeline.directory.glob("penstock-java-*")
+    shutil.rmtree(directory, ignore_errors=True)
+    assert running_pipeline.running is not None
+
+    assert running_pipeline.running.wait(30) == 3
+    running_pipeline.begin()
+
+    assert running_pipeline.exact() > 0

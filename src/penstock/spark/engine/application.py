@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
+from typing import Self
 
 import structlog
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -26,6 +28,7 @@ from penstock.spark.engine.progress import LiveProgress
 from penstock.spark.engine.schedule import Schedule
 from penstock.spark.engine.set_based import SetBasedConsumers
 from penstock.spark.engine.slots import EPOCHS, Slots
+from penstock.spark.engine.spark_errors import name_java_error
 from penstock.spark.session import (
     TASK_ATTEMPTS,
     StartEndedError,
@@ -97,7 +100,7 @@ def run(  # noqa: PLR0913  the options of a run
     frames = [spec for spec in specs if spec.dataframe]
     streamers = most_streamers(len(pipeline.shard_names), redis_url) if streamer else 0
     tasks = assign(shards, max(2, available_cores()), streamers=streamers)
-    directory = _make_directory(checkpoint_directory)
+    directories = _Directories.make(checkpoint_directory)
     make_session = partial(
         spark_session,
         len(tasks) + len(frames),
@@ -106,7 +109,7 @@ def run(  # noqa: PLR0913  the options of a run
         attempts=SET_BASED_ATTEMPTS if frames else TASK_ATTEMPTS,
         stop=stop,
     )
-    spark = _start(make_session, directory)
+    spark = _start(make_session, directories)
     if spark is None:
         return
     spark.dataSource.register(EpochsSource)
@@ -129,12 +132,9 @@ def run(  # noqa: PLR0913  the options of a run
     make = partial(FrameWorker, prepare=prepare, reread_chance=resend_chance)
     workers = [make(spark, pipeline, spec, database_url, redis_url) for spec in frames]
     sets = SetBasedConsumers(spark, workers, reports.receive, reports.failures)
-    queries = []
-    if tasks:
-        epochs = EpochQuery(spark, options, schedule, reports.live)
-        queries.append(
-            _Supervised(EPOCHS, partial(epochs.start, directory), lambda: epochs.failure)
-        )
+    epochs = EpochQuery(spark, options, schedule, reports.live)
+    start = partial(epochs.start, directories.checkpoints)
+    queries = [_Supervised(EPOCHS, start, lambda: epochs.failure)] if tasks else []
     try:
         with jvm_errors("running on Spark"):
             schedule.wait_for_slots(stopped)
@@ -142,21 +142,60 @@ def run(  # noqa: PLR0913  the options of a run
             if not frames:
                 reports.live.when_first_reported = partial(end_planners, spark)
             sets.start(stopped)
-            _supervise(queries, schedule, control, reports.live, stopped)
+            _supervise(queries, schedule, control, reports.live, stopped, directories.check)
     finally:
         control.stop_tasks()
         sets.finish()
-        _shut_down(spark, control, directory)
+        _shut_down(spark, control, directories)
         log.info("stopped", **reports.totals())
     reports.raise_first()
 
 
-def _start(make_session: Callable[..., SparkSession], directory: str) -> SparkSession | None:
-    """Spark, with its files in the directory, which is removed if it does not start; None if it was stopped before it had."""
+@dataclass(frozen=True)
+class _Directories:
+    """What Spark writes on this machine.
+
+    Attributes:
+        checkpoints: Of the query; it may vanish at any time.
+        java: Java's temporary files and sockets, without which tasks cannot start.
+    """
+
+    checkpoints: str
+    java: str
+
+    @classmethod
+    def make(cls, within: str | None) -> Self:
+        """Makes them, that of the checkpoints in the named directory."""
+        if within is not None:
+            os.makedirs(within, exist_ok=True)  # noqa: PTH103  Spark takes paths as text
+        checkpoints = tempfile.mkdtemp(prefix="penstock-spark-", dir=within)
+        return cls(checkpoints, tempfile.mkdtemp(prefix="penstock-java-"))
+
+    def check(self) -> None:
+        """Notices that Java's files have been removed, without which each query would fail.
+
+        Raises:
+            ServerUnavailable: They have been.
+        """
+        if not os.path.exists(self.java):  # noqa: PTH110  as above
+            raise ServerUnavailable(
+                f"running on Spark: its temporary files in {self.java} have been removed. Nothing is lost: start it again; let "
+                "what cleans temporary files leave penstock-java-*, or set TMPDIR to another directory"
+            )
+
+    def remove(self) -> None:
+        for directory in (self.checkpoints, self.java):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _start(
+    make_session: Callable[..., SparkSession], directories: _Directories
+) -> SparkSession | None:
+    """Spark; None if it was stopped before it had started.  The directories are removed if it does not start."""
     try:
-        return make_session(directory=directory)
+        return make_session(directory=directories.java)
     except BaseException as error:
-        shutil.rmtree(directory, ignore_errors=True)
+        directories.remove()
         if isinstance(error, StartEndedError):
             return None
         raise
@@ -165,12 +204,6 @@ def _start(make_session: Callable[..., SparkSession], directory: str) -> SparkSe
 def _log_running(spark: SparkSession, names: Sequence[str]) -> None:
     ui = {"ui": spark.sparkContext.uiWebUrl} if spark.sparkContext.uiWebUrl else {}
     log.info("running", queries=names, **ui)
-
-
-def _make_directory(within: str | None) -> str:
-    if within is not None:
-        os.makedirs(within, exist_ok=True)  # noqa: PTH103  Spark takes paths as text
-    return tempfile.mkdtemp(prefix="penstock-spark-", dir=within)
 
 
 class _Reports:
@@ -225,6 +258,7 @@ class _Supervised:
     start: Callable[[], StreamingQuery]
     failure: Callable[[], str | None] = lambda: None
     query: StreamingQuery | None = None
+    has_run: bool = False
     began: float = 0.0
     backoff: float = 0.0
     restart_at: float = 0.0
@@ -241,8 +275,13 @@ class _Supervised:
             self.began = monotonic()
             try:
                 self.query = self.start()
+                self.has_run = True
             except ServerUnavailable as error:
                 self._wait(describe(error))
+            except Py4JJavaError as error:
+                if not self.has_run:  # it is no fault of Spark's that may pass
+                    raise
+                self._wait(name_java_error(error))
         elif not control.was_reached and (reason := _unreachable(self.query)):
             raise DriverUnreachable(reason)
         elif not self.query.isActive:
@@ -266,10 +305,12 @@ def _supervise(
     control: ControlServer,
     live: LiveProgress,
     stop: Callable[[], bool],
+    check: Callable[[], None],
 ) -> None:
-    """Keeps the queries running, over the slots that there are, until ``stop()`` is true."""
+    """Keeps the queries running, over the slots that there are, until ``stop()`` is true, or ``check()`` raises."""
     waiting = threading.Event()
     while not stop():
+        check()
         if not is_jvm_alive():
             raise ConnectionError  # it is named by what catches it
         for query in queries:
@@ -302,13 +343,13 @@ def _unreachable(query: StreamingQuery) -> str | None:
     return getattr(metrics, "unreachable", None)
 
 
-def _shut_down(spark: SparkSession, control: ControlServer, directory: str) -> None:
+def _shut_down(spark: SparkSession, control: ControlServer, directories: _Directories) -> None:
     """Stops the tasks, which finish or drop their batch, then Spark."""
     control.stop_tasks()
     if is_jvm_alive():
         _stop_spark(spark, control)
     control.close()
-    shutil.rmtree(directory, ignore_errors=True)
+    directories.remove()
 
 
 def _stop_spark(spark: SparkSession, control: ControlServer) -> None:

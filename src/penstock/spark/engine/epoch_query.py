@@ -4,6 +4,7 @@ import logging
 import shutil
 from collections.abc import Mapping
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from pyspark.sql.streaming.query import StreamingQuery
@@ -12,6 +13,7 @@ from penstock.spark.engine.epochs import COUNTS
 from penstock.spark.engine.progress import LiveProgress
 from penstock.spark.engine.schedule import Schedule
 from penstock.spark.engine.slots import EPOCHS
+from penstock.spark.engine.spark_errors import name_java_error
 from penstock.spark.names import named_jobs
 
 OBSERVED = "penstock"
@@ -26,7 +28,7 @@ class EpochQuery:
     """Starts the query, and runs its epochs.
 
     Attributes:
-        failure: The first line of what the last epoch failed with; None if none has failed since the start.
+        failure: What the last epoch failed with, in one line; None if none has failed since the start.
     """
 
     def __init__(
@@ -71,6 +73,9 @@ class EpochQuery:
             with named_jobs(rows.sparkSession, EPOCHS, what):
                 rows.write.format("noop").mode("append").save()
         except Exception as error:  # noqa: BLE001  raised again, in one line
-            self.failure = (str(error).splitlines() or [type(error).__name__])[0]
+            if isinstance(error, Py4JJavaError):
+                self.failure = name_java_error(error)
+            else:
+                self.failure = (str(error).splitlines() or [type(error).__name__])[0]
             # Spark searches the text with a pattern that overflows its stack if it is long.
             raise EpochFailedError(self.failure) from None

@@ -27,6 +27,10 @@ _OF_PENSTOCK = re.compile(
 """The line of an error that a task has raised while it read records."""
 
 
+MOST_CAUSES = 5
+"""How many causes of an error are named."""
+
+
 class RecordsLost(Exception):
     """Some of the records are not where they were read: the cause of a ``ServerUnavailable``."""
 
@@ -53,6 +57,16 @@ def is_sparks_fault(error: BaseException) -> bool:
 def java_message(error: Py4JJavaError) -> str:
     """What Java says of an error, which Python says in the middle of a long text."""
     return str(error.java_exception.getMessage())
+
+
+def name_java_error(error: Py4JJavaError) -> str:
+    """The classes of Java's error and its causes, without their texts, which may quote a value."""
+    names: list[str] = []
+    cause = error.java_exception
+    while cause is not None and len(names) < MOST_CAUSES:
+        names.append(cause.getClass().getSimpleName())
+        cause = cause.getCause()
+    return ", caused by ".join(names)
 
 
 @contextmanager
