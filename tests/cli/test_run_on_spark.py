@@ -112,6 +112,38 @@ def test_a_signal_while_it_starts_ends_it_cleanly(
     assert list(temporary.iterdir()) == []
 
 
+def test_no_jvm_is_left_if_nohup_started_it(
+    penstock: CommandLine, connection: Connection, temporary: Path
+) -> None:
+    """Java ignores SIGHUP then, too."""
+    stage(connection, 10)
+    process = subprocess.Popen(
+        ["nohup", PENSTOCK, "run", "--engine", "spark"],
+        cwd=penstock.directory,
+        env=penstock.environment_within(temporary),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    eventually(
+        lambda: any(each.name() == "java" for each in family(process)),
+        "Java is started",
+        timeout_s=60,
+    )
+    started = family(process)
+    to_the_group(process)
+
+    assert process.wait(60) == 0
+    gone, alive = psutil.wait_procs(started, timeout=5)
+    for each in alive:
+        each.kill()
+    assert alive == []
+    assert process.communicate()[0].splitlines()[-1] == "stopped"
+    assert list(temporary.iterdir()) == []
+    assert len(gone) == len(started)
+
+
 def test_it_says_nothing_more_than_its_log_and_that_it_stopped(
     running: subprocess.Popen[str],
 ) -> None:

@@ -209,8 +209,8 @@ def test_the_tutorial_ends_as_it_says(tmp_path: Path) -> None:
 
 
 def _answer(ask: Callable[[], int]) -> int | None:
-    """What was asked for; None while the server is starting."""
+    """What was asked for; None while the server is starting, and before it has written where it is."""
     try:
         return ask()
-    except psycopg.OperationalError:
+    except (psycopg.OperationalError, FileNotFoundError):
         return None

@@ -81,8 +81,8 @@ CHILDREN_END_S = 1.0
 JVM_END_S = 3.0
 """How long to wait for the end of a JVM whose connections have broken."""
 
-JVM_REMOVAL_S = 15.0
-"""How long a JVM that is ended while it starts has to remove its files, on a busy machine."""
+JVM_REMOVAL_S = 5.0
+"""How long a JVM that is ended while it starts has to remove its files; less than a command has to stop."""
 
 
 def spark_session(
@@ -244,8 +244,9 @@ def _ending_at_signals() -> Iterator[None]:
 
 
 def _end_process(pid: int) -> None:
-    """Ends a child in order, so that it removes its files; a JVM that ignores SIGTERM obeys SIGHUP."""
-    deadline = monotonic() + JVM_REMOVAL_S
+    """Ends a child in order, so that it removes its files; a JVM that ignores SIGTERM obeys SIGHUP, except under ``nohup``."""
+    is_obeyed = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    deadline = monotonic() + (JVM_REMOVAL_S if is_obeyed else 0.0)
     with suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGHUP)
         while os.waitpid(pid, os.WNOHANG) == (0, 0):
