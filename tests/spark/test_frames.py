@@ -178,6 +178,21 @@ def test_records_that_the_log_has_lost_come_from_postgres(
 
 
 @pytest.mark.slow
+def test_records_that_several_logs_have_lost_at_their_ends_come_from_postgres(
+    run: Run, streamer: Streamer, connection: Connection, things: Log, redis_client: redis.Redis
+) -> None:
+    """Guarantee 12: each shard is read by itself then, and all of them are applied together."""
+    stage_rows(connection, things, 100, "a")
+    streamer.drain()
+    for shard in things.shard_names:
+        redis_client.xtrim(f"penstock:{{{shard}}}:log", maxlen=0, approximate=False)
+
+    run()
+
+    assert counted(connection) == {"a": 100}
+
+
+@pytest.mark.slow
 def test_a_dataframe_ends_at_a_barrier_and_the_rest_is_applied_after_it(
     run: Run,
     consumer: ConsumerSpec,

@@ -71,6 +71,15 @@ class FrameSource(OffsetSource[Place]):
         return super().plan(shard, records)
 
     @override
+    def plan_together(
+        self, found: Mapping[ShardName, Sequence[Place]]
+    ) -> Planner[dict[ShardName, Delivered]]:
+        """Likewise."""
+        for records in found.values():
+            cast("Span", records).rows.load()
+        return super().plan_together(found)
+
+    @override
     def renew(self, items: Sequence[Place]) -> None:
         """A handler cannot change a DataFrame."""
 

@@ -131,6 +131,14 @@ class Span(Sequence[Place]):
 
 
 def select(spans: Sequence[Span]) -> DataFrame:
+    """The records of spans, which may have been read together, or not."""
+    together: dict[int, list[Span]] = {}
+    for span in spans:
+        together.setdefault(id(span.rows), []).append(span)
+    return reduce(DataFrame.union, (_select_of_one(each) for each in together.values()))
+
+
+def _select_of_one(spans: Sequence[Span]) -> DataFrame:
     """The records of spans that were read together."""
     conditions = (span.condition for span in spans)
     return spans[0].rows.load().where(reduce(lambda one, other: one | other, conditions))
