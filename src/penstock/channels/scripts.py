@@ -17,6 +17,7 @@ import redis
 from hiredis import pack_command
 from redis.client import NEVER_DECODE
 
+from penstock.channels.cancelling import cancellable
 from penstock.database.resources import directory
 
 T = TypeVar("T")
@@ -118,13 +119,14 @@ class Script:
 
         Raises:
             redis.RedisError: The connection failed, or the reply is an error.
+            asyncio.CancelledError: The caller was cancelled; the call may have been executed.
         """
         command = ("EVALSHA", self.sha, len(call.keys), *call.keys, *call.arguments)
         try:
-            return await client.execute_command(*command, **{NEVER_DECODE: True})
+            return await cancellable(client.execute_command(*command, **{NEVER_DECODE: True}))
         except redis.exceptions.NoScriptError:
-            await client.script_load(self.text)
-            return await client.execute_command(*command, **{NEVER_DECODE: True})
+            await cancellable(client.script_load(self.text))
+            return await cancellable(client.execute_command(*command, **{NEVER_DECODE: True}))
 
     def packed(self, call: Call) -> bytes:
         """The call as bytes, ready to send."""

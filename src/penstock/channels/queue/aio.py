@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 import redis.asyncio
 import structlog
 
+from penstock.channels.cancelling import cancellable
 from penstock.channels.queue.leases import Heartbeat, Held, LeaseBook, stale
 from penstock.channels.queue.messages import (
     DeadMessage,
@@ -272,7 +273,8 @@ class AsyncReader:
         positions = self._rounds.positions()
         # The next round meets a key of another type as well, and leaves that shard out.
         with suppress(ForeignLog), redis_errors(f"waiting for queue {self._rounds.shape.name}"):
-            await self._client.xread(positions, count=1, block=max(1, int(seconds * 1000)))
+            block_ms = max(1, int(seconds * 1000))
+            await cancellable(self._client.xread(positions, count=1, block=block_ms))
 
     async def settle(self, leases: Sequence[tuple[AsyncLease, Settlement]]) -> list[bool]:
         """As ``Reader.settle``."""
