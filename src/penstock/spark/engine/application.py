@@ -132,9 +132,8 @@ def run(  # noqa: PLR0913  the options of a run
     make = partial(FrameWorker, prepare=prepare, reread_chance=resend_chance)
     workers = [make(spark, pipeline, spec, database_url, redis_url) for spec in frames]
     sets = SetBasedConsumers(spark, workers, reports.receive, reports.failures)
-    epochs = EpochQuery(spark, options, schedule, reports.live)
-    start = partial(epochs.start, directories.checkpoints)
-    queries = [_Supervised(EPOCHS, start, lambda: epochs.failure)] if tasks else []
+    made_of = (spark, options, schedule, reports.live)
+    queries = [_supervise_epochs(EpochQuery(*made_of), directories.checkpoints)] if tasks else []
     try:
         with jvm_errors("running on Spark"):
             schedule.wait_for_slots(stopped)
@@ -142,7 +141,8 @@ def run(  # noqa: PLR0913  the options of a run
             if not frames:
                 reports.live.when_first_reported = partial(end_planners, spark)
             sets.start(stopped)
-            _supervise(queries, schedule, control, reports.live, stopped, directories.check)
+            check = directories.make_check(spark)
+            _supervise(queries, schedule, control, reports.live, stopped, check)
     finally:
         control.stop_tasks()
         sets.finish()
@@ -171,11 +171,16 @@ class _Directories:
         checkpoints = tempfile.mkdtemp(prefix="penstock-spark-", dir=within)
         return cls(checkpoints, tempfile.mkdtemp(prefix="penstock-java-"))
 
-    def check(self) -> None:
-        """Notices that Java's files have been removed, without which each query would fail.
+    def make_check(self, spark: SparkSession) -> Callable[[], None]:
+        """What notices that Java's files have been removed, if Spark has them there: on a cluster it has not."""
+        is_used = any(self.java in value for _, value in spark.sparkContext.getConf().getAll())
+        return self._check if is_used else lambda: None
+
+    def _check(self) -> None:
+        """Ends a run whose every query would fail.
 
         Raises:
-            ServerUnavailable: They have been.
+            ServerUnavailable: Java's files have been removed.
         """
         if not os.path.exists(self.java):  # noqa: PTH110  as above
             raise ServerUnavailable(
@@ -297,6 +302,10 @@ class _Supervised:
         log.warning(
             "query ended, restarting it", query=self.name, reason=reason, seconds=self.backoff
         )
+
+
+def _supervise_epochs(epochs: EpochQuery, checkpoints: str) -> _Supervised:
+    return _Supervised(EPOCHS, partial(epochs.start, checkpoints), lambda: epochs.failure)
 
 
 def _supervise(
