@@ -20,28 +20,42 @@ from penstock.testing import eventually
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
+Start = Callable[..., subprocess.Popen[str]]
+
+
 @pytest.fixture
-def starting(
-    penstock: CommandLine, connection: Connection, temporary: Path
-) -> Iterator[subprocess.Popen[str]]:
-    """``penstock run`` on Spark as the leader of its own process group."""
+def start(penstock: CommandLine, connection: Connection, temporary: Path) -> Iterator[Start]:
+    """Starts ``penstock run`` on Spark, behind another command if one is given, as the leader of its own process group."""
     stage(connection, 10)
-    process = subprocess.Popen(
-        [PENSTOCK, "run", "--engine", "spark"],
-        cwd=penstock.directory,
-        env=penstock.environment_within(temporary),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*before: str, within: Path = temporary) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*before, PENSTOCK, "run", "--engine", "spark"],
+            cwd=penstock.directory,
+            env=penstock.environment_within(within),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
     try:
-        yield process
+        yield start
     finally:
-        for each in family(process):
-            each.kill()
-        process.kill()
-        process.communicate()
+        for process in started:
+            for each in family(process):
+                each.kill()
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def starting(start: Start) -> subprocess.Popen[str]:
+    """The process, as it starts."""
+    return start()
 
 
 @pytest.fixture
@@ -112,20 +126,9 @@ def test_a_signal_while_it_starts_ends_it_cleanly(
     assert list(temporary.iterdir()) == []
 
 
-def test_no_jvm_is_left_if_nohup_started_it(
-    penstock: CommandLine, connection: Connection, temporary: Path
-) -> None:
+def test_no_jvm_is_left_if_nohup_started_it(start: Start, temporary: Path) -> None:
     """Java ignores SIGHUP then, too."""
-    stage(connection, 10)
-    process = subprocess.Popen(
-        ["nohup", PENSTOCK, "run", "--engine", "spark"],
-        cwd=penstock.directory,
-        env=penstock.environment_within(temporary),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    process = start("nohup")
     eventually(
         lambda: any(each.name() == "java" for each in family(process)),
         "Java is started",
@@ -139,9 +142,25 @@ def test_no_jvm_is_left_if_nohup_started_it(
     for each in alive:
         each.kill()
     assert alive == []
-    assert process.communicate()[0].splitlines()[-1] == "stopped"
+    assert process.communicate()[1].splitlines()[-1] == "stopped"
     assert list(temporary.iterdir()) == []
     assert len(gone) == len(started)
+
+
+def test_a_directory_that_spark_does_not_use_may_vanish(
+    start: Start, temporary: Path, connection: Connection
+) -> None:
+    """As on a cluster: what cleans temporary files removes it as empty, days later."""
+    unused = temporary / "too-long-with-what-comes-below-it"
+    unused.mkdir()
+    process = start(within=unused)
+    eventually(lambda: effects(connection) == 10, "all is applied", timeout_s=120)
+    [directory] = unused.glob("penstock-java-*")
+    directory.rmdir()
+    stage(connection, 10)
+
+    eventually(lambda: effects(connection) == 20, "the run goes on", timeout_s=60)
+    assert process.poll() is None
 
 
 def test_it_says_nothing_more_than_its_log_and_that_it_stopped(
