@@ -160,7 +160,8 @@ def test_a_directory_that_spark_does_not_use_may_vanish(
     stage(connection, 10)
 
     eventually(lambda: effects(connection) == 20, "the run goes on", timeout_s=60)
-    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=10)
 
 
 def test_it_says_nothing_more_than_its_log_and_that_it_stopped(
