@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, NewType, overload
 
 from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
@@ -134,6 +134,31 @@ def parse_place(text: str) -> Place:
     if len(found) > 1:
         raise InvalidSetting(f"{text!r}: give one place")
     return found[0]
+
+
+Moment = datetime | timedelta
+"""A time with its zone, or how long ago, by Postgres' clock."""
+
+_AGO = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|m|h|d)")
+_UNITS = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days"}
+
+
+def parse_moment(text: str) -> Moment:
+    """A time in ISO 8601, which is in UTC if it names no zone, or how long ago: ``90s``, ``15min``, ``2h``, ``3d``.
+
+    Raises:
+        InvalidSetting: The text is neither, or a time that Postgres cannot store.
+    """
+    ago = _AGO.fullmatch(text)
+    try:
+        if ago is not None:
+            return timedelta(**{_UNITS[ago[2]]: float(ago[1])})
+        given = datetime.fromisoformat(text)
+        return (given if given.tzinfo else given.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise InvalidSetting(
+            f"{text!r} is not a time: write it as 2026-11-23T14:05+01:00, without a zone for UTC, or as 2h, which is two hours ago"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Resetting a checkpoint by hand."""
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -144,3 +145,95 @@ def test_dead_letters_that_will_be_read_again_are_removed(
         (1,),
         (2,),
     ]
+
+
+def stage_at(connection: Connection, shard: int, *ages: str) -> list[int]:
+    """Stages a record for each age in a shard, by a clock that goes as it likes; returns their ids."""
+    return [
+        found[0]
+        for age in ages
+        for found in connection.execute(
+            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, created_at) "
+            "VALUES ('things', %s, %s, 'insert', 'thing', '{}', now() - %s::interval) RETURNING id",
+            [shard, age, age],
+        )
+    ]
+
+
+def set_journal_times(connection: Connection) -> None:
+    """Rows of the journal as if each tick had followed the newest of its records, or of those before, at once."""
+    connection.execute(
+        "UPDATE penstock.journal j SET created_at = (SELECT max(r.created_at) FROM penstock.journal e "
+        "CROSS JOIN unnest(e.record_ids) AS n (id) JOIN penstock.staged_records r ON r.id = n.id "
+        "WHERE (e.channel, e.shard) = (j.channel, j.shard) AND e.first_offset <= j.first_offset)"
+    )
+
+
+def test_a_time_moves_each_shard_before_its_first_record_since_then(
+    connection: Connection, reader: LogWorker, streamer: Streamer, applied: list[Record]
+) -> None:
+    """Also before older ones that come after it: their transactions committed late."""
+    stage_at(connection, 0, "4h", "3h")
+    streamer.drain()
+    since = stage_at(connection, 0, "1h", "3h", "10min")
+    since += stage_at(connection, 1, "50min")
+    streamer.drain()
+    reader.drain()
+    connection.execute(
+        "UPDATE penstock.staged_records SET created_at = now() - interval '5h' WHERE created_at > now() - interval '2min'"
+    )
+    set_journal_times(connection)
+    reader.close()
+    applied.clear()
+
+    moves = reset_checkpoint(connection, "reader", timedelta(hours=2), apply=True)
+    reader.drain()
+
+    assert sum(move.again for move in moves) == 4
+    assert sorted(r.id for r in applied) == since
+    at = datetime.now(UTC) - timedelta(minutes=55)
+    assert [m.again for m in reset_checkpoint(connection, "reader", at)] == [1, 1]
+
+
+def test_a_time_finds_records_that_were_staged_before_the_clock_was_set_back(
+    connection: Connection, reader: LogWorker, streamer: Streamer
+) -> None:
+    stage_at(connection, 0, "1h", "30min")
+    streamer.drain()
+    connection.execute(
+        "UPDATE penstock.staged_records SET created_at = '2001-01-01' WHERE created_at > now() - interval '20min'"
+    )
+    newest = "last_offset = (SELECT max(last_offset) FROM penstock.journal WHERE shard = 0)"
+    connection.execute("UPDATE penstock.journal SET created_at = '2001-01-01'")
+    [(last,)] = connection.execute(
+        "UPDATE penstock.journal SET created_at = now() - interval '65min' "
+        f"WHERE shard = 0 AND {newest} RETURNING last_offset".encode()
+    ).fetchall()
+
+    moves = reset_checkpoint(connection, "reader", timedelta(minutes=61))
+
+    assert moves[0].after == last - 2
+
+
+def test_a_time_after_the_newest_record_is_the_end_and_one_before_the_oldest_the_beginning(
+    connection: Connection, reader: LogWorker
+) -> None:
+    assert sum(m.again for m in reset_checkpoint(connection, "reader", timedelta(0))) == 0
+    moves = reset_checkpoint(connection, "reader", timedelta(days=1))
+    assert (sum(m.again for m in moves), [m.removed for m in moves]) == (20, [0, 0])
+
+
+def test_records_of_that_time_that_retention_has_removed_are_counted(
+    connection: Connection, reader: LogWorker, streamer: Streamer
+) -> None:
+    stage_at(connection, 0, "1h")
+    streamer.drain()
+    reader.drain()
+    [(gone,)] = connection.execute(
+        "SELECT last_offset FROM penstock.journal WHERE shard = 0 ORDER BY 1 LIMIT 1"
+    ).fetchall()
+    connection.execute("DELETE FROM penstock.journal WHERE shard = 0 AND last_offset = %s", [gone])
+
+    moves = reset_checkpoint(connection, "reader", timedelta(hours=2))
+
+    assert [(m.shard, m.after, m.removed) for m in moves if m.removed] == [(0, gone, gone)]

@@ -3,24 +3,28 @@
 Only the sequencer writes the journal.  Where it ends is the truth about a shard: a log that continues beyond it, or that
 holds another record at its end, shows that Postgres has lost commits.
 
-    reading    which shards there are, where they end, which record is at an offset, which records were missed
+    reading    which shards there are, where they end, which record is at an offset, where a time begins, which records were missed
     lineage    the comparison with Redis: before a streamer's first tick, before a consumer's first record
 """
 
 from penstock.journal.lineage import check_lineage, check_tails, examine_lineage
 from penstock.journal.reading import (
+    Since,
     journal_tails,
     known_shards,
     missed_records,
+    offsets_since,
     registered_tails,
 )
 
 __all__ = [
+    "Since",
     "check_lineage",
     "check_tails",
     "examine_lineage",
     "journal_tails",
     "known_shards",
     "missed_records",
+    "offsets_since",
     "registered_tails",
 ]

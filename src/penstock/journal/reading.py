@@ -2,12 +2,25 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
-from penstock.records import LastRecord, Offset, Record, RecordId, Scope, Shard, ShardName
+from penstock.records import (
+    LastRecord,
+    Moment,
+    Offset,
+    Record,
+    RecordId,
+    Scope,
+    Shard,
+    ShardName,
+)
+
+CLOCK_MARGIN = timedelta(minutes=10)
+"""How far a server's clock may be set back, while a record waits for its tick, without its being missed by a search by time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +55,52 @@ class MissedRecords:
     count: int
     first: RecordId
     is_isolated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """Where the records of a shard since a time begin.
+
+    Attributes:
+        before: The offset before the first of them; the shard's last one if there is none.
+        removed: Records that retention has removed, if some of them may have been staged since then; else 0.
+        at: The time.
+    """
+
+    before: Offset
+    removed: int
+    at: datetime
+
+
+def offsets_since(
+    connection: Connection, scope: Scope, shards: Iterable[ShardName], moment: Moment
+) -> dict[ShardName, Since]:
+    """Where the records that were staged at a time or later begin, of each shard.
+
+    Behind that, some may be older: a shard is in the order of commits, and a long transaction stages early and commits late.
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+        PrivilegeMissing: The connection's role may not read the journal or staged records.
+    """
+    chosen = list(shards)
+    is_ago = isinstance(moment, timedelta)
+    with postgres_errors("looking for a time in the journal"):
+        rows = connection.execute(
+            statements("penstock.journal", scope.schema)["offsets_since"],
+            {
+                "channels": [shard.channel for shard in chosen],
+                "shards": [shard.shard for shard in chosen],
+                "at": None if is_ago else moment,
+                "ago": moment if is_ago else None,
+                "margin": CLOCK_MARGIN,
+            },
+            binary=True,
+        ).fetchall()
+    return {
+        ShardName(channel, Shard(shard)): Since(Offset(before), removed, at)
+        for channel, shard, before, removed, at in rows
+    }
 
 
 def missed_records(connection: Connection, scope: Scope) -> list[MissedRecords]:

@@ -118,3 +118,36 @@ WHERE (pg_visible_in_snapshot(r.xid, last.snapshot) OR isolated.record_id IS NOT
   AND NOT EXISTS (SELECT FROM {schema}.waiting_records w WHERE w.record_id = r.id)
 GROUP BY r.channel, r.shard, is_isolated
 ORDER BY r.channel, r.shard, is_isolated;
+
+-- :name offsets_since
+-- Of each shard: the offset before the first record that was staged at a time or later, or its last offset if there is none;
+-- and how many records are removed, if some of them may have been staged since.
+-- A shard is in the order of commits, which is not that of times: a long transaction's records come late.  A row of the journal
+-- is written after its records were staged, so the rows before the first one of that time hold none of them; `margin` allows
+-- for a clock that was set back.  A record that is gone counts as one of that time.
+WITH moment AS MATERIALIZED (
+    SELECT coalesce(%(at)s::timestamptz, clock_timestamp() - %(ago)s::interval) AS at
+)
+SELECT s.channel, s.shard, coalesce(found."offset" - 1, journal.last_offset),
+       CASE WHEN oldest.created_at >= moment.at THEN journal.first_offset - 1 ELSE 0 END,
+       moment.at
+FROM moment
+CROSS JOIN unnest(%(channels)s::text[], %(shards)s::int[]) AS s (channel, shard)
+CROSS JOIN LATERAL {schema}.journal_bounds(s.channel, s.shard) AS journal
+LEFT JOIN {schema}.journal oldest
+    ON oldest.channel = s.channel AND oldest.shard = s.shard AND oldest.first_offset = journal.first_offset
+LEFT JOIN LATERAL (
+    SELECT e.first_offset + n.position - 1 AS "offset"
+    FROM {schema}.journal e
+    CROSS JOIN LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
+    LEFT JOIN LATERAL (SELECT created_at FROM {schema}.staged_records WHERE id = n.id OFFSET 0) r ON true
+    WHERE e.channel = s.channel AND e.shard = s.shard
+      AND e.first_offset >= (
+              SELECT min(first_offset)
+              FROM {schema}.journal j
+              WHERE j.channel = s.channel AND j.shard = s.shard AND j.created_at >= moment.at - %(margin)s::interval
+          )
+      AND coalesce(r.created_at >= moment.at, true)
+    ORDER BY e.first_offset, n.position
+    LIMIT 1
+) found ON true;

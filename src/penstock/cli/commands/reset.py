@@ -17,6 +17,7 @@ from penstock.operating.reset import (
     reset_epoch,
     reset_ick,
 )
+from penstock.records import parse_moment
 from penstock.settings import Settings
 
 reset = typer.Typer(
@@ -32,8 +33,9 @@ def checkpoint(  # noqa: PLR0917  options
     to: Annotated[
         str | None,
         typer.Option(
-            metavar="OFFSET|PLACE|earliest|latest",
-            help="The last offset that counts as applied, or its place (rides/2 offset 4118), or an end of the journal.",
+            metavar="OFFSET|PLACE|TIME|earliest|latest",
+            help="The last offset that counts as applied, or its place (rides/2 offset 4118), or an end of the journal; or a time: "
+            "2026-11-23T14:05+01:00, in UTC without a zone, or 2h for two hours ago: what was staged since is applied again.",
         ),
     ] = None,
     shard: Annotated[int | None, typer.Option(min=0, help="Only this shard.")] = None,
@@ -44,7 +46,7 @@ def checkpoint(  # noqa: PLR0917  options
     """Move a consumer's checkpoint, or resume its halted shards."""
     if to is None and not resume:
         raise InvalidSetting(
-            "reset to what? Give --to OFFSET, --to earliest, --to latest, or --resume"
+            "reset to what? Give --to OFFSET, --to TIME, --to earliest, --to latest, or --resume"
         )
     with open_connections(settings, "reset") as servers:
         moves = reset_checkpoint(
@@ -62,6 +64,12 @@ def checkpoint(  # noqa: PLR0917  options
         _show_moves(moves)
     if any(move.again for move in moves):
         say("Records that are applied again take effect again, unless the handler prevents it.")
+    for move in moves:
+        if move.removed:
+            say(
+                f"warning: {move.channel}/{move.shard}: {move.removed:,} older records are removed by retention, and some of them may "
+                "have been staged since that time"
+            )
     if not moves:
         say("There is nothing to do.")
     elif not apply:
@@ -74,9 +82,7 @@ def _parse_target(to: str | None) -> CheckpointTarget:
             return to
         case _:
             pass
-    if not to.isdigit() and " offset " not in to:
-        raise InvalidSetting(f"--to {to}: give an offset, a place, or one of earliest, latest")
-    return parse_position(to)
+    return parse_position(to) if to.isdigit() or " offset " in to else parse_moment(to)
 
 
 def _show_moves(moves: tuple[CheckpointMove, ...]) -> None:

@@ -5,7 +5,8 @@ not done for the longest time, each with what it waits for.
 """
 
 import json as jsonlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import isfinite
 from typing import Annotated
@@ -22,8 +23,8 @@ from penstock.cli.render import show
 from penstock.cli.signals import Stop
 from penstock.database.registry import registered_channels
 from penstock.errors import InvalidSetting, Unknown
-from penstock.journal import known_shards
-from penstock.records import Offset, Place, Record, ShardName
+from penstock.journal import known_shards, offsets_since
+from penstock.records import BEGINNING, Offset, Place, Record, ShardName, parse_moment
 from penstock.settings import Settings
 
 BATCH = 1000
@@ -45,6 +46,14 @@ def tail(  # noqa: PLR0917  options
             help="Begin at this offset of each shard, or at a place: 'rides/2 offset 4118'.",
         ),
     ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Only records staged at this time or later: 2026-11-23T14:05+01:00, in UTC without a zone, or 2h for two hours ago.",
+        ),
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Only records of this key.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Wait for new records until interrupted.")
     ] = False,
@@ -52,7 +61,7 @@ def tail(  # noqa: PLR0917  options
         int | None,
         typer.Option(
             min=0,
-            help="Maximum number of records, or of an Ick's members; by default the newest 10, or all with --from.",
+            help="Maximum number of records, or of an Ick's members; by default the newest 10, or all with --from or --since.",
         ),
     ] = None,
     json: Json = False,
@@ -66,25 +75,52 @@ def tail(  # noqa: PLR0917  options
                 f"--from {position}: that is not in {channel}, or in another shard"
             )
         shard, position = position.shard.shard, position.offset
+    if since is not None and position is not None:
+        raise InvalidSetting("--since and --from exclude each other")
+    moment = None if since is None else parse_moment(since)
+    of_logs = follow or any(each is not None for each in (position, since, key))
     with open_connections(settings, "tail") as servers:
         shards = _find_shards(servers, channel, shard)
         kind = _kind(servers, channel)
         if kind == "queue":
-            _refuse_log_options(channel, "a queue", is_given=position is not None or follow)
+            _refuse_log_options(channel, "a queue", is_given=of_logs)
             _print_messages(servers, shards, 10 if count is None else count, json=json)
             return
         if kind == "ick":
-            _refuse_log_options(channel, "an Ick", is_given=position is not None or follow)
+            _refuse_log_options(channel, "an Ick", is_given=of_logs)
             _print_members(servers, shards, 10 if count is None else count, json=json)
             return
-        if position is None:
-            _, positions = _print_newest(servers, shards, 10 if count is None else count, json=json)
-            left = None
-        else:
-            printed, positions = _print_from(servers, shards, position, count, json=json)
+        wanted, starts = _Wanted(key), dict[ShardName, Offset]()
+        if moment is not None:
+            found = offsets_since(servers.connection, servers.scope, shards, moment)
+            starts = {shard: each.before for shard, each in found.items()}
+            wanted = _Wanted(key, next(iter(found.values())).at)
+        elif position is not None:
+            starts = dict.fromkeys(shards, Offset(max(0, position - 1)))
+        if starts:
+            printed, positions = _print_from(servers, starts, count, wanted, json=json)
             left = None if count is None else count - printed
+        else:
+            most = 10 if count is None else count
+            positions, left = _print_newest(servers, shards, most, wanted, json=json), None
         if follow:
-            _follow(servers, positions, stop, left, json=json)
+            _follow(servers, positions, stop, left, wanted, json=json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Which records of a log are printed."""
+
+    key: str | None = None
+    since: datetime | None = None
+
+    def select(self, records: Iterable[Record]) -> Iterator[Record]:
+        since_us = None if self.since is None else self.since.timestamp() * 1_000_000
+        for record in records:
+            if self.key in {None, record.key} and (
+                since_us is None or record.staged_us >= since_us
+            ):
+                yield record
 
 
 def _find_shards(servers: Connections, channel: str, shard: int | None) -> list[ShardName]:
@@ -108,7 +144,7 @@ def _refuse_log_options(channel: str, kind: str, *, is_given: bool) -> None:
     if is_given:
         what = "members" if kind == "an Ick" else "messages until they are done"
         raise InvalidSetting(
-            f"{channel} is {kind}: it keeps {what}, not records, so --from and --follow do not apply. "
+            f"{channel} is {kind}: it keeps {what}, not records, so --from, --since, --key and --follow do not apply. "
             "See penstock status --watch"
         )
 
@@ -183,55 +219,74 @@ def _read_tails(servers: Connections, shards: list[ShardName]) -> Positions:
 
 
 def _print_newest(
-    servers: Connections, shards: list[ShardName], count: int, *, json: bool
-) -> tuple[int, Positions]:
-    """Prints the newest records of all shards together; returns how many, and the end of each shard."""
+    servers: Connections, shards: list[ShardName], count: int, wanted: _Wanted, *, json: bool
+) -> Positions:
+    """Prints the newest records of all shards together; returns the end of each shard."""
     ends = _read_tails(servers, shards)
     newest = [
         record
         for shard in shards
-        for record in (
-            read_newest(servers.client, servers.scope.namespace, shard, count) if count else []
-        )
+        for record in (_find_newest(servers, shard, ends[shard], count, wanted) if count else [])
     ]
     by_age = sorted(newest, key=lambda record: (record.staged_us, record.id))
-    chosen = by_age[-count:] if count else []
-    for record in chosen:
+    for record in by_age[-count:] if count else []:
         show(_format_record(record, json=json))
     for record in newest:
         shard = _shard_name(record)
         ends[shard] = max(ends[shard], record.offset)
-    return len(chosen), ends
+    return ends
+
+
+def _find_newest(
+    servers: Connections, shard: ShardName, end: Offset, count: int, wanted: _Wanted
+) -> Iterable[Record]:
+    """The last records of a shard; those of a key are looked for from the end."""
+    namespace = servers.scope.namespace
+    if wanted.key is None:
+        return read_newest(servers.client, namespace, shard, count)
+    found: list[Record] = []
+    first = extents(servers.client, namespace, [shard])[shard].first
+    while end >= first and len(found) < count:
+        after = Offset(max(BEGINNING, end - BATCH))
+        page = read(servers.client, namespace, shard, after, BATCH)
+        found = [*wanted.select(each for each in page if each.offset <= end), *found]
+        end = after
+    return found[-count:]
 
 
 def _print_from(
-    servers: Connections, shards: list[ShardName], start: Offset, count: int | None, *, json: bool
+    servers: Connections,
+    starts: Mapping[ShardName, Offset],
+    count: int | None,
+    wanted: _Wanted,
+    *,
+    json: bool,
 ) -> tuple[int, Positions]:
-    """Prints each shard from an offset; returns how many records, and the end of each shard."""
-    ends = _read_tails(servers, shards)
+    """Prints each shard after an offset; returns how many records, and the end of each shard."""
+    ends = _read_tails(servers, list(starts))
     printed = 0
-    for shard in shards:
-        after = Offset(max(0, start - 1))
-        left = None if count is None else count - printed
-        for record in _read_range(servers, shard, after, ends[shard], left):
+    for shard, after in starts.items():
+        end, ends[shard] = ends[shard], max(after, ends[shard])
+        for record in wanted.select(_read_range(servers, shard, after, end)):
+            if count is not None and printed >= count:
+                break
             show(_format_record(record, json=json))
-            printed, after = printed + 1, record.offset
-        ends[shard] = after if count is not None and printed >= count else max(after, ends[shard])
+            printed += 1
     return printed, ends
 
 
 def _read_range(
-    servers: Connections, shard: ShardName, after: Offset, end: Offset, most: int | None
+    servers: Connections, shard: ShardName, after: Offset, end: Offset
 ) -> Iterator[Record]:
-    """The records of a shard after one offset and up to another, at most ``most``."""
-    while after < end and (most is None or most > 0):
-        wanted = BATCH if most is None else min(BATCH, most)
-        records = read(servers.client, servers.scope.namespace, shard, after, wanted)
-        yield from records
+    """The records of a shard after one offset and up to another."""
+    while after < end:
+        records = read(servers.client, servers.scope.namespace, shard, after, BATCH)
         if not records:
             return
+        for record in records:
+            if record.offset <= end:
+                yield record
         after = records[-1].offset
-        most = None if most is None else most - len(records)
 
 
 def _shard_name(record: Record) -> ShardName:
@@ -239,16 +294,23 @@ def _shard_name(record: Record) -> ShardName:
 
 
 def _follow(
-    servers: Connections, positions: Positions, stop: Stop, left: int | None, *, json: bool
+    servers: Connections,
+    positions: Positions,
+    stop: Stop,
+    left: int | None,
+    wanted: _Wanted,
+    *,
+    json: bool,
 ) -> None:
     follower = Follower(servers.client, servers.scope.namespace, count=BATCH)
     while not stop() and (left is None or left > 0):
         found = follower.wait(positions, BLOCK_MS)
         for shard, records in found.items():
-            for record in records if left is None else records[:left]:
+            chosen = list(wanted.select(records))
+            for record in chosen if left is None else chosen[:left]:
                 show(_format_record(record, json=json))
             positions[shard] = records[-1].offset
-            left = None if left is None else left - len(records)
+            left = None if left is None else max(0, left - len(chosen))
 
 
 def _format_record(record: Record, *, json: bool) -> str:

@@ -4,7 +4,9 @@ From then on the operator is responsible for exactly-once effects: a record that
 applied again.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 import structlog
@@ -13,14 +15,15 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import Refused, Unknown
+from penstock.journal import Since, offsets_since
 from penstock.operating.consumers import list_consumers, unknown_consumer
-from penstock.records import DEFAULT_SCOPE, Offset, Place, Scope, Shard, ShardName
+from penstock.records import DEFAULT_SCOPE, Moment, Offset, Place, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.operator")
 
-CheckpointTarget = Offset | Place | Literal["earliest", "latest"] | None
-"""The offset, or the place, after which the consumer continues; ``earliest`` and ``latest`` are the ends of the journal; None does not
-move the checkpoint."""
+CheckpointTarget = Offset | Place | Moment | Literal["earliest", "latest"] | None
+"""The offset, or the place, after which the consumer continues; a time, before whose first record each shard continues; ``earliest`` and
+``latest`` are the ends of the journal; None does not move the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class CheckpointMove:
         passed_over: Records that will never be applied.
         dead_letters: Dead letters that are removed, because their records are delivered again.
         resumes: Whether the shard was halted and will continue.
+        removed: For a time: records before ``after`` that retention has removed, if some of them may have been staged since then.
     """
 
     consumer: str
@@ -48,15 +52,17 @@ class CheckpointMove:
     passed_over: int
     dead_letters: int
     resumes: bool
+    removed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
     consumer: str
-    to: Offset | Literal["earliest", "latest"] | None
+    to: Offset | Moment | Literal["earliest", "latest"] | None
     shard: int | None
     resume: bool
     channel: str | None = None
+    since: Mapping[ShardName, Since] = field(default_factory=dict)
 
 
 def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have defaults
@@ -76,7 +82,8 @@ def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have
     Args:
         connection: In autocommit mode.
         consumer: Its name.
-        to: The last offset that counts as applied.
+        to: The last offset that counts as applied.  With a time, every record that was staged then or later is applied again; so
+            are older ones between them, of transactions that committed late.
         shard: Number of the only shard to move; None moves all, or that of the place.
         resume: Whether halted shards continue.
         apply: Carry the plan out.
@@ -89,6 +96,8 @@ def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have
     """
     sql = statements("penstock.operating", scope.schema)
     request = _make_request(consumer, to, shard, resume=resume)
+    if isinstance(to, datetime | timedelta):  # before any lock: it may take seconds
+        request = replace(request, since=_find_time(connection, consumer, to, scope))
     with postgres_errors(f"moving checkpoints of {consumer}"), connection.transaction():
         if apply:
             _lock(connection, consumer, scope)
@@ -120,6 +129,16 @@ def _make_request(
     if shard not in {None, to.shard.shard}:
         raise Unknown(f"{to} is not in shard {shard}")
     return _Request(consumer, to.offset, to.shard.shard, resume, to.shard.channel)
+
+
+def _find_time(
+    connection: Connection, consumer: str, moment: Moment, scope: Scope
+) -> dict[ShardName, Since]:
+    sql = statements("penstock.operating", scope.schema)["checkpoint_bounds"]
+    with postgres_errors(f"moving checkpoints of {consumer}"):
+        rows = connection.execute(sql, {"consumer": consumer}).fetchall()
+    shards = [ShardName(channel, Shard(shard)) for channel, shard, *_ in rows]
+    return offsets_since(connection, scope, shards, moment)
 
 
 def _lock(connection: Connection, consumer: str, scope: Scope) -> None:
@@ -174,8 +193,9 @@ def _plan_move(row: tuple[Any, ...], request: _Request) -> CheckpointMove:
             f"{ShardName(channel, Shard(shard))} is of a queue: no checkpoint decides which of its jobs are done, and those that are "
             "cannot be done again. Dead letters can: penstock dead-letters retry"
         )
-    ends = {None: before, "earliest": earliest, "latest": latest}
-    after = request.to if isinstance(request.to, int) else ends[request.to]
+    after, removed = _find_target(
+        request, ShardName(channel, Shard(shard)), before, earliest, latest
+    )
     if not earliest <= after <= latest and after != before:
         raise Refused(
             f"{ShardName(channel, Shard(shard))}: a checkpoint can be at {earliest} (before the oldest record that is kept) "
@@ -191,4 +211,26 @@ def _plan_move(row: tuple[Any, ...], request: _Request) -> CheckpointMove:
         passed_over=max(0, after - before),
         dead_letters=sum(offset > after for offset in letters) if kind == "log" else 0,
         resumes=request.resume and halted is not None,
+        removed=removed,
     )
+
+
+def _find_target(
+    request: _Request, shard: ShardName, before: int, earliest: int, latest: int
+) -> tuple[int, int]:
+    """Where a checkpoint goes, and how many records are missing there."""
+    match request.to:
+        case None:
+            return before, 0
+        case "earliest":
+            return earliest, 0
+        case "latest":
+            return latest, 0
+        case int():
+            return request.to, 0
+        case _ if (since := request.since.get(shard)) is None:
+            raise Refused(f"{shard} got its checkpoint at this moment: try again")
+        case _ if since.before < earliest:  # retention was at work meanwhile
+            return earliest, earliest
+        case _:
+            return since.before, since.removed
