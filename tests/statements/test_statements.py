@@ -131,6 +131,7 @@ def test_the_extent_of_the_journal_is_an_index_probe(
     values |= _LIMITS if name == "sequence_committed" else {}
     values |= {"channels": ["c"]} if "channels" in values else {}
     values |= {"firsts": [1]} if "firsts" in values else {}
+    values |= {"at": None, "ago": "1s", "margin": "1s"} if "margin" in values else {}
     if re.search(r"%\(shards\)s::int\w*\[\]", sql):
         values["shards"] = [1]
     with connection.transaction():
