@@ -26,6 +26,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "penstock.reconciling": (),
     "penstock.stealing": (),
     "penstock.channels.log": (),
+    "penstock.channels.log.groups": (),
     "penstock.channels.ick": (),
     "penstock.structures": (),
     "penstock.migrations": (),

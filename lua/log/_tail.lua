@@ -1,34 +1,10 @@
 -- Shared by the scripts that append: fences off older epochs, finds the tail, and compares the record that a batch and the
--- log share.
+-- log share.  Include it after log/_entry.
 -- keys: stream, newest_epoch
 -- args: epoch, first, last, begins
 --
--- An entry is a record (`id` to `ts`, at the record's offset) or a batch (`first` to `times`, at its last offset).
 -- The tail is read, never assumed: a reply may have been lost, another publisher may have been faster, and this
 -- server may have been emptied or restored to an older state.
-
-local RECORD_FIELDS, BATCH_FIELDS = 7, 11
-
-local function id_of(offset)
-  return string.format("%.0f-0", offset)
-end
-
--- The offset in an id; nil if it is none of ours.
-local function offset_of(id)
-  return tonumber(string.match(id, "^(%d+)%-0$"))
-end
-
--- What an entry begins with, its last record as "id time", and that record's id; nil if it has another form.
-local function describe(entry)
-  local fields, last = entry[2], offset_of(entry[1])
-  if not last then
-    return nil
-  elseif #fields == 2 * RECORD_FIELDS and fields[1] == "id" and fields[13] == "ts" then
-    return last, fields[2] .. " " .. fields[14], fields[2]
-  elseif #fields == 2 * BATCH_FIELDS and fields[1] == "first" and fields[21] == "times" then
-    return tonumber(fields[2]), fields[6], string.match(fields[6], "^%S*")
-  end
-end
 
 local text = redis.call("GET", newest_epoch)
 if text and not (#text < 11 and string.match(text, "^%d+$")) then
@@ -39,23 +15,9 @@ if epoch_held > epoch then
   return {"fenced", epoch_held}
 end
 
--- A stream that was evicted to its end still knows the last id that it gave.
-local tail, newest = 0, redis.call("XREVRANGE", stream, "+", "-", "COUNT", 1)[1]
-if newest then
-  tail = offset_of(newest[1])
-  if not tail then
-    return {"broken", "entry " .. newest[1]}
-  end
-elseif redis.call("EXISTS", stream) == 1 then
-  local info = redis.call("XINFO", "STREAM", stream)
-  for i = 1, #info, 2 do
-    if info[i] == "last-generated-id" then
-      tail = offset_of(info[i + 1])
-      if not tail then
-        return {"broken", "entry " .. info[i + 1]}
-      end
-    end
-  end
+local tail, newest, broken = find_tail()
+if broken then
+  return broken
 end
 
 -- The last record that the batch and the log share must be the same one.  Its offset alone does not prove it: a Postgres

@@ -43,6 +43,8 @@ command line ends with; ``page`` is the section of the documentation that explai
         ├── HistoryDiverged       Postgres lost commits, or is another one
         ├── ForeignLog            the stream holds entries of another program
         │   └── DamagedEntry      an entry of the stream cannot be read
+        ├── LogDiverged            a log has lost what a group of readers has read
+        ├── GroupLost             a group of readers is gone from Redis
         ├── DamagedIck            a key of an Ick holds something else, or is missing
         ├── ForeignQueue          a key of a queue holds something else
         ├── ForeignStructure      a key of a structure holds something else
@@ -310,6 +312,14 @@ class DamagedEntry(ForeignLog):
     def __init__(self, message: str = "", first: int = 0, last: int = 0) -> None:
         super().__init__(message)
         self.first, self.last = first, last
+
+
+class LogDiverged(Refused):
+    """A log ends before a record that a group of readers has read, or has another one there."""
+
+
+class GroupLost(Refused):
+    """A group of readers that existed, or that has to, is gone from Redis."""
 
 
 class DamagedIck(Refused):

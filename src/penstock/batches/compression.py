@@ -32,6 +32,15 @@ def compress(codec: Codec, text: bytes) -> bytes:
     return text if codec == "none" else _zstd()[0](text)
 
 
+def is_installed(codec: Codec) -> bool:
+    """Whether this process can read and write what is compressed with it."""
+    try:
+        compress(codec, b"")
+    except CodecMissing:
+        return False
+    return True
+
+
 def decompress(codec: Codec, stored: bytes) -> bytes:
     """The text again.
 

@@ -24,10 +24,12 @@ _SCRIPTS = "+evalsha +script|load"
 _READ_LOG = "+get +exists +type +pttl +xinfo|stream +xread +xrange +xrevrange"
 _READ_ICK = "+zcard +zrange +zrevrange +hget +hmget"
 _READ_QUEUE = "+time +xlen +hexists +hlen +hkeys +hgetall +zscore +zrank +zlexcount +zrangebylex +zrevrangebylex +zrangebyscore +hscan +zscan"
-_READ = f"{_CONNECT} {_SCRIPTS} {_READ_LOG} {_READ_ICK} {_READ_QUEUE}"
+_READ_GROUP = "+zcount"
+_READ = f"{_CONNECT} {_SCRIPTS} {_READ_LOG} {_READ_ICK} {_READ_QUEUE} {_READ_GROUP}"
 _WRITE_ICK = "+set +setnx +del +zadd +zrem +zremrangebyrank +hset +hdel +hincrby"
 _WRITE_QUEUE = "+xadd +xdel +hsetnx +zunionstore"
-_STREAM = f"{_READ} {_WRITE_ICK} {_WRITE_QUEUE} +info +multi +exec +discard +xtrim"
+_WRITE_GROUP = "+lpush +blpop"
+_STREAM = f"{_READ} {_WRITE_ICK} {_WRITE_QUEUE} {_WRITE_GROUP} +info +multi +exec +discard +xtrim"
 
 _REFUSAL = re.compile(
     "NOPERM|no permissions|ACL failure|user executing the script can't", re.IGNORECASE
@@ -36,18 +38,19 @@ _REFUSAL = re.compile(
 COMMANDS: Mapping[AclUser, str] = {
     "owner": f"{_STREAM} +rename +persist",
     "streamer": _STREAM,
-    "consumer": f"{_READ} {_WRITE_ICK} {_WRITE_QUEUE}",
+    "consumer": f"{_READ} {_WRITE_ICK} {_WRITE_QUEUE} {_WRITE_GROUP}",
     "viewer": f"{_READ} +info",
 }
 """The commands of each user, as rules of an ACL."""
 
-# A consumer changes Icks and queues, and only reads logs: `%R~`.  Redis asks for all rights on the keys of a script, whatever the
+# A consumer changes Icks, queues and groups, and only reads logs: `%R~`.  Redis asks for all rights on the keys of a script, whatever the
 # script does: the selector in brackets gives them to the call alone, and not to the commands in it.  Both since Redis 7.
 # A viewer has no command that writes.
 _KEYS: Mapping[AclUser, str] = {
     "owner": "~{namespace}:{{*}}:*",
     "streamer": "~{namespace}:{{*}}:*",
     "consumer": "clearselectors (~{namespace}:{{*}}:* +evalsha) %R~{namespace}:{{*}}:log %R~{namespace}:{{*}}:epoch "
+    "%R~{namespace}:{{*}}:epoch-ends ~{namespace}:{{*}}:group:* "
     "~{namespace}:{{*}}:progress ~{namespace}:{{*}}:ick* ~{namespace}:{{*}}:q-* ~{namespace}:{{*}}:s*",
     "viewer": "~{namespace}:{{*}}:*",
 }

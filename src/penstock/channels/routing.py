@@ -15,16 +15,18 @@ class LogKeys:
     Attributes:
         stream: The entries: ``<offset>-0``.
         epoch: The newest epoch that has written to the shard.
+        ends: Of each epoch that began with other records at offsets given before: the last offset that it kept.
     """
 
     stream: str
     epoch: str
+    ends: str
 
 
 def log_keys(namespace: str, name: ShardName) -> LogKeys:
     """The keys of a shard: ``penstock:{rides/2}:log`` and ``penstock:{rides/2}:epoch``."""
     root = _root(namespace, name)
-    return LogKeys(f"{root}:log", f"{root}:epoch")
+    return LogKeys(f"{root}:log", f"{root}:epoch", f"{root}:epoch-ends")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,51 @@ def ick_shard_keys(namespace: str, name: ShardName) -> IckShardKeys:
     return IckShardKeys(
         f"{root}:ick", ick_keys(f"{root}:ick"), log_keys(namespace, name), f"{root}:progress"
     )
+
+
+WAKES = 32
+"""Lists on which the waiting readers of a group are woken, each on its own while no more than these wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKeys:
+    """The keys of a group of readers in one shard of a log.
+
+    Attributes:
+        log: The log's own.
+        cursor: The next offset, as text.
+        root: What the group's other keys begin with.
+    """
+
+    log: LogKeys
+    cursor: str
+    root: str
+
+    @property
+    def ledger(self) -> tuple[str, str, str]:
+        """What the group remembers: its state, when each pending record is due, and how often it was delivered."""
+        return f"{self.root}:state", f"{self.root}:due", f"{self.root}:pending"
+
+    @property
+    def line(self) -> list[str]:
+        """The waiting readers: their places, when each was heard of, and the lists on which they are woken."""
+        own = [f"{self.root}:places", f"{self.root}:heard"]
+        return own + [self.wake(number) for number in range(WAKES)]
+
+    def wake(self, number: int) -> str:
+        """One of the lists on which readers are woken."""
+        return f"{self.root}:wake{number}"
+
+    def own(self) -> list[str]:
+        """All keys of the group, and none of the log's."""
+        return [self.cursor, *self.ledger, *self.line]
+
+
+@lru_cache(maxsize=4096)
+def group_keys(namespace: str, name: ShardName, group: str) -> GroupKeys:
+    """The keys of a group in a shard of a log: ``penstock:{rides/2}:group:mailers``, which is its cursor, and others."""
+    root = f"{_root(namespace, name)}:group:{group}"
+    return GroupKeys(log_keys(namespace, name), root, root)
 
 
 _QUEUE_KEYS = {

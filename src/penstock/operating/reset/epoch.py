@@ -328,13 +328,15 @@ def _skip_ids(
 
 def _fence(client: RedisClient, scope: Scope, shards: Sequence[ShardName], plan: EpochPlan) -> None:
     """Fences publishers of older epochs, and deletes the streams that disagree with the journal."""
-    disagreeing = {each.shard for each in plan.deleted}
+    disagreeing = {each.shard: each.journal for each in plan.deleted}
     for shard in shards:
         keys = log_keys(scope.namespace, shard)
         with redis_errors(f"opening epoch {plan.new_epoch} in {shard}"):
             together: Any = client.pipeline(transaction=True)
             together.set(keys.epoch, plan.new_epoch)
             if str(shard) in disagreeing:
+                # Groups of readers go back to there: the offsets behind are given out again.
+                together.hset(keys.ends, str(plan.new_epoch), str(disagreeing[str(shard)]))
                 # Of a queue, whose ids may be given out again, nothing may stay; a log or an Ick has no such keys.
                 together.delete(*keys_to_delete(scope.namespace, shard))
             together.execute()

@@ -1,0 +1,64 @@
+"""What can be done to a group besides reading."""
+
+from collections.abc import Iterable, Sequence
+
+from penstock.channels.log.groups.options import Start
+from penstock.channels.log.groups.results import parse_moved
+from penstock.channels.log.groups.steps import Ask, Steps
+from penstock.channels.routing import GroupKeys
+from penstock.channels.scripts import Call
+from penstock.records import Offset, OffsetRange, Record, ShardName
+
+RANGES = 500
+"""Most ranges of one call."""
+
+
+def acknowledge(keys: GroupKeys, ranges: Sequence[tuple[int, int]]) -> Steps[int]:
+    """Acknowledges records of a shard, by first and last offset; returns how many were pending."""
+    _, due, pending = keys.ledger
+    acknowledged = 0
+    for at in range(0, len(ranges), RANGES):
+        flat = [offset for each in ranges[at : at + RANGES] for offset in each]
+        [reply] = yield Ask("log/group/acknowledge", [Call((due, pending), flat)])
+        acknowledged += int(reply[1])
+    return acknowledged
+
+
+def move(keys: GroupKeys, shard: ShardName, group: str, to: int | Start) -> Steps[Offset]:
+    """Moves the cursor; returns the offset that is read next."""
+    own = (keys.log.stream, keys.log.epoch, keys.cursor, *keys.ledger)
+    [reply] = yield Ask("log/group/move", [Call(own, (to,))])
+    return parse_moved(reply, shard, group)
+
+
+def find_ranges(records: Iterable[Record]) -> dict[int, list[tuple[int, int]]]:
+    """The offsets of records, as ranges by the number of their shard."""
+    ranges: dict[int, list[tuple[int, int]]] = {}
+    for record in sorted(records, key=lambda each: (each.shard, each.offset)):
+        of = ranges.setdefault(record.shard, [])
+        if of and of[-1][1] >= record.offset - 1:
+            of[-1] = (of[-1][0], int(record.offset))
+        else:
+            of.append((int(record.offset), int(record.offset)))
+    return ranges
+
+
+def checked_ranges(offsets: Sequence[int | tuple[int, int] | OffsetRange]) -> list[tuple[int, int]]:
+    """Offsets and ranges of them, as ranges.
+
+    Raises:
+        ValueError: One of them ends before it begins, or is no offset.
+    """
+    ranges = []
+    for each in offsets:
+        match each:
+            case OffsetRange():
+                first, last = int(each.first), int(each.last)
+            case int():
+                first = last = each
+            case _:
+                first, last = each
+        if not 1 <= first <= last:
+            raise ValueError(f"{first}-{last} is no range of offsets: these begin with 1")
+        ranges.append((first, last))
+    return ranges

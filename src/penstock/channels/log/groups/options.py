@@ -1,0 +1,91 @@
+"""How a group reads."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.declarations import MAX_SHARDS, checked_name
+from penstock.errors import DeclarationError
+from penstock.records import Shard, ShardName, checked_schema
+
+MAX_COUNT = 1000
+"""Most records of one read."""
+
+MAX_PENDING = 100_000
+"""The largest ``max_pending``: so many are looked at when the cursor is moved."""
+
+MIN_RETRY_S, MAX_RETRY_S = 0.01, 30 * 86_400.0
+
+Start = Literal["first", "last"]
+"""Where a new group begins: at the first record that the log has, or after the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOptions:
+    """How a group reads: the same for its sync and its async face.
+
+    Attributes:
+        log: Name of the log.
+        group: Name of the group.
+        shards: Number of the log's shards.
+        namespace: First part of the keys.
+        start: Where the group begins if there is none yet; None: it must exist.
+        retry_s: Records that are not acknowledged are delivered again after so many seconds; None: nothing is acknowledged,
+            and each record is delivered at most once.
+        expire_s: Records that are not acknowledged so many seconds after the first delivery are dropped; None: never.
+        max_pending: With so many unacknowledged records, a shard gives no new ones.
+        evicted: What a read does at records that were evicted: ``refuse`` raises ``Gap``, ``skip`` goes on and reports them.
+    """
+
+    log: str
+    group: str
+    shards: int = 1
+    namespace: str = "penstock"
+    start: Start | None = "first"
+    retry_s: float | None = None
+    expire_s: float | None = None
+    max_pending: int = 1000
+    evicted: Literal["refuse", "skip"] = "refuse"
+
+    def __post_init__(self) -> None:
+        """Checks them.
+
+        Raises:
+            DeclarationError: One of them is out of range.
+        """
+        checked_name(self.log, "log")
+        checked_name(self.group, "group")
+        checked_schema(self.namespace, "namespace")
+        for name, number, most in (
+            ("shards", self.shards, MAX_SHARDS),
+            ("max_pending", self.max_pending, MAX_PENDING),
+        ):
+            if not 1 <= number <= most:
+                raise DeclarationError(
+                    f"group {self.group}: {name} is {number}; it takes 1 to {most}"
+                )
+        for name, seconds in (("retry_s", self.retry_s), ("expire_s", self.expire_s)):
+            if seconds is not None and not MIN_RETRY_S <= seconds <= MAX_RETRY_S:
+                raise DeclarationError(
+                    f"group {self.group}: {name} is {seconds}; it takes {MIN_RETRY_S} to {MAX_RETRY_S:.0f} seconds"
+                )
+        if self.expire_s is not None and self.retry_s is None:
+            raise DeclarationError(f"group {self.group}: expire_s needs retry_s")
+        if self.start not in {"first", "last", None} or self.evicted not in {"refuse", "skip"}:
+            raise DeclarationError(
+                f"group {self.group}: start is 'first', 'last' or None; evicted is 'refuse' or 'skip'"
+            )
+
+    def shard(self, number: int) -> ShardName:
+        """One of the log's shards.
+
+        Raises:
+            ValueError: It has no such shard.
+        """
+        if not 0 <= number < self.shards:
+            raise ValueError(f"shard is {number}; log {self.log} has {self.shards}")
+        return ShardName(self.log, Shard(number))
+
+    @property
+    def most(self) -> int | None:
+        """Most that may be pending; None if nothing is acknowledged."""
+        return None if self.retry_s is None else self.max_pending

@@ -1,0 +1,254 @@
+"""What the scripts of a group reply, and the errors that replies stand for."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+from penstock.batches import Records
+from penstock.channels.log.entries import parse_entries
+from penstock.channels.scripts import as_text
+from penstock.errors import (
+    CodecMissing,
+    ForeignLog,
+    Gap,
+    GroupLost,
+    LogDiverged,
+    PenstockError,
+)
+from penstock.records import Offset, OffsetRange, Record, ShardName
+
+
+@dataclass(frozen=True, slots=True)
+class Taken(Sequence[Record]):
+    """The records that a reader of a group has taken: a sequence of them, of one shard after the other.
+
+    Attributes:
+        records: The records.
+        deliveries: How often each of them has been delivered to the group, this time included.
+        missed: Offsets that the group will not get, because they were evicted before.
+        dropped: Offsets that were delivered, not acknowledged, and have expired.
+    """
+
+    records: Records[Any] = field(default_factory=Records)
+    deliveries: tuple[int, ...] = ()
+    missed: tuple[OffsetRange, ...] = ()
+    dropped: tuple[OffsetRange, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @overload
+    def __getitem__(self, place: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Records[Any]: ...
+
+    def __getitem__(self, place: int | slice) -> Record | Records[Any]:
+        return self.records[place]
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def __add__(self, other: "Taken") -> "Taken":
+        return Taken(
+            self.records + other.records,
+            self.deliveries + other.deliveries,
+            self.missed + other.missed,
+            self.dropped + other.dropped,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """A group in one shard.
+
+    Attributes:
+        next_offset: The offset that is read next; None if the group has not begun.
+        first: Offset of the first record that the log still has; one past ``tail`` if there is none.
+        tail: The last offset ever given.
+        pending: Records that were delivered and not acknowledged yet.
+        due: Those of them that the next read delivers again, or drops.
+        due_in_s: Seconds until the next of them is due; None if none is pending.
+        delivered: Records delivered for the first time, ever.
+        redelivered: Deliveries after the first.
+        dropped: Records that expired.
+        missed: Records that were evicted before the group read them, or while they were pending.
+        rewound: How often the cursor went back, because the log has other records there.
+    """
+
+    next_offset: Offset | None
+    first: Offset
+    tail: Offset
+    pending: int
+    due: int
+    due_in_s: float | None
+    delivered: int
+    redelivered: int
+    dropped: int
+    missed: int
+    rewound: int
+
+    def available(self, most: int | None) -> int:
+        """Records that a read would take if it could take all of them.
+
+        Args:
+            most: Most that may be pending; None if records are not acknowledged.
+        """
+        if self.next_offset is None:
+            return max(0, self.tail - max(1, self.first) + 1)
+        unread = max(0, self.tail - self.next_offset + 1)
+        return unread if most is None else min(unread, max(0, most - self.pending)) + self.due
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRead:
+    """What one call has taken from a shard.
+
+    Attributes:
+        taken: The records.
+        after: No record after this one was looked for and not found; None if there may be some that are not read.
+        due_in_s: Seconds until a pending record is due; None if none is pending.
+        error: Why an entry that was taken cannot be read.
+    """
+
+    taken: Taken
+    after: Offset | None
+    due_in_s: float | None
+    error: PenstockError | None = None
+
+
+def parse_state(reply: Any, shard: ShardName, group: str) -> GroupState:
+    """The state of a group.
+
+    Raises:
+        ForeignLog: A key holds something else.
+    """
+    if reply[0] != b"group":
+        raise _make_error(reply, shard, group)
+    at, first, tail, wait, pending, due, *counts = map(int, reply[1:])
+    return GroupState(
+        Offset(at) if at else None,
+        Offset(first),
+        Offset(tail),
+        pending,
+        due,
+        _seconds(wait),
+        *counts,
+    )
+
+
+def parse_read(reply: Any, shard: ShardName, group: str) -> ShardRead:
+    """What was taken.
+
+    Raises:
+        Gap: Records were evicted.
+        LogDiverged: The log is not the one that the group has read.
+        GroupLost: The group is gone.
+        ForeignLog: Something else is in the log.
+        DamagedEntry: The next entry cannot be read.
+        CodecMissing: The library is not installed.
+    """
+    if reply[0] != b"taken":
+        raise _make_error(reply, shard, group)
+    _, at, tail, wait, is_full, dropped, missed, *items = reply
+    records, deliveries, error = _parse_items(items, shard)
+    if error is not None and not records:
+        raise error
+    taken = Taken(records, deliveries, _ranges(shard, missed), _ranges(shard, dropped))
+    is_at_end = tail >= 0 and not is_full
+    after = Offset(max(int(tail), int(at) - 1)) if is_at_end else None
+    return ShardRead(taken, after, _seconds(int(wait)), error)
+
+
+def _parse_items(
+    items: Sequence[Any], shard: ShardName
+) -> tuple[Records[Any], tuple[int, ...], PenstockError | None]:
+    """The records; an entry that cannot be read does not cost those of the others."""
+    parts: list[Records[Any]] = []
+    deliveries: list[int] = []
+    error: PenstockError | None = None
+    entry = Records[Any]()
+    for entry_id, fields, first, last, times in items:
+        if fields:
+            try:
+                entry = parse_entries(shard, [(entry_id, fields)])
+            except (ForeignLog, CodecMissing) as found:
+                entry, error = Records(), error or found
+        if entry:
+            part = entry.after(Offset(first - 1))[: last - first + 1]
+            parts.append(part)
+            deliveries += [times] * len(part)
+    return Records.join(parts), tuple(deliveries), error
+
+
+def _ranges(shard: ShardName, flat: Sequence[int]) -> tuple[OffsetRange, ...]:
+    return tuple(
+        OffsetRange(shard, Offset(first), Offset(last))
+        for first, last in zip(flat[::2], flat[1::2], strict=True)
+    )
+
+
+def _seconds(milliseconds: int) -> float | None:
+    return None if milliseconds < 0 else milliseconds / 1000
+
+
+def _make_error(reply: Any, shard: ShardName, group: str) -> PenstockError:
+    where = f"group {group} of {shard}"
+    match reply:
+        case [b"evicted", int(first), int(last)]:
+            return Gap(
+                f"{where}: the records at {first}-{last} were evicted before the group was done with them; nothing was read. "
+                f"Go on without them: evicted='skip', or rewind({shard.shard}, 'first')"
+            )
+        case [b"lost"]:
+            return GroupLost(
+                f"{where}: Redis has no such group. It was deleted, or Redis was emptied. "
+                "Begin it again: rewind(shard, 'first'), 'last' or an offset, for each shard"
+            )
+        case [b"codec", entry_id, fields]:
+            return _make_codec_error(shard, entry_id, fields)
+        case [b"behind" | b"differs" | b"rewound" as word, *places]:
+            return LogDiverged(f"{where}: {_describe_divergence(word, *places, shard=shard)}")
+        case _:
+            found = as_text(reply[1]) if len(reply) > 1 else "an unknown reply"
+            return ForeignLog(
+                f"{where}: {found}: not written by Penstock. Find out what writes to its keys"
+            )
+
+
+def _describe_divergence(word: bytes, *places: int, shard: ShardName) -> str:
+    match word, places:
+        case b"behind", [tail, offset]:
+            return (
+                f"the group has read up to {offset}, and the log ends at {tail}: it has lost its end; nothing was read. "
+                f"A streamer replays it. If nothing does: rewind({shard.shard}, 'last'), or to an offset"
+            )
+        case b"rewound", [before, after, epoch]:
+            return (
+                f"epoch {epoch} of the log has other records from {after} on, and the group had read up to {before - 1}: "
+                f"its cursor is at {after} again. The next read goes on there"
+            )
+        case _:
+            return (
+                f"the log has another record at {places[0]} than the group has read there; nothing was read. "
+                f"Find out since which offset, and rewind({shard.shard}, offset), or 'first'"
+            )
+
+
+def _make_codec_error(shard: ShardName, entry_id: bytes, fields: Sequence[bytes]) -> PenstockError:
+    try:
+        parse_entries(shard, [(entry_id, fields)])
+    except (ForeignLog, CodecMissing) as error:
+        return error
+    return ForeignLog(f"{shard}: entry {as_text(entry_id)} has an unknown codec")
+
+
+def parse_moved(reply: Any, shard: ShardName, group: str) -> Offset:
+    """The offset that is read next.
+
+    Raises:
+        ForeignLog: A key holds something else.
+    """
+    if reply[0] != b"moved":
+        raise _make_error(reply, shard, group)
+    return Offset(reply[1])

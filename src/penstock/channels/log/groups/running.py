@@ -1,0 +1,123 @@
+"""Drives the operations of a group: on a connection, or on one of asyncio."""
+
+import asyncio
+from collections.abc import Sequence
+from time import monotonic, sleep
+from typing import Any, TypeVar
+
+import redis
+import redis.asyncio
+
+from penstock.channels.cancelling import cancellable
+from penstock.channels.log.following import POLL_S
+from penstock.channels.log.groups.steps import Ask, AwaitTurn, Step, Steps, WatchLog
+from penstock.channels.log.log import shards_with_more
+from penstock.channels.routing import log_keys
+from penstock.channels.scripts import script
+from penstock.channels.server import RedisClient, redis_errors
+
+T = TypeVar("T")
+
+
+def drive(client: RedisClient, namespace: str, steps: Steps[T], what: str) -> T:
+    """Runs an operation.
+
+    Args:
+        client: The connection.
+        namespace: First part of the keys.
+        steps: The operation.
+        what: The activity, for error texts: ``reading group mailers of rides``.
+
+    Raises:
+        ServerUnavailable: Redis does not answer; what was requested may have been done.
+        AppendRefused: Redis takes no writes now.
+        ForeignLog: A key holds another type.
+    """
+    try:
+        step = next(steps)
+        while True:
+            with redis_errors(what):
+                result = _do(client, namespace, step)
+            step = steps.send(result)
+    except StopIteration as stop:
+        returned: T = stop.value
+        return returned
+
+
+def _do(client: RedisClient, namespace: str, step: Step) -> Any:
+    match step:
+        case Ask():
+            return _checked(script(step.script).call_each(client, step.calls))
+        case AwaitTurn():
+            return client.blpop([step.key], timeout=step.seconds) is not None
+        case WatchLog() if _is_spread(client, step):
+            until = monotonic() + step.seconds
+            while not shards_with_more(client, namespace, step.positions) and monotonic() < until:
+                sleep(POLL_S)
+            return None
+        case WatchLog():
+            return client.xread(_streams(namespace, step), count=1, block=_milliseconds(step))
+
+
+async def drive_async(client: Any, namespace: str, steps: Steps[T], what: str) -> T:
+    """As ``drive``, on a client of ``redis.asyncio``.
+
+    Raises:
+        asyncio.CancelledError: The caller was cancelled; what was requested may have been done.
+    """
+    try:
+        step = next(steps)
+        while True:
+            with redis_errors(what):
+                result = await _do_async(client, namespace, step)
+            step = steps.send(result)
+    except StopIteration as stop:
+        returned: T = stop.value
+        return returned
+
+
+async def _do_async(client: Any, namespace: str, step: Step) -> Any:
+    match step:
+        case Ask():
+            return [await script(step.script).call_async(client, call) for call in step.calls]
+        case AwaitTurn():
+            turn = await cancellable(client.blpop([step.key], timeout=step.seconds))
+            return turn is not None
+        case WatchLog() if _is_spread(client, step):
+            return await _poll(client, namespace, step)
+        case WatchLog():
+            streams = _streams(namespace, step)
+            return await cancellable(client.xread(streams, count=1, block=_milliseconds(step)))
+
+
+async def _poll(client: Any, namespace: str, step: WatchLog) -> None:
+    until = monotonic() + step.seconds
+    while True:
+        for shard, after in step.positions.items():
+            stream = log_keys(namespace, shard).stream
+            if await cancellable(client.xrange(stream, f"{after + 1}-0", "+", 1)):
+                return
+        if monotonic() >= until:
+            return
+        await asyncio.sleep(POLL_S)
+
+
+def _checked(replies: Sequence[Any]) -> Sequence[Any]:
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
+
+
+def _is_spread(client: Any, step: WatchLog) -> bool:
+    """Whether the shards are on several servers, of which no single command can wait for all."""
+    is_cluster = isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster)
+    return is_cluster and len(step.positions) > 1
+
+
+def _streams(namespace: str, step: WatchLog) -> dict[str, str]:
+    return {log_keys(namespace, shard).stream: f"{at}-0" for shard, at in step.positions.items()}
+
+
+def _milliseconds(step: WatchLog) -> int:
+    return max(1, int(step.seconds * 1000))

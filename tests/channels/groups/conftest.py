@@ -1,0 +1,79 @@
+"""A log without a pipeline, of packed and of plain entries, and readers of a group of it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from penstock.batches import Columns
+from penstock.channels.log import Appended, Batch, append_together
+from penstock.channels.log.groups import LogGroup
+from penstock.channels.routing import log_keys
+from penstock.channels.server import connect_redis
+from penstock.records import Epoch, Offset, Shard, ShardName
+
+
+class GroupedLog:
+    """Writes records as a streamer does."""
+
+    def __init__(self, client: Any, name: str = "work", *, plain: bool = False) -> None:
+        self.client, self.name, self.plain = client, name, plain
+        self._tails: dict[int, int] = {}
+
+    def stream(self, shard: int = 0) -> str:
+        return log_keys("penstock", ShardName(self.name, Shard(shard))).stream
+
+    def append(self, count: int, *, shard: int = 0, **of: Any) -> range:
+        """Appends a batch; returns its offsets.  ``first``, ``epoch``, ``begins``, ``staged`` are the batch's."""
+        first = of.get("first", self._tails.get(shard, 0) + 1)
+        offsets = range(first, first + count)
+        rows = [
+            (n, f"k{n}", "insert", "thing", f'{{"n": {n}}}', "", of.get("staged", 5))
+            for n in offsets
+        ]
+        batch = Batch(
+            ShardName(self.name, Shard(shard)),
+            Epoch(of.get("epoch", 1)),
+            Offset(first),
+            begins=of.get("begins", False),
+            columns=Columns.pack(rows),
+            plain=self.plain,
+        )
+        [(_, reply)] = append_together(self.client, "penstock", [batch])
+        assert isinstance(reply, Appended), reply
+        self._tails[shard] = offsets[-1]
+        return offsets
+
+
+@pytest.fixture(params=["packed", "plain"])
+def work(
+    redis_client: redis.Redis, redis_url: str, request: pytest.FixtureRequest
+) -> Iterator[GroupedLog]:
+    """A log whose entries hold a batch, or a record each."""
+    with connect_redis(redis_url) as client:
+        yield GroupedLog(client, plain=request.param == "plain")
+
+
+@pytest.fixture
+def packed(redis_client: redis.Redis, redis_url: str) -> Iterator[GroupedLog]:
+    """A log whose entries hold a batch each."""
+    with connect_redis(redis_url) as client:
+        yield GroupedLog(client)
+
+
+Reader = Callable[..., LogGroup]
+
+
+@pytest.fixture
+def reader(redis_url: str) -> Iterator[Reader]:
+    """Makes readers of the group ``mailers``."""
+    made: list[LogGroup] = []
+
+    def make(group: str = "mailers", log: str = "work", **options: Any) -> LogGroup:
+        made.append(LogGroup.connect(redis_url, log, group, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

@@ -1,0 +1,245 @@
+"""Groups when readers die, the log loses its end or is another one, and Redis is emptied: nothing is silent, nothing is stuck."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+
+from channels.groups.conftest import GroupedLog, Reader
+from penstock.errors import DamagedEntry, ForeignLog, GroupLost, LogDiverged
+from penstock.records import Record
+from penstock.testing import eventually
+
+CURSOR = "penstock:{work/0}:group:mailers"
+
+WAIT = """
+import sys
+from penstock.channels.log.groups import LogGroup
+LogGroup.connect(sys.argv[1], "work", "mailers").read(10, block_s=60)
+"""
+
+
+def offsets(records: Sequence[Record]) -> list[int]:
+    return [record.offset for record in records]
+
+
+def waiting(client: redis.Redis) -> int:
+    return client.zcard(f"{CURSOR}:places")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.slow
+def test_a_reader_that_dies_while_it_waits_neither_stalls_the_others_nor_takes_records(
+    packed: GroupedLog, reader: Reader, redis_client: redis.Redis, redis_url: str, how: int
+) -> None:
+    """Killed, or stopped, which closes no connection.  It was the first in the line, which watches the log."""
+    with subprocess.Popen([sys.executable, "-c", WAIT, redis_url]) as process:
+        try:
+            eventually(lambda: waiting(redis_client) == 1, "the process waits", timeout_s=30)
+            with ThreadPoolExecutor(2) as pool:
+                futures = [pool.submit(reader().read, 10, block_s=20) for _ in range(2)]
+                eventually(lambda: waiting(redis_client) == 3, "all three wait")
+                os.kill(process.pid, how)
+                packed.append(6)
+                began = monotonic()
+                first = [each.result(10) for each in futures]
+                assert monotonic() - began < 4
+                # The dead one has a share until it is missed, which is no record of its own.
+                rest = [reader().read(10) for _ in range(5)]
+            assert sorted(o for each in (*first, *rest) for o in offsets(each)) == [*range(1, 7)]
+            assert min(map(len, first)) >= 1
+        finally:
+            process.kill()
+
+
+def test_a_reader_that_has_given_up_waiting_leaves_the_line(
+    packed: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    assert len(reader().read(block_s=0.05)) == 0
+
+    assert waiting(redis_client) == 0
+    assert not redis_client.keys("*wake*")
+
+
+def test_a_reader_that_does_not_wait_takes_its_share_of_what_is_there(
+    packed: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    redis_client.zadd(f"{CURSOR}:places", {"another": 1})
+    packed.append(6)
+    group = reader()
+    redis_client.zadd(f"{CURSOR}:heard", {"another": int(redis_client.time()[0]) * 1000 + 1400})
+
+    assert offsets(group.read()) == [1, 2, 3]
+
+
+def test_a_log_that_has_lost_its_end_is_refused_until_it_is_whole_again(
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    """As of a streamer that replays it: the cursor stays right."""
+    work.append(6)
+    group = reader()
+    group.read(5)
+    redis_client.delete(work.stream())
+
+    with pytest.raises(LogDiverged, match="read up to 5, and the log ends at 0"):
+        group.read()
+    work.append(3, first=1)
+    with pytest.raises(LogDiverged, match="the log ends at 3"):
+        group.read(block_s=5)
+    work.append(4, first=4)
+    assert offsets(group.read()) == [6, 7]
+
+
+def test_a_log_that_has_lost_its_end_for_good_goes_on_after_a_rewind(
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    work.append(6)
+    group = reader(retry_s=60)
+    group.read(5)
+    redis_client.delete(work.stream())
+    work.append(1, first=1)
+
+    assert group.rewind(0, "last") == 2
+    work.append(1)
+    assert offsets(group.read()) == [2]
+    [state] = group.states().values()
+    assert state.pending == 2, "those before the rewind are kept"
+
+
+def test_pending_records_beyond_the_end_of_the_log_are_not_taken_for_evicted(
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    work.append(3)
+    group = reader(retry_s=0.02, evicted="skip")
+    group.read()
+    redis_client.delete(work.stream())
+
+    with pytest.raises(LogDiverged):
+        group.read(block_s=5)
+    work.append(3, first=1)
+    assert offsets(group.read(block_s=5)) == [1, 2, 3]
+
+
+def test_a_log_with_other_records_at_the_same_offsets_is_refused(
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    work.append(3)
+    group = reader()
+    group.read()
+    redis_client.delete(work.stream())
+    work.append(3, first=1, staged=99)
+    work.append(2)
+
+    with pytest.raises(LogDiverged, match="another record at 3"):
+        group.read()
+    group.rewind(0, "first")
+    assert offsets(group.read()) == [1, 2, 3, 4, 5]
+
+
+def test_an_epoch_that_began_with_other_records_moves_the_cursor_back_once_and_loudly(
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    """Whatever the log holds by then: the records from there on are other ones, which the group has not had."""
+    work.append(6)
+    group, other = reader(retry_s=60), reader(retry_s=60)
+    group.read(5)
+    redis_client.delete(work.stream())
+    redis_client.hset("penstock:{work/0}:epoch-ends", "2", "3")
+    work.append(8, first=1, staged=99, epoch=2)
+
+    with pytest.raises(LogDiverged, match="epoch 2 of the log has other records from 4 on"):
+        group.read()
+    assert offsets(other.read()) == [4, 5, 6, 7, 8]
+    [state] = group.states().values()
+    assert (state.rewound, state.pending) == (1, 8)
+
+
+def test_a_new_epoch_of_the_same_records_moves_nothing(
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    work.append(3)
+    group = reader()
+    group.read(2)
+    redis_client.hset("penstock:{work/0}:epoch-ends", "1", "0")
+    work.append(1, epoch=2)
+
+    assert offsets(group.read()) == [3, 4]
+
+
+def test_a_group_that_vanishes_is_not_begun_again_in_silence(
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    """A reader that has read it knows that it existed; a new one begins it as its option says."""
+    work.append(3)
+    group = reader(start="last")
+    group.rewind(0, "first")
+    group.read(1)
+    redis_client.flushall()
+    work.append(3, first=1)
+
+    with pytest.raises(GroupLost, match="no such group"):
+        group.read()
+    with pytest.raises(GroupLost):
+        group.read(block_s=5)
+    assert offsets(reader(start="first").read(1)) == [1]
+    assert offsets(group.read(1)) == [2]
+
+
+def test_keys_that_hold_something_else_are_refused_and_not_changed(
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    work.append(3)
+    redis_client.set(CURSOR, "soon")
+    with pytest.raises(ForeignLog, match="cursor holds no offset"):
+        reader().read()
+    redis_client.delete(CURSOR)
+    redis_client.lpush(CURSOR, "a")
+    with pytest.raises(ForeignLog, match="another type"):
+        reader().read()
+    redis_client.delete(CURSOR)
+    redis_client.xadd(work.stream(), {"a": "b"}, "4-0")
+    group = reader()
+
+    assert offsets(group.read()) == [1, 2, 3]
+    with pytest.raises(ForeignLog, match="entry 4-0"):
+        group.read()
+    assert redis_client.get(CURSOR) == b"4"
+
+
+def test_a_damaged_entry_costs_no_record_of_another_one(
+    packed: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    """It was taken, and its error names its offsets; with acknowledgements it is pending."""
+    packed.append(2)
+    packed.append(2)
+    packed.append(2)
+    entries: Any = redis_client.xrange(packed.stream())
+    redis_client.delete(packed.stream())
+    for number, (entry_id, fields) in enumerate(entries):
+        damaged = {**fields, b"data": b"1\n2\n3"} if number == 1 else fields
+        redis_client.xadd(packed.stream(), damaged, entry_id)
+    group = reader(retry_s=60)
+
+    assert offsets(group.read()) == [1, 2, 5, 6]
+    with pytest.raises(DamagedEntry, match="offsets 3-4"):
+        group.read()
+    assert next(iter(group.states().values())).pending == 6
+
+
+def test_a_group_is_deleted_whole(
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    work.append(3)
+    group = reader(retry_s=60)
+    group.read(2)
+    group.delete()
+
+    assert not redis_client.keys("*group*")
+    assert redis_client.exists(work.stream())
