@@ -92,7 +92,7 @@ class Log(_Sharded):
 
     Attributes:
         name: Name of the channel, 1 to 63 characters of ``a-z 0-9 _ . -``.
-        shards: Number of shards, fixed for the channel's life: the key of a record decides its shard.
+        shards: Number of shards: the key of a record decides its shard.  Changed by ``penstock channels reshard``.
         keep: How long records stay after every consumer has passed them, for new consumers and for looking back.
         max_bytes: Largest payload that ``stage`` takes, in bytes of JSON; 64 MiB at the most.
         entries: ``packed`` puts a batch of records into an entry of the stream, ``plain`` each record into one of its own.

@@ -2,7 +2,7 @@
 
     Run      demo, init, run, stream, consume
     Inspect  status, tail, doctor, verify               each with ``--json``
-    Repair   reconcile, dead-letters, consumers, reset  a plan first; ``--apply`` carries it out
+    Repair   reconcile, dead-letters, consumers, channels, reset  a plan first; ``--apply`` carries it out
 
 Data goes to stdout, messages to stderr; progress is shown on a terminal only.  Exit codes:
 

@@ -86,6 +86,7 @@ COMMANDS = (
         REPAIR,
         "Compare what consumers hold with the canonical tables, exactly, while they run; exits with 4 if anything differs.",
     ),
+    CommandEntry("channels", REPAIR, "Change a channel while it is used: its number of shards."),
     CommandEntry("dead-letters", REPAIR, "Inspect, retry or drop dead letters."),
     CommandEntry(
         "consumers", REPAIR, "List or retire registered consumers: retention waits for them."

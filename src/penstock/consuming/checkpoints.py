@@ -21,6 +21,7 @@ class Checkpoint:
         transaction: Id of the transaction that holds the lock.
         clock_us: Postgres' clock when it was locked: microseconds since 1970.
         barrier: Nothing behind this offset is to be applied now; None if there is no barrier.
+        waits_for: A shard of an earlier generation that has to be passed before; None if there is none.
     """
 
     shard: ShardName
@@ -29,11 +30,14 @@ class Checkpoint:
     transaction: str
     clock_us: int
     barrier: Offset | None = None
+    waits_for: Shard | None = None
 
     @property
     def held(self) -> bool:
-        """The shard stands at a barrier: a reconciliation is looking."""
-        return self.barrier is not None and self.offset >= self.barrier
+        """The shard stands at a barrier, because a reconciliation is looking, or earlier generations come first."""
+        return self.waits_for is not None or (
+            self.barrier is not None and self.offset >= self.barrier
+        )
 
 
 @dataclass(frozen=True, slots=True)

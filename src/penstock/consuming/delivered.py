@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.records import Offset, ShardName
+from penstock.records import Offset, Shard, ShardName
 
 
 @dataclass
@@ -19,6 +19,7 @@ class Delivered:
         backfilled: Records that came from the journal, because the log has lost them.
         halted: Why the shard stopped; None if it did not.
         held: The shard stands at a barrier, and has not applied what lies behind.
+        waits_for: Of a held shard: the shard of an earlier generation that it waits for; None at a barrier.
         retry_after_s: Seconds until what failed is to be delivered again; None if nothing is to be.
         missing: Records that the log has lost, from the journal: nothing was applied, they have to be delivered first.
         members: Members of an Ick that need not come again.
@@ -32,6 +33,7 @@ class Delivered:
     backfilled: int = 0
     halted: str | None = None
     held: bool = False
+    waits_for: Shard | None = None
     retry_after_s: float | None = None
     missing: Sequence[Any] = ()
     members: list[bytes] = field(default_factory=list)
@@ -50,7 +52,7 @@ class Delivered:
         self.dead += done.dead
         self.backfilled += done.backfilled
         self.halted = done.halted
-        self.held = done.held
+        self.held, self.waits_for = done.held, done.waits_for
         self.members.extend(done.members)
         self.latencies_us.extend(done.latencies_us)
 

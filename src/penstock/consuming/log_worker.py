@@ -31,7 +31,7 @@ from penstock.database.executor import Executor
 from penstock.declarations import ConsumerSpec, Ick
 from penstock.errors import DamagedEntry, DeclarationError, PenstockError
 from penstock.pipeline import Pipeline
-from penstock.records import Offset, ShardName
+from penstock.records import Offset, Shard, ShardName
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -40,6 +40,9 @@ SHARED_PAUSE_S = 1.0
 
 HELD_PAUSE_S = 0.02
 """Pause, in seconds, between two attempts at a shard that stands at a barrier."""
+
+WAITING_PAUSE_S = 0.2
+"""Pause, in seconds, between two attempts at a shard while those of an earlier generation are not passed."""
 
 TOGETHER_S = 0.02
 """Upper bound, in seconds, on the estimated duration of a transaction that spans several shards."""
@@ -97,6 +100,7 @@ class LogWorker(Worker[Placed]):
         self._follower: Follows[Placed] | None = None
         self._positions: dict[ShardName, Offset] = {}
         self._held: set[ShardName] = set()
+        self._exhausted: set[ShardName] = set()
         self._damaged: dict[ShardName, DamagedEntry] = {}
         self._reported: dict[ShardName, int] = {}
         self._reread_at = 0.0
@@ -112,7 +116,7 @@ class LogWorker(Worker[Placed]):
         """As ``Worker.open``, and reads the consumer's checkpoints."""
         super().open()
         self._follower = self._make_follower()
-        self._held, self._reread_at = set(), 0.0
+        self._held, self._exhausted, self._reread_at = set(), set(), 0.0
 
     def close(self) -> None:
         """As ``Worker.close``."""
@@ -138,10 +142,21 @@ class LogWorker(Worker[Placed]):
     @override
     def _slice(self) -> Consumed:
         # What others have applied since the last slice is not worth reading.
-        transaction, _ = self._opened()
-        standing = transaction.read(Checkpoints(self.consumer, self._pipeline.scope).all)
+        standing = self._read_checkpoints()
         self._positions = {s: at for s, at in standing.items() if s in self._shards}
         return self.round(block_ms=0)
+
+    def _read_checkpoints(self) -> Mapping[ShardName, Offset]:
+        """Where the consumer stands; opens again if the channel has more shards than before: see `penstock channels reshard`."""
+        read = Checkpoints(self.consumer, self._pipeline.scope).all
+        transaction, _ = self._opened()
+        standing = transaction.read(read)
+        if standing.keys() <= self._channel_shards:
+            return standing
+        log.info("the number of shards was changed", consumer=self.consumer.name)
+        self.close()
+        transaction, _ = self._opened()
+        return transaction.read(read)
 
     def round(self, block_ms: int | None = None) -> Consumed:
         """Waits for records, ``block_ms`` at the longest, and delivers what came: up to a batch of each shard.
@@ -275,15 +290,20 @@ class LogWorker(Worker[Placed]):
 
         Gives what the journal has and the log has lost, if the log ends beyond a checkpoint and nothing came of it.
         """
+        standing = self._read_checkpoints()
         self._reread_at = monotonic() + REREAD_CHECKPOINTS_S
         transaction, _ = self._opened()
-        standing = transaction.read(Checkpoints(self.consumer, self._pipeline.scope).all)
         self._positions.update((s, at) for s, at in standing.items() if s in self._positions)
         ends = ask_each(
             partial(extents, self._client, self._pipeline.scope.namespace),
             [shard for shard in self._positions if shard not in self._unusable],
             self._leave_out,
         )
+        self._exhausted = {
+            shard
+            for shard, at in self._positions.items()
+            if shard not in standing or (shard in ends and ends[shard].tail <= at)
+        }
         lost = {
             shard: Offset(end.tail + 1)
             for shard, end in ends.items()
@@ -304,11 +324,20 @@ class LogWorker(Worker[Placed]):
         consumed.add(shard, delivered)
         self._note(shard, delivered, SHARED_PAUSE_S)
         self._held.discard(shard)
+        self._exhausted.discard(shard)
+        if delivered.halted is not None:
+            self._exhausted.add(shard)
         if delivered.position is not None:
             self._positions[shard] = delivered.position
         if delivered.held:
+            self._note_held(shard, delivered.waits_for)
+
+    def _note_held(self, shard: ShardName, waits_for: Shard | None) -> None:
+        """Tries a shard again soon that stands at a barrier, or waits for one of an earlier generation."""
+        self._rest(shard, HELD_PAUSE_S if waits_for is None else WAITING_PAUSE_S)
+        ours = self._positions.keys() - self._exhausted - self._unusable.keys()
+        if waits_for is None or ShardName(shard.channel, waits_for) in ours:
             self._held.add(shard)
-            self._rest(shard, HELD_PAUSE_S)
 
     def rewind(self, records: int) -> None:
         """Reads again from so many records before the checkpoints, as after a restart of someone who knew less.
@@ -329,10 +358,11 @@ class LogWorker(Worker[Placed]):
             self._reread_at = (
                 0.0  # the end is where the journal ends, not where the log goes silent
             )
+            known = self._channel_shards
             consumed = self.round(block_ms=0)
             applied += consumed.applied
             report(consumed)
-            if consumed.positions:
+            if consumed.positions or self._channel_shards != known:
                 continue
             if not (self._held or self._retrying):
                 self._raise_unusable()

@@ -45,7 +45,7 @@ class OffsetSource(ABC, Generic[Placed]):
             if checkpoint.halted is not None:
                 return Plan(Delivered(halted=checkpoint.halted))
             if checkpoint.held:
-                return Plan(Delivered(position=checkpoint.offset, held=True))
+                return Plan(_held(checkpoint))
             comparison = compare(checkpoint.offset, records, checkpoint.barrier)
             if comparison.gap and not comparison.fresh:
                 return self._fill(executor, checkpoint, records)
@@ -67,7 +67,7 @@ class OffsetSource(ABC, Generic[Placed]):
             if checkpoint.halted is not None:
                 return Plan(Delivered(halted=checkpoint.halted))
             if checkpoint.held:
-                return Plan(Delivered(position=checkpoint.offset, held=True))
+                return Plan(_held(checkpoint))
             if checkpoint.offset >= damaged.last:
                 return Plan(Delivered(position=checkpoint.offset))
             try:
@@ -227,6 +227,10 @@ class OffsetSource(ABC, Generic[Placed]):
             due.skipped,
             latencies_us=self._latencies_us(checkpoint, due.fresh),
         )
+
+
+def _held(checkpoint: Checkpoint) -> Delivered:
+    return Delivered(checkpoint.offset, held=True, waits_for=checkpoint.waits_for)
 
 
 def _unhindered(checkpoint: Checkpoint, records: Sequence[Placed]) -> Comparison[Placed] | None:

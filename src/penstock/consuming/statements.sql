@@ -9,6 +9,24 @@ ORDER BY shard;
 -- proves later that effects and checkpoint are in one transaction; the clock is the one that staged the records.  A barrier
 -- stops the consumer at its offset: records that have been read were sequenced before any barrier that this statement does
 -- not see yet.
+-- `waits_for` is a shard of an earlier generation that the consumer has not passed: what a key has there comes first.  Of
+-- records that have been read, this statement sees the tick that sequenced them, and no later one adds to earlier generations.
+WITH generations AS MATERIALIZED (
+    SELECT g.number, sum(g.shards) OVER (ORDER BY g.number) AS "end"
+    FROM {schema}.channels ch,
+         unnest(ch.shards || ch.generations) WITH ORDINALITY AS g (shards, number)
+    WHERE ch.channel = %(channel)s AND ch.generations <> '{}'
+),
+unpassed AS MATERIALIZED (
+    SELECT o.shard, (SELECT min("end") FROM generations WHERE "end" > o.shard) AS "end"
+    FROM {schema}.checkpoints o
+    CROSS JOIN LATERAL {schema}.journal_bounds(o.channel, o.shard) AS journal
+    WHERE o.consumer = %(consumer)s AND o.channel = %(channel)s
+      AND o.shard < (SELECT "end" FROM generations ORDER BY number DESC OFFSET 1 LIMIT 1)
+      AND o."offset" < journal.last_offset
+    ORDER BY o.shard
+    LIMIT 1
+)
 SELECT shard, "offset", halted,
        pg_current_xact_id()::text,
        (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
@@ -18,7 +36,8 @@ SELECT shard, "offset", halted,
            WHERE b.consumer = c.consumer AND b.channel = c.channel AND b.shard = c.shard
              AND b."offset" >= c."offset"
              AND b.expires_at > clock_timestamp()
-       )
+       ),
+       (SELECT u.shard FROM unpassed u WHERE u."end" <= c.shard) AS waits_for
 FROM {schema}.checkpoints c
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = ANY (%(shards)s::integer[])
 FOR UPDATE OF c SKIP LOCKED;
@@ -104,14 +123,25 @@ WHERE channel = %(channel)s AND shard = %(shard)s;
 -- :name parked_keys
 -- Keys that have a dead letter: later records of theirs wait behind it.  The index is on the key's hash, since a key may be
 -- longer than an entry of an index.
+-- A key that was in another shard before the number of shards was changed has its dead letters there.
 SELECT DISTINCT key
 FROM {schema}.dead_letters
-WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
+WHERE consumer = %(consumer)s AND channel = %(channel)s
+  AND shard = ANY (ARRAY(
+          SELECT generate_series(CASE WHEN generations = '{}' THEN %(shard)s ELSE 0 END, %(shard)s)
+          FROM {schema}.channels
+          WHERE channel = %(channel)s
+      ))
   AND hashtextextended(key, 0) = ANY (SELECT hashtextextended(k, 0) FROM unnest(%(keys)s::text[]) AS k)
   AND key = ANY (%(keys)s::text[]);
 
 -- :name parked_records
 -- Records in a range of offsets that wait behind a dead letter of their key, for a consumer whose process does not hold them.
+WITH key_shards AS MATERIALIZED (  -- as of `parked_keys`
+    SELECT generate_series(CASE WHEN generations = '{}' THEN %(shard)s ELSE 0 END, %(shard)s) AS shard
+    FROM {schema}.channels
+    WHERE channel = %(channel)s
+)
 SELECT e.first_offset + n.position - 1 AS "offset", r.id, r.key, r.action, r.object,
        r.data::text,
        coalesce(r.headers::text, ''),
@@ -121,14 +151,14 @@ LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
 JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = n.id OFFSET 0) r ON true  -- a look-up by id
 WHERE EXISTS (
           SELECT FROM {schema}.dead_letters
-          WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
+          WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = ANY (SELECT shard FROM key_shards)
       )
   AND e.channel = %(channel)s AND e.shard = %(shard)s
   AND e.last_offset >= %(first)s AND e.first_offset <= %(last)s
   AND e.first_offset + n.position - 1 BETWEEN %(first)s AND %(last)s
   AND EXISTS (
           SELECT FROM {schema}.dead_letters d
-          WHERE d.consumer = %(consumer)s AND d.channel = %(channel)s AND d.shard = %(shard)s
+          WHERE d.consumer = %(consumer)s AND d.channel = %(channel)s AND d.shard = ANY (ARRAY(SELECT shard FROM key_shards))
             AND hashtextextended(d.key, 0) = hashtextextended(r.key, 0)
             AND d.key = r.key
       )

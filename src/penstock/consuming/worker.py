@@ -23,7 +23,7 @@ from penstock.consuming.transaction import HandlerTransaction, Locked, Plan
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import CONFLICTS, describe, postgres_errors
 from penstock.database.executor import Executor
-from penstock.database.registry import register_consumer
+from penstock.database.registry import RegisteredChannel, register_consumer
 from penstock.database.revisions import check_revision
 from penstock.database.roles import check_privileges
 from penstock.database.timeouts import Timeouts
@@ -50,7 +50,8 @@ class WorkerOptions(TypedDict, total=False):
     """What can be chosen of a worker.
 
     Attributes:
-        shards: Numbers of the shards to work on; None takes all.
+        shards: Numbers of the declared shards to work on; None takes all.  Of a generation of more shards than are declared,
+            those beyond go with 0, 1, 2 …: workers that together have all numbers work on all shards.
         prepare: False behind a pooler that cannot keep prepared statements.
         block_ms: Longest wait for work, in milliseconds: a stop is noticed within it.
         reread_chance: How often, 0 to 1, a round that delivered is delivered again: to show that it is harmless.
@@ -101,10 +102,9 @@ class Worker(ABC, Generic[Item]):
         self._prepare, self._timeouts = options.get("prepare", True), options.get("timeouts")
         self._block_ms = options.get("block_ms", BLOCK_MS)
         self._reread_chance = options.get("reread_chance", 0.0)
-        shards = options.get("shards")
-        self._shards = [
-            s for s in consumer.channel.shard_names if shards is None or s.shard in shards
-        ]
+        self._chosen = options.get("shards")
+        self._shards: list[ShardName] = []
+        self._channel_shards: frozenset[ShardName] = frozenset()
         self._stop: Callable[[], bool] = lambda: False
         self._most: float = math.inf
         self._transaction: HandlerTransaction | None = None
@@ -149,7 +149,7 @@ class Worker(ABC, Generic[Item]):
             check_privileges(connection, scope, "consumer", does_jobs=does_jobs)
             if not self._has_opened:  # a later release may replace them while this worker runs
                 check_triggers(connection, self._pipeline)
-            register_consumer(connection, scope, self.consumer)
+            self._take_shards(register_consumer(connection, scope, self.consumer))
             self._registered(connection)
             self._client = connect_redis(self._redis_url, timeouts=self._timeouts)
             # A shard that cannot be compared is left out by the first round that cannot read it.
@@ -164,6 +164,17 @@ class Worker(ABC, Generic[Item]):
         if self._deliverer is None and (source := self._source()) is not None:
             self._deliverer = Deliverer(self.consumer, scope, source)
         self._has_opened, self._rest_until, self._unusable = True, {}, {}
+
+    def _take_shards(self, channel: RegisteredChannel) -> None:
+        """Chooses the shards to work on, of every generation."""
+        declared, names = self.consumer.channel.shards, channel.shard_names
+        self._channel_shards = frozenset(names)
+        self._shards = [
+            names[number]
+            for generation in channel.every_generation
+            for number in generation.numbers
+            if self._chosen is None or (number - generation.first) % declared in self._chosen
+        ]
 
     def _registered(self, connection: Connection) -> None:
         """The consumer is registered now: what else is to be asked of Postgres at the start."""

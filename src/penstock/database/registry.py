@@ -3,8 +3,10 @@
 A consumer is registered before it first runs, so that retention waits for it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import accumulate
 
 from psycopg.rows import class_row
 
@@ -17,17 +19,39 @@ from penstock.records import Scope, Shard, ShardName
 
 
 @dataclass(frozen=True, slots=True)
+class Generation:
+    """The shards that a channel has had at a time.
+
+    Attributes:
+        first: Number of the first of them.
+        shards: How many there are.
+    """
+
+    first: int
+    shards: int
+
+    @property
+    def numbers(self) -> range:
+        """Their numbers."""
+        return range(self.first, self.first + self.shards)
+
+
+@dataclass(frozen=True, slots=True)
 class RegisteredChannel:
-    """A channel as the first streamer or consumer registered it; the shards never change later.
+    """A channel as the first streamer or consumer registered it; only `penstock channels reshard` changes its shards.
+
+    A shard's number is never used again, so offsets stay dense for ever: 4 shards, then 6, then 3 are the shards 0 to 3, 4 to 9
+    and 10 to 12.
 
     Attributes:
         name: Name of the channel.
         kind: ``log``, ``ick`` or ``queue``.
-        shards: Number of its shards.
+        shards: Number of shards of its first generation.
         keep: How long records stay after every consumer has passed them.
         streams: Of a queue: the streams of a shard; may change later.
         hand: Of a queue: the streams of a tenant; may change later.
         entries: Of a log: ``plain``, or how batches are compressed; may change later.
+        generations: Numbers of shards of the later generations.  New records are in shards of the newest.
     """
 
     name: str
@@ -37,11 +61,28 @@ class RegisteredChannel:
     streams: int | None = None
     hand: int | None = None
     entries: str = "plain"
+    generations: Sequence[int] = ()
+
+    @property
+    def every_generation(self) -> tuple[Generation, ...]:
+        """All generations, the first and the newest included."""
+        sizes = (self.shards, *self.generations)
+        ends = accumulate(sizes)
+        return tuple(Generation(end - size, size) for size, end in zip(sizes, ends, strict=True))
+
+    @property
+    def total_shards(self) -> int:
+        """Number of its shards, in all generations: they are numbered from 0."""
+        return self.shards + sum(self.generations)
 
     @property
     def shard_names(self) -> tuple[ShardName, ...]:
-        """Its shards."""
-        return tuple(ShardName(self.name, Shard(number)) for number in range(self.shards))
+        """Its shards, in all generations."""
+        return tuple(ShardName(self.name, Shard(number)) for number in range(self.total_shards))
+
+    def fits(self, channel: Channel) -> bool:
+        """Whether an application or a worker may declare it like this: with the number of shards of any generation."""
+        return channel.kind == self.kind and channel.shards in {self.shards, *self.generations}
 
 
 def registered_channels(connection: Connection, scope: Scope) -> dict[str, RegisteredChannel]:
@@ -82,16 +123,28 @@ def register_channel(connection: Connection, scope: Scope, channel: Channel) -> 
             },
         )
     registered = registered_channels(connection, scope)[channel.name]
-    if (registered.kind, registered.shards) != (channel.kind, channel.shards):
+    if not registered.fits(channel):
+        runs_as = registered.every_generation[-1].shards
         raise DeclarationError(
             f"channel {channel.name} is declared as a {channel.kind} of {channel.shards} shards, but runs as a "
-            f"{registered.kind} of {registered.shards}: the shard of a key cannot change while records are under way. "
-            "Declare it as it runs, or open a channel of another name"
+            f"{registered.kind} of {runs_as}: the shard of a key cannot change while records are under way. {what_to_do(channel, registered)}"
         )
 
 
-def register_consumer(connection: Connection, scope: Scope, consumer: ConsumerSpec) -> None:
-    """Gives a consumer a checkpoint, at its ``start``, in each shard where it has none.
+def what_to_do(channel: Channel, registered: RegisteredChannel) -> str:
+    """What to do about a channel that is declared otherwise than it is registered."""
+    if channel.kind == registered.kind == "log":
+        return (
+            f"Declare it as it runs, or change that first: penstock channels reshard {channel.name} "
+            f"--shards {channel.shards}"
+        )
+    return "Declare it as it runs, or open a channel of another name"
+
+
+def register_consumer(
+    connection: Connection, scope: Scope, consumer: ConsumerSpec
+) -> RegisteredChannel:
+    """Gives a consumer a checkpoint, at its ``start``, in each shard where it has none; returns the channel.
 
     Raises:
         DeclarationError: Its channel is registered as another kind, or with another number of shards.
@@ -102,13 +155,16 @@ def register_consumer(connection: Connection, scope: Scope, consumer: ConsumerSp
     sql = statements("penstock.database", scope.schema)
     with postgres_errors(f"registering consumer {consumer.name}"), connection.transaction():
         # Retention takes the same lock, so it does not remove what `start` has just pointed at.
+        # A change of the number of shards takes it, too: it gives the consumers that there are checkpoints in the new ones.
         connection.execute(sql["lock_channel"], {"channel": consumer.channel.name})
+        channel = registered_channels(connection, scope)[consumer.channel.name]
         connection.execute(
             sql["register_consumer"],
             {
                 "consumer": consumer.name,
                 "channel": consumer.channel.name,
-                "shards": list(range(consumer.channel.shards)),
+                "shards": list(range(channel.total_shards)),
                 "latest": consumer.start == "latest",
             },
         )
+    return channel

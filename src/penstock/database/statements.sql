@@ -1,14 +1,15 @@
 -- :name register_channel
+-- Any generation's number of shards is accepted: after a change of it, processes are deployed one after the other.
 INSERT INTO {schema}.channels AS known (channel, kind, shards, keep, streams, hand, entries)
 VALUES (%(channel)s, %(kind)s, %(shards)s, %(keep)s, %(streams)s, %(hand)s, %(entries)s)
 ON CONFLICT (channel) DO UPDATE
 SET keep = excluded.keep, streams = excluded.streams, hand = excluded.hand, entries = excluded.entries
-WHERE (known.kind, known.shards) = (excluded.kind, excluded.shards)
+WHERE known.kind = excluded.kind AND excluded.shards = ANY (known.shards || known.generations)
   AND (known.keep, known.streams, known.hand, known.entries)
       IS DISTINCT FROM (excluded.keep, excluded.streams, excluded.hand, excluded.entries);
 
 -- :name registered_channels
-SELECT channel AS name, kind, shards, keep, streams, hand, entries
+SELECT channel AS name, kind, shards, keep, streams, hand, entries, generations
 FROM {schema}.channels
 ORDER BY channel;
 

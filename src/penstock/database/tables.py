@@ -109,6 +109,7 @@ def _declare_streaming(tables: MetaData) -> None:
         Column("snapshot", PgSnapshot, nullable=False),
         Column("epoch", Integer, nullable=False),
         Column("at", _WHEN, nullable=False, server_default=_NOW),
+        Column("by_generation", Boolean, nullable=False, server_default=text("false")),
     )
     Table(
         "journal",
@@ -139,6 +140,8 @@ def _declare_channels(tables: MetaData) -> None:
         Column("streams", Integer),
         Column("hand", Integer),
         Column("entries", Text, nullable=False, server_default=text("'plain'")),
+        Column("generations", ARRAY(Integer), nullable=False, server_default=text("'{}'")),
+        Column("first_shard", Integer, nullable=False, server_default=text("0")),
     )
     Table(
         "waiting_records",

@@ -22,8 +22,8 @@ ON CONFLICT (epoch) DO NOTHING;
 
 -- :name move_tick
 -- The next tick belongs to the new epoch, and finds what the last one did not see.
-INSERT INTO {schema}.ticks (tick, snapshot, epoch)
-SELECT tick + 1, snapshot, %(epoch)s
+INSERT INTO {schema}.ticks (tick, snapshot, epoch, by_generation)
+SELECT tick + 1, snapshot, %(epoch)s, true
 FROM {schema}.ticks
 ORDER BY tick DESC
 LIMIT 1;
@@ -45,7 +45,7 @@ LIMIT 1;
 -- The last offset of every shard of a registered channel, as far as it has records: one index probe per shard.
 SELECT channel, shard, journal.last_offset
 FROM {schema}.channels
-CROSS JOIN LATERAL generate_series(0, shards - 1) AS shard
+CROSS JOIN LATERAL generate_series(0, first_shard + coalesce(generations[cardinality(generations)], shards) - 1) AS shard
 CROSS JOIN LATERAL {schema}.journal_bounds(channel, shard) AS journal
 WHERE journal.last_offset > 0;
 

@@ -242,9 +242,18 @@ WITH named AS MATERIALIZED (
     SELECT unnest(record_ids) AS id
     FROM {schema}.journal
 ),
+placed AS (
+    SELECT r.id, r.channel, r.key, r.created_at,
+           CASE WHEN c.generations = '{}' OR c.channel IS NULL THEN r.shard
+                ELSE c.first_shard + mod(('x' || encode(substr(sha256(convert_to(r.key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint,
+                                         c.generations[cardinality(c.generations)])::int  -- as `placed` of a tick
+           END AS shard
+    FROM {schema}.staged_records r
+    LEFT JOIN {schema}.channels c USING (channel)
+),
 numbered AS (
     SELECT id, channel, shard, row_number() OVER (PARTITION BY channel, shard ORDER BY id) AS place
-    FROM {schema}.staged_records r
+    FROM placed r
     WHERE NOT EXISTS (SELECT FROM named WHERE named.id = r.id)
       AND NOT EXISTS (SELECT FROM {schema}.waiting_records w WHERE w.record_id = r.id)
       AND created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'
@@ -339,3 +348,24 @@ SELECT channel, shard, count(*)
 FROM {schema}.waiting_records
 WHERE NOT is_given
 GROUP BY channel, shard;
+
+-- :name behind_in_shards
+-- Each consumer of a channel: the records that it has not passed, and the shards in which it is halted.
+SELECT c.consumer, sum(greatest(0, journal.last_offset - c."offset"))::bigint, count(c.halted)
+FROM {schema}.checkpoints c
+CROSS JOIN LATERAL {schema}.journal_bounds(c.channel, c.shard) AS journal
+WHERE c.channel = %(channel)s
+GROUP BY c.consumer
+ORDER BY c.consumer;
+
+-- :name begin_generation
+-- Consumers have their checkpoints in the new shards from the beginning: retention waits for them.
+WITH changed AS (
+    UPDATE {schema}.channels
+    SET generations = generations || %(shards)s::integer, first_shard = %(first_shard)s
+    WHERE channel = %(channel)s
+)
+INSERT INTO {schema}.checkpoints (consumer, channel, shard, "offset", epoch)
+SELECT c.consumer, %(channel)s, s.shard, 0, (SELECT max(epoch) FROM {schema}.epochs)
+FROM (SELECT DISTINCT consumer FROM {schema}.checkpoints WHERE channel = %(channel)s) c
+CROSS JOIN generate_series(%(first_shard)s::integer, %(last_shard)s) AS s (shard);

@@ -16,6 +16,7 @@ from psycopg import IsolationLevel
 
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
+from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec
 from penstock.errors import BarrierMissed, Halted, Unknown
@@ -44,7 +45,9 @@ class Barrier:
 
     def place(self, connection: Connection, offsets: Mapping[ShardName, Offset]) -> None:
         """Writes the barrier, in the transaction of the cut's tick."""
-        shards = self.consumer.channel.shard_names
+        declared = self.consumer.channel
+        registered = registered_channels(connection, self.scope).get(declared.name)
+        shards = (registered or declared).shard_names
         connection.execute(
             self._sql["place_barrier"],
             {

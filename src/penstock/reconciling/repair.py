@@ -8,7 +8,7 @@ The state's table, its operators and its triggers are the application's, and are
 statements that need them come last in the transaction, after those that need only our own tables.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -108,7 +108,7 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
             raise BarrierMissed(
                 f"consumer {spec.consumer.name} is no longer at the cut: nothing was changed. Try again"
             )
-        _refuse_dead_letters(connection, scope, spec, at)
+        _refuse_dead_letters(connection, scope, spec, checkpoints, at)
         connection.execute(sql_["differences"])
         _copy_differences(connection, differences)
         connection.execute(ROLES_SEARCH_PATH)
@@ -154,9 +154,9 @@ def replace_state(
             statements("penstock.database", scope.schema)["lock_channel"],
             {"channel": spec.consumer.channel.name},
         )
-        _lock_checkpoints(connection, scope, spec)
+        checkpoints = _lock_checkpoints(connection, scope, spec)
         _check_kept(connection, scope, spec, at)
-        positions = _position_parameters(spec, spec.consumer.channel.shard_names, at)
+        positions = _position_parameters(spec, checkpoints, at)
         connection.execute(sql_["put_checkpoints"], {**positions, "epoch": at.epoch})
         connection.execute(sql_["drop_dead_letters"], positions)
         connection.execute(ROLES_SEARCH_PATH)
@@ -237,10 +237,13 @@ def _check_kept(connection: Connection, scope: Scope, spec: ReconciliationSpec, 
 
 
 def _refuse_dead_letters(
-    connection: Connection, scope: Scope, spec: ReconciliationSpec, at: Cut
+    connection: Connection,
+    scope: Scope,
+    spec: ReconciliationSpec,
+    shards: Collection[ShardName],
+    at: Cut,
 ) -> None:
     """A dead letter is a known difference: repaired here and retried later, its record would be applied twice."""
-    shards = spec.consumer.channel.shard_names
     [(count,)] = connection.execute(
         statements("penstock.reconciling", scope.schema)["dead_letters_before"],
         _position_parameters(spec, shards, at),
@@ -253,7 +256,7 @@ def _refuse_dead_letters(
 
 
 def _position_parameters(
-    spec: ReconciliationSpec, shards: Sequence[ShardName], at: Cut
+    spec: ReconciliationSpec, shards: Collection[ShardName], at: Cut
 ) -> dict[str, str | list[int]]:
     return {
         "consumer": spec.consumer.name,

@@ -36,7 +36,7 @@ FOR UPDATE;
 -- :name journal_begins
 SELECT s.shard, journal.first_offset
 FROM {schema}.channels c,
-     LATERAL generate_series(0, c.shards - 1) AS s (shard),
+     LATERAL generate_series(0, first_shard + coalesce(generations[cardinality(generations)], shards) - 1) AS s (shard),
      LATERAL {schema}.journal_bounds(c.channel, s.shard) AS journal
 WHERE c.channel = %(channel)s;
 

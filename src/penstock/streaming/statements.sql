@@ -47,7 +47,7 @@ SELECT set_config('synchronous_commit', 'on', true),
 -- One tick: gives an offset to every record that is visible now and was not visible to the previous tick.
 --
 --   1. Begin the tick       previous_tick, new_tick, baseline
---   2. Write the journal    new_records, id_ranges, isolated, sorted_ids, entries
+--   2. Write the journal    new_records, resharded, placed, id_ranges, isolated, sorted_ids, entries
 --   3. Report               sequenced_shards, inline_records
 --
 -- All three are one statement, because one statement has one snapshot: `ticks` stores exactly the snapshot that chose
@@ -71,8 +71,8 @@ previous_tick AS MATERIALIZED (
     LIMIT 1
 ),
 new_tick AS (
-    INSERT INTO {schema}.ticks (tick, snapshot, epoch)
-    SELECT tick + 1, (SELECT snapshot FROM target), epoch
+    INSERT INTO {schema}.ticks (tick, snapshot, epoch, by_generation)
+    SELECT tick + 1, (SELECT snapshot FROM target), epoch, true
     FROM previous_tick
     WHERE tick = coalesce(%(after)s::bigint, tick)
       AND (
@@ -108,24 +108,44 @@ baseline AS MATERIALIZED (
 -- `is_usable` is true of everything that Penstock stages: a time that a record can have, an id that Lua counts exactly (below
 -- 2^53), a name that a channel can have.
 new_records AS (
-    SELECT id, channel, shard,
+    SELECT id, channel, shard, key,
            created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00' AS has_time
     FROM {schema}.staged_records
     WHERE xid >= (SELECT greatest(pg_snapshot_xmax(snapshot), '3') FROM baseline)
       AND xid < (SELECT pg_snapshot_xmax(snapshot) FROM target)
       AND pg_visible_in_snapshot(xid, (SELECT snapshot FROM target))
     UNION ALL
-    SELECT id, channel, shard,
+    SELECT id, channel, shard, key,
            created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'
     FROM {schema}.staged_records
     WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(snapshot) FROM baseline))
       AND pg_visible_in_snapshot(xid, (SELECT snapshot FROM target))
 ),
+-- Channels whose number of shards was changed.  Ticks are one after the other, and each sees what the one before saw: from
+-- one tick on, all new records are in the newest generation.
+resharded AS MATERIALIZED (
+    SELECT array_agg(channel) AS channels,
+           array_agg(first_shard) AS first_shards,
+           array_agg(generations[cardinality(generations)]) AS shards
+    FROM {schema}.channels
+    WHERE generations <> '{}'
+),
+-- There, the key alone decides the shard: the one that was staged is of the number of shards that the producer declares.
+placed AS (
+    SELECT id, channel, has_time,
+           CASE WHEN channel = ANY ((SELECT channels FROM resharded)::text[])
+                THEN (SELECT first_shards FROM resharded)[array_position((SELECT channels FROM resharded), channel)]
+                     + mod(('x' || encode(substr(sha256(convert_to(key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint,
+                           (SELECT shards FROM resharded)[array_position((SELECT channels FROM resharded), channel)])::int
+                ELSE shard
+           END AS shard
+    FROM new_records
+),
 -- Bare ids are nearly sorted and sort five times faster than rows.  An array has a size limit: one array per 2^20 ids.
 id_ranges AS (
     SELECT channel, shard, id >> 20 AS id_range, array_agg(id) AS ids,
            has_time AND id >> 20 BETWEEN 0 AND 8589934591 AND octet_length(channel) <= 63 AS is_usable
-    FROM new_records
+    FROM placed
     GROUP BY channel, shard, id_range, has_time
 ),
 -- The others get no offset.  A record whose row is corrected, with another xid, is found by the next tick.
@@ -271,8 +291,8 @@ FROM transactions;
 
 -- :name tick_without_records
 -- A tick that sequences nothing: it stores a newer snapshot of the same state.
-INSERT INTO {schema}.ticks (tick, snapshot, epoch)
-SELECT tick + 1, pg_current_snapshot(), epoch
+INSERT INTO {schema}.ticks (tick, snapshot, epoch, by_generation)
+SELECT tick + 1, pg_current_snapshot(), epoch, true
 FROM {schema}.ticks
 ORDER BY tick DESC
 LIMIT 1
@@ -489,16 +509,20 @@ WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = i.record_id
 -- :name unknown_shards
 -- Shards in the journal that no registered channel has, with the number of records and the first of these: at most `most`.
 -- Each step jumps to the next shard of the journal, or over all shards of a registered channel.
-WITH RECURSIVE steps AS (
+WITH RECURSIVE known AS (
+    SELECT channel, first_shard + coalesce(generations[cardinality(generations)], shards) - 1 AS last_shard
+    FROM {schema}.channels
+),
+steps AS (
     (SELECT channel, shard FROM {schema}.journal ORDER BY channel, shard LIMIT 1)
     UNION ALL
     SELECT next.channel, next.shard
     FROM steps
-    LEFT JOIN {schema}.channels c ON c.channel = steps.channel AND steps.shard BETWEEN 0 AND c.shards - 1
+    LEFT JOIN known ON known.channel = steps.channel AND steps.shard BETWEEN 0 AND last_shard
     CROSS JOIN LATERAL (
         SELECT channel, shard
         FROM {schema}.journal j
-        WHERE (j.channel, j.shard) > (steps.channel, coalesce(c.shards - 1, steps.shard))
+        WHERE (j.channel, j.shard) > (steps.channel, coalesce(last_shard, steps.shard))
         ORDER BY channel, shard
         LIMIT 1
     ) next
@@ -510,7 +534,7 @@ SELECT channel, shard, bounds.last_offset - bounds.first_offset + 1,
 FROM steps
 CROSS JOIN LATERAL {schema}.journal_bounds(channel, shard) AS bounds
 WHERE NOT EXISTS (
-          SELECT FROM {schema}.channels c WHERE c.channel = steps.channel AND steps.shard BETWEEN 0 AND c.shards - 1
+          SELECT FROM known WHERE known.channel = steps.channel AND steps.shard BETWEEN 0 AND last_shard
       )
 LIMIT %(most)s;
 
@@ -530,7 +554,8 @@ FROM {schema}.stopped_shards
 ORDER BY channel, shard;
 
 -- :name missed_in_shard
--- As `missed_records` of the journal, of one shard.
+-- As `missed_records` of the journal, of those that were staged for one shard: once the number of shards was changed, the
+-- journal has them in another.
 SELECT count(*), min(r.id)
 FROM {schema}.staged_records r
 WHERE r.channel = %(channel)s AND r.shard = %(shard)s
@@ -539,7 +564,9 @@ WHERE r.channel = %(channel)s AND r.shard = %(shard)s
   AND r.id NOT IN (
           SELECT unnest(record_ids)
           FROM {schema}.journal
-          WHERE channel = %(channel)s AND shard = %(shard)s
+          WHERE channel = %(channel)s
+            AND (shard = %(shard)s
+                 OR EXISTS (SELECT FROM {schema}.channels WHERE channel = %(channel)s AND generations <> '{}'))
       )
   AND NOT EXISTS (SELECT FROM {schema}.waiting_records w WHERE w.record_id = r.id);
 

@@ -56,7 +56,7 @@ class Upkeep:
             ServerUnavailable: Postgres does not answer.
         """
         self.note_faults(connection, publisher, sequences=True)
-        shards = self._pipeline.shard_names
+        shards = publisher.ends.known
         self._swept += 1
         check_missed(connection, self._pipeline.scope, shards[self._swept % len(shards)])
 
@@ -93,7 +93,8 @@ class Upkeep:
     def _choose_shards(self, publisher: Publisher) -> dict[str, tuple[ShardName, ...]]:
         self._retained += 1
         others = () if self._retained % EVERYWHERE_EVERY == 0 else set(publisher.ends.others)
-        return {
-            name: tuple(shard for shard in channel.shard_names if shard not in others)
-            for name, channel in self._pipeline.channels.items()
-        }
+        chosen: dict[str, list[ShardName]] = {name: [] for name in self._pipeline.channels}
+        for shard in publisher.ends.known:
+            if shard.channel in chosen and shard not in others:
+                chosen[shard.channel].append(shard)
+        return {name: tuple(shards) for name, shards in chosen.items()}

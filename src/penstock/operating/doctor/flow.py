@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from penstock.batches import compress
 from penstock.database.quoting import quote
-from penstock.database.registry import registered_channels
+from penstock.database.registry import RegisteredChannel, registered_channels, what_to_do
 from penstock.database.revisions import (
     find_revision,
     how_to_upgrade,
@@ -13,6 +13,7 @@ from penstock.database.revisions import (
     why_unusable,
 )
 from penstock.database.statements import statements
+from penstock.declarations import Channel
 from penstock.errors import CodecMissing
 from penstock.journal import missed_records
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
@@ -165,33 +166,34 @@ def _check_compression(context: CheckContext) -> Iterator[CheckResult]:
 
 def _compare_channels(context: CheckContext) -> Iterator[CheckResult]:
     assert context.pipeline is not None
-    channels = registered_channels(context.connection, context.scope)
-    registered = {name: (channel.kind, channel.shards) for name, channel in channels.items()}
-    declared = {name: (c.kind, c.shards) for name, c in context.pipeline.channels.items()}
-    for name, shape in declared.items():
-        if registered.get(name) != shape:
-            yield _report_declared(name, shape, registered.get(name))
-    for name in sorted(set(registered) - set(declared)):
+    registered = registered_channels(context.connection, context.scope)
+    declared = context.pipeline.channels
+    for name, channel in declared.items():
+        if name not in registered or not registered[name].fits(channel):
+            yield _report_declared(channel, registered.get(name))
+    for name in sorted(registered.keys() - declared.keys()):
         yield CheckResult.warning(
             "channels",
             f"{name} is registered, but the pipeline does not declare it: its records are kept forever",
             "declare it, or run penstock stream for the pipeline that does",
         )
-    if registered == declared:
+    if registered.keys() == declared.keys() and all(
+        registered[name].fits(channel) for name, channel in declared.items()
+    ):
         yield CheckResult.ok("channels", f"{len(registered)} registered as declared")
 
 
-def _report_declared(
-    name: str, declared: tuple[str, int], registered: tuple[str, int] | None
-) -> CheckResult:
+def _report_declared(declared: Channel, registered: RegisteredChannel | None) -> CheckResult:
     """A declared channel that is not registered, or registered differently."""
+    name = declared.name
     if registered is None:
         message = f"{name} is declared and was never streamed"
         return CheckResult.warning("channels", message, "penstock stream")
+    runs_as = registered.every_generation[-1].shards
     return CheckResult.error(
         "channels",
-        f"{name} is declared as {declared[0]} of {declared[1]} shards, but registered as {registered[0]} of {registered[1]} shards",
-        "declare it as it is registered, or use another name",
+        f"{name} is declared as {declared.kind} of {declared.shards} shards, but registered as {registered.kind} of {runs_as} shards",
+        what_to_do(declared, registered),
     )
 
 

@@ -255,7 +255,7 @@ class _Channels:
         ):
             numbers[shard.channel].add(shard.shard)
         for name, channel in self._registered.items():
-            numbers[name].update(range(channel.shards))
+            numbers[name].update(shard.shard for shard in channel.shard_names)
         return numbers
 
     def _build_channel(self, name: str, numbers: list[int]) -> ChannelStatus:
@@ -303,13 +303,9 @@ class _Channels:
 
     def _is_known(self, shard: ShardName) -> bool:
         """Whether a channel is registered, or declared, with this shard."""
-        for channel in (
-            self._registered.get(shard.channel),
-            (self._declared or {}).get(shard.channel),
-        ):
-            if channel is not None:
-                return 0 <= shard.shard < channel.shards
-        return False
+        registered = self._registered.get(shard.channel)
+        channel = registered or (self._declared or {}).get(shard.channel)
+        return channel is not None and shard in channel.shard_names
 
 
 def _build_consumers(rows: Iterable[Row], pipeline: Pipeline | None) -> tuple[ConsumerStatus, ...]:

@@ -33,7 +33,7 @@ def read_shards(options: Options) -> list[ShardName]:
     return subscription.resolve(
         options.source,
         {
-            channel.name: channel.shards
+            channel.name: channel.total_shards
             for channel in registered.values()
             if subscription.pattern is None or channel.kind == "log"
         },

@@ -54,4 +54,4 @@ def number_of_shards(options: Sharded) -> int:
             f"{options.source}: no channel {options.channel!r} is registered in schema {options.scope.schema}; "
             "a streamer registers it when it starts"
         )
-    return registered.shards
+    return registered.total_shards

@@ -1,0 +1,220 @@
+"""The number of shards of a log changes while records are under way."""
+
+from datetime import timedelta
+
+import psycopg
+import pytest
+import redis
+
+from fixtures.command_line import CommandLine
+from fixtures.truth import TABLES, change, check_exact, declare_consumers
+from penstock import Ick, Log, Pipeline
+from penstock.consuming import LogWorker
+from penstock.database.connections import Connection
+from penstock.database.registry import registered_channels
+from penstock.errors import DeclarationError, InvalidSetting, Refused, Unknown
+from penstock.kinds import shard_for_key
+from penstock.operating.resharding import reshard
+from penstock.operating.status import status
+from penstock.records import DEFAULT_SCOPE
+from penstock.streaming import Streamer
+
+KEYS = [f"k{number}" for number in range(24)]
+ALL_SHARDS = Log("things", shards=4 + 6 + 3)
+
+
+def declare(shards: int) -> Pipeline:
+    """The application, as it declares the log at a time."""
+    things = Log("things", shards=shards, keep=timedelta(hours=1))
+    pipeline = Pipeline([things])
+    declare_consumers(pipeline, things, batch=5)
+    return pipeline
+
+
+def make_reader(
+    pipeline: Pipeline, name: str, database_url: str, redis_url: str, *shards: int
+) -> LogWorker:
+    chosen = list(shards) or None
+    return LogWorker(
+        pipeline, pipeline.get_consumer(name), database_url, redis_url, shards=chosen, block_ms=1
+    )
+
+
+@pytest.fixture
+def changed(connection: Connection) -> Connection:
+    """A connection to a database with the tables of the truth."""
+    connection.execute(TABLES)
+    return connection
+
+
+def shards_applied(connection: Connection, consumer: str = "one") -> set[int]:
+    rows = connection.execute(
+        "SELECT DISTINCT shard FROM public.effects WHERE consumer = %s", [consumer]
+    )
+    return {shard for (shard,) in rows}
+
+
+def test_four_shards_become_six_and_three_in_the_order_of_each_key(
+    changed: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
+) -> None:
+    """Guarantee 6: the workers that run take the new shards over; what is declared stays as it was."""
+    flow = declare(4)
+    workers = [make_reader(flow, name, database_url, redis_url) for name in ("one", "two")]
+    with Streamer(flow, database_url, redis_url) as streamer, workers[0], workers[1]:
+        for shards in (None, 6, 3):
+            if shards is not None:
+                assert reshard(changed, "things", shards, apply=True).applied
+            for _ in range(2):
+                change(changed, KEYS, 4)
+            streamer.drain()
+            change(changed, KEYS, 4)
+            streamer.drain()
+            for worker in workers:
+                worker.drain()
+
+    assert check_exact(changed, redis_client, ALL_SHARDS, at_home=False) == 9 * len(KEYS)
+    placed = changed.execute(
+        "SELECT shard, key FROM public.effects WHERE consumer = 'one' AND version > 6"
+    ).fetchall()
+    assert all(shard == 10 + shard_for_key(key, 3) for shard, key in placed)
+    assert shards_applied(changed) == set(range(13))
+
+
+def test_a_consumer_applies_nothing_of_new_shards_before_it_has_passed_the_old_ones(
+    changed: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
+) -> None:
+    """Guarantee 6: also if processes share the shards, and one of them is far ahead."""
+    flow = declare(4)
+    with Streamer(flow, database_url, redis_url) as streamer:
+        change(changed, KEYS, 4)
+        streamer.drain()
+        reshard(changed, "things", 6, apply=True)
+        change(changed, KEYS, 4)
+        streamer.drain()
+        with make_reader(flow, "one", database_url, redis_url, 0, 1) as ahead:
+            ahead.drain()
+            assert shards_applied(changed) == {0, 1}
+            with make_reader(flow, "one", database_url, redis_url, 2, 3) as behind:
+                behind.drain()
+                assert shards_applied(changed) == {0, 1, 2, 3, 6, 7}
+            ahead.drain()
+        with make_reader(flow, "two", database_url, redis_url) as other:
+            other.drain()
+
+    assert check_exact(changed, redis_client, ALL_SHARDS, at_home=False) == 2 * len(KEYS)
+
+
+def test_a_halted_shard_keeps_the_new_shards_waiting(
+    changed: Connection, database_url: str, redis_url: str
+) -> None:
+    """Guarantee 6: what is halted comes first, and draining does not wait for it."""
+    flow = declare(4)
+    with (
+        Streamer(flow, database_url, redis_url) as streamer,
+        make_reader(flow, "one", database_url, redis_url) as worker,
+    ):
+        changed.execute("UPDATE penstock.checkpoints SET halted = 'for a test' WHERE shard = 2")
+        change(changed, KEYS, 4)
+        streamer.drain()
+        [one, _] = reshard(changed, "things", 6, apply=True).behind
+        assert (one.consumer, one.lag, one.halted) == ("one", len(KEYS), 1)
+        change(changed, KEYS, 4)
+        streamer.drain()
+        worker.drain()
+        assert shards_applied(changed) == {0, 1, 3}
+
+        changed.execute("UPDATE penstock.checkpoints SET halted = NULL")
+        worker.close()
+        worker.drain()
+        assert shards_applied(changed) == set(range(10))
+
+
+@pytest.mark.parametrize("first", ["application", "workers"])
+def test_applications_and_workers_are_deployed_in_any_order(
+    changed: Connection, database_url: str, redis_url: str, redis_client: redis.Redis, first: str
+) -> None:
+    """Guarantee 6: between the command and the last process of the new release."""
+    old, new = declare(4), declare(6)
+
+    def work(pipeline: Pipeline) -> None:
+        with Streamer(pipeline, database_url, redis_url) as streamer:
+            streamer.drain()
+        for name in ("one", "two"):
+            with make_reader(pipeline, name, database_url, redis_url) as worker:
+                worker.drain()
+
+    change(changed, KEYS, 4)
+    work(old)
+    with pytest.raises(DeclarationError, match="penstock channels reshard things --shards 6"):
+        work(new)
+    reshard(changed, "things", 6, apply=True)
+    change(changed, KEYS, 6 if first == "application" else 4)
+    work(old if first == "application" else new)
+    change(changed, KEYS, 4)  # one of the old processes still runs
+    change(changed, KEYS, 6)
+    work(new)
+    work(old)
+    with pytest.raises(DeclarationError, match="runs as a log of 6"):
+        work(declare(5))
+
+    assert check_exact(changed, redis_client, ALL_SHARDS, at_home=False) == 4 * len(KEYS)
+
+
+def test_status_and_verify_know_the_new_shards(
+    changed: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
+) -> None:
+    flow = declare(4)
+    with Streamer(flow, database_url, redis_url) as streamer:
+        reshard(changed, "things", 6, apply=True)
+        change(changed, KEYS, 4)
+        streamer.drain()
+        streamer.sweep()  # finds each record's offset, in whichever shard
+
+    found = status(changed, redis_client, flow)
+    assert [s.shard for s in found.channels[0].shards] == list(range(10))
+    assert not any(shard.unknown for shard in found.channels[0].shards)
+    assert sum(s.lag for s in found.consumers[0].shards) == len(KEYS)
+
+
+def test_a_sequencer_of_an_older_release_is_refused(
+    changed: Connection, database_url: str, redis_url: str
+) -> None:
+    """It would go on with the shards of the first generation."""
+    tick = "INSERT INTO penstock.ticks (tick, snapshot, epoch) SELECT max(tick) + 1, pg_current_snapshot(), 1 FROM penstock.ticks"
+    with Streamer(declare(4), database_url, redis_url) as streamer:
+        changed.execute(tick)
+        reshard(changed, "things", 6, apply=True)
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match="this release does not know"):
+            changed.execute(tick)
+        change(changed, KEYS, 4)
+        assert streamer.drain() == len(KEYS)
+
+
+def test_only_logs_are_resharded_and_only_to_numbers_that_a_channel_can_have(
+    connection: Connection, database_url: str, redis_url: str
+) -> None:
+    with Streamer(Pipeline([Log("things"), Ick("index")]), database_url, redis_url):
+        pass
+    with pytest.raises(Unknown, match="there are: index, things"):
+        reshard(connection, "other", 6)
+    with pytest.raises(Refused, match="only the shards of logs"):
+        reshard(connection, "index", 6)
+    with pytest.raises(InvalidSetting, match="1 to 1024"):
+        reshard(connection, "things", 0)
+    assert not reshard(connection, "things", 4, apply=True).applied
+    assert not registered_channels(connection, DEFAULT_SCOPE)["things"].generations
+
+
+def test_the_command_shows_a_plan_and_carries_it_out(
+    penstock: CommandLine, connection: Connection, database_url: str, redis_url: str
+) -> None:
+    with Streamer(Pipeline([Log("things")]), database_url, redis_url):
+        pass
+    plan = penstock("channels", "reshard", "things", "--shards", "6")
+    assert "4 shards → 6, numbers 4 to 9" in plan.stdout
+    assert "--apply" in plan.stderr
+    assert not registered_channels(connection, DEFAULT_SCOPE)["things"].generations
+
+    assert penstock("channels", "reshard", "things", "--shards", "6", "--apply").returncode == 0
+    assert registered_channels(connection, DEFAULT_SCOPE)["things"].generations == [6]
+    assert "nothing to do" in penstock("channels", "reshard", "things", "--shards", "6").stdout
