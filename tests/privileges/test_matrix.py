@@ -29,6 +29,7 @@ from penstock.errors import AppendRefused, PrivilegeMissing, StagingError
 from penstock.operating import consumers, dead_letters, retrying
 from penstock.operating.reset import reset_checkpoint, reset_epoch, reset_ick
 from penstock.operating.status import status
+from penstock.operating.tracing import trace
 from penstock.reconciling import Barrier, cut
 from penstock.reconciling.remaining import RemainingKeys
 from penstock.records import DEFAULT_SCOPE, Record
@@ -185,6 +186,13 @@ def tail(actor: Actor) -> None:
         assert oldest_messages(client, "penstock", jobs.shard_names, 5)
 
 
+def trace_records(actor: Actor) -> None:
+    with actor.connect() as (connection, client):
+        stories = [story for key in ("k", "m", "t") for story in trace(connection, client, key)]
+        assert {story.kind for story in stories} == {"log", "ick", "queue"}
+        assert {story.redis for story in stories} == {None}
+
+
 def read_for_verify(actor: Actor) -> None:
     with actor.connect() as (connection, client):
         bounds = read_bounds(connection, client, DEFAULT_SCOPE, pipeline.shard_names, None)
@@ -253,6 +261,7 @@ MAY: list[tuple[Verb, set[str]]] = [
     (drop_dead_letters, {"a_consumer", "a_reconciler"}),
     (show_status, {"a_viewer", "a_consumer", "a_reconciler"}),
     (tail, {"a_streamer", "a_consumer", "a_viewer", "a_reconciler", "a_producer", "nobody"}),
+    (trace_records, {"a_viewer", "a_consumer", "a_reconciler"}),
     (read_for_verify, {"a_viewer", "a_streamer", "a_consumer", "a_reconciler"}),
     (reconcile, {"a_reconciler"}),
     (reset_a_checkpoint, {"a_consumer", "a_reconciler"}),

@@ -72,6 +72,16 @@ COMMANDS = (
         "Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, what is not done.",
     ),
     CommandEntry(
+        "trace",
+        INSPECT,
+        "Show what became of a record: staged, sequenced, published, applied by whom and when.",
+    ),
+    CommandEntry(
+        "explain",
+        INSPECT,
+        "Explain why a record is not applied yet, and what to do; exits with 0 if all who read it have applied it, else with 1.",
+    ),
+    CommandEntry(
         "doctor",
         INSPECT,
         "Check for anything that endangers records; exits with 1 on an error, with 3 if a server does not answer.",

@@ -11,6 +11,7 @@ import functools
 import gc
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from penstock.cli.render import prepare_output, show_error
 from penstock.errors import DeclarationError, InvalidSetting
 from penstock.loading import load_pipeline
 from penstock.pipeline import Pipeline
-from penstock.records import Offset, Place, parse_place
+from penstock.records import Offset, Place, RecordId, parse_place
 from penstock.settings import (
     Secret,
     SettingDescription,
@@ -47,10 +48,20 @@ COMMON = (
 SETTINGS_PANEL = "Settings (also PENSTOCK_… and pyproject.toml)"
 """Heading of these options in the help."""
 
+_PLACE = re.compile(r"[a-z0-9_.-]+/[0-9]+ offset [0-9]+")
+
 NOTHING_CHANGED = "Nothing was changed. To carry it out: --apply"
 """The last line of a plan."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+IsKey = Annotated[bool, typer.Option("--key", help="It is a key, even if it is a number.")]
+OfChannel = Annotated[str | None, typer.Option("--channel", help="Only records of this channel.")]
+Wanted = Annotated[
+    str,
+    typer.Argument(
+        metavar="KEY|ID|PLACE", help="A key, a record's number, or a place: 'rides/2 offset 4118'."
+    ),
+]
 Apply = Annotated[
     bool,
     typer.Option("--apply", help="Carry out the plan; without it, the plan is only shown."),
@@ -171,6 +182,21 @@ def parse_position(text: str) -> Offset | Place:
         InvalidSetting: The text is neither.
     """
     return Offset(int(text)) if text.isascii() and text.isdigit() else parse_place(text)
+
+
+def parse_record(text: str, *, is_key: bool) -> RecordId | Place | str:
+    """What a command is to find: a number is a record's, a place is one; everything else, or with ``is_key``, is a key.
+
+    Raises:
+        InvalidSetting: The number is greater than any record's.
+    """
+    if is_key:
+        return text
+    if text.isascii() and text.isdigit():
+        if int(text) >= 2**63:
+            raise InvalidSetting(f"{text} is no number of a record; if it is a key, add --key")
+        return RecordId(int(text))
+    return parse_place(text) if _PLACE.fullmatch(text) else text
 
 
 def require_pipeline(settings: Settings) -> Pipeline:

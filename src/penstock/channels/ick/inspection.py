@@ -139,3 +139,32 @@ def _wrong_type(shard: ShardName, error: RedisFailure) -> Exception:
             "penstock.channels.ick.repair repairs the Ick"
         )
     return translate_error(error, f"inspecting {shard}")
+
+
+def find_member(
+    client: RedisClient, namespace: str, shard: ShardName, member: bytes
+) -> list[Waiting]:
+    """Where a member is, in one round trip: in no set if it is done.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        DamagedIck: A key holds another type.
+    """
+    keys = ick_shard_keys(namespace, shard).ick
+    by_state: tuple[tuple[MemberState, str], ...] = (
+        ("held", keys.held),
+        ("reserved", keys.reserved),
+        ("dirty", keys.dirty),
+    )
+    pipeline = client.pipeline(transaction=False)
+    for _, key in by_state:
+        pipeline.zscore(key, member)
+    with redis_errors("inspecting Icks"):
+        replies = pipeline.execute(raise_on_error=False)
+    found: list[Waiting] = []
+    for (state, _), reply in zip(by_state, replies, strict=True):
+        if isinstance(reply, REDIS_ERRORS):
+            raise _wrong_type(shard, reply)
+        if reply is not None:
+            found.append(Waiting(shard, member, float(reply), state))
+    return found

@@ -1,0 +1,234 @@
+"""Why a record is not further than it is: the first cause that holds, in the order in which a record comes along."""
+
+from collections.abc import Sequence
+
+from penstock.operating.tracing.reading import Situation
+from penstock.operating.tracing.report import Explanation, OpenWriter, Reader, Story
+
+RETENTION_REMOVED = "removed, or rolled back"
+
+
+def explain_unseen(record: int, situation: Situation, writers: Sequence[OpenWriter]) -> Explanation:
+    """Why nothing of a record with this id is visible."""
+    drawn, removed_to = situation.drawn, situation.removed_to
+    if drawn is not None and record > drawn:
+        return Explanation(
+            "never drawn",
+            f"no transaction has drawn the id {record} yet: the last one is {drawn}",
+            "check the id and the database",
+        )
+    if writers:
+        return explain_open(f"no row with the id {record} is committed", writers)
+    if removed_to is None:
+        return Explanation(
+            "rolled back",
+            f"the id {record} was drawn, no row has it, no transaction that could hold it is open, and retention has removed nothing: the "
+            "transaction that staged it was rolled back, or somebody has deleted the row",
+            "look for the error in the application's log",
+        )
+    rolled_back = record > removed_to
+    return Explanation(
+        "rolled back" if rolled_back else RETENTION_REMOVED,
+        f"the id {record} was drawn, no row has it, and no transaction that could hold it is open. "
+        + (
+            "Retention has not come so far: the transaction that staged it was rolled back"
+            if rolled_back
+            else "Records of about this id are removed by retention, which every consumer has passed; or its transaction was rolled back"
+        ),
+        "look for the error in the application's log" if rolled_back else None,
+    )
+
+
+def explain_open(what: str, writers: Sequence[OpenWriter]) -> Explanation:
+    """Why a record that is in no visible row may come: transactions that staged something are open."""
+    first = writers[0]
+    if first.pid is None:
+        text = f"transaction {first.prepared!r} is prepared, {_age(first)}"
+        fix = f"COMMIT PREPARED '{first.prepared}', or ROLLBACK PREPARED; a transaction manager has left it"
+    else:
+        doing = f"{first.application or 'unnamed'}, {first.state or 'state hidden'}"
+        text = f"process {first.pid} ({doing}) has a transaction open, {_age(first)}"
+        fix = f"end it in the application, or: SELECT pg_terminate_backend({first.pid})"
+        if first.state is None:
+            fix += "; to see state and age: GRANT pg_read_all_stats TO this role"
+    more = f"; {len(writers) - 1} more have one" if len(writers) > 1 else ""
+    cause = "open transaction" if first.pid is not None else "prepared transaction"
+    return Explanation(
+        cause,
+        f"{what}, and {text}, that wrote into staged records{more}: what it staged is invisible until it is committed",
+        fix,
+        writers=tuple(writers),
+    )
+
+
+def _age(writer: OpenWriter) -> str:
+    return "since when is hidden" if writer.age_s is None else f"for {writer.age_s:.1f} s"
+
+
+def explain_story(story: Story, situation: Situation) -> Explanation:
+    """Why a record whose row, or place in the journal, is known is not further."""
+    for explain in (_unsequenced, _unknown, _unpublished, _waits_in_channel, _unapplied):
+        cause = explain(story, situation)
+        if cause is not None:
+            return cause
+    by = ", ".join(reader.consumer for reader in story.readers)
+    return Explanation(
+        "applied", f"{_name(story)} is applied by all who read it{by and f': {by}'}", story=story
+    )
+
+
+def _name(story: Story) -> str:
+    return f"record {story.id} ({story.place})"
+
+
+def _unsequenced(story: Story, situation: Situation) -> Explanation | None:
+    if story.offset is not None or story.state == "done" or story.transaction is None:
+        return None
+    if story.isolated is not None:
+        return Explanation(
+            "isolated",
+            f"record {story.id} of {story.shard_name} is isolated and gets no offset: {story.isolated}",
+            "correct the row: penstock doctor has the statement",
+            story,
+        )
+    ago = f"the last tick with records was {situation.tick_s:.1f} s ago"
+    if story.is_seen:
+        return Explanation(
+            "missed",
+            f"the last tick saw record {story.id} of {story.shard_name}, and the journal does not name it: the database was partly "
+            "restored, or rows were changed by hand",
+            "penstock doctor, then: penstock reset epoch",
+            story,
+        )
+    if situation.has_policies:
+        return Explanation(
+            "row policy",
+            f"record {story.id} is committed, and no tick has seen it; {ago}. Row-level security is enabled on staged_records: a "
+            "streamer whose role it applies to stops with HiddenRows",
+            "give the streamer's role BYPASSRLS, or: ALTER TABLE … DISABLE ROW LEVEL SECURITY",
+            story,
+        )
+    streamers = (
+        "no streamer is connected"
+        if situation.streamers == 0
+        else f"{situation.streamers} streamers are connected"
+    )
+    return Explanation(
+        "not ticked",
+        f"record {story.id} of {story.shard_name} is committed, and no tick has seen it; {ago}, and {streamers}",
+        "penstock stream, or penstock run; with requests that do the work: penstock doctor",
+        story,
+    )
+
+
+def _unknown(story: Story, _: Situation) -> Explanation | None:
+    if story.is_known or story.is_done:
+        return None
+    what = (
+        "no such channel is registered" if story.kind is None else "the channel has no such shard"
+    )
+    return Explanation(
+        "unknown shard",
+        f"{_name(story)}: {what}, so that nothing publishes it and nobody reads it",
+        "declare the channel with this shard, and run penstock stream; or find out what staged it",
+        story,
+    )
+
+
+def _unpublished(story: Story, situation: Situation) -> Explanation | None:
+    if story.is_published or story.is_done:
+        return None
+    if story.stopped is not None:
+        return Explanation(
+            "stopped shard",
+            f"{_name(story)}: the streamer leaves the shard out: {story.stopped}",
+            "remove the cause; the streamer tries again every few seconds",
+            story,
+        )
+    if story.redis is not None:
+        return Explanation(
+            "no answer from Redis",
+            f"{_name(story)} is sequenced; whether it is published is not known: {story.redis}",
+            "penstock doctor",
+            story,
+        )
+    return Explanation(
+        "not published",
+        f"{_name(story)} is sequenced, and Redis has the shard up to offset {story.published}; "
+        + ("a streamer is connected" if situation.streamers else "no streamer is connected"),
+        "the streamer's log says what Redis refuses; see penstock doctor"
+        if situation.streamers
+        else "penstock stream, or penstock run",
+        story,
+    )
+
+
+def _waits_in_channel(story: Story, _: Situation) -> Explanation | None:
+    """Nothing is to do for what a queue or an Ick just has not handed over yet, unless its readers say more."""
+    if not story.readers or any(r.state not in {"behind", "applied"} for r in story.readers):
+        return None
+    if story.is_done or story.state in {None, "done"}:
+        return None
+    return Explanation(
+        story.state or "",
+        f"{_name(story)}: {story.why}",
+        None if story.state in {"leased", "held"} else "penstock status shows who takes what waits",
+        story,
+    )
+
+
+_ORDER = ("halted", "unread", "dead-lettered", "parked", "waiting", "barrier", "behind")
+
+
+def _unapplied(story: Story, _: Situation) -> Explanation | None:
+    if story.is_done:
+        return None
+    if not story.readers:
+        return Explanation(
+            "no reader",
+            f"{_name(story)} is published, and no consumer of {story.channel} is registered",
+            "start one: penstock run, penstock consume NAME",
+            story,
+        )
+    waiting = sorted(
+        (reader for reader in story.readers if not reader.is_done),
+        key=lambda reader: _ORDER.index(reader.state),
+    )
+    if not waiting:
+        return None
+    text, fix = _describe(waiting[0], story)
+    others = ", ".join(f"{reader.consumer} {reader.state}" for reader in waiting[1:])
+    return Explanation(
+        waiting[0].state, f"{_name(story)}: {text}{others and f'; also: {others}'}", fix, story
+    )
+
+
+def _describe(reader: Reader, story: Story) -> tuple[str, str | None]:
+    """What a consumer waits for, and what ends it."""
+    name, place = reader.consumer, story.place
+    match reader.state:
+        case "halted":
+            return (
+                f"{name} is halted before it: {reader.reason}",
+                f"fix the cause, then: penstock reset checkpoint {name} --resume --apply",
+            )
+        case "unread":
+            return f"{name} has no checkpoint in {story.shard_name}", f"penstock consume {name}"
+        case "dead-lettered":
+            return (
+                f"{name} has dead-lettered it: {reader.reason}",
+                f"penstock dead-letters retry {name}{f' {chr(39)}{place}{chr(39)}' if story.kind == 'log' else ''}",
+            )
+        case "parked":
+            return (
+                f"{name} has parked it behind an earlier dead letter of its key",
+                f"retry that one first: penstock dead-letters list {name}",
+            )
+        case "waiting" | "barrier":
+            return f"{name} waits: {reader.reason}", None
+        case _:
+            moved = f"{reader.at:%Y-%m-%d %H:%M:%S}" if reader.at else "never"
+            return (
+                f"{name} is at offset {reader.checkpoint}, {reader.ahead:,} records before it; its checkpoint last moved {moved} (UTC)",
+                f"penstock {'work' if story.kind == 'queue' else 'consume'} {name}, if it does not run; in more processes if it does not keep up",
+            )

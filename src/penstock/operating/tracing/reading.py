@@ -1,0 +1,237 @@
+"""Reads the story of a record from Postgres and Redis; changes nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock.channels.ick.inspection import find_member
+from penstock.channels.log import extents
+from penstock.channels.queue.inspection import FoundMessage, explain_message
+from penstock.channels.server import RedisClient
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
+from penstock.database.quoting import quote
+from penstock.database.statements import statements
+from penstock.errors import Refused, SchemaMissing, ServerUnavailable
+from penstock.operating.tracing.report import OpenWriter, Reader, ReaderState, Story
+from penstock.records import Place, RecordId, Scope
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What holds for all records.
+
+    Attributes:
+        tick: The last tick.
+        tick_s: How long ago it was, in seconds.
+        streamers: Connected streamers.
+        has_policies: Whether row-level security is enabled on staged records.
+        drawn: The last record id that was drawn; None if this role may not see it.
+        removed_to: The newest id of the rows at which shards begin from which retention has removed records; None if it has not.
+    """
+
+    tick: int
+    tick_s: float
+    streamers: int
+    has_policies: bool
+    drawn: int | None
+    removed_to: int | None
+
+
+class StoryReader:
+    """Reads records of one pipeline."""
+
+    def __init__(self, connection: Connection, client: RedisClient, scope: Scope) -> None:
+        self._connection, self._client, self._scope = connection, client, scope
+        self._sql = statements(__package__, scope.schema)
+
+    def find_ids(self, key: str, channel: str | None, most: int) -> list[RecordId]:
+        """The newest kept records of a key, the oldest of them first."""
+        found = {"key": key, "channel": channel, "most": most}
+        return [RecordId(id_) for (id_,) in reversed(self._rows("ids_of_key", found))]
+
+    def find_id(self, place: Place) -> RecordId | None:
+        """The record at a place; None if the journal does not name it."""
+        [(found,)] = self._rows("id_at", {**_names(place), "offset": place.offset})
+        return None if found is None else RecordId(found)
+
+    def read(self, record: RecordId) -> Story | None:
+        """The story of a record; None if nothing of it is visible.
+
+        Raises:
+            ServerUnavailable: Postgres does not answer.  That Redis does not is part of the story.
+            PrivilegeMissing: The connection's role may not read all of it.
+            HiddenRows: A policy of row-level security applies to what is read.
+        """
+        with postgres_errors("tracing a record"), self._connection.transaction():
+            self._connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            story = self._read_place(record)
+            if story is None:
+                return None
+            names = {"channel": story.channel, "shard": story.shard, "id": record, "key": story.key}
+            [state] = self._rows("shard_state", names)
+            readers = self._rows("readers", names)
+        kind, is_known, stopped, *waiting = state
+        story = replace(story, kind=kind, is_known=is_known, stopped=stopped)
+        story = self._ask_redis(story, waiting)
+        return replace(story, readers=tuple(_reader(story, row) for row in readers))
+
+    def _read_place(self, record: RecordId) -> Story | None:
+        staged = self._rows("staged_record", {"id": record})
+        story = Story(*staged[0][:3]) if staged else None
+        if story is not None:
+            _, _, _, key, action, object_, transaction, at, committed, seen, tick, isolated = (
+                staged[0]
+            )
+            story = replace(
+                story,
+                key=key,
+                action=action,
+                object=object_,
+                transaction=transaction,
+                staged_at=at,
+                committed_at=committed,
+                is_seen=seen,
+                tick=tick,
+                isolated=isolated,
+            )
+        where = {"channel": None, "shard": None} if story is None else _names(story)
+        for channel, shard, offset, at, _ in self._rows("place_of_record", {**where, "id": record}):
+            story = story or Story(record, channel, shard)
+            return replace(story, offset=offset, sequenced_at=at)
+        for channel, shard, key, action, object_, at in (
+            () if story else self._rows("letter_of_record", {"id": record})
+        ):
+            return Story(
+                record, channel, shard, key=key, action=action, object=object_, staged_at=at
+            )
+        return story
+
+    def _ask_redis(self, story: Story, waiting: list[Any]) -> Story:
+        """What Redis says of it, if it can be in Redis."""
+        if story.kind == "queue" and story.transaction is None:
+            return replace(story, state="done", why="it is done")
+        if story.offset is None or story.kind is None:
+            return story
+        try:
+            story = self._ask_extent(story)
+            if story.kind == "ick":
+                return self._ask_ick(story)
+            return self._ask_queue(story, waiting) if story.kind == "queue" else story
+        except (ServerUnavailable, Refused) as error:
+            return replace(story, redis=str(error))
+
+    def _ask_extent(self, story: Story) -> Story:
+        [extent] = extents(self._client, self._scope.namespace, [story.shard_name]).values()
+        first = extent.first if story.kind == "log" else None
+        return replace(story, published=extent.tail, first=first)
+
+    def _ask_ick(self, story: Story) -> Story:
+        if not story.is_published or story.key is None:
+            return story
+        found = find_member(
+            self._client, self._scope.namespace, story.shard_name, story.key.encode()
+        )
+        staged = story.staged_at.timestamp() if story.staged_at else 0.0
+        # A member keeps the time of its first mark: a later time is that of a later record.
+        waiting = [each for each in found if each.score < staged + 1e-6]
+        if not waiting:
+            return replace(story, state="done", why="its member was done since")
+        state = waiting[0].state
+        why = {
+            "dirty": "its member is dirty: it waits for a consumer",
+            "reserved": "its member is reserved by a consumer of the six operations",
+            "held": "a consumer holds its member, and works on it",
+        }[state]
+        return replace(story, state=state, why=why)
+
+    def _ask_queue(self, story: Story, waiting: list[Any]) -> Story:
+        is_waiting, is_given, tenant, due_s = waiting
+        if is_waiting and not is_given:
+            why = (
+                f"its tenant {tenant!r} has no room in Redis"
+                if tenant is not None
+                else f"it is due in {max(0.0, due_s):.0f} s, and waits in Postgres"
+            )
+            return replace(story, state="delayed", why=why)
+        # The time is of no use to the answer.
+        message = FoundMessage(story.shard_name, str(story.id), datetime.now(UTC))
+        found = explain_message(self._client, self._scope.namespace, message)
+        if found is None or found.state == "finished":
+            return story
+        return replace(story, state=found.state, why=f"it {found.text}")
+
+    def read_situation(self) -> Situation:
+        """What holds for all records.
+
+        Raises:
+            ServerUnavailable: Postgres does not answer.
+            SchemaMissing: The tables are not there.
+            PrivilegeMissing: The connection's role may not read it.
+        """
+        with postgres_errors("reading the last tick"):
+            tails = self._connection.execute(
+                statements("penstock.journal", self._scope.schema)["journal_tails"]
+            ).fetchall()
+            rows = self._rows(
+                "situation",
+                {
+                    "table": self._table,
+                    "channels": [channel for channel, _, _, _ in tails],
+                    "shards": [shard for _, shard, _, _ in tails],
+                    "firsts": [first for _, _, first, _ in tails],
+                },
+            )
+        if not rows:
+            raise SchemaMissing(f"schema {self._scope.schema} has no tick: penstock init")
+        return Situation(*rows[0])
+
+    def read_writers(self, *, with_query: bool = False) -> tuple[OpenWriter, ...]:
+        """The transactions that have written into staged records and are not committed, the oldest first.
+
+        Raises:
+            ServerUnavailable: Postgres does not answer.
+        """
+        found = {"table": self._table, "with_query": with_query}
+        with postgres_errors("reading open transactions"):
+            rows = self._rows("open_writers", found)
+        return tuple(
+            OpenWriter(pid, prepared, application or None, state, age_s, user, query)
+            for pid, prepared, application, state, age_s, user, query in rows
+        )
+
+    @property
+    def _table(self) -> str:
+        return quote(self._scope.schema, "staged_records")
+
+    def _rows(self, name: str, values: Mapping[str, Any]) -> list[Row]:
+        with postgres_errors("tracing a record"):
+            return self._connection.execute(self._sql[name], values, binary=True).fetchall()
+
+
+def _names(where: Place | Story) -> dict[str, Any]:
+    shard = where.shard if isinstance(where, Place) else where.shard_name
+    return {"channel": shard.channel, "shard": shard.shard}
+
+
+def _reader(story: Story, row: Row) -> Reader:
+    consumer, checkpoint, halted, waiting, updated_at, barrier, reason, parked, failed_at = row
+    ahead = max(0, (story.offset or 0) - 1 - checkpoint) if checkpoint is not None else 0
+    if reason is not None:
+        state: ReaderState = "parked" if parked else "dead-lettered"
+        return Reader(consumer, state, checkpoint, 0, failed_at, reason)
+    if checkpoint is None:
+        return Reader(consumer, "unread", None, 0, None, None)
+    is_past = story.offset is not None and story.offset <= checkpoint
+    if is_past if story.kind == "log" else is_past or story.state == "done":
+        return Reader(consumer, "applied", checkpoint, 0, updated_at, None)
+    if halted is not None:
+        return Reader(consumer, "halted", checkpoint, ahead, updated_at, halted)
+    if barrier is not None:
+        reason = f"a reconciliation has stopped it at offset {barrier} for a moment"
+        return Reader(consumer, "barrier", checkpoint, ahead, updated_at, reason)
+    state = "behind" if waiting is None else "waiting"
+    return Reader(consumer, state, checkpoint, ahead, updated_at, waiting)

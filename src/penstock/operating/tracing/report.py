@@ -1,0 +1,172 @@
+"""The story of a record, and why it is not further, as values."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from penstock.records import Offset, Place, RecordId, Shard, ShardName
+
+ReaderState = Literal[
+    "applied", "dead-lettered", "parked", "halted", "barrier", "waiting", "behind", "unread"
+]
+"""How far a consumer is with a record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A consumer of the record's channel.
+
+    Attributes:
+        consumer: Its name.
+        state: ``applied``: its checkpoint is past the record.  ``dead-lettered`` and ``parked``: there is a dead letter of the
+            record, in the second case because an earlier one of its key has one.  ``halted``, at a ``barrier`` of a
+            reconciliation, or ``waiting`` for something: before the record.  ``behind``: it has not come so far.
+            ``unread``: it has no checkpoint in the shard.
+        checkpoint: Up to where all is applied; None if there is no checkpoint.
+        ahead: Records between the checkpoint and this one.
+        at: When the checkpoint last moved, so that the record was applied by then; or when it was dead-lettered.
+        reason: Why it is halted, waits, or was dead-lettered.
+    """
+
+    consumer: str
+    state: ReaderState
+    checkpoint: int | None
+    ahead: int
+    at: datetime | None
+    reason: str | None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the record has taken effect there."""
+        return self.state == "applied"
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What became of a record.
+
+    Attributes:
+        id: Its number.
+        channel: Name of the channel.
+        shard: Number of the shard.
+        kind: ``log``, ``ick`` or ``queue``; None if no such channel is registered.
+        is_known: Whether the registered channel has this shard.
+        key: Its key, or the tenant of a message; None if its row is gone.
+        action: What happened; None if its row is gone.
+        object: What it happened to; None if its row is gone.
+        staged_at: When it was staged; None if its row is gone, or has a time that no record can have.
+        transaction: The id of the transaction that staged it; None if its row is gone.
+        committed_at: When that was committed; None unless Postgres has ``track_commit_timestamp``.
+        isolated: Why it can get no offset; None if it can.
+        is_seen: Whether the last tick saw its transaction.
+        tick: The tick that sequenced it; None if it is not, or is too long ago.
+        sequenced_at: When it got its offset; None if it has none, or the journal does not name it any more.
+        offset: Its offset; None if it has none.
+        published: The shard's last offset in Redis; None if Redis was not asked, or did not answer.
+        first: The oldest offset that the log in Redis still holds; None for the other kinds.
+        redis: Why Redis does not say more; None if it answered.
+        stopped: Why the streamer leaves its shard out; None if it does not.
+        state: What an Ick or a queue says of it: ``dirty``, ``reserved``, ``held``, ``waiting``, ``leased``, ``delayed``, ``dead``,
+            ``done``; None if nothing.
+        why: The same as a sentence.
+        readers: The consumers of its channel.
+    """
+
+    id: RecordId
+    channel: str
+    shard: int
+    kind: str | None = None
+    is_known: bool = False
+    key: str | None = None
+    action: str | None = None
+    object: str | None = None
+    staged_at: datetime | None = None
+    transaction: str | None = None
+    committed_at: datetime | None = None
+    isolated: str | None = None
+    is_seen: bool = True
+    tick: int | None = None
+    sequenced_at: datetime | None = None
+    offset: int | None = None
+    published: int | None = None
+    first: int | None = None
+    redis: str | None = None
+    stopped: str | None = None
+    state: str | None = None
+    why: str | None = None
+    readers: tuple[Reader, ...] = ()
+
+    @property
+    def shard_name(self) -> ShardName:
+        """Its shard."""
+        return ShardName(self.channel, Shard(self.shard))
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for people."""
+        if self.offset is None:
+            return str(self.shard_name)
+        return str(Place(self.shard_name, Offset(self.offset)))
+
+    @property
+    def is_published(self) -> bool | None:
+        """Whether Redis has had it; None if that is not known."""
+        if self.offset is None:
+            return False
+        return None if self.published is None else self.offset <= self.published
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has taken effect everywhere."""
+        if any(reader.state in {"dead-lettered", "parked"} for reader in self.readers):
+            return False
+        if self.kind in {"ick", "queue"}:
+            return self.state == "done"
+        return bool(self.readers) and all(reader.is_done for reader in self.readers)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWriter:
+    """A transaction that has written into staged records and is not committed; what it wrote is invisible until then.
+
+    Attributes:
+        pid: The server's process; None of a prepared transaction.
+        prepared: The name of a prepared transaction; None of others.
+        application: The application's name; None if this role may not see it.
+        state: What the process does: ``idle in transaction`` …; None of a prepared transaction, or if this role may not see it.
+        age_s: For how long it has been open or prepared, in seconds; None if this role may not see it.
+        user: The role that it works as.
+        query: Its last statement, if that was asked for: it may contain payloads.
+    """
+
+    pid: int | None
+    prepared: str | None
+    application: str | None
+    state: str | None
+    age_s: float | None
+    user: str | None
+    query: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a record is not further than it is.
+
+    Attributes:
+        cause: The first cause that holds, in one word or two: see ``docs/how-to/find-a-record.md``.
+        text: The same as a sentence.
+        fix: What to type, or to do; None if nothing is wrong.
+        story: The record; None if no row has it.
+        writers: Open transactions that wrote into staged records, if the record may be in one of them.
+    """
+
+    cause: str
+    text: str
+    fix: str | None = None
+    story: Story | None = None
+    writers: tuple[OpenWriter, ...] = ()
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether the record has taken effect everywhere."""
+        return self.cause == "applied"

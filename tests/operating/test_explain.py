@@ -1,0 +1,426 @@
+"""Each cause why a record is not further, brought about for real: ``explain`` names the first that holds."""
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+
+from fixtures.flow import drop_limits, retain_now
+from fixtures.roles import UrlFor
+from penstock import Ick, Log, Pipeline, Queue
+from penstock.channels.ick import Reservation, Reservations
+from penstock.channels.queue import FairQueue
+from penstock.channels.routing import ick_shard_keys, log_keys
+from penstock.channels.server import connect_redis
+from penstock.consuming import LogWorker
+from penstock.database.connections import Connection, connect_postgres
+from penstock.database.registry import register_consumer
+from penstock.errors import AppendRefused, ForeignLog, HiddenRows, PrivilegeMissing, Unknown
+from penstock.operating.tracing import Explanation, explain, trace
+from penstock.records import Offset, Place, RecordId, Shard, ShardName
+from penstock.streaming import Streamer
+
+things = Log("things", shards=2, keep=timedelta(hours=1))
+index, jobs = Ick("index", shards=1), Queue("jobs", keep=timedelta(0))
+
+INSERT = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
+VALUES (%s, %s, %s, 'insert', 'thing', '{"secret": 1}') RETURNING id
+"""
+
+
+@pytest.fixture
+def flow() -> Pipeline:
+    """A pipeline with all kinds of channel, and a consumer of the log."""
+    made = Pipeline([things, index, jobs])
+
+    @made.consumer(reads=things, name="reader", attempts=1, park_key=True)
+    def read(_session: object, records: Sequence[Any]) -> None:
+        if any(record.key.startswith("bad") for record in records):
+            raise ValueError("bad")
+
+    return made
+
+
+@pytest.fixture
+def reader(flow: Pipeline, database_url: str, redis_url: str) -> Iterator[LogWorker]:
+    with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as worker:
+        yield worker
+
+
+@pytest.fixture
+def waiting(connection: Connection, flow: Pipeline) -> None:
+    """The consumer is registered, and does not run."""
+    register_consumer(connection, flow.scope, flow.get_consumer("reader"))
+
+
+def stage(connection: Connection, key: str = "k", channel: str = "things", shard: int = 0) -> int:
+    [(record,)] = connection.execute(INSERT, (channel, shard, key)).fetchall()
+    return int(record)
+
+
+Why = Callable[[int | str | Place], Explanation]
+
+
+@pytest.fixture
+def why(connection: Connection, redis_client: redis.Redis) -> Why:
+    def ask(wanted: int | str | Place) -> Explanation:
+        known = RecordId(wanted) if isinstance(wanted, int) else wanted
+        return explain(connection, redis_client, known)
+
+    return ask
+
+
+def test_an_applied_record_has_its_whole_story(
+    connection: Connection,
+    redis_client: redis.Redis,
+    why: Why,
+    streamer: Streamer,
+    reader: LogWorker,
+) -> None:
+    record = stage(connection)
+    streamer.drain()
+    reader.drain()
+
+    found = why(record)
+    [story] = trace(connection, redis_client, "k")
+
+    assert (found.cause, found.is_applied) == ("applied", True)
+    assert story.id == record
+    assert (story.place, story.is_published, story.is_done) == ("things/0 offset 1", True, True)
+    assert story.staged_at is not None
+    assert story.sequenced_at is not None
+    assert story.staged_at <= story.sequenced_at
+    assert story.tick is not None
+    assert story.transaction is not None
+    [by] = story.readers
+    assert (by.consumer, by.state, by.checkpoint) == ("reader", "applied", 1)
+    assert by.at is not None
+    assert by.at >= story.sequenced_at
+    place = Place(ShardName("things", Shard(0)), Offset(1))
+    assert trace(connection, redis_client, place) == (story,)
+
+
+def test_an_open_transaction_is_named_without_its_statement(
+    connection: Connection, redis_client: redis.Redis, why: Why, database_url: str
+) -> None:
+    with psycopg.connect(database_url, application_name="shop") as slow:
+        record = stage(slow)
+        by_id, by_key = why(record), why("k")
+        shown = explain(connection, redis_client, RecordId(record), with_query=True)
+        pid = slow.info.backend_pid
+
+    assert (by_id.cause, by_key.cause) == ("open transaction", "open transaction")
+    [writer] = by_id.writers
+    assert (writer.pid, writer.application, writer.state) == (pid, "shop", "idle in transaction")
+    assert writer.age_s is not None
+    assert writer.query is None
+    assert f"pg_terminate_backend({pid})" in str(by_id.fix)
+    assert "INSERT" in str(shown.writers[0].query)
+    assert why(record).cause == "not ticked"
+
+
+def test_a_prepared_transaction_is_named(connection: Connection, why: Why) -> None:
+    connection.execute("BEGIN")
+    record = stage(connection)
+    connection.execute("PREPARE TRANSACTION 'left behind'")
+    try:
+        found = why(record)
+    finally:
+        connection.execute("ROLLBACK PREPARED 'left behind'")
+
+    assert found.cause == "prepared transaction"
+    assert "COMMIT PREPARED 'left behind'" in str(found.fix)
+    assert why(record).cause == "rolled back"
+
+
+def test_an_id_that_was_rolled_back_or_never_drawn_is_told_apart(
+    connection: Connection, why: Why
+) -> None:
+    connection.execute("BEGIN")
+    record = stage(connection)
+    connection.execute("ROLLBACK")
+
+    assert why(record).cause == "rolled back"
+    assert why(record + 1).cause == "never drawn"
+    assert why("k").cause == "unknown key"
+
+
+def test_a_committed_record_waits_for_a_streamer(
+    connection: Connection, why: Why, streamer: Streamer
+) -> None:
+    streamer.drain()
+    streamer.close()
+    record = stage(connection)
+
+    found = why(record)
+
+    assert found.cause == "not ticked"
+    assert "no streamer is connected" in found.text
+    assert "penstock stream" in str(found.fix)
+
+
+def test_an_isolated_record_gets_no_offset(
+    connection: Connection, why: Why, streamer: Streamer
+) -> None:
+    streamer.drain()
+    drop_limits(connection)
+    record = stage(connection)
+    connection.execute("UPDATE penstock.staged_records SET created_at = 'infinity'")
+    streamer.drain()
+
+    found = why(record)
+
+    assert found.cause == "isolated"
+    assert "created_at is infinity" in found.text
+
+
+def test_a_record_that_the_journal_lost_is_missed(
+    connection: Connection, why: Why, streamer: Streamer
+) -> None:
+    record = stage(connection)
+    streamer.drain()
+    connection.execute("DELETE FROM penstock.journal")
+
+    assert why(record).cause == "missed"
+
+
+def test_a_policy_may_hide_records_from_the_streamer(connection: Connection, why: Why) -> None:
+    record = stage(connection)
+    connection.execute("ALTER TABLE penstock.staged_records ENABLE ROW LEVEL SECURITY")
+
+    found = why(record)
+
+    assert found.cause == "row policy"
+    assert "BYPASSRLS" in str(found.fix)
+
+
+@pytest.mark.parametrize(("channel", "shard"), [("typo", 0), ("things", 7)])
+def test_a_shard_that_no_channel_has_is_unknown(
+    connection: Connection, why: Why, streamer: Streamer, channel: str, shard: int
+) -> None:
+    record = stage(connection, channel=channel, shard=shard)
+    streamer.drain()
+
+    assert why(record).cause == "unknown shard"
+
+
+def test_a_shard_that_the_streamer_leaves_out_says_why(
+    connection: Connection, redis_client: redis.Redis, why: Why, streamer: Streamer, waiting: None
+) -> None:
+    redis_client.set(log_keys("penstock", ShardName("things", Shard(0))).stream, "foreign")
+    record = stage(connection)
+    with pytest.raises(ForeignLog):
+        streamer.drain()
+
+    found = why(record)
+
+    assert found.cause == "stopped shard"
+    assert "another type" in found.text or "holds" in found.text
+
+
+def test_a_redis_that_refuses_leaves_it_unpublished(
+    connection: Connection, redis_client: redis.Redis, why: Why, streamer: Streamer, waiting: None
+) -> None:
+    streamer.drain()
+    record = stage(connection)
+    redis_client.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(AppendRefused):
+            streamer.round()
+        found = why(record)
+    finally:
+        redis_client.config_set("maxmemory", "0")
+
+    assert found.cause == "not published"
+    assert "up to offset 0" in found.text
+
+
+def test_a_redis_that_does_not_answer_is_part_of_the_answer(
+    connection: Connection, streamer: Streamer, waiting: None
+) -> None:
+    record = stage(connection)
+    streamer.drain()
+
+    with connect_redis("redis://127.0.0.1:1/0") as away:
+        found = explain(connection, away, RecordId(record))
+        [story] = trace(connection, away, RecordId(record))
+
+    assert found.cause == "no answer from Redis"
+    assert (story.offset, story.is_published) == (1, None)
+
+
+def test_a_log_without_consumers_has_no_reader(
+    connection: Connection, why: Why, streamer: Streamer
+) -> None:
+    record = stage(connection)
+    streamer.drain()
+    connection.execute("DELETE FROM penstock.checkpoints")
+
+    assert why(record).cause == "no reader"
+
+
+def test_a_consumer_is_behind_waits_is_halted_or_stands_at_a_barrier(
+    connection: Connection, why: Why, streamer: Streamer, waiting: None
+) -> None:
+    stage(connection)
+    record = stage(connection)
+    streamer.drain()
+    barrier = (
+        'INSERT INTO penstock.barriers (consumer, channel, shard, "offset", run, expires_at) '
+        "VALUES ('reader', 'things', 0, 0, 'r', now() + interval '1 min')"
+    )
+    causes = [why(record)]
+    for change in (
+        "UPDATE penstock.checkpoints SET waiting = 'a lock'",
+        barrier,
+        "UPDATE penstock.checkpoints SET halted = 'because'",
+        "DELETE FROM penstock.checkpoints WHERE shard = 0",
+    ):
+        connection.execute(change.encode())
+        causes.append(why(record))
+
+    assert [each.cause for each in causes] == ["behind", "waiting", "barrier", "halted", "unread"]
+    assert "1 records before it" in causes[0].text
+    assert "a lock" in causes[1].text
+    assert "because" in causes[3].text
+    assert "--resume" in str(causes[3].fix)
+
+
+def test_dead_letters_and_what_is_parked_behind_them(
+    connection: Connection, why: Why, streamer: Streamer, reader: LogWorker
+) -> None:
+    record, behind = stage(connection, "bad"), stage(connection, "bad")
+    streamer.drain()
+    reader.drain()
+
+    first, second = why(record), why(behind)
+
+    assert (first.cause, second.cause) == ("dead-lettered", "parked")
+    assert "dead-letters retry reader 'things/0 offset 1'" in str(first.fix)
+    assert why("bad").story == first.story
+
+
+def test_a_record_that_retention_has_removed(
+    connection: Connection, why: Why, streamer: Streamer, reader: LogWorker
+) -> None:
+    record = stage(connection)
+    streamer.drain()
+    later = stage(connection)
+    streamer.drain()
+    reader.drain()
+    connection.execute("UPDATE penstock.journal SET created_at = now() - interval '2h'")
+    assert retain_now(streamer) == 1
+
+    assert why(record).cause == "removed, or rolled back"
+    assert why(later).cause == "applied"
+    with pytest.raises(Unknown, match="retention"):
+        why(Place(ShardName("things", Shard(0)), Offset(1)))
+
+
+def test_a_member_of_an_ick_is_dirty_held_and_done(
+    connection: Connection, redis_client: redis.Redis, why: Why, flow: Pipeline, streamer: Streamer
+) -> None:
+    @flow.consumer(reads=index, name="indexer")
+    def read(_session: object, members: Sequence[str]) -> None:
+        del members
+
+    register_consumer(connection, flow.scope, flow.get_consumer("indexer"))
+    record = stage(connection, "m", "index")
+    streamer.drain()
+    dirty = why(record)
+    ick = ick_shard_keys("penstock", ShardName("index", Shard(0))).name
+    reservations = Reservations(redis_client, ick, holder="me", size=3)
+    taken = reservations.reserve()
+    assert isinstance(taken, Reservation)
+    held = why(record)
+    reservations.commit(taken, ["m"])
+    done = why(record)
+
+    assert [each.cause for each in (dirty, held, done)] == ["dirty", "held", "applied"]
+
+
+def test_a_message_waits_is_leased_and_is_done(
+    connection: Connection, redis_client: redis.Redis, why: Why, flow: Pipeline, streamer: Streamer
+) -> None:
+    @flow.worker(reads=jobs, name="doer")
+    def do(_session: object, job: object) -> None:
+        del job
+
+    register_consumer(connection, flow.scope, flow.get_consumer("doer"))
+    record = stage(connection, "tenant", "jobs")
+    later = stage(connection, "tenant", "jobs")
+    connection.execute(
+        """UPDATE penstock.staged_records SET headers = '{"penstock": {"delay_ms": 7200000}}' WHERE id = %s""",
+        [later],
+    )
+    streamer.drain()
+    waiting, delayed = why(record), why(later)
+    with FairQueue(redis_client, "jobs").reader() as reader:
+        [lease] = reader.read()
+        leased = why(record)
+        connection.execute("SELECT penstock.finish_records('jobs', %s)", ([record],))
+        lease.done()
+
+    assert [each.cause for each in (waiting, delayed, leased)] == ["waiting", "delayed", "leased"]
+    assert why(record).cause == "applied"
+
+
+def test_a_viewer_gets_the_same_answers(
+    connection: Connection,
+    redis_client: redis.Redis,
+    why: Why,
+    database_url: str,
+    database_url_for: UrlFor,
+    streamer: Streamer,
+    waiting: None,
+) -> None:
+    record = stage(connection)
+    streamer.drain()
+    with (
+        psycopg.connect(database_url, application_name="shop") as slow,
+        connect_postgres(database_url_for("a_viewer"), application="test") as viewer,
+    ):
+        hidden = stage(slow)
+        seen, unseen = (explain(viewer, redis_client, RecordId(n)) for n in (record, hidden))
+
+        assert seen == why(record)
+        assert unseen.cause == why(hidden).cause == "open transaction"
+        assert [each.state for each in unseen.writers] == ["idle in transaction"]
+
+
+def test_a_role_without_the_rights_is_refused_or_shown_what_is_hidden(
+    connection: Connection, redis_client: redis.Redis, database_url: str, database_url_for: UrlFor
+) -> None:
+    with psycopg.connect(database_url) as slow:
+        record = stage(slow)
+        with (
+            connect_postgres(database_url_for("a_streamer"), application="test") as role,
+            pytest.raises(PrivilegeMissing, match="dead_letters"),
+        ):
+            explain(role, redis_client, RecordId(record))
+        with connect_postgres(database_url_for("a_consumer"), application="test") as role:
+            with pytest.raises(PrivilegeMissing, match="staged_records_id_seq"):
+                explain(role, redis_client, RecordId(record))
+            connection.execute(
+                "GRANT SELECT ON SEQUENCE penstock.staged_records_id_seq TO a_consumer"
+            )
+            found = explain(role, redis_client, RecordId(record))
+
+    assert found.cause == "open transaction"
+    assert found.writers[0].state is None
+    assert "GRANT pg_read_all_stats" in str(found.fix)
+
+
+def test_a_policy_that_applies_to_this_role_is_an_error_and_not_an_answer(
+    connection: Connection, redis_client: redis.Redis, database_url_for: UrlFor
+) -> None:
+    record = stage(connection)
+    url = database_url_for("a_viewer")
+    connection.execute("ALTER TABLE penstock.staged_records ENABLE ROW LEVEL SECURITY")
+
+    with connect_postgres(url, application="test") as viewer, pytest.raises(HiddenRows):
+        explain(viewer, redis_client, RecordId(record))
