@@ -21,6 +21,7 @@ pytest_plugins = [
     "fixtures.pooler",
     "fixtures.topologies",
     "fixtures.running_pipeline",
+    "fixtures.histories",
     "fixtures.verifying",
     "fixtures.tls",
     "fixtures.command_line",

@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from fixtures.flow import stage_rows
+from fixtures.roles import UrlFor
 from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection, connect_postgres
@@ -114,3 +115,32 @@ def test_transaction_ids_went_back_only_if_the_next_is_lower_than_that_of_the_la
     connection.execute(SET_LAST_TICK, [2])
     with pytest.raises(HistoryDiverged, match="another cluster"):
         open_by_worker(connection, redis_client, flow)
+
+
+def test_a_copy_without_its_sequences_is_refused_until_a_reset(
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline, things: Log
+) -> None:
+    """As logical replication makes it: an id would name two records."""
+    stage_rows(connection, things, 3)
+    connection.execute("UPDATE penstock.epochs SET system_identifier = '7'")
+    connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN id RESTART WITH 1")
+
+    with pytest.raises(HistoryDiverged, match="without its sequences"):
+        open_by_worker(connection, redis_client, flow)
+
+    open_by_operator(connection, redis_client, flow)
+    open_by_worker(connection, redis_client, flow)
+    stage_rows(connection, things, 3)
+
+
+def test_another_cluster_whose_sequences_a_role_may_not_see_is_not_taken_for_proved(
+    redis_client: redis.Redis, flow: Pipeline, connection: Connection, database_url_for: UrlFor
+) -> None:
+    """An administrator's reset looks and decides."""
+    connection.execute("UPDATE penstock.epochs SET system_identifier = '7'")
+
+    with (
+        connect_postgres(database_url_for("a_streamer"), application="test") as streamer,
+        pytest.raises(HistoryDiverged, match="may not see"),
+    ):
+        open_by_worker(streamer, redis_client, flow)

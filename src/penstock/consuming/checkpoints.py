@@ -19,6 +19,7 @@ class Checkpoint:
         offset: Everything up to here has been applied.
         halted: Why the shard was stopped; None if it was not.
         transaction: Id of the transaction that holds the lock.
+        server_start_us: When this Postgres was started: microseconds since 1970.
         clock_us: Postgres' clock when it was locked: microseconds since 1970.
         barrier: Nothing behind this offset is to be applied now; None if there is no barrier.
         waits_for: A shard of an earlier generation that has to be passed before; None if there is none.
@@ -28,6 +29,7 @@ class Checkpoint:
     offset: Offset
     halted: str | None
     transaction: str
+    server_start_us: int
     clock_us: int
     barrier: Offset | None = None
     waits_for: Shard | None = None

@@ -29,6 +29,7 @@ unpassed AS MATERIALIZED (
 )
 SELECT shard, "offset", halted,
        pg_current_xact_id()::text,
+       (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,  -- is it the server that was compared with the log?
        (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
        (
            SELECT min(b."offset")

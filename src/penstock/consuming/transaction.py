@@ -36,6 +36,7 @@ from penstock.database.executor import Executor, make_executor
 from penstock.database.timeouts import Timeouts
 from penstock.declarations import ConsumerSpec
 from penstock.errors import BrokenTransaction, HandlerCommitted, HandlerExited
+from penstock.journal import check_same_server
 from penstock.pipeline import Pipeline
 from penstock.records import ShardName
 
@@ -90,6 +91,7 @@ class HandlerTransaction:
         prepare: bool = True,
         pooled: bool = True,
         in_task: bool = False,
+        server_start_us: int | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
         """Sets up; the first transaction connects.
@@ -101,9 +103,11 @@ class HandlerTransaction:
             prepare: False behind a pooler that cannot keep prepared statements.
             pooled: False opens a connection a transaction.
             in_task: Its methods are called in the greenlet of a task: of the event loop that an ``async def`` handler runs in.
+            server_start_us: Start of the server whose history was compared with the log; on another, nothing is applied.
             timeouts: Those of a caller that cannot wait as long as a worker.
         """
         self._consumer, self._timeouts = consumer, timeouts
+        self._server_start_us = server_start_us
         self._keeps_connection = pooled
         self._checkpoints = Checkpoints(consumer, pipeline.scope)
         self._caller = make_caller(
@@ -136,7 +140,7 @@ class HandlerTransaction:
 
         Raises:
             NotApplied: It was rolled back, or its connection was cut at COMMIT.
-            ServerUnavailable: Postgres cannot be reached, or cannot lock the checkpoints now.
+            ServerUnavailable: Postgres cannot be reached, cannot lock the checkpoints now, or was started again.
             SchemaMissing: The tables are not there.
             HandlerExited: The handler wants the process to end; nothing was committed.
         """
@@ -194,7 +198,10 @@ class HandlerTransaction:
         try:
             with postgres_errors(f"locking checkpoints of {self._consumer.name}"):
                 locked = self._checkpoints.lock(statements, shards)
-                self._xid = next(iter(locked.values())).transaction if locked else ""
+                self._xid = ""
+                for checkpoint in locked.values():
+                    check_same_server(checkpoint.server_start_us, self._server_start_us)
+                    self._xid = checkpoint.transaction
                 return plan(statements, locked)
         except CONFLICTS as error:
             raise NotApplied(Conflict(), error) from error

@@ -29,7 +29,7 @@ from penstock.database.roles import check_privileges
 from penstock.database.timeouts import Timeouts
 from penstock.declarations import ConsumerSpec
 from penstock.errors import PenstockError, ServerUnavailable
-from penstock.journal import check_tails
+from penstock.journal import check_tails, server_start_us
 from penstock.pipeline import Pipeline
 from penstock.records import ShardName
 
@@ -144,6 +144,7 @@ class Worker(ABC, Generic[Item]):
             prepare=self._prepare,
             timeouts=self._timeouts,
         ) as connection:
+            server_start = server_start_us(connection, scope)
             check_revision(connection, scope)
             does_jobs = self.consumer.channel.kind == "queue"
             check_privileges(connection, scope, "consumer", does_jobs=does_jobs)
@@ -159,6 +160,7 @@ class Worker(ABC, Generic[Item]):
             self.consumer,
             self._database_url,
             prepare=self._prepare,
+            server_start_us=server_start,
             timeouts=self._timeouts,
         )
         if self._deliverer is None and (source := self._source()) is not None:

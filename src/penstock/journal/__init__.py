@@ -7,7 +7,13 @@ holds another record at its end, shows that Postgres has lost commits.
     lineage    the comparison with Redis: before a streamer's first tick, before a consumer's first record
 """
 
-from penstock.journal.lineage import check_lineage, check_tails, examine_lineage
+from penstock.journal.lineage import (
+    check_lineage,
+    check_same_server,
+    check_tails,
+    examine_lineage,
+    server_start_us,
+)
 from penstock.journal.reading import (
     Since,
     journal_tails,
@@ -20,6 +26,7 @@ from penstock.journal.reading import (
 __all__ = [
     "Since",
     "check_lineage",
+    "check_same_server",
     "check_tails",
     "examine_lineage",
     "journal_tails",
@@ -27,4 +34,5 @@ __all__ = [
     "missed_records",
     "offsets_since",
     "registered_tails",
+    "server_start_us",
 ]

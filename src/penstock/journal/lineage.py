@@ -1,6 +1,7 @@
 """Compares the lineage of Postgres with what Redis has seen.
 
-Runs on every new connection, before its first tick or record: a server cannot be restored or replaced under a connection.
+Runs on every new connection, before its first tick or record, and again once the server was started since: behind a pooler,
+a connection survives a restore.
 Redis behind the journal is filled by replay.  Redis ahead of the journal, or with another record at its tail, means that
 Postgres has lost commits that were published, and stops everything until an operator has decided.
 """
@@ -19,6 +20,7 @@ from penstock.channels.server import RedisClient, redis_errors
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
+from penstock.database.quoting import quote
 from penstock.database.statements import statements
 from penstock.errors import (
     DamagedJournal,
@@ -26,6 +28,7 @@ from penstock.errors import (
     HistoryDiverged,
     ReadOnlyPostgres,
     SchemaMissing,
+    ServerUnavailable,
 )
 from penstock.journal.reading import (
     JournaledRecord,
@@ -163,6 +166,8 @@ def examine_lineage(
             "did not come to its end. See docs: errors#historydiverged; then: penstock reset epoch"
         )
     _compare_tails(connection, client, scope, found, on_unusable)
+    if is_another:
+        _check_ids(connection, scope)
     epoch, system_identifier, timeline = newest
     return Lineage(epoch, ServerIdentity(system_identifier, timeline), current)
 
@@ -219,6 +224,38 @@ def server_identity(connection: Connection, scope: Scope) -> ServerIdentity:
     return ServerIdentity(server.system_identifier, server.timeline)
 
 
+def server_start_us(connection: Connection, scope: Scope) -> int:
+    """When the server was started: microseconds since 1970.
+
+    Read before a comparison, it shows later that the server is still the one that was compared (``check_same_server``).
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+    """
+    with postgres_errors("reading the start of Postgres"):
+        row = connection.execute(
+            statements("penstock.journal", scope.schema)["server_start"]
+        ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def check_same_server(started_us: int, compared_us: int | None) -> None:
+    """Refuses to work on a Postgres other than the one whose history was compared with the log.
+
+    Args:
+        started_us: When the server that answers was started.
+        compared_us: When the one that was compared was started; None if none was.
+
+    Raises:
+        ServerUnavailable: It has been restarted, restored or replaced: compare it, then go on.
+    """
+    if compared_us is not None and started_us != compared_us:
+        raise ServerUnavailable(
+            "Postgres was restarted, restored or replaced; its history is compared with the log's again"
+        )
+
+
 def check_tails(
     connection: Connection,
     client: RedisClient,
@@ -267,6 +304,25 @@ def _compare_tails(
                 raise _explain_ahead(connection, scope, ahead, end, last)
             if last is not None and shard in journaled and not journaled[shard].is_same_as(last):
                 raise _explain_other(connection, scope, journaled[shard], last)
+
+
+def _check_ids(connection: Connection, scope: Scope) -> None:
+    """Refuses another cluster that would give out ids again."""
+    table = {"table": quote(scope.schema, "staged_records")}
+    with postgres_errors("comparing ids"):
+        [(is_behind,)] = connection.execute(
+            statements("penstock.journal", scope.schema)["ids_behind"], table
+        ).fetchall()
+    if is_behind is not False:
+        found = (
+            "the next id of staged_records is one that Postgres has: the database was copied without its sequences, as by logical "
+            "replication"
+            if is_behind
+            else "this is another cluster than before, and this role may not see whether its sequences were copied"
+        )
+        raise HistoryDiverged(
+            f"{found}. See docs: errors#historydiverged; then: penstock reset epoch"
+        )
 
 
 def _explain_ahead(

@@ -9,6 +9,10 @@ SELECT system_identifier::text,
        current_setting('default_transaction_read_only')::boolean AS read_only
 FROM pg_control_system();
 
+-- :name server_start
+-- Another one after every restart, restore and fail-over, also behind a pooler that keeps the connections of its clients.
+SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint;
+
 -- :name newest_epoch
 SELECT epoch, system_identifier, timeline
 FROM {schema}.epochs
@@ -40,6 +44,18 @@ SELECT pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(snapshot)
 FROM {schema}.ticks
 ORDER BY tick DESC
 LIMIT 1;
+
+-- :name ids_behind
+-- Whether ids that Postgres has would be given out again: logical replication copies rows, and no sequences.  Null if this role
+-- may not see the sequence.  An id out of range was written by a producer.
+SELECT CASE WHEN has_sequence_privilege(sequence, 'USAGE, SELECT')
+            THEN coalesce((
+                     SELECT max(id)
+                     FROM {schema}.staged_records
+                     WHERE id <= 9007199254740991
+                 ) > coalesce(pg_sequence_last_value(sequence), 0), false)
+       END
+FROM CAST(pg_get_serial_sequence(%(table)s, 'id') AS regclass) AS sequence;
 
 -- :name registered_tails
 -- The last offset of every shard of a registered channel, as far as it has records: one index probe per shard.

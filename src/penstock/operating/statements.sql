@@ -330,14 +330,38 @@ CROSS JOIN LATERAL {schema}.journal_bounds(c.channel, c.shard) AS journal
 WHERE c."offset" > journal.last_offset
 ORDER BY c.consumer, c.channel, c.shard;
 
+-- :name journal_ends
+-- Every shard in the journal with its first and last offset.
+SELECT channel, shard, min(first_offset), max(last_offset)
+FROM {schema}.journal
+GROUP BY channel, shard;
+
+-- :name is_log
+SELECT NOT EXISTS (SELECT FROM {schema}.channels WHERE channel = %(channel)s AND kind <> 'log');
+
+-- :name checkpoints_of_shard
+SELECT consumer, "offset"
+FROM {schema}.checkpoints
+WHERE channel = %(channel)s AND shard = %(shard)s
+ORDER BY consumer;
+
 -- :name set_checkpoint_epochs
 UPDATE {schema}.checkpoints
 SET epoch = %(epoch)s;
 
 -- :name skip_ids
--- The ids of the lost records are not given out again.
-SELECT setval(%(table)s, %(least)s)
-WHERE %(least)s > coalesce(pg_sequence_last_value(%(table)s::regclass), 0);
+-- The ids of the lost records are not given out again, nor those that Postgres has: a sequence stays behind in a copy by logical
+-- replication.  An id out of range was written by a producer.
+WITH highest AS (
+    SELECT greatest(
+               %(least)s,
+               (SELECT max(id) FROM {schema}.staged_records WHERE id <= 9007199254740991),
+               (SELECT max(id) FROM {schema}.journal, unnest(record_ids) AS n (id))
+           ) AS id
+)
+SELECT setval(%(table)s, id)
+FROM highest
+WHERE id > coalesce(pg_sequence_last_value(%(table)s::regclass), 0);
 
 -- :name id_sequence
 SELECT pg_get_serial_sequence(%(table)s, 'id');

@@ -79,6 +79,7 @@ class Tick:
         tails: New last offset of each shard that got records.
         firsts: The first of the new offsets of each of these shards.
         inline_records: The first of these records, a batch per shard; empty if there are many.
+        server_start_us: When the Postgres that ticked was started: microseconds since 1970.
     """
 
     number: int
@@ -87,6 +88,7 @@ class Tick:
     tails: Mapping[ShardName, Offset] = field(default_factory=dict)
     firsts: Mapping[ShardName, Offset] = field(default_factory=dict)
     inline_records: list[Batch] = field(default_factory=list)
+    server_start_us: int = 0
 
 
 class Sequencer:
@@ -156,8 +158,8 @@ class Sequencer:
             rows = self._execute_alone(self._sql["newest_tick"])
         if not rows:
             raise UnsafeSetting(_NO_TICK.format(schema=self._scope.schema))
-        [(number, epoch, has_new)] = rows
-        return Tick(number, 0, epoch), has_new
+        [(number, epoch, started, has_new)] = rows
+        return Tick(number, 0, epoch, server_start_us=started), has_new
 
     def _sequence(self) -> Tick:
         while True:
@@ -269,29 +271,29 @@ def tick_within(connection: Connection, scope: Scope) -> Tick:
     if done.sequenced:
         return done
     [(number,)] = connection.execute(sql["tick_without_records"]).fetchall()
-    return Tick(number, 0, done.epoch)
+    return Tick(number, 0, done.epoch, server_start_us=done.server_start_us)
 
 
 def _parse_tick(rows: list[tuple[Any, ...]], scope: Scope) -> Tick:
-    """Reads the rows of ``sequence_committed``: tick, epoch; channel, shard, tail, records; offset; a record's values."""
+    """Reads the rows of ``sequence_committed``: tick, epoch, server; channel, shard, tail, records; offset; a record's values."""
     if not rows:
         raise UnsafeSetting(_NO_TICK.format(schema=scope.schema))
-    number, epoch, *_ = rows[0]
+    number, epoch, started, *_ = rows[0]
     sequenced = 0
     tails: dict[ShardName, Offset] = {}
     firsts: dict[ShardName, Offset] = {}
     inline: list[Batch] = []
-    for (channel, shard, tail, records), group in groupby(rows, key=itemgetter(2, 3, 4, 5)):
+    for (channel, shard, tail, records), group in groupby(rows, key=itemgetter(3, 4, 5, 6)):
         if channel is None:
             continue
         name = ShardName(channel, Shard(shard))
         sequenced += records
         tails[name], firsts[name] = tail, Offset(tail - records + 1)
         # In offset order, so whatever exceeds the byte limit is missing at the end.
-        if rows_inline := [row for row in group if row[6] is not None]:
-            columns = Columns.pack([row[7:] for row in rows_inline])
-            inline.append(Batch(name, epoch, rows_inline[0][6], begins=False, columns=columns))
-    return Tick(number, sequenced, epoch, tails, firsts, inline)
+        if rows_inline := [row for row in group if row[7] is not None]:
+            columns = Columns.pack([row[8:] for row in rows_inline])
+            inline.append(Batch(name, epoch, rows_inline[0][7], begins=False, columns=columns))
+    return Tick(number, sequenced, epoch, tails, firsts, inline, started)
 
 
 def check_identity_cache(connection: Connection, scope: Scope) -> None:

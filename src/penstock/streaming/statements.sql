@@ -8,6 +8,7 @@ WHERE seqrelid = pg_get_serial_sequence(%(table)s, 'id')::regclass;
 -- The newest tick, and whether records were committed since.  An idle round runs only this, and writes nothing.
 -- ORDER BY xid LIMIT 1 instead of EXISTS: it takes one index probe even if stale statistics promise many rows.
 SELECT tick, epoch,
+       (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint AS server_start_us,
        (
            SELECT xid
            FROM {schema}.staged_records
@@ -209,6 +210,7 @@ inline_records AS (
     WHERE coalesce(bytes_before, 0) < %(max_inline_bytes)s
 )
 SELECT coalesce(new_tick.tick, previous_tick.tick), previous_tick.epoch,
+       (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
        s.channel, s.shard, s.tail, s.records,
        "offset", id, key, action, object,
        data::text,

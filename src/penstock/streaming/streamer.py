@@ -23,7 +23,7 @@ from penstock.database.revisions import check_revision
 from penstock.database.roles import check_privileges
 from penstock.database.timeouts import Timeouts
 from penstock.errors import ReadOnlyPostgres, ServerUnavailable
-from penstock.journal import check_lineage
+from penstock.journal import check_lineage, check_same_server, server_start_us
 from penstock.pipeline import Pipeline
 from penstock.records import Epoch
 from penstock.streaming.nudges import Nudges
@@ -110,6 +110,7 @@ class Streamer:
         self._newest_tick, self._read_tails_at, self._cares = -1, 0.0, 0
         self._has_started = False
         self._worked_at: float | None = None
+        self._server_start_us = 0
 
     def __enter__(self) -> Self:
         try:
@@ -142,6 +143,7 @@ class Streamer:
         )
         self._connection = connection  # first: to be closed if Redis does not answer
         self._client = connect_redis(self._redis_url, timeouts=self._timeouts)
+        self._server_start_us = server_start_us(connection, scope)
         check_revision(connection, scope)
         check_privileges(connection, scope, "streamer")
         check_eviction(self._client)
@@ -227,6 +229,7 @@ class Streamer:
         """
         _, sequencer, publisher = self._opened()
         ticked = self._tick(sequencer, publisher, expects_records=expects_records)
+        check_same_server(ticked.server_start_us, self._server_start_us)
         publisher.ends.advance_target(ticked.tails, ticked.firsts)
         published = publisher.publish(ticked.inline_records)
         added, known = published.added, published.known

@@ -13,6 +13,7 @@ from penstock.operating.reset import (
     CheckpointMove,
     CheckpointTarget,
     EpochPlan,
+    OffsetsInDoubt,
     reset_checkpoint,
     reset_epoch,
     reset_ick,
@@ -166,6 +167,7 @@ def _format_plan(plan: EpochPlan) -> Iterator[str]:
     yield f"records with transaction ids of another cluster: {plan.foreign:,}"
     yield f"records without an offset, which get one at the end of their shard: {sum(unsequenced.values()):,}"
     yield from (f"    {shard}: {count:,}" for shard, count in unsequenced.items())
+    yield from _format_doubt(plan)
     yield f"checkpoints beyond the journal, which go back to its end: {len(plan.rewound)}"
     for each in plan.rewound:
         yield (
@@ -180,3 +182,36 @@ def _format_plan(plan: EpochPlan) -> Iterator[str]:
             f"warning: {plan.missing:,} records that the journal names are missing from Postgres and cannot be replayed: "
             "see penstock doctor"
         )
+
+
+def _format_doubt(plan: EpochPlan) -> Iterator[str]:
+    """The offsets in doubt: which, where their entries stay, and who has applied them."""
+    count = sum(each.count for each in plan.in_doubt)
+    yield f"offsets in doubt, at which the log has what Postgres has not: {count:,}"
+    for each in plan.in_doubt:
+        yield from _format_shard_in_doubt(each, is_applied=plan.applied)
+    if plan.in_doubt:
+        yield (
+            f"    epoch {plan.new_epoch} gives these offsets to other records. A reader outside of this Postgres that has passed "
+            "the first of them undoes what it did from there on, and reads again from there"
+        )
+
+
+def _format_shard_in_doubt(doubt: OffsetsInDoubt, *, is_applied: bool) -> Iterator[str]:
+    channel, _, shard = doubt.shard.rpartition("/")
+    # Evicted or retained on one side or the other.
+    known = "" if doubt.compared else ", as far as can be compared: no earlier offset is in both"
+    yield f"    {doubt.shard}: {doubt.first} to {doubt.last}; the journal ends at {doubt.journal}{known}"
+    if doubt.kept_as is not None:
+        read = f"penstock tail {channel} --shard {shard} --from {doubt.first} --json"
+        yield (
+            f"        {'their entries are kept in' if is_applied else f'read them with: {read}; they will be kept in'} "
+            f"{doubt.kept_as} until you delete it"
+        )
+    for each in doubt.consumers:
+        applied = (
+            f"may have applied {each.applied} of them: compare its tables (penstock reconcile {each.consumer})"
+            if each.applied
+            else "its effects were restored with it, and none of these is among them"
+        )
+        yield f"        {each.consumer} at {each.offset}: {applied}"

@@ -8,6 +8,7 @@ from penstock.operating.reset.checkpoint import (
     CheckpointTarget,
     reset_checkpoint,
 )
+from penstock.operating.reset.doubt import ConsumerInDoubt, OffsetsInDoubt
 from penstock.operating.reset.epoch import (
     DeletedStream,
     EpochPlan,
@@ -19,9 +20,11 @@ from penstock.operating.reset.ick import IckRepair, reset_ick
 __all__ = [
     "CheckpointMove",
     "CheckpointTarget",
+    "ConsumerInDoubt",
     "DeletedStream",
     "EpochPlan",
     "IckRepair",
+    "OffsetsInDoubt",
     "RewoundCheckpoint",
     "reset_checkpoint",
     "reset_epoch",

@@ -16,7 +16,8 @@ The publisher then replays the journal.  Redis is changed before the commit: a c
 
 The journal is dense, so the offsets of lost records are given out again in the new epoch: only the pair of epoch and
 offset is unique.  Consumers in this Postgres were rolled back with it.  A reader elsewhere that has seen the lost records
-must be informed; it can read the epoch from the shard's epoch key.
+must be informed; it can read the epoch from the shard's epoch key.  The plan names these offsets (``doubt``).  What a log
+has of them may be the only copy of what was committed: it stays in Redis, under another name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,7 @@ from penstock.database.statements import statements
 from penstock.errors import DamagedJournal, HistoryDiverged, Refused
 from penstock.journal.lineage import ServerIdentity, examine_lineage, log_epochs, server_identity
 from penstock.journal.reading import journal_tails, known_shards, missed_records, records_at
+from penstock.operating.reset.doubt import OffsetsInDoubt, find_doubt
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Record, RecordId, Scope, ShardName
 from penstock.streaming.sequencer import JOURNAL_CHUNK
@@ -99,6 +101,7 @@ class EpochPlan:
         unsequenced: Records that get an offset, by shard.
         rewound: Checkpoints that go back.
         deleted: Streams that are deleted and replayed.
+        in_doubt: Offsets at which a log has records that Postgres has lost, or has others.
         missing: Records that the journal names and Postgres does not have: these cannot be replayed.
         applied: Whether it was carried out.
     """
@@ -110,6 +113,7 @@ class EpochPlan:
     unsequenced: Mapping[str, int] | None = None
     rewound: tuple[RewoundCheckpoint, ...] = ()
     deleted: tuple[DeletedStream, ...] = ()
+    in_doubt: tuple[OffsetsInDoubt, ...] = ()
     missing: int = 0
     applied: bool = False
 
@@ -161,6 +165,7 @@ def reset_epoch(
         [(snapshot,)] = connection.execute(sql["current_snapshot"]).fetchall()
         in_redis = _read_redis(client, scope, shards)
         plan = _plan(connection, scope, snapshot, in_redis, reason)
+        plan = replace(plan, in_doubt=_find_doubt(connection, client, scope, plan, in_redis))
         if apply and reason is not None:
             _write(connection, sql, scope, snapshot, plan, identity, in_redis)
             crashpoint("reset.before_redis")
@@ -179,6 +184,7 @@ def reset_epoch(
             f"{each.consumer} {each.shard} {each.offset} to {each.journal}" for each in plan.rewound
         ],
         deleted=[each.shard for each in plan.deleted],
+        in_doubt=[f"{each.shard} {each.first} to {each.last}" for each in plan.in_doubt],
     )
     return replace(plan, applied=True)
 
@@ -238,7 +244,7 @@ def _plan(
             for consumer, channel, shard, offset, journal, letters in beyond
         ),
         _find_disagreeing(connection, scope, in_redis),
-        missing,
+        missing=missing,
     )
 
 
@@ -263,6 +269,32 @@ def _find_disagreeing(
             continue
         found.append(DeletedStream(str(shard), extent.tail, end, why))
     return tuple(found)
+
+
+def _find_doubt(
+    connection: Connection,
+    client: RedisClient,
+    scope: Scope,
+    plan: EpochPlan,
+    in_redis: _RedisState,
+) -> tuple[OffsetsInDoubt, ...]:
+    """The offsets in doubt of the streams that disagree."""
+    sql = statements("penstock.operating", scope.schema)
+    ends = {
+        ShardName(channel, shard): (first, last)
+        for channel, shard, first, last in connection.execute(sql["journal_ends"])
+    }
+    disagreeing = {each.shard for each in plan.deleted}
+    found = (
+        find_doubt(
+            *(connection, client, scope, shard, extent),
+            ends.get(shard, (Offset(1), Offset(0))),
+            Epoch(plan.new_epoch),
+        )
+        for shard, extent in in_redis.extents.items()
+        if str(shard) in disagreeing
+    )
+    return tuple(doubt for doubt in found if doubt is not None)
 
 
 def _write(  # noqa: PLR0913, PLR0917  all of it belongs to one transaction
@@ -327,16 +359,26 @@ def _skip_ids(
 
 
 def _fence(client: RedisClient, scope: Scope, shards: Sequence[ShardName], plan: EpochPlan) -> None:
-    """Fences publishers of older epochs, and deletes the streams that disagree with the journal."""
+    """Fences publishers of older epochs, and deletes the streams that disagree with the journal.
+
+    Of a log, the entries in doubt stay under another name.
+    """
     disagreeing = {each.shard: each.journal for each in plan.deleted}
+    doubts = {each.shard: each for each in plan.in_doubt}
     for shard in shards:
         keys = log_keys(scope.namespace, shard)
         with redis_errors(f"opening epoch {plan.new_epoch} in {shard}"):
             together: Any = client.pipeline(transaction=True)
             together.set(keys.epoch, plan.new_epoch)
+            doubt = doubts.get(str(shard))
+            if doubt is not None and doubt.kept_as is not None:
+                # Not `rename`: the client of a cluster has none in a pipeline.  The keys share a slot.
+                together.execute_command("RENAME", keys.stream, doubt.kept_as)
+                together.xtrim(doubt.kept_as, minid=f"{doubt.first}-0", approximate=False)
             if str(shard) in disagreeing:
                 # Groups of readers go back to there: the offsets behind are given out again.
-                together.hset(keys.ends, str(plan.new_epoch), str(disagreeing[str(shard)]))
+                kept = doubt.first - 1 if doubt else disagreeing[str(shard)]
+                together.hset(keys.ends, str(plan.new_epoch), str(kept))
                 # Of a queue, whose ids may be given out again, nothing may stay; a log or an Ick has no such keys.
                 together.delete(*keys_to_delete(scope.namespace, shard))
             together.execute()

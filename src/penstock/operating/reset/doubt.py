@@ -1,0 +1,157 @@
+"""The offsets that a log and its journal disagree about: Postgres has lost their records, or has others there.
+
+Two histories share their beginning.  The last offset at which both have the same record is found by bisection, in what
+log and journal still hold of a shard: everything after it is in doubt.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.channels.log import Extent, read
+from penstock.channels.routing import log_keys
+from penstock.channels.server import RedisClient
+from penstock.database.connections import Connection
+from penstock.database.statements import statements
+from penstock.errors import ForeignLog
+from penstock.journal.reading import records_at
+from penstock.records import Epoch, Offset, Record, Scope, ShardName
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerInDoubt:
+    """A consumer of a shard that has offsets in doubt.
+
+    Attributes:
+        consumer: The consumer.
+        offset: Its checkpoint.
+        applied: Offsets in doubt up to its checkpoint: it may have applied lost records there.  0 is the rule: its effects
+            and its checkpoint were restored together.
+    """
+
+    consumer: str
+    offset: int
+    applied: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsInDoubt:
+    """Offsets of a shard at which the log has records that Postgres does not have there.
+
+    Attributes:
+        shard: The shard.
+        first: The first of them.
+        last: The last of them: the end of the log.
+        journal: Offset at the end of the journal.
+        compared: Offsets that log and journal both still have, and that were compared.  If there are none, ``first`` follows
+            from the end of the journal.
+        kept_as: Key in Redis under which the entries stay; None if the log holds none of them any more, or is that of an
+            Ick or a queue.
+        consumers: The consumers of the shard.
+    """
+
+    shard: str
+    first: int
+    last: int
+    journal: int
+    compared: int
+    kept_as: str | None
+    consumers: tuple[ConsumerInDoubt, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of offsets."""
+        return self.last - self.first + 1
+
+
+def find_doubt(  # noqa: PLR0913, PLR0917  the two servers, and what is known of the shard
+    connection: Connection,
+    client: RedisClient,
+    scope: Scope,
+    shard: ShardName,
+    extent: Extent,
+    bounds: tuple[Offset, Offset],
+    new_epoch: Epoch,
+) -> OffsetsInDoubt | None:
+    """The offsets in doubt of a shard; None if its log ends where both have the same record.
+
+    Args:
+        connection: In the transaction of the plan.
+        client: The Redis that holds the log.
+        scope: Schema and namespace.
+        shard: The shard.
+        extent: What its log holds.
+        bounds: The first and the last offset of its journal.
+        new_epoch: Names the key that keeps the entries.
+
+    Raises:
+        ServerUnavailable: Postgres or Redis does not answer.
+    """
+    first, journal = bounds
+    begin, end = max(extent.first, first), min(extent.last, journal)
+    same = _last_in_common(connection, client, scope, shard, Offset(begin - 1), Offset(end))
+    # Without an offset to compare, the history is the same up to the end of the journal, as far as anybody can tell.
+    after = same if begin <= end else min(extent.tail, journal)
+    if after >= extent.tail:
+        return None
+    sql = statements("penstock.operating", scope.schema)
+    where = {"channel": shard.channel, "shard": shard.shard}
+    [(is_log,)] = connection.execute(sql["is_log"], where).fetchall()
+    readers = connection.execute(sql["checkpoints_of_shard"], where).fetchall()
+    return OffsetsInDoubt(
+        str(shard),
+        after + 1,
+        extent.tail,
+        journal,
+        max(0, end - begin + 1),
+        kept_key(scope, shard, new_epoch) if is_log and extent.last > after else None,
+        tuple(
+            ConsumerInDoubt(consumer, offset, max(0, min(offset, extent.tail) - after))
+            for consumer, offset in readers
+        ),
+    )
+
+
+def kept_key(scope: Scope, shard: ShardName, new_epoch: Epoch) -> str:
+    """Key of the entries that a log had before an epoch and that are not replayed in it."""
+    return f"{log_keys(scope.namespace, shard).stream}-before-{new_epoch}"
+
+
+def _last_in_common(
+    connection: Connection,
+    client: RedisClient,
+    scope: Scope,
+    shard: ShardName,
+    low: Offset,
+    high: Offset,
+) -> Offset:
+    """The last offset of ``low + 1`` to ``high`` at which both have the same record; ``low`` if there is none."""
+    while low < high:
+        middle = Offset((low + high + 1) // 2)
+        if _is_same(connection, client, scope, shard, middle):
+            low = middle
+        else:
+            high = Offset(middle - 1)
+    return low
+
+
+def _is_same(
+    connection: Connection, client: RedisClient, scope: Scope, shard: ShardName, offset: Offset
+) -> bool:
+    journaled = records_at(connection, scope, {shard: offset}).get(shard)
+    found = _read_one(client, scope, shard, offset)
+    return (
+        journaled is not None
+        and bool(found)
+        and found[0].offset == offset
+        and journaled.is_same_as(found[0])
+    )
+
+
+def _read_one(
+    client: RedisClient, scope: Scope, shard: ShardName, offset: Offset
+) -> Sequence[Record]:
+    """The record at an offset, or the next one; nothing if its entry cannot be read."""
+    try:
+        return read(client, scope.namespace, shard, Offset(offset - 1), 1)
+    except ForeignLog:
+        return ()
