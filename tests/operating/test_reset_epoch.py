@@ -13,13 +13,14 @@ from sqlalchemy.orm import Session
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.log import extents, read
+from penstock.channels.log.groups import LogGroup
 from penstock.channels.routing import log_keys
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres
 from penstock.embedded.postgres_binaries import account_for_postgres, postgres_binaries
-from penstock.errors import Fenced, HistoryDiverged, Refused
+from penstock.errors import Fenced, HistoryDiverged, LogDiverged, Refused
 from penstock.operating.reset import epoch as epoch_module
 from penstock.operating.reset import reset_epoch
 from penstock.records import BEGINNING, Record, ShardName
@@ -117,6 +118,8 @@ def test_a_database_restored_from_an_older_copy_continues_in_a_new_epoch(
     scene.stage(server.url, 30, "lost")
     scene.stream(server.url)
     scene.consume(server.url)
+    group = LogGroup(scene.client, "things", "sharers", shards=2)
+    assert len(read_all(group)[0]) == 80
     server.restore(tmp_path / "older")
     scene.stage(server.url, 40, "after")
 
@@ -141,6 +144,26 @@ def test_a_database_restored_from_an_older_copy_continues_in_a_new_epoch(
     scene.stream(server.url)
     scene.consume(server.url)
     scene.assert_exact(server.url)
+    keys, diverged = read_all(group)
+    assert diverged == 2, "a group's reader is told in each shard"
+    assert sorted(keys) == sorted(
+        [f"after{n}" for n in range(1, 41)] + [f"later{n}" for n in range(1, 11)]
+    )
+
+
+def read_all(group: LogGroup) -> tuple[list[str], int]:
+    """The keys that a group gets, and how often it is told that the log is another one."""
+    keys: list[str] = []
+    diverged = 0
+    while True:
+        try:
+            taken = group.read(1000)
+        except LogDiverged:
+            diverged += 1
+            continue
+        if not taken:
+            return keys, diverged
+        keys += taken.records.keys
 
 
 @pytest.mark.slow

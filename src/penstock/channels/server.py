@@ -323,7 +323,7 @@ def _translate_reply(error: RedisFailure, what: str) -> ForeignLog | AppendRefus
             f"{what}: the key holds another type, not a stream; something else uses Penstock's names in this Redis. "
             "Move it away, or give the pipeline another namespace"
         )
-    return AppendRefused(f"{what}: Redis refuses: {_reason(error)}")
+    return AppendRefused(f"{what}: Redis refuses: {_reason(error)}{_advice(error)}")
 
 
 def _reason(error: Exception) -> str:
@@ -347,6 +347,9 @@ _ADVICE = {
     _CLOSED_TLS: "does it want a client's certificate? ?ssl_certfile=/path/client.pem&ssl_keyfile=/path/client.key",
     _CLOSED: "does this port speak TLS, or another protocol? With TLS it is rediss://, not redis://",
     "Timeout connecting": "is the address right and, for rediss://, does the port speak TLS?",
+    "o permissions": "the rights of users: penstock init --roles --acl setuser",
+    "ACL failure": "the rights of users: penstock init --roles --acl setuser",
+    "executing the script can't": "the rights of users: penstock init --roles --acl setuser",
     "luster mode is not enabled": "it is a single server: redis://, not redis+cluster://",
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from structlog.testing import capture_logs
 
 from channels.groups.conftest import GroupedLog, Reader
 from penstock.channels.log.groups import LogGroup
@@ -160,12 +161,12 @@ def is_waiting(client: redis.Redis, readers: int) -> bool:
 
 
 def test_a_burst_is_divided_among_the_readers_that_wait(
-    packed: GroupedLog, reader: Reader, redis_client: redis.Redis
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis
 ) -> None:
     """With the groups of Redis, the first reader that waits gets all six."""
     readers = [reader() for _ in range(3)]
     futures = read_waiting(readers, redis_client, 10)
-    packed.append(6)
+    work.append(6)
 
     assert [offsets(each.result(5)) for each in futures] == [[1, 2], [3, 4], [5, 6]]
 
@@ -224,11 +225,15 @@ def test_an_expired_record_is_dropped_counted_and_told(work: GroupedLog, reader:
     group = reader(retry_s=0.2, expire_s=1.0)
     group.read()
     until, again = monotonic() + 10, 0
-    while not (taken := group.read(block_s=5)).dropped and monotonic() < until:
-        again += len(taken)
+    with capture_logs() as logs:
+        while not (taken := group.read(block_s=5)).dropped and monotonic() < until:
+            again += len(taken)
 
     assert len(taken) == 0
     assert [(each.first, each.last) for each in taken.dropped] == [(1, 2)]
+    assert [(each["event"], each["first"], each["last"]) for each in logs] == [
+        ("records dropped", 1, 2)
+    ]
     [state] = group.states().values()
     assert (state.dropped, state.pending, state.redelivered) == (2, 0, again)
     assert again >= 2

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic
 
+import structlog
+
 from penstock.batches.compression import CODECS, is_installed
 from penstock.channels.log.groups.options import MAX_COUNT, GroupOptions
 from penstock.channels.log.groups.results import (
@@ -29,6 +31,8 @@ from penstock.channels.routing import GroupKeys, group_keys
 from penstock.channels.scripts import Call
 from penstock.errors import PenstockError
 from penstock.records import Offset, ShardName
+
+log = structlog.get_logger("penstock.log")
 
 HEARTBEAT_S = 0.5
 """Interval at which a waiting reader says that it is there, and looks for records that nobody takes, in seconds."""
@@ -239,8 +243,21 @@ class GroupReader:
             self._error = error
             return None
         self._known.add(shard)
+        self._report(read.taken)
         self._error = self._error or read.error
         return read
+
+    def _report(self, taken: Taken) -> None:
+        """Logs what nobody gets: a caller may not ask for it."""
+        for event, ranges in (("records missed", taken.missed), ("records dropped", taken.dropped)):
+            for each in ranges:
+                log.warning(
+                    event,
+                    group=self.options.group,
+                    shard=str(each.shard),
+                    first=each.first,
+                    last=each.last,
+                )
 
     def _raise_error(self) -> None:
         """Raises what the last read has met behind the records that it returned."""
