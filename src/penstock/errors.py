@@ -10,6 +10,7 @@ command line ends with; ``page`` is the section of the documentation that explai
     ├── InvalidSetting            a setting with an invalid value                 (2)
     ├── Unknown                   a name that does not exist                      (2)
     ├── InvalidIckCall            a score, member or size that an Ick cannot take (2)
+    ├── InvalidLogCall        an argument that a reader of a log cannot take      (2)
     ├── InvalidMessage            a field of a message that a queue cannot take   (2)
     ├── InvalidStructureCall      an argument that a structure cannot take        (2)
     ├── LockBusy                  somebody else holds a lock, or computes a value (1)
@@ -38,6 +39,7 @@ command line ends with; ``page`` is the section of the documentation that explai
     ├── SchemaMissing             the database has no Penstock schema, or another (2)
     │   └── TriggerMissing        a declared trigger is missing or another one
     ├── PrivilegeMissing          the role lacks a privilege in Postgres          (2)
+    ├── LogLost               a log is no longer the one that was read            (4)
     ├── Gap                       records are gone before a consumer passed them  (4)
     └── Refused                   stopped for safety                              (5)
         ├── HistoryDiverged       Postgres lost commits, or is another one
@@ -124,6 +126,12 @@ class Unknown(PenstockError):
 
 class InvalidIckCall(PenstockError):
     """An operation of an Ick was called with a value that cannot be stored; nothing was written."""
+
+    exit_code = 2
+
+
+class InvalidLogCall(_NamesField, PenstockError):
+    """A reader or a writer of a log cannot take an argument: its ``field``; nothing was sent."""
 
     exit_code = 2
 
@@ -279,6 +287,22 @@ class PrivilegeMissing(PenstockError):
     """The role that Penstock connects as lacks a privilege in Postgres."""
 
     exit_code = 2
+
+
+class LogLost(PenstockError):
+    """A log is no longer the one that a reader has read: it ends before that, has other records, or another epoch.
+
+    Attributes:
+        shard: The shard, such as ``rides/2``.
+        read: The highest offset that the reader has read.
+        tail: Where the log ends now.
+    """
+
+    exit_code = 4
+
+    def __init__(self, message: str = "", shard: str = "", read: int = 0, tail: int = 0) -> None:
+        super().__init__(message)
+        self.shard, self.read, self.tail = shard, read, tail
 
 
 class Gap(PenstockError):

@@ -2,9 +2,10 @@
 
 ``append_together`` appends batches and may be repeated, by any publisher; ``append_ahead`` appends batch after batch without
 waiting for each reply.  ``read`` returns the records after an offset, a ``Follower`` waits for them, and ``evict`` removes
-entries that every consumer has passed.
+entries that every consumer has passed.  Applications read a log by offset with ``LogReader`` or ``AsyncLogReader``.
 """
 
+from penstock.channels.log.aio import AsyncLogReader
 from penstock.channels.log.appending import (
     Appended,
     Batch,
@@ -29,17 +30,23 @@ from penstock.channels.log.log import (
     read_newest,
     shards_with_more,
 )
+from penstock.channels.log.reader import LogReader
+from penstock.channels.log.reading import LogInfo, LogSlice
 
 __all__ = [
     "NAMES",
     "POLL_S",
     "Appended",
+    "AsyncLogReader",
     "Batch",
     "Behind",
     "Extent",
     "FencedOff",
     "Follower",
     "Foreign",
+    "LogInfo",
+    "LogReader",
+    "LogSlice",
     "Reply",
     "Unusable",
     "append_ahead",

@@ -1,0 +1,138 @@
+"""Reading a log by offset for asyncio: the same operations on a client of ``redis.asyncio``."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from time import monotonic
+from typing import Any, Self, TypeVar
+
+import redis.asyncio
+
+from penstock.channels.cancelling import cancellable
+from penstock.channels.log.following import POLL_S
+from penstock.channels.log.reader import MAX_WAIT_S
+from penstock.channels.log.reading import LogInfo, LogReading, LogSlice
+from penstock.channels.scripts import Operation, script
+from penstock.channels.server import connect_redis_async, redis_errors
+from penstock.kinds import Log
+from penstock.records import Offset, OffsetRange, Record
+
+T = TypeVar("T")
+
+OlderAsync = Callable[[OffsetRange], Awaitable[Sequence[Record]]]
+"""Fetches the records of a range that Redis no longer has, as far as it can."""
+
+
+class AsyncLogReader:
+    """As ``LogReader``, for asyncio; for one task at a time.  A read that is cancelled ends at once."""
+
+    def __init__(
+        self,
+        client: Any,
+        log: Log | str,
+        *,
+        shards: int = 1,
+        namespace: str = "penstock",
+        older: OlderAsync | None = None,
+    ) -> None:
+        """As ``LogReader``, with a client of ``redis.asyncio``."""
+        self._client, self._older = client, older
+        self._reading = LogReading(log, shards=shards, namespace=namespace)
+        self._polls = isinstance(client, redis.asyncio.RedisCluster)
+        self.name = self._reading.name
+
+    @classmethod
+    def connect(cls, url: str, log: Log | str, **options: Any) -> Self:
+        """As ``LogReader.connect``."""
+        return cls(connect_redis_async(url), log, **options)
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        await self._client.aclose()
+
+    async def read(
+        self,
+        shard: int = 0,
+        offset: int | None = None,
+        count: int = 100,
+        *,
+        backwards: bool = False,
+        block_s: float = 0.0,
+    ) -> LogSlice:
+        """As ``LogReader.read``."""
+        name = self._reading.shard(shard)
+        until = monotonic() + (0.0 if backwards or not count else block_s)
+        while True:
+            found = await self._run(self._reading.read(name, offset, count, backwards=backwards))
+            if found or not await self._wait([found], until):
+                return await self._fill(found)
+
+    async def read_back(
+        self, shard: int = 0, offset: int | None = None, count: int = 100
+    ) -> LogSlice:
+        """As ``LogReader.read_back``."""
+        return await self.read(shard, offset, count, backwards=True)
+
+    async def info(self, shard: int = 0) -> LogInfo:
+        """As ``LogReader.info``."""
+        return (await self.read(shard, count=0)).info
+
+    async def read_any(
+        self, offsets: Mapping[int, int], count: int = 100, *, block_s: float = 0.0
+    ) -> dict[int, LogSlice]:
+        """As ``LogReader.read_any``."""
+        until = monotonic() + (block_s if count else 0.0)
+        while True:
+            operations = self._reading.read_each(offsets, count)
+            found = dict(zip(offsets, await self._run_each(operations), strict=True))
+            if any(found.values()) or not await self._wait([*found.values()], until):
+                return {number: await self._fill(each) for number, each in found.items() if each}
+
+    async def offset_at(self, at: datetime, shard: int = 0, *, slack_s: float = 60.0) -> Offset:
+        """As ``LogReader.offset_at``."""
+        return await self._run(self._reading.seek(self._reading.shard(shard), at, slack_s))
+
+    def resume(self, shard: int, offset: int) -> None:
+        """As ``LogReader.resume``."""
+        self._reading.resume(self._reading.shard(shard), offset)
+
+    def forget(self, shard: int) -> None:
+        """As ``LogReader.forget``."""
+        self._reading.forget(self._reading.shard(shard))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def _run(self, operation: Operation[T]) -> T:
+        return (await self._run_each([operation]))[0]
+
+    async def _run_each(self, operations: Sequence[Operation[T]]) -> list[T]:
+        with redis_errors(f"reading {self.name}"):
+            replies = [
+                await script(each.script).call_async(self._client, each.call) for each in operations
+            ]
+        return [each.read(reply) for each, reply in zip(operations, replies, strict=True)]
+
+    async def _fill(self, found: LogSlice) -> LogSlice:
+        if self._older is None or not found.evicted:
+            return found
+        return found.filled(
+            [record for each in found.evicted for record in await self._older(each)]
+        )
+
+    async def _wait(self, empty: Sequence[LogSlice], until: float) -> bool:
+        """As ``LogReader._wait``."""
+        left = min(until - monotonic(), MAX_WAIT_S)
+        if left <= 0:
+            return False
+        if not empty or (self._polls and len(empty) > 1):
+            await asyncio.sleep(min(POLL_S, left))
+            return True
+        with redis_errors(f"waiting for {self.name}"):
+            streams = self._reading.streams(empty)
+            block_ms = max(1, int(left * 1000))
+            await cancellable(self._client.xread(streams, count=1, block=block_ms))
+        return True

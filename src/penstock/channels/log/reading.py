@@ -1,0 +1,341 @@
+"""Reads of a log by offset: what they ask of Redis, and what the replies say.
+
+Nothing here does I/O: ``LogReader`` and ``AsyncLogReader`` send these operations, each of which is one script call.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
+from typing import Any, overload
+
+from penstock.batches import Records
+from penstock.channels.log.entries import parse_entries
+from penstock.channels.routing import log_keys
+from penstock.channels.scripts import Call, Operation, as_text
+from penstock.errors import ForeignLog, InvalidLogCall, LogLost
+from penstock.kinds import MAX_SHARDS, Log, checked_name
+from penstock.records import (
+    BEGINNING,
+    Offset,
+    OffsetRange,
+    Record,
+    Shard,
+    ShardName,
+    checked_schema,
+)
+
+MAX_COUNT = 10_000
+"""Most offsets of one read."""
+
+MAX_BYTES = 8 * 1024 * 1024
+"""Size at which a read ends, in bytes of entries as they are stored: the entry that reaches it is the last one."""
+
+MIN_BYTES = 64 * 1024
+"""The same of each shard of a read of many shards."""
+
+_NEWEST = Offset((1 << 53) - 1)
+"""Beyond every offset: a script's numbers are exact up to here."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogInfo:
+    """What a shard held at the moment of a read.
+
+    Attributes:
+        available: Offset of the first record that has not been evicted; one past ``last`` if there is none.
+        last: The last offset ever given out; 0 if there is none.
+        first: The first offset of the reply; the offset that was asked for if the reply is empty.
+        number: Number of offsets in the reply, evicted ones included.
+        epoch: The epoch of the log's writers: a number in a pipeline, the mark of a ``LogWriter`` without one.
+    """
+
+    available: Offset
+    last: Offset
+    first: Offset
+    number: int
+    epoch: str
+
+
+class LogSlice(Sequence[Record | None]):
+    """Consecutive offsets of a shard: at each a record, or None if it has been evicted.
+
+    Attributes:
+        shard: The shard.
+        info: What the shard held at that moment.
+        records: The records alone, in the order of offsets, whichever way was read.
+        is_backwards: Whether the first item has the highest offset.
+    """
+
+    def __init__(
+        self, shard: ShardName, info: LogInfo, records: Records, *, is_backwards: bool = False
+    ) -> None:
+        """Made by a reader."""
+        self.shard, self.info, self.records, self.is_backwards = shard, info, records, is_backwards
+
+    @property
+    def offsets(self) -> range:
+        """The offset of each item."""
+        first, number = self.info.first, self.info.number
+        return (
+            range(first, first - number, -1) if self.is_backwards else range(first, first + number)
+        )
+
+    @property
+    def next(self) -> Offset:
+        """The offset at which to go on, in the same direction; 0 if a read backwards has come to the beginning."""
+        number = self.info.number
+        return Offset(self.info.first + (-number if self.is_backwards else number))
+
+    @property
+    def evicted(self) -> list[OffsetRange]:
+        """The ranges of offsets that have been evicted, in the order of offsets."""
+        ascending = self.offsets[::-1] if self.is_backwards else self.offsets
+        ranges, at = [], ascending.start
+        for found in (*self.records.offsets, ascending.stop):
+            if found > at:
+                ranges.append(OffsetRange(self.shard, Offset(at), Offset(found - 1)))
+            at = found + 1
+        return ranges
+
+    def filled(self, found: Sequence[Record]) -> "LogSlice":
+        """The slice with records in the place of evicted ones."""
+        merged = sorted([*self.records, *found], key=lambda record: record.offset)
+        return LogSlice(self.shard, self.info, Records.of(merged), is_backwards=self.is_backwards)
+
+    def __len__(self) -> int:
+        return self.info.number
+
+    @overload
+    def __getitem__(self, place: int) -> Record | None: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Record | None]: ...
+
+    def __getitem__(self, place: int | slice) -> Record | list[Record | None] | None:
+        return self._items[place]
+
+    def __iter__(self) -> Iterator[Record | None]:
+        return iter(self._items)
+
+    @cached_property
+    def _items(self) -> list[Record | None]:
+        by_offset = {record.offset: record for record in self.records}
+        return [by_offset.get(Offset(offset)) for offset in self.offsets]
+
+    def __repr__(self) -> str:
+        return f"<LogSlice {self.shard} {self.info}>"
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """How far a shard has been read.
+
+    Attributes:
+        offset: The highest offset of a record that was read.
+        identity: That record, as ``id time``; empty if it is not known.
+        epoch: The epoch of that reply; empty if it is not known.
+    """
+
+    offset: Offset = BEGINNING
+    identity: str = ""
+    epoch: str = ""
+
+
+_NOTHING = _Seen()
+
+
+class LogReading:
+    """The operations on a log, and how far each of its shards has been read.
+
+    Attributes:
+        name: Name of the log.
+        shards: Its shards.
+        namespace: First part of the keys.
+    """
+
+    def __init__(self, log: Log | str, *, shards: int = 1, namespace: str = "penstock") -> None:
+        """Checks the arguments: a channel of a pipeline, or the name of a log and the number of its shards.
+
+        Raises:
+            InvalidName: The name or the namespace is not valid.
+            InvalidLogCall: The number of shards is out of range.
+        """
+        name, shards = (log.name, log.shards) if isinstance(log, Log) else (log, shards)
+        _check_number("shards", shards, 1, MAX_SHARDS)
+        self.name = checked_name(name, "log")
+        self.namespace = checked_schema(namespace, "namespace")
+        self.shards = [ShardName(self.name, Shard(number)) for number in range(shards)]
+        self._seen: dict[ShardName, _Seen] = {}
+
+    def shard(self, number: int) -> ShardName:
+        """The shard with a number.
+
+        Raises:
+            InvalidLogCall: There is none.
+        """
+        _check_number("shard", number, 0, len(self.shards) - 1)
+        return self.shards[number]
+
+    def read(
+        self,
+        shard: ShardName,
+        offset: int | None,
+        count: int,
+        *,
+        backwards: bool = False,
+        most_bytes: int = MAX_BYTES,
+    ) -> Operation[LogSlice]:
+        """Reads ``count`` offsets from ``offset`` on, or back from it; None is the first, or, backwards, the last.
+
+        Raises:
+            InvalidLogCall: An argument is out of range.
+        """
+        _check_number("count", count, 0, MAX_COUNT)
+        start = _checked_offset(_NEWEST if offset is None and backwards else offset or 0)
+        start = start if backwards else max(1, start)
+        seen = self._last(shard)
+        arguments = (start, count, int(backwards), most_bytes, seen.offset, seen.identity)
+
+        def parse(reply: Any) -> LogSlice:
+            return self._parse_slice(shard, reply, is_backwards=backwards)
+
+        return Operation("log/read", Call(self._keys(shard), arguments), parse)
+
+    def read_each(self, offsets: Mapping[int, int], count: int) -> list[Operation[LogSlice]]:
+        """Reads several shards: see ``LogReader.read_any``.  Each may have its share of the bytes.
+
+        Raises:
+            InvalidLogCall: An argument is out of range.
+        """
+        most_bytes = max(MIN_BYTES, MAX_BYTES // max(1, len(offsets)))
+        return [
+            self.read(self.shard(number), at, count, most_bytes=most_bytes)
+            for number, at in offsets.items()
+        ]
+
+    def seek(self, shard: ShardName, at: datetime, slack_s: float) -> Operation[Offset]:
+        """Finds the offset from which on to read what was staged at a time or later: see ``LogReader.offset_at``.
+
+        Raises:
+            InvalidLogCall: The time has no time zone, or the slack is out of range.
+        """
+        if at.tzinfo is None:
+            raise InvalidLogCall("at", "has no time zone; give it one, such as UTC")
+        if not 0 <= slack_s < 1e9:  # noqa: PLR2004  thirty years
+            raise InvalidLogCall("slack_s", f"is {slack_s!r}; it takes seconds from 0 on")
+        threshold = max(0, round((at.timestamp() - slack_s) * 1_000_000))
+
+        def parse(reply: Any) -> Offset:
+            _, _, tail, entries = self._parse_head(shard, reply)
+            for record in parse_entries(shard, entries):
+                if record.staged_us >= threshold:
+                    return record.offset
+            return Offset(tail + 1)
+
+        return Operation("log/seek", Call(self._keys(shard), (threshold,)), parse)
+
+    def resume(self, shard: ShardName, offset: int) -> None:
+        """Takes it that all before an offset has been read, by another reader or process."""
+        self._seen[shard] = _Seen(Offset(_checked_offset(offset) - 1))
+
+    def forget(self, shard: ShardName) -> None:
+        """Forgets how far a shard has been read."""
+        self._seen.pop(shard, None)
+
+    def streams(self, slices: Sequence[LogSlice]) -> dict[str, str]:
+        """What a blocking read waits for: the stream of each slice that is empty, and the id after which to wait."""
+        return {
+            log_keys(self.namespace, each.shard).stream: f"{each.next - 1}-0" for each in slices
+        }
+
+    def _keys(self, shard: ShardName) -> tuple[str, str]:
+        keys = log_keys(self.namespace, shard)
+        return keys.stream, keys.epoch
+
+    def _parse_head(self, shard: ShardName, reply: Any) -> tuple[str, int, int, Any]:
+        match reply:
+            case [b"read" | b"found", bytes(epoch), int(first), int(tail), *rest]:
+                self._check_epoch(shard, as_text(epoch), first, tail)
+                return as_text(epoch), first, tail, rest[-1]
+            case [b"lost", bytes(epoch), int(first), int(tail)]:
+                raise self._make_lost(shard, as_text(epoch), first, tail)
+            case [b"broken", bytes(found)]:
+                raise ForeignLog(f"{shard}: {as_text(found)} was not written by Penstock")
+            case _:
+                raise ForeignLog(f"reading {shard}: a reply that no script of this release gives")
+
+    def _check_epoch(self, shard: ShardName, epoch: str, first: int, tail: int) -> None:
+        if self._last(shard).epoch not in ("", epoch):
+            raise self._make_lost(shard, epoch, first, tail)
+
+    def _last(self, shard: ShardName) -> _Seen:
+        return self._seen.get(shard, _NOTHING)
+
+    def _make_lost(self, shard: ShardName, epoch: str, first: int, tail: int) -> LogLost:
+        seen = self._last(shard)
+        if seen.epoch not in ("", epoch):
+            what = f"it was of epoch {seen.epoch!r}, and is of epoch {epoch!r}"
+        elif tail < seen.offset:
+            what = f"it ends at offset {tail}"
+        else:
+            what = f"another record is at offset {seen.offset}"
+        return LogLost(
+            f"{shard}: this reader has read offset {seen.offset}, and now {what}: Redis lost its newest entries, was restored, "
+            f"or a new epoch was opened. Compare what was read with offsets {first}-{tail}, forget({shard.shard}), and read on",
+            str(shard),
+            seen.offset,
+            tail,
+        )
+
+    def _parse_slice(self, shard: ShardName, reply: Any, *, is_backwards: bool) -> LogSlice:
+        epoch, available, tail, entries = self._parse_head(shard, reply)
+        low, high = reply[4:6]
+        held = parse_entries(shard, entries[::-1] if is_backwards else entries)
+        self._check_identity(shard, held, epoch, available, tail)
+        later = held.after(Offset(low - 1))
+        records = later[: bisect_right(later.offsets, high)]
+        self._note(shard, records, epoch)
+        number = high - low + 1
+        first = Offset(high if is_backwards else low)
+        info = LogInfo(Offset(available), Offset(tail), first, number, epoch)
+        return LogSlice(shard, info, records, is_backwards=is_backwards)
+
+    def _check_identity(
+        self, shard: ShardName, held: Records, epoch: str, first: int, tail: int
+    ) -> None:
+        """Compares the record that was read last, if the entries of a reply hold it, with what it was."""
+        seen = self._last(shard)
+        place = bisect_left(held.offsets, seen.offset)
+        is_held = place < len(held) and held.offsets[place] == seen.offset
+        if seen.identity and is_held and _identity(held[place]) != seen.identity:
+            raise self._make_lost(shard, epoch, first, tail)
+
+    def _note(self, shard: ShardName, records: Records, epoch: str) -> None:
+        seen = self._last(shard)
+        if records and records.offsets[-1] >= seen.offset:
+            last = records[-1]
+            self._seen[shard] = _Seen(last.offset, _identity(last), epoch)
+        elif seen.offset and not seen.epoch:
+            self._seen[shard] = replace(seen, epoch=epoch)
+
+
+def _identity(record: Record) -> str:
+    """What the script compares records by."""
+    return f"{record.id} {record.staged_us}"
+
+
+def _checked_offset(offset: object) -> int:
+    return _check_number("offset", offset, -_NEWEST, _NEWEST)
+
+
+def _check_number(field: str, number: object, least: int, most: int) -> int:
+    """The number, if it is a whole one within these limits.
+
+    Raises:
+        InvalidLogCall: It is not.
+    """
+    if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
+        raise InvalidLogCall(field, f"is {number!r}; it takes {least:,} to {most:,}")
+    return number
