@@ -1,6 +1,6 @@
 -- Compare and append: the log holds the same records in the end, however often, by however many publishers and in whichever
 -- batches they are sent.
--- includes: log/_entry, log/_tail
+-- includes: log/_entry, log/_tail, log/_add
 -- keys: stream, newest_epoch
 -- args: epoch:int, first:int, last:int, begins:int, plain:int, values...
 -- returns: {"appended", tail, added} | {"behind", tail} | {"fenced", epoch} | {"foreign", offset, id} | {"broken", found}
@@ -36,22 +36,9 @@ local begin = math.max(first, tail + 1)
 if begin > last then
   return {"appended", tail, 0}
 end
--- An entry that was added and removed again has left its id behind: the stream takes none below it.
-local function add(offset, ...)
-  local reply = redis.pcall("XADD", stream, id_of(offset), ...)
-  if type(reply) == "table" and string.find(reply.err, "equal or smaller", 1, true) then
-    return {"broken", "no entry at its last id: something has added an entry and removed it"}
-  elseif type(reply) == "table" then
-    return reply
-  end
-end
-
 local failed
 if plain == 0 then
-  failed = add(last, "first", string.format("%.0f", first),
-    "from", ARGV[values], "to", ARGV[values + 1], "codec", ARGV[values + 2],
-    "ids", ARGV[values + 3], "keys", ARGV[values + 4], "actions", ARGV[values + 5], "objects", ARGV[values + 6],
-    "data", ARGV[values + 7], "headers", ARGV[values + 8], "times", ARGV[values + 9])
+  failed = add_batch(first, last, ARGV[values], ARGV[values + 1], values + 2)
 else
   for offset = begin, last do
     local at = values + (offset - first) * RECORD_FIELDS

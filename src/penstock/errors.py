@@ -10,7 +10,7 @@ command line ends with; ``page`` is the section of the documentation that explai
     ├── InvalidSetting            a setting with an invalid value                 (2)
     ├── Unknown                   a name that does not exist                      (2)
     ├── InvalidIckCall            a score, member or size that an Ick cannot take (2)
-    ├── InvalidLogCall        an argument that a reader of a log cannot take      (2)
+    ├── InvalidLogCall            an argument that a reader or writer refuses     (2)
     ├── InvalidMessage            a field of a message that a queue cannot take   (2)
     ├── InvalidStructureCall      an argument that a structure cannot take        (2)
     ├── LockBusy                  somebody else holds a lock, or computes a value (1)
@@ -39,7 +39,7 @@ command line ends with; ``page`` is the section of the documentation that explai
     ├── SchemaMissing             the database has no Penstock schema, or another (2)
     │   └── TriggerMissing        a declared trigger is missing or another one
     ├── PrivilegeMissing          the role lacks a privilege in Postgres          (2)
-    ├── LogLost               a log is no longer the one that was read            (4)
+    ├── LogLost                   a log is no longer the one that was read        (4)
     ├── Gap                       records are gone before a consumer passed them  (4)
     └── Refused                   stopped for safety                              (5)
         ├── HistoryDiverged       Postgres lost commits, or is another one

@@ -322,7 +322,7 @@ def test_no_wake_up_is_lost_between_a_read_and_its_wait(
 ) -> None:
     """What comes after the read, and before Redis knows of the wait, ends the wait at once."""
     reader = make_reader(shards=2)
-    inner: Any = getattr(reader, "_reader", reader)
+    inner = reader if isinstance(reader, LogReader) else reader._driven
     streams = inner._reading.streams
 
     def late(empty: Any) -> Any:
@@ -489,7 +489,7 @@ def test_evicted_records_can_be_fetched_elsewhere(
     async def fetch_async(range_: OffsetRange) -> list[Record]:
         return fetch(range_)
 
-    is_async = not hasattr(make_reader(), "close")
+    is_async = not isinstance(make_reader(), LogReader)
     reader = make_reader(older=fetch_async if is_async else fetch)
 
     assert offsets(reader.read(0, 7, 6)) == [7, None, 9, 10, 11, 12]

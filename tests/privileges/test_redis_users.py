@@ -11,11 +11,11 @@ from fixtures.roles import UrlFor
 from fixtures.topologies import Cluster
 from penstock import Log, Pipeline
 from penstock.channels.acl import COMMANDS, acl_grant, acl_lines
-from penstock.channels.log import extents, read_newest
+from penstock.channels.log import LogReader, LogWriter, extents, read_newest
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.database.connections import Connection
 from penstock.embedded import EmbeddedRedis
-from penstock.errors import InvalidName
+from penstock.errors import AppendRefused, InvalidName
 from penstock.streaming import Streamer
 
 LUA = Path(__file__).parents[2] / "lua"
@@ -113,6 +113,27 @@ def test_a_script_gives_its_caller_no_rights(
             client.evalsha(sha, 1, LOG)
 
     assert redis_client.exists(LOG)
+
+
+def test_a_log_is_read_by_every_user_and_written_by_those_of_streamers(
+    redis_url_for: UrlFor,
+) -> None:
+    with LogWriter.connect(redis_url_for("streamer"), "things") as writer:
+        writer.append([1, 2, 3], token="a", keep_at_least=3)
+        writer.append([4], token="b")
+        writer.evict(upto=3)
+    for user in COMMANDS:
+        with LogReader.connect(redis_url_for(user), "things") as reader:
+            found = reader.read(0, 3, 5, block_s=1)
+            assert [record and record.data for record in found] == [None, 4]
+            assert reader.read(0, 5, block_s=0.01).info.last == 4
+            assert reader.offset_at(found.records[0].staged_at) == 4
+    for user in ("consumer", "viewer"):
+        with (
+            LogWriter.connect(redis_url_for(user), "things") as writer,
+            pytest.raises(AppendRefused, match=r"(?i)permissions|acl|can't run"),
+        ):
+            writer.append([5])
 
 
 def test_the_owner_may_call_all_that_the_scripts_call() -> None:

@@ -16,17 +16,19 @@ class LogKeys:
         stream: The entries: ``<offset>-0``.
         epoch: The newest epoch that has written to the shard.
         ends: Of each epoch that began with other records at offsets given before: the last offset that it kept.
+        writes: The last calls of writers without a pipeline.
     """
 
     stream: str
     epoch: str
     ends: str
+    writes: str
 
 
 def log_keys(namespace: str, name: ShardName) -> LogKeys:
     """The keys of a shard: ``penstock:{rides/2}:log`` and ``penstock:{rides/2}:epoch``."""
     root = _root(namespace, name)
-    return LogKeys(f"{root}:log", f"{root}:epoch", f"{root}:epoch-ends")
+    return LogKeys(f"{root}:log", f"{root}:epoch", f"{root}:epoch-ends", f"{root}:writes")
 
 
 @dataclass(frozen=True, slots=True)

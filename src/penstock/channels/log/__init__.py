@@ -2,10 +2,11 @@
 
 ``append_together`` appends batches and may be repeated, by any publisher; ``append_ahead`` appends batch after batch without
 waiting for each reply.  ``read`` returns the records after an offset, a ``Follower`` waits for them, and ``evict`` removes
-entries that every consumer has passed.  Applications read a log by offset with ``LogReader`` or ``AsyncLogReader``.
+entries that every consumer has passed.  Applications read a log by offset with ``LogReader`` or ``AsyncLogReader``;
+``LogWriter`` and ``AsyncLogWriter`` write one without a pipeline.
 """
 
-from penstock.channels.log.aio import AsyncLogReader
+from penstock.channels.log.aio import AsyncLogReader, AsyncLogWriter
 from penstock.channels.log.appending import (
     Appended,
     Batch,
@@ -32,14 +33,18 @@ from penstock.channels.log.log import (
 )
 from penstock.channels.log.reader import LogReader
 from penstock.channels.log.reading import LogInfo, LogSlice
+from penstock.channels.log.writer import LogWriter
+from penstock.channels.log.writing import Evicted, NewRecord
 
 __all__ = [
     "NAMES",
     "POLL_S",
     "Appended",
     "AsyncLogReader",
+    "AsyncLogWriter",
     "Batch",
     "Behind",
+    "Evicted",
     "Extent",
     "FencedOff",
     "Follower",
@@ -47,6 +52,8 @@ __all__ = [
     "LogInfo",
     "LogReader",
     "LogSlice",
+    "LogWriter",
+    "NewRecord",
     "Reply",
     "Unusable",
     "append_ahead",

@@ -1,4 +1,4 @@
-"""Reading a log by offset for asyncio: the same operations on a client of ``redis.asyncio``."""
+"""Reading a log by offset, and writing one, for asyncio: the same operations on a client of ``redis.asyncio``."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -12,8 +12,11 @@ from penstock.channels.cancelling import cancellable
 from penstock.channels.log.following import POLL_S
 from penstock.channels.log.reader import MAX_WAIT_S
 from penstock.channels.log.reading import LogInfo, LogReading, LogSlice
-from penstock.channels.scripts import Operation, script
+from penstock.channels.log.running import run_async
+from penstock.channels.log.writing import Evicted, LogWriting
+from penstock.channels.scripts import Operation
 from penstock.channels.server import connect_redis_async, redis_errors
+from penstock.errors import AppendRefused, ServerUnavailable
 from penstock.kinds import Log
 from penstock.records import Offset, OffsetRange, Record
 
@@ -110,11 +113,7 @@ class AsyncLogReader:
         return (await self._run_each([operation]))[0]
 
     async def _run_each(self, operations: Sequence[Operation[T]]) -> list[T]:
-        with redis_errors(f"reading {self.name}"):
-            replies = [
-                await script(each.script).call_async(self._client, each.call) for each in operations
-            ]
-        return [each.read(reply) for each, reply in zip(operations, replies, strict=True)]
+        return await run_async(self._client, operations, f"reading {self.name}")
 
     async def _fill(self, found: LogSlice) -> LogSlice:
         if self._older is None or not found.evicted:
@@ -136,3 +135,66 @@ class AsyncLogReader:
             block_ms = max(1, int(left * 1000))
             await cancellable(self._client.xread(streams, count=1, block=block_ms))
         return True
+
+
+class AsyncLogWriter:
+    """As ``LogWriter``, for asyncio."""
+
+    def __init__(self, client: Any, name: str, **options: Any) -> None:
+        """As ``LogWriter``, with a client of ``redis.asyncio``."""
+        self._client = client
+        self._writing = LogWriting(name, **options)
+        self.name = name
+
+    @classmethod
+    def connect(cls, url: str, name: str, **options: Any) -> Self:
+        """As ``LogWriter.connect``."""
+        return cls(connect_redis_async(url), name, **options)
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        await self._client.aclose()
+
+    async def append(
+        self,
+        entries: Sequence[Any],
+        *,
+        shard: int = 0,
+        keep_at_least: int | None = None,
+        token: str | None = None,
+    ) -> OffsetRange:
+        """As ``LogWriter.append``.  A call that is cancelled may have appended its records: give it a token to repeat it."""
+        operation = self._writing.append(entries, shard, keep_at_least, token)
+        try:
+            return await self._run(operation)
+        except AppendRefused:
+            raise
+        except ServerUnavailable:
+            return await self._run(operation)
+
+    async def evict(
+        self,
+        shard: int = 0,
+        *,
+        upto: int | None = None,
+        keep: int | None = None,
+        older_than_s: float | None = None,
+    ) -> Evicted:
+        """As ``LogWriter.evict``."""
+        while True:
+            evicted = await self._run(self._writing.evict(shard, upto, keep, older_than_s))
+            if evicted.is_complete:
+                return evicted
+
+    def shard_for(self, key: str) -> int:
+        """As ``LogWriter.shard_for``."""
+        return self._writing.shard_for(key)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def _run(self, operation: Operation[T]) -> T:
+        return (await run_async(self._client, [operation], f"writing to {self.name}"))[0]

@@ -9,7 +9,8 @@ import redis
 
 from penstock.channels.log.following import POLL_S
 from penstock.channels.log.reading import LogInfo, LogReading, LogSlice
-from penstock.channels.scripts import Operation, script
+from penstock.channels.log.running import run
+from penstock.channels.scripts import Operation
 from penstock.channels.server import RedisClient, connect_redis, redis_errors
 from penstock.kinds import Log
 from penstock.records import Offset, OffsetRange, Record
@@ -83,7 +84,7 @@ class LogReader:
     ) -> LogSlice:
         """Reads ``count`` offsets, the first of them ``offset``; an evicted record is None in its place.
 
-        The slice is shorter if the log ends, and after 8 MiB of entries: go on at ``LogSlice.next``.
+        The slice is shorter if the log ends, and after 8 MiB of entries: go on at ``next`` of the slice.
 
         Args:
             shard: Number of the shard.
@@ -142,7 +143,7 @@ class LogReader:
 
         Staging times are not in the order of offsets: a transaction that takes long commits records that are older than
         those before them.  No record staged at ``at`` or later comes before the result, as long as no transaction takes
-        longer than ``slack_s``; some that were staged earlier come after it, so compare ``Record.staged_at``.
+        longer than ``slack_s``; some that were staged earlier come after it, so compare their ``staged_at``.
 
         Args:
             at: The time, with a time zone.
@@ -180,13 +181,7 @@ class LogReader:
         return self._run_each([operation])[0]
 
     def _run_each(self, operations: Sequence[Operation[T]]) -> list[T]:
-        [name] = {each.script for each in operations} or {"log/read"}
-        with redis_errors(f"reading {self.name}"):
-            replies = script(name).call_each(self._client, [each.call for each in operations])
-            for reply in replies:
-                if isinstance(reply, Exception):
-                    raise reply
-        return [each.read(reply) for each, reply in zip(operations, replies, strict=True)]
+        return run(self._client, operations, f"reading {self.name}")
 
     def _fill(self, found: LogSlice) -> LogSlice:
         if self._older is None or not found.evicted:

@@ -163,7 +163,7 @@ class LogReading:
             InvalidLogCall: The number of shards is out of range.
         """
         name, shards = (log.name, log.shards) if isinstance(log, Log) else (log, shards)
-        _check_number("shards", shards, 1, MAX_SHARDS)
+        check_number("shards", shards, 1, MAX_SHARDS)
         self.name = checked_name(name, "log")
         self.namespace = checked_schema(namespace, "namespace")
         self.shards = [ShardName(self.name, Shard(number)) for number in range(shards)]
@@ -175,7 +175,7 @@ class LogReading:
         Raises:
             InvalidLogCall: There is none.
         """
-        _check_number("shard", number, 0, len(self.shards) - 1)
+        check_number("shard", number, 0, len(self.shards) - 1)
         return self.shards[number]
 
     def read(
@@ -192,7 +192,7 @@ class LogReading:
         Raises:
             InvalidLogCall: An argument is out of range.
         """
-        _check_number("count", count, 0, MAX_COUNT)
+        check_number("count", count, 0, MAX_COUNT)
         start = _checked_offset(_NEWEST if offset is None and backwards else offset or 0)
         start = start if backwards else max(1, start)
         seen = self._last(shard)
@@ -327,10 +327,10 @@ def _identity(record: Record) -> str:
 
 
 def _checked_offset(offset: object) -> int:
-    return _check_number("offset", offset, -_NEWEST, _NEWEST)
+    return check_number("offset", offset, -_NEWEST, _NEWEST)
 
 
-def _check_number(field: str, number: object, least: int, most: int) -> int:
+def check_number(field: str, number: object, least: int = 0, most: int = _NEWEST) -> int:
     """The number, if it is a whole one within these limits.
 
     Raises:
