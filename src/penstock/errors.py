@@ -53,6 +53,7 @@ command line ends with; ``page`` is the section of the documentation that explai
         ├── QueueDamaged          no stream of a queue can be written
         ├── DamagedJournal        rows of the journal, or records that it names, were deleted
         ├── UnpublishableRecord   Postgres cannot read a record, or Redis does not take it
+        ├── NotReplayable         a replay that cannot be, or that was carried out already
         ├── ReadOnlyPostgres      a standby or a read-only server
         ├── Fenced                a newer epoch has taken over
         ├── HiddenRows            row-level security hides rows from Penstock
@@ -368,6 +369,10 @@ class DamagedJournal(Refused):
 
 class UnpublishableRecord(Refused):
     """A record that Postgres cannot read back, or that Redis does not take; nothing after it in its shard is published."""
+
+
+class NotReplayable(Refused):
+    """Records cannot be replayed into a channel, or the same replay was carried out already."""
 
 
 class ReadOnlyPostgres(Refused):

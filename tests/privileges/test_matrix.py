@@ -27,6 +27,7 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.database.statements import statements
 from penstock.errors import AppendRefused, PrivilegeMissing, StagingError
 from penstock.operating import consumers, dead_letters, retrying
+from penstock.operating.replay import ReplayRequest, replay
 from penstock.operating.reset import reset_checkpoint, reset_epoch, reset_ick
 from penstock.operating.status import status
 from penstock.operating.tracing import trace
@@ -233,6 +234,11 @@ def reset_a_checkpoint(actor: Actor) -> None:
         reset_checkpoint(connection, "sync-reader", "earliest", apply=True)
 
 
+def replay_records(actor: Actor) -> None:
+    with actor.connect() as (connection, _):
+        replay(connection, ReplayRequest("things", "jobs"), apply=True, again=True)
+
+
 def open_an_epoch(actor: Actor) -> None:
     with actor.connect() as (connection, client):
         reset_epoch(connection, client, apply=True)
@@ -265,6 +271,7 @@ MAY: list[tuple[Verb, set[str]]] = [
     (read_for_verify, {"a_viewer", "a_streamer", "a_consumer", "a_reconciler"}),
     (reconcile, {"a_reconciler"}),
     (reset_a_checkpoint, {"a_consumer", "a_reconciler"}),
+    (replay_records, set()),
     (open_an_epoch, set()),
     (repair_an_ick, set()),
     (retire_a_consumer, set()),

@@ -97,6 +97,11 @@ COMMANDS = (
         "Compare what consumers hold with the canonical tables, exactly, while they run; exits with 4 if anything differs.",
     ),
     CommandEntry("channels", REPAIR, "Change a channel while it is used: its number of shards."),
+    CommandEntry(
+        "replay",
+        REPAIR,
+        "Copy a range of a log, or a key, into another channel, as new records; an interrupted replay goes on.",
+    ),
     CommandEntry("dead-letters", REPAIR, "Inspect, retry or drop dead letters."),
     CommandEntry(
         "consumers", REPAIR, "List or retire registered consumers: retention waits for them."

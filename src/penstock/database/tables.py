@@ -68,6 +68,7 @@ def metadata(schema: str) -> MetaData:
     _declare_channels(tables)
     _declare_faults(tables)
     _declare_consuming(tables)
+    _declare_replays(tables)
     _declare_reconciling(tables)
     return tables
 
@@ -233,6 +234,27 @@ def _declare_consuming(tables: MetaData) -> None:
         Column("parked", Boolean, nullable=False, server_default=text("false")),
         Column("failed_at", _WHEN, nullable=False, server_default=_NOW),
         Index("dead_letters_key", "consumer", "channel", "shard", text("hashtextextended(key, 0)")),
+    )
+
+
+def _declare_replays(tables: MetaData) -> None:
+    """The table of replays into other channels."""
+    Table(
+        "replays",
+        tables,
+        Column("replay", BigInteger, Identity(always=True), primary_key=True),
+        Column("request", Text, nullable=False),
+        Column("channel", Text, nullable=False),
+        Column("target", Text, nullable=False),
+        Column("key", Text),
+        Column("since", _WHEN),
+        Column("until", _WHEN),
+        Column("shards", ARRAY(Integer), nullable=False),
+        Column("firsts", ARRAY(BigInteger), nullable=False),
+        Column("lasts", ARRAY(BigInteger), nullable=False),
+        Column("staged", BigInteger, nullable=False, server_default=text("0")),
+        Column("begun_at", _WHEN, nullable=False, server_default=_NOW),
+        Column("ended_at", _WHEN),
     )
 
 

@@ -1,0 +1,10 @@
+"""Replays a range of a log, or a key, into another channel: copies are staged there as new records.
+
+request    what is to be replayed, and the plan of it
+running    stages the copies, batch by batch, each in one transaction with the progress
+"""
+
+from penstock.operating.replay.request import Replay, ReplayedShard, ReplayRequest
+from penstock.operating.replay.running import replay
+
+__all__ = ["Replay", "ReplayRequest", "ReplayedShard", "replay"]

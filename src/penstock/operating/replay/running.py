@@ -1,0 +1,327 @@
+"""Stages the copies: batches of a shard, each in one transaction with the progress, so that none is doubled or left out.
+
+A replay is a consumer of the log whose effect is staging: it has a checkpoint in each shard, named ``replay-3``, for which
+retention waits, which ``penstock status`` shows, and which is deleted at its end.  The copies of a shard are committed in their order, so
+those of a key keep it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import structlog
+
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
+from penstock.database.registry import RegisteredChannel, registered_channels
+from penstock.database.statements import statements
+from penstock.errors import DamagedJournal, NotReplayable, Unknown
+from penstock.journal import Since, offsets_since
+from penstock.operating.replay.request import Replay, ReplayedShard, ReplayRequest
+from penstock.records import DEFAULT_SCOPE, Offset, Place, Scope, Shard, ShardName
+
+log = structlog.get_logger("penstock.operator")
+
+BATCH = 5_000
+"""Most records of a transaction."""
+
+
+def replay(
+    connection: Connection,
+    request: ReplayRequest,
+    *,
+    apply: bool = False,
+    again: bool = False,
+    scope: Scope = DEFAULT_SCOPE,
+    on_batch: Callable[[int], None] = lambda _: None,
+) -> Replay:
+    """Plans a replay; with ``apply``, carries it out, or goes on with the same request's that was interrupted.
+
+    Args:
+        connection: In autocommit mode.
+        request: What is replayed.  What "the newest record", or an age, is, is decided at the begin.
+        apply: Carry it out.
+        again: Begin anew, although the same request has been carried out already.
+        scope: Of the pipeline.
+        on_batch: Called with the number of copies of each batch.
+
+    Raises:
+        Unknown: There is no such channel or shard.
+        NotReplayable: The channels do not fit together, the range is removed, a queue cannot take a key, or the same request
+            was carried out already.
+        DamagedJournal: Records of the range were deleted by something other than Penstock.
+        ServerUnavailable: Postgres does not answer; the same request goes on where this one has ended.
+    """
+    run = _Run(connection, request, scope)
+    found = run.find()
+    if again and found is not None and found.ended_at is not None:
+        found = None
+    planned = found or run.plan()
+    if not apply:
+        return planned
+    if planned.ended_at is not None:
+        raise NotReplayable(
+            f"the same replay was carried out already, as replay {planned.replay}, on {planned.ended_at:%Y-%m-%d %H:%M:%S} (UTC): "
+            f"{planned.staged:,} copies. To have all of them once more: --again"
+        )
+    begun = planned if planned.replay is not None else run.begin(planned)
+    return run.carry_out(begun, on_batch)
+
+
+class _Run:
+    def __init__(self, connection: Connection, request: ReplayRequest, scope: Scope) -> None:
+        self._connection, self._request, self._scope = connection, request, scope
+        self._sql = statements(__package__, scope.schema)
+        channels = registered_channels(connection, scope)
+        self._source = _find(channels, request.channel)
+        _check_kinds(self._source, _find(channels, request.target))
+
+    def find(self) -> Replay | None:
+        """The newest replay of the same request, if there is one."""
+        rows = self._rows("find_replay", {"request": self._request.text})
+        for number, shards, firsts, lasts, staged, since, until, ended_at, offsets in rows:
+            done = offsets if len(offsets) == len(shards) else lasts
+            if ended_at is None and done is lasts:
+                return None  # its checkpoints were retired: it is over
+            ranges = tuple(map(ReplayedShard, shards, firsts, lasts, done))
+            known = Replay(
+                number,
+                self._request.channel,
+                self._request.target,
+                ranges,
+                0,
+                staged,
+                since,
+                until,
+                ended_at,
+            )
+            return known if ended_at is not None else replace(known, records=self._count(known))
+        return None
+
+    def plan(self) -> Replay:
+        """What a new replay would copy."""
+        starts = self._find_time(self._request.start)
+        ends = self._find_time(self._request.end)
+        shards = list(self._source.shard_names)
+        only = self._request.only_shard
+        if only is not None:
+            shards = [shard for shard in shards if shard.shard == only]
+        for place in (self._request.start, self._request.end):
+            if isinstance(place, Place) and place.shard not in shards:
+                raise Unknown(f"{place} is not in {self._request.channel}, or in another shard")
+        if not shards:
+            raise Unknown(f"channel {self._request.channel} has no shard {only}")
+        bounds = self._rows(
+            "shard_bounds",
+            {"channel": self._source.name, "shards": [shard.shard for shard in shards]},
+        )
+        ranges = (self._plan_shard(starts, *row) for row in bounds)
+        planned = Replay(
+            None,
+            self._source.name,
+            self._request.target,
+            tuple(each for each in ranges if each.first <= each.last),
+            0,
+            since=next((each.at for each in starts.values()), None),
+            until=next((each.at for each in ends.values()), None),
+        )
+        return replace(planned, records=self._count(planned))
+
+    def _find_time(self, given: Any) -> Mapping[ShardName, Since]:
+        if not isinstance(given, datetime | timedelta):
+            return {}
+        return offsets_since(self._connection, self._scope, self._source.shard_names, given)
+
+    def _plan_shard(
+        self, starts: Mapping[ShardName, Since], shard: int, kept: int, newest: int
+    ) -> ReplayedShard:
+        name = ShardName(self._source.name, Shard(shard))
+        first, last = kept, newest
+        if name in starts:
+            first = max(kept, starts[name].before + 1)
+        elif (given := _get_offset(self._request.start)) is not None:
+            if max(1, given) < kept:
+                raise NotReplayable(
+                    f"{name}: retention has removed the records before offset {kept}; they cannot be replayed from {given} on"
+                )
+            first = max(1, given)
+        if (given := _get_offset(self._request.end)) is not None:
+            last = min(newest, given)
+        return ReplayedShard(shard, first, last, first - 1)
+
+    def _count(self, planned: Replay) -> int:
+        """The records that are still to be copied."""
+        left = [(each.shard, each.done + 1, each.last) for each in planned.shards]
+        if not self._request.key and not planned.since and not planned.until:
+            return sum(max(0, last - first + 1) for _, first, last in left)
+        return sum(
+            int(count)
+            for shard, first, last in left
+            for (count,) in self._rows(
+                "count_to_replay",
+                {**self._get_filter(planned), "shard": shard, "first": first, "last": last},
+            )
+        )
+
+    def _get_filter(self, planned: Replay) -> dict[str, Any]:
+        return {
+            "channel": planned.channel,
+            "key": self._request.key,
+            "since": planned.since,
+            "until": planned.until,
+        }
+
+    def begin(self, planned: Replay) -> Replay:
+        """Writes down what is replayed, and registers its checkpoints."""
+        lock = statements("penstock.database", self._scope.schema)["lock_channel"]
+        with postgres_errors("beginning a replay"), self._connection.transaction():
+            # As the registration of a consumer: retention does not remove what is planned now.
+            self._connection.execute(lock, {"channel": planned.channel})
+            if (other := self.find()) is not None and other.ended_at is None:
+                return other  # another process was faster
+            planned = self.plan()
+            shards = [each.shard for each in planned.shards]
+            firsts = [each.first for each in planned.shards]
+            [(number,)] = self._rows(
+                "begin_replay",
+                {
+                    **self._get_filter(planned),
+                    "request": self._request.text,
+                    "target": planned.target,
+                    "shards": shards,
+                    "firsts": firsts,
+                    "lasts": [each.last for each in planned.shards],
+                },
+            )
+            self._connection.execute(
+                self._sql["register_replay"],
+                {
+                    "consumer": _name(number),
+                    "channel": planned.channel,
+                    "count": self._source.shards,
+                    "shards": shards,
+                    "firsts": firsts,
+                },
+            )
+        return replace(planned, replay=number)
+
+    def carry_out(self, begun: Replay, on_batch: Callable[[int], None]) -> Replay:
+        """Stages what is left, shard by shard, and ends the replay."""
+        assert begun.replay is not None
+        log.warning(
+            "replay begun",
+            replay=begun.replay,
+            channel=begun.channel,
+            target=begun.target,
+            records=begun.records,
+        )
+        staged = begun.staged
+        for each in begun.shards:
+            done = each.done
+            while done < each.last:
+                done, copies = self._stage_batch(begun, each)
+                staged += copies
+                on_batch(copies)
+        names = {
+            "replay": begun.replay,
+            "consumer": _name(begun.replay),
+            "channel": begun.channel,
+        }
+        with postgres_errors("ending a replay"):
+            self._connection.execute(self._sql["end_replay"], names)
+        log.warning("replay ended", replay=begun.replay, target=begun.target, staged=staged)
+        ended = self.find()
+        assert ended is not None
+        return ended
+
+    def _stage_batch(self, begun: Replay, shard: ReplayedShard) -> tuple[int, int]:
+        """Stages the next batch of a shard; returns up to where it is done, and the number of copies."""
+        assert begun.replay is not None
+        names = {
+            "consumer": _name(begun.replay),
+            "channel": begun.channel,
+            "shard": shard.shard,
+            "replay": begun.replay,
+        }
+        with postgres_errors("replaying"), self._connection.transaction():
+            row = self._connection.execute(self._sql["lock_progress"], names).fetchone()
+            if row is None:
+                return self._check_ended(begun, shard)
+            [after] = row
+            if after >= shard.last:
+                return after, 0
+            [(last, records, existing, refused, copies)] = self._rows(
+                "stage_batch",
+                {
+                    **self._get_filter(begun),
+                    **names,
+                    "target": begun.target,
+                    "after": after,
+                    "last": shard.last,
+                    "records": BATCH,
+                },
+            )
+            name = ShardName(begun.channel, Shard(shard.shard))
+            if not records or last - after != records or existing < records:
+                raise DamagedJournal(
+                    f"{Place(name, Offset(after + 1))} and the records after it: rows of the journal, or records that it names, were "
+                    "deleted by something other than Penstock; the replay has stopped before them. See penstock doctor"
+                )
+            if refused:
+                raise NotReplayable(
+                    f"{refused} records after {Place(name, Offset(after))} have keys that the queue {begun.target} cannot take as tenants: "
+                    "they are longer than 256 bytes, or have U+0001. Nothing of this batch was staged"
+                )
+            progress = {**names, "offset": last, "copies": copies}
+            self._connection.execute(self._sql["note_progress"], progress)
+        return last, copies
+
+    def _check_ended(self, begun: Replay, shard: ReplayedShard) -> tuple[int, int]:
+        """Another process has ended the replay, or somebody has retired its checkpoints."""
+        known = self.find()
+        if known is not None and known.replay == begun.replay and known.ended_at is not None:
+            return shard.last, 0
+        raise NotReplayable(
+            f"the checkpoints of replay {begun.replay} were retired: it is cancelled, with a part of its copies staged"
+        )
+
+    def _rows(self, name: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        with postgres_errors("replaying"):
+            return self._connection.execute(self._sql[name], values, binary=True).fetchall()
+
+
+def _name(number: int) -> str:
+    """The consumer that a replay is, to retention and to ``penstock status``."""
+    return f"replay-{number}"
+
+
+def _get_offset(given: object) -> int | None:
+    if isinstance(given, Place):
+        return given.offset
+    return given if isinstance(given, int) else None
+
+
+def _find(channels: Mapping[str, RegisteredChannel], name: str) -> RegisteredChannel:
+    found = channels.get(name)
+    if found is None:
+        raise Unknown(
+            f"no channel {name!r} is registered; there are: {', '.join(channels) or 'none'}. A channel is registered by its streamer: "
+            "penstock stream"
+        )
+    return found
+
+
+def _check_kinds(source: RegisteredChannel, target: RegisteredChannel) -> None:
+    if source.kind != "log":
+        keeps = (
+            "members, not records" if source.kind == "ick" else "messages only until they are done"
+        )
+        raise NotReplayable(
+            f"{source.name} is a {source.kind}, which keeps {keeps}: only a log is replayed"
+        )
+    if source.name == target.name:
+        raise NotReplayable(
+            f"{source.name} cannot be replayed into itself: all its consumers would apply the records again. To have one of them do so: "
+            "penstock reset checkpoint NAME --to …"
+        )
