@@ -424,3 +424,23 @@ def test_a_policy_that_applies_to_this_role_is_an_error_and_not_an_answer(
 
     with connect_postgres(url, application="test") as viewer, pytest.raises(HiddenRows):
         explain(viewer, redis_client, RecordId(record))
+
+
+def test_a_record_is_found_in_its_shard_of_a_newer_generation(
+    connection: Connection, why: Why, streamer: Streamer, reader: LogWorker
+) -> None:
+    streamer.drain()
+    reader.drain()
+    connection.execute(
+        "UPDATE penstock.channels SET generations = '{3}', first_shard = 2 WHERE channel = 'things'"
+    )
+    record = stage(connection)
+    streamer.close()
+    streamer.drain()
+
+    found = why(record)
+
+    assert found.story is not None
+    assert found.story.shard in {2, 3, 4}
+    assert found.story.is_known
+    assert found.cause == "behind"

@@ -69,6 +69,30 @@ def numbers(connection: Connection, channel: str = "copies") -> list[int]:
     return sorted(data["number"] for _, _, _, _, data, _ in staged(connection, channel))
 
 
+def test_older_generations_of_shards_come_first(
+    connection: Connection, ask: Ask, streamer: Streamer
+) -> None:
+    connection.execute(
+        "UPDATE penstock.channels SET generations = '{3}', first_shard = 2 WHERE channel = 'things'"
+    )
+    for number in range(40, 60):
+        connection.execute(
+            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+            "VALUES ('things', 0, %s, 'insert', 'thing', jsonb_build_object('number', %s::int))",
+            [f"k{number % 4}", number],
+        )
+    streamer.close()
+    streamer.drain()
+
+    ask(apply=True)
+
+    rows = [(key, data["number"]) for key, _, _, _, data, _ in staged(connection)]
+    assert numbers(connection) == list(range(60))
+    for key in ("k0", "k1", "k2", "k3"):
+        in_order = [number for each, number in rows if each == key]
+        assert in_order == sorted(in_order)
+
+
 def test_a_plan_changes_nothing(connection: Connection, ask: Ask) -> None:
     planned = ask()
 

@@ -199,7 +199,7 @@ class _Run:
                 {
                     "consumer": _name(number),
                     "channel": planned.channel,
-                    "count": self._source.shards,
+                    "count": self._source.total_shards,
                     "shards": shards,
                     "firsts": firsts,
                 },

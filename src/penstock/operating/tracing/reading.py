@@ -98,10 +98,12 @@ class StoryReader:
                 tick=tick,
                 isolated=isolated,
             )
-        where = {"channel": None, "shard": None} if story is None else _names(story)
-        for channel, shard, offset, at, _ in self._rows("place_of_record", {**where, "id": record}):
-            story = story or Story(record, channel, shard)
-            return replace(story, offset=offset, sequenced_at=at)
+        channel = None if story is None else story.channel
+        for staged_shard in (None,) if story is None else (story.shard, None):
+            where = {"channel": channel, "shard": staged_shard, "id": record}
+            for found, shard, offset, at, _ in self._rows("place_of_record", where):
+                story = story or Story(record, found, shard)
+                return replace(story, shard=shard, offset=offset, sequenced_at=at)
         for channel, shard, key, action, object_, at in (
             () if story else self._rows("letter_of_record", {"id": record})
         ):

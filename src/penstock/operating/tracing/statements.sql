@@ -52,10 +52,12 @@ CROSS JOIN last
 WHERE r.id = %(id)s;
 
 -- :name place_of_record
--- Where the journal has a record; the newest rows first.  Without a channel, anywhere.
+-- Where the journal has a record; the newest rows first.  Without a shard, in all of its channel: the staged shard is that of the
+-- producer, and of an older generation if the number of shards was changed.  Without a channel, anywhere.
 SELECT channel, shard, first_offset + array_position(record_ids, %(id)s::bigint) - 1, created_at, epoch
 FROM {schema}.journal
-WHERE (%(channel)s::text IS NULL OR channel = %(channel)s AND shard = %(shard)s)
+WHERE (%(channel)s::text IS NULL OR channel = %(channel)s)
+  AND (%(shard)s::int IS NULL OR shard = %(shard)s)
   AND %(id)s = ANY (record_ids)
 ORDER BY channel, shard, first_offset DESC
 LIMIT 1;
@@ -69,7 +71,7 @@ LIMIT 1;
 
 -- :name shard_state
 -- Whether a channel has the shard, its kind, why the streamer leaves it out, and the waiting record of a queue.
-SELECT c.kind, coalesce(%(shard)s < c.shards, false), s.reason, w.record_id IS NOT NULL, w.is_given, w.tenant,
+SELECT c.kind, coalesce(%(shard)s < c.first_shard + coalesce(c.generations[cardinality(c.generations)], c.shards), false), s.reason, w.record_id IS NOT NULL, w.is_given, w.tenant,
        extract(epoch FROM w.due - clock_timestamp())::float8
 FROM (SELECT) one
 LEFT JOIN {schema}.channels c ON c.channel = %(channel)s

@@ -1,14 +1,14 @@
 """Replays of a log into another channel: what was asked for, and which are done.
 
-Revision ID: penstock_0010_since_0009
-Revises: penstock_0009
+Revision ID: penstock_0011
+Revises: penstock_0010
 Create Date: 2026-11-23
 """
 
 from penstock.database.migrating import execute
 
-revision = "penstock_0010_since_0009"
-down_revision = "penstock_0009"
+revision = "penstock_0011"
+down_revision = "penstock_0010"
 branch_labels = None
 depends_on = None
 
