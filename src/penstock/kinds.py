@@ -28,6 +28,14 @@ LARGEST_MAX_BYTES = 64 * 1024 * 1024
 """What ``max_bytes`` may be, in bytes: Postgres holds four times as much in one jsonb, Redis eight times in one field."""
 
 
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+_SIZE = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,3})?) ?(?P<unit>[KMGT]?)I?B", re.IGNORECASE)
+
+LARGEST_MEMORY = 1 << 60
+"""Upper bound of ``Log.redis_memory``, in bytes."""
+
+
 def checked_name(name: object, of: str) -> str:
     """The name, if it keeps the rule.
 
@@ -49,6 +57,14 @@ def shard_for_key(key: str | bytes, shards: int) -> Shard:
     """
     given = key.encode() if isinstance(key, str) else key
     return Shard(int.from_bytes(hashlib.sha256(given).digest()[:4]) % shards)
+
+
+def parse_memory(given: object) -> int | None:
+    """A number of bytes, or a text with its unit, as bytes: a kilobyte has 1024, as in Redis and Postgres.  None if it is neither."""
+    if isinstance(given, str) and (match := _SIZE.fullmatch(given)):
+        given = int(float(match["number"]) * _UNITS[match["unit"].upper()])
+    is_number = isinstance(given, int) and not isinstance(given, bool)
+    return given if is_number and 1 <= given <= LARGEST_MEMORY else None  # type: ignore[operator, return-value]
 
 
 class _Sharded:
@@ -99,6 +115,9 @@ class Log(_Sharded):
             May change at any time; readers take both.
         compression: ``zstd`` compresses packed entries; needs ``pip install 'penstock[zstd]'`` where they are written or
             read.  May change at any time.
+        redis_memory: Most memory that Redis may use for its streams, all shards together, in bytes, or as a text with its
+            unit: ``"64MB"``.  Each shard has an equal part.  Beyond it the oldest entries leave Redis, whether they have been
+            read or not, and consumers read them from Postgres.  None sets no limit.  May change at any time.
     """
 
     name: str
@@ -107,6 +126,7 @@ class Log(_Sharded):
     max_bytes: int = MAX_PAYLOAD_BYTES
     entries: Literal["packed", "plain"] = "packed"
     compression: Literal["none", "zstd"] = "none"
+    redis_memory: int | str | None = None
     kind: Literal["log"] = field(default="log", init=False)
 
     def __post_init__(self) -> None:
@@ -119,6 +139,11 @@ class Log(_Sharded):
                 f"channel {self.name}: entries is 'plain', and only packed entries are compressed: "
                 "leave out one of entries and compression"
             )
+        if self.redis_memory is not None and self.memory_bytes is None:
+            raise DeclarationError(
+                f"channel {self.name}: redis_memory is {self.redis_memory!r}; it takes a number of bytes, at least 1, or one with "
+                'its unit, such as "64MB": B, kB, MB, GB or TB'
+            )
 
     def _check_choice(self, what: str, chosen: object, choices: tuple[str, ...]) -> None:
         if chosen not in choices:
@@ -130,6 +155,11 @@ class Log(_Sharded):
     def stored_as(self) -> str:
         """What is registered: ``plain``, or how packed entries are compressed."""
         return "plain" if self.entries == "plain" else self.compression
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """``redis_memory`` in bytes; None if there is no limit."""
+        return parse_memory(self.redis_memory)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from penstock import Ick, Log, Pipeline
+from penstock.database.registry import RegisteredChannel
 from penstock.declarations import ConsumerSpec, StagingRule, checked_changes
 from penstock.errors import DeclarationError, InvalidName
 from penstock.records import Record, Scope
@@ -168,3 +170,40 @@ def test_channels_compare_by_value() -> None:
     pipeline.consumer(reads=Ick("index"), name="first")(print)
     with pytest.raises(DeclarationError, match="first reads index already"):
         pipeline.consumer(reads=Ick("index"), name="second")(print)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (1, 1),
+        (64_000_000, 64_000_000),
+        ("64MB", 64 << 20),
+        ("64 mb", 64 << 20),
+        ("1.5GB", 3 << 29),
+        ("2KiB", 2048),
+        ("500B", 500),
+        (None, None),
+    ],
+)
+def test_a_memory_budget_is_bytes_or_a_text_with_its_unit(
+    given: int | str | None, expected: int | None
+) -> None:
+    assert Log("rides", redis_memory=given).memory_bytes == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [0, -1, True, 1.5, "", "64", "64 megabytes", "-1MB", "0B", "1e3MB", "9999999TB", b"64MB"],
+)
+def test_any_other_memory_budget_is_refused(given: Any) -> None:
+    with pytest.raises(DeclarationError, match=r"channel rides: redis_memory is .*64MB"):
+        Log("rides", redis_memory=given)
+
+
+def test_the_shards_of_all_generations_have_no_more_than_the_budget() -> None:
+    channel = RegisteredChannel("rides", "log", 4, timedelta(0), redis_memory=1000)
+    grown = replace(channel, generations=[6, 3])
+
+    assert [channel.memory_part(n) for n in range(4)] == [250] * 4
+    assert [grown.memory_part(n) for n in range(13)] == [50] * 10 + [166] * 3
+    assert replace(channel, redis_memory=None).memory_part(0) is None

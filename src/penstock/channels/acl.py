@@ -21,7 +21,7 @@ AclFormat = Literal["setuser", "file"]
 # `@connection` is what every client sends: HELLO, PING, SELECT.  `-@dangerous` takes back what it says of other clients.
 _CONNECT = "+@connection -@dangerous +cluster|slots"
 _SCRIPTS = "+evalsha +script|load"
-_READ_LOG = "+get +exists +type +pttl +xinfo|stream +xread +xrange +xrevrange"
+_READ_LOG = "+get +exists +type +pttl +xinfo|stream +memory|usage +xread +xrange +xrevrange"
 _READ_ICK = "+zcard +zrange +zrevrange +hget +hmget"
 _READ_QUEUE = "+time +xlen +hexists +hlen +hkeys +hgetall +zscore +zrank +zlexcount +zrangebylex +zrevrangebylex +zrangebyscore +hscan +zscan"
 _READ_GROUP = "+zcount"

@@ -133,6 +133,16 @@ def seconds(value: float) -> str:
     return f"{value / 86_400:.0f} d"
 
 
+def memory(value: int) -> str:
+    """An amount of memory for people: ``310 B``, ``1.5 kB``, ``64 MB``; a kilobyte has 1024 bytes."""
+    amount, unit = float(value), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if amount < 1000:  # noqa: PLR2004  three digits
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.3g} {unit}"
+
+
 def show_error(error: BaseException, *, debug: bool) -> int:
     """Prints an error on stderr; returns its exit code.
 

@@ -52,6 +52,7 @@ class RegisteredChannel:
         hand: Of a queue: the streams of a tenant; may change later.
         entries: Of a log: ``plain``, or how batches are compressed; may change later.
         generations: Numbers of shards of the later generations.  New records are in shards of the newest.
+        redis_memory: Of a log: most bytes that its streams may take in Redis; None sets no limit; may change later.
     """
 
     name: str
@@ -62,6 +63,7 @@ class RegisteredChannel:
     hand: int | None = None
     entries: str = "plain"
     generations: Sequence[int] = ()
+    redis_memory: int | None = None
 
     @property
     def every_generation(self) -> tuple[Generation, ...]:
@@ -74,6 +76,19 @@ class RegisteredChannel:
     def total_shards(self) -> int:
         """Number of its shards, in all generations: they are numbered from 0."""
         return self.shards + sum(self.generations)
+
+    def memory_part(self, shard: int) -> int | None:
+        """Most bytes that one shard of a log may take in Redis; None if there is no limit.
+
+        Shards of one generation have equal parts.  If there are older generations, all of these have one half together.
+        """
+        if self.redis_memory is None:
+            return None
+        *older, newest = self.every_generation
+        if not older:
+            return self.redis_memory // newest.shards
+        shards = newest.shards if shard in newest.numbers else newest.first
+        return self.redis_memory // 2 // shards
 
     @property
     def shard_names(self) -> tuple[ShardName, ...]:
@@ -101,7 +116,7 @@ def registered_channels(connection: Connection, scope: Scope) -> dict[str, Regis
 
 
 def register_channel(connection: Connection, scope: Scope, channel: Channel) -> None:
-    """Registers a channel, or updates its ``keep``, the streams of a queue and the entries of a log.
+    """Registers a channel, or updates its ``keep``, the streams of a queue, and the entries and the memory of a log.
 
     Raises:
         DeclarationError: It is registered as another kind, or with another number of shards: keys would change shards.
@@ -120,6 +135,7 @@ def register_channel(connection: Connection, scope: Scope, channel: Channel) -> 
                 "streams": channel.streams if isinstance(channel, Queue) else None,
                 "hand": channel.hand if isinstance(channel, Queue) else None,
                 "entries": channel.stored_as if isinstance(channel, Log) else "plain",
+                "redis_memory": channel.memory_bytes if isinstance(channel, Log) else None,
             },
         )
     registered = registered_channels(connection, scope)[channel.name]

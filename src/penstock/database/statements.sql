@@ -1,15 +1,16 @@
 -- :name register_channel
 -- Any generation's number of shards is accepted: after a change of it, processes are deployed one after the other.
-INSERT INTO {schema}.channels AS known (channel, kind, shards, keep, streams, hand, entries)
-VALUES (%(channel)s, %(kind)s, %(shards)s, %(keep)s, %(streams)s, %(hand)s, %(entries)s)
+INSERT INTO {schema}.channels AS known (channel, kind, shards, keep, streams, hand, entries, redis_memory)
+VALUES (%(channel)s, %(kind)s, %(shards)s, %(keep)s, %(streams)s, %(hand)s, %(entries)s, %(redis_memory)s)
 ON CONFLICT (channel) DO UPDATE
-SET keep = excluded.keep, streams = excluded.streams, hand = excluded.hand, entries = excluded.entries
+SET keep = excluded.keep, streams = excluded.streams, hand = excluded.hand, entries = excluded.entries,
+    redis_memory = excluded.redis_memory
 WHERE known.kind = excluded.kind AND excluded.shards = ANY (known.shards || known.generations)
-  AND (known.keep, known.streams, known.hand, known.entries)
-      IS DISTINCT FROM (excluded.keep, excluded.streams, excluded.hand, excluded.entries);
+  AND (known.keep, known.streams, known.hand, known.entries, known.redis_memory)
+      IS DISTINCT FROM (excluded.keep, excluded.streams, excluded.hand, excluded.entries, excluded.redis_memory);
 
 -- :name registered_channels
-SELECT channel AS name, kind, shards, keep, streams, hand, entries, generations
+SELECT channel AS name, kind, shards, keep, streams, hand, entries, generations, redis_memory
 FROM {schema}.channels
 ORDER BY channel;
 

@@ -143,6 +143,7 @@ def _declare_channels(tables: MetaData) -> None:
         Column("entries", Text, nullable=False, server_default=text("'plain'")),
         Column("generations", ARRAY(Integer), nullable=False, server_default=text("'{}'")),
         Column("first_shard", Integer, nullable=False, server_default=text("0")),
+        Column("redis_memory", BigInteger),
     )
     Table(
         "waiting_records",

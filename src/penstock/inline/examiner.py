@@ -26,6 +26,7 @@ from penstock.verifying.reading import (
     offsets_a_read,
     read_beginning,
     read_entries,
+    read_log_beginning,
 )
 from penstock.verifying.run import FINDINGS_KEPT
 
@@ -80,7 +81,8 @@ class InlineExaminer:
         found.records += len(expected)
         if not _is_equal(wanted, expected, entries):
             begins = read_beginning(self._connection, self._scope, wanted)
-            yield from compare(wanted, expected, entries, begins)
+            log_begins = read_log_beginning(client, self._scope, wanted)
+            yield from compare(wanted, expected, entries, begins, log_begins)
 
     def _read_expected(self, wanted: VerificationRange) -> list[ExpectedRecord]:
         """The records that Postgres names."""

@@ -34,6 +34,7 @@ from penstock.journal import check_tails
 from penstock.journal.lineage import log_epochs
 from penstock.records import BEGINNING, Epoch, Offset, Scope, ShardName
 from penstock.streaming.faults import check_missed
+from penstock.streaming.memory_budgets import MemoryBudgets
 from penstock.streaming.published import NOTHING, Published
 from penstock.streaming.queues import Queues
 from penstock.streaming.replies import Replies
@@ -80,7 +81,8 @@ class Publisher:
         self._scope = scope
         self._epoch = epoch
         self._queues = Queues(connection, client, scope, epoch)
-        self._sender = ShardSender(connection, client, scope, epoch, self._queues)
+        self._budgets = MemoryBudgets(client, scope)
+        self._sender = ShardSender(connection, client, scope, epoch, self._queues, self._budgets)
         self.unusable = UnusableShards() if unusable is None else unusable
         self.ends = Tails(connection, client, scope, share, self.unusable)
         self._replies = Replies(self.ends)
@@ -100,6 +102,7 @@ class Publisher:
         channels = registered_channels(self._connection, self._scope)
         self.ends.update(channels)
         self._queues.update(channels)
+        self._budgets.update(channels)
         self.ends.read(self.ends.known)
         for shard in self.unusable.due():
             self._check_unusable(shard)
@@ -240,13 +243,15 @@ class Publisher:
                 yield from replies
 
     def _stored(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches as their channels store them; without those for which a library is missing here."""
+        """The batches as their channels store them, with room for each; without those of shards that cannot be used here."""
         for batch in batches:
-            formed = None
+            ready = None
             with isolated(batch.shard, self.unusable.add):
                 formed = batch.stored_as(self.ends.entries(batch.shard))
-            if formed is not None:
-                yield formed
+                self._budgets.make_room(formed)
+                ready = formed
+            if ready is not None:
+                yield ready
 
     def _mark(
         self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
@@ -268,6 +273,16 @@ class Publisher:
         for batch in read:
             with isolated(batch.shard, self.unusable.add):
                 yield batch, self._queues.send(batch)
+
+    def keep_budgets(self) -> int:
+        """Evicts what its own logs have beyond the memory of their channels; returns the number of entries.
+
+        Raises:
+            ServerUnavailable: Redis does not answer.
+            AppendRefused: Redis does not take writes.
+        """
+        shards = [shard for shard in self.ends.own if shard not in self.unusable]
+        return self._budgets.keep(shards, self.unusable.add)
 
     def care_for_queues(self, *, everywhere: bool = False) -> int:
         """Gives Redis what waits or what it lacks, for a while.

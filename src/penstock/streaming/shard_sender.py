@@ -15,6 +15,7 @@ from penstock.database.errors import ErrorKind, classify
 from penstock.errors import AppendRefused, ServerUnavailable, UnpublishableRecord
 from penstock.journal.reading import records_at
 from penstock.records import Epoch, Offset, Scope, ShardName
+from penstock.streaming.memory_budgets import MemoryBudgets
 from penstock.streaming.queues import Queues
 from penstock.streaming.unpublished import BATCH_RECORDS, unpublished
 
@@ -34,10 +35,11 @@ class ShardSender:
         scope: Scope,
         epoch: Epoch,
         queues: Queues,
+        budgets: MemoryBudgets,
     ) -> None:
         self._connection, self._client = connection, client
         self._scope, self._epoch = scope, epoch
-        self._queues = queues
+        self._queues, self._budgets = queues, budgets
 
     def send(
         self,
@@ -121,6 +123,7 @@ class ShardSender:
                 reply = self._queues.send(batch)
             case _:
                 formed = batch.stored_as(entries)
+                self._budgets.make_room(formed)
                 [(_, reply)] = append_together(self._client, self._scope.namespace, [formed])
         if isinstance(reply, Unusable):
             raise reply.error

@@ -1,4 +1,4 @@
-"""What a streamer does at intervals beside streaming: retention, and the notes about records and shards that are at fault."""
+"""What a streamer does at intervals beside streaming: retention, budgets, and the notes about records and shards that are at fault."""
 
 from time import monotonic
 
@@ -67,6 +67,7 @@ class Upkeep:
             As ``retention.retain``.
         """
         if not self._to_retain:
+            publisher.keep_budgets()
             self._to_retain = self._choose_shards(publisher)
         removed, left = 0, {}
         for name, shards in self._to_retain.items():

@@ -63,6 +63,7 @@ class _PostgresState:
     begins: dict[ShardName, int]
     checkpoints: dict[tuple[str, ShardName], int]
     registered: set[ShardName]
+    evicting: set[ShardName]
 
     @property
     def consumers(self) -> set[tuple[str, str]]:
@@ -106,7 +107,8 @@ def read_bounds(
             published = BEGINNING if shard in state.icks else min(ends[shard], end)
             if shard in state.queues:
                 published = Offset(QUEUED)
-            ranges.append(VerificationRange(shard, after, end, published))
+            evicts = shard in state.evicting
+            ranges.append(VerificationRange(shard, after, end, published, evicts))
     unpublished = sum(max(0, journal.get(shard, BEGINNING) - ends[shard]) for shard in shards)
     return Bounds(ranges, unpublished, findings, unexpected)
 
@@ -154,7 +156,8 @@ def _read_postgres(
     icks = {shard for shard, kind in kinds.items() if kind == "ick"}
     queues = {shard for shard, kind in kinds.items() if kind == "queue"}
     registered = {shard for channel in channels.values() for shard in channel.shard_names}
-    state = _PostgresState(icks, queues, {}, {}, registered)
+    evicting = {s for s in kinds if channels[s.channel].redis_memory is not None}
+    state = _PostgresState(icks, queues, {}, {}, registered, evicting)
     with postgres_errors("reading checkpoints"):
         rows = connection.execute(
             statements("penstock.verifying", scope.schema)["checkpoints_and_beginnings"],

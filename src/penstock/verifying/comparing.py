@@ -29,12 +29,14 @@ class VerificationRange:
         until: The last offset.
         published: The end of the log, read before anything else.  Records beyond it may still be on their way and are
             not expected in the log.  ``QUEUED`` in a queue, whose records are gone once they are done.
+        evicts: Whether the oldest entries of the log leave Redis when the memory of its channel is used up.
     """
 
     shard: ShardName
     after: int
     until: int
     published: int
+    evicts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ def compare(
     expected: Sequence[ExpectedRecord],
     entries: Sequence[Entry],
     begins: int,
+    log_begins: int = 0,
 ) -> Iterator[Finding | UnexpectedEntry]:
     """Yields everything that is wrong in a range.
 
@@ -69,6 +72,7 @@ def compare(
         expected: What Postgres named, in offset order, read after ``entries``.
         entries: What the log held, in its order.
         begins: First offset of the journal, read last: retention has removed everything before it.
+        log_begins: As ``read_log_beginning``, read after ``entries``: what comes before has been evicted.
     """
     finding = _FindingFactory(verified.shard)
     by_offset: dict[int, ExpectedRecord] = {}
@@ -93,6 +97,7 @@ def compare(
     readable = [entry for entry in entries if not is_batch(entry[1])]
     yield from _compare_entries(finding, by_offset, readable)
     present = {n for error in damaged for n in range(error.first, error.last + 1)}
+    present |= {n for n in by_offset if n < log_begins}
     yield from _missing_entries(finding, by_offset, readable, present, verified.published)
 
 

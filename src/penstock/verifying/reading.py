@@ -1,12 +1,13 @@
 """What every engine reads of a range, apart from the expected records themselves."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import redis
 
-from penstock.channels.log import NAMES, is_batch, parse_batch
+from penstock.channels.log import NAMES, extents, is_batch, parse_batch
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, connect_redis, redis_errors
 from penstock.database.connections import Connection
@@ -25,7 +26,7 @@ def divide(wanted: VerificationRange, most: int) -> Iterator[VerificationRange]:
     """Ranges of at most ``most`` offsets."""
     for after in range(wanted.after, wanted.until, most):
         until = min(wanted.until, after + most)
-        yield VerificationRange(wanted.shard, after, until, wanted.published)
+        yield replace(wanted, after=after, until=until)
 
 
 def connect_unparsed(url: str) -> RedisClient:
@@ -95,6 +96,19 @@ def _unpack(shard: ShardName, entry: Entry, offsets: range) -> Iterator[Entry]:
 def read_beginning(connection: Connection, scope: Scope, wanted: VerificationRange) -> int:
     """The first offset that the journal has now."""
     return _read_number(connection, scope, "begins", wanted, wanted.until + 1)
+
+
+def read_log_beginning(client: RedisClient, scope: Scope, wanted: VerificationRange) -> int:
+    """The first offset that the log has now, if older ones may have been evicted; otherwise 0.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        ForeignLog: The key of the shard holds another type.
+    """
+    if not wanted.evicts:
+        return 0
+    [found] = extents(client, scope.namespace, [wanted.shard]).values()
+    return found.first
 
 
 def offsets_a_read(connection: Connection, scope: Scope, part: VerificationRange) -> int:

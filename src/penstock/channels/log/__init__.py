@@ -31,6 +31,7 @@ from penstock.channels.log.log import (
     read_newest,
     shards_with_more,
 )
+from penstock.channels.log.memory import Room, Taken, make_room, memory_used
 from penstock.channels.log.reader import LogReader
 from penstock.channels.log.reading import LogInfo, LogSlice
 from penstock.channels.log.writer import LogWriter
@@ -55,6 +56,8 @@ __all__ = [
     "LogWriter",
     "NewRecord",
     "Reply",
+    "Room",
+    "Taken",
     "Unusable",
     "append_ahead",
     "append_together",
@@ -63,6 +66,8 @@ __all__ = [
     "is_batch",
     "last_offsets",
     "last_records",
+    "make_room",
+    "memory_used",
     "parse_batch",
     "parse_reply",
     "read",

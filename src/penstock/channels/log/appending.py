@@ -253,7 +253,7 @@ def parse_reply(answer: Any, what: str) -> Reply:
         case [b"foreign", int(offset), bytes(record_id)]:
             return Foreign(Offset(offset), record_id.decode(errors="replace"))
         case _:
-            return Unusable(_make_foreign(what, answer))
+            return Unusable(make_foreign(what, answer))
 
 
 def _error_of_one_call(answer: RedisFailure, what: str) -> ShardError:
@@ -280,7 +280,8 @@ def _is_about_one_call(answer: RedisFailure) -> bool:
     } and not any(f"{word} " in str(answer) for word in _SERVER_REFUSALS)
 
 
-def _make_foreign(what: str, answer: Any) -> ForeignLog:
+def make_foreign(what: str, answer: Any) -> ForeignLog:
+    """The error of a reply that says that a key holds something that Penstock did not write."""
     if not (isinstance(answer, list) and answer[:1] == [b"broken"]):
         return ForeignLog(f"{what}: the script returned an unknown reply")
     found = bytes(answer[1])

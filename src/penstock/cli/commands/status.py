@@ -1,13 +1,13 @@
 """``penstock status``: how far records have come."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
 import typer
 
 from penstock.cli.command import Json, command
 from penstock.cli.connections import Connections, open_connections
-from penstock.cli.render import clear_screen, say, seconds, show, show_json, show_table
+from penstock.cli.render import clear_screen, memory, say, seconds, show, show_json, show_table
 from penstock.cli.signals import Stop
 from penstock.errors import ServerUnavailable
 from penstock.operating.status import (
@@ -141,10 +141,20 @@ def _show_channels(found: Status, *, by_shard: bool) -> None:
         "#sequenced",
         "#published",
         "#in the log",
+        "memory",
     )
     rows: list[Row] = []
     for channel in found.channels:
         rows += _shard_rows(channel) if by_shard else [_channel_row(channel)]
+    _show_if_any(columns, rows, "memory")
+
+
+def _show_if_any(columns: tuple[str, ...], rows: Sequence[Row], optional: str) -> None:
+    """A table without a column that says nothing of any row."""
+    at = columns.index(optional)
+    if not any(row[at] for row in rows):
+        columns = (*columns[:at], *columns[at + 1 :])
+        rows = [(*row[:at], *row[at + 1 :]) for row in rows]
     show_table(columns, rows)
 
 
@@ -156,7 +166,8 @@ def _shard_rows(channel: ChannelStatus) -> Iterator[Row]:
     for s in channel.shards:
         name = f"{channel.channel}/{s.shard}"
         keep = _format_keep(channel)
-        yield name, channel.kind, 1, keep, s.staged, s.sequenced, s.published, s.records
+        taken = _format_memory(s.memory, s.redis_memory)
+        yield name, channel.kind, 1, keep, s.staged, s.sequenced, s.published, s.records, taken
 
 
 def _channel_row(channel: ChannelStatus) -> Row:
@@ -169,7 +180,15 @@ def _channel_row(channel: ChannelStatus) -> Row:
         sum(s.sequenced for s in channel.shards),
         _sum_known(s.published for s in channel.shards),
         _sum_known(s.records for s in channel.shards),
+        _format_memory(channel.memory, channel.redis_memory),
     )
+
+
+def _format_memory(used: int | None, budget: int | None) -> str | None:
+    """What a log takes in Redis, and what it may take."""
+    if budget is None:
+        return None
+    return f"{'?' if used is None else memory(used)} of {memory(budget)}"
 
 
 def _sum_known(numbers: Iterable[int | None]) -> int | None:
@@ -241,6 +260,7 @@ def _show_consumers(found: Status, *, by_shard: bool) -> None:
         "#passed",
         "#lag",
         "#behind",
+        "#evicted",
         "#applied",
         "#skipped",
         "#dead letters",
@@ -248,7 +268,7 @@ def _show_consumers(found: Status, *, by_shard: bool) -> None:
     rows: list[Row] = []
     for consumer in found.consumers:
         rows += _checkpoint_rows(consumer) if by_shard else [_consumer_row(consumer)]
-    show_table(columns, rows)
+    _show_if_any(columns, rows, "#evicted")
 
 
 def _checkpoint_rows(consumer: ConsumerStatus) -> Iterator[Row]:
@@ -260,6 +280,7 @@ def _checkpoint_rows(consumer: ConsumerStatus) -> Iterator[Row]:
             s.checkpoint,
             s.lag,
             s.lag_s,
+            s.evicted,
             s.applied,
             s.skipped,
             s.dead_letters,
@@ -275,6 +296,7 @@ def _consumer_row(consumer: ConsumerStatus) -> Row:
         sum(s.checkpoint for s in shards),
         sum(s.lag for s in shards),
         float(max((s.lag_s for s in shards), default=0.0)),
+        sum(s.evicted for s in shards),
         sum(s.applied for s in shards),
         sum(s.skipped for s in shards),
         sum(s.dead_letters for s in shards),

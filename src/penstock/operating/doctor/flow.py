@@ -1,6 +1,7 @@
 """Checks Penstock's tables: that they are complete and consistent, and that records move."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 from penstock.batches import compress
 from penstock.database.quoting import quote
@@ -17,7 +18,7 @@ from penstock.declarations import Channel
 from penstock.errors import CodecMissing
 from penstock.journal import missed_records
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
-from penstock.operating.status import Status
+from penstock.operating.status import ChannelStatus, ConsumerShard, Status
 from penstock.streaming.sequencer import check_identity_cache
 
 SAMPLE = 1000
@@ -28,6 +29,9 @@ LARGEST_OFFSET = 2**53
 
 SLOW_S = 60.0
 """Lag of a consumer that is a warning, in seconds."""
+
+NEARLY_USED = 0.75
+"""Part of a memory budget from which on unread records are a warning."""
 
 STALLED_S = 15.0
 """Age of the oldest unsequenced record that is an error, in seconds."""
@@ -207,6 +211,8 @@ def consumers(context: CheckContext) -> Iterator[CheckResult]:
         *_check_declared(current),
         *_check_dead_letters(current),
         *_check_lag(current),
+        *_check_eviction(current),
+        *_check_retention(current),
     ]
     yield from findings
     if not findings:
@@ -279,6 +285,59 @@ def _check_lag(current: Status) -> Iterator[CheckResult]:
                 f"{consumer.consumer} is {lag:,} records and {format_age(seconds)} behind",
                 f"penstock consume {consumer.consumer}, in more processes if one does not keep up; if requests do the work, at "
                 "a higher rate",
+            )
+
+
+def _check_eviction(current: Status) -> Iterator[CheckResult]:
+    """A consumer that reads from Postgres what has left Redis, or soon will."""
+    channels = {channel.channel: channel for channel in current.channels}
+    for consumer in current.consumers:
+        channel = channels.get(consumer.channel)
+        evicted = sum(shard.evicted for shard in consumer.shards)
+        if evicted:
+            message = (
+                f"{consumer.consumer} is {evicted:,} records behind the first entry of {consumer.channel} in Redis: "
+                "it reads them from Postgres until it has caught up"
+            )
+        elif channel is not None and any(_is_about_to_lose(channel, s) for s in consumer.shards):
+            message = (
+                f"{consumer.consumer} has not read most of what {consumer.channel} holds in Redis, and its memory is nearly "
+                "used up: unread records are about to leave Redis, and are read from Postgres then"
+            )
+        else:
+            continue
+        yield CheckResult.warning(
+            "consumers",
+            message,
+            f"penstock consume {consumer.consumer}, in more processes if one does not keep up, or a larger redis_memory; if it "
+            f"is gone for good: penstock consumers retire {consumer.consumer} --apply",
+        )
+
+
+def _is_about_to_lose(channel: ChannelStatus, read: ConsumerShard) -> bool:
+    """Whether a shard's part of the budget is nearly used up, mostly by records that a consumer has not read."""
+    shard = next((each for each in channel.shards if each.shard == read.shard), None)
+    if shard is None or shard.memory is None or not shard.records or shard.redis_memory is None:
+        return False
+    is_nearly_used = shard.memory > NEARLY_USED * shard.redis_memory
+    return is_nearly_used and read.lag > shard.records / 2
+
+
+def _check_retention(current: Status) -> Iterator[CheckResult]:
+    """A consumer for which records stay that `keep` no longer holds."""
+    keeps = {c.channel: c.keep_s for c in current.channels if c.keep_s is not None}
+    for consumer in current.consumers:
+        lag = sum(shard.lag for shard in consumer.shards)
+        oldest = max((shard.lag_s for shard in consumer.shards if shard.lag), default=0.0)
+        held = oldest - keeps.get(consumer.channel, oldest)
+        if held > SLOW_S:
+            since = datetime.now(UTC) - timedelta(seconds=held)
+            yield CheckResult.warning(
+                "consumers",
+                f"{consumer.consumer} holds back retention of {consumer.channel} since {since:%Y-%m-%d %H:%M} UTC: up to "
+                f"{lag:,} records stay for it alone, longer than keep",
+                f"penstock consume {consumer.consumer}; if it is gone for good: "
+                f"penstock consumers retire {consumer.consumer} --apply",
             )
 
 

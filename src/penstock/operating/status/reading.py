@@ -1,14 +1,14 @@
 """Reads the status from Redis and Postgres."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
 from penstock.channels.ick import ShardState, inspect_shards
 from penstock.channels.isolation import ShardError, ask_each
-from penstock.channels.log import Extent, extents
+from penstock.channels.log import Extent, extents, memory_used
 from penstock.channels.queue.inspection import InspectedShard, inspect_queues
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
@@ -62,8 +62,11 @@ def status(
     shards = known_shards(connection, scope, pipeline.shard_names if pipeline else ())
     log, damage, trouble = _read_extents(client, scope, shards)
     tables = _read_postgres(connection, scope)
+    memory: dict[ShardName, int] = {}
     icks: dict[ShardName, ShardState] = {}
     queues: dict[ShardName, InspectedShard] = {}
+    if trouble is None:
+        memory, trouble = _read_memory(client, scope, tables, log)
     if trouble is None:
         icks, trouble = _read_icks(client, scope, _select(shards, tables, pipeline, "ick"))
     if trouble is None:
@@ -76,9 +79,9 @@ def status(
         redis=trouble,
         faults=tables.faults,
         channels=_Channels(
-            tables, _RedisState(log, damage, icks, queues, tables.sequencer.now_s), pipeline
+            tables, _RedisState(log, damage, memory, icks, queues, tables.sequencer.now_s), pipeline
         ).build(),
-        consumers=_build_consumers(tables.progress, pipeline),
+        consumers=_build_consumers(tables, log, pipeline),
         reconciliations=tables.runs,
         oldest_transaction=tables.sequencer.oldest_transaction,
     )
@@ -151,6 +154,18 @@ def _read_extents(
     return found, damage, None
 
 
+def _read_memory(
+    client: RedisClient, scope: Scope, tables: _Tables, log: Mapping[ShardName, Extent]
+) -> tuple[dict[ShardName, int], str | None]:
+    """What the logs of those channels take that have a budget."""
+    limited = {name for name, each in tables.registered.items() if each.redis_memory is not None}
+    shards = [shard for shard in log if shard.channel in limited]
+    try:
+        return (memory_used(client, scope.namespace, shards) if shards else {}), None
+    except (ServerUnavailable, AppendRefused) as error:
+        return {}, str(error)
+
+
 def _select(
     shards: list[ShardName], tables: _Tables, pipeline: Pipeline | None, kind: str
 ) -> list[ShardName]:
@@ -185,6 +200,7 @@ class _RedisState:
 
     log: Mapping[ShardName, Extent]
     damage: Mapping[ShardName, str]
+    memory: Mapping[ShardName, int]
     icks: Mapping[ShardName, ShardState]
     queues: Mapping[ShardName, InspectedShard]
     now_s: float
@@ -265,12 +281,14 @@ class _Channels:
             name,
             "unknown" if known is None else known.kind,
             None if registered is None else registered.keep.total_seconds(),
+            None if registered is None else registered.redis_memory,
             declared=None if self._declared is None else name in self._declared,
             shards=tuple(self._build_shard(ShardName(name, Shard(n))) for n in numbers),
         )
 
     def _build_shard(self, name: ShardName) -> ShardStatus:
         count, age_s = self._staged.get(name, (0, 0.0))
+        registered = self._registered.get(name.channel)
         extent = self._redis.log.get(name)
         ick, queue = self._redis.build_ick(name), self._redis.build_queue(name)
         # The one entry of the stream of an Ick, or of a queue, is its position.
@@ -284,6 +302,8 @@ class _Channels:
             first=entries.first if entries is not None and entries.entries else None,
             records=None if entries is None else entries.records,
             entries=None if entries is None else entries.entries,
+            memory=self._redis.memory.get(name),
+            redis_memory=None if registered is None else registered.memory_part(name.shard),
             ick=ick,
             queue=queue,
             in_postgres=self._in_postgres.get(name, 0),
@@ -308,10 +328,17 @@ class _Channels:
         return channel is not None and shard in channel.shard_names
 
 
-def _build_consumers(rows: Iterable[Row], pipeline: Pipeline | None) -> tuple[ConsumerStatus, ...]:
+def _build_consumers(
+    tables: _Tables, log: Mapping[ShardName, Extent], pipeline: Pipeline | None
+) -> tuple[ConsumerStatus, ...]:
     shards: dict[tuple[str, str], list[ConsumerShard]] = defaultdict(list)
-    for consumer, channel, *columns in rows:
-        shards[consumer, channel].append(ConsumerShard(*columns))
+    logs = {name for name, channel in tables.registered.items() if channel.kind == "log"}
+    for consumer, channel, *columns in tables.progress:
+        read = ConsumerShard(*columns)
+        if channel in logs and (extent := log.get(ShardName(channel, Shard(read.shard)))):
+            evicted = min(read.lag, max(0, extent.first - 1 - read.checkpoint))
+            read = replace(read, evicted=evicted)
+        shards[consumer, channel].append(read)
     return tuple(
         ConsumerStatus(
             consumer,

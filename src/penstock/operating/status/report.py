@@ -81,6 +81,8 @@ class ShardStatus:
         first: Offset of the oldest record in the log; None if it holds none.
         records: Records in the log; None for the other kinds.
         entries: Entries in the log, each of one record or of many; None for the other kinds.
+        memory: Bytes that the log takes in Redis, if its channel has a budget; otherwise, and if Redis did not answer, None.
+        redis_memory: Most bytes that it may take; None if there is no limit.
         ick: What an Ick holds; None for the other kinds, and if Redis did not answer.
         queue: What a queue holds; None for the other kinds, and if Redis did not answer.
         in_postgres: Records of a queue that wait in Postgres: they are due later, or their tenant has no room in Redis.
@@ -96,6 +98,8 @@ class ShardStatus:
     first: int | None
     records: int | None
     entries: int | None
+    memory: int | None
+    redis_memory: int | None
     ick: IckStatus | None
     queue: QueueStatus | None
     in_postgres: int
@@ -111,6 +115,7 @@ class ChannelStatus:
         channel: Its name.
         kind: ``log``, ``ick`` or ``queue``.
         keep_s: How long records stay after all consumers have passed them, in seconds; None if it is not registered.
+        redis_memory: Most bytes that its logs may take in Redis; None if there is no limit.
         declared: Whether the pipeline declares it; None if no pipeline was given.
         shards: Its shards.
     """
@@ -118,8 +123,15 @@ class ChannelStatus:
     channel: str
     kind: str
     keep_s: float | None
+    redis_memory: int | None
     declared: bool | None
     shards: tuple[ShardStatus, ...]
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes that its logs take in Redis; None if that was not measured."""
+        measured = [shard.memory for shard in self.shards if shard.memory is not None]
+        return sum(measured) if len(measured) == len(self.shards) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +151,7 @@ class ConsumerShard:
         waiting: What the shard waits for, such as a lock that a handler could not get; None if for nothing.
         updated_at: When the checkpoint last moved; None if there is none.
         unread: The consumer has no checkpoint in this shard, although the journal has records of it: nobody reads them.
+        evicted: Records beyond the checkpoint that have left Redis: the consumer reads them from Postgres.
     """
 
     shard: int
@@ -153,6 +166,7 @@ class ConsumerShard:
     waiting: str | None
     updated_at: datetime | None
     unread: bool
+    evicted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

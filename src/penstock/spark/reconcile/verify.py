@@ -35,7 +35,13 @@ from penstock.verifying import (
     compare,
 )
 from penstock.verifying.comparing import Entry
-from penstock.verifying.reading import divide, offsets_a_read, read_beginning, read_entries
+from penstock.verifying.reading import (
+    divide,
+    offsets_a_read,
+    read_beginning,
+    read_entries,
+    read_log_beginning,
+)
 from penstock.verifying.run import FINDINGS_KEPT
 
 OFFSETS_A_TASK = 50_000
@@ -158,13 +164,20 @@ def _count_overtaken(places: DataFrame) -> int:
     return int(number)
 
 
-PlainRange = tuple[str, int, int, int, int]
+PlainRange = tuple[str, int, int, int, int, bool]
 """A range in a form that JSON can hold."""
 
 
 def _to_plain(wanted: VerificationRange) -> PlainRange:
     shard = wanted.shard
-    return (shard.channel, shard.shard, wanted.after, wanted.until, wanted.published)
+    return (
+        shard.channel,
+        shard.shard,
+        wanted.after,
+        wanted.until,
+        wanted.published,
+        wanted.evicts,
+    )
 
 
 @dataclass(frozen=True)
@@ -191,10 +204,8 @@ class VerificationSource(DataSource):
         given = self.options
         return VerificationReader(
             tuple(
-                VerificationPartition(
-                    VerificationRange(ShardName(channel, Shard(shard)), after, until, published)
-                )
-                for channel, shard, after, until, published in json.loads(given["ranges"])
+                VerificationPartition(VerificationRange(ShardName(channel, Shard(shard)), *rest))
+                for channel, shard, *rest in json.loads(given["ranges"])
             ),
             given["databaseUrl"],
             given["redisUrl"],
@@ -237,7 +248,10 @@ class VerificationReader(DataSourceReader):
                     yield _to_rows(wanted, expected)
                     if not _is_equal(wanted, expected, entries):
                         begins = read_beginning(postgres(self.database_url), self.scope, wanted)
-                        findings = compare(wanted, _rows(expected), entries, begins)
+                        client = redis_client(self.redis_url)
+                        log_begins = read_log_beginning(client, self.scope, wanted)
+                        rows = _rows(expected)
+                        findings = compare(wanted, rows, entries, begins, log_begins)
                         yield from _to_finding_rows(findings)
         except adbc_driver_manager.OperationalError as error:
             raise ServerUnavailable(

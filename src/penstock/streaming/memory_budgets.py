@@ -1,0 +1,115 @@
+"""Keeps logs within the memory that their channels may take in Redis.
+
+Before a batch is sent, the oldest entries make room for it, read or not: what leaves Redis stays in Postgres until every
+consumer has passed it.  Each shard has an equal part of its channel's budget, so that no publisher has to know what others
+send to other shards.
+
+What Redis counts is exact, and takes time with the number of a stream's nodes.  So it is asked for seldom: a publisher
+adds the most that each of its batches can take, and asks when the sum reaches the budget, or when another publisher has
+appended.  Each time a part of the budget is cleared, so that the next time is a while away.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import ceil
+
+from penstock.channels.isolation import OnUnusable, ask_each
+from penstock.channels.log import Batch, Room, Taken, make_room
+from penstock.channels.server import RedisClient
+from penstock.database.registry import RegisteredChannel
+from penstock.records import BEGINNING, Offset, Scope, ShardName
+
+CLEARED = 8
+"""When there is no room, this part of the budget is cleared, one in so many, or as much as the batch takes."""
+
+UNDERWAY = 16
+"""Most batches of a shard that may have been sent and not be in the log."""
+
+ROUNDING = 1.25
+"""A server's allocator takes up to a quarter more than it is asked for."""
+
+ENTRY_BYTES, RECORD_BYTES = 256, 64
+"""More than an entry takes beside its values, and a record beside the values of its own entry."""
+
+
+@dataclass
+class _Known:
+    """What a publisher knows of a log.
+
+    Attributes:
+        tail: Last offset that is counted.
+        bytes: The most that all up to it may take.
+        underway: Last offset and size of the newest batches.
+    """
+
+    tail: Offset = BEGINNING
+    bytes: int = 0
+    underway: deque[tuple[Offset, int]] = field(default_factory=lambda: deque(maxlen=UNDERWAY))
+
+
+class MemoryBudgets:
+    """The budgets of the registered channels, for one publisher."""
+
+    def __init__(self, client: RedisClient, scope: Scope) -> None:
+        self._client, self._scope = client, scope
+        self._parts: dict[ShardName, int] = {}
+        self._known: dict[ShardName, _Known] = {}
+
+    def update(self, channels: Mapping[str, RegisteredChannel]) -> None:
+        """Takes the registered budgets."""
+        self._parts = {
+            shard: part
+            for channel in channels.values()
+            if channel.redis_memory is not None
+            for shard in channel.shard_names
+            if (part := channel.memory_part(shard.shard)) is not None
+        }
+
+    def make_room(self, batch: Batch) -> None:
+        """Makes room for a batch that is about to be sent, if its channel has a budget.
+
+        Raises:
+            ServerUnavailable: Redis does not answer.
+            AppendRefused: Redis does not take writes, or its user may not measure.
+            ForeignLog: The key holds something that Penstock did not write.
+        """
+        part = self._parts.get(batch.shard)
+        if part is None:
+            return
+        size = _most_memory(batch)
+        known = self._known.setdefault(batch.shard, _Known())
+        if known.tail + 1 != batch.first or not known.bytes or known.bytes + size > part:
+            goal = part - max(size, part // CLEARED)
+            rooms = {batch.shard: Room(part - size, goal, [*known.underway])}
+            known.bytes = make_room(self._client, self._scope.namespace, rooms)[batch.shard].bytes
+        known.tail, known.bytes = batch.last, known.bytes + size
+        known.underway.append((batch.last, size))
+
+    def keep(self, shards: Iterable[ShardName], on_unusable: OnUnusable) -> int:
+        """Evicts what is beyond the budgets; returns the number of entries: a budget may have become smaller.
+
+        Raises:
+            As ``make_room``.
+        """
+        rooms = {
+            shard: Room(self._parts[shard], self._parts[shard])
+            for shard in shards
+            if shard in self._parts
+        }
+
+        def ask(some: Iterable[ShardName]) -> dict[ShardName, Taken]:
+            return make_room(self._client, self._scope.namespace, {s: rooms[s] for s in some})
+
+        taken = ask_each(ask, [*rooms], on_unusable)
+        return sum(each.evicted for each in taken.values())
+
+
+def _most_memory(batch: Batch) -> int:
+    """The most bytes that a batch may take in Redis."""
+    texts, count = batch.columns.texts, batch.count
+    if batch.plain:  # each record has the value of a column that is one line
+        values = sum(len(text) * (1 if b"\n" in text else count) for text in texts)
+        return ceil(ROUNDING * (values + count * RECORD_BYTES)) + ENTRY_BYTES
+    values = sum(map(len, texts))
+    return ceil(ROUNDING * values) + ENTRY_BYTES

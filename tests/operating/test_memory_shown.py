@@ -1,0 +1,173 @@
+"""What a log takes in Redis is shown, and who has not read what left it; `verify` does not take that for a loss."""
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from fixtures.flow import retain_now, stage_rows
+from fixtures.verifying import Verify
+from penstock import Log, Pipeline
+from penstock.channels.log import evict, extents
+from penstock.consuming import LogWorker
+from penstock.database.connections import Connection
+from penstock.operating.consumers import retire
+from penstock.operating.doctor import diagnose
+from penstock.operating.status import status
+from penstock.records import Offset, Record
+from penstock.streaming import Streamer
+from penstock.verifying import FindingKind
+
+BUDGET = 60_000
+LOG = "penstock:{things/0}:log"
+
+
+@pytest.fixture
+def things() -> Log:
+    return Log("things", shards=2, keep=timedelta(hours=1), redis_memory=BUDGET)
+
+
+@pytest.fixture
+def worker(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Iterator[LogWorker]:
+    @flow.consumer(reads=things)
+    def reader(session: object, records: Sequence[Record]) -> None: ...
+
+    with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as made:
+        yield made
+
+
+def warnings(connection: Connection, client: redis.Redis, flow: Pipeline) -> list[tuple[str, str]]:
+    found = diagnose(connection, client, flow)
+    return [(r.message, r.fix) for r in found if r.check == "consumers" and r.grade != "ok"]
+
+
+def test_the_memory_of_a_log_is_shown_beside_its_budget(
+    worker: LogWorker,
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    things: Log,
+) -> None:
+    for number in range(20):
+        stage_rows(connection, things, 300, f"{number} ")
+        streamer.drain()
+    found = status(connection, redis_client, flow)
+    [channel] = found.channels
+    [consumer] = found.consumers
+    begins = extents(redis_client, "penstock", things.shard_names).values()
+
+    assert channel.redis_memory == BUDGET
+    assert channel.memory is not None
+    assert BUDGET / 2 < channel.memory <= BUDGET + 20_000
+    evicted = sum(extent.first - 1 for extent in begins)
+    assert sum(shard.evicted for shard in consumer.shards) == evicted > 1000
+    [(message, fix)] = warnings(connection, redis_client, flow)
+    assert message.startswith(
+        f"reader is {evicted:,} records behind the first entry of things in Redis"
+    )
+    assert "penstock consumers retire reader --apply" in fix
+
+    assert worker.drain() == 6000
+    assert [
+        shard.evicted for shard in status(connection, redis_client, flow).consumers[0].shards
+    ] == [0, 0]
+    assert warnings(connection, redis_client, flow) == []
+
+
+def test_a_log_without_a_budget_is_not_measured(
+    streamer: Streamer, connection: Connection, redis_client: redis.Redis, flow: Pipeline
+) -> None:
+    streamer.drain()
+    connection.execute("UPDATE penstock.channels SET redis_memory = NULL")
+    redis_client.config_resetstat()
+    [channel] = status(connection, redis_client, flow).channels
+
+    assert (channel.memory, channel.redis_memory) == (None, None)
+    assert "cmdstat_memory|usage" not in redis_client.info("commandstats")
+
+
+def test_a_consumer_is_warned_of_before_what_it_has_not_read_is_evicted(
+    worker: LogWorker,
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    things: Log,
+) -> None:
+    """And of a budget that others have used up, it is not."""
+    number = 0
+    while (
+        memory := status(connection, redis_client, flow).channels[0].memory
+    ) is None or memory < 0.85 * BUDGET:
+        number += 1
+        stage_rows(connection, things, 100, f"{number} ")
+        streamer.drain()
+
+    [(message, _)] = warnings(connection, redis_client, flow)
+    assert message.startswith("reader has not read most of what things holds in Redis")
+    worker.drain()
+    assert warnings(connection, redis_client, flow) == []
+
+
+def test_a_consumer_that_holds_back_retention_is_named_until_it_is_retired(
+    worker: LogWorker,
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    things: Log,
+) -> None:
+    for number in range(3):
+        stage_rows(connection, things, 100, f"{number} ")
+        streamer.drain()
+    for table, column in (("staged_records", "created_at"), ("journal", "created_at")):
+        connection.execute(
+            f"UPDATE penstock.{table} SET {column} = now() - interval '3 days'".encode()
+        )
+    messages = [message for message, _ in warnings(connection, redis_client, flow)]
+    worker.close()
+
+    assert any(m.startswith("reader holds back retention of things since 20") for m in messages)
+    assert retain_now(streamer) == 0
+    retire(connection, "reader", apply=True)
+    assert retain_now(streamer) > 100
+
+
+def test_evicted_entries_are_no_loss_to_verify_and_others_are(
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    verified: Verify,
+) -> None:
+    """Guarantee 12: what a log with a budget has evicted is in Postgres; a hole in what it holds is a loss."""
+    for number in range(20):
+        stage_rows(connection, things, 300, f"{number} ")
+        streamer.drain()
+    assert all(e.first > 1 for e in extents(redis_client, "penstock", things.shard_names).values())
+
+    assert verified().counts == {}
+    shard = things.shard_names[0]
+    [extent] = extents(redis_client, "penstock", [shard]).values()
+    entries: Any = redis_client.xrange(LOG, f"{extent.first}-0", "+", 3)
+    redis_client.xdel(LOG, entries[1][0])
+    assert set(verified().counts) == {FindingKind.MISSING}
+
+
+def test_without_a_budget_the_same_is_a_loss(
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    verified: Verify,
+) -> None:
+    for number in range(3):
+        stage_rows(connection, things, 300, f"{number} ")
+        streamer.drain()
+    connection.execute("UPDATE penstock.channels SET redis_memory = NULL")
+    evict(redis_client, "penstock", things.shard_names[0], Offset(200))
+
+    assert set(verified().counts) == {FindingKind.MISSING}
