@@ -501,6 +501,11 @@ def test_a_channel_of_a_pipeline_names_its_log(filled_log: FilledLog, redis_url:
     filled_log.add(3, 1)
     with LogReader.connect(redis_url, Log("rides", shards=2)) as reader:
         assert offsets(reader.read(1)) == [1, 2, 3]
+        with pytest.raises(InvalidLogCall, match="0 to 1"):
+            reader.read(2)
+    filled_log.add(2, 7)
+    with LogReader.connect(redis_url, Log("rides", shards=2), shards=8) as reader:
+        assert offsets(reader.read_any(dict.fromkeys(range(8), 1))[7]) == [1, 2]
 
 
 def test_arguments_that_cannot_be_are_refused(make_reader: MakeReader) -> None:

@@ -21,6 +21,7 @@ from penstock.channels.log import (
     Unusable,
     append_together,
 )
+from penstock.channels.log.groups import LogGroup
 from penstock.errors import (
     AppendRefused,
     ForeignLog,
@@ -335,6 +336,15 @@ def test_shards_are_chosen_by_number_or_by_key(
 
     assert data(reader.read(shard)) == ["a"]
     assert data(reader.read((shard + 1) % 4)) == ["b"]
+
+
+def test_a_group_divides_the_log_of_a_writer(make_writer: MakeWriter, redis_url: str) -> None:
+    writer = make_writer()
+    writer.append([1, 2, 3, 4])
+    with LogGroup.connect(redis_url, "rides", "mailers") as group:
+        assert [record.data for record in group.read(3)] == [1, 2, 3]
+        writer.append([5])
+        assert [record.data for record in group.read(10)] == [4, 5]
 
 
 def test_compressed_entries_are_read(redis_url: str, make_reader: MakeReader) -> None:

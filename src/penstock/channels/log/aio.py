@@ -34,7 +34,7 @@ class AsyncLogReader:
         client: Any,
         log: Log | str,
         *,
-        shards: int = 1,
+        shards: int | None = None,
         namespace: str = "penstock",
         older: OlderAsync | None = None,
     ) -> None:

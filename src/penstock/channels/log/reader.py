@@ -36,7 +36,7 @@ class LogReader:
         client: RedisClient,
         log: Log | str,
         *,
-        shards: int = 1,
+        shards: int | None = None,
         namespace: str = "penstock",
         older: Older | None = None,
     ) -> None:
@@ -45,7 +45,7 @@ class LogReader:
         Args:
             client: A client of redis-py, best from ``connect_redis``.
             log: A channel of a pipeline, or the name of a log.
-            shards: Number of its shards; that of a channel is the channel's.
+            shards: Number of its shards, all that it ever had; by default that of the channel, or 1.
             namespace: First part of each key.
             older: Fetches records that have been evicted from Redis; without it they are None.
 

@@ -155,18 +155,20 @@ class LogReading:
         namespace: First part of the keys.
     """
 
-    def __init__(self, log: Log | str, *, shards: int = 1, namespace: str = "penstock") -> None:
+    def __init__(
+        self, log: Log | str, *, shards: int | None = None, namespace: str = "penstock"
+    ) -> None:
         """Checks the arguments: a channel of a pipeline, or the name of a log and the number of its shards.
 
         Raises:
             InvalidName: The name or the namespace is not valid.
             InvalidLogCall: The number of shards is out of range.
         """
-        name, shards = (log.name, log.shards) if isinstance(log, Log) else (log, shards)
-        check_number("shards", shards, 1, MAX_SHARDS)
+        name, declared = (log.name, log.shards) if isinstance(log, Log) else (log, 1)
+        number = check_number("shards", declared if shards is None else shards, 1, MAX_SHARDS)
         self.name = checked_name(name, "log")
         self.namespace = checked_schema(namespace, "namespace")
-        self.shards = [ShardName(self.name, Shard(number)) for number in range(shards)]
+        self.shards = [ShardName(self.name, Shard(each)) for each in range(number)]
         self._seen: dict[ShardName, _Seen] = {}
 
     def shard(self, number: int) -> ShardName:

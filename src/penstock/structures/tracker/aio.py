@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from redis.client import NEVER_DECODE
 
+from penstock.channels.cancelling import cancellable
 from penstock.channels.scripts import as_text
 from penstock.channels.server import REDIS_ERRORS, connect_redis_async
 from penstock.structures.arguments import MAX_FIELDS, checked_count
@@ -51,6 +52,7 @@ class AsyncQueueTracker:
 
     async def _ask(self, *command: Any) -> Any:
         try:
-            return await self._client.execute_command(*command, **{NEVER_DECODE: True})
+            asked = self._client.execute_command(*command, **{NEVER_DECODE: True})
+            return await cancellable(asked)
         except REDIS_ERRORS as error:
             raise translate(error, f"reading {self.name}") from error
