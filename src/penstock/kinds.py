@@ -2,15 +2,23 @@
 
 import hashlib
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Literal, cast
+
+from typing_extensions import override
 
 from penstock.errors import DeclarationError, InvalidName
 from penstock.records import Shard, ShardName
 
 NAME_RULE = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,61}[a-z0-9])?")
 """Names of channels and consumers: they become parts of Redis keys, of SQL values, of file names and of command lines."""
+
+_SOURCE_RULE = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*")
+"""Names of sources: they also become parts of environment variables."""
+
+_LONGEST_NAME = 63
 
 MAX_SHARDS = 1024
 """Most shards of a channel."""
@@ -50,6 +58,61 @@ def checked_name(name: object, of: str) -> str:
     return name
 
 
+def checked_source(name: object) -> str:
+    """The name of a source, if it keeps the rule.
+
+    Raises:
+        InvalidName: Empty, too long, or with characters other than ``a-z 0-9`` and single ``_`` between them.
+    """
+    if not isinstance(name, str) or not _SOURCE_RULE.fullmatch(name) or len(name) > _LONGEST_NAME:
+        raise InvalidName(
+            f"source {name!r}: a name has a-z and 0-9, and a single '_' between them, as in 'eu' or 'us_east'"
+        )
+    return name
+
+
+def checked_channel(name: object) -> str:
+    """The name of a channel, if it keeps the rule; that of a source's log ends with ``@`` and the source.
+
+    Raises:
+        InvalidName: Either part breaks its rule, or the whole is longer than 63 characters.
+    """
+    base, at, source = name.partition("@") if isinstance(name, str) else (name, "", "")
+    checked_name(base, "channel")
+    if at and len(f"{base}@{checked_source(source)}") > _LONGEST_NAME:
+        raise InvalidName(
+            f"channel {name!r}: with its source a name has up to {_LONGEST_NAME} characters"
+        )
+    return f"{base}{at}{source}"
+
+
+def refuse_sources(channel: "Channel", who: str, why: str) -> None:
+    """Refuses a log that is read from several sources, where only this database's own channels will do.
+
+    Raises:
+        DeclarationError: It is one; the text has ``who`` and ``why``.
+    """
+    if isinstance(channel, Log) and channel.sources:
+        raise DeclarationError(
+            f"{who}: log {channel.name} is read from the sources {', '.join(channel.sources)}, and {why}"
+        )
+
+
+def check_reconciled(channel: "Channel", who: str) -> None:
+    """Makes sure that a consumer of the channel can be compared at a cut.
+
+    Raises:
+        DeclarationError: The channel is no log, or is read from several sources.
+    """
+    if not isinstance(channel, Log):
+        what = "an Ick" if isinstance(channel, Ick) else "a queue"
+        raise DeclarationError(
+            f"{who}: it reads {what}, and stands at no offset that a cut could equal. "
+            "It needs none: it reads the tables as they are; mark dirty, or stage, what should be done again"
+        )
+    refuse_sources(channel, who, "no cut spans several databases")
+
+
 def shard_for_key(key: str | bytes, shards: int) -> Shard:
     """The shard of a key: the first four bytes of its SHA-256, as a number, modulo the number of shards.
 
@@ -75,7 +138,7 @@ class _Sharded:
     keep: timedelta
 
     def _check(self) -> None:
-        checked_name(self.name, "channel")
+        self._check_name()
         if not isinstance(cast("object", self.shards), int) or not 1 <= self.shards <= MAX_SHARDS:
             raise DeclarationError(
                 f"channel {self.name}: shards is {self.shards!r}; it takes 1 to {MAX_SHARDS}"
@@ -84,6 +147,9 @@ class _Sharded:
             raise DeclarationError(
                 f"channel {self.name}: keep is {self.keep}; it takes no negative time"
             )
+
+    def _check_name(self) -> None:
+        checked_name(self.name, "channel")
 
     def _check_max_bytes(self, most: int) -> None:
         if not 1 <= most <= LARGEST_MAX_BYTES:
@@ -118,6 +184,10 @@ class Log(_Sharded):
         redis_memory: Most memory that Redis may use for its streams, all shards together, in bytes, or as a text with its
             unit: ``"64MB"``.  Each shard has an equal part.  Beyond it the oldest entries leave Redis, whether they have been
             read or not, and consumers read them from Postgres.  None sets no limit.  May change at any time.
+        source: Name of this application's database among several that share the log's name.  The channel is then called
+            ``rides@eu``, in Redis, in the journal, in commands and in ``Record.channel``.
+        sources: For a service that reads the log from several sources, and stages nothing into it: their names.  Each
+            source's own database tells how many shards there are, and ``shards`` means nothing here.
     """
 
     name: str
@@ -127,9 +197,12 @@ class Log(_Sharded):
     entries: Literal["packed", "plain"] = "packed"
     compression: Literal["none", "zstd"] = "none"
     redis_memory: int | str | None = None
+    source: str | None = None
+    sources: Sequence[str] = ()
     kind: Literal["log"] = field(default="log", init=False)
 
     def __post_init__(self) -> None:
+        self._name_source()
         self._check()
         self._check_max_bytes(self.max_bytes)
         self._check_choice("entries", self.entries, ("packed", "plain"))
@@ -144,6 +217,45 @@ class Log(_Sharded):
                 f"channel {self.name}: redis_memory is {self.redis_memory!r}; it takes a number of bytes, at least 1, or one with "
                 'its unit, such as "64MB": B, kB, MB, GB or TB'
             )
+
+    def _name_source(self) -> None:
+        """Makes the source a part of the name, and the sources a tuple."""
+        if isinstance(self.sources, str):
+            raise DeclarationError(
+                f"channel {self.name}: sources is one str; it takes several names: sources=[{self.sources!r}]"
+            )
+        object.__setattr__(self, "sources", tuple(map(checked_source, self.sources)))
+        base, at, named = str(self.name).partition("@")
+        if self.source is not None and at and self.source != named:
+            raise DeclarationError(
+                f"channel {self.name}: its name has another source than {self.source!r}"
+            )
+        if self.sources and (at or self.source is not None):
+            raise DeclarationError(
+                f"channel {self.name}: it has a source where it is staged, or sources where they are read together, not both"
+            )
+        if len(set(self.sources)) < len(self.sources):
+            raise DeclarationError(
+                f"channel {self.name}: sources has a name twice: {', '.join(self.sources)}"
+            )
+        if at:
+            object.__setattr__(self, "source", named)
+        elif self.source is not None:
+            object.__setattr__(self, "name", f"{base}@{checked_source(self.source)}")
+
+    @override
+    def _check_name(self) -> None:
+        checked_channel(self.name)
+
+    @property
+    @override
+    def shard_names(self) -> tuple[ShardName, ...]:
+        """All its shards; none, if it is read from several sources, each of which has its own."""
+        return () if self.sources else super().shard_names
+
+    def of_source(self, source: str, shards: int = 1) -> "Log":
+        """The log of one of its sources: ``rides@eu``."""
+        return replace(self, name=f"{self.name}@{source}", shards=shards, sources=())
 
     def _check_choice(self, what: str, chosen: object, choices: tuple[str, ...]) -> None:
         if chosen not in choices:

@@ -30,6 +30,7 @@ from penstock.handlers import (
     RecordDecorator,
     default_name,
 )
+from penstock.kinds import check_reconciled, refuse_sources
 from penstock.records import DEFAULT_SCOPE, Payload, Scope, ShardName
 from penstock.staging import checks, hooks
 
@@ -93,8 +94,8 @@ class Pipeline(DeclaresWorkers):
 
     @property
     def channels(self) -> dict[str, Channel]:
-        """The channels by name."""
-        return dict(self._channels)
+        """The channels by name, without the logs that are read from other sources."""
+        return {n: c for n, c in self._channels.items() if not getattr(c, "sources", ())}
 
     @property
     def shard_names(self) -> tuple[ShardName, ...]:
@@ -294,6 +295,10 @@ class Pipeline(DeclaresWorkers):
             raise DeclarationError(
                 f"consumer {spec.name} is declared twice; names are unique in a pipeline"
             )
+        if spec.dataframe:
+            refuse_sources(
+                spec.channel, f"consumer {spec.name}", "no handler takes it as a DataFrame"
+            )
         if not isinstance(spec.channel, Log):
             for other in self._consumers.values():
                 if other.channel == spec.channel:
@@ -329,12 +334,7 @@ class Pipeline(DeclaresWorkers):
 
         def declare(canonical: Canonical) -> Canonical:
             consumer = self._find_consumer(of)
-            if not isinstance(consumer.channel, Log):
-                what = "an Ick" if isinstance(consumer.channel, Ick) else "a queue"
-                raise DeclarationError(
-                    f"reconciliation of {consumer.name}: it reads {what}, and stands at no offset that a cut could equal. "
-                    "It needs none: it reads the tables as they are; mark dirty, or stage, what should be done again"
-                )
+            check_reconciled(consumer.channel, f"reconciliation of {consumer.name}")
             schema, table = table_named(state)
             spec = ReconciliationSpec(
                 name if name is not None else consumer.name,

@@ -236,7 +236,7 @@ class Record(Generic[Payload]):
         channel: Name of the channel.
         shard: Number of the shard.
         offset: Place in the shard.
-        id: Number of the staged record: unique in the pipeline's life.
+        id: Number of the staged record: unique in the pipeline's life, for each source.
         key: Records of one key come in the order in which their transactions took the key's row lock.
         action: What happened.
         object: What it happened to.
@@ -293,6 +293,11 @@ class Record(Generic[Payload]):
     def staged_at(self) -> datetime:
         """When the record was staged, by Postgres' clock."""
         return datetime.fromtimestamp(self.staged_us / 1_000_000, UTC)
+
+    @property
+    def source(self) -> str | None:
+        """The source that staged the record, if its log has sources: ``eu`` of ``rides@eu``."""
+        return self.channel.partition("@")[2] or None
 
     @property
     def place(self) -> str:

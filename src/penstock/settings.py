@@ -71,6 +71,13 @@ class Settings:
             "The Redis or Valkey that holds the log: redis://, redis+cluster:// or redis+sentinel://, with TLS rediss…, or unix://."
         ),
     )
+    sources: dict[str, Secret] = field(
+        default_factory=dict,
+        metadata=_setting(
+            "For consumers that read a log from several sources: the Postgres of each, by the source's name. In the environment "
+            "also one by one, as PENSTOCK_SOURCES__EU=postgresql://…"
+        ),
+    )
     data_directory: Path = field(
         default=Path(".penstock"),
         metadata=_setting("Directory of the embedded servers, if no URLs are given."),
@@ -173,6 +180,8 @@ class SettingDescription:
         """The type of its values, in words."""
         if get_origin(self.type) is Literal:
             return ", ".join(str(value) for value in get_args(self.type))
+        if self.type == dict[str, Secret]:
+            return "a URL for each name; in the environment a JSON object"
         if self.type == list[str]:
             return "several texts; in the environment a JSON list"
         words = {
@@ -188,7 +197,7 @@ class SettingDescription:
     @property
     def shown_default(self) -> str:
         """The default, with its unit, in words."""
-        if self.default is None or self.default == []:
+        if self.default is None or self.default in ([], {}):
             return "none"
         if isinstance(self.default, bool):
             return str(self.default).lower()
@@ -226,7 +235,11 @@ def load_settings(chosen: Mapping[str, object], *, directory: Path | None = None
     Raises:
         InvalidSetting: A value is invalid, or ``[tool.penstock]`` has an unknown name.
     """
-    given = {name: value for name, value in chosen.items() if value is not None and value != []}
+    given = {
+        name: _parse_option(name, value)
+        for name, value in chosen.items()
+        if value is not None and value != []
+    }
     pyproject = (directory or Path()) / "pyproject.toml"
     try:
         loaded = _model(pyproject)(**given)
@@ -249,7 +262,16 @@ def load_settings(chosen: Mapping[str, object], *, directory: Path | None = None
     return Settings(**{name: _convert(getattr(loaded, name)) for name in describe_settings()})
 
 
+def _parse_option(name: str, value: object) -> object:
+    """The value of an option: several NAME=URL become one mapping."""
+    if describe_settings()[name].type == dict[str, Secret] and isinstance(value, list):
+        return dict(pair.partition("=")[::2] for pair in value)
+    return value
+
+
 def _convert(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _convert(each) for name, each in value.items()}
     reveal = getattr(value, "get_secret_value", None)
     return Secret(reveal()) if reveal is not None else value
 
@@ -261,6 +283,7 @@ def _model(pyproject: Path) -> Any:
         model_config = SettingsConfigDict(
             env_prefix=PREFIX,
             env_ignore_empty=True,
+            env_nested_delimiter="__",
             pyproject_toml_table_header=TABLE,
             extra="forbid",
             hide_input_in_errors=True,
@@ -282,7 +305,8 @@ def _model(pyproject: Path) -> Any:
     parts: dict[str, Any] = {}
     limits = {each.name: each.metadata["limits"] for each in fields(Settings)}
     for name, setting in describe_settings().items():
-        kind = pydantic.SecretStr if setting.type is Secret else setting.type
+        kinds = {Secret: pydantic.SecretStr, dict[str, Secret]: dict[str, pydantic.SecretStr]}
+        kind = kinds.get(setting.type, setting.type)
         parts[name] = (
             kind | None if setting.optional else kind,
             pydantic.Field(setting.default, **limits[name]),

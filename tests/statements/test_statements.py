@@ -130,7 +130,7 @@ def test_the_extent_of_the_journal_is_an_index_probe(
     values |= {"latest": True} if "latest" in values else {}
     values |= _LIMITS if name == "sequence_committed" else {}
     values |= {"channels": ["c"]} if "channels" in values else {}
-    values |= {"firsts": [1]} if "firsts" in values else {}
+    values |= {name: [1] for name in ("firsts", "offsets") if name in values}
     values |= {"at": None, "ago": "1s", "margin": "1s"} if "margin" in values else {}
     if re.search(r"%\(shards\)s::int\w*\[\]", sql):
         values["shards"] = [1]

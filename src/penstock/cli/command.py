@@ -139,6 +139,8 @@ def _make_option(setting: SettingDescription) -> inspect.Parameter:
         names = [f"{setting.option}/--no-{setting.option.removeprefix('--')}"]
     else:
         names = [setting.option]
+    if kind == dict[str, Secret]:
+        kind = list[str]  # each NAME=URL: load_settings takes them apart
     if kind not in (bool, float, int, Path, list[str]):
         kind = str  # a URL, or one of several words: load_settings checks it
     default: list[str] | None = [] if kind == list[str] else None
@@ -165,9 +167,16 @@ def _metavar(setting: SettingDescription) -> str | None:
         return "MODULE:ATTRIBUTE"
     if setting.type == list[str]:
         return "NAME=VALUE"
+    if setting.type == dict[str, Secret]:
+        return "NAME=URL"
     if get_origin(setting.type) is Literal:
         return "|".join(get_args(setting.type))
     return {Secret: "URL", Path: "PATH", float: "NUMBER"}.get(setting.type, "TEXT")
+
+
+def read_sources(settings: Settings) -> dict[str, str]:
+    """The setting ``sources`` as URLs."""
+    return {name: url.value for name, url in settings.sources.items()}
 
 
 def parse_conf(settings: Settings) -> dict[str, str]:

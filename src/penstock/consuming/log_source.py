@@ -53,7 +53,7 @@ class LogSource(OffsetSource[Record]):
         except ValueError:
             after, before = Offset(item.offset - 1), Offset(item.offset + 1)
             with suppress(Gap):
-                [item] = backfill(executor, self._scope, shard, after, before, 1)
+                [item] = self.find_missing(executor, shard, after, before)
         return item
 
     @override

@@ -5,7 +5,7 @@ What a round is, the subclasses know: a delivery of records from a log, or of me
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from time import monotonic, sleep
 from typing import Any, Generic, Self, TypedDict, Unpack
@@ -56,6 +56,7 @@ class WorkerOptions(TypedDict, total=False):
         block_ms: Longest wait for work, in milliseconds: a stop is noticed within it.
         reread_chance: How often, 0 to 1, a round that delivered is delivered again: to show that it is harmless.
         concurrency: Of a queue: jobs at the same time; None takes what the worker declares.
+        sources: Of a log that is read from several sources: the URL of each source's Postgres, by the source's name.
         timeouts: Those of a caller that cannot wait as long as a worker.
     """
 
@@ -64,6 +65,7 @@ class WorkerOptions(TypedDict, total=False):
     block_ms: int
     reread_chance: float
     concurrency: int | None
+    sources: Mapping[str, str]
     timeouts: Timeouts | None
 
 
@@ -150,11 +152,10 @@ class Worker(ABC, Generic[Item]):
             check_privileges(connection, scope, "consumer", does_jobs=does_jobs)
             if not self._has_opened:  # a later release may replace them while this worker runs
                 check_triggers(connection, self._pipeline)
-            self._take_shards(register_consumer(connection, scope, self.consumer))
+            self._register(connection)
             self._registered(connection)
             self._client = connect_redis(self._redis_url, timeouts=self._timeouts)
-            # A shard that cannot be compared is left out by the first round that cannot read it.
-            check_tails(connection, self._client, scope, self._shards, self._report_unusable)
+            self._check_log(connection)
         self._transaction = HandlerTransaction(
             self._pipeline,
             self.consumer,
@@ -177,6 +178,15 @@ class Worker(ABC, Generic[Item]):
             for number in generation.numbers
             if self._chosen is None or (number - generation.first) % declared in self._chosen
         ]
+
+    def _register(self, connection: Connection) -> None:
+        """Registers the consumer, so that retention waits for it."""
+        self._take_shards(register_consumer(connection, self._pipeline.scope, self.consumer))
+
+    def _check_log(self, connection: Connection) -> None:
+        """Compares the log with the journal.  A shard that cannot be compared is left out by the first round that cannot read it."""
+        scope = self._pipeline.scope
+        check_tails(connection, self._client, scope, self._shards, self._report_unusable)
 
     def _registered(self, connection: Connection) -> None:
         """The consumer is registered now: what else is to be asked of Postgres at the start."""

@@ -5,6 +5,7 @@ from typing import Any, Unpack
 from penstock.consuming.ick_worker import IckWorker
 from penstock.consuming.jobs import QueueWorker
 from penstock.consuming.log_worker import LogWorker
+from penstock.consuming.sources import SourcesWorker
 from penstock.consuming.worker import Worker, WorkerOptions
 from penstock.database.connections import Database
 from penstock.declarations import ConsumerSpec, Ick, Log, Queue
@@ -22,6 +23,9 @@ def make_worker(
 
     Raises:
         DeclarationError: The consumer is set-based, and needs the Spark engine.
+        InvalidSetting: It reads several sources, and the URL of one is not among the option ``sources``.
     """
+    if isinstance(consumer.channel, Log) and consumer.channel.sources:
+        return SourcesWorker(pipeline, consumer, database, redis_url, **options)
     kinds: dict[type, type[Worker[Any]]] = {Log: LogWorker, Ick: IckWorker, Queue: QueueWorker}
     return kinds[type(consumer.channel)](pipeline, consumer, database, redis_url, **options)

@@ -45,7 +45,7 @@ class PgSnapshot(UserDefinedType[str]):
 
 
 STAGED_LIMITS = {
-    "channel": """length(channel) BETWEEN 1 AND 63 AND channel COLLATE "C" !~ '[^a-z0-9_.-]'""",
+    "channel": """length(channel) BETWEEN 1 AND 63 AND channel COLLATE "C" !~ '[^a-z0-9_.@-]'""",
     "shard": "shard BETWEEN 0 AND 1023",
     "key": "length(key) BETWEEN 1 AND 1024",
     "action": "length(action) BETWEEN 1 AND 255",
@@ -215,6 +215,10 @@ def _declare_consuming(tables: MetaData) -> None:
         Column("updated_at", _WHEN, nullable=False, server_default=_NOW),
         Column("dead_in_a_row", BigInteger, nullable=False, server_default=text("0")),
         Column("applied_at_dead", BigInteger),
+        Column("source", Text),
+        Column("record_id", BigInteger),
+        Column("staged_us", BigInteger),
+        Column("reported_by", Text),
     )
     Table(
         "dead_letters",

@@ -1,6 +1,6 @@
 """Runs the streamer and the consumers in one Python process, a thread each."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.consuming import Consumed, Worker, make_worker
 from penstock.parallel import Loop, run_together
@@ -25,6 +25,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
     prepare: bool = True,
     resend_chance: float = 0.0,
     concurrency: int | None = None,
+    sources: Mapping[str, str] | None = None,
     share: Share = WHOLE,
     report: Report = lambda _who, _did: None,
 ) -> None:
@@ -41,6 +42,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
         prepare: False behind a pooler that cannot keep prepared statements.
         resend_chance: Probability, 0 to 1, that a round sends or reads its last records again, to show that this is harmless.
         concurrency: Jobs that each worker of a queue does at the same time; None takes what it declares.
+        sources: URLs of the Postgres of each source, for consumers that read several, by the sources' names.
         share: The share of the shards that the streamer publishes, beside streamers of other processes.
         report: Called with the result of each round.
 
@@ -71,6 +73,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
             prepare=prepare,
             reread_chance=resend_chance,
             concurrency=concurrency,
+            sources=sources or {},
         )
         loops[spec.name] = _consume(consuming, report)
     run_together(loops, stop)

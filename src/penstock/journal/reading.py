@@ -39,6 +39,11 @@ class JournaledRecord:
         """Whether ``record`` is this record."""
         return self.id == record.id and self.staged_us in (None, record.staged_us)
 
+    def is_record(self, other: "JournaledRecord") -> bool:
+        """Whether both are one record."""
+        times = {self.staged_us, other.staged_us}
+        return self.id == other.id and (None in times or len(times) == 1)
+
 
 @dataclass(frozen=True, slots=True)
 class MissedRecords:

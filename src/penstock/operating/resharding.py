@@ -81,7 +81,7 @@ def reshard(
 
     Raises:
         Unknown: No channel of that name is registered.
-        Refused: It is no log.
+        Refused: It is no log, or a consumer in another database reads it.
         InvalidSetting: ``shards`` is out of range.
         ServerUnavailable: Postgres does not answer.
         SchemaMissing: The tables are not there.
@@ -101,6 +101,11 @@ def reshard(
             raise Refused(
                 f"{channel} is of kind {registered.kind}, and only the shards of logs can be changed. Open a channel of another "
                 "name, let its consumer work off both, then take the old one out of the pipeline: see docs/how-to/reshard.md"
+            )
+        if elsewhere := connection.execute(sql["reporting_consumers"], key).fetchall():
+            raise Refused(
+                f"{channel} is read from another database by {elsewhere[0][0]}, which reads several sources and does not follow a "
+                "change of shards: the order of a key would be lost. Stage into a log of another name, which it reads, too"
             )
         rows = connection.execute(sql["behind_in_shards"], key).fetchall()
         plan = ReshardPlan(

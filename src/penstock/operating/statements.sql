@@ -55,7 +55,7 @@ progress AS (
           )
 )
 SELECT c.consumer, c.channel, c.shard, c."offset",
-       greatest(journal.last_offset - c."offset", 0) AS lag,
+       greatest(journal.last_offset - c."offset", 0) AS lag,  -- 0 in another source, whose journal is not here
        coalesce(extract(epoch FROM clock_timestamp() - waiting.created_at), 0)::float8 AS lag_s,
        c.applied, c.skipped, c.dead,
        (SELECT count(*)
@@ -94,7 +94,8 @@ DELETE FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s AND channel = %(channel)s;
 
 -- :name checkpoint_bounds
--- A consumer's checkpoints and how far they can move: from before the journal's first record to its last.
+-- A consumer's checkpoints and how far they can move: from before the journal's first record to its last.  Those in another
+-- source, and those that another database reports, are moved from elsewhere.
 SELECT c.channel, c.shard, c."offset", c.halted,
        journal.first_offset - 1,
        journal.last_offset,
@@ -102,11 +103,11 @@ SELECT c.channel, c.shard, c."offset", c.halted,
              FROM {schema}.dead_letters d
              WHERE d.consumer = c.consumer AND d.channel = c.channel AND d.shard = c.shard
              ORDER BY d."offset"),
-       k.kind
+       CASE WHEN c.source IS NOT NULL THEN 'source' WHEN c.reported_by IS NOT NULL THEN 'reported' ELSE k.kind END
 FROM {schema}.checkpoints c
-JOIN {schema}.channels k USING (channel)
+LEFT JOIN {schema}.channels k ON k.channel = c.channel AND c.source IS NULL
 CROSS JOIN LATERAL {schema}.journal_bounds(c.channel, c.shard) AS journal
-WHERE c.consumer = %(consumer)s
+WHERE c.consumer = %(consumer)s AND (c.source IS NOT NULL OR k.channel IS NOT NULL)
 ORDER BY c.channel, c.shard;
 
 -- :name lock_checkpoints
@@ -319,7 +320,7 @@ SELECT coalesce(max(tick), 0) + 1, %(snapshot)s::pg_snapshot, %(epoch)s
 FROM {schema}.ticks;
 
 -- :name checkpoints_beyond
--- Checkpoints beyond the end of the journal.
+-- Checkpoints beyond the end of the journal, which those in other sources are not compared with.
 SELECT c.consumer, c.channel, c.shard, c."offset", journal.last_offset,
        (SELECT count(*)
         FROM {schema}.dead_letters d
@@ -327,7 +328,7 @@ SELECT c.consumer, c.channel, c.shard, c."offset", journal.last_offset,
           AND d."offset" > journal.last_offset)
 FROM {schema}.checkpoints c
 CROSS JOIN LATERAL {schema}.journal_bounds(c.channel, c.shard) AS journal
-WHERE c."offset" > journal.last_offset
+WHERE c."offset" > journal.last_offset AND c.source IS NULL
 ORDER BY c.consumer, c.channel, c.shard;
 
 -- :name journal_ends
@@ -346,8 +347,10 @@ WHERE channel = %(channel)s AND shard = %(shard)s
 ORDER BY consumer;
 
 -- :name set_checkpoint_epochs
+-- Those in other sources have the epochs of these.
 UPDATE {schema}.checkpoints
-SET epoch = %(epoch)s;
+SET epoch = %(epoch)s
+WHERE source IS NULL;
 
 -- :name skip_ids
 -- The ids of the lost records are not given out again, nor those that Postgres has: a sequence stays behind in a copy by logical
@@ -393,3 +396,50 @@ INSERT INTO {schema}.checkpoints (consumer, channel, shard, "offset", epoch)
 SELECT c.consumer, %(channel)s, s.shard, 0, (SELECT max(epoch) FROM {schema}.epochs)
 FROM (SELECT DISTINCT consumer FROM {schema}.checkpoints WHERE channel = %(channel)s) c
 CROSS JOIN generate_series(%(first_shard)s::integer, %(last_shard)s) AS s (shard);
+
+-- :name source_checkpoints
+-- A consumer's checkpoints in the shards of a source.
+SELECT c.channel, c.shard, c."offset", c.epoch, c.record_id, c.staged_us, c.halted,
+       ARRAY(SELECT d."offset"
+             FROM {schema}.dead_letters d
+             WHERE d.consumer = c.consumer AND d.channel = c.channel AND d.shard = c.shard)
+FROM {schema}.checkpoints c
+WHERE c.consumer = %(consumer)s AND c.source = %(source)s
+ORDER BY c.channel, c.shard;
+
+-- :name newer_epochs_begin
+-- In the source: the first offset of each shard that an epoch has given out which the consumer has not accepted.
+SELECT a.channel, a.shard, min(j.first_offset)
+FROM unnest(%(channels)s::text[], %(shards)s::int[], %(epochs)s::int[]) AS a (channel, shard, epoch)
+JOIN {schema}.journal j ON j.channel = a.channel AND j.shard = a.shard AND j.epoch > a.epoch
+GROUP BY a.channel, a.shard;
+
+-- :name accept_source
+-- Dead letters beyond the new checkpoint are of records that are gone.
+WITH letters AS (
+    DELETE FROM {schema}.dead_letters
+    WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" > %(offset)s
+)
+UPDATE {schema}.checkpoints
+SET "offset" = %(offset)s,
+    epoch = %(epoch)s,
+    record_id = %(record_id)s,
+    staged_us = %(staged_us)s,
+    halted = NULL,
+    waiting = NULL,
+    updated_at = clock_timestamp()
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s;
+
+-- :name accept_at_source
+-- In the source: its retention waits for the new checkpoint, which the database given reports from now on.
+INSERT INTO {schema}.checkpoints AS c (consumer, channel, shard, "offset", epoch, reported_by)
+VALUES (%(consumer)s, %(channel)s, %(shard)s, %(offset)s, %(epoch)s, %(database)s)
+ON CONFLICT (consumer, channel, shard) DO UPDATE
+SET "offset" = least(c."offset", excluded."offset"), reported_by = excluded.reported_by;
+
+-- :name reporting_consumers
+-- Consumers whose checkpoints are in another database.
+SELECT DISTINCT consumer
+FROM {schema}.checkpoints
+WHERE channel = %(channel)s AND reported_by IS NOT NULL
+ORDER BY consumer;

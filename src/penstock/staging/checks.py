@@ -7,6 +7,7 @@ from sqlalchemy.orm import class_mapper
 
 from penstock.declarations import Queue, StagingRule
 from penstock.errors import DeclarationError, InvalidRecord
+from penstock.kinds import refuse_sources
 from penstock.staging.messages import refuse_reserved
 from penstock.staging.payload import headers_text
 from penstock.staging.rules import (
@@ -32,6 +33,7 @@ def check_rule(rule: StagingRule, pipeline: Declarations) -> None:
             invalid, or a trigger is to capture it and cannot.
     """
     where = f"staging rule of {rule.type.__name__}"
+    refuse_sources(rule.channel, where, "a source alone stages into it: Log(…, source=…)")
     # inspect() would configure the mappers now, while classes they refer to may still be undefined.
     if not hasattr(rule.type, "__mapper__"):
         raise DeclarationError(

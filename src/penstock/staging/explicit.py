@@ -238,8 +238,13 @@ def _make_marks(channel: Any, members: Iterable[object]) -> list[Row]:
 
 
 def _require_log(channel: Any) -> Channel:
-    if isinstance(channel, Log):
+    if isinstance(channel, Log) and not channel.sources:
         return channel
+    if isinstance(channel, Log):
+        raise InvalidRecord(
+            "channel",
+            f"{channel.name} is read from the sources {', '.join(channel.sources)}; each stages into its own: Log(…, source=…)",
+        )
     if isinstance(channel, Ick):
         raise InvalidRecord(
             "channel", f"{channel.name} is an Ick, which keeps no payloads; call mark_dirty()"

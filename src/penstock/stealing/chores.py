@@ -17,6 +17,7 @@ from threading import local
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DeclarationError, InvalidChore
+from penstock.kinds import refuse_sources
 from penstock.pipeline import Pipeline
 from penstock.stealing.advice import Advisor
 from penstock.stealing.budget import when_idle
@@ -117,6 +118,8 @@ class Chores:
             DeclarationError: The pipeline has no such consumer, or it is set-based and needs Spark.
         """
         spec = self.pipeline.get_consumer(consumer)
+        why = "it needs their databases: run it with penstock run, or penstock consume"
+        refuse_sources(spec.channel, f"chore of consumer {consumer}", why)
         if spec.dataframe:
             raise DeclarationError(
                 f"consumer {consumer} is set-based (dataframe=True) and runs on Spark: leave it out of the chores, and "

@@ -23,7 +23,7 @@ MAX_ROUNDS = 100
 """Rounds after which ``drained`` gives up: some handler stages a new record for each record that it reads."""
 
 
-def drained(
+def drained(  # noqa: PLR0913  what a run takes
     pipeline: Pipeline,
     database_url: str,
     redis_url: str,
@@ -31,6 +31,7 @@ def drained(
     consumers: Iterable[str] | None = None,
     allow_dead_letters: bool = False,
     timeout_s: float = 60.0,
+    sources: Mapping[str, str] | None = None,
 ) -> dict[str, int]:
     """Publish whatever is staged and committed, and let the consumers process it, until nothing is left.
 
@@ -47,6 +48,8 @@ def drained(
         consumers: Names of the consumers to run; by default all.
         allow_dead_letters: Whether records may be dead-lettered.
         timeout_s: Longest time that a consumer may take, in seconds: a handler may raise ``TryAgain`` for ever.
+        sources: For consumers that read several sources: the URL of each source's Postgres, by the source's name.  Their
+            streamers are not this pipeline's: drain their own pipelines first.
 
     Returns:
         For each consumer, how many records or members it has applied.
@@ -67,7 +70,7 @@ def drained(
         drains = {}
         for name in names:
             consumer = last.noted(pipeline.get_consumer(name))
-            worker = make_worker(pipeline, consumer, database_url, redis_url)
+            worker = make_worker(pipeline, consumer, database_url, redis_url, sources=sources or {})
             stack.callback(worker.close)
             drains[name] = partial(_drained_in_time, worker, timeout_s, last)
         applied = _drained(streamer, drains)

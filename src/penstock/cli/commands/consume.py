@@ -4,7 +4,12 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import command, require_pipeline, spared_from_garbage_collection
+from penstock.cli.command import (
+    command,
+    read_sources,
+    require_pipeline,
+    spared_from_garbage_collection,
+)
 from penstock.cli.connections import open_connections
 from penstock.cli.engines import open_comparer
 from penstock.cli.loops import raise_if_halted, run_loop
@@ -19,7 +24,7 @@ from penstock.reconciling import find_reconciliations, has_never_applied, reconc
 from penstock.settings import Settings
 
 
-@command("engine", "master", "conf")
+@command("engine", "master", "conf", "sources")
 def consume(
     settings: Settings,
     name: Annotated[str, typer.Argument(help="Name of the consumer.")],
@@ -57,6 +62,7 @@ def consume(
             urls.redis_url,
             shards=chosen,
             prepare=settings.prepare,
+            sources=read_sources(settings),
         )
         run_loop(worker, stop, progress, drain=drain)
         if drain:

@@ -1,15 +1,24 @@
-"""``penstock reset``: moves a checkpoint, opens a new epoch, or repairs an Ick."""
+"""``penstock reset``: moves a checkpoint, opens a new epoch, accepts that of a source, or repairs an Ick."""
 
 from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
-from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, parse_position
+from penstock.cli.command import (
+    NOTHING_CHANGED,
+    Apply,
+    Json,
+    command,
+    parse_position,
+    read_sources,
+)
 from penstock.cli.connections import open_connections
 from penstock.cli.render import say, show, show_json, show_table
+from penstock.database.connections import connect_postgres
 from penstock.errors import InvalidSetting
 from penstock.operating.reset import (
+    AcceptedShard,
     CheckpointMove,
     CheckpointTarget,
     EpochPlan,
@@ -17,8 +26,9 @@ from penstock.operating.reset import (
     reset_checkpoint,
     reset_epoch,
     reset_ick,
+    reset_source,
 )
-from penstock.records import parse_moment
+from penstock.records import parse_moment, parse_place
 from penstock.settings import Settings
 
 reset = typer.Typer(
@@ -125,6 +135,80 @@ def epoch(settings: Settings, apply: Apply = False, json: Json = False) -> None:
         show(*_format_plan(plan))
     if plan.reason is not None and not apply:
         say("Nothing was changed. Stop streamers and consumers, then carry it out: --apply")
+
+
+@reset.command("source")
+@command("sources")
+def source(
+    settings: Settings,
+    consumer: Annotated[str, typer.Argument(help="Name of the consumer.")],
+    name: Annotated[str, typer.Argument(metavar="SOURCE", help="Name of the source.")],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="The last record that both histories have (rides@eu/2 offset 4118), if the source's journal does not tell.",
+        ),
+    ] = None,
+    apply: Apply = False,
+    json: Json = False,
+) -> None:
+    """After a source was restored, have a consumer accept its history: go back to the last record that both have."""
+    urls = read_sources(settings)
+    if name not in urls:
+        raise InvalidSetting(
+            f"the Postgres of source {name} is not known: set PENSTOCK_SOURCES__{name.upper()} to its URL"
+        )
+    place = None if to is None else parse_place(to)
+    with (
+        open_connections(settings, "reset") as servers,
+        connect_postgres(urls[name], application="reset", prepare=settings.prepare) as elsewhere,
+    ):
+        shards = reset_source(
+            servers.connection,
+            elsewhere,
+            consumer,
+            name,
+            to=place,
+            apply=apply,
+            scope=servers.scope,
+        )
+    if json:
+        show_json(shards)
+    else:
+        _show_accepted(shards)
+    if not apply:
+        say(NOTHING_CHANGED)
+
+
+def _show_accepted(shards: tuple[AcceptedShard, ...]) -> None:
+    columns = (
+        "shard",
+        "#from",
+        "#to",
+        "in doubt",
+        "#given out again",
+        "#dead letters removed",
+        "resumes",
+    )
+    rows = (
+        (
+            each.shard,
+            each.before,
+            each.after,
+            f"{each.after + 1} to {each.before}" if each.in_doubt else "",
+            each.again,
+            each.dead_letters,
+            each.resumes,
+        )
+        for each in shards
+    )
+    show_table(columns, rows)
+    if any(each.in_doubt for each in shards):
+        say(
+            "The records in doubt were applied, and the source has lost them: their effects stay. Compare the tables. What the "
+            "source has at their offsets now is applied."
+        )
 
 
 @reset.command("ick")

@@ -9,6 +9,7 @@ from penstock import inline
 from penstock.cli.command import (
     command,
     parse_conf,
+    read_sources,
     require_extra,
     require_pipeline,
     spared_from_garbage_collection,
@@ -26,7 +27,15 @@ from penstock.streaming.share import Share
 
 
 @command(
-    "engine", "master", "conf", "epoch_seconds", "idle", "resend_chance", "share", "concurrency"
+    "engine",
+    "master",
+    "conf",
+    "epoch_seconds",
+    "idle",
+    "resend_chance",
+    "share",
+    "concurrency",
+    "sources",
 )
 def run(
     settings: Settings,
@@ -88,6 +97,7 @@ def _run_inline(settings: Settings, pipeline: Pipeline, urls: Servers, work: _Wo
             prepare=settings.prepare,
             resend_chance=settings.resend_chance,
             concurrency=settings.concurrency,
+            sources=read_sources(settings),
             share=work.share,
             report=lambda _who, did: work.progress.add(did),
         )

@@ -1,4 +1,4 @@
-"""Operator decisions: move a checkpoint, open a new epoch after history has diverged, repair an Ick.
+"""Operator decisions: move a checkpoint, open a new epoch after history has diverged, accept a source's, repair an Ick.
 
 Each function returns a plan, and carries it out only with ``apply``.  What was done is written to the log.
 """
@@ -16,8 +16,10 @@ from penstock.operating.reset.epoch import (
     reset_epoch,
 )
 from penstock.operating.reset.ick import IckRepair, reset_ick
+from penstock.operating.reset.source import AcceptedShard, reset_source
 
 __all__ = [
+    "AcceptedShard",
     "CheckpointMove",
     "CheckpointTarget",
     "ConsumerInDoubt",
@@ -29,4 +31,5 @@ __all__ = [
     "reset_checkpoint",
     "reset_epoch",
     "reset_ick",
+    "reset_source",
 ]

@@ -21,6 +21,12 @@ from penstock.records import DEFAULT_SCOPE, Moment, Offset, Place, Scope, Shard,
 
 log = structlog.get_logger("penstock.operator")
 
+_ELSEWHERE = {
+    "source": "its journal is in the source's database: penstock reset source {consumer} compares the two, and moves",
+    "reported": "the consumer has its checkpoint in another database, and reports it here. Move it there",
+}
+"""Why a checkpoint cannot be moved here, by the kind that it has in place of its channel's."""
+
 CheckpointTarget = Offset | Place | Moment | Literal["earliest", "latest"] | None
 """The offset, or the place, after which the consumer continues; a time, before whose first record each shard continues; ``earliest`` and
 ``latest`` are the ends of the journal; None does not move the checkpoint."""
@@ -193,6 +199,9 @@ def _plan_move(row: tuple[Any, ...], request: _Request) -> CheckpointMove:
             f"{ShardName(channel, Shard(shard))} is of a queue: no checkpoint decides which of its jobs are done, and those that are "
             "cannot be done again. Dead letters can: penstock dead-letters retry"
         )
+    if kind in _ELSEWHERE and request.to is not None:
+        name = ShardName(channel, Shard(shard))
+        raise Refused(f"{name}: {_ELSEWHERE[kind].format(consumer=request.consumer)}")
     after, removed = _find_target(
         request, ShardName(channel, Shard(shard)), before, earliest, latest
     )

@@ -1,7 +1,7 @@
 """Reads the status from Redis and Postgres."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
@@ -63,6 +63,7 @@ def status(
     log, damage, trouble = _read_extents(client, scope, shards)
     tables = _read_postgres(connection, scope)
     memory: dict[ShardName, int] = {}
+    elsewhere, *_ = _read_extents(client, scope, _find_elsewhere(tables))
     icks: dict[ShardName, ShardState] = {}
     queues: dict[ShardName, InspectedShard] = {}
     if trouble is None:
@@ -81,7 +82,9 @@ def status(
         channels=_Channels(
             tables, _RedisState(log, damage, memory, icks, queues, tables.sequencer.now_s), pipeline
         ).build(),
-        consumers=_build_consumers(tables, log, pipeline),
+        consumers=_build_consumers(
+            replace(tables, progress=[*_add_lags(tables.progress, elsewhere)]), log, pipeline
+        ),
         reconciliations=tables.runs,
         oldest_transaction=tables.sequencer.oldest_transaction,
     )
@@ -164,6 +167,22 @@ def _read_memory(
         return (memory_used(client, scope.namespace, shards) if shards else {}), None
     except (ServerUnavailable, AppendRefused) as error:
         return {}, str(error)
+
+
+def _find_elsewhere(tables: _Tables) -> list[ShardName]:
+    """The shards of sources that consumers of this database read: neither registered here nor in this journal."""
+    here = {*tables.registered, *(channel for channel, *_ in tables.tails)}
+    found = {ShardName(channel, Shard(shard)) for _, channel, shard, *_ in tables.progress}
+    return sorted(shard for shard in found if shard.channel not in here and "@" in shard.channel)
+
+
+def _add_lags(rows: list[Row], elsewhere: Mapping[ShardName, Extent]) -> Iterator[Row]:
+    """The rows with their lag behind the log, where the journal is in another database."""
+    for row in rows:
+        consumer, channel, shard, checkpoint, lag, *rest = row
+        extent = elsewhere.get(ShardName(channel, shard))
+        behind = lag if extent is None else max(0, extent.tail - checkpoint)
+        yield (consumer, channel, shard, checkpoint, behind, *rest)
 
 
 def _select(

@@ -141,8 +141,8 @@ class ConsumerShard:
     Attributes:
         shard: Number of the shard.
         checkpoint: Every record up to here is applied or dead-lettered.
-        lag: Sequenced records beyond it.
-        lag_s: Age of the first of these by Postgres' clock, in seconds.
+        lag: Sequenced records beyond it; of a source, whose journal is in another database, published ones.
+        lag_s: Age of the first of these by Postgres' clock, in seconds; 0 for a source.
         applied: Records applied.
         skipped: Records that were delivered again and skipped.
         dead_lettered: Records that were dead-lettered, ever.

@@ -17,7 +17,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import errors
 from penstock.database.errors import describe
+from penstock.declarations import ConsumerSpec
 from penstock.errors import DriverUnreachable, PenstockError, ServerUnavailable
+from penstock.kinds import refuse_sources
 from penstock.pipeline import Pipeline
 from penstock.spark.engine.assignment import assign, most_streamers
 from penstock.spark.engine.control_channel import ControlServer, Line
@@ -94,8 +96,7 @@ def run(  # noqa: PLR0913  the options of a run
         JavaMissing: No Java runtime.
     """
     os.environ["PENSTOCK_DATABASE_URL"], os.environ["PENSTOCK_REDIS_URL"] = database_url, redis_url
-    names = list(pipeline.consumers) if consumers is None else list(consumers)
-    specs = [pipeline.get_consumer(name) for name in names]
+    specs = _find_consumers(pipeline, consumers)
     shards = {spec.name: spec.channel.shards for spec in specs if not spec.dataframe}
     frames = [spec for spec in specs if spec.dataframe]
     streamers = most_streamers(len(pipeline.shard_names), redis_url) if streamer else 0
@@ -149,6 +150,19 @@ def run(  # noqa: PLR0913  the options of a run
         _shut_down(spark, control, directories)
         log.info("stopped", **reports.totals())
     reports.raise_first()
+
+
+def _find_consumers(pipeline: Pipeline, names: Sequence[str] | None) -> list[ConsumerSpec]:
+    """The consumers of these names, or all.
+
+    Raises:
+        DeclarationError: There is no such consumer, or it reads several sources.
+    """
+    specs = [pipeline.get_consumer(n) for n in (pipeline.consumers if names is None else names)]
+    for spec in specs:
+        why = "runs on the inline engine alone: penstock run --engine inline"
+        refuse_sources(spec.channel, f"consumer {spec.name}", why)
+    return specs
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from pyspark.sql.types import StringType, StructType
 from penstock.database.connections import Connection, TableConnection, connect_postgres
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
-from penstock.declarations import Log, checked_name
+from penstock.declarations import Log
 from penstock.errors import InvalidRecord, InvalidSetting, Unknown
-from penstock.kinds import MAX_PAYLOAD_BYTES
+from penstock.kinds import MAX_PAYLOAD_BYTES, checked_channel
 from penstock.spark.sources.connections import warm
 from penstock.spark.sources.exactly_once import DEFAULT_TABLE, QUERY_ID, claim, create_table
 from penstock.spark.sources.failing import one_line_errors
@@ -194,7 +194,7 @@ def _channel(options: Mapping[str, str], schema: StructType) -> str | None:
         InvalidName: The name breaks the rule for names.
     """
     if CHANNEL in options:
-        return checked_name(options[CHANNEL], CHANNEL)
+        return checked_channel(options[CHANNEL])
     if CHANNEL not in schema.names:
         raise InvalidSetting(
             f"{SOURCE}: option channel is missing: the log to stage for; or give the rows a column channel"

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from penstock.declarations import checked_name
 from penstock.errors import InvalidSetting, Unknown
+from penstock.kinds import checked_channel
 from penstock.records import Shard, ShardName
 
 _NAMES = {
@@ -108,7 +108,7 @@ class Subscription:
 
 
 def _checked(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(checked_name(name, "channel") for name in names))
+    return tuple(dict.fromkeys(checked_channel(name) for name in names))
 
 
 def _checked_pattern(source: str, text: str) -> str:

@@ -1,0 +1,237 @@
+"""Has a consumer accept the history of a source that was restored: the operator's decision that the source is right.
+
+The source has lost commits that were published, and gives their offsets to other records.  A consumer elsewhere was not
+rolled back with it: it may have applied some of the lost ones, and would take the new ones at their offsets for applied.
+Its checkpoints go back to the last record that both histories have; what lies between is in doubt: its effects stay, of
+records that the source no longer has.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from penstock.consuming.sources.link import read_database
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
+from penstock.database.statements import statements
+from penstock.errors import Refused, Unknown
+from penstock.journal.reading import JournaledRecord, journal_tails, records_at
+from penstock.operating.consumers import unknown_consumer
+from penstock.records import (
+    BEGINNING,
+    DEFAULT_SCOPE,
+    Epoch,
+    Offset,
+    Place,
+    Scope,
+    Shard,
+    ShardName,
+)
+
+log = structlog.get_logger("penstock.operator")
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedShard:
+    """What accepting the history of a source does to one shard.
+
+    Attributes:
+        consumer: The consumer.
+        shard: The shard of the source.
+        before: Its checkpoint now.
+        after: Its checkpoint afterwards: the last record that both histories have.
+        in_doubt: Offsets whose records were applied and are gone at the source.
+        again: Offsets of these that the source has given to other records already, which will be applied.
+        dead_letters: Dead letters of these offsets, which are removed.
+        resumes: Whether the shard was halted and will continue.
+    """
+
+    consumer: str
+    shard: str
+    before: int
+    after: int
+    in_doubt: int
+    again: int
+    dead_letters: int
+    resumes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A checkpoint, as the consumer has it."""
+
+    shard: ShardName
+    offset: Offset
+    epoch: Epoch
+    record: JournaledRecord | None
+    halted: str | None
+    dead_letters: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _SourceState:
+    """What the source has.
+
+    Attributes:
+        epoch: Its newest epoch.
+        tails: The ends of its journal.
+        records: Its records at the checkpoints.
+        begins: The first offset of each shard that a newer epoch has given out than the consumer has accepted.
+    """
+
+    epoch: Epoch
+    tails: dict[ShardName, Offset]
+    records: dict[ShardName, JournaledRecord]
+    begins: dict[ShardName, Offset]
+
+
+def reset_source(  # noqa: PLR0913  two databases, and what to do
+    connection: Connection,
+    source_connection: Connection,
+    consumer: str,
+    source: str,
+    *,
+    to: Place | None = None,
+    apply: bool = False,
+    scope: Scope = DEFAULT_SCOPE,
+) -> tuple[AcceptedShard, ...]:
+    """Plans that a consumer accepts a source's history; with ``apply``, carries it out.
+
+    Args:
+        connection: To the consumer's database, in autocommit mode.
+        source_connection: To the source's, in autocommit mode.
+        consumer: Its name.
+        source: Name of the source.
+        to: The only checkpoint to move, and the last record that both histories have: for a source whose journal cannot
+            show it, because no new epoch was opened there.
+        apply: Carry the plan out.
+        scope: Of the pipeline: that of the source is the same.
+
+    Raises:
+        Unknown: There is no such consumer, or it does not read that source.
+        Refused: The source has no new epoch, and its journal does not show what both histories have.
+        ServerUnavailable: One of the databases does not answer.
+    """
+    sql = statements("penstock.operating", scope.schema)
+    where = {"consumer": consumer, "source": source}
+    with postgres_errors(f"accepting source {source}"), connection.transaction():
+        if apply:
+            connection.execute(sql["lock_checkpoints"], {"consumer": consumer})
+        known = [_parse(row) for row in connection.execute(sql["source_checkpoints"], where)]
+        if not known:
+            unknown = unknown_consumer(connection, consumer, scope)
+            raise Unknown(f"{unknown}; none of this name reads source {source}")
+        state = _read_source(source_connection, scope, known)
+        chosen = [each for each in known if to is None or each.shard == to.shard]
+        if not chosen:
+            raise Unknown(f"consumer {consumer} has no checkpoint in {to}")
+        plan = tuple(_plan(consumer, each, state, to) for each in chosen)
+        if apply:
+            database = read_database(connection, scope)
+            _write(connection, source_connection, scope, plan, state.epoch, database)
+    for each in plan if apply else ():
+        log.warning("source accepted", source=source, epoch=state.epoch, **_logged(each))
+    return plan
+
+
+def _logged(each: AcceptedShard) -> dict[str, Any]:
+    names = ("consumer", "shard", "before", "after", "in_doubt", "dead_letters")
+    return {name: getattr(each, name) for name in names}
+
+
+def _parse(row: tuple[Any, ...]) -> _Known:
+    channel, shard, offset, epoch, record_id, staged_us, halted, letters = row
+    record = None if record_id is None else JournaledRecord(record_id, staged_us)
+    return _Known(ShardName(channel, Shard(shard)), offset, epoch, record, halted, letters)
+
+
+def _read_source(connection: Connection, scope: Scope, known: Sequence[_Known]) -> _SourceState:
+    sql = statements("penstock.operating", scope.schema)
+    with postgres_errors("reading the source"), connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        [(epoch,)] = connection.execute(sql["newest_epoch"]).fetchall()
+        begins = connection.execute(
+            sql["newer_epochs_begin"],
+            {
+                "channels": [each.shard.channel for each in known],
+                "shards": [each.shard.shard for each in known],
+                "epochs": [each.epoch for each in known],
+            },
+        ).fetchall()
+        return _SourceState(
+            epoch,
+            journal_tails(connection, scope),
+            records_at(connection, scope, {each.shard: each.offset for each in known}),
+            {ShardName(channel, Shard(shard)): first for channel, shard, first in begins},
+        )
+
+
+def _plan(consumer: str, known: _Known, state: _SourceState, to: Place | None) -> AcceptedShard:
+    tail = state.tails.get(known.shard, BEGINNING)
+    after = _find_common(known, state, tail) if to is None else to.offset
+    if after > min(known.offset, tail):
+        raise Refused(
+            f"{known.shard}: the checkpoint is at {known.offset} and the source's journal ends at {tail}: both histories have "
+            f"no record at {after}"
+        )
+    return AcceptedShard(
+        consumer,
+        str(known.shard),
+        known.offset,
+        after,
+        in_doubt=known.offset - after,
+        again=min(known.offset, tail) - after,
+        dead_letters=sum(offset > after for offset in known.dead_letters),
+        resumes=known.halted is not None,
+    )
+
+
+def _find_common(known: _Known, state: _SourceState, tail: Offset) -> Offset:
+    """The last offset up to the checkpoint that both histories have."""
+    found = state.records.get(known.shard)
+    is_same = known.record is None or found is None or known.record.is_record(found)
+    if known.offset <= tail and is_same:
+        return known.offset
+    if state.epoch <= known.epoch:
+        raise Refused(
+            f"{known.shard}: the source's history is another one than was applied, and still in epoch {state.epoch}. Open a new "
+            "one there first: penstock reset epoch. If Redis was emptied instead, name the last record that both have: "
+            f'penstock reset source … --to "{known.shard} offset N"'
+        )
+    begins = state.begins.get(known.shard, Offset(tail + 1))
+    return Offset(min(known.offset, tail, begins - 1))
+
+
+def _write(
+    connection: Connection,
+    source_connection: Connection,
+    scope: Scope,
+    plan: Sequence[AcceptedShard],
+    epoch: Epoch,
+    database: str,
+) -> None:
+    """Writes the checkpoints of both sides; first where retention waits, in case that only one is committed."""
+    sql = statements("penstock.operating", scope.schema)
+    for each in plan:
+        channel, _, number = each.shard.rpartition("/")
+        shard = ShardName(channel, Shard(int(number)))
+        where = {"consumer": each.consumer, "channel": channel, "shard": shard.shard}
+        with postgres_errors("writing to the source"):
+            source_connection.execute(
+                sql["accept_at_source"],
+                {**where, "offset": each.after, "database": database, "epoch": epoch},
+            )
+        records = records_at(source_connection, scope, {shard: Offset(each.after)})
+        record = records.get(shard)
+        connection.execute(
+            sql["accept_source"],
+            {
+                **where,
+                "offset": each.after,
+                "epoch": epoch,
+                "record_id": record and record.id,
+                "staged_us": record and record.staged_us,
+            },
+        )

@@ -1,0 +1,456 @@
+"""One consumer reads the logs of several databases, and its own database has its effects and its checkpoints."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from fixtures.application import Ride
+from fixtures.command_line import CommandLine
+from fixtures.flow import retain_now, running
+from fixtures.postgres import engine_url
+from fixtures.sources import Backup, MakeDatabase, Regions, keys
+from penstock import Ick, Log, Pipeline, stage
+from penstock.channels.routing import log_keys
+from penstock.consuming import make_worker
+from penstock.database.connections import connect_postgres
+from penstock.embedded import EmbeddedPostgres
+from penstock.errors import (
+    DeclarationError,
+    HistoryDiverged,
+    InvalidName,
+    InvalidRecord,
+    InvalidSetting,
+    Refused,
+    ServerUnavailable,
+)
+from penstock.operating.reset import reset_checkpoint, reset_epoch
+from penstock.operating.status import status
+from penstock.records import Record
+from penstock.settings import load_settings
+from penstock.stealing import Chores
+from penstock.testing import drained, eventually
+
+AWAY = "postgresql://postgres@127.0.0.1:1/none"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "read-several-sources.md"
+
+
+def test_a_consumer_reads_all_shards_of_all_sources(regions: Regions) -> None:
+    """Guarantee 5, with one checkpoint a shard of each source, in the consumer's own database."""
+    for source in (regions.eu, regions.us):
+        source.stage(20, f"{source.name} ")
+        source.stream()
+    worker = regions.worker()
+    with worker:
+        assert worker.drain() == 40
+    regions.eu.stage(5, "later ")
+    regions.eu.stream()
+
+    assert regions.drain() == 5
+    assert regions.effects("eu") == sorted(keys("eu ", 20) + keys("later ", 5))
+    assert regions.effects("us") == keys("us ", 20)
+    assert regions.rows(
+        "SELECT channel, count(*), sum(applied) FROM penstock.checkpoints GROUP BY 1 ORDER BY 1"
+    ) == [("things@eu", 2, 25), ("things@us", 3, 20)]
+
+
+def test_a_source_keeps_what_a_consumer_elsewhere_has_not_reported(regions: Regions) -> None:
+    """Guarantee 4, across databases."""
+    regions.us.stream()
+    regions.eu.stage(20, "k")
+    regions.eu.stream()
+    worker = regions.worker()
+    worker.open()
+    with regions.eu.streamer() as streamer:
+        assert retain_now(streamer) == 0
+        worker.drain()
+        worker.close()
+        removed = retain_now(streamer)
+
+    # The newest journal row of each shard stays, with its records.
+    [(left,)] = regions.eu.rows("SELECT count(*) FROM penstock.staged_records")
+    assert removed + int(str(left)) == 20
+    reported = 'SELECT sum("offset"), count(reported_by) FROM penstock.checkpoints'
+    assert regions.eu.rows(reported) == [(20, 2)]
+
+
+def test_records_in_redis_are_applied_while_their_source_is_away(regions: Regions) -> None:
+    regions.eu.stage(5, "before ")
+    regions.eu.stream()
+    regions.us.stream()
+    regions.drain()
+    regions.eu.stage(5, "after ")
+    regions.eu.stream()
+    worker = regions.worker({**regions.urls, "eu": AWAY})
+
+    # Nobody knows whether this is all.
+    with worker, pytest.raises(ServerUnavailable, match="eu"):
+        worker.drain()
+
+    assert regions.effects("eu") == sorted(keys("before ", 5) + keys("after ", 5))
+
+
+def test_a_shard_whose_records_redis_has_lost_waits_for_its_source_alone(
+    regions: Regions, redis_client: redis.Redis
+) -> None:
+    for source in (regions.eu, regions.us):
+        source.stage(5, "before ")
+        source.stream()
+    regions.drain()
+    for source in (regions.eu, regions.us):
+        source.stage(6, "lost ")
+        source.stream()
+    for shard in regions.eu.channel.shard_names:
+        redis_client.xtrim(log_keys("penstock", shard).stream, maxlen=0)
+    regions.eu.stage(6, "after ")
+    regions.eu.stream()
+    worker = regions.worker({**regions.urls, "eu": AWAY})
+    with worker, running(worker.run):
+        eventually(lambda: len(regions.effects("us")) == 11, "the other source goes on")
+        waiting = (
+            "SELECT count(*) FROM penstock.checkpoints WHERE waiting LIKE '%source eu is away%'"
+        )
+        eventually(lambda: regions.rows(waiting) == [(2,)], "status tells what is waited for")
+    assert regions.effects("eu") == keys("before ", 5)
+
+    regions.drain()
+    assert regions.effects("eu") == sorted(
+        keys("before ", 5) + keys("lost ", 6) + keys("after ", 6)
+    )
+
+
+def test_a_new_consumer_waits_for_the_source_where_it_has_to_register(regions: Regions) -> None:
+    worker = regions.worker({**regions.urls, "eu": AWAY})
+
+    with pytest.raises(ServerUnavailable), worker:
+        pass
+    with pytest.raises(ServerUnavailable, match="its streamer has not run"):
+        regions.drain()
+
+
+def test_two_databases_cannot_share_the_name_of_a_consumer_at_a_source(
+    regions: Regions, make_database: MakeDatabase
+) -> None:
+    """Retention would wait for one of them alone."""
+    regions.eu.stream()
+    regions.us.stream()
+    regions.drain()
+
+    with pytest.raises(DeclarationError, match="belongs to another database"):
+        replace(regions, database_url=make_database()).drain()
+
+
+def test_a_source_is_not_the_consumers_own_database(regions: Regions) -> None:
+    regions.eu.stream()
+
+    with pytest.raises(DeclarationError, match="own database"):
+        replace(regions, database_url=regions.eu.url).drain()
+
+
+def test_a_restored_source_stops_its_own_shards_and_the_way_out_is_exact(
+    regions: Regions, postgres: EmbeddedPostgres, redis_client: redis.Redis
+) -> None:
+    """Guarantee 8: the other source goes on, and no record at a lost offset is taken for one that was applied."""
+    regions.us.stream()
+    regions.eu.stage(20, "kept ")
+    regions.eu.stream()
+    regions.drain()
+    backup = Backup.of(regions.eu, postgres)
+    regions.eu.stage(30, "lost ")
+    regions.eu.stream()
+    regions.drain()
+    backup.restore()
+    regions.eu.stage(80, "after ")
+    regions.us.stage(10, "us ")
+    regions.us.stream()
+
+    with pytest.raises(HistoryDiverged):
+        regions.eu.stream()
+    regions.drain()
+    halted = regions.rows(
+        "SELECT channel, halted FROM penstock.checkpoints WHERE halted IS NOT NULL"
+    )
+    assert [channel for channel, _ in halted] == ["things@eu", "things@eu"]
+    assert all("penstock reset source totals eu" in str(reason) for _, reason in halted)
+    assert regions.effects("us") == keys("us ", 10)
+    with pytest.raises(Refused, match="penstock reset epoch"):
+        regions.accept("eu")
+
+    with connect_postgres(regions.eu.url, application="test") as connection:
+        reset_epoch(connection, redis_client, regions.eu.pipeline, apply=True)
+    regions.eu.stream()
+    regions.drain()
+    assert regions.effects("eu") == sorted(keys("kept ", 20) + keys("lost ", 30))
+    plan = regions.accept("eu")
+    assert regions.accept("eu") == plan
+    assert sum(each.after for each in plan) == 20
+    assert sum(each.in_doubt for each in plan) == 30
+    assert sum(each.again for each in plan) == 30
+    regions.accept("eu", apply=True)
+    regions.drain()
+
+    assert regions.effects("eu") == sorted(
+        keys("kept ", 20) + keys("lost ", 30) + keys("after ", 80)
+    )
+    assert all(each.in_doubt == 0 for each in regions.accept("eu"))
+
+
+def test_what_a_source_staged_at_lost_offsets_is_not_skipped_by_a_consumer_that_slept(
+    regions: Regions, postgres: EmbeddedPostgres, redis_client: redis.Redis
+) -> None:
+    """Restored, reset and streaming beyond the consumer's checkpoints before it looks again, at the log or at the source."""
+    regions.us.stream()
+    regions.eu.stage(20, "kept ")
+    regions.eu.stream()
+    regions.drain()
+    backup = Backup.of(regions.eu, postgres)
+    regions.eu.stage(30, "lost ")
+    regions.eu.stream()
+    worker = regions.worker()
+    with worker:
+        worker.drain()
+        backup.restore()
+        with connect_postgres(regions.eu.url, application="test") as connection:
+            reset_epoch(connection, redis_client, regions.eu.pipeline, apply=True)
+        regions.eu.stage(100, "after ")
+        regions.eu.stream()
+        worker.round()
+        worker.drain()
+
+    assert regions.effects("eu") == sorted(keys("kept ", 20) + keys("lost ", 30))
+    assert len(regions.rows("SELECT FROM penstock.checkpoints WHERE halted IS NOT NULL")) == 2
+
+
+def test_a_source_restored_with_an_emptied_redis_is_noticed_by_the_record_at_the_checkpoint(
+    regions: Regions, postgres: EmbeddedPostgres, redis_client: redis.Redis
+) -> None:
+    """No epoch was opened, since nothing in Redis disagreed."""
+    regions.us.stream()
+    regions.eu.stage(20, "kept ")
+    regions.eu.stream()
+    regions.drain()
+    backup = Backup.of(regions.eu, postgres)
+    regions.eu.stage(30, "lost ")
+    regions.eu.stream()
+    regions.drain()
+    backup.restore()
+    redis_client.flushall()
+    regions.eu.stage(100, "after ")
+    regions.eu.stream()
+    regions.drain()
+
+    assert len(regions.rows("SELECT FROM penstock.checkpoints WHERE halted IS NOT NULL")) == 2
+    assert regions.effects("eu") == sorted(keys("kept ", 20) + keys("lost ", 30))
+
+
+def test_checkpoints_in_a_source_are_left_alone_by_commands_for_the_own_log(
+    regions: Regions, redis_client: redis.Redis
+) -> None:
+    regions.eu.stage(20, "k")
+    regions.eu.stream()
+    regions.us.stream()
+    regions.drain()
+    regions.eu.stage(5, "later ")
+    regions.eu.stream()
+    where = 'SELECT channel, shard, "offset", epoch FROM penstock.checkpoints ORDER BY 1, 2'
+    before = regions.rows(where)
+    with (
+        connect_postgres(regions.database_url, application="test") as own,
+        connect_postgres(regions.eu.url, application="test") as source,
+    ):
+        own.execute("UPDATE penstock.epochs SET system_identifier = '1'")
+        assert reset_epoch(own, redis_client, regions.pipeline, apply=True).applied
+        for connection in (own, source):
+            with pytest.raises(Refused):
+                reset_checkpoint(connection, "totals", "earliest")
+        own.execute("UPDATE penstock.checkpoints SET halted = 'by hand'")
+        assert len(reset_checkpoint(own, "totals", resume=True, apply=True)) == 5
+        found = status(own, redis_client, regions.pipeline)
+
+    assert regions.rows(where) == before
+    lags = {each.channel: sum(shard.lag for shard in each.shards) for each in found.consumers}
+    assert lags == {"things@eu": 5, "things@us": 0}
+    assert found.sound
+
+
+def test_a_dead_letter_of_a_source_is_written_and_passed(regions: Regions) -> None:
+    @regions.pipeline.consumer(reads=Log("things", sources=["eu", "us"]), attempts=1)
+    def picky(session: Session, records: Sequence[Record]) -> None:
+        if any(record.key == "k3" for record in records):
+            raise ValueError
+
+    regions.us.stream()
+    regions.eu.stage(20, "k")
+    regions.eu.stream()
+    spec = regions.pipeline.get_consumer("picky")
+    with make_worker(
+        regions.pipeline, spec, regions.database_url, regions.redis_url, sources=regions.urls
+    ) as worker:
+        assert worker.drain() == 19
+        assert worker.drain() == 0
+
+    assert regions.rows("SELECT channel, key FROM penstock.dead_letters") == [("things@eu", "k3")]
+    assert regions.rows("SELECT FROM penstock.checkpoints WHERE halted IS NOT NULL") == []
+
+
+def test_the_page_works(
+    regions: Regions, monkeypatch: pytest.MonkeyPatch, make_database: MakeDatabase
+) -> None:
+    shop, revenue = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    sources: dict[str, str] = {}
+    names: dict[str, Any]
+    for region in ("eu", "us"):
+        names = {}
+        monkeypatch.setenv("REGION", region)
+        exec(shop, names)
+        sources[region] = make_database()
+        engine = create_engine(engine_url(sources[region]))
+        names["Base"].metadata.create_all(engine)
+        sessions = sessionmaker(engine)
+        names["pipeline"].attach(sessions)
+        with sessions.begin() as session:
+            session.add_all(names["Order"](cents=100 if region == "eu" else 200) for _ in range(5))
+        engine.dispose()
+        drained(names["pipeline"], sources[region], regions.redis_url)
+    names = {}
+    exec(revenue, names)
+    engine = create_engine(engine_url(regions.database_url))
+    names["Base"].metadata.create_all(engine)
+    engine.dispose()
+
+    applied = drained(names["pipeline"], regions.database_url, regions.redis_url, sources=sources)
+
+    assert applied == {"revenue": 10}
+    assert regions.rows("SELECT * FROM revenue ORDER BY 1") == [("eu", 500), ("us", 1000)]
+
+
+def test_a_promoted_source_that_lost_nothing_goes_on_by_itself(
+    regions: Regions, redis_client: redis.Redis
+) -> None:
+    regions.us.stream()
+    regions.eu.stage(20, "before ")
+    regions.eu.stream()
+    regions.drain()
+    with connect_postgres(regions.eu.url, application="test") as connection:
+        connection.execute("UPDATE penstock.epochs SET timeline = timeline + 7")
+    regions.eu.stage(20, "after ")
+    regions.eu.stream()
+
+    assert redis_client.get(log_keys("penstock", regions.eu.channel.shard_names[0]).epoch) == b"2"
+    assert regions.drain() == 20
+    epochs = "SELECT DISTINCT epoch FROM penstock.checkpoints WHERE source = 'eu'"
+    assert regions.rows(epochs) == [(2,)]
+
+
+def test_urls_of_sources_come_from_the_environment_and_are_never_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.penstock.sources]\neu = "postgresql://file"\n')
+    monkeypatch.setenv("PENSTOCK_SOURCES__US", "postgresql://secret")
+    settings = load_settings({}, directory=tmp_path)
+    given = load_settings({"sources": ["eu=postgresql://a?b=c"]}, directory=tmp_path)
+
+    assert {name: url.value for name, url in settings.sources.items()} == {
+        "eu": "postgresql://file",
+        "us": "postgresql://secret",
+    }
+    assert given.sources["eu"].value == "postgresql://a?b=c"
+    assert "secret" not in repr(settings)
+
+
+def test_a_command_accepts_a_restored_source(
+    regions: Regions, postgres: EmbeddedPostgres, redis_client: redis.Redis, penstock: CommandLine
+) -> None:
+    regions.us.stream()
+    regions.eu.stage(20, "kept ")
+    regions.eu.stream()
+    regions.drain()
+    backup = Backup.of(regions.eu, postgres)
+    regions.eu.stage(10, "lost ")
+    regions.eu.stream()
+    regions.drain()
+    backup.restore()
+    with connect_postgres(regions.eu.url, application="test") as connection:
+        reset_epoch(connection, redis_client, regions.eu.pipeline, apply=True)
+    command = ["reset", "source", "totals", "eu", "--json"]
+
+    urls = {"PENSTOCK_SOURCES": json.dumps(regions.urls)}
+    unknown = penstock(*command[:3], "asia")
+    plan = penstock(*command, **urls)
+    done = penstock(*command, "--apply", **urls)
+    again = penstock(*command, **urls)
+
+    assert (unknown.returncode, "PENSTOCK_SOURCES__ASIA" in unknown.stderr) == (2, True)
+    assert json.loads(plan.stdout) == json.loads(done.stdout)
+    assert sum(each["in_doubt"] for each in json.loads(done.stdout)) == 10
+    assert sum(each["in_doubt"] for each in json.loads(again.stdout)) == 0
+
+
+def test_what_does_not_go_with_several_sources_is_refused(regions: Regions) -> None:
+    things = Log("things", sources=["eu", "us"])
+    pipeline = Pipeline([things])
+    pipeline.consumer(reads=things, name="totals")(lambda _session, _records: None)
+    spec = pipeline.get_consumer("totals")
+
+    def canonical(_: object) -> str:
+        return ""
+
+    with pytest.raises(DeclarationError, match="no handler takes it as a DataFrame"):
+        pipeline.consumer(reads=things, name="frames", dataframe=True)(lambda _s, _f: None)
+    with pytest.raises(DeclarationError, match="no cut spans several databases"):
+        pipeline.reconciliation(of="totals", state="totals")(canonical)
+    with pytest.raises(DeclarationError, match="a source alone stages into it"):
+        pipeline.stages(Ride, to=things, key="id")
+    with pytest.raises(DeclarationError, match="it needs their databases"):
+        Chores(pipeline, regions.database_url, regions.redis_url).all()
+    with pytest.raises(InvalidSetting, match="PENSTOCK_SOURCES__US"):
+        make_worker(
+            pipeline, spec, regions.database_url, regions.redis_url, sources={"eu": regions.eu.url}
+        )
+    with pytest.raises(DeclarationError, match="it takes all of them"):
+        make_worker(
+            pipeline,
+            spec,
+            regions.database_url,
+            regions.redis_url,
+            sources=regions.urls,
+            shards=[0],
+        )
+    with Session() as session:
+        pipeline.attach(session)
+        with pytest.raises(InvalidRecord, match=r"source=…"):
+            stage(session, things, key="k", action="a", object="o", data={})
+
+
+@pytest.mark.parametrize("source", ["", "EU", "eu-1", "a__b", "_a", "ä", "e" * 80])
+def test_names_of_sources_have_a_rule(source: str) -> None:
+    with pytest.raises(InvalidName):
+        Log("things", source=source)
+    with pytest.raises(InvalidName):
+        Log("things", sources=[source])
+
+
+def test_a_source_is_a_part_of_its_logs_name() -> None:
+    log = Log("things", shards=3, source="eu")
+
+    assert (log.name, log.source) == ("things@eu", "eu")
+    assert replace(log, shards=5).name == "things@eu"
+    assert Log("things@eu", shards=3) == log
+    assert Log("things", sources=["eu", "us"]).of_source("eu", 3) == log
+    with pytest.raises(InvalidName):
+        Ick("things@eu")
+    for wrong in (
+        {"name": "things@eu", "source": "us"},
+        {"name": "things", "source": "eu", "sources": ["us"]},
+        {"name": "things", "sources": ["eu", "eu"]},
+        {"name": "things", "sources": "eu"},
+    ):
+        with pytest.raises(DeclarationError):
+            Log(**wrong)
