@@ -75,7 +75,7 @@ class Settings:
         default_factory=dict,
         metadata=_setting(
             "For consumers that read a log from several sources: the Postgres of each, by the source's name. In the environment "
-            "also one by one, as PENSTOCK_SOURCES__EU=postgresql://…"
+            "PENSTOCK_SOURCES__EU=postgresql://… sets that of one."
         ),
     )
     data_directory: Path = field(
