@@ -32,6 +32,7 @@ from penstock.errors import (
     ServerUnavailable,
 )
 from penstock.operating.reset import reset_checkpoint, reset_epoch
+from penstock.operating.resharding import reshard
 from penstock.operating.status import status
 from penstock.records import Record
 from penstock.settings import load_settings
@@ -454,3 +455,20 @@ def test_a_source_is_a_part_of_its_logs_name() -> None:
     ):
         with pytest.raises(DeclarationError):
             Log(**wrong)
+
+
+def test_the_shards_of_a_source_do_not_change_under_a_consumer_elsewhere(
+    regions: Regions, redis_client: redis.Redis
+) -> None:
+    """The order of a key would be lost: the consumer does not know when it has passed the earlier shards."""
+    regions.us.stream()
+    regions.eu.stream()
+    with connect_postgres(regions.us.url, application="test") as connection:
+        assert reshard(connection, "things@us", 5, apply=True).applied
+    with pytest.raises(DeclarationError, match="number of shards of things@us was changed"):
+        regions.drain()
+    with (
+        connect_postgres(regions.eu.url, application="test") as connection,
+        pytest.raises(Refused, match="totals"),
+    ):
+        reshard(connection, "things@eu", 5, apply=True)
