@@ -1,14 +1,14 @@
 """Logs of several sources: their names, and the checkpoints of consumers elsewhere.
 
-Revision ID: penstock_0012
-Revises: penstock_0011
+Revision ID: penstock_0013
+Revises: penstock_0012
 Create Date: 2026-11-23
 """
 
 from penstock.database.migrating import execute
 
-revision = "penstock_0012"
-down_revision = "penstock_0011"
+revision = "penstock_0013"
+down_revision = "penstock_0012"
 branch_labels = None
 depends_on = None
 
