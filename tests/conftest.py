@@ -22,6 +22,7 @@ pytest_plugins = [
     "fixtures.topologies",
     "fixtures.running_pipeline",
     "fixtures.histories",
+    "fixtures.restored",
     "fixtures.verifying",
     "fixtures.tls",
     "fixtures.command_line",

@@ -4,6 +4,7 @@ Only the sequencer writes the journal.  Where it ends is the truth about a shard
 holds another record at its end, shows that Postgres has lost commits.
 
     reading    which shards there are, where they end, which record is at an offset, where a time begins, which records were missed
+    written    in which epoch Redis was written, and shards that Postgres has forgotten
     lineage    the comparison with Redis: before a streamer's first tick, before a consumer's first record
 """
 

@@ -6,7 +6,6 @@ Redis behind the journal is filled by replay.  Redis ahead of the journal, or wi
 Postgres has lost commits that were published, and stops everything until an operator has decided.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from psycopg.rows import class_row
 from penstock.channels.isolation import OnUnusable, ShardError, ask_each, isolated
 from penstock.channels.log import Extent, extents, last_records
 from penstock.channels.routing import log_keys
-from penstock.channels.server import RedisClient, redis_errors
+from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
@@ -34,13 +33,10 @@ from penstock.journal.reading import (
     JournaledRecord,
     has_record,
     journal_tails,
-    known_shards,
     records_at,
 )
+from penstock.journal.written import log_epochs, shards_to_compare
 from penstock.records import BEGINNING, Epoch, LastRecord, Offset, Scope, ShardName
-
-_EPOCH = re.compile(r"[0-9]{1,10}")
-"""What ``append.lua`` accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +136,7 @@ def examine_lineage(
     current = server_identity(connection, scope)
     # Redis first: what it holds was in the journal before, and its epoch in Postgres.  Otherwise a streamer at work would
     # cause false alarms.
-    shards = known_shards(connection, scope, declared)
+    shards = shards_to_compare(connection, client, scope, declared, on_unusable)
     found = ask_each(partial(extents, client, scope.namespace), shards, on_unusable)
     epochs = ask_each(partial(log_epochs, client, scope), shards, on_unusable)
     newest_written = max(epochs.values(), default=Epoch(0))
@@ -170,36 +166,6 @@ def examine_lineage(
         _check_ids(connection, scope)
     epoch, system_identifier, timeline = newest
     return Lineage(epoch, ServerIdentity(system_identifier, timeline), current)
-
-
-def log_epochs(
-    client: RedisClient, scope: Scope, shards: Sequence[ShardName]
-) -> dict[ShardName, Epoch]:
-    """The epoch in which each shard was last written, without shards that never were.
-
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        ForeignLog: A key of ours holds something else.
-    """
-    pipeline = client.pipeline(transaction=False)
-    for shard in shards:
-        pipeline.get(log_keys(scope.namespace, shard).epoch)
-    with redis_errors("reading the log's epochs"):
-        replies = pipeline.execute()
-    return {
-        shard: _parse_epoch(shard, reply)
-        for shard, reply in zip(shards, replies, strict=True)
-        if reply is not None
-    }
-
-
-def _parse_epoch(shard: ShardName, reply: bytes | str) -> Epoch:
-    text = reply.decode(errors="replace") if isinstance(reply, bytes) else reply
-    if not _EPOCH.fullmatch(text):
-        raise ForeignLog(
-            f"{shard}: the key of its epoch holds no number; something else uses Penstock's names"
-        )
-    return Epoch(int(text))
 
 
 def server_identity(connection: Connection, scope: Scope) -> ServerIdentity:

@@ -31,7 +31,7 @@ from penstock.database.connections import Connection
 from penstock.database.registry import registered_channels
 from penstock.errors import DamagedJournal, ServerUnavailable
 from penstock.journal import check_tails
-from penstock.journal.lineage import log_epochs
+from penstock.journal.written import log_epochs
 from penstock.records import BEGINNING, Epoch, Offset, Scope, ShardName
 from penstock.streaming.faults import check_missed
 from penstock.streaming.memory_budgets import MemoryBudgets

@@ -37,8 +37,9 @@ from penstock.database.errors import postgres_errors
 from penstock.database.quoting import quote
 from penstock.database.statements import statements
 from penstock.errors import DamagedJournal, HistoryDiverged, Refused
-from penstock.journal.lineage import ServerIdentity, examine_lineage, log_epochs, server_identity
-from penstock.journal.reading import journal_tails, known_shards, missed_records, records_at
+from penstock.journal.lineage import ServerIdentity, examine_lineage, server_identity
+from penstock.journal.reading import journal_tails, missed_records, records_at
+from penstock.journal.written import log_epochs, shards_to_compare
 from penstock.operating.reset.doubt import OffsetsInDoubt, find_doubt
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Record, RecordId, Scope, ShardName
@@ -158,7 +159,8 @@ def reset_epoch(
     sql = statements("penstock.operating", scope.schema)
     identity = server_identity(connection, scope)
     reason = _reason(connection, client, scope)
-    shards = known_shards(connection, scope, pipeline.shard_names if pipeline else ())
+    declared = pipeline.shard_names if pipeline else ()
+    shards = shards_to_compare(connection, client, scope, declared)
     with postgres_errors("planning an epoch"), connection.transaction():
         if apply and reason is not None:
             _lock(connection, sql)
