@@ -4,11 +4,13 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import redis
 
 from fixtures.command_line import CommandLine
+from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
 from penstock.errors import InvalidSetting
-from penstock.records import parse_moment
+from penstock.records import Shard, ShardName, parse_moment
 
 
 @pytest.fixture
@@ -37,6 +39,17 @@ def test_tail_shows_what_was_staged_since_a_time(streamed: CommandLine) -> None:
     assert numbers(streamed, "--since", at) == [36, 37, 38, 39, 40]
     assert numbers(streamed, "--since", "330s", "--key", "k0") == [36, 37, 40]
     assert len(numbers(streamed, "--since", "330s", "--count", "2")) == 2
+
+
+def test_tail_shows_what_redis_has_evicted_and_the_journal_still_has(
+    streamed: CommandLine, redis_client: redis.Redis
+) -> None:
+    for shard in (0, 1):
+        keys = log_keys("penstock", ShardName("things", Shard(shard)))
+        redis_client.xtrim(keys.stream, maxlen=0, approximate=False)
+
+    assert numbers(streamed, "--since", "330s") == [36, 37, 38, 39, 40]
+    assert numbers(streamed, "--from", "19") == [37, 38, 39, 40]
 
 
 def test_tail_shows_the_newest_records_of_a_key(streamed: CommandLine) -> None:

@@ -5,9 +5,9 @@ not done for the longest time, each with what it waits for.
 """
 
 import json as jsonlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import Annotated
 
@@ -21,14 +21,19 @@ from penstock.cli.command import Json, command, parse_position
 from penstock.cli.connections import Connections, open_connections
 from penstock.cli.render import show
 from penstock.cli.signals import Stop
+from penstock.consuming.backfill import backfill
+from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
-from penstock.errors import InvalidSetting, Unknown
+from penstock.errors import Gap, InvalidSetting, Unknown
 from penstock.journal import known_shards, offsets_since
 from penstock.records import BEGINNING, Offset, Place, Record, ShardName, parse_moment
 from penstock.settings import Settings
 
 BATCH = 1000
 BLOCK_MS = 500
+
+EVER = timedelta(days=36_500)
+"""Longer ago than any record was staged: where the journal begins."""
 
 Positions = dict[ShardName, Offset]
 
@@ -263,9 +268,10 @@ def _print_from(
     json: bool,
 ) -> tuple[int, Positions]:
     """Prints each shard after an offset; returns how many records, and the end of each shard."""
-    ends = _read_tails(servers, list(starts))
+    ends, oldest = _read_tails(servers, list(starts)), _find_oldest(servers, list(starts))
     printed = 0
-    for shard, after in starts.items():
+    for shard, start in starts.items():
+        after = max(start, Offset(oldest[shard] - 1))
         end, ends[shard] = ends[shard], max(after, ends[shard])
         for record in wanted.select(_read_range(servers, shard, after, end)):
             if count is not None and printed >= count:
@@ -275,18 +281,41 @@ def _print_from(
     return printed, ends
 
 
+def _find_oldest(servers: Connections, shards: list[ShardName]) -> Positions:
+    """The oldest offset of each shard that Redis or the journal still has."""
+    extent = extents(servers.client, servers.scope.namespace, shards)
+    journal = offsets_since(servers.connection, servers.scope, shards, EVER)
+    return {shard: min(extent[shard].first, Offset(journal[shard].before + 1)) for shard in shards}
+
+
 def _read_range(
     servers: Connections, shard: ShardName, after: Offset, end: Offset
 ) -> Iterator[Record]:
-    """The records of a shard after one offset and up to another."""
+    """The records of a shard after one offset and up to another; what Redis has evicted comes from the journal."""
     while after < end:
-        records = read(servers.client, servers.scope.namespace, shard, after, BATCH)
+        records: Sequence[Record] = read(
+            servers.client, servers.scope.namespace, shard, after, BATCH
+        )
+        first = records[0].offset if records else Offset(end + 1)
+        if first > after + 1:
+            before = min(first, Offset(end + 1))
+            records = _read_journal(servers, shard, after, before) or records
         if not records:
             return
         for record in records:
             if record.offset <= end:
                 yield record
         after = records[-1].offset
+
+
+def _read_journal(
+    servers: Connections, shard: ShardName, after: Offset, before: Offset
+) -> Sequence[Record]:
+    try:
+        with postgres_errors(f"reading {shard} from the journal"):
+            return backfill(servers.connection, servers.scope, shard, after, before, BATCH)
+    except Gap:  # retention has removed it meanwhile
+        return []
 
 
 def _shard_name(record: Record) -> ShardName:
