@@ -28,7 +28,7 @@ from penstock.database.errors import CONFLICTS, describe
 from penstock.database.executor import Executor
 from penstock.declarations import ConsumerSpec
 from penstock.errors import Gap, HistoryDiverged, PenstockError, ServerUnavailable
-from penstock.journal.lineage import log_epochs
+from penstock.journal.written import log_epochs
 from penstock.pipeline import Pipeline
 from penstock.records import Epoch, Offset, Record, ShardName
 
