@@ -1,6 +1,6 @@
 """Checkpoints: one row a shard and consumer, locked, compared and advanced in the handler's own transaction."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from penstock.database.executor import Executor
@@ -103,7 +103,13 @@ class Checkpoints:
             "shards": [shard.shard for shard in shards],
         }
         rows = connection.execute(self._sql["take_checkpoints"], which).fetchall()
-        locked = [Checkpoint(ShardName(channel, Shard(shard)), *rest) for shard, *rest in rows]
+        unpassed = None
+        if any(is_later for *_, is_later in rows):
+            unpassed = connection.execute(self._sql["unpassed_shard"], which).fetchone()
+        locked = [
+            Checkpoint(ShardName(channel, Shard(shard)), *(*rest, _blocks(unpassed, shard)))
+            for shard, *rest, _ in rows
+        ]
         return {checkpoint.shard: checkpoint for checkpoint in locked}
 
     def advance(self, connection: Executor, *advances: Advance) -> None:
@@ -147,3 +153,11 @@ class Checkpoints:
         """Counts a dead letter of a locked shard; gives how many there are in a row, over all shards."""
         row = executor.execute(self._sql["count_failure"], self.key(shard)).fetchone()
         return row[0] if row else 0
+
+
+def _blocks(unpassed: Sequence[int] | None, shard: int) -> Shard | None:
+    """The shard that has not been passed, if it is of an earlier generation than another shard."""
+    if unpassed is None:
+        return None
+    blocking, end = unpassed
+    return Shard(blocking) if end <= shard else None

@@ -9,24 +9,7 @@ ORDER BY shard;
 -- proves later that effects and checkpoint are in one transaction; the clock is the one that staged the records.  A barrier
 -- stops the consumer at its offset: records that have been read were sequenced before any barrier that this statement does
 -- not see yet.
--- `waits_for` is a shard of an earlier generation that the consumer has not passed: what a key has there comes first.  Of
--- records that have been read, this statement sees the tick that sequenced them, and no later one adds to earlier generations.
-WITH generations AS MATERIALIZED (
-    SELECT g.number, sum(g.shards) OVER (ORDER BY g.number) AS "end"
-    FROM {schema}.channels ch,
-         unnest(ch.shards || ch.generations) WITH ORDINALITY AS g (shards, number)
-    WHERE ch.channel = %(channel)s AND ch.generations <> '{}'
-),
-unpassed AS MATERIALIZED (
-    SELECT o.shard, (SELECT min("end") FROM generations WHERE "end" > o.shard) AS "end"
-    FROM {schema}.checkpoints o
-    CROSS JOIN LATERAL {schema}.journal_bounds(o.channel, o.shard) AS journal
-    WHERE o.consumer = %(consumer)s AND o.channel = %(channel)s
-      AND o.shard < (SELECT "end" FROM generations ORDER BY number DESC OFFSET 1 LIMIT 1)
-      AND o."offset" < journal.last_offset
-    ORDER BY o.shard
-    LIMIT 1
-)
+-- Of a shard of a later generation, `unpassed_shard` has to be asked as well.
 SELECT shard, "offset", halted,
        pg_current_xact_id()::text,
        (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,  -- is it the server that was compared with the log?
@@ -38,10 +21,29 @@ SELECT shard, "offset", halted,
              AND b."offset" >= c."offset"
              AND b.expires_at > clock_timestamp()
        ),
-       (SELECT u.shard FROM unpassed u WHERE u."end" <= c.shard) AS waits_for
+       shard >= (SELECT shards FROM {schema}.channels WHERE channel = %(channel)s) AS is_later
 FROM {schema}.checkpoints c
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = ANY (%(shards)s::integer[])
 FOR UPDATE OF c SKIP LOCKED;
+
+-- :name unpassed_shard
+-- The first shard of an earlier generation that the consumer has not passed, and the end of its generation: what a key has
+-- there comes before what it has from that end on.  Of records that have been read, this statement sees the tick that
+-- sequenced them, and no later one adds to earlier generations.
+WITH generations AS MATERIALIZED (
+    SELECT g.number, sum(g.shards) OVER (ORDER BY g.number) AS "end"
+    FROM {schema}.channels ch,
+         unnest(ch.shards || ch.generations) WITH ORDINALITY AS g (shards, number)
+    WHERE ch.channel = %(channel)s
+)
+SELECT o.shard, (SELECT min("end") FROM generations WHERE "end" > o.shard)::int
+FROM {schema}.checkpoints o
+CROSS JOIN LATERAL {schema}.journal_bounds(o.channel, o.shard) AS journal
+WHERE o.consumer = %(consumer)s AND o.channel = %(channel)s
+  AND o.shard < (SELECT "end" FROM generations ORDER BY number DESC OFFSET 1 LIMIT 1)
+  AND o."offset" < journal.last_offset
+ORDER BY o.shard
+LIMIT 1;
 
 -- :name advance_checkpoints
 -- Qualified: with the schema of each function and operator, it needs no settings of its own, whatever the handler's are.

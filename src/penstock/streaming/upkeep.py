@@ -58,7 +58,8 @@ class Upkeep:
         self.note_faults(connection, publisher, sequences=True)
         shards = publisher.ends.known
         self._swept += 1
-        check_missed(connection, self._pipeline.scope, shards[self._swept % len(shards)])
+        if shards:
+            check_missed(connection, self._pipeline.scope, shards[self._swept % len(shards)])
 
     def retain(self, connection: Connection, client: RedisClient, publisher: Publisher) -> int:
         """Continues retention where it stopped last, for ``RETAIN_S``; returns the number of records removed.
