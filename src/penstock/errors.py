@@ -6,7 +6,10 @@ command line ends with; ``page`` is the section of the documentation that explai
     PenstockError
     ├── DeclarationError          a declaration that cannot work                  (2, usage)
     │   ├── InvalidName           a name of a channel, consumer or schema
-    │   └── InvalidChore          a job that a recruiter cannot install
+    │   ├── InvalidChore          a job that a recruiter cannot install
+    │   ├── ChannelMismatch       a channel is registered otherwise than it is declared
+    │   ├── ChannelRetired        a channel was retired, or has another name now
+    │   └── ConsumerRenamed       a consumer has another name now
     ├── InvalidSetting            a setting with an invalid value                 (2)
     ├── Unknown                   a name that does not exist                      (2)
     ├── InvalidIckCall            a score, member or size that an Ick cannot take (2)
@@ -101,16 +104,20 @@ class InvalidName(DeclarationError):
     """The name of a channel, a consumer or a schema breaks the rule for names."""
 
 
-class InvalidChore(DeclarationError):
-    """A recruiter cannot install a job: its name or its rate cannot work; nothing was changed.
+class InvalidChore(_NamesField, DeclarationError):
+    """A recruiter cannot install a job: its ``field``, ``name``, ``job`` or ``rate``, cannot work; nothing was changed."""
 
-    Attributes:
-        field: What is wrong: ``name``, ``job`` or ``rate``.
-    """
 
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field} {message}")
-        self.field = field
+class ChannelMismatch(DeclarationError):
+    """A channel is registered with another kind, or another number of shards, than a pipeline declares."""
+
+
+class ChannelRetired(DeclarationError):
+    """A channel was retired, or a consumer reads it by the name that it had before it was renamed."""
+
+
+class ConsumerRenamed(DeclarationError):
+    """A consumer was renamed; by its old name it would be a new one, and apply everything again."""
 
 
 class InvalidSetting(PenstockError):

@@ -3,10 +3,10 @@
     from penstock import migrations
 
     def upgrade() -> None:
-        migrations.upgrade("penstock_0008")
+        migrations.upgrade("penstock_0014_since_0013")
 
     def downgrade() -> None:
-        migrations.downgrade("base", start="penstock_0008")
+        migrations.downgrade("base", start="penstock_0014_since_0013")
 
 The application's history stays one line, and its ``alembic downgrade`` removes our tables only together with the migration
 that made them.  The revision is written where ``penstock init`` writes it, so that workers and commands find it there.

@@ -93,6 +93,25 @@ def test_records_that_nobody_reads_are_a_finding(
     assert "no channel is registered or declared with this shard" in done.stdout
 
 
+@pytest.mark.parametrize("command", ["status", "verify"])
+def test_an_application_with_more_shards_than_are_registered_does_not_hide_them(
+    streamed: CommandLine, connection: Connection, command: str
+) -> None:
+    """Its own declaration has the shards that nobody reads."""
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "VALUES ('things', 7, 'k', 'insert', 'thing', '{}')"
+    )
+    streamed("stream", "--drain")
+    application = streamed.directory / "shop.py"
+    application.write_text(application.read_text().replace("shards=2", "shards=8"))
+
+    done = streamed(command)
+
+    assert done.returncode == (4 if command == "verify" else 1), done.stderr
+    assert "things/7" in done.stdout
+
+
 def test_a_place_verifies_its_shard_alone(streamed: CommandLine) -> None:
     done = streamed("verify", "--from", "things/1 offset 3", "--json")
 

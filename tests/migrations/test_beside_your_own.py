@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "put-the-migrations-besid
 MIGRATION, CONFIGURE = re.findall(
     r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
 )
-NAMED = re.findall(r"penstock_\d{4}", MIGRATION)[0]
+NAMED = re.findall(r"penstock_\d{4}(?:_since_\d{4})?", MIGRATION)[0]
 """The revision that the page names."""
 
 FUNCTIONS = re.compile(r"^def upgrade\(\).*", re.MULTILINE | re.DOTALL)

@@ -1,14 +1,26 @@
-"""Registered consumers are listed and retired."""
+"""Registered consumers are listed, renamed and retired."""
 
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
+import psycopg
 import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
 
+from fixtures.flow import running, stage_rows
 from penstock import Log, Pipeline
+from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
-from penstock.errors import Unknown
-from penstock.operating.consumers import list_consumers, retire
+from penstock.errors import ConsumerRenamed, InvalidName, Refused, SchemaMissing, Unknown
+from penstock.operating.consumers import list_consumers, rename, retire
+from penstock.records import Record
+from penstock.streaming import Streamer
+from penstock.testing import drained, eventually
+
+EFFECT = text("INSERT INTO public.effects VALUES (:id)")
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +57,177 @@ def test_an_unknown_name_is_refused_with_the_list_of_consumers(
 ) -> None:
     with pytest.raises(Unknown, match="there are: reader"):
         retire(connection, "raeder", apply=True)
+
+
+def declare(name: str, things: Log) -> Pipeline:
+    """A pipeline whose consumer has this name, and writes each record's id into a table."""
+    pipeline = Pipeline([things])
+
+    @pipeline.consumer(reads=things, name=name, attempts=1)
+    def handle(session: Session, records: Sequence[Record]) -> None:
+        for record in records:
+            if record.action == "bad":
+                raise ValueError
+        session.execute(EFFECT, [{"id": record.id} for record in records])
+
+    return pipeline
+
+
+@pytest.fixture
+def effects(connection: Connection) -> None:
+    """The table of the consumer, in which a record may be twice."""
+    connection.execute("CREATE TABLE public.effects (id bigint)")
+
+
+def test_a_plan_to_rename_changes_nothing(connection: Connection) -> None:
+    before = list_consumers(connection)
+
+    assert rename(connection, "reader", "totals") == before == list_consumers(connection)
+
+
+@pytest.mark.usefixtures("effects")
+def test_dead_letters_and_reconciliations_go_with_a_renamed_consumer(
+    connection: Connection, things: Log, database_url: str, redis_url: str
+) -> None:
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "VALUES ('things', 0, 'k', 'bad', 'o', '{}')"
+    )
+    connection.execute(
+        "INSERT INTO penstock.reconciliations (name, consumer, intent) VALUES ('reader', 'reader', 'report'), "
+        "('nightly', 'reader', 'report')"
+    )
+    drained(declare("reader", things), database_url, redis_url, allow_dead_letters=True)
+
+    rename(connection, "reader", "totals", apply=True)
+
+    assert connection.execute("SELECT consumer FROM penstock.dead_letters").fetchall() == [
+        ("totals",)
+    ]
+    runs = connection.execute("SELECT name, consumer FROM penstock.reconciliations ORDER BY id")
+    assert runs.fetchall() == [("totals", "totals"), ("nightly", "totals")]
+
+
+@pytest.mark.usefixtures("effects")
+def test_a_worker_with_the_old_name_is_refused_and_the_streamer_goes_on(
+    connection: Connection, things: Log, database_url: str, redis_url: str
+) -> None:
+    """As a new consumer, it would apply everything again."""
+    stage_rows(connection, things, 10)
+    pipeline = declare("reader", things)
+    assert drained(pipeline, database_url, redis_url) == {"reader": 10}
+    rename(connection, "reader", "totals", apply=True)
+    stage_rows(connection, things, 5, "more")
+
+    worker = LogWorker(pipeline, pipeline.get_consumer("reader"), database_url, redis_url)
+    with closing(worker), pytest.raises(ConsumerRenamed, match="was renamed to totals"):
+        worker.open()
+    with Streamer(pipeline, database_url, redis_url) as streamer:
+        assert streamer.drain() == 5
+    assert drained(declare("totals", things), database_url, redis_url) == {"totals": 5}
+    assert [each.consumer for each in list_consumers(connection)] == ["totals"]
+
+
+def test_a_name_that_was_left_may_be_used_again(connection: Connection, flow: Pipeline) -> None:
+    rename(connection, "reader", "totals", apply=True)
+    assert retire(connection, "reader", apply=True) == []
+
+    register_consumer(connection, flow.scope, flow.get_consumer("reader"))
+    assert [each.consumer for each in list_consumers(connection)] == ["reader", "totals"]
+
+
+def test_a_consumer_gets_its_old_name_back(connection: Connection, flow: Pipeline) -> None:
+    rename(connection, "reader", "totals", apply=True)
+    rename(connection, "totals", "reader", apply=True)
+
+    register_consumer(connection, flow.scope, flow.get_consumer("reader"))
+    assert [each.consumer for each in list_consumers(connection)] == ["reader"]
+
+
+@pytest.mark.usefixtures("effects")
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_consumer_takes_the_name_of_one_that_has_applied_nothing(
+    connection: Connection, things: Log, database_url: str, redis_url: str, *, has_begun: bool
+) -> None:
+    """A streamer with the new name may be deployed first: it registers it."""
+    stage_rows(connection, things, 10)
+    drained(declare("reader", things), database_url, redis_url)
+    following = declare("totals", things)
+    register_consumer(connection, following.scope, following.get_consumer("totals"))
+    if has_begun:
+        drained(following, database_url, redis_url)
+        with pytest.raises(Refused, match="totals has applied records already"):
+            rename(connection, "reader", "totals", apply=True)
+        return
+
+    rename(connection, "reader", "totals", apply=True)
+
+    assert [(each.consumer, each.passed) for each in list_consumers(connection)] == [("totals", 10)]
+
+
+def test_a_consumer_is_not_renamed_during_a_reconciliation(connection: Connection) -> None:
+    connection.execute(
+        "INSERT INTO penstock.barriers VALUES ('reader', 'things', 0, 0, 'run', now() + interval '1 minute')"
+    )
+    with pytest.raises(Refused, match="a reconciliation of reader is running"):
+        rename(connection, "reader", "totals", apply=True)
+
+
+def test_a_name_that_no_consumer_may_have_is_refused(connection: Connection) -> None:
+    with pytest.raises(InvalidName):
+        rename(connection, "reader", "To Tals", apply=True)
+    with pytest.raises(Unknown, match="there are: reader"):
+        rename(connection, "raeder", "totals", apply=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("effects")
+def test_a_consumer_is_renamed_under_load_and_nothing_is_lost_or_doubled(
+    connection: Connection, things: Log, database_url: str, redis_url: str
+) -> None:
+    """Guarantee 9: the worker of the old name stops, that of the new one goes on behind its last batch."""
+    staged = 0
+
+    def produce(stop: Callable[[], bool]) -> None:
+        nonlocal staged
+        with psycopg.connect(database_url, autocommit=True) as own:
+            while (
+                not stop() and staged < 20_000
+            ):  # what remains is to be drained on a slow machine, too
+                stage_rows(own, things, 20, f"{staged}-")
+                staged += 20
+
+    def stopping(stop: Callable[[], bool]) -> None:
+        pipeline = declare("reader", things)
+        worker = LogWorker(pipeline, pipeline.get_consumer("reader"), database_url, redis_url)
+        with closing(worker), pytest.raises((SchemaMissing, ConsumerRenamed)):
+            worker.run(stop)
+
+    following = declare("totals", things)
+    streamer = Streamer(declare("reader", things), database_url, redis_url)
+    successor = LogWorker(following, following.get_consumer("totals"), database_url, redis_url)
+    with running(produce, streamer.run, stopping):
+        eventually(lambda: count_effects(connection) > 200, "the old name works")
+        rename(connection, "reader", "totals", apply=True)
+        before = count_effects(connection)
+        with running(successor.run):
+            eventually(lambda: count_effects(connection) > before + 200, "the new name does")
+            eventually(lambda: not has_worker(connection), "the old worker has stopped")
+    drained(following, database_url, redis_url, timeout_s=200)
+
+    found = connection.execute("SELECT count(*), count(DISTINCT id) FROM public.effects").fetchone()
+    assert found == (staged, staged)
+
+
+def count_effects(connection: Connection) -> int:
+    [(count,)] = connection.execute("SELECT count(*) FROM public.effects").fetchall()
+    return int(count)
+
+
+def has_worker(connection: Connection) -> bool:
+    """Whether a worker of the old name is connected."""
+    [(count,)] = connection.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '%consumer reader%'"
+    ).fetchall()
+    return bool(count)

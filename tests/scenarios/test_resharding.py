@@ -154,7 +154,7 @@ def test_applications_and_workers_are_deployed_in_any_order(
     change(changed, KEYS, 6)
     work(new)
     work(old)
-    with pytest.raises(DeclarationError, match="runs as a log of 6"):
+    with pytest.raises(DeclarationError, match="registered as a log of 6"):
         work(declare(5))
 
     assert check_exact(changed, redis_client, ALL_SHARDS, at_home=False) == 4 * len(KEYS)

@@ -73,7 +73,7 @@ def test_several_records_are_one_insert_in_order(
         statements.clear()
         assert stage_many(session, rides, records) == 500
         assert stage_many(session, rides, []) == 0
-        assert len(statements) == 1
+        assert len([sent for sent in statements if sent.startswith("INSERT")]) == 1
 
     assert [record.data for record in staged()] == [[number] for number in range(500)]
 

@@ -108,7 +108,7 @@ def test_many_are_one_insert_in_order(
         statements.clear()
         made: Any = ({"tenant": n % 3, "key": n, **JOB} for n in range(300))
         assert stage_many(session, receipts, made) == 300
-        assert len(statements) == 1
+        assert len([sent for sent in statements if sent.startswith("INSERT")]) == 1
 
     assert [record.headers["penstock"]["key"] for record in staged()] == [
         str(n) for n in range(300)

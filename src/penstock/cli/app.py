@@ -96,7 +96,6 @@ COMMANDS = (
         REPAIR,
         "Compare what consumers hold with the canonical tables, exactly, while they run; exits with 4 if anything differs.",
     ),
-    CommandEntry("channels", REPAIR, "Change a channel while it is used: its number of shards."),
     CommandEntry(
         "replay",
         REPAIR,
@@ -104,8 +103,11 @@ COMMANDS = (
     ),
     CommandEntry("dead-letters", REPAIR, "Inspect, retry or drop dead letters."),
     CommandEntry(
-        "consumers", REPAIR, "List or retire registered consumers: retention waits for them."
+        "consumers",
+        REPAIR,
+        "List, rename or retire registered consumers: retention waits for them.",
     ),
+    CommandEntry("channels", REPAIR, "List channels, or change one while it is used."),
     CommandEntry("reset", REPAIR, "Move a checkpoint, open a new epoch, or repair an Ick."),
 )
 

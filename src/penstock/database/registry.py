@@ -12,9 +12,10 @@ from psycopg.rows import class_row
 
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
+from penstock.database.registration import Registration, check_declared
 from penstock.database.statements import statements
 from penstock.declarations import Channel, ConsumerSpec, Log, Queue
-from penstock.errors import DeclarationError
+from penstock.errors import ChannelRetired, ConsumerRenamed
 from penstock.records import Scope, Shard, ShardName
 
 
@@ -115,11 +116,15 @@ def registered_channels(connection: Connection, scope: Scope) -> dict[str, Regis
         return {channel.name: channel for channel in cursor.execute(statement, binary=True)}
 
 
-def register_channel(connection: Connection, scope: Scope, channel: Channel) -> None:
+def register_channel(connection: Connection, scope: Scope, channel: Channel) -> str:
     """Registers a channel, or updates its ``keep``, the streams of a queue, and the entries and the memory of a log.
 
+    Returns:
+        The name that it has now, which is another one if it was renamed.
+
     Raises:
-        DeclarationError: It is registered as another kind, or with another number of shards: keys would change shards.
+        ChannelMismatch: It is registered with another kind, or another number of shards: keys would change shards.
+        ChannelRetired: It was retired.
         ServerUnavailable: Postgres does not answer.
         SchemaMissing: The tables are not there.
     """
@@ -138,23 +143,15 @@ def register_channel(connection: Connection, scope: Scope, channel: Channel) -> 
                 "redis_memory": channel.memory_bytes if isinstance(channel, Log) else None,
             },
         )
-    registered = registered_channels(connection, scope)[channel.name]
-    if not registered.fits(channel):
-        runs_as = registered.every_generation[-1].shards
-        raise DeclarationError(
-            f"channel {channel.name} is declared as a {channel.kind} of {channel.shards} shards, but runs as a "
-            f"{registered.kind} of {runs_as}: the shard of a key cannot change while records are under way. {what_to_do(channel, registered)}"
-        )
-
-
-def what_to_do(channel: Channel, registered: RegisteredChannel) -> str:
-    """What to do about a channel that is declared otherwise than it is registered."""
-    if channel.kind == registered.kind == "log":
-        return (
-            f"Declare it as it runs, or change that first: penstock channels reshard {channel.name} "
-            f"--shards {channel.shards}"
-        )
-    return "Declare it as it runs, or open a channel of another name"
+        found = connection.execute(
+            sql["check_channel"],
+            {"channel": channel.name, "kind": channel.kind, "shards": channel.shards},
+        ).fetchone()
+    if found is None:
+        return channel.name
+    registration = Registration(*found)
+    check_declared(channel, registration)
+    return registration.successor or channel.name
 
 
 def register_consumer(
@@ -163,17 +160,30 @@ def register_consumer(
     """Gives a consumer a checkpoint, at its ``start``, in each shard where it has none; returns the channel.
 
     Raises:
-        DeclarationError: Its channel is registered as another kind, or with another number of shards.
+        ChannelMismatch: Its channel is registered with another kind, or with another number of shards.
+        ChannelRetired: Its channel was retired or renamed.
+        ConsumerRenamed: It has another name now.
         ServerUnavailable: Postgres does not answer.
         SchemaMissing: The tables are not there.
     """
-    register_channel(connection, scope, consumer.channel)
+    name = register_channel(connection, scope, consumer.channel)
+    if name != consumer.channel.name:
+        raise ChannelRetired(
+            f"consumer {consumer.name}: channel {consumer.channel.name} was renamed to {name}: declare it by its new name"
+        )
     sql = statements("penstock.database", scope.schema)
     with postgres_errors(f"registering consumer {consumer.name}"), connection.transaction():
         # Retention takes the same lock, so it does not remove what `start` has just pointed at.
         # A change of the number of shards takes it, too: it gives the consumers that there are checkpoints in the new ones.
         connection.execute(sql["lock_channel"], {"channel": consumer.channel.name})
         channel = registered_channels(connection, scope)[consumer.channel.name]
+        former = connection.execute(sql["former_consumer"], {"consumer": consumer.name}).fetchone()
+        if former is not None:
+            raise ConsumerRenamed(
+                f"consumer {consumer.name} was renamed to {former[0]}: declare it by its new name. As a new consumer it would "
+                f"apply again what {former[0]} has applied. To use the name for another one: "
+                f"penstock consumers retire {consumer.name} --apply"
+            )
         connection.execute(
             sql["register_consumer"],
             {

@@ -25,11 +25,12 @@ from penstock.records import DEFAULT_SCOPE, Scope
 
 log = structlog.get_logger("penstock.schema")
 
-OLDEST = "penstock_0013"
+OLDEST = "penstock_0014_since_0013"
 """The oldest revision whose tables and functions are enough for the statements of this release.  A test runs them on it."""
 
 _REVISION = re.compile(r"penstock_(?P<number>\d{4})(?:_since_(?P<since>\d{4}))?")
-_FILE = re.compile(r"(?P<number>\d{4})_(?:expand|contract)_\w+\.py")
+_FILE = re.compile(r"\d{4}_(?:expand|contract)_\w+\.py")
+_NAMED = re.compile(r'^revision = "(\w+)"$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +156,12 @@ def init_command(schema: str) -> str:
 
 @cache
 def newest_shipped() -> str:
-    """The newest revision that this release ships, by the names of the files: Alembic would import each of them."""
-    names = (entry.name for entry in (directory("migrations") / "versions").iterdir())
-    return f"penstock_{max(match['number'] for name in names if (match := _FILE.fullmatch(name)))}"
+    """The newest revision that this release ships, from the newest file: Alembic would import each of them."""
+    versions = directory("migrations") / "versions"
+    newest = max(entry.name for entry in versions.iterdir() if _FILE.fullmatch(entry.name))
+    match = _NAMED.search((versions / newest).read_text("utf-8"))
+    assert match is not None
+    return match[1]
 
 
 def _number(revision: str) -> int:

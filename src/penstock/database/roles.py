@@ -32,13 +32,21 @@ record from the sequencer, or put it before others."""
 
 _LONGEST_PREFIX = 63 - len("_producer")
 
-FUNCTIONS = {"journal_bounds": "(text, integer)", "finish_records": "(text, bigint[])"}
+FUNCTIONS = {
+    "journal_bounds": "(text, integer)",
+    "finish_records": "(text, bigint[])",
+    "check_channel": "(text, text, integer)",
+}
 """Penstock's functions, with the types of their arguments."""
 
 _JOURNAL_BOUNDS = {"FUNCTION journal_bounds": "EXECUTE"}
+_CHECK_CHANNEL = {"FUNCTION check_channel": "EXECUTE"}
 
 WORKING: Mapping[RoleName, Mapping[str, str]] = {
-    "producer": {"staged_records": f"INSERT ({', '.join(STAGED_COLUMNS)})"},
+    "producer": {
+        "staged_records": f"INSERT ({', '.join(STAGED_COLUMNS)})",
+        **_CHECK_CHANNEL,
+    },
     "streamer": {
         "alembic_version": "SELECT",
         "staged_records": "SELECT, DELETE",
@@ -49,8 +57,11 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "waiting_records": "SELECT, INSERT, UPDATE, DELETE",
         "epochs": "SELECT, INSERT",
         "channels": "SELECT, INSERT, UPDATE (keep, streams, hand, entries, redis_memory)",
+        "former_channels": "SELECT",
+        "former_consumers": "SELECT",
         "checkpoints": "SELECT, INSERT",
         **_JOURNAL_BOUNDS,
+        **_CHECK_CHANNEL,
     },
     "consumer": {
         "alembic_version": "SELECT",
@@ -59,12 +70,15 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "ticks": "SELECT",
         "epochs": "SELECT",
         "channels": "SELECT, INSERT, UPDATE (keep, streams, hand, entries, redis_memory)",
+        "former_channels": "SELECT",
+        "former_consumers": "SELECT",
         "checkpoints": "SELECT, INSERT, UPDATE",
         "barriers": "SELECT",
         "isolated_records": "SELECT",
         "stopped_shards": "SELECT",
         "dead_letters": "SELECT, INSERT, UPDATE, DELETE",
         **_JOURNAL_BOUNDS,
+        **_CHECK_CHANNEL,
     },
 }
 """What the work itself takes, by object: a worker without one of these does not start."""

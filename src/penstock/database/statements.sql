@@ -1,13 +1,20 @@
 -- :name register_channel
 -- Any generation's number of shards is accepted: after a change of it, processes are deployed one after the other.
+-- Not under the name of a channel that was renamed or retired.
 INSERT INTO {schema}.channels AS known (channel, kind, shards, keep, streams, hand, entries, redis_memory)
-VALUES (%(channel)s, %(kind)s, %(shards)s, %(keep)s, %(streams)s, %(hand)s, %(entries)s, %(redis_memory)s)
+SELECT %(channel)s::text, %(kind)s::text, %(shards)s::integer, %(keep)s::interval,
+       %(streams)s::integer, %(hand)s::integer, %(entries)s::text, %(redis_memory)s::bigint
+WHERE NOT EXISTS (SELECT FROM {schema}.former_channels WHERE channel = %(channel)s)
 ON CONFLICT (channel) DO UPDATE
 SET keep = excluded.keep, streams = excluded.streams, hand = excluded.hand, entries = excluded.entries,
     redis_memory = excluded.redis_memory
 WHERE known.kind = excluded.kind AND excluded.shards = ANY (known.shards || known.generations)
   AND (known.keep, known.streams, known.hand, known.entries, known.redis_memory)
       IS DISTINCT FROM (excluded.keep, excluded.streams, excluded.hand, excluded.entries, excluded.redis_memory);
+
+-- :name check_channel
+SELECT kind, shards, fits, is_former, successor
+FROM {schema}.check_channel(%(channel)s, %(kind)s, %(shards)s);
 
 -- :name registered_channels
 SELECT channel AS name, kind, shards, keep, streams, hand, entries, generations, redis_memory
@@ -20,6 +27,11 @@ SELECT
 FROM {schema}.channels
 WHERE channel = %(channel)s
 FOR UPDATE;
+
+-- :name former_consumer
+SELECT successor
+FROM {schema}.former_consumers
+WHERE consumer = %(consumer)s;
 
 -- :name register_consumer
 -- `earliest` is where the journal begins: older records are gone for everyone.

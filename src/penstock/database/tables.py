@@ -146,6 +146,13 @@ def _declare_channels(tables: MetaData) -> None:
         Column("redis_memory", BigInteger),
     )
     Table(
+        "former_channels",
+        tables,
+        Column("channel", Text, primary_key=True),
+        Column("successor", Text),
+        Column("ended_at", _WHEN, nullable=False, server_default=_NOW),
+    )
+    Table(
         "waiting_records",
         tables,
         Column("record_id", BigInteger, primary_key=True, autoincrement=False),
@@ -219,6 +226,13 @@ def _declare_consuming(tables: MetaData) -> None:
         Column("record_id", BigInteger),
         Column("staged_us", BigInteger),
         Column("reported_by", Text),
+    )
+    Table(
+        "former_consumers",
+        tables,
+        Column("consumer", Text, primary_key=True),
+        Column("successor", Text, nullable=False),
+        Column("ended_at", _WHEN, nullable=False, server_default=_NOW),
     )
     Table(
         "dead_letters",

@@ -8,7 +8,8 @@ import structlog
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.errors import Unknown
+from penstock.errors import Refused, Unknown
+from penstock.kinds import checked_name
 from penstock.records import DEFAULT_SCOPE, Scope
 
 log = structlog.get_logger("penstock.operator")
@@ -59,7 +60,8 @@ def retire(
 ) -> list[RegisteredConsumer]:
     """Plans the removal of a consumer's checkpoints and dead letters; with ``apply``, carries it out.
 
-    Retention then no longer waits for it.  Started again, it is a new consumer and begins at its ``start``.
+    Retention then no longer waits for it.  Started again, it is a new consumer and begins at its ``start``.  A name that a
+    consumer had before it was renamed may be used again.
 
     Raises:
         Unknown: No consumer of that name is registered.
@@ -69,7 +71,7 @@ def retire(
     sql = statements("penstock.operating", scope.schema)
     with postgres_errors(f"retiring {consumer}"), connection.transaction():
         found = list_consumers(connection, consumer, scope=scope)
-        if not found:
+        if not found and not _free(connection, consumer, scope, apply=apply):
             raise unknown_consumer(connection, consumer, scope)
         for each in found if apply else ():
             connection.execute(
@@ -91,6 +93,91 @@ def retire(
                 dead_letters=each.dead_letters,
             )
     return found
+
+
+def _free(connection: Connection, consumer: str, scope: Scope, *, apply: bool) -> bool:
+    """Whether a consumer once had this name; with ``apply``, another one may have it."""
+    key = {"consumer": consumer}
+    former = statements("penstock.database", scope.schema)["former_consumer"]
+    if connection.execute(former, key).fetchone() is None:
+        return False
+    if apply:
+        connection.execute(statements("penstock.operating", scope.schema)["free_consumer"], key)
+        log.warning("name of a consumer freed", consumer=consumer)
+    return True
+
+
+def rename(
+    connection: Connection,
+    consumer: str,
+    successor: str,
+    *,
+    apply: bool = False,
+    scope: Scope = DEFAULT_SCOPE,
+) -> list[RegisteredConsumer]:
+    """Plans another name for a consumer; with ``apply``, carries it out.
+
+    Checkpoints, dead letters and the history of reconciliations go with it.  A worker that still has the old name stops,
+    and is refused when it starts again; one with the new name goes on at the same checkpoints.
+
+    Args:
+        connection: In autocommit mode; as the owner of the tables.
+        consumer: Its name now.
+        successor: Its name from now on.
+        apply: Carry the plan out.
+        scope: Gives the schema.
+
+    Returns:
+        What is renamed, a row for each channel that it reads.
+
+    Raises:
+        InvalidName: The new name breaks the rule for names.
+        Unknown: No consumer of that name is registered.
+        Refused: A consumer with the new name has begun already, or a reconciliation of the consumer is running.
+        ServerUnavailable: Postgres does not answer.
+    """
+    checked_name(successor, "consumer")
+    sql = statements("penstock.operating", scope.schema)
+    lock = statements("penstock.database", scope.schema)["lock_channel"]
+    names = {"consumer": consumer, "successor": successor}
+    with postgres_errors(f"renaming {consumer}"), connection.transaction():
+        found = list_consumers(connection, consumer, scope=scope)
+        if not found:
+            raise unknown_consumer(connection, consumer, scope)
+        for channel in sorted({each.channel for each in found} if apply else ()):
+            connection.execute(lock, {"channel": channel})
+        if apply:  # waits for the transactions of handlers
+            connection.execute(sql["lock_checkpoints"], {"consumer": consumer})
+            connection.execute(sql["lock_checkpoints"], {"consumer": successor})
+        _check_free(connection, sql, names)
+        if apply:
+            # A streamer with the new name may have registered it: nothing was applied yet.
+            connection.execute(sql["forget_consumer"], {"consumer": successor})
+            connection.execute(sql["rename_consumer"], names)
+    if apply:
+        for each in found:
+            log.warning(
+                "consumer renamed",
+                consumer=consumer,
+                successor=successor,
+                channel=each.channel,
+                passed=each.passed,
+                dead_letters=each.dead_letters,
+            )
+    return found
+
+
+def _check_free(connection: Connection, sql: dict[str, bytes], names: dict[str, str]) -> None:
+    consumer, successor = names["consumer"], names["successor"]
+    [(has_begun,)] = connection.execute(sql["has_begun"], {"consumer": successor}).fetchall()
+    if consumer == successor or has_begun:
+        raise Refused(
+            f"{successor} has applied records already: two consumers cannot become one. Take another name, or, if nothing "
+            f"that it did is to stay: penstock consumers retire {successor} --apply"
+        )
+    [(barriers,)] = connection.execute(sql["live_barriers"], {"consumer": consumer}).fetchall()
+    if barriers:
+        raise Refused(f"a reconciliation of {consumer} is running: rename it when that has ended")
 
 
 def check_registered(

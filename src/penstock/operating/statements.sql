@@ -93,6 +93,60 @@ WITH letters AS (
 DELETE FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s AND channel = %(channel)s;
 
+-- :name has_begun
+-- Whether a consumer has applied, skipped or dead-lettered anything.
+SELECT coalesce(bool_or(applied + skipped + dead > 0), false)
+       OR EXISTS (SELECT FROM {schema}.dead_letters WHERE consumer = %(consumer)s)
+FROM {schema}.checkpoints
+WHERE consumer = %(consumer)s;
+
+-- :name live_barriers
+SELECT count(*)
+FROM {schema}.barriers
+WHERE consumer = %(consumer)s AND expires_at > clock_timestamp();
+
+-- :name rename_consumer
+-- `reconciliations.name` is the consumer's, unless it was given another.
+WITH letters AS (
+    UPDATE {schema}.dead_letters
+    SET consumer = %(successor)s
+    WHERE consumer = %(consumer)s
+),
+runs AS (
+    UPDATE {schema}.reconciliations
+    SET consumer = %(successor)s, name = CASE WHEN name = %(consumer)s THEN %(successor)s ELSE name END
+    WHERE consumer = %(consumer)s
+),
+barriers AS (
+    DELETE FROM {schema}.barriers
+    WHERE consumer = %(consumer)s
+),
+former AS (
+    UPDATE {schema}.former_consumers
+    SET successor = %(successor)s
+    WHERE successor = %(consumer)s
+),
+left_behind AS (
+    INSERT INTO {schema}.former_consumers (consumer, successor)
+    VALUES (%(consumer)s, %(successor)s)
+),
+again AS (
+    DELETE FROM {schema}.former_consumers
+    WHERE consumer = %(successor)s
+)
+UPDATE {schema}.checkpoints
+SET consumer = %(successor)s
+WHERE consumer = %(consumer)s;
+
+-- :name forget_consumer
+DELETE FROM {schema}.checkpoints
+WHERE consumer = %(consumer)s;
+
+-- :name free_consumer
+DELETE FROM {schema}.former_consumers
+WHERE consumer = %(consumer)s
+RETURNING successor;
+
 -- :name checkpoint_bounds
 -- A consumer's checkpoints and how far they can move: from before the journal's first record to its last.  Those in another
 -- source, and those that another database reports, are moved from elsewhere.

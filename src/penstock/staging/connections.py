@@ -5,15 +5,31 @@ that has none need not.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from sqlalchemy import Connection
 
+from penstock.declarations import Channel
 from penstock.errors import NotAttached, StagingError
-from penstock.staging.rows import AUTOCOMMIT, Row, insert_rows, insert_sql, make_refusal, split_rows
+from penstock.staging.registered import (
+    Check,
+    Rows,
+    check_channels,
+    known_at,
+    next_question,
+    run_check,
+)
+from penstock.staging.rows import (
+    AUTOCOMMIT,
+    Row,
+    insert_rows,
+    insert_sql,
+    make_refusal,
+    split_rows,
+)
 
-_PARAMETER = "%(rows)s"
+_PARAMETER = "%({})s"
 
 
 class DriverConnection(Protocol):
@@ -28,25 +44,30 @@ def is_async_driver(connection: object) -> bool:
     return _is_instance(connection, "psycopg", "AsyncConnection")
 
 
-def insert_directly(connection: Any, schema: str, rows: Sequence[Row], caller: str) -> None:
+def insert_directly(
+    connection: Any, schema: str, rows: Sequence[Row], channels: Collection[Channel], caller: str
+) -> None:
     """Inserts the rows in order, in the connection's transaction.
 
     Args:
         connection: SQLAlchemy's, psycopg's or Django's.
         schema: The Penstock schema.
         rows: The rows.
+        channels: Their channels.
         caller: The function that the application called, for errors.
 
     Raises:
+        ChannelMismatch: A channel is registered with another kind, or with another number of shards.
+        ChannelRetired: A channel was retired.
         NotAttached: The connection is of another type, or of another database.
         StagingError: Postgres refused the rows, or the connection is in autocommit mode; the text holds no payload.
     """
     if isinstance(connection, Connection):
-        insert_rows(connection, schema, rows)
+        insert_rows(connection, schema, rows, channels)
     elif _is_instance(connection, "psycopg", "Connection"):
-        _insert_by_psycopg(connection, schema, rows)
+        _insert_by_psycopg(connection, schema, rows, channels)
     elif hasattr(connection, "in_atomic_block") and hasattr(connection, "vendor"):
-        _insert_by_django(connection, schema, rows)
+        _insert_by_django(connection, schema, rows, channels)
     else:
         raise NotAttached(
             f"{caller}() takes a Session, or a Connection of SQLAlchemy, psycopg or Django, not "
@@ -54,14 +75,22 @@ def insert_directly(connection: Any, schema: str, rows: Sequence[Row], caller: s
         )
 
 
-async def insert_by_async_psycopg(connection: Any, schema: str, rows: Sequence[Row]) -> None:
+async def insert_by_async_psycopg(
+    connection: Any, schema: str, rows: Sequence[Row], channels: Collection[Channel]
+) -> None:
     """Inserts the rows through psycopg's ``AsyncConnection``: see ``insert_directly``."""
     _refuse_psycopg_autocommit(connection)
     psycopg, refusal = sys.modules["psycopg"], None
     try:
-        async with psycopg.AsyncCursor(connection) as cursor:
+        tuples = psycopg.rows.tuple_row
+        async with psycopg.AsyncCursor(connection, row_factory=tuples) as cursor:
+            check = _check_at(connection.info, schema, channels)
+            question = next(check, None)
+            while question is not None:
+                await cursor.execute(*question)
+                question = next_question(check, await cursor.fetchall())
             for chunk in split_rows(rows):
-                await cursor.execute(insert_sql(schema, _PARAMETER), {"rows": chunk})
+                await cursor.execute(_insert_sql(schema), {"rows": chunk})
     except psycopg.Error as error:
         if (refusal := make_refusal(error)) is None:
             raise
@@ -69,18 +98,43 @@ async def insert_by_async_psycopg(connection: Any, schema: str, rows: Sequence[R
         raise refusal  # outside ``except``: the driver's error may quote the payload
 
 
-def _insert_by_psycopg(connection: Any, schema: str, rows: Sequence[Row]) -> None:
+def _insert_by_psycopg(
+    connection: Any, schema: str, rows: Sequence[Row], channels: Collection[Channel]
+) -> None:
     _refuse_psycopg_autocommit(connection)
     psycopg, refusal = sys.modules["psycopg"], None
     try:
-        with psycopg.Cursor(connection) as cursor:  # whatever the connection's own cursors are
-            for chunk in split_rows(rows):
-                cursor.execute(insert_sql(schema, _PARAMETER), {"rows": chunk})
+        # Whatever the connection's own cursors and rows are.
+        with psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
+            _insert(cursor, schema, rows, _check_at(connection.info, schema, channels))
     except psycopg.Error as error:
         if (refusal := make_refusal(error)) is None:
             raise
     if refusal is not None:
         raise refusal
+
+
+def _check_at(info: Any, schema: str, channels: Collection[Channel]) -> Check:
+    """The check on a connection of psycopg."""
+    known = known_at(info.host, info.port, info.dbname)
+    return check_channels(known, schema, channels, _PARAMETER)
+
+
+def _insert(cursor: Any, schema: str, rows: Sequence[Row], check: Check) -> None:
+    """Checks the channels and inserts the rows."""
+
+    def execute(sql: str, values: dict[str, Any]) -> Rows:
+        cursor.execute(sql, values)
+        found: Rows = cursor.fetchall()
+        return found
+
+    run_check(check, execute)
+    for chunk in split_rows(rows):
+        cursor.execute(_insert_sql(schema), {"rows": chunk})
+
+
+def _insert_sql(schema: str) -> str:
+    return insert_sql(schema, _PARAMETER.format("rows"))
 
 
 def _refuse_psycopg_autocommit(connection: Any) -> None:
@@ -93,7 +147,9 @@ def _refuse_psycopg_autocommit(connection: Any) -> None:
         raise StagingError(f"{AUTOCOMMIT}; begin a transaction: with connection.transaction()")
 
 
-def _insert_by_django(connection: Any, schema: str, rows: Sequence[Row]) -> None:
+def _insert_by_django(
+    connection: Any, schema: str, rows: Sequence[Row], channels: Collection[Channel]
+) -> None:
     if connection.vendor != "postgresql":
         raise NotAttached(
             f"the Django connection {connection.alias!r} is of {connection.vendor}; records are staged in the Postgres "
@@ -102,10 +158,12 @@ def _insert_by_django(connection: Any, schema: str, rows: Sequence[Row]) -> None
     if not connection.in_atomic_block and connection.get_autocommit():
         raise StagingError(f"{AUTOCOMMIT}; begin a transaction: with transaction.atomic()")
     refusal = None
+    own = connection.settings_dict
+    known = known_at(own.get("HOST"), own.get("PORT"), own.get("NAME"))
+    check = check_channels(known, schema, channels, _PARAMETER)
     try:
         with connection.cursor() as cursor:
-            for chunk in split_rows(rows):
-                cursor.execute(insert_sql(schema, _PARAMETER), {"rows": chunk})
+            _insert(cursor, schema, rows, check)
     except sys.modules["django.db.utils"].Error as error:
         if (refusal := make_refusal(error.__cause__)) is None:
             raise

@@ -77,6 +77,8 @@ def stage(  # noqa: PLR0913  a record has this many parts
     Raises:
         InvalidRecord: A field is invalid; nothing was written.
         NotAttached: No pipeline with that channel is attached to the session, or none is given for the connection.
+        ChannelMismatch: The channel is registered with another kind, or with another number of shards.
+        ChannelRetired: The channel was retired.
         StagingError: Postgres refused the record, or the connection is in autocommit mode.
     """
     _refuse_async(target, "stage")
@@ -96,6 +98,8 @@ def stage_many(
     Raises:
         InvalidRecord: A field is invalid; the error names the record, and nothing was written.
         NotAttached: No pipeline with that channel is attached to the session, or none is given for the connection.
+        ChannelMismatch: The channel is registered with another kind, or with another number of shards.
+        ChannelRetired: The channel was retired.
         StagingError: Postgres refused the records, or the connection is in autocommit mode.
     """
     _refuse_async(target, "stage_many")
@@ -122,6 +126,8 @@ def mark_dirty(
     Raises:
         InvalidRecord: A member is invalid; nothing was written.
         NotAttached: No pipeline with that channel is attached to the session, or none is given for the connection.
+        ChannelMismatch: The channel is registered with another kind, or with another number of shards.
+        ChannelRetired: The channel was retired.
         StagingError: Postgres refused the records, or the connection is in autocommit mode.
     """
     _refuse_async(target, "mark_dirty")
@@ -145,6 +151,8 @@ async def stage_async(  # noqa: PLR0913  as stage
     Raises:
         InvalidRecord: A field is invalid; nothing was written.
         NotAttached: No pipeline with that channel is attached to the session, or none is given for the connection.
+        ChannelMismatch: The channel is registered with another kind, or with another number of shards.
+        ChannelRetired: The channel was retired.
         StagingError: Postgres refused the record, or the connection is in autocommit mode.
     """
     row = _make_record(channel, key, action, object, data, headers, options)
@@ -163,6 +171,8 @@ async def stage_many_async(
     Raises:
         InvalidRecord: A field is invalid; the error names the record, and nothing was written.
         NotAttached: No pipeline with that channel is attached to the session, or none is given for the connection.
+        ChannelMismatch: The channel is registered with another kind, or with another number of shards.
+        ChannelRetired: The channel was retired.
         StagingError: Postgres refused the records, or the connection is in autocommit mode.
     """
     rows = _make_rows(channel, records)
@@ -181,6 +191,8 @@ async def mark_dirty_async(
     Raises:
         InvalidRecord: A member is invalid; nothing was written.
         NotAttached: No pipeline with that channel is attached to the session, or none is given for the connection.
+        ChannelMismatch: The channel is registered with another kind, or with another number of shards.
+        ChannelRetired: The channel was retired.
         StagingError: Postgres refused the records, or the connection is in autocommit mode.
     """
     rows = _make_marks(channel, members)
@@ -277,7 +289,7 @@ def _insert(
         _insert_in_session(target, channel, rows, pipeline)
     else:
         schema = _require_pipeline(channel, pipeline, caller).scope.schema
-        insert_directly(target, schema, rows, caller)
+        insert_directly(target, schema, rows, [channel], caller)
     return len(rows)
 
 
@@ -291,7 +303,7 @@ async def _insert_async(
     own: Any = target() if hasattr(target, "session_factory") else target
     if is_async_driver(own):
         schema = _require_pipeline(channel, pipeline, caller).scope.schema
-        await insert_by_async_psycopg(own, schema, rows)
+        await insert_by_async_psycopg(own, schema, rows, [channel])
     elif hasattr(own, "run_sync"):
         await own.run_sync(_insert, channel, rows, pipeline, caller)
     else:
@@ -314,7 +326,7 @@ def _insert_in_session(
     if not rows:
         return
     connection = session.connection(bind_arguments={"clause": staged_records(schema)})
-    insert_rows(connection, schema, rows)
+    insert_rows(connection, schema, rows, [channel])
     nudge.note_staged(session, connection, schema, nudge=attachment.nudge)
 
 

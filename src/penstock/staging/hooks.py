@@ -25,7 +25,7 @@ from sqlalchemy.orm import (
 )
 from sqlalchemy.orm.attributes import get_history, set_committed_value
 
-from penstock.declarations import Change, StagingRule
+from penstock.declarations import Change, Channel, StagingRule
 from penstock.staging import blind_spots, guard
 from penstock.staging import nudge as nudging
 from penstock.staging.rows import Row, insert_rows
@@ -233,17 +233,18 @@ def _after_flush(session: Session, context: UOWTransaction) -> None:
         if not flush.has_plans(mapper):
             blind_spots.warn_if_unattached(session, mapper)
     for attachment in flush.attachments:
-        for connection, rows in _make_rows(flush, attachment, written).items():
-            insert_rows(connection, attachment.pipeline.scope.schema, rows)
-            schema = attachment.pipeline.scope.schema
+        schema = attachment.pipeline.scope.schema
+        for connection, made in _make_rows(flush, attachment, written).items():
+            channels = dict.fromkeys(channel for channel, _ in made)
+            insert_rows(connection, schema, [row for _, row in made], channels)
             nudging.note_staged(session, connection, schema, nudge=attachment.nudge)
 
 
 def _make_rows(
     flush: Flush, attachment: Attachment, written: Iterable[Written]
-) -> dict[Connection, list[Row]]:
+) -> dict[Connection, list[tuple[Channel, Row]]]:
     """Makes the rows of one pipeline, in the order in which the objects were written."""
-    rows: dict[Connection, list[Row]] = {}
+    rows: dict[Connection, list[tuple[Channel, Row]]] = {}
     for state, change, connection in written:
         for plan in attachment.get_plans(state.mapper):
             if change not in plan.rule.on:
@@ -254,7 +255,8 @@ def _make_rows(
                 if other is plan
             )
             row = plan.make_row(change, state.obj(), flush.deleted.get(state, {}))
-            made = [each for each in (*old_marks, row) if each is not None]
+            channel = plan.rule.channel
+            made = [(channel, each) for each in (*old_marks, row) if each is not None]
             if made:
                 rows.setdefault(connection, []).extend(made)
     return rows

@@ -6,7 +6,7 @@ compiled once and prepared once.  The payload is encoded by ``payload`` and inse
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ from penstock.database.quoting import quote
 from penstock.declarations import Channel
 from penstock.errors import StagingError
 from penstock.staging.payload import headers_text, json_text, key_text, label_text
+from penstock.staging.registered import check_channels, known_to_engine, run_check
 
 Row = str
 """A row as JSON: channel, shard, key, action, object, data, headers."""
@@ -92,10 +93,20 @@ def _make_label(value: object, field: str) -> str:
     return known
 
 
-def insert_rows(connection: Connection, schema: str, rows: Sequence[Row]) -> None:
+def insert_rows(
+    connection: Connection, schema: str, rows: Sequence[Row], channels: Collection[Channel]
+) -> None:
     """Inserts the rows in order, in one statement for each 16 million characters.
 
+    Args:
+        connection: In the application's transaction.
+        schema: The Penstock schema.
+        rows: The rows.
+        channels: Their channels.
+
     Raises:
+        ChannelMismatch: A channel is registered with another kind, or with another number of shards.
+        ChannelRetired: A channel was retired.
         StagingError: Postgres refused the rows, or the connection is in AUTOCOMMIT; the text holds no payload.
         sqlalchemy.exc.DBAPIError: The transaction or the connection failed; the application may retry.
     """
@@ -103,6 +114,8 @@ def insert_rows(connection: Connection, schema: str, rows: Sequence[Row]) -> Non
         raise StagingError(
             f"{AUTOCOMMIT}; use a connection or an engine with another isolation level"
         )
+    check = check_channels(known_to_engine(connection), schema, channels)
+    run_check(check, lambda sql, values: connection.execute(text(sql), values).all())
     for chunk in split_rows(rows):
         failure = _try_insert(connection, _make_statement(schema), chunk)
         if failure is not None:

@@ -5,7 +5,8 @@ A nudge ends the pause early; nothing depends on its arrival.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from time import monotonic, sleep
 from typing import Any, Self
@@ -22,7 +23,7 @@ from penstock.database.registry import register_channel, register_consumer
 from penstock.database.revisions import check_revision
 from penstock.database.roles import check_privileges
 from penstock.database.timeouts import Timeouts
-from penstock.errors import ReadOnlyPostgres, ServerUnavailable
+from penstock.errors import ChannelRetired, ConsumerRenamed, ReadOnlyPostgres, ServerUnavailable
 from penstock.journal import check_lineage, check_same_server, server_start_us
 from penstock.pipeline import Pipeline
 from penstock.records import Epoch
@@ -158,13 +159,7 @@ class Streamer:
             declared=self._pipeline.shard_names,
             on_unusable=self._unusable.add,
         )
-        crashpoint("streamer.before_register")
-        for channel in self._pipeline.channels.values():
-            register_channel(connection, scope, channel)
-        crashpoint("streamer.after_channels")
-        for consumer in self._pipeline.consumers.values():
-            register_consumer(connection, scope, consumer)
-        crashpoint("streamer.after_register")
+        self._register(connection)
         self._sequencer = Sequencer(connection, scope, prepare=self._prepare, slices=self._slices)
         self._publisher = self._make_publisher(connection, epoch)
         self._refresh_at, self._newest_tick = 0.0, -1
@@ -173,6 +168,19 @@ class Streamer:
             self._nudges.open()
         share = {} if self._share.is_whole else {"share": str(self._share)}
         log.info("streaming", epoch=epoch, channels=sorted(self._pipeline.channels), **share)
+
+    def _register(self, connection: Connection) -> None:
+        """Registers what the pipeline declares, without what was retired or renamed: the others are streamed."""
+        scope = self._pipeline.scope
+        crashpoint("streamer.before_register")
+        for channel in self._pipeline.channels.values():
+            with _skipping_former(channel=channel.name):
+                register_channel(connection, scope, channel)
+        crashpoint("streamer.after_channels")
+        for consumer in self._pipeline.consumers.values():
+            with _skipping_former(consumer=consumer.name):
+                register_consumer(connection, scope, consumer)
+        crashpoint("streamer.after_register")
 
     def _make_publisher(self, connection: Connection, epoch: Epoch) -> Publisher:
         servers = connection, self._client, self._pipeline.scope
@@ -371,6 +379,14 @@ class Streamer:
         if (error := self._unusable.first_error) is not None:
             raise error
         return published
+
+
+@contextmanager
+def _skipping_former(**name: str) -> Iterator[None]:
+    try:
+        yield
+    except (ChannelRetired, ConsumerRenamed) as error:
+        log.warning("not registered", **name, reason=str(error))
 
 
 def _sleep_until(stop: Callable[[], bool], seconds: float) -> None:

@@ -236,12 +236,17 @@ def _check_checkpoints(
 def _check_unread(
     state: _PostgresState, journal: dict[ShardName, Offset], declared: Collection[ShardName]
 ) -> Iterator[Finding]:
-    """The shards of the journal that no channel has, and those in which a consumer has no checkpoint."""
+    """The shards of the journal that no channel has, and those in which a consumer has no checkpoint.
+
+    What is registered counts: an application that declares more shards stages into some that nobody reads.
+    """
+    channels = {shard.channel for shard in state.registered}
     for shard, end in journal.items():
         begins = state.begins.get(shard, 1)
         if end < begins:
             continue
-        if shard not in state.registered and shard not in declared:
+        is_declared = shard in declared and shard.channel not in channels
+        if shard not in state.registered and not is_declared:
             text = "no channel is registered or declared with this shard, so no consumer reads its records"
             yield _missing("consumers", shard, begins, end, text)
         for consumer in sorted(

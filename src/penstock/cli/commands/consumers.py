@@ -7,11 +7,12 @@ import typer
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command
 from penstock.cli.connections import open_connections
 from penstock.cli.render import say, show, show_json, show_table
-from penstock.operating.consumers import list_consumers, retire
+from penstock.operating.consumers import list_consumers, rename, retire
 from penstock.settings import Settings
 
 consumers = typer.Typer(
-    no_args_is_help=True, help="List or retire registered consumers: retention waits for them."
+    no_args_is_help=True,
+    help="List, rename or retire registered consumers: retention waits for them.",
 )
 
 
@@ -57,9 +58,36 @@ def retire_(
             f"{'retired' if apply else 'would retire'} {name}: {each.shards} checkpoints on {each.channel}, "
             f"{each.lag:,} records not passed, {each.dead_letters:,} dead letters removed"
         )
+    if not found:
+        show(
+            f"{'freed' if apply else 'would free'} {name}: the name that a consumer had before it was renamed"
+        )
     if declared:
         say(
             f"The pipeline still declares {name}: when it or the streamer starts, it is registered again as a new consumer."
         )
     if not apply:
         say(NOTHING_CHANGED)
+
+
+@consumers.command("rename")
+@command()
+def rename_(
+    settings: Settings,
+    name: Annotated[str, typer.Argument(help="Name of the consumer now.")],
+    new: Annotated[str, typer.Argument(help="Its name from now on.")],
+    apply: Apply = False,
+) -> None:
+    """Rename a consumer. Its checkpoints and dead letters stay; a worker with the old name stops."""
+    with open_connections(settings, "consumers") as servers:
+        found = rename(servers.connection, name, new, apply=apply, scope=servers.scope)
+    for each in found:
+        show(
+            f"{'renamed' if apply else 'would rename'} {name} to {new}: {each.shards} checkpoints on {each.channel}, "
+            f"{each.passed:,} records passed, {each.lag:,} not passed, {each.dead_letters:,} dead letters"
+        )
+    say(
+        f"Now deploy workers that declare the consumer as {new}; those that still declare {name} stop."
+        if apply
+        else NOTHING_CHANGED
+    )

@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 from penstock.batches import compress
 from penstock.database.quoting import quote
-from penstock.database.registry import RegisteredChannel, registered_channels, what_to_do
+from penstock.database.registration import what_to_do
+from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.revisions import (
     find_revision,
     how_to_upgrade,
@@ -147,7 +148,8 @@ def declared(context: CheckContext) -> Iterator[CheckResult]:
             "channels",
             f"{each.records:,} records (the first is {each.first}) are for {str(each.shard)!r}, whose channel is not registered, "
             "or lacks the shard: they are not published",
-            "declare it in the pipeline, and run penstock stream",
+            "declare the channel, with the shards that are registered, in the pipeline of the streamer and in that of the "
+            "application; penstock channels list shows them",
         )
     yield from _check_compression(context)
     if context.pipeline is None:
@@ -197,7 +199,7 @@ def _report_declared(declared: Channel, registered: RegisteredChannel | None) ->
     return CheckResult.error(
         "channels",
         f"{name} is declared as {declared.kind} of {declared.shards} shards, but registered as {registered.kind} of {runs_as} shards",
-        what_to_do(declared, registered),
+        what_to_do(declared, registered.kind, runs_as),
     )
 
 

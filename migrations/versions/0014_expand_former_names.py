@@ -1,0 +1,67 @@
+"""Names of channels and consumers that are renamed or retired, and the question of a producer how a channel is registered.
+
+Revision ID: penstock_0014_since_0013
+Revises: penstock_0013
+Create Date: 2026-11-23
+"""
+
+from penstock.database.migrating import execute
+
+revision = "penstock_0014_since_0013"
+down_revision = "penstock_0013"
+branch_labels = None
+depends_on = None
+
+FORMER_CHANNELS = """
+-- Names that no channel may be registered with any more.  Records that are still staged for them are those of the
+-- successor; null after the channel was retired: nothing may be staged for it.
+CREATE TABLE {schema}.former_channels (
+    channel   text        PRIMARY KEY,
+    successor text,
+    ended_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+"""
+
+# A producer may not read the tables.  No row: a channel that is not registered yet.  `fits`: a channel that is declared with
+# this kind and number of shards may be used.  Every number that the channel has had will do: since it was changed, the key
+# decides the shard, when the record is sequenced.
+CHECK_CHANNEL = """
+CREATE FUNCTION {schema}.check_channel(of_channel text, of_kind text, of_shards integer)
+RETURNS TABLE (kind text, shards integer, fits boolean, is_former boolean, successor text)
+LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    SELECT c.kind, (c.shards || c.generations)[1 + cardinality(c.generations)],
+           c.kind = of_kind AND of_shards = ANY (c.shards || c.generations),
+           f.channel IS NOT NULL,
+           f.successor
+    FROM (SELECT of_channel AS channel) asked
+    LEFT JOIN {schema}.former_channels f ON f.channel = asked.channel
+    LEFT JOIN {schema}.channels c ON c.channel = coalesce(f.successor, asked.channel)
+    WHERE f.channel IS NOT NULL OR c.channel IS NOT NULL;
+END
+"""
+
+ONLY_GRANTED = "REVOKE ALL ON FUNCTION {schema}.check_channel(text, text, integer) FROM PUBLIC"
+
+
+# A worker that still has the old name would be a new consumer, and apply again what the other one has applied.
+FORMER_CONSUMERS = """
+CREATE TABLE {schema}.former_consumers (
+    consumer  text        PRIMARY KEY,
+    successor text        NOT NULL,
+    ended_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+"""
+
+
+def upgrade() -> None:
+    execute(FORMER_CHANNELS, CHECK_CHANNEL, ONLY_GRANTED, FORMER_CONSUMERS)
+
+
+def downgrade() -> None:
+    execute(
+        "DROP TABLE {schema}.former_consumers",
+        "DROP FUNCTION {schema}.check_channel",
+        "DROP TABLE {schema}.former_channels",
+    )

@@ -1,0 +1,64 @@
+"""Compares a declared channel with what is registered.  Needs no driver: an application that only stages has none of ours."""
+
+from dataclasses import dataclass
+
+from penstock.declarations import Channel
+from penstock.errors import ChannelMismatch, ChannelRetired
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What the function ``check_channel`` answers of a channel's name.
+
+    Attributes:
+        kind: Kind of the channel that is registered with it, or with the name of its successor; None if none is.
+        shards: Number of that channel's shards.
+        fits: Whether the declared kind and number of shards may be used; None if no channel is registered.
+        is_former: Whether the channel was renamed or retired.
+        successor: The channel's new name, if it was renamed.
+    """
+
+    kind: str | None
+    shards: int | None
+    fits: bool | None
+    is_former: bool
+    successor: str | None
+
+
+def check_declared(channel: Channel, found: Registration) -> None:
+    """Checks that a channel may be used as it is declared.
+
+    Raises:
+        ChannelMismatch: It is registered with another kind, or with another number of shards.
+        ChannelRetired: It was retired.
+    """
+    if found.is_former and found.successor is None:
+        raise ChannelRetired(
+            f"channel {channel.name} was retired: nothing can be staged for it, or read from it. Remove it from the "
+            f"pipeline; or begin it anew: penstock channels adopt {channel.name} --apply"
+        )
+    if found.kind is None or found.fits:
+        return
+    raise ChannelMismatch(
+        f"channel {channel.name} is declared as {_describe(channel.kind, channel.shards)}, and registered as "
+        f"{_describe(found.kind, found.shards)}: records would go where nobody reads them, and keys change their shards. "
+        f"{what_to_do(channel, found.kind, found.shards, found.successor)}"
+    )
+
+
+def what_to_do(
+    channel: Channel, kind: str, shards: int | None, successor: str | None = None
+) -> str:
+    """What to do about a channel that is registered with another kind or number of shards than it is declared."""
+    if kind != channel.kind:
+        return "Declare it as it is registered, or a channel of another name"
+    if kind != "log":
+        return f"Declare shards={shards}, or a channel of another name"
+    return (
+        f"Declare shards={shards}, or change what is registered first: penstock channels reshard "
+        f"{successor or channel.name} --shards {channel.shards}"
+    )
+
+
+def _describe(kind: str, shards: int | None) -> str:
+    return f"{'an' if kind == 'ick' else 'a'} {kind} of {shards} shards"

@@ -1,0 +1,291 @@
+"""Removes a channel for good, while the others are streamed; and frees its name.
+
+registry        one transaction: from now on, nobody stages, streams or consumes the channel
+pause           streamers at work read the registry once a second
+keys in Redis   before the journal: a log without a journal would look like lost commits
+journal         in parts, with the records that it names
+keys, again     a streamer that was suspended in the middle of a call may have written one
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from time import sleep
+
+import psycopg
+import structlog
+
+from penstock.channels.queue.inspection import keys_to_delete
+from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
+from penstock.channels.server import RedisClient, redis_errors
+from penstock.crashpoints import crashpoint
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
+from penstock.database.statements import statements
+from penstock.errors import Refused, Unknown
+from penstock.kinds import MAX_SHARDS
+from penstock.records import DEFAULT_SCOPE, Scope, Shard, ShardName
+
+log = structlog.get_logger("penstock.operator")
+
+SETTLE_S = 3.0
+"""Pause after which every streamer at work has read the registry, in seconds: it does so once a second."""
+
+ENTRIES_A_TIME = 100
+"""Rows of the journal that are removed in one transaction."""
+
+LOCK_TIMEOUT_S = 10
+"""How long it waits for handlers that hold a checkpoint of the channel: as long, nothing is sequenced."""
+
+_SHARDS_A_TIME = 500
+
+_TELLING = 9
+"""How many of a shard's keys are looked for: one of these is there if there is anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftReader:
+    """A consumer of a channel that is to be retired.
+
+    Attributes:
+        consumer: Its name.
+        unread: Records of the channel that it has not passed.
+        dead_letters: Number of its dead letters there.
+    """
+
+    consumer: str
+    unread: int
+    dead_letters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retirement:
+    """What the retirement of a channel removes.
+
+    Attributes:
+        channel: Its name.
+        kind: Its kind; None if it was retired before, and something of it is left.
+        shards: Number of its shards.
+        records: Records that the journal has.
+        staged: Records that are committed and have no offset yet.
+        outstanding: Of a queue: records that are not done.
+        readers: Its consumers.
+        keys: Number of its keys in Redis.
+        applied: Whether it was carried out.
+    """
+
+    channel: str
+    kind: str | None
+    shards: int
+    records: int
+    staged: int
+    outstanding: int
+    readers: tuple[LeftReader, ...]
+    keys: int
+    applied: bool = False
+
+    @property
+    def unread(self) -> int:
+        """Records that somebody has not read, or not applied."""
+        if self.kind == "queue":
+            return self.outstanding
+        if not self.readers:
+            return self.records + self.staged
+        return self.staged + sum(each.unread + each.dead_letters for each in self.readers)
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """A name that may be used again.
+
+    Attributes:
+        channel: The name.
+        applied: Whether it was carried out.
+    """
+
+    channel: str
+    applied: bool
+
+
+def retire_channel(  # noqa: PLR0913  how it is done
+    connection: Connection,
+    client: RedisClient,
+    channel: str,
+    *,
+    discard: bool = False,
+    apply: bool = False,
+    scope: Scope = DEFAULT_SCOPE,
+    pause: Callable[[float], None] = sleep,
+) -> Retirement:
+    """Plans the removal of a channel with everything that it holds; with ``apply``, carries it out.
+
+    Afterwards nothing can be staged for it, and nobody can read it, until ``adopt_channel``.  It may be repeated: after a
+    failure, and for records that were staged while it ran.
+
+    Args:
+        connection: In autocommit mode; as the owner of the tables.
+        client: The Redis that holds the channel.
+        channel: Its name.
+        discard: Also if records have not been read, which are lost.
+        apply: Carry the plan out.
+        scope: Schema and namespace.
+        pause: Waits until streamers at work have read the registry.
+
+    Raises:
+        Unknown: No channel of that name is registered, and none was retired.
+        Refused: Records have not been read, and ``discard`` is false.
+        ServerUnavailable: Postgres or Redis does not answer; repeat it.
+    """
+    sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
+    lock = statements("penstock.database", scope.schema)["lock_channel"]
+    with lock_errors(f"retiring {channel}"), connection.transaction():
+        if apply:  # the row first: retention holds it while it removes from the journal
+            connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
+            connection.execute(sql["lock_registry"])
+            connection.execute(lock, key)
+            connection.execute(sql["lock_ticks"])
+        plan = _plan(connection, client, channel, scope)
+        if plan.unread and not discard and apply:
+            raise Refused(
+                f"{channel}: {plan.unread:,} records have not been read, and would be lost. Let its consumers finish; or lose "
+                f"them: penstock channels retire {channel} --discard --apply"
+            )
+        if apply:
+            connection.execute(sql["retire_channel"], key)
+    if not apply:
+        return plan
+    crashpoint("retire.after_registry")
+    pause(SETTLE_S)
+    _delete_keys(client, channel, plan.shards, scope)
+    _remove_records(connection, channel, scope)
+    crashpoint("retire.after_journal")
+    _delete_keys(client, channel, plan.shards, scope)
+    log.warning(
+        "channel retired",
+        channel=channel,
+        kind=plan.kind,
+        records=plan.records + plan.staged,
+        unread=plan.unread,
+        consumers=[each.consumer for each in plan.readers],
+        dead_letters=sum(each.dead_letters for each in plan.readers),
+    )
+    return replace(plan, applied=True)
+
+
+def adopt_channel(
+    connection: Connection,
+    client: RedisClient,
+    channel: str,
+    *,
+    apply: bool = False,
+    scope: Scope = DEFAULT_SCOPE,
+) -> Adoption:
+    """Plans that the name of a retired channel may be used again, for a new channel; with ``apply``, carries it out.
+
+    Raises:
+        Unknown: No channel of that name was retired.
+        Refused: Something of the retired channel is left, which the new one would take for its own.
+        ServerUnavailable: Postgres or Redis does not answer.
+    """
+    sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
+    with postgres_errors(f"adopting {channel}"), connection.transaction():
+        if connection.execute(sql["former_channel"], key).fetchone() != (None,):
+            raise Unknown(
+                f"no channel {channel!r} was retired: a name that never was, or is in use, need not be adopted"
+            )
+        left = _plan(connection, client, channel, scope)
+        if left.records or left.staged or left.keys:
+            raise Refused(
+                f"{channel}: {left.records + left.staged:,} records and {left.keys} keys in Redis are left of the retired "
+                f"channel. Remove them first: penstock channels retire {channel} --discard --apply"
+            )
+        if apply:
+            connection.execute(sql["adopt_channel"], key)
+    if apply:
+        log.warning("channel adopted", channel=channel)
+    return Adoption(channel, applied=apply)
+
+
+@contextmanager
+def lock_errors(doing: str) -> Iterator[None]:
+    """As ``postgres_errors``; a lock that is not to be had is ``Refused``."""
+    try:
+        with postgres_errors(doing):
+            yield
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+        raise Refused(
+            f"{doing}: a handler or an operator holds what it needs for longer than {LOCK_TIMEOUT_S} s; nothing was changed. "
+            "Try again, or stop the consumer first"
+        ) from error
+
+
+def _plan(connection: Connection, client: RedisClient, channel: str, scope: Scope) -> Retirement:
+    sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
+    [(kind, shards, records, staged)] = connection.execute(sql["channel_contents"], key).fetchall()
+    if kind is None and connection.execute(sql["former_channel"], key).fetchone() != (None,):
+        listed = connection.execute(sql["list_channels"]).fetchall()
+        names = ", ".join(sorted(row[0] for row in listed)) or "none"
+        raise Unknown(f"no channel {channel!r} is registered; there are: {names}")
+    outstanding = 0
+    if kind == "queue":
+        [(outstanding,)] = connection.execute(sql["outstanding_jobs"], key).fetchall()
+    readers = connection.execute(sql["channel_readers"], key).fetchall()
+    # How many shards a retired channel had is not known any more.
+    shards = MAX_SHARDS if kind is None else shards
+    return Retirement(
+        channel,
+        kind,
+        shards,
+        records,
+        staged,
+        outstanding,
+        tuple(LeftReader(*row) for row in readers),
+        _count_keys(client, channel, shards, scope),
+    )
+
+
+def _keys(channel: str, number: int, scope: Scope) -> list[str]:
+    """Every key that a shard may have, of any kind."""
+    shard = ShardName(channel, Shard(number))
+    ick = ick_shard_keys(scope.namespace, shard)
+    own = ick.ick
+    return [
+        log_keys(scope.namespace, shard).epoch,
+        *(own.version, own.dirty, own.reserved, own.fence, own.held, ick.progress),
+        f"{queue_keys(scope.namespace, shard).root}q-limits",
+        *keys_to_delete(scope.namespace, shard),
+    ]
+
+
+def _count_keys(client: RedisClient, channel: str, shards: int, scope: Scope) -> int:
+    """How many keys the channel has in Redis, of a shard those that show that there is something."""
+    count = 0
+    with redis_errors(f"looking for keys of {channel}"):
+        for start in range(0, shards, _SHARDS_A_TIME):
+            pipeline = client.pipeline(transaction=False)
+            for number in range(start, min(shards, start + _SHARDS_A_TIME)):
+                for key in _keys(channel, number, scope)[:_TELLING]:
+                    pipeline.exists(key)
+            count += sum(pipeline.execute())
+    return count
+
+
+def _delete_keys(client: RedisClient, channel: str, shards: int, scope: Scope) -> None:
+    """Deletes the keys of all shards, one after the other: those of one are in one slot of a Cluster."""
+    with redis_errors(f"deleting the keys of {channel}"):
+        for number in range(shards):
+            client.delete(*_keys(channel, number, scope))
+
+
+def _remove_records(connection: Connection, channel: str, scope: Scope) -> None:
+    """Removes the journal's rows and the records, in many short transactions."""
+    sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
+    with postgres_errors(f"removing the records of {channel}"):
+        while True:
+            [(entries, _)] = connection.execute(
+                sql["remove_journal"], {**key, "entries": ENTRIES_A_TIME}
+            ).fetchall()
+            if not entries:
+                break
+        connection.execute(sql["remove_waiting"], key)
+        connection.execute(sql["remove_staged"], key)

@@ -1,0 +1,245 @@
+"""Registered channels are listed, retired, and their names brought back."""
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+from sqlalchemy.orm import Session
+
+from fixtures.flow import ReadLog, running, stage_rows
+from penstock import Ick, Log, Pipeline, Queue, stage
+from penstock.channels.log import read
+from penstock.consuming import LogWorker
+from penstock.database.connections import Connection
+from penstock.errors import ChannelRetired, Refused, Unknown
+from penstock.operating.channels import (
+    adopt_channel,
+    list_channels,
+    retire_channel,
+)
+from penstock.operating.status import status
+from penstock.records import BEGINNING, Record, ShardName
+from penstock.staging import mark_dirty
+from penstock.streaming import Streamer
+from penstock.testing import drained, eventually
+
+old = Log("old", shards=2, keep=timedelta(hours=1))
+kept = Log("kept", shards=2, keep=timedelta(hours=1))
+dirty = Ick("dirty", shards=2)
+jobs = Queue("jobs", shards=2)
+
+
+@pytest.fixture
+def pipeline() -> Pipeline:
+    """Two logs, an Ick and a queue, and a consumer of a log."""
+    made = Pipeline([old, kept, dirty, jobs])
+
+    @made.consumer(reads=old)
+    def reader(_session: Session, _records: Sequence[Record]) -> None:
+        """Does nothing."""
+
+    return made
+
+
+@pytest.fixture
+def filled(
+    pipeline: Pipeline, connection: Connection, database_url: str, redis_url: str
+) -> Iterator[Streamer]:
+    """All of them have records, in Redis too."""
+    for channel in (old, kept):
+        stage_rows(connection, channel, 20)
+    with psycopg.connect(database_url) as own:
+        mark_dirty(own, dirty, range(20), pipeline=pipeline)
+        for number in range(20):
+            stage(
+                own,
+                jobs,
+                tenant=f"t{number}",
+                action="a",
+                object="o",
+                data=number,
+                pipeline=pipeline,
+            )
+    with Streamer(pipeline, database_url, redis_url) as streamer:
+        streamer.drain()
+        yield streamer
+
+
+def find_keys(client: redis.Redis, channel: str) -> list[bytes]:
+    return [*client.scan_iter(match=f"*{{{channel}/*", count=10_000)]
+
+
+def retire(connection: Connection, client: redis.Redis, name: str, **options: Any) -> Any:
+    return retire_channel(connection, client, name, pause=lambda _: None, **options)
+
+
+@pytest.mark.usefixtures("filled")
+def test_the_registered_channels_are_listed(connection: Connection) -> None:
+    found = {each.channel: each for each in list_channels(connection, Pipeline([old]))}
+
+    assert [*found] == ["dirty", "jobs", "kept", "old"]
+    assert (found["old"].kind, found["old"].shards, found["old"].records) == ("log", 2, 20)
+    assert (found["old"].consumers, found["old"].keep_s) == (("reader",), 3600.0)
+    assert [name for name, each in found.items() if each.declared is False] == [
+        "dirty",
+        "jobs",
+        "kept",
+    ]
+
+
+@pytest.mark.usefixtures("filled")
+@pytest.mark.parametrize("name", ["old", "kept", "dirty", "jobs"])
+def test_a_channel_whose_records_are_unread_is_retired_only_if_they_may_be_lost(
+    connection: Connection, redis_client: redis.Redis, name: str
+) -> None:
+    before = connection.execute("SELECT count(*) FROM penstock.staged_records").fetchone()
+    plan = retire(connection, redis_client, name)
+    assert (plan.unread, plan.applied) == (20, False)
+
+    with pytest.raises(Refused, match=rf"20 records.*penstock channels retire {name} --discard"):
+        retire(connection, redis_client, name, apply=True)
+
+    assert connection.execute("SELECT count(*) FROM penstock.staged_records").fetchone() == before
+    assert len(list_channels(connection)) == 4
+    assert find_keys(redis_client, name)
+
+
+@pytest.mark.usefixtures("filled")
+@pytest.mark.parametrize("name", ["old", "kept", "dirty", "jobs"])
+def test_nothing_is_left_of_a_retired_channel_and_the_others_stay(
+    connection: Connection, redis_client: redis.Redis, name: str
+) -> None:
+    others = {each: len(find_keys(redis_client, each)) for each in ("old", "kept", "dirty", "jobs")}
+    del others[name]
+
+    assert retire(connection, redis_client, name, discard=True, apply=True).applied
+
+    assert find_keys(redis_client, name) == []
+    for table in ("channels", "journal", "checkpoints", "staged_records", "waiting_records"):
+        left = f"SELECT count(*) FROM penstock.{table} WHERE channel = %s".encode()
+        assert connection.execute(left, (name,)).fetchone() == (0,), table
+    assert {each: len(find_keys(redis_client, each)) for each in others} == others
+    assert [*others] == [each for each in ("old", "kept", "dirty", "jobs") if each != name]
+
+
+def test_what_everybody_has_read_needs_no_permission_to_be_lost(
+    filled: Streamer,
+    pipeline: Pipeline,
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+    redis_client: redis.Redis,
+) -> None:
+    filled.close()
+    assert drained(pipeline, database_url, redis_url)["reader"] == 20
+
+    assert retire(connection, redis_client, "old", apply=True).unread == 0
+
+
+def test_users_of_a_retired_channel_are_refused_and_the_streamer_goes_on(
+    filled: Streamer,
+    pipeline: Pipeline,
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+    redis_client: redis.Redis,
+    logged: ReadLog,
+) -> None:
+    """Guarantee 22: the error names the command that brings the name back."""
+    filled.close()
+    retire(connection, redis_client, "old", discard=True, apply=True)
+    record: dict[str, Any] = {"key": "k", "action": "a", "object": "o", "data": {}}
+
+    with (
+        psycopg.connect(database_url) as own,
+        pytest.raises(ChannelRetired, match="penstock channels adopt old --apply"),
+    ):
+        stage(own, old, **record, pipeline=Pipeline([old]))
+    worker = LogWorker(pipeline, pipeline.get_consumer("reader"), database_url, redis_url)
+    with pytest.raises(ChannelRetired):
+        worker.open()
+    worker.close()
+    stage_rows(connection, kept, 5, "more")
+    with Streamer(pipeline, database_url, redis_url) as streamer:
+        streamer.drain()
+
+    assert sum(map(len, logged(kept).values())) == 25
+    assert "old" not in {each.channel for each in list_channels(connection)}
+
+
+def test_a_name_is_adopted_once_nothing_is_left_of_the_retired_channel(
+    filled: Streamer,
+    pipeline: Pipeline,
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+    redis_client: redis.Redis,
+    logged: ReadLog,
+) -> None:
+    filled.close()
+    with pytest.raises(Unknown):
+        adopt_channel(connection, redis_client, "old", apply=True)
+    retire(connection, redis_client, "old", discard=True, apply=True)
+    stage_rows(connection, old, 3)  # by an application that has not noticed
+    with pytest.raises(Refused, match=r"3 records and 0 keys .* retire old --discard --apply"):
+        adopt_channel(connection, redis_client, "old", apply=True)
+    assert retire(connection, redis_client, "old", discard=True, apply=True).staged == 3
+
+    assert adopt_channel(connection, redis_client, "old", apply=True).applied
+    stage_rows(connection, old, 5)
+    with Streamer(pipeline, database_url, redis_url) as streamer:
+        streamer.drain()
+
+    assert sorted(r.offset for r in logged(old)[old.shard_names[0]])[:1] == [1]
+    assert sum(map(len, logged(old).values())) == 5
+
+
+def test_an_unknown_channel_is_refused_with_the_list_of_channels(
+    filled: Streamer, connection: Connection, redis_client: redis.Redis
+) -> None:
+    filled.close()
+    with pytest.raises(Unknown, match="there are: dirty, jobs, kept, old"):
+        retire(connection, redis_client, "odl", apply=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["old", "dirty", "jobs"])
+def test_a_channel_is_retired_under_a_streamer_that_publishes_it(
+    pipeline: Pipeline,
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+    redis_client: redis.Redis,
+    name: str,
+) -> None:
+    """The streamer goes on with the other channels, and writes no key of the retired one again."""
+    channel = pipeline.channels[name]
+
+    def produce(stop: Callable[[], bool]) -> None:
+        with psycopg.connect(database_url, autocommit=True) as own:
+            while not stop():
+                for each in (channel, kept):
+                    stage_rows(own, each, 50)  # type: ignore[arg-type]  # of any kind
+
+    streamer = Streamer(pipeline, database_url, redis_url)
+    with running(produce, streamer.run):
+        eventually(lambda: bool(find_keys(redis_client, name)), "it is published")
+        retire_channel(connection, redis_client, name, discard=True, apply=True)
+        tail = published(redis_client)
+        eventually(lambda: published(redis_client) > tail + 500, "the other one goes on")
+        assert find_keys(redis_client, name) == []
+
+    found = status(connection, redis_client, pipeline)
+    assert {each.channel: each.kind for each in found.channels}[kept.name] == "log"
+    assert retire(connection, redis_client, name, discard=True, apply=True).keys == 0
+
+
+def published(client: redis.Redis) -> int:
+    """Number of records in the log that stays."""
+    return sum(
+        len([*read(client, "penstock", ShardName("kept", shard.shard), BEGINNING, 1_000_000)])
+        for shard in kept.shard_names
+    )
