@@ -33,9 +33,21 @@ if changed then
 end
 
 local next_offset, tail, mark = at, -1, nil
+local ahead, place, of_one_record = {}, 0, false
+
+-- The entry that holds the next offset, or the first one after it.  Entries of one record are read several at a time.
+local function next_entry(room)
+  place = place + 1
+  if not ahead[place] then
+    local most_ahead = of_one_record and math.min(room, 100) or 1
+    ahead, place = redis.call("XRANGE", stream, id_of(next_offset), "+", "COUNT", most_ahead), 1
+  end
+  return ahead[place]
+end
+
 local function take_new(room)
   while room > 0 do
-    local entry = redis.call("XRANGE", stream, id_of(next_offset), "+", "COUNT", 1)[1]
+    local entry = next_entry(room)
     local first, identity, refusal, _
     if entry then
       first, identity = describe(entry)
@@ -61,7 +73,7 @@ local function take_new(room)
     local last = math.min(offset_of(entry[1]), next_offset + room - 1)
     add_item(entry, next_offset, last, 1)
     room, next_offset, is_fresh = room - (last - next_offset + 1), last + 1, false
-    mark = {entry[1], identity}
+    mark, of_one_record = {entry[1], identity}, #entry[2] == 2 * RECORD_FIELDS
   end
 end
 

@@ -68,15 +68,35 @@ def test_a_reader_that_has_given_up_waiting_leaves_the_line(
     assert not redis_client.keys("*wake*")
 
 
+def pretend_to_wait(client: redis.Redis, ms: int) -> None:
+    """Puts another reader into the line, which was heard of ``ms`` before it is out."""
+    client.zadd(f"{CURSOR}:places", {"another": 1})
+    seconds, micros = client.time()
+    client.zadd(f"{CURSOR}:heard", {"another": seconds * 1000 + micros // 1000 + ms})
+
+
 def test_a_reader_that_does_not_wait_takes_its_share_of_what_is_there(
     packed: GroupedLog, reader: Reader, redis_client: redis.Redis
 ) -> None:
-    redis_client.zadd(f"{CURSOR}:places", {"another": 1})
     packed.append(6)
     group = reader()
-    redis_client.zadd(f"{CURSOR}:heard", {"another": int(redis_client.time()[0]) * 1000 + 1400})
+    pretend_to_wait(redis_client, 1400)
 
     assert offsets(group.read()) == [1, 2, 3]
+
+
+def test_a_reader_that_comes_lets_those_who_wait_go_first(
+    packed: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    """For a moment: the other one may be dead."""
+    packed.append(6)
+    group = reader()
+    pretend_to_wait(redis_client, 1400)
+    began = monotonic()
+    taken = group.read(block_s=10)
+
+    assert 0.1 <= monotonic() - began < 8
+    assert offsets(taken)[:3] == [1, 2, 3]
 
 
 def test_a_log_that_has_lost_its_end_is_refused_until_it_is_whole_again(
@@ -120,9 +140,10 @@ def test_pending_records_beyond_the_end_of_the_log_are_not_taken_for_evicted(
     group = reader(retry_s=0.02, evicted="skip")
     group.read()
     redis_client.delete(work.stream())
+    eventually(lambda: next(iter(group.states().values())).due == 3, "they are due")
 
     with pytest.raises(LogDiverged):
-        group.read(block_s=5)
+        group.read()
     work.append(3, first=1)
     assert offsets(group.read(block_s=5)) == [1, 2, 3]
 
@@ -156,6 +177,7 @@ def test_an_epoch_that_began_with_other_records_moves_the_cursor_back_once_and_l
 
     with pytest.raises(LogDiverged, match="epoch 2 of the log has other records from 4 on"):
         group.read()
+    assert next(iter(group.states().values())).pending == 3, "the lost ones are forgotten"
     assert offsets(other.read()) == [4, 5, 6, 7, 8]
     [state] = group.states().values()
     assert (state.rewound, state.pending) == (1, 8)
