@@ -2,14 +2,17 @@
 -- keys: stream, newest_epoch, cursor, state, due, pending
 --
 -- cursor   the next offset, as text: a plain SET moves it
--- state    at, the cursor as the scripts left it; epoch, the log's then; mark and identity, the last entry that was read;
+-- state    at, the cursor as the scripts left it; epoch, the log's then; mark, identity and writer, the last entry that was read;
 --          fresh, 1 if the log held nothing when the group began; and counts
 -- due      the pending offsets, by the time in milliseconds when something happens to them next
 -- pending  of each of them: when it expires or 0, and how often it was delivered
 
 local time = redis.call("TIME")
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local epoch = tonumber(redis.call("GET", newest_epoch) or "0") or 0
+-- A number in a pipeline; the mark of the log without one.
+local epoch_text = redis.call("GET", newest_epoch) or ""
+local epoch = tonumber(epoch_text) or 0
+local writer = not tonumber(epoch_text) and epoch_text or ""
 
 local function text_of(number)
   return string.format("%.0f", number)

@@ -25,11 +25,12 @@ local function follow_epoch(at, before)
   end
 end
 
--- The last entry that was read must be the same one, if it is still there.
+-- The last entry that was read must be the same one, if it is still there, and the log that of the same writers.
 local function check_mark()
-  local mark, identity = unpack(redis.call("HMGET", state, "mark", "identity"))
+  local mark, identity, written_by = unpack(redis.call("HMGET", state, "mark", "identity", "writer"))
   local marked = mark and redis.call("XRANGE", stream, mark, mark)[1]
-  if marked and select(2, describe(marked)) ~= identity then
+  local is_other = mark and written_by and written_by ~= writer and epoch_text ~= ""
+  if is_other or (marked and select(2, describe(marked)) ~= identity) then
     return {"differs", offset_of(mark) or 0}
   end
 end

@@ -100,7 +100,7 @@ if next_offset > at then
   add_to("delivered", count_items(again + 1))
 end
 if mark then
-  redis.call("HSET", state, "mark", mark[1], "identity", mark[2])
+  redis.call("HSET", state, "mark", mark[1], "identity", mark[2], "writer", writer)
 end
 add_to("redelivered", count_items(1) - count_items(again + 1))
 add_to("dropped", count_ranges(dropped))

@@ -13,6 +13,7 @@ import redis
 from channels.groups.conftest import GroupedLog, Reader
 from fixtures.roles import UrlFor
 from fixtures.topologies import Cluster
+from penstock import Log
 from penstock.channels.log.groups import AsyncLogGroup, LogGroup
 from penstock.channels.server import connect_redis
 from penstock.errors import AppendRefused, DeclarationError
@@ -224,6 +225,11 @@ def test_a_consumer_of_the_pipeline_has_the_rights_and_a_viewer_sees_the_states(
 def test_an_option_out_of_range_is_refused(reader: Reader, options: dict[str, str]) -> None:
     with pytest.raises(DeclarationError):
         reader(**options)
+
+
+def test_a_channel_of_a_pipeline_has_its_number_of_shards(redis_client: redis.Redis) -> None:
+    assert LogGroup(redis_client, Log("work", shards=3), "mailers").options.shards == 3
+    assert LogGroup(redis_client, Log("work", shards=3), "mailers", shards=7).options.shards == 7
 
 
 def test_a_count_or_a_range_out_of_range_is_refused(reader: Reader) -> None:

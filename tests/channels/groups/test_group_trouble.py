@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from channels.groups.conftest import GroupedLog, Reader
+from penstock.channels.log import LogWriter
 from penstock.errors import DamagedEntry, ForeignLog, GroupLost, LogDiverged
 from penstock.records import Record
 from penstock.testing import eventually
@@ -162,6 +163,26 @@ def test_a_log_with_other_records_at_the_same_offsets_is_refused(
         group.read()
     group.rewind(0, "first")
     assert offsets(group.read()) == [1, 2, 3, 4, 5]
+
+
+def test_a_log_that_was_deleted_and_written_anew_is_refused(
+    redis_client: redis.Redis, redis_url: str, reader: Reader
+) -> None:
+    """Its entries may begin and end elsewhere, so that no entry tells."""
+    group = reader()
+    with LogWriter.connect(redis_url, "work") as writer:
+        writer.append([1, 2, 3])
+        assert offsets(group.read(2)) == [1, 2]
+        writer.append([4])
+        assert offsets(group.read()) == [3, 4]
+        redis_client.delete("penstock:{work/0}:log", "penstock:{work/0}:epoch")
+    with LogWriter.connect(redis_url, "work") as writer:
+        writer.append([*range(9)])
+
+    with pytest.raises(LogDiverged, match="another log"):
+        group.read()
+    group.rewind(0, "first")
+    assert len(group.read()) == 9
 
 
 def test_an_epoch_that_began_with_other_records_moves_the_cursor_back_once_and_loudly(

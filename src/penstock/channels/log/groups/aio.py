@@ -11,6 +11,7 @@ from penstock.channels.log.groups.results import GroupState, Taken
 from penstock.channels.log.groups.running import drive_async
 from penstock.channels.log.groups.steps import Steps
 from penstock.channels.server import connect_redis_async, redis_errors
+from penstock.kinds import Log
 from penstock.records import Offset, OffsetRange, Record, ShardName
 
 T = TypeVar("T")
@@ -24,23 +25,23 @@ class AsyncLogGroup:
     A reader that was cancelled while it waited keeps its place in the line for 1.5 seconds.
     """
 
-    def __init__(self, client: Any, log: str, group: str, **options: Any) -> None:
+    def __init__(self, client: Any, log: Log | str, group: str, **options: Any) -> None:
         """Sets up; nothing is sent.
 
         Args:
             client: A client of ``redis.asyncio``, which does not decode replies.
-            log: Name of the log.
+            log: A channel of a pipeline, or the name of a log.
             group: Name of the group.
-            options: Those of ``GroupOptions``.
+            options: Those of ``GroupOptions``; ``shards`` is the channel's number, if one is given.
 
         Raises:
             DeclarationError: A name or an option is out of range.
         """
-        self.options = GroupOptions(log, group, **options)
+        self.options = GroupOptions.make(log, group, options)
         self._client, self._reader = client, GroupReader(self.options)
 
     @classmethod
-    def connect(cls, url: str, log: str, group: str, **options: Any) -> Self:
+    def connect(cls, url: str, log: Log | str, group: str, **options: Any) -> Self:
         """As ``LogGroup.connect``; ``aclose`` closes the connection."""
         return cls(connect_redis_async(url), log, group, **options)
 

@@ -11,6 +11,7 @@ from penstock.channels.log.groups.results import GroupState, Taken
 from penstock.channels.log.groups.running import drive
 from penstock.channels.log.groups.steps import Steps
 from penstock.channels.server import RedisClient, connect_redis, redis_errors
+from penstock.kinds import Log
 from penstock.records import Offset, OffsetRange, Record, ShardName
 
 T = TypeVar("T")
@@ -26,23 +27,23 @@ class LogGroup:
     fails, before it has done the work.  With ``retry_s`` it is delivered at least once: again, until it is acknowledged.
     """
 
-    def __init__(self, client: RedisClient, log: str, group: str, **options: Any) -> None:
+    def __init__(self, client: RedisClient, log: Log | str, group: str, **options: Any) -> None:
         """Sets up; nothing is sent.
 
         Args:
             client: The connection, which does not decode replies.
-            log: Name of the log.
+            log: A channel of a pipeline, or the name of a log.
             group: Name of the group.
-            options: Those of ``GroupOptions``.
+            options: Those of ``GroupOptions``; ``shards`` is the channel's number, if one is given.
 
         Raises:
             DeclarationError: A name or an option is out of range.
         """
-        self.options = GroupOptions(log, group, **options)
+        self.options = GroupOptions.make(log, group, options)
         self._client, self._reader = client, GroupReader(self.options)
 
     @classmethod
-    def connect(cls, url: str, log: str, group: str, **options: Any) -> Self:
+    def connect(cls, url: str, log: Log | str, group: str, **options: Any) -> Self:
         """A reader at a URL of Redis: see ``penstock.channels.urls``; ``close`` closes the connection.
 
         Raises:

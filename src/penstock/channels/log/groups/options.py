@@ -1,10 +1,10 @@
 """How a group reads."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Self
 
-from penstock.declarations import MAX_SHARDS, checked_name
 from penstock.errors import DeclarationError
+from penstock.kinds import MAX_SHARDS, Log, checked_name
 from penstock.records import Shard, ShardName, checked_schema
 
 MAX_COUNT = 1000
@@ -74,6 +74,17 @@ class GroupOptions:
             raise DeclarationError(
                 f"group {self.group}: start is 'first', 'last' or None; evicted is 'refuse' or 'skip'"
             )
+
+    @classmethod
+    def make(cls, log: Log | str, group: str, options: dict[str, Any]) -> Self:
+        """The options for a channel of a pipeline, which has a number of shards, or for the name of a log.
+
+        Raises:
+            DeclarationError: One of them is out of range.
+        """
+        if isinstance(log, Log):
+            return cls(log.name, group, **{"shards": log.shards, **options})
+        return cls(log, group, **options)
 
     def shard(self, number: int) -> ShardName:
         """One of the log's shards.

@@ -230,7 +230,7 @@ def _describe_divergence(word: bytes, *places: int, shard: ShardName) -> str:
             )
         case _:
             return (
-                f"the log has another record at {places[0]} than the group has read there; nothing was read. "
+                f"the log has another record at {places[0]} than the group has read there, or is another log; nothing was read. "
                 f"Find out since which offset, and rewind({shard.shard}, offset), or 'first'"
             )
 
