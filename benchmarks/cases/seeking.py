@@ -1,15 +1,17 @@
 """Random places of a log: a seek, and ten records, in a long log and in a short one."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Sequence
 from time import perf_counter
 
 from benchmarks.backlogs import Scale
 from benchmarks.measuring import Case, Figures, NotMeasured, percentile
 from benchmarks.servers import BenchServers
-from penstock.batches import Columns
-from penstock.channels.log import Appended, Batch, LogReader, append_ahead, evict
-from penstock.records import Epoch, Offset, Shard, ShardName
+from penstock.batches import FIELDS, Columns, Entry
+from penstock.channels.log import NAMES, LogReader
+from penstock.channels.routing import log_keys
+from penstock.channels.server import RedisClient
+from penstock.records import Offset, Shard, ShardName
 
 SHARD = ShardName("bench-seek", Shard(0))
 PER_ENTRY = 500
@@ -19,6 +21,17 @@ LONG, SHORT = 50, 0.5
 AT_ONCE = 10
 SEEKS = 5_000
 STAGED_US = 1_800_000_000_000_000
+ENTRIES_A_CALL = 2_000
+
+_ADD = """
+local fields = {unpack(ARGV, 4)}
+for number = ARGV[1] + 1, ARGV[2] do
+  if fields[1] == "first" then
+    fields[2] = string.format("%.0f", (number - 1) * ARGV[3] + 1)
+  end
+  redis.call("XADD", KEYS[1], string.format("%.0f-0", number * ARGV[3]), unpack(fields))
+end
+"""
 
 
 def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
@@ -40,35 +53,34 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
     ]
 
 
-def _make_batches(records: int, entries: str) -> Iterator[Batch]:
-    """Batches with the same columns, which is quick; their offsets differ."""
-    rows = [
-        (
-            n,
-            f"key-{n}",
-            "insert",
-            "thing",
-            f'{{"note":"{random.randbytes(40).hex()}"}}',  # noqa: S311  no secret
-            "",
-            STAGED_US,
+def _fill(client: RedisClient, entries: str, records: int) -> None:
+    """Adds entries with the same values, which Redis repeats by itself: only their offsets differ."""
+    note = random.randbytes(40).hex()  # noqa: S311  no secret
+    row = ("key", "insert", "thing", f'{{"note":"{note}"}}', "")
+    values: Sequence[object]
+    if entries == "plain":
+        per_entry, names, values = 1, NAMES, [1, *row, STAGED_US]
+    else:
+        columns = Columns.pack(
+            [(n, *row[:-2], f'{{"n":{n},{row[3][1:]}', "", STAGED_US) for n in range(PER_ENTRY)]
         )
-        for n in range(PER_ENTRY)
-    ]
-    columns = Columns.pack(rows)
-    for first in range(1, records + 1, PER_ENTRY):
-        yield Batch(SHARD, Epoch(1), Offset(first), first == 1, columns, plain=entries == "plain")
+        per_entry, names = PER_ENTRY, FIELDS
+        values = Entry(SHARD, Offset(1), columns).values()
+    fields = [each for pair in zip(names, values, strict=True) for each in pair]
+    stream = log_keys("penstock", SHARD).stream
+    for first in range(0, records // per_entry, ENTRIES_A_CALL):
+        last = min(first + ENTRIES_A_CALL, records // per_entry)
+        client.eval(_ADD, 1, stream, first, last, per_entry, *fields)
 
 
 def _measure(servers: BenchServers, entries: str, records: int) -> Figures:
     servers.empty_redis()
     with servers.redis() as client:
-        for _, reply in append_ahead(client, "penstock", _make_batches(records, entries)):
-            if not isinstance(reply, Appended):
-                raise NotMeasured(f"the log could not be filled: {type(reply).__name__}")
+        _fill(client, entries, records)
         reader = LogReader(client, SHARD.channel)
         _seek(reader, records)  # not counted: scripts are loaded, connections made
-        took = sorted(_seek(reader, records) for _ in range(SEEKS))
-        evict(client, "penstock", SHARD, Offset(records + 1))
+        took = [_seek(reader, records) for _ in range(SEEKS)]
+    servers.empty_redis()
     return {"": percentile(took, 0.99) * 1000, "-p50": percentile(took, 0.5) * 1000}
 
 
