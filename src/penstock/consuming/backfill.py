@@ -8,20 +8,31 @@ from penstock.database.statements import statements
 from penstock.errors import Gap
 from penstock.records import Offset, Record, RecordId, Scope, ShardName
 
+MOST_BYTES = 8 * 1024 * 1024
+"""A read ends early once its payloads, as Postgres stores them, exceed this many bytes."""
 
-def backfill(
-    executor: Executor, scope: Scope, shard: ShardName, after: Offset, before: Offset, count: int
+
+def backfill(  # noqa: PLR0913  between which offsets, and how much
+    executor: Executor,
+    scope: Scope,
+    shard: ShardName,
+    after: Offset,
+    before: Offset,
+    count: int,
+    *,
+    most_bytes: int = MOST_BYTES,
 ) -> list[Record]:
     """Up to ``count`` records between two offsets, both excluded, from the journal and the staged records.
+
+    At least one, and no more once their payloads exceed ``most_bytes``.
 
     Raises:
         Gap: The journal no longer has the record right after ``after``.
     """
     sql = statements("penstock.consuming", scope.schema)
     where = {"channel": shard.channel, "shard": shard.shard}
-    rows = executor.execute(
-        sql["backfill"], {**where, "after": after, "before": before, "records": count}
-    ).fetchall()
+    limits = {"after": after, "before": min(before, after + count + 1), "bytes": most_bytes}
+    rows = executor.execute(sql["backfill"], {**where, **limits}).fetchall()
     if not rows or rows[0][0] != after + 1:
         [(begins,)] = executor.execute(sql["journal_begins"], where).fetchall()
         raise Gap(

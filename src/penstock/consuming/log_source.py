@@ -6,9 +6,9 @@ from contextlib import suppress
 from typing_extensions import override
 
 from penstock.batches import Records
-from penstock.consuming.backfill import backfill
+from penstock.consuming.backfill import MOST_BYTES, backfill
 from penstock.consuming.checkpoints import Checkpoint
-from penstock.consuming.offset_source import OffsetSource
+from penstock.consuming.offset_source import Most, OffsetSource
 from penstock.database.executor import Executor
 from penstock.errors import Gap
 from penstock.records import Offset, Record, ShardName, parse_json
@@ -36,9 +36,17 @@ class LogSource(OffsetSource[Record]):
 
     @override
     def find_missing(
-        self, executor: Executor, shard: ShardName, after: Offset, before: Offset
+        self,
+        executor: Executor,
+        shard: ShardName,
+        after: Offset,
+        before: Offset,
+        most: Most | None = None,
     ) -> list[Record]:
-        return backfill(executor, self._scope, shard, after, before, self._consumer.batch)
+        most = most or Most(self._consumer.batch, MOST_BYTES)
+        return backfill(
+            executor, self._scope, shard, after, before, most.records, most_bytes=most.bytes
+        )
 
     @override
     def _join(self, fresh: Sequence[Sequence[Record]]) -> Records | None:

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any, ClassVar, Protocol, TypeVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import structlog
 from typing_extensions import override
@@ -19,9 +19,11 @@ from penstock.channels.log import Follower, extents
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivered import Consumed, Delivered
 from penstock.consuming.delivery import Broken, Placed, get_offsets
+from penstock.consuming.evicted import Evicted
 from penstock.consuming.failures import NotApplied
+from penstock.consuming.following import Follows, JournalFollower
 from penstock.consuming.log_source import LogSource
-from penstock.consuming.offset_source import OffsetSource
+from penstock.consuming.offset_source import Most, OffsetSource
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.consuming.worker import Worker, WorkerOptions
 from penstock.crashpoints import crashpoint
@@ -49,24 +51,6 @@ TOGETHER_S = 0.02
 
 REREAD_CHECKPOINTS_S = 2.0
 """How often, in seconds, an idle worker reads its checkpoints again: an operator may have moved them."""
-
-
-Placed_co = TypeVar("Placed_co", covariant=True)
-
-
-class Follows(Protocol[Placed_co]):
-    """What a worker asks for records: see ``Follower``."""
-
-    def wait(
-        self, positions: Mapping[ShardName, Offset], block_ms: int | None, /
-    ) -> Mapping[ShardName, Sequence[Placed_co]]:
-        """Records after each position; waits up to ``block_ms`` for the first one."""
-
-    def request_ahead(self, positions: Mapping[ShardName, Offset], /) -> None:
-        """Requests the records after the positions for the next ``wait``."""
-
-    def close(self) -> None:
-        """Releases what it holds."""
 
 
 class LogWorker(Worker[Placed]):
@@ -97,7 +81,8 @@ class LogWorker(Worker[Placed]):
             )
         super().__init__(pipeline, consumer, database, redis_url, **options)
         self._records = self._make_source()
-        self._follower: Follows[Placed] | None = None
+        self._follower: JournalFollower[Placed] | None = None
+        self._evicted: Evicted[Placed]
         self._positions: dict[ShardName, Offset] = {}
         self._held: set[ShardName] = set()
         self._exhausted: set[ShardName] = set()
@@ -115,7 +100,8 @@ class LogWorker(Worker[Placed]):
     def open(self) -> None:
         """As ``Worker.open``, and reads the consumer's checkpoints."""
         super().open()
-        self._follower = self._make_follower()
+        self._evicted = Evicted(self._read_journal, batch=self._most_delivered)
+        self._follower = JournalFollower(self._make_follower(), self._evicted)
         self._held, self._exhausted, self._reread_at = set(), set(), 0.0
 
     def close(self) -> None:
@@ -137,6 +123,21 @@ class LogWorker(Worker[Placed]):
             self._pipeline.scope.namespace,
             count=self.consumer.batch,
             on_unusable=self._leave_out,
+        )
+
+    @property
+    def _most_delivered(self) -> int:
+        """Most records of a shard that are delivered at once."""
+        return self.consumer.batch
+
+    def _read_journal(
+        self, shard: ShardName, after: Offset, before: Offset, most: Most
+    ) -> Sequence[Placed]:
+        """Reads what the log has evicted."""
+        transaction, _ = self._opened()
+        limit = Most(int(min(most.records, self._most)), most.bytes)
+        return transaction.read(
+            lambda executor: self._records.find_missing(executor, shard, after, before, limit)
         )
 
     @override
@@ -181,6 +182,8 @@ class LogWorker(Worker[Placed]):
         found = _take_first(
             self._follower.wait(awake, longest if longest > 0 else None), self._most
         )
+        journaled = self._follower.journaled.items()
+        consumed.backfilled += sum(min(n, len(found.get(shard, ()))) for shard, n in journaled)
         crashpoint("consumer.after_read")
         if self._most == math.inf and any(
             len(records) >= self.consumer.batch for records in found.values()

@@ -5,6 +5,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic
 
 from penstock.consuming.brake import brake
@@ -17,6 +18,14 @@ from penstock.database.executor import Executor
 from penstock.declarations import ConsumerSpec
 from penstock.errors import DamagedEntry, Gap
 from penstock.records import Offset, Record, Scope, ShardName
+
+
+@dataclass(frozen=True, slots=True)
+class Most:
+    """How much to read at once: records, and bytes of their payloads."""
+
+    records: int
+    bytes: int
 
 
 class OffsetSource(ABC, Generic[Placed]):
@@ -144,9 +153,16 @@ class OffsetSource(ABC, Generic[Placed]):
 
     @abstractmethod
     def find_missing(
-        self, executor: Executor, shard: ShardName, after: Offset, before: Offset
+        self,
+        executor: Executor,
+        shard: ShardName,
+        after: Offset,
+        before: Offset,
+        most: Most | None = None,
     ) -> Sequence[Placed]:
-        """The first records between two offsets, both excluded, that the log has lost and the journal names.
+        """The first records between two offsets, both excluded, that the log lacks and the journal names.
+
+        By default no more than are delivered at once.
 
         Raises:
             Gap: The journal no longer has the record right after ``after``.

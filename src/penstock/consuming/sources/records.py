@@ -9,6 +9,7 @@ from typing_extensions import override
 from penstock.consuming.delivered import Delivered
 from penstock.consuming.delivery import get_offsets
 from penstock.consuming.log_source import LogSource
+from penstock.consuming.offset_source import Most
 from penstock.consuming.sources.link import SourceLink
 from penstock.consuming.sources.positions import SourcePositions
 from penstock.consuming.transaction import Locked, Plan, Planner, Result
@@ -49,12 +50,18 @@ class SourceRecords(LogSource):
 
     @override
     def find_missing(
-        self, executor: Executor, shard: ShardName, after: Offset, before: Offset
+        self,
+        executor: Executor,
+        shard: ShardName,
+        after: Offset,
+        before: Offset,
+        most: Most | None = None,
     ) -> list[Record]:
         position = self._source_positions.all(executor)[shard]
         if position.offset != after:  # another process has gone on
             return []
-        return self._link.backfill(position, before, self._consumer.batch)
+        records = self._consumer.batch if most is None else most.records
+        return self._link.backfill(position, before, records)
 
     def _guarded(
         self, shard: ShardName, records: Sequence[Record], planner: Planner[Delivered]

@@ -16,7 +16,7 @@ from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivered import Consumed
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.log_worker import LogWorker
-from penstock.consuming.offset_source import OffsetSource
+from penstock.consuming.offset_source import Most, OffsetSource
 from penstock.consuming.sources.following import ConfirmedFollower
 from penstock.consuming.sources.link import SourceLink, read_database
 from penstock.consuming.sources.positions import SourcePositions
@@ -84,6 +84,13 @@ class SourceWorker(LogWorker[Record]):
             on_unusable=self._leave_out,
         )
         return ConfirmedFollower(follower, self._confirm)
+
+    @override
+    def _read_journal(
+        self, shard: ShardName, after: Offset, before: Offset, most: Most
+    ) -> Sequence[Record]:
+        """Nothing: a delivery reads the source's journal where it has locked the checkpoint, and compares the histories."""
+        return ()
 
     @override
     def _register(self, connection: Connection) -> None:

@@ -23,9 +23,10 @@ from penstock.consuming.backfill import backfill
 from penstock.consuming.checkpoints import Checkpoint
 from penstock.consuming.delivered import Consumed, Delivered
 from penstock.consuming.delivery import Broken
+from penstock.consuming.evicted import Evicted
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.log_worker import LogWorker
-from penstock.consuming.offset_source import OffsetSource
+from penstock.consuming.offset_source import Most, OffsetSource
 from penstock.consuming.transaction import Planner
 from penstock.consuming.worker import WorkerOptions
 from penstock.database.connections import Database
@@ -93,7 +94,12 @@ class FrameSource(OffsetSource[Place]):
 
     @override
     def find_missing(
-        self, executor: Executor, shard: ShardName, after: Offset, before: Offset
+        self,
+        executor: Executor,
+        shard: ShardName,
+        after: Offset,
+        before: Offset,
+        most: Most | None = None,
     ) -> Sequence[Place]:
         backfill(executor, self._scope, shard, after, before, 1)
         last = Offset(min(before - 1, after + RECORDS_A_BATCH))
@@ -131,10 +137,15 @@ class FrameFollower:
     """Waits for records, and has Spark read them: see ``Follower``."""
 
     def __init__(
-        self, client: RedisClient, namespace: str, reader: RowReader, on_unusable: OnUnusable
+        self,
+        client: RedisClient,
+        namespace: str,
+        reader: RowReader,
+        evicted: Evicted[Place],
+        on_unusable: OnUnusable,
     ) -> None:
         self._client, self._namespace = client, namespace
-        self._reader, self._on_unusable = reader, on_unusable
+        self._reader, self._evicted, self._on_unusable = reader, evicted, on_unusable
         self._owed: dict[ShardName, float] = {}
         self._due_before: dict[ShardName, OffsetRange] = {}
         self._found: dict[ShardName, Span] = {}
@@ -144,12 +155,15 @@ class FrameFollower:
     ) -> Mapping[ShardName, Span]:
         """Up to ``RECORDS_A_BATCH`` records after the positions; waits up to ``block_ms`` for the first one.
 
+        Shards whose next record has been evicted are noted, and left out.
+
         Raises:
             ServerUnavailable: Redis does not answer, or Spark cannot read.
         """
         deadline = monotonic() + (block_ms or 0) / 1000
-        while not (due := self._due(positions)) and monotonic() < deadline:
+        while (due := self._due(positions)) == {} and monotonic() < deadline:
             sleep(POLL_S)
+        due = due or {}
         if due != self._due_before or not self._found:
             self._reader.release()
             self._due_before, self._found = due, self._load_each(due)
@@ -160,15 +174,24 @@ class FrameFollower:
 
     def close(self) -> None:
         """Releases what was read."""
-        self._reader.release()
+        self._reader.release_all()
 
-    def _due(self, positions: Mapping[ShardName, Offset]) -> dict[ShardName, OffsetRange]:
-        """What the log has after the positions; from its first entry, if it has lost what comes before."""
+    def _due(self, positions: Mapping[ShardName, Offset]) -> dict[ShardName, OffsetRange] | None:
+        """What the log has after the positions; from its first entry, if what comes before is gone; None if all is evicted."""
         ahead = shards_with_more(self._client, self._namespace, positions)
         if not ahead:
             return {}
         ask = partial(extents, self._client, self._namespace)
         found: dict[ShardName, Extent] = ask_each(ask, ahead, self._on_unusable)
+        there = {
+            shard: each
+            for shard, each in found.items()
+            if each.first <= positions[shard] + 1
+            or not self._evicted.note(shard, positions[shard], each.first)
+        }
+        if found and not there:
+            return None
+        found = there
         start: Positions = {s: max(positions[s], each.first - 1) for s, each in found.items()}
         tails: Positions = {shard: each.tail for shard, each in found.items()}
         end = share_limit(start, tails, RECORDS_A_BATCH, self._owed)
@@ -253,7 +276,14 @@ class FrameWorker(LogWorker[Place]):
     @override
     def _make_follower(self) -> FrameFollower:
         scope = self._pipeline.scope
-        return FrameFollower(self._client, scope.namespace, self._reader, self._leave_out)
+        return FrameFollower(
+            self._client, scope.namespace, self._reader, self._evicted, self._leave_out
+        )
+
+    @property
+    @override
+    def _most_delivered(self) -> int:
+        return RECORDS_A_BATCH
 
     @override
     def _is_short(self, records: int) -> bool:

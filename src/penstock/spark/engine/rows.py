@@ -167,27 +167,42 @@ class RowReader:
         self._spark = spark
         self._options = Options.parse("penstock.log", options, streaming=False)
         self._held: list[Rows] = []
+        self._journaled: dict[ShardName, Rows] = {}
 
     def from_log(self, ranges: Sequence[OffsetRange]) -> dict[ShardName, Span]:
         """The records of ranges that the log has, read together."""
-        return self._hold(LogStore(self._options), ranges)
+        for each in ranges:
+            self._release_journaled(each.shard)
+        rows = Rows(self._spark, LogStore(self._options), ranges)
+        self._held.append(rows)
+        return _spans(rows, ranges)
 
     def from_journal(self, missing: OffsetRange) -> Span:
-        """Records that the log has lost."""
-        return self._hold(JournalStore(self._options), [missing])[missing.shard]
+        """Records that the log lacks; those that were read for the shard before are forgotten."""
+        self._release_journaled(missing.shard)
+        rows = Rows(self._spark, JournalStore(self._options), [missing])
+        self._journaled[missing.shard] = rows
+        return _spans(rows, [missing])[missing.shard]
 
     def release(self) -> None:
-        """Forgets all rows."""
+        """Forgets the rows of the log."""
         for rows in self._held:
             rows.release()
         self._held.clear()
 
-    def _hold(self, store: RecordStore, ranges: Sequence[OffsetRange]) -> dict[ShardName, Span]:
-        rows = Rows(self._spark, store, ranges)
-        self._held.append(rows)
-        return {
-            each.shard: Span(rows, each.shard, range(each.first, each.last + 1)) for each in ranges
-        }
+    def release_all(self) -> None:
+        """Forgets all rows."""
+        self.release()
+        for shard in [*self._journaled]:
+            self._release_journaled(shard)
+
+    def _release_journaled(self, shard: ShardName) -> None:
+        if (rows := self._journaled.pop(shard, None)) is not None:
+            rows.release()
+
+
+def _spans(rows: Rows, ranges: Sequence[OffsetRange]) -> dict[ShardName, Span]:
+    return {each.shard: Span(rows, each.shard, range(each.first, each.last + 1)) for each in ranges}
 
 
 def make_frame(spark: SparkSession, record: Record) -> DataFrame:

@@ -24,16 +24,18 @@ from penstock.channels.log import NAMES, POLL_S, extents, is_batch, parse_batch
 from penstock.channels.log.entries import parse_entries
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
-from penstock.errors import ForeignLog
+from penstock.database.registry import registered_channels
+from penstock.errors import ForeignLog, SchemaMissing
 from penstock.records import BEGINNING, Offset, OffsetRange, ShardName
 from penstock.spark.sources.columns import batch, text
-from penstock.spark.sources.connections import redis_client
+from penstock.spark.sources.connections import postgres, redis_client
 from penstock.spark.sources.failing import one_line_errors
 from penstock.spark.sources.journal import find_sequenced_since, read_bounds, read_shards
 from penstock.spark.sources.options import Options, record_schema
 from penstock.spark.sources.projection import Projection
 from penstock.spark.sources.ranges import Positions
 from penstock.spark.sources.reading import BatchReader, StreamReader
+from penstock.spark.sources.staged import JournalStore
 from penstock.spark.sources.writing import BatchWriter, StreamWriter
 
 FIRST_ENTRIES = 16
@@ -92,11 +94,16 @@ class LogStore:
     options: Options
 
     def available(self) -> dict[ShardName, OffsetRange]:
-        """From the oldest entry to the tail, for each shard."""
+        """From the oldest entry to the tail, for each shard; with a memory budget, from what the journal has before that."""
         found = extents(self._client, self.options.scope.namespace, self._shards)
-        return {
+        ranges = {
             name: OffsetRange(name, extent.first, extent.tail) for name, extent in found.items()
         }
+        evicted = [name for name, each in ranges.items() if each.first > 1 and self._evicts(name)]
+        for name, bounds in read_bounds(self.options, evicted).items() if evicted else ():
+            if bounds.first < ranges[name].first <= bounds.last + 1:
+                ranges[name] = OffsetRange(name, bounds.first, ranges[name].last)
+        return ranges
 
     def assigned(self) -> dict[ShardName, Offset]:
         """The end of the journal, or of the log without Postgres."""
@@ -118,6 +125,18 @@ class LogStore:
             self._client.xread(after, count=1, block=int(seconds * 1000))
 
     def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+        """Reads entries; what comes before the first one, and has left Redis by its channel's budget, from the journal."""
+        read = self._read_log(wanted)
+        begin = next(read, None)
+        first = wanted.last + 1 if begin is None else begin.column("offset")[0].as_py()
+        if first > wanted.first and self._evicts(wanted.shard):
+            evicted = OffsetRange(wanted.shard, wanted.first, Offset(first - 1))
+            yield from JournalStore(self.options).read(evicted)
+        if begin is not None:
+            yield begin
+            yield from read
+
+    def _read_log(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         """Reads entries, each column straight from the wire."""
         first, asked = int(wanted.first), FIRST_ENTRIES
         while first <= wanted.last:
@@ -135,6 +154,21 @@ class LogStore:
             if len(entries) < asked:
                 return
             asked = min(ENTRIES_A_READ, 1 + RECORDS_A_READ * len(entries) // max(1, records))
+
+    def _evicts(self, shard: ShardName) -> bool:
+        """Whether entries leave Redis when the memory of the channel is used up, and may be in the journal."""
+        return shard.channel in self._limited
+
+    @cached_property
+    def _limited(self) -> frozenset[str]:
+        """The channels that have a memory budget; none without Postgres."""
+        if not self.options.knows_database():
+            return frozenset()
+        try:
+            registered = registered_channels(postgres(self.options.database()), self.options.scope)
+        except SchemaMissing:  # a log that was written without Postgres
+            return frozenset()
+        return frozenset(n for n, each in registered.items() if each.redis_memory is not None)
 
     @property
     def _client(self) -> Any:

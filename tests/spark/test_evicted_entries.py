@@ -1,0 +1,112 @@
+"""Spark reads what a log with a memory budget has evicted from the journal."""
+
+from datetime import timedelta
+
+import pytest
+import redis
+from pyspark.sql import DataFrame, SparkSession
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from fixtures.flow import stage_rows
+from penstock import Log, Pipeline
+from penstock.channels.log import extents
+from penstock.database.connections import Connection
+from penstock.errors import Gap
+from penstock.spark.engine.dataframes import FrameWorker
+from penstock.spark.sources.log import LogStore
+from penstock.spark.sources.options import Options
+from penstock.spark.sources.reading import BatchReader
+from penstock.streaming import Streamer
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def things() -> Log:
+    return Log("things", shards=2, keep=timedelta(hours=1), redis_memory=40_000)
+
+
+def publish(streamer: Streamer, connection: Connection, channel: Log, count: int) -> None:
+    for number in range(count // 300):
+        stage_rows(connection, channel, 300, f"{number} ")
+        streamer.drain()
+
+
+def test_the_log_is_read_from_the_journals_beginning(
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    database_url: str,
+    redis_url: str,
+) -> None:
+    """Guarantee 12."""
+    publish(streamer, connection, things, 3000)
+    begins = [e.first for e in extents(redis_client, "penstock", things.shard_names).values()]
+    where = {"channel": "things", "databaseUrl": database_url, "redisUrl": redis_url}
+    reader = BatchReader(LogStore(Options.parse("penstock.log", where, streaming=False)))
+    found: dict[int, list[int]] = {0: [], 1: []}
+    for partition in reader.partitions():
+        for batch in reader.read(partition):
+            found[batch.column("shard")[0].as_py()] += batch.column("offset").to_pylist()
+
+    assert all(first > 500 for first in begins)
+    assert sum(map(len, found.values())) == 3000
+    assert all(offsets == list(range(1, len(offsets) + 1)) for offsets in found.values())
+
+    where = {
+        "channel": "things",
+        "shards": "2",
+        "redisUrl": redis_url,
+        "startingOffsets": '{"things":{"0":1,"1":1}}',
+    }
+    options = Options.parse("penstock.log", where, streaming=False)
+    if not options.knows_database():
+        with pytest.raises(Gap):
+            BatchReader(LogStore(options)).partitions()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_set_based_consumer_far_behind_catches_up(
+    spark: SparkSession,
+    flow: Pipeline,
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    database_url: str,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guarantee 12: in several DataFrames of each place, and exactly."""
+    monkeypatch.setattr("penstock.spark.engine.dataframes.RECORDS_A_BATCH", 1000)
+    connection.execute('CREATE TABLE public.applied (shard int, "offset" bigint)')
+
+    @flow.consumer(reads=things, dataframe=True)
+    def reader(session: Session, frame: DataFrame) -> None:
+        for row in frame.select("shard", "offset").collect():
+            session.execute(
+                text("INSERT INTO public.applied VALUES (:s, :o)"), {"s": row[0], "o": row[1]}
+            )
+
+    backfilled = 0
+
+    def count(consumed: object) -> None:
+        nonlocal backfilled
+        backfilled += consumed.backfilled  # type: ignore[attr-defined]
+
+    with FrameWorker(spark, flow, flow.get_consumer("reader"), database_url, redis_url) as worker:
+        publish(streamer, connection, things, 3000)
+        begins = [e.first for e in extents(redis_client, "penstock", things.shard_names).values()]
+        assert worker.drain(count) == 3000
+        cached = spark.sparkContext._jsc.getPersistentRDDs().size()
+
+    rows = connection.execute('SELECT shard, "offset" FROM public.applied ORDER BY 1, 2').fetchall()
+    tails = {
+        s.shard: e.tail for s, e in extents(redis_client, "penstock", things.shard_names).items()
+    }
+    assert rows == [(s, o) for s, tail in sorted(tails.items()) for o in range(1, tail + 1)]
+    assert backfilled == sum(first - 1 for first in begins)
+    assert cached <= 3, "DataFrames are released"
