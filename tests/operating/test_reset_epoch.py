@@ -145,14 +145,14 @@ def test_a_database_restored_from_an_older_copy_continues_in_a_new_epoch(
     scene.consume(server.url)
     scene.assert_exact(server.url)
     keys, diverged = read_all(group)
-    assert diverged == 2, "a group's reader is told in each shard"
+    assert diverged == 2, "a group's reader is warned in each shard"
     assert sorted(keys) == sorted(
         [f"after{n}" for n in range(1, 41)] + [f"later{n}" for n in range(1, 11)]
     )
 
 
 def read_all(group: LogGroup) -> tuple[list[str], int]:
-    """The keys that a group gets, and how often it is told that the log is another one."""
+    """The keys that a group gets, and how often it is warned that the log is another one."""
     keys: list[str] = []
     diverged = 0
     while True:
