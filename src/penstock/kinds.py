@@ -185,7 +185,7 @@ class Log(_Sharded):
             unit: ``"64MB"``.  Each shard has an equal part.  Beyond it the oldest entries leave Redis, whether they have been
             read or not, and consumers read them from Postgres.  None sets no limit.  May change at any time.
         source: Name of this application's database among several that share the log's name.  The channel is then called
-            ``rides@eu``, in Redis, in the journal, in commands and in ``Record.channel``.
+            ``rides@eu``, in Redis, in the journal, in commands and as the ``channel`` of a ``Record``.
         sources: For a service that reads the log from several sources, and stages nothing into it: their names.  Each
             source's own database tells how many shards there are, and ``shards`` means nothing here.
     """
