@@ -36,6 +36,7 @@ FUNCTIONS = {
     "journal_bounds": "(text, integer)",
     "finish_records": "(text, bigint[])",
     "check_channel": "(text, text, integer)",
+    "refuse_tick_of_older_release": "()",
 }
 """Penstock's functions, with the types of their arguments."""
 
