@@ -21,6 +21,7 @@ from penstock import Ick, Log, Pipeline, stage
 from penstock.channels.routing import log_keys
 from penstock.consuming import make_worker
 from penstock.database.connections import connect_postgres
+from penstock.database.role_plan import make_roles
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import (
     DeclarationError,
@@ -28,9 +29,12 @@ from penstock.errors import (
     InvalidName,
     InvalidRecord,
     InvalidSetting,
+    PrivilegeMissing,
     Refused,
     ServerUnavailable,
 )
+from penstock.operating.consumers import list_consumers
+from penstock.operating.doctor import diagnose
 from penstock.operating.reset import reset_checkpoint, reset_epoch
 from penstock.operating.resharding import reshard
 from penstock.operating.status import status
@@ -299,6 +303,52 @@ def test_a_dead_letter_of_a_source_is_written_and_passed(regions: Regions) -> No
 
     assert regions.rows("SELECT channel, key FROM penstock.dead_letters") == [("things@eu", "k3")]
     assert regions.rows("SELECT FROM penstock.checkpoints WHERE halted IS NOT NULL") == []
+
+
+def test_the_rights_of_a_consumer_suffice_at_a_source(
+    regions: Regions, redis_client: redis.Redis
+) -> None:
+    regions.us.stream()
+    regions.eu.stream()
+    with connect_postgres(regions.eu.url, application="test") as administrator:
+        make_roles(administrator, "penstock", "penstock")
+        administrator.execute(b"DROP ROLE IF EXISTS a_reader_elsewhere")
+        administrator.execute(b"CREATE ROLE a_reader_elsewhere LOGIN")
+        url = regions.eu.url.replace("postgres@", "a_reader_elsewhere@")
+        with pytest.raises(PrivilegeMissing, match="GRANT penstock_consumer TO"):
+            regions.drain({**regions.urls, "eu": url})
+        administrator.execute(b"GRANT penstock_consumer TO a_reader_elsewhere")
+        regions.eu.stage(5, "after ")
+        regions.eu.stream()
+        for shard in regions.eu.channel.shard_names:
+            redis_client.xtrim(log_keys("penstock", shard).stream, maxlen=0)
+
+        assert regions.drain({**regions.urls, "eu": url}) == 5
+        administrator.execute(b"DROP ROLE a_reader_elsewhere")
+    reported = 'SELECT sum("offset") FROM penstock.checkpoints'
+    assert regions.eu.rows(reported) == [(5,)]
+
+
+def test_doctor_and_the_list_of_consumers_know_checkpoints_in_sources(
+    regions: Regions, redis_client: redis.Redis
+) -> None:
+    for source in (regions.eu, regions.us):
+        source.stage(5, "k")
+        source.stream()
+    regions.drain()
+    with connect_postgres(regions.database_url, application="test") as own:
+        found = diagnose(own, redis_client, regions.pipeline)
+        listed = list_consumers(own)
+    with connect_postgres(regions.eu.url, application="test") as elsewhere:
+        at_source = list_consumers(elsewhere)
+
+    errors = {each.check for each in found if each.grade == "error"}
+    assert errors <= {"durability"}  # of the server for tests
+    assert [(each.channel, each.lag) for each in listed] == [
+        ("things@eu", None),
+        ("things@us", None),
+    ]
+    assert [(each.channel, each.passed, each.lag) for each in at_source] == [("things@eu", 5, 0)]
 
 
 def test_the_page_works(

@@ -24,7 +24,7 @@ class RegisteredConsumer:
         channel: The channel it reads.
         shards: Number of its checkpoints.
         passed: Records before its checkpoints, over all shards.
-        lag: Sequenced records beyond its checkpoints.
+        lag: Sequenced records beyond its checkpoints; None in a source, whose journal is in another database.
         moved_at: When one of its checkpoints last moved.
         dead_letters: Number of its dead letters.
     """
@@ -33,7 +33,7 @@ class RegisteredConsumer:
     channel: str
     shards: int
     passed: int
-    lag: int
+    lag: int | None
     moved_at: datetime
     dead_letters: int
 

@@ -75,8 +75,9 @@ LEFT JOIN {schema}.staged_records waiting ON waiting.id = following.id
 ORDER BY c.consumer, c.channel, c.shard;
 
 -- :name registered_consumers
+-- A source's journal is in another database, and so is the lag behind it.
 SELECT c.consumer, c.channel, count(*)::int, sum(c."offset")::bigint,
-       sum(greatest(journal.last_offset - c."offset", 0))::bigint,
+       sum(greatest(journal.last_offset - c."offset", 0)) FILTER (WHERE c.source IS NULL)::bigint,
        max(c.updated_at),
        (SELECT count(*) FROM {schema}.dead_letters d WHERE d.consumer = c.consumer AND d.channel = c.channel)
 FROM {schema}.checkpoints c

@@ -54,14 +54,17 @@ def retire_(
         found = retire(servers.connection, name, apply=apply, scope=servers.scope)
         declared = servers.pipeline is not None and name in servers.pipeline.consumers
     for each in found:
+        behind = "" if each.lag is None else f"{each.lag:,} records not passed, "
         show(
             f"{'retired' if apply else 'would retire'} {name}: {each.shards} checkpoints on {each.channel}, "
-            f"{each.lag:,} records not passed, {each.dead_letters:,} dead letters removed"
+            f"{behind}{each.dead_letters:,} dead letters removed"
         )
     if not found:
         show(
             f"{'freed' if apply else 'would free'} {name}: the name that a consumer had before it was renamed"
         )
+    if any(each.lag is None for each in found):
+        say(f"The sources still wait for {name}: retire it in the database of each, too.")
     if declared:
         say(
             f"The pipeline still declares {name}: when it or the streamer starts, it is registered again as a new consumer."
