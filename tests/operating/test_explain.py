@@ -18,7 +18,7 @@ from penstock.channels.server import connect_redis
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
-from penstock.errors import AppendRefused, ForeignLog, HiddenRows, PrivilegeMissing, Unknown
+from penstock.errors import ForeignLog, HiddenRows, PrivilegeMissing, Unknown
 from penstock.operating.tracing import Explanation, explain, trace
 from penstock.records import Offset, Place, RecordId, Shard, ShardName
 from penstock.streaming import Streamer
@@ -220,23 +220,6 @@ def test_a_shard_that_the_streamer_leaves_out_says_why(
 
     assert found.cause == "stopped shard"
     assert "another type" in found.text or "holds" in found.text
-
-
-def test_a_redis_that_refuses_leaves_it_unpublished(
-    connection: Connection, redis_client: redis.Redis, why: Why, streamer: Streamer, waiting: None
-) -> None:
-    streamer.drain()
-    record = stage(connection)
-    redis_client.config_set("maxmemory", "1")
-    try:
-        with pytest.raises(AppendRefused):
-            streamer.round()
-        found = why(record)
-    finally:
-        redis_client.config_set("maxmemory", "0")
-
-    assert found.cause == "not published"
-    assert "up to offset 0" in found.text
 
 
 def test_a_redis_that_does_not_answer_is_part_of_the_answer(

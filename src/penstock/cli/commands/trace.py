@@ -79,7 +79,9 @@ def _format_published(story: Story) -> str:
     if story.published is None:
         return f"not known: {story.redis or 'no such channel is registered'}"
     if not story.is_published:
-        return f"no: Redis has the shard up to offset {story.published}"
+        by = story.refusal
+        why = f", and refuses writes: {by.reason}" if by is not None and by.is_certain else ""
+        return f"no: Redis has the shard up to offset {story.published}{why}"
     gone = story.first is not None and story.offset is not None and story.offset < story.first
     return "yes; evicted from Redis since" if gone else "yes"
 

@@ -145,22 +145,31 @@ def _unpublished(story: Story, situation: Situation) -> Explanation | None:
             "remove the cause; the streamer tries again every few seconds",
             story,
         )
+    found, by = f"{_name(story)} is sequenced", story.refusal
+    if story.published is not None:
+        found += f", and Redis has the shard up to offset {story.published}"
+    if by is not None and by.is_certain:
+        return Explanation(
+            "refused by Redis",
+            f"{found}: it refuses writes ({by.word}): {by.reason}",
+            by.fix,
+            story,
+        )
     if story.redis is not None:
         return Explanation(
             "no answer from Redis",
-            f"{_name(story)} is sequenced; whether it is published is not known: {story.redis}",
+            f"{found}; whether it is published is not known: {story.redis}",
             "penstock doctor",
             story,
         )
-    return Explanation(
-        "not published",
-        f"{_name(story)} is sequenced, and Redis has the shard up to offset {story.published}; "
-        + ("a streamer is connected" if situation.streamers else "no streamer is connected"),
-        "the streamer's log says what Redis refuses; see penstock doctor"
-        if situation.streamers
-        else "penstock stream, or penstock run",
-        story,
-    )
+    connected = "a streamer is connected" if situation.streamers else "no streamer is connected"
+    fix = "penstock stream, or penstock run"
+    if situation.streamers:
+        fix = "the streamer's log says what Redis refuses; "
+        fix += "see penstock doctor" if by is None else by.fix
+    if situation.streamers and by is not None:
+        connected += f", and Redis may refuse its writes ({by.word}): {by.reason}"
+    return Explanation("not published", f"{found}; {connected}", fix, story)
 
 
 def _waits_in_channel(story: Story, _: Situation) -> Explanation | None:

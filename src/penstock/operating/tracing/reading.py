@@ -8,12 +8,14 @@ from typing import Any
 from penstock.channels.ick.inspection import find_member
 from penstock.channels.log import extents
 from penstock.channels.queue.inspection import FoundMessage, explain_message
+from penstock.channels.refusals import WriteRefusal, find_refusal
+from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.quoting import quote
 from penstock.database.statements import statements
-from penstock.errors import Refused, SchemaMissing, ServerUnavailable
+from penstock.errors import AppendRefused, Refused, SchemaMissing, ServerUnavailable
 from penstock.operating.tracing.report import OpenWriter, Reader, ReaderState, Story
 from penstock.records import Place, RecordId, Scope
 
@@ -121,10 +123,24 @@ class StoryReader:
         try:
             story = self._ask_extent(story)
             if story.kind == "ick":
-                return self._ask_ick(story)
-            return self._ask_queue(story, waiting) if story.kind == "queue" else story
+                story = self._ask_ick(story)
+            elif story.kind == "queue":
+                story = self._ask_queue(story, waiting)
+        except AppendRefused as error:
+            # A replica without its master may refuse reads as well.
+            story = replace(story, redis=str(error))
         except (ServerUnavailable, Refused) as error:
             return replace(story, redis=str(error))
+        return story if story.is_published else replace(story, refusal=self._find_refusal(story))
+
+    def _find_refusal(self, story: Story) -> WriteRefusal | None:
+        """Why Redis refuses writes; None if it does not, or does not say."""
+        try:
+            return find_refusal(
+                self._client, log_keys(self._scope.namespace, story.shard_name).stream
+            )
+        except ServerUnavailable:
+            return None
 
     def _ask_extent(self, story: Story) -> Story:
         [extent] = extents(self._client, self._scope.namespace, [story.shard_name]).values()

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from penstock.channels.refusals import WriteRefusal
 from penstock.records import Offset, Place, RecordId, Shard, ShardName
 
 ReaderState = Literal[
@@ -65,6 +66,7 @@ class Story:
         published: The shard's last offset in Redis; None if Redis was not asked, or did not answer.
         first: The oldest offset that the log in Redis still holds; None for the other kinds.
         redis: Why Redis does not say more; None if it answered.
+        refusal: Why Redis refuses writes, if it lacks the record; None if it has it, or if nothing was found.
         stopped: Why the streamer leaves its shard out; None if it does not.
         state: What an Ick or a queue says of it: ``dirty``, ``reserved``, ``held``, ``waiting``, ``leased``, ``delayed``, ``dead``,
             ``done``; None if nothing.
@@ -91,6 +93,7 @@ class Story:
     published: int | None = None
     first: int | None = None
     redis: str | None = None
+    refusal: WriteRefusal | None = None
     stopped: str | None = None
     state: str | None = None
     why: str | None = None

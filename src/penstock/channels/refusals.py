@@ -1,0 +1,109 @@
+"""Why Redis refuses writes, read from ``INFO``: nothing is written to find out.
+
+A server that refuses writes still answers reads, so that a log which does not grow looks like one that nobody writes to.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from penstock.channels.server import RedisClient, redis_errors
+
+FULL = 0.98
+"""Part of ``maxmemory`` from which on Redis counts as full: the arguments of the next append count as used memory, too."""
+
+_Info = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRefusal:
+    """Why a server refuses writes.
+
+    Attributes:
+        word: What its error replies begin with: ``OOM``, ``READONLY`` ….
+        reason: What was found on the server.
+        fix: What to do.
+        is_certain: Whether it refuses every write now; otherwise it may refuse some.
+    """
+
+    word: str
+    reason: str
+    fix: str
+    is_certain: bool = True
+
+
+def find_refusal(client: RedisClient, key: str) -> WriteRefusal | None:
+    """Why the server of a key refuses writes; None if it takes them, as far as ``INFO`` says.
+
+    What it refuses to single users is not in it; the streamer notes that as a stopped shard.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        AppendRefused: It refuses ``INFO`` to this user.
+    """
+    with redis_errors("reading why Redis refuses writes"):
+        is_cluster = isinstance(client, redis.RedisCluster)
+        node = {"target_nodes": client.get_node_from_key(key)} if is_cluster else {}
+        found: Any = client.info(**node)
+    refusals = (refusal for find in _CAUSES if (refusal := find(found)) is not None)
+    return next(refusals, None)
+
+
+def _replica(found: _Info) -> WriteRefusal | None:
+    if found.get("role") != "slave":
+        return None
+    master = f"{found.get('master_host')}:{found.get('master_port')}"
+    return WriteRefusal(
+        "READONLY",
+        f"it is a replica of {master}, whose link is {found.get('master_link_status')}, and takes no writes",
+        "point redis_url at the master, or at the Sentinels: redis+sentinel://…",
+    )
+
+
+def _full(found: _Info) -> WriteRefusal | None:
+    most = int(found.get("maxmemory", 0))
+    # As Redis counts: without the buffers of replicas and of the append-only file.
+    used = int(found.get("used_memory", 0)) - int(found.get("mem_not_counted_for_evict", 0))
+    if not most or used < FULL * most:
+        return None
+    return WriteRefusal(
+        "OOM",
+        f"it uses {used:,} bytes of memory, maxmemory is {most:,}, and its policy {found.get('maxmemory_policy')} evicts none of "
+        "Penstock's keys",
+        "raise maxmemory, shorten keep, or retire consumers that no longer run",
+    )
+
+
+def _unsaved(found: _Info) -> WriteRefusal | None:
+    if found.get("aof_last_write_status") == "err" and int(found.get("aof_enabled", 0)):
+        reason = "it cannot write its append-only file (aof_last_write_status: err)"
+    elif found.get("rdb_last_bgsave_status") == "err":
+        reason = (
+            "its last snapshot failed (rdb_last_bgsave_status: err), after which it refuses writes unless "
+            "stop-writes-on-bgsave-error is no"
+        )
+    else:
+        return None
+    return WriteRefusal("MISCONF", reason, "see its log; is the disk full? Then: BGSAVE")
+
+
+def _few_replicas(found: _Info) -> WriteRefusal | None:
+    # INFO has their number only if min-replicas-to-write is set, and not how many that asks for: 0 are too few for any.
+    if (good := found.get("min_slaves_good_slaves")) is None:
+        return None
+    return WriteRefusal(
+        "NOREPLICAS",
+        f"min-replicas-to-write is set, and {good} replicas are connected and in time",
+        "start the missing replicas, or lower min-replicas-to-write",
+        is_certain=int(good) == 0,
+    )
+
+
+_CAUSES: tuple[Callable[[_Info], WriteRefusal | None], ...] = (
+    _replica,
+    _full,
+    _unsaved,
+    _few_replicas,
+)
