@@ -84,11 +84,11 @@ def test_run_processes_everything_until_it_is_stopped(
 ) -> None:
     stage(connection, 10)
     process = started("run", "--engine", "inline")
-    eventually(lambda: effects(connection) == 10, "all is applied")
+    eventually(lambda: effects(connection) == 10, "all is applied", timeout_s=30)
 
     process.send_signal(signal.SIGTERM)
 
-    assert process.wait(10) == 0
+    assert process.wait(30) == 0
 
 
 @pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
@@ -113,14 +113,16 @@ def test_a_second_interrupt_ends_a_handler_that_hangs(
     stage(connection, 1, '{"slow": true}')
     penstock("stream", "--drain")
     process = started("consume", "reader")
-    eventually(lambda: "idle in transaction" in states(connection), "the handler is at work")
+    eventually(
+        lambda: "idle in transaction" in states(connection), "the handler is at work", timeout_s=30
+    )
 
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
     process.send_signal(signal.SIGINT)
 
-    assert process.wait(5) == 130
+    assert process.wait(30) == 130
     assert effects(connection) == 0
 
 
@@ -200,7 +202,7 @@ def test_tail_follows_until_it_is_stopped(
     process.send_signal(signal.SIGINT)
 
     assert json.loads(line)["offset"] == 2
-    assert process.wait(5) == 0
+    assert process.wait(30) == 0
 
 
 def test_doctor_exits_with_1_for_an_error_and_3_without_a_server(

@@ -19,7 +19,7 @@ from penstock.spark.sources.options import Options
 from penstock.spark.sources.reading import BatchReader
 from penstock.streaming import Streamer
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
@@ -68,7 +68,6 @@ def test_the_log_is_read_from_the_journals_beginning(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_set_based_consumer_far_behind_catches_up(
     spark: SparkSession,
     flow: Pipeline,

@@ -93,7 +93,14 @@ def _parse_target(to: str | None) -> CheckpointTarget:
             return to
         case _:
             pass
-    return parse_position(to) if to.isdigit() or " offset " in to else parse_moment(to)
+    if to.isdigit() or " offset " in to:
+        return parse_position(to)
+    try:
+        return parse_moment(to)
+    except InvalidSetting as error:
+        raise InvalidSetting(
+            f"--to {to} is no offset, no place such as rides/2 offset 4118, not earliest or latest; and as a time: {error}"
+        ) from error
 
 
 def _show_moves(moves: tuple[CheckpointMove, ...]) -> None:
