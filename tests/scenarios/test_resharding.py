@@ -1,5 +1,6 @@
 """The number of shards of a log changes while records are under way."""
 
+import json
 from datetime import timedelta
 
 import psycopg
@@ -16,7 +17,8 @@ from penstock.errors import DeclarationError, InvalidSetting, Refused, Unknown
 from penstock.kinds import shard_for_key
 from penstock.operating.resharding import reshard
 from penstock.operating.status import status
-from penstock.records import DEFAULT_SCOPE
+from penstock.operating.tracing import explain
+from penstock.records import DEFAULT_SCOPE, Offset, Place, Shard, ShardName
 from penstock.streaming import Streamer
 
 KEYS = [f"k{number}" for number in range(24)]
@@ -127,6 +129,49 @@ def test_a_halted_shard_keeps_the_new_shards_waiting(
         worker.close()
         worker.drain()
         assert shards_applied(changed) == set(range(10))
+
+
+def test_what_a_new_shard_waits_for_is_shown(
+    changed: Connection,
+    database_url: str,
+    redis_url: str,
+    redis_client: redis.Redis,
+    penstock: CommandLine,
+) -> None:
+    flow = declare(4)
+    with (
+        Streamer(flow, database_url, redis_url) as streamer,
+        make_reader(flow, "one", database_url, redis_url) as worker,
+        make_reader(flow, "two", database_url, redis_url) as other,
+    ):
+        changed.execute(
+            "UPDATE penstock.checkpoints SET halted = 'for a test' WHERE shard = 2 AND consumer = 'one'"
+        )
+        change(changed, KEYS, 4)
+        streamer.drain()
+        reshard(changed, "things", 6, apply=True)
+        change(changed, KEYS, 4)
+        streamer.drain()
+        worker.drain()
+        other.drain()
+        found, shown = status(changed, redis_client, flow), penstock("status", "--json")
+        why = explain(changed, redis_client, Place(ShardName("things", Shard(7)), Offset(1)))
+        first = explain(changed, redis_client, Place(ShardName("things", Shard(2)), Offset(1)))
+        changed.execute("UPDATE penstock.checkpoints SET halted = NULL")
+        worker.close()
+        worker.drain()
+
+    reason = "waiting for things/2, of an earlier generation, of which not all is applied yet"
+    assert [(consumer, why) for consumer, _, why in found.waiting] == [("one", reason)] * 6
+    assert {shard.shard for _, shard, _ in found.waiting} == set(range(4, 10))
+    assert [shard for _, shard, _ in found.halted] == [ShardName("things", Shard(2))]
+    [by_json] = [
+        each for each in json.loads(shown.stdout)["consumers"] if each["consumer"] == "one"
+    ]
+    assert [each["waiting"] for each in by_json["shards"]] == [None] * 4 + [reason] * 6
+    assert (why.cause, first.cause) == ("waiting", "halted")
+    assert f"one waits: {reason}" in why.text
+    assert status(changed, redis_client, flow).waiting == ()
 
 
 @pytest.mark.parametrize("first", ["application", "workers"])

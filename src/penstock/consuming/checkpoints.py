@@ -1,6 +1,6 @@
 """Checkpoints: one row a shard and consumer, locked, compared and advanced in the handler's own transaction."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from penstock.database.executor import Executor
@@ -61,11 +61,46 @@ class Advance:
     dead: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class UnpassedShard:
+    """The first shard of an earlier generation that a consumer has not passed.
+
+    Attributes:
+        shard: Its number.
+        end: The end of its generation: shards from this number on wait for it.
+    """
+
+    shard: Shard
+    end: int
+
+    def blocks(self, shard: int) -> bool:
+        """Whether a shard waits for this one."""
+        return self.end <= shard
+
+    def explain(self, channel: str) -> str:
+        """What such a shard waits for, for people."""
+        earlier = ShardName(channel, self.shard)
+        return f"waiting for {earlier}, of an earlier generation, of which not all is applied yet"
+
+
+def find_unpassed(
+    connection: Executor, scope: Scope, consumer: str, channel: str
+) -> UnpassedShard | None:
+    """What later generations of a channel wait for in a consumer; None if it has passed all earlier ones.
+
+    Raises:
+        psycopg.Error: The server's errors.
+    """
+    sql = statements("penstock.consuming", scope.schema)["unpassed_shard"]
+    row = connection.execute(sql, {"consumer": consumer, "channel": channel}).fetchone()
+    return None if row is None else UnpassedShard(Shard(row[0]), row[1])
+
+
 class Checkpoints:
     """The checkpoints of one consumer."""
 
     def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
-        self._consumer = consumer
+        self._consumer, self._scope = consumer, scope
         self._sql = statements("penstock.consuming", scope.schema)
 
     def key(self, shard: ShardName) -> dict[str, str | int]:
@@ -105,9 +140,9 @@ class Checkpoints:
         rows = connection.execute(self._sql["take_checkpoints"], which).fetchall()
         unpassed = None
         if any(is_later for *_, is_later in rows):
-            unpassed = connection.execute(self._sql["unpassed_shard"], which).fetchone()
+            unpassed = find_unpassed(connection, self._scope, self._consumer.name, channel)
         locked = [
-            Checkpoint(ShardName(channel, Shard(shard)), *(*rest, _blocks(unpassed, shard)))
+            Checkpoint(ShardName(channel, Shard(shard)), *(*rest, _blocking(unpassed, shard)))
             for shard, *rest, _ in rows
         ]
         return {checkpoint.shard: checkpoint for checkpoint in locked}
@@ -155,9 +190,5 @@ class Checkpoints:
         return row[0] if row else 0
 
 
-def _blocks(unpassed: Sequence[int] | None, shard: int) -> Shard | None:
-    """The shard that has not been passed, if it is of an earlier generation than another shard."""
-    if unpassed is None:
-        return None
-    blocking, end = unpassed
-    return Shard(blocking) if end <= shard else None
+def _blocking(unpassed: UnpassedShard | None, shard: int) -> Shard | None:
+    return unpassed.shard if unpassed is not None and unpassed.blocks(shard) else None

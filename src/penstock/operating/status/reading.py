@@ -11,6 +11,7 @@ from penstock.channels.isolation import ShardError, ask_each
 from penstock.channels.log import Extent, extents, memory_used
 from penstock.channels.queue.inspection import InspectedShard, inspect_queues
 from penstock.channels.server import RedisClient
+from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
@@ -108,6 +109,7 @@ class _Tables:
     waiting: list[Row]
     tails: list[Row]
     progress: list[Row]
+    unpassed: Mapping[tuple[str, str], UnpassedShard | None]
     runs: tuple[LastRun, ...]
     faults: Faults
     in_postgres: list[Row]
@@ -129,12 +131,20 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
         tails = connection.execute(journal["journal_tails"]).fetchall()
         channels, numbers, firsts, _ = zip(*tails, strict=True) if tails else ((),) * 4
         sequenced = {"channels": list(channels), "shards": list(numbers), "firsts": list(firsts)}
+        registered = registered_channels(connection, scope)
+        progress = connection.execute(sql["progress"], sequenced, binary=True).fetchall()
+        resharded = {name for name, each in registered.items() if each.generations}
         return _Tables(
             _Sequencer(tick, epoch, tick_s, oldest, now_s),
-            registered_channels(connection, scope),
+            registered,
             connection.execute(sql["waiting"], seen).fetchall(),
             tails,
-            connection.execute(sql["progress"], sequenced, binary=True).fetchall(),
+            progress,
+            {
+                (consumer, channel): find_unpassed(connection, scope, consumer, channel)
+                for consumer, channel in {(row[0], row[1]) for row in progress}
+                if channel in resharded
+            },
             last_runs(connection, scope),
             read_faults(connection, scope),
             connection.execute(sql["in_postgres"]).fetchall(),
@@ -357,6 +367,9 @@ def _build_consumers(
         if channel in logs and (extent := log.get(ShardName(channel, Shard(read.shard)))):
             evicted = min(read.lag, max(0, extent.first - 1 - read.checkpoint))
             read = replace(read, evicted=evicted)
+        before = tables.unpassed.get((consumer, channel))
+        if before is not None and before.blocks(read.shard) and read.lag and not read.unread:
+            read = replace(read, waiting=read.waiting or before.explain(channel))
         shards[consumer, channel].append(read)
     return tuple(
         ConsumerStatus(

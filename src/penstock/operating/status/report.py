@@ -148,7 +148,8 @@ class ConsumerShard:
         dead_lettered: Records that were dead-lettered, ever.
         dead_letters: Dead letters that still exist.
         halted: Why the shard is halted; None if it is not.
-        waiting: What the shard waits for, such as a lock that a handler could not get; None if for nothing.
+        waiting: What the shard waits for, such as a lock that a handler could not get, or a shard of an earlier generation; None if
+            for nothing.
         updated_at: When the checkpoint last moved; None if there is none.
         unread: The consumer has no checkpoint in this shard, although the journal has records of it: nobody reads them.
         evicted: Records beyond the checkpoint that have left Redis: the consumer reads them from Postgres.
@@ -238,7 +239,7 @@ class Status:
 
     @property
     def waiting(self) -> tuple[tuple[str, ShardName, str], ...]:
-        """The shards whose handler met a server that cannot do it now, or asked to wait: consumer, shard, reason."""
+        """The shards that wait: for an earlier shard, or as their handler asked or its server cannot do it now: consumer, shard, reason."""
         return self._consumer_shards(lambda shard: shard.waiting)
 
     @property

@@ -11,6 +11,7 @@ from penstock.channels.queue.inspection import FoundMessage, explain_message
 from penstock.channels.refusals import WriteRefusal, find_refusal
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient
+from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.quoting import quote
@@ -75,11 +76,16 @@ class StoryReader:
                 return None
             names = {"channel": story.channel, "shard": story.shard, "id": record, "key": story.key}
             [state] = self._rows("shard_state", names)
-            readers = self._rows("readers", names)
+            rows = self._rows("readers", names)
+            unpassed = {
+                row[0]: find_unpassed(self._connection, self._scope, row[0], story.channel)
+                for row in rows
+            }
         kind, is_known, stopped, *waiting = state
         story = replace(story, kind=kind, is_known=is_known, stopped=stopped)
         story = self._ask_redis(story, waiting)
-        return replace(story, readers=tuple(_reader(story, row) for row in readers))
+        readers = (_reader(story, row) for row in rows)
+        return replace(story, readers=tuple(_wait(story, each, unpassed) for each in readers))
 
     def _read_place(self, record: RecordId) -> Story | None:
         staged = self._rows("staged_record", {"id": record})
@@ -233,6 +239,14 @@ class StoryReader:
 def _names(where: Place | Story) -> dict[str, Any]:
     shard = where.shard if isinstance(where, Place) else where.shard_name
     return {"channel": shard.channel, "shard": shard.shard}
+
+
+def _wait(story: Story, reader: Reader, unpassed: Mapping[str, UnpassedShard | None]) -> Reader:
+    """The reader as one that waits, if it is behind only because shards of an earlier generation come first."""
+    before = unpassed[reader.consumer]
+    if reader.state != "behind" or before is None or not before.blocks(story.shard):
+        return reader
+    return replace(reader, state="waiting", reason=before.explain(story.channel))
 
 
 def _reader(story: Story, row: Row) -> Reader:
