@@ -27,6 +27,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "penstock.stealing": (),
     "penstock.channels.log": (),
     "penstock.channels.log.groups": (),
+    "penstock.journal.older": (),
     "penstock.channels.ick": (),
     "penstock.structures": (),
     "penstock.migrations": (),

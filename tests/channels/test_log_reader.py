@@ -13,9 +13,9 @@ import pytest
 
 from fixtures.logs import START_US, FilledLog, MakeReader
 from penstock import Log
-from penstock.channels.log import LogReader
+from penstock.channels.log import LogReader, LogSlice
 from penstock.errors import ForeignLog, InvalidLogCall, InvalidName, LogLost
-from penstock.records import Offset, OffsetRange, Record
+from penstock.records import Offset, OffsetRange
 from penstock.testing import eventually
 
 
@@ -482,12 +482,13 @@ def test_evicted_records_can_be_fetched_elsewhere(
     filled_log.evict_before(11)
     asked: list[OffsetRange] = []
 
-    def fetch(range_: OffsetRange) -> list[Record]:
-        asked.append(range_)
-        return [kept[Offset(n)] for n in range(range_.first, range_.last + 1) if n != 8]
+    def fetch(found: LogSlice) -> LogSlice:
+        asked.extend(found.evicted)
+        wanted = [n for each in found.evicted for n in range(each.first, each.last + 1) if n != 8]
+        return found.filled([kept[Offset(n)] for n in wanted])
 
-    async def fetch_async(range_: OffsetRange) -> list[Record]:
-        return fetch(range_)
+    async def fetch_async(found: LogSlice) -> LogSlice:
+        return fetch(found)
 
     is_async = not isinstance(make_reader(), LogReader)
     reader = make_reader(older=fetch_async if is_async else fetch)
@@ -495,6 +496,14 @@ def test_evicted_records_can_be_fetched_elsewhere(
     assert offsets(reader.read(0, 7, 6)) == [7, None, 9, 10, 11, 12]
     assert offsets(reader.read_back(0, 11, 3)) == [11, 10, 9]
     assert [(each.first, each.last) for each in asked] == [(7, 10), (9, 10)]
+    assert (reader.read(0, 7, 6).from_journal, reader.read(0, 11, 2).from_journal) == (3, 0)
+
+    assert offsets(reader.read(0, 7, 6, source="redis")) == [None] * 4 + [11, 12]
+    asked.clear()
+    found = reader.read(0, 7, 6, source="journal")
+    assert offsets(found) == [7, None, 9, 10, 11, 12]
+    assert found.from_journal == 5
+    assert [(each.first, each.last) for each in asked] == [(7, 12)]
 
 
 def test_a_channel_of_a_pipeline_names_its_log(filled_log: FilledLog, redis_url: str) -> None:
@@ -514,6 +523,8 @@ def test_arguments_that_cannot_be_are_refused(make_reader: MakeReader) -> None:
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: reader.read(2), "shard"),
         (lambda: reader.read(-1), "shard"),
+        (lambda: reader.read(source="disk"), "source"),
+        (lambda: reader.read(source="journal"), "source"),
         (lambda: reader.read(0, 1, -1), "count"),
         (lambda: reader.read(0, 1, 10_001), "count"),
         (lambda: reader.read(0, 1.5), "offset"),

@@ -13,11 +13,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "read-a-log.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
-def test_the_programs_of_the_page_run(redis_client: redis.Redis, redis_url: str) -> None:
+def test_the_programs_of_the_page_run(
+    redis_client: redis.Redis, redis_url: str, database_url: str
+) -> None:
     log = FilledLog(redis_client)
     log.add(4130, shard=2, staged_us=lambda _: 1)
     blocks = [
         block.replace("redis://localhost:6379", redis_url)
+        .replace("postgresql://localhost/app", database_url)
         .replace("block_s=30", "block_s=0.01")
         .replace("while True:", "for _ in range(6):")
         for block in BLOCKS

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from penstock.consuming.backfill import make_records
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec
+from penstock.journal.records import make_records
 from penstock.records import Offset, Record, Scope, ShardName
 
 

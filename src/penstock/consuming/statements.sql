@@ -96,35 +96,6 @@ UPDATE {schema}.checkpoints
 SET waiting = %(reason)s, updated_at = clock_timestamp()
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s;
 
--- :name backfill
--- What has left the log and the journal still names, until the payloads exceed the limit.  `before` is at most as far from
--- `after` as records are wanted: offsets are dense.  The rows before the one that holds the first of them are not read.
-SELECT "offset", id, key, action, object,
-       data::text,
-       coalesce(headers::text, ''),
-       (extract(epoch FROM created_at) * 1000000)::bigint
-FROM (
-    SELECT e.first_offset + n.position - 1 AS "offset", r.*,
-           sum(pg_column_size(r.data)) OVER (
-               ORDER BY e.first_offset, n.position
-               ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-           ) AS bytes_before
-    FROM {schema}.journal e,
-    LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
-    JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = n.id OFFSET 0) r ON true  -- a look-up by id
-    WHERE e.channel = %(channel)s AND e.shard = %(shard)s
-      AND e.first_offset < %(before)s
-      AND e.first_offset >= coalesce((
-              SELECT max(first_offset)
-              FROM {schema}.journal
-              WHERE channel = %(channel)s AND shard = %(shard)s AND first_offset <= %(after)s + 1
-          ), 0)
-      AND e.first_offset + n.position - 1 > %(after)s
-      AND e.first_offset + n.position - 1 < %(before)s
-) measured
-WHERE coalesce(bytes_before, 0) < %(bytes)s
-ORDER BY 1;
-
 -- :name journal_begins
 SELECT min(first_offset)
 FROM {schema}.journal

@@ -147,20 +147,14 @@ def examine_lineage(
             sql["transaction_ids_went_back"], {"is_another": is_another}
         ).fetchone()
     if newest is None or went_back is None:
-        raise SchemaMissing(
-            f"schema {scope.schema} has no epoch or no tick; was it created by hand? Create it with: penstock init"
-        )
+        raise _no_epoch(scope)
     if went_back[0]:
         raise HistoryDiverged(
             "this database's transaction ids lie before those of its records or of its last tick: it was dumped and loaded, or "
             "restored into another cluster. What is staged since cannot be told from what is not. "
             "See docs: errors#historydiverged; then: penstock reset epoch"
         )
-    if newest_written > newest[0]:
-        raise HistoryDiverged(
-            f"the log was written in epoch {newest_written}, Postgres knows only {newest[0]}: Postgres has lost commits, or a reset "
-            "did not come to its end. See docs: errors#historydiverged; then: penstock reset epoch"
-        )
+    _compare_epochs(newest_written, newest[0])
     _compare_tails(connection, client, scope, found, on_unusable)
     if is_another:
         _check_ids(connection, scope)
@@ -222,6 +216,22 @@ def check_same_server(started_us: int, compared_us: int | None) -> None:
         )
 
 
+def check_epoch(connection: Connection, scope: Scope, written: Epoch) -> None:
+    """Checks that Postgres knows the epoch in which a log was written.
+
+    Raises:
+        HistoryDiverged: It does not.
+        SchemaMissing: Postgres knows no epoch.
+        ServerUnavailable: Postgres does not answer.
+    """
+    with postgres_errors("comparing epochs"):
+        sql = statements("penstock.journal", scope.schema)
+        newest = connection.execute(sql["newest_epoch"]).fetchone()
+    if newest is None:
+        raise _no_epoch(scope)
+    _compare_epochs(written, newest[0])
+
+
 def check_tails(
     connection: Connection,
     client: RedisClient,
@@ -240,6 +250,20 @@ def check_tails(
     # Redis first: what it holds was in the journal before.  Otherwise a streamer at work would cause false alarms.
     found = ask_each(partial(extents, client, scope.namespace), shards, on_unusable)
     _compare_tails(connection, client, scope, found, on_unusable)
+
+
+def _no_epoch(scope: Scope) -> SchemaMissing:
+    return SchemaMissing(
+        f"schema {scope.schema} has no epoch or no tick; was it created by hand? Create it with: penstock init"
+    )
+
+
+def _compare_epochs(written: Epoch, newest: Epoch) -> None:
+    if written > newest:
+        raise HistoryDiverged(
+            f"the log was written in epoch {written}, Postgres knows only {newest}: Postgres has lost commits, or a reset "
+            "did not come to its end. See docs: errors#historydiverged; then: penstock reset epoch"
+        )
 
 
 def _compare_tails(

@@ -112,6 +112,37 @@ FROM unnest(%(channels)s::text[], %(shards)s::int[], %(offsets)s::bigint[]) AS p
      ) r
      LEFT JOIN {schema}.staged_records s ON s.id = r.id;
 
+-- :name records
+-- The records of a range of offsets, in the order of offsets or against it, until the payloads exceed the limit; each with the
+-- offset at which the range would end without a limit.  Offsets that retention has removed are left out.
+-- The rows of the journal before the one that holds the first of them are not read.
+SELECT farthest, "offset", id, key, action, object,
+       data::text,
+       coalesce(headers::text, ''),
+       (extract(epoch FROM created_at) * 1000000)::bigint
+FROM (
+    SELECT place."offset", r.*,
+           %(direction)s * max(%(direction)s * place."offset") OVER () AS farthest,
+           sum(pg_column_size(r.data)) OVER (
+               ORDER BY %(direction)s * place."offset"
+               ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+           ) AS bytes_before
+    FROM {schema}.journal e
+    CROSS JOIN LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
+    CROSS JOIN LATERAL (SELECT e.first_offset + n.position - 1 AS "offset") AS place
+    JOIN LATERAL (SELECT * FROM {schema}.staged_records WHERE id = n.id OFFSET 0) r ON true  -- a look-up by id
+    WHERE e.channel = %(channel)s AND e.shard = %(shard)s
+      AND e.first_offset <= %(last)s
+      AND e.first_offset >= coalesce((
+              SELECT max(first_offset)
+              FROM {schema}.journal
+              WHERE channel = %(channel)s AND shard = %(shard)s AND first_offset <= %(first)s
+          ), 0)
+      AND place."offset" BETWEEN %(first)s AND %(last)s
+) measured
+WHERE coalesce(bytes_before, 0) < %(bytes)s
+ORDER BY %(direction)s * "offset";
+
 -- :name missed_records
 -- Records that the last tick saw, or that are isolated, and that no journal row names.  One snapshot sees a tick together with its journal rows,
 -- and retention removes a journal row together with the records it names.

@@ -11,19 +11,25 @@ import redis.asyncio
 from penstock.channels.cancelling import cancellable
 from penstock.channels.log.following import POLL_S
 from penstock.channels.log.reader import MAX_WAIT_S
-from penstock.channels.log.reading import LogInfo, LogReading, LogSlice
+from penstock.channels.log.reading import (
+    LogInfo,
+    LogReading,
+    LogSlice,
+    Source,
+    check_source,
+)
 from penstock.channels.log.running import run_async
 from penstock.channels.log.writing import Evicted, LogWriting
 from penstock.channels.scripts import Operation
 from penstock.channels.server import connect_redis_async, redis_errors
 from penstock.errors import AppendRefused, ServerUnavailable
 from penstock.kinds import Log
-from penstock.records import Offset, OffsetRange, Record
+from penstock.records import Offset, OffsetRange
 
 T = TypeVar("T")
 
-OlderAsync = Callable[[OffsetRange], Awaitable[Sequence[Record]]]
-"""Fetches the records of a range that Redis no longer has, as far as it can."""
+OlderAsync = Callable[[LogSlice], Awaitable[LogSlice]]
+"""As ``Older``, for asyncio."""
 
 
 class AsyncLogReader:
@@ -61,20 +67,27 @@ class AsyncLogReader:
         *,
         backwards: bool = False,
         block_s: float = 0.0,
+        source: Source = "auto",
     ) -> LogSlice:
         """As ``LogReader.read``."""
         name = self._reading.shard(shard)
+        check_source(source, has_journal=self._older is not None)
         until = monotonic() + (0.0 if backwards or not count else block_s)
         while True:
             found = await self._run(self._reading.read(name, offset, count, backwards=backwards))
             if found or not await self._wait([found], until):
-                return await self._fill(found)
+                return await self._fill(found, source)
 
     async def read_back(
-        self, shard: int = 0, offset: int | None = None, count: int = 100
+        self,
+        shard: int = 0,
+        offset: int | None = None,
+        count: int = 100,
+        *,
+        source: Source = "auto",
     ) -> LogSlice:
         """As ``LogReader.read_back``."""
-        return await self.read(shard, offset, count, backwards=True)
+        return await self.read(shard, offset, count, backwards=True, source=source)
 
     async def info(self, shard: int = 0) -> LogInfo:
         """As ``LogReader.info``."""
@@ -115,12 +128,11 @@ class AsyncLogReader:
     async def _run_each(self, operations: Sequence[Operation[T]]) -> list[T]:
         return await run_async(self._client, operations, f"reading {self.name}")
 
-    async def _fill(self, found: LogSlice) -> LogSlice:
-        if self._older is None or not found.evicted:
+    async def _fill(self, found: LogSlice, source: Source = "auto") -> LogSlice:
+        if self._older is None or source == "redis":
             return found
-        return found.filled(
-            [record for each in found.evicted for record in await self._older(each)]
-        )
+        wanted = found.without_records() if source == "journal" else found
+        return await self._older(wanted) if wanted.evicted else wanted
 
     async def _wait(self, empty: Sequence[LogSlice], until: float) -> bool:
         """As ``LogReader._wait``."""

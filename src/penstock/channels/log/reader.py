@@ -8,20 +8,26 @@ from typing import Any, Self, TypeVar
 import redis
 
 from penstock.channels.log.following import POLL_S
-from penstock.channels.log.reading import LogInfo, LogReading, LogSlice
+from penstock.channels.log.reading import (
+    LogInfo,
+    LogReading,
+    LogSlice,
+    Source,
+    check_source,
+)
 from penstock.channels.log.running import run
 from penstock.channels.scripts import Operation
 from penstock.channels.server import RedisClient, connect_redis, redis_errors
 from penstock.kinds import Log
-from penstock.records import Offset, OffsetRange, Record
+from penstock.records import Offset
 
 T = TypeVar("T")
 
 MAX_WAIT_S = 1.0
 """Longest wait for an entry before the log's end is looked at again, in seconds."""
 
-Older = Callable[[OffsetRange], Sequence[Record]]
-"""Fetches the records of a range that Redis no longer has, as far as it can."""
+Older = Callable[[LogSlice], LogSlice]
+"""Returns a slice ``filled`` with the records at its ``evicted`` offsets, as far as it has them."""
 
 
 class LogReader:
@@ -47,7 +53,8 @@ class LogReader:
             log: A channel of a pipeline, or the name of a log.
             shards: Number of its shards, all that it ever had; by default that of the channel, or 1.
             namespace: First part of each key.
-            older: Fetches records that have been evicted from Redis; without it they are None.
+            older: Fetches records that have been evicted from Redis, such as ``penstock.journal.older.JournalRecords``; without it
+                they are None.
 
         Raises:
             InvalidName: The name or the namespace is not valid.
@@ -81,6 +88,7 @@ class LogReader:
         *,
         backwards: bool = False,
         block_s: float = 0.0,
+        source: Source = "auto",
     ) -> LogSlice:
         """Reads ``count`` offsets, the first of them ``offset``; an evicted record is None in its place.
 
@@ -93,6 +101,8 @@ class LogReader:
             backwards: Goes to lower offsets; begins at the last one if ``offset`` is beyond.
             block_s: How long to wait, in seconds, if no offset from ``offset`` on exists yet, also if the log does not.  The
                 slice is empty if none comes.
+            source: ``auto`` takes what Redis has evicted from ``older``; ``redis`` takes nothing, and ``journal`` all records
+                from there, and raises what that raises.
 
         Raises:
             ServerUnavailable: Redis does not answer.
@@ -101,15 +111,23 @@ class LogReader:
             InvalidLogCall: An argument is out of range.
         """
         name = self._reading.shard(shard)
+        check_source(source, has_journal=self._older is not None)
         until = monotonic() + (0.0 if backwards or not count else block_s)
         while True:
             found = self._run(self._reading.read(name, offset, count, backwards=backwards))
             if found or not self._wait([found], until):
-                return self._fill(found)
+                return self._fill(found, source)
 
-    def read_back(self, shard: int = 0, offset: int | None = None, count: int = 100) -> LogSlice:
+    def read_back(
+        self,
+        shard: int = 0,
+        offset: int | None = None,
+        count: int = 100,
+        *,
+        source: Source = "auto",
+    ) -> LogSlice:
         """Reads ``count`` offsets backwards: the last ones, or those from ``offset`` down.  Raises as ``read``."""
-        return self.read(shard, offset, count, backwards=True)
+        return self.read(shard, offset, count, backwards=True, source=source)
 
     def info(self, shard: int = 0) -> LogInfo:
         """What a shard holds.  Raises as ``read``."""
@@ -183,10 +201,11 @@ class LogReader:
     def _run_each(self, operations: Sequence[Operation[T]]) -> list[T]:
         return run(self._client, operations, f"reading {self.name}")
 
-    def _fill(self, found: LogSlice) -> LogSlice:
-        if self._older is None or not found.evicted:
+    def _fill(self, found: LogSlice, source: Source = "auto") -> LogSlice:
+        if self._older is None or source == "redis":
             return found
-        return found.filled([record for each in found.evicted for record in self._older(each)])
+        wanted = found.without_records() if source == "journal" else found
+        return self._older(wanted) if wanted.evicted else wanted
 
     def _wait(self, empty: Sequence[LogSlice], until: float) -> bool:
         """Waits for an entry with one of the offsets at which the slices end; False if the time is over."""

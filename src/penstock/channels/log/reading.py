@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, Literal, get_args, overload
 
 from penstock.batches import Records
 from penstock.channels.log.entries import parse_entries
@@ -35,6 +35,9 @@ MAX_BYTES = 8 * 1024 * 1024
 MIN_BYTES = 64 * 1024
 """The same of each shard of a read of many shards."""
 
+Source = Literal["auto", "redis", "journal"]
+"""Where records come from: from the journal those that Redis has evicted, none, or all."""
+
 _NEWEST = Offset((1 << 53) - 1)
 """Beyond every offset: a script's numbers are exact up to here."""
 
@@ -59,20 +62,28 @@ class LogInfo:
 
 
 class LogSlice(Sequence[Record | None]):
-    """Consecutive offsets of a shard: at each a record, or None if it has been evicted.
+    """Consecutive offsets of a shard: at each a record, or None if it has been evicted, and was not found in the journal either.
 
     Attributes:
         shard: The shard.
         info: What the shard held at that moment.
         records: The records alone, in the order of offsets, whichever way was read.
         is_backwards: Whether the first item has the highest offset.
+        from_journal: Number of the records that came from the journal; the others came from Redis.
     """
 
     def __init__(
-        self, shard: ShardName, info: LogInfo, records: Records, *, is_backwards: bool = False
+        self,
+        shard: ShardName,
+        info: LogInfo,
+        records: Records,
+        *,
+        is_backwards: bool = False,
+        from_journal: int = 0,
     ) -> None:
         """Made by a reader."""
         self.shard, self.info, self.records, self.is_backwards = shard, info, records, is_backwards
+        self.from_journal = from_journal
 
     @property
     def offsets(self) -> range:
@@ -99,10 +110,27 @@ class LogSlice(Sequence[Record | None]):
             at = found + 1
         return ranges
 
-    def filled(self, found: Sequence[Record]) -> "LogSlice":
-        """The slice with records in the place of evicted ones."""
+    def filled(self, found: Sequence[Record], until: Offset | None = None) -> "LogSlice":
+        """The slice with records of the journal in the place of evicted ones.
+
+        Args:
+            found: Records of this shard at offsets of ``evicted``.
+            until: The offset at which the search for them has ended, in the direction of the slice, which ends there, too:
+                an offset beyond is not taken for evicted.  None: all were searched for.
+        """
+        ends = self.offsets if until is None else self.offsets[: abs(until - self.info.first) + 1]
         merged = sorted([*self.records, *found], key=lambda record: record.offset)
-        return LogSlice(self.shard, self.info, Records.of(merged), is_backwards=self.is_backwards)
+        return LogSlice(
+            self.shard,
+            replace(self.info, number=len(ends)),
+            Records.of([record for record in merged if record.offset in ends]),
+            is_backwards=self.is_backwards,
+            from_journal=self.from_journal + len(found),
+        )
+
+    def without_records(self) -> "LogSlice":
+        """The same offsets, as if all of them had been evicted."""
+        return LogSlice(self.shard, self.info, Records.of([]), is_backwards=self.is_backwards)
 
     def __len__(self) -> int:
         return self.info.number
@@ -321,6 +349,20 @@ class LogReading:
             self._seen[shard] = _Seen(last.offset, _identity(last), epoch)
         elif seen.offset and not seen.epoch:
             self._seen[shard] = replace(seen, epoch=epoch)
+
+
+def check_source(source: str, *, has_journal: bool) -> None:
+    """Refuses a source that is none, or that a reader does not have.
+
+    Raises:
+        InvalidLogCall: It is refused.
+    """
+    if source not in get_args(Source):
+        raise InvalidLogCall("source", f"is {source!r}; it takes {', '.join(get_args(Source))}")
+    if source == "journal" and not has_journal:
+        raise InvalidLogCall(
+            "source", "is 'journal', and this reader has none: give it older=JournalRecords(…)"
+        )
 
 
 def _identity(record: Record) -> str:

@@ -1,0 +1,198 @@
+"""Fills the slices of a log's reader with records that have left Redis, from the journal.
+
+The journal must be that of the log: a Postgres that was restored to a point in time has other records at the same offsets.
+As a consumer does, it is compared with the log on every new connection, and again once the server was started since; also
+when the log has another epoch.
+"""
+
+import asyncio
+from threading import Lock
+from typing import Self
+
+from penstock.channels.log import LogSlice
+from penstock.channels.log.reading import MAX_BYTES
+from penstock.channels.server import RedisClient, connect_redis
+from penstock.database.connections import WorkerConnection, connect_postgres
+from penstock.database.errors import postgres_errors
+from penstock.database.executor import Executor
+from penstock.database.revisions import check_revision
+from penstock.errors import ServerUnavailable
+from penstock.journal.lineage import (
+    check_epoch,
+    check_same_server,
+    check_tails,
+    server_start_us,
+)
+from penstock.journal.records import read_records
+from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Record, Scope, ShardName
+
+
+class JournalRecords:
+    """Records that Redis has evicted, from the journal in Postgres: what a ``LogReader`` takes as ``older=``.
+
+    It connects when it is first needed.  It changes nothing, and needs no more rights than a viewer has.  Readers of several
+    threads may share it.
+    """
+
+    def __init__(
+        self,
+        database_url: str,
+        redis_url: str,
+        *,
+        scope: Scope = DEFAULT_SCOPE,
+        prepare: bool = True,
+    ) -> None:
+        """Sets up; nothing is sent.
+
+        Args:
+            database_url: The pipeline's Postgres; not a standby, which may be behind the log.
+            redis_url: The Redis that has the log: both are compared.
+            scope: Schema and namespace: ``pipeline.scope``.
+            prepare: False behind a pooler that cannot keep prepared statements.
+        """
+        self._database_url, self._redis_url = database_url, redis_url
+        self._scope, self._prepare = scope, prepare
+        self._lock = Lock()
+        self._connection: WorkerConnection | None = None
+        self._client: RedisClient | None = None
+        self._server_start_us = 0
+        self._compared: dict[ShardName, str] = {}
+
+    def __call__(self, found: LogSlice) -> LogSlice:
+        """The slice with the records at its evicted offsets, as far as the journal has them.
+
+        It ends early once 8 MiB of payloads, as Postgres stores them, came from the journal.
+
+        Raises:
+            ServerUnavailable: Postgres or Redis does not answer.
+            HistoryDiverged: Postgres has lost commits that were published, or is another database.
+            DamagedJournal: The journal lacks records that the log has; ``ForeignLog`` if the log is not a pipeline's.
+            SchemaMissing: The tables are not there, or of a revision that this release does not work with.
+            PrivilegeMissing: The role may not read the journal.
+            InvalidSetting: A URL is invalid.
+        """
+        with self._lock:
+            is_new = self._connection is None
+            try:
+                return self._fill(found)
+            except ServerUnavailable:
+                self._disconnect()
+                if is_new:
+                    raise
+            except BaseException:
+                self._disconnect()
+                raise
+            return self._fill(found)  # the connection was an old one, whose server has gone
+
+    def close(self) -> None:
+        """Closes the connections; a later call opens them again."""
+        with self._lock:
+            self._disconnect()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _fill(self, found: LogSlice) -> LogSlice:
+        if self._connection is None:
+            self._connection = self._connect()
+        if self._compared.get(found.shard) != found.info.epoch:
+            self._compare(self._connection, found)
+        with postgres_errors("reading the journal"), self._connection.transaction():
+            started_us = server_start_us(self._connection, self._scope)
+            check_same_server(started_us, self._server_start_us)
+            return fill(self._connection, self._scope, found)
+
+    def _connect(self) -> WorkerConnection:
+        connection = connect_postgres(
+            self._database_url, application="reader", prepare=self._prepare
+        )
+        try:
+            check_revision(connection, self._scope)
+            self._server_start_us = server_start_us(connection, self._scope)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _compare(self, connection: WorkerConnection, found: LogSlice) -> None:
+        if found.info.epoch.isdecimal():
+            check_epoch(connection, self._scope, Epoch(int(found.info.epoch)))
+        if self._client is None:
+            self._client = connect_redis(self._redis_url)
+        check_tails(connection, self._client, self._scope, [found.shard])
+        self._compared[found.shard] = found.info.epoch
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        client, self._client = self._client, None
+        self._compared = {}
+        if connection is not None:
+            connection.close()
+        if client is not None:
+            client.close()
+
+
+class AsyncJournalRecords:
+    """As ``JournalRecords``, for an ``AsyncLogReader``: in a thread.
+
+    A read that is cancelled ends at once; its statement goes on to its end, and the next one waits for it.
+    """
+
+    def __init__(
+        self,
+        database_url: str,
+        redis_url: str,
+        *,
+        scope: Scope = DEFAULT_SCOPE,
+        prepare: bool = True,
+    ) -> None:
+        """As ``JournalRecords``."""
+        self._records = JournalRecords(database_url, redis_url, scope=scope, prepare=prepare)
+
+    async def __call__(self, found: LogSlice) -> LogSlice:
+        """As ``JournalRecords``."""
+        return await asyncio.to_thread(self._records, found)
+
+    async def aclose(self) -> None:
+        """As ``JournalRecords.close``."""
+        await asyncio.to_thread(self._records.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def fill(
+    executor: Executor, scope: Scope, found: LogSlice, *, most_bytes: int = MAX_BYTES
+) -> LogSlice:
+    """The slice with what the journal has of its evicted records; it ends early where the limit was reached.
+
+    Args:
+        executor: A connection, or a session's.
+        scope: Schema and namespace.
+        found: The slice.
+        most_bytes: How many bytes the payloads may have, as Postgres stores them; one record may go beyond.
+    """
+    records: list[Record] = []
+    step = -1 if found.is_backwards else 1
+    for wanted in found.evicted[::step]:
+        if most_bytes <= 0:
+            begin = wanted.last if found.is_backwards else wanted.first
+            return found.filled(records, Offset(begin - step))
+        fetched = read_records(
+            executor,
+            scope.schema,
+            wanted,
+            most_bytes=most_bytes,
+            backwards=found.is_backwards,
+        )
+        records += fetched.records
+        if not fetched.is_all:
+            return found.filled(records, fetched.records[-1].offset)
+        most_bytes -= sum(len(record.data_json) for record in fetched.records)
+    return found.filled(records)
