@@ -10,6 +10,7 @@ from fixtures.roles import UrlFor
 from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.role_plan import make_roles
 from penstock.errors import HistoryDiverged
 from penstock.journal import check_lineage
 from penstock.operating.reset import reset_epoch
@@ -136,11 +137,14 @@ def test_a_copy_without_its_sequences_is_refused_until_a_reset(
 def test_another_cluster_whose_sequences_a_role_may_not_see_is_not_taken_for_proved(
     redis_client: redis.Redis, flow: Pipeline, connection: Connection, database_url_for: UrlFor
 ) -> None:
-    """An administrator's reset looks and decides."""
+    """The roles of ``penstock init --roles`` see them, and go on as after ``pg_upgrade``; others get the grant."""
+    sequence = "SELECT ON SEQUENCE penstock.staged_records_id_seq"
+    url = database_url_for("a_streamer")
     connection.execute("UPDATE penstock.epochs SET system_identifier = '7'")
+    connection.execute(f"REVOKE {sequence} FROM penstock_streamer".encode())
 
-    with (
-        connect_postgres(database_url_for("a_streamer"), application="test") as streamer,
-        pytest.raises(HistoryDiverged, match="may not see"),
-    ):
-        open_by_worker(streamer, redis_client, flow)
+    with connect_postgres(url, application="test") as streamer:
+        with pytest.raises(HistoryDiverged, match=f"may not see.*GRANT {sequence}"):
+            open_by_worker(streamer, redis_client, flow)
+        make_roles(connection, "penstock", "penstock")
+        assert open_by_worker(streamer, redis_client, flow) == 2

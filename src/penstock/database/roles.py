@@ -84,6 +84,10 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
 }
 """What the work itself takes, by object: a worker without one of these does not start."""
 
+_SEE_IDS = {"SEQUENCE staged_records_id_seq": "SELECT"}
+"""What shows which ids were drawn.  With it a streamer on another cluster, as ``pg_upgrade`` makes, sees that none is given out again,
+and goes on.  It cannot draw one."""
+
 _DOING_JOBS = {"waiting_records": "SELECT", "FUNCTION finish_records": "EXECUTE"}
 """What the worker of a queue takes beside that of a consumer."""
 
@@ -157,10 +161,12 @@ def rights(role: RoleName) -> frozenset[Right]:
             return frozenset({Right("SCHEMA", "", "USAGE"), Right("SCHEMA", "", "CREATE")})
         case "consumer":
             return working_rights(role) | frozenset(_parse({**_DOING_JOBS, **_REPAIRING}))
+        case "streamer":
+            return working_rights(role) | frozenset(_parse(_SEE_IDS))
         case "viewer":
-            tables = dict.fromkeys([*table_names(), "SEQUENCE staged_records_id_seq"], "SELECT")
+            tables = dict.fromkeys(table_names(), "SELECT")
             usage = Right("SCHEMA", "", "USAGE")
-            return frozenset({usage, *_parse({**tables, **_JOURNAL_BOUNDS})})
+            return frozenset({usage, *_parse({**tables, **_SEE_IDS, **_JOURNAL_BOUNDS})})
         case _:
             return working_rights(role)
 

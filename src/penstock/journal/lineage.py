@@ -308,7 +308,8 @@ def _check_ids(connection: Connection, scope: Scope) -> None:
             "the next id of staged_records is one that Postgres has: the database was copied without its sequences, as by logical "
             "replication"
             if is_behind
-            else "this is another cluster than before, and this role may not see whether its sequences were copied"
+            else "this is another cluster than before, and this role may not see whether its sequences were copied: GRANT SELECT ON "
+            f"SEQUENCE {scope.schema}.staged_records_id_seq TO it, or penstock init --roles, and start it again"
         )
         raise HistoryDiverged(
             f"{found}. See docs: errors#historydiverged; then: penstock reset epoch"
