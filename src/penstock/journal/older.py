@@ -24,7 +24,7 @@ from penstock.journal.lineage import (
     server_start_us,
 )
 from penstock.journal.records import read_records
-from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Record, Scope, ShardName
+from penstock.records import DEFAULT_SCOPE, Epoch, Record, Scope, ShardName
 
 
 class JournalRecords:
@@ -181,9 +181,6 @@ def fill(
     records: list[Record] = []
     step = -1 if found.is_backwards else 1
     for wanted in found.evicted[::step]:
-        if most_bytes <= 0:
-            begin = wanted.last if found.is_backwards else wanted.first
-            return found.filled(records, Offset(begin - step))
         fetched = read_records(
             executor,
             scope.schema,
@@ -192,7 +189,7 @@ def fill(
             backwards=found.is_backwards,
         )
         records += fetched.records
-        if not fetched.is_all:
-            return found.filled(records, fetched.records[-1].offset)
-        most_bytes -= sum(len(record.data_json) for record in fetched.records)
+        most_bytes -= fetched.stored_bytes
+        if most_bytes <= 0:
+            return found.filled(records, records[-1].offset)
     return found.filled(records)

@@ -13,11 +13,11 @@ class FoundRecords(NamedTuple):
 
     Attributes:
         records: In the order in which they were read.  Offsets that retention has removed are missing.
-        is_all: Whether these are all that there are; otherwise the limit was reached, and the others come after these.
+        stored_bytes: Bytes of their payloads, as Postgres stores them.
     """
 
     records: list[Record]
-    is_all: bool
+    stored_bytes: int
 
 
 def read_records(
@@ -34,7 +34,7 @@ def read_records(
         executor: A connection, or a session's.
         schema: The Penstock schema.
         wanted: The offsets.
-        most_bytes: The read ends once their payloads, as Postgres stores them, exceed this.  At least one record comes.
+        most_bytes: The read ends with the record whose payload, as Postgres stores it, reaches this.
         backwards: Begins with the highest offset.
     """
     rows = executor.execute(
@@ -49,7 +49,7 @@ def read_records(
         },
     ).fetchall()
     found = make_records(wanted.shard, (row[1:] for row in rows))
-    return FoundRecords(found, not rows or rows[-1][0] == rows[-1][1])
+    return FoundRecords(found, int(rows[-1][0]) if rows else 0)
 
 
 def make_records(shard: ShardName, rows: Iterable[tuple[Any, ...]]) -> list[Record]:

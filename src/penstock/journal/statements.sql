@@ -113,16 +113,16 @@ FROM unnest(%(channels)s::text[], %(shards)s::int[], %(offsets)s::bigint[]) AS p
      LEFT JOIN {schema}.staged_records s ON s.id = r.id;
 
 -- :name records
--- The records of a range of offsets, in the order of offsets or against it, until the payloads exceed the limit; each with the
--- offset at which the range would end without a limit.  Offsets that retention has removed are left out.
+-- The records of a range of offsets, in the order of offsets or against it, until the payloads reach the limit; each with the
+-- bytes of the payloads up to it.  Offsets that retention has removed are left out.
 -- The rows of the journal before the one that holds the first of them are not read.
-SELECT farthest, "offset", id, key, action, object,
+SELECT coalesce(bytes_before, 0) + pg_column_size(data),
+       "offset", id, key, action, object,
        data::text,
        coalesce(headers::text, ''),
        (extract(epoch FROM created_at) * 1000000)::bigint
 FROM (
     SELECT place."offset", r.*,
-           %(direction)s * max(%(direction)s * place."offset") OVER () AS farthest,
            sum(pg_column_size(r.data)) OVER (
                ORDER BY %(direction)s * place."offset"
                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
