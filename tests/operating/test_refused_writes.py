@@ -1,4 +1,4 @@
-"""A Redis that refuses writes: ``explain`` and ``trace`` name what it refuses, and the mend, without a write of their own."""
+"""A Redis that refuses writes: ``explain`` and ``trace`` name what it refuses, and the fix, without a write of their own."""
 
 import json
 import shutil
