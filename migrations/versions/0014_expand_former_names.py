@@ -54,13 +54,50 @@ CREATE TABLE {schema}.former_consumers (
 )
 """
 
+# A sequencer of an older release would go on to place records by the old name, where nobody reads them.
+REFUSE_TICK = """
+CREATE OR REPLACE FUNCTION {schema}.refuse_tick_of_older_release() RETURNS trigger
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF EXISTS (SELECT FROM {schema}.channels WHERE generations <> '{}')
+       OR EXISTS (SELECT FROM {schema}.former_channels WHERE successor IS NOT NULL) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'feature_not_supported',
+            MESSAGE = 'penstock: a channel was renamed, or its number of shards was changed, which this release does not know',
+            HINT = 'pip install --upgrade penstock, wherever a streamer runs';
+    END IF;
+    RETURN NEW;
+END
+$$
+"""
+
+REFUSE_TICK_BEFORE = """
+CREATE OR REPLACE FUNCTION {schema}.refuse_tick_of_older_release() RETURNS trigger
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF EXISTS (SELECT FROM {schema}.channels WHERE generations <> '{}') THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'feature_not_supported',
+            MESSAGE = 'penstock: the number of shards of a channel was changed, which this release does not know',
+            HINT = 'pip install --upgrade penstock, wherever a streamer runs';
+    END IF;
+    RETURN NEW;
+END
+$$
+"""
+
 
 def upgrade() -> None:
-    execute(FORMER_CHANNELS, CHECK_CHANNEL, ONLY_GRANTED, FORMER_CONSUMERS)
+    execute(FORMER_CHANNELS, CHECK_CHANNEL, ONLY_GRANTED, FORMER_CONSUMERS, REFUSE_TICK)
 
 
 def downgrade() -> None:
     execute(
+        REFUSE_TICK_BEFORE,
         "DROP TABLE {schema}.former_consumers",
         "DROP FUNCTION {schema}.check_channel",
         "DROP TABLE {schema}.former_channels",

@@ -34,6 +34,7 @@ from penstock.channels.ick import (
 from penstock.channels.isolation import ask_each, isolated
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import redis_errors
+from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivered import Consumed, Delivered
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.ick_source import (
@@ -47,6 +48,7 @@ from penstock.consuming.worker import Worker, WorkerOptions
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Database
 from penstock.declarations import ConsumerSpec
+from penstock.errors import ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.records import Offset, ShardName
 
@@ -247,6 +249,10 @@ class IckWorker(Worker[ReservedMember]):
     def _follow(self) -> None:
         """Moves the checkpoints up to what is done: nothing before that has to be kept."""
         transaction, _ = self._opened()
+        with suppress(
+            ServerUnavailable
+        ):  # an idle worker has to notice that it is not registered any more
+            transaction.read(Checkpoints(self.consumer, self._pipeline.scope).all)
         found = ask_each(
             partial(update_progress, self._client, self._pipeline.scope.namespace),
             [shard for shard in self._shards if shard not in self._unusable],

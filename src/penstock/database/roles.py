@@ -50,7 +50,7 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
     },
     "streamer": {
         "alembic_version": "SELECT",
-        "staged_records": "SELECT, DELETE",
+        "staged_records": "SELECT, UPDATE (channel), DELETE",
         "journal": "SELECT, INSERT, DELETE",
         "ticks": "SELECT, INSERT, DELETE",
         "isolated_records": "SELECT, INSERT, UPDATE, DELETE",

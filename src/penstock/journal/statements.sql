@@ -156,15 +156,16 @@ last AS (
     ORDER BY tick DESC
     LIMIT 1
 )
-SELECT r.channel, r.shard, count(*), min(r.id), isolated.record_id IS NOT NULL AS is_isolated
+SELECT coalesce(former.successor, r.channel), r.shard, count(*), min(r.id), isolated.record_id IS NOT NULL AS is_isolated
 FROM last
 CROSS JOIN {schema}.staged_records r
+LEFT JOIN {schema}.former_channels former ON former.channel = r.channel
 LEFT JOIN {schema}.isolated_records isolated ON isolated.record_id = r.id AND isolated.xid = r.xid
 WHERE (pg_visible_in_snapshot(r.xid, last.snapshot) OR isolated.record_id IS NOT NULL)
   AND NOT EXISTS (SELECT FROM journaled WHERE journaled.id = r.id)
   AND NOT EXISTS (SELECT FROM {schema}.waiting_records w WHERE w.record_id = r.id)
-GROUP BY r.channel, r.shard, is_isolated
-ORDER BY r.channel, r.shard, is_isolated;
+GROUP BY 1, 2, is_isolated
+ORDER BY 1, 2, is_isolated;
 
 -- :name offsets_since
 -- Of each shard: the offset before the first record that was staged at a time or later, or its last offset if there is none;

@@ -20,7 +20,9 @@ LIMIT 1;
 
 -- :name waiting
 -- Committed and not yet sequenced: few while a streamer runs; at most `most` are counted when none does.
-SELECT channel, shard, count(*), extract(epoch FROM clock_timestamp() - min(created_at))::float8
+-- By the name that the channel has now.
+SELECT coalesce(f.successor, committed.channel), committed.shard, count(*),
+       extract(epoch FROM clock_timestamp() - min(committed.created_at))::float8
 FROM (
     (SELECT channel, shard, created_at
      FROM {schema}.staged_records
@@ -33,7 +35,8 @@ FROM (
      WHERE xid = ANY (%(in_progress)s::xid8[])
      LIMIT %(most)s)
 ) committed
-GROUP BY channel, shard;
+LEFT JOIN {schema}.former_channels f ON f.channel = committed.channel
+GROUP BY 1, 2;
 
 -- :name progress
 -- Each checkpoint, its lag and the age of the next record; one probe of the journal's index each.  A shard of the journal
@@ -283,14 +286,25 @@ WITH named AS MATERIALIZED (
     SELECT unnest(record_ids) AS id
     FROM {schema}.journal
 )
-SELECT channel, shard, count(*)
+SELECT coalesce(f.successor, r.channel), shard, count(*)
 FROM {schema}.staged_records r
+LEFT JOIN {schema}.former_channels f ON f.channel = r.channel
 WHERE NOT EXISTS (SELECT FROM named WHERE named.id = r.id)
   AND NOT EXISTS (SELECT FROM {schema}.waiting_records w WHERE w.record_id = r.id)
   AND created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'
-  AND id BETWEEN 0 AND 9007199254740991 AND octet_length(channel) <= 63
-GROUP BY channel, shard
-ORDER BY channel, shard;
+  AND id BETWEEN 0 AND 9007199254740991 AND octet_length(r.channel) <= 63
+GROUP BY 1, 2
+ORDER BY 1, 2;
+
+-- :name follow_renames
+-- Records of queues that were staged by a former name get the name of now: a tick does so with those that come later.
+-- Not those that get no offset: their rows may break a rule that is newer than they are.
+UPDATE {schema}.staged_records r
+SET channel = f.successor
+FROM {schema}.former_channels f
+JOIN {schema}.channels c ON c.channel = f.successor AND c.kind = 'queue'
+WHERE f.channel = r.channel
+  AND NOT EXISTS (SELECT FROM {schema}.isolated_records i WHERE i.record_id = r.id);
 
 -- :name sequence_remaining
 -- Gives the same records offsets at the ends of their shards, in the order of their ids.
@@ -299,13 +313,14 @@ WITH named AS MATERIALIZED (
     FROM {schema}.journal
 ),
 placed AS (
-    SELECT r.id, r.channel, r.key, r.created_at,
+    SELECT r.id, coalesce(f.successor, r.channel) AS channel, r.key, r.created_at,
            CASE WHEN c.generations = '{}' OR c.channel IS NULL THEN r.shard
                 ELSE c.first_shard + mod(('x' || encode(substr(sha256(convert_to(r.key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint,
                                          c.generations[cardinality(c.generations)])::int  -- as `placed` of a tick
            END AS shard
     FROM {schema}.staged_records r
-    LEFT JOIN {schema}.channels c USING (channel)
+    LEFT JOIN {schema}.former_channels f ON f.channel = r.channel
+    LEFT JOIN {schema}.channels c ON c.channel = coalesce(f.successor, r.channel)
 ),
 numbered AS (
     SELECT id, channel, shard, row_number() OVER (PARTITION BY channel, shard ORDER BY id) AS place
@@ -370,8 +385,8 @@ WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = named.id);
 
 -- :name store_snapshot
 -- The next tick takes the records that this snapshot does not show.
-INSERT INTO {schema}.ticks (tick, snapshot, epoch)
-SELECT coalesce(max(tick), 0) + 1, %(snapshot)s::pg_snapshot, %(epoch)s
+INSERT INTO {schema}.ticks (tick, snapshot, epoch, by_generation)
+SELECT coalesce(max(tick), 0) + 1, %(snapshot)s::pg_snapshot, %(epoch)s, true
 FROM {schema}.ticks;
 
 -- :name checkpoints_beyond

@@ -40,10 +40,14 @@ SELECT e.first_offset + n.position - 1 AS "offset",
        n.id AS named,
        e.first_offset AS entry,
        r.id IS NOT NULL AS present,
-       coalesce(r.channel = e.channel AND r.shard = e.shard, false)
+       coalesce(r.channel IN (
+           SELECT %(channel)s
+           UNION ALL
+           SELECT f.channel FROM {schema}.former_channels f WHERE f.successor = %(channel)s
+       ), false)
        -- once the number of shards was changed, the journal decides alone
-       OR coalesce(r.channel = e.channel, false)
-          AND EXISTS (SELECT FROM {schema}.channels c WHERE c.channel = e.channel AND c.generations <> '{}') AS at_home,
+       AND (r.shard = e.shard
+            OR EXISTS (SELECT FROM {schema}.channels c WHERE c.channel = e.channel AND c.generations <> '{}')) AS at_home,
        n.id::text AS id,
        r.key,
        r.action,

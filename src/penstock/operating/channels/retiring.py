@@ -15,16 +15,15 @@ from time import sleep
 import psycopg
 import structlog
 
-from penstock.channels.queue.inspection import keys_to_delete
-from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
-from penstock.channels.server import RedisClient, redis_errors
+from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import Refused, Unknown
 from penstock.kinds import MAX_SHARDS
-from penstock.records import DEFAULT_SCOPE, Scope, Shard, ShardName
+from penstock.operating.channels.keys import count_keys, delete_keys
+from penstock.records import DEFAULT_SCOPE, Scope
 
 log = structlog.get_logger("penstock.operator")
 
@@ -36,11 +35,6 @@ ENTRIES_A_TIME = 100
 
 LOCK_TIMEOUT_S = 10
 """How long it waits for handlers that hold a checkpoint of the channel: as long, nothing is sequenced."""
-
-_SHARDS_A_TIME = 500
-
-_TELLING = 9
-"""How many of a shard's keys are looked for: one of these is there if there is anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +150,10 @@ def retire_channel(  # noqa: PLR0913  how it is done
         return plan
     crashpoint("retire.after_registry")
     pause(SETTLE_S)
-    _delete_keys(client, channel, plan.shards, scope)
+    delete_keys(client, channel, plan.shards, scope)
     _remove_records(connection, channel, scope)
     crashpoint("retire.after_journal")
-    _delete_keys(client, channel, plan.shards, scope)
+    delete_keys(client, channel, plan.shards, scope)
     log.warning(
         "channel retired",
         channel=channel,
@@ -240,41 +234,8 @@ def _plan(connection: Connection, client: RedisClient, channel: str, scope: Scop
         staged,
         outstanding,
         tuple(LeftReader(*row) for row in readers),
-        _count_keys(client, channel, shards, scope),
+        count_keys(client, channel, shards, scope),
     )
-
-
-def _keys(channel: str, number: int, scope: Scope) -> list[str]:
-    """Every key that a shard may have, of any kind."""
-    shard = ShardName(channel, Shard(number))
-    ick = ick_shard_keys(scope.namespace, shard)
-    own = ick.ick
-    return [
-        log_keys(scope.namespace, shard).epoch,
-        *(own.version, own.dirty, own.reserved, own.fence, own.held, ick.progress),
-        f"{queue_keys(scope.namespace, shard).root}q-limits",
-        *keys_to_delete(scope.namespace, shard),
-    ]
-
-
-def _count_keys(client: RedisClient, channel: str, shards: int, scope: Scope) -> int:
-    """How many keys the channel has in Redis, of a shard those that show that there is something."""
-    count = 0
-    with redis_errors(f"looking for keys of {channel}"):
-        for start in range(0, shards, _SHARDS_A_TIME):
-            pipeline = client.pipeline(transaction=False)
-            for number in range(start, min(shards, start + _SHARDS_A_TIME)):
-                for key in _keys(channel, number, scope)[:_TELLING]:
-                    pipeline.exists(key)
-            count += sum(pipeline.execute())
-    return count
-
-
-def _delete_keys(client: RedisClient, channel: str, shards: int, scope: Scope) -> None:
-    """Deletes the keys of all shards, one after the other: those of one are in one slot of a Cluster."""
-    with redis_errors(f"deleting the keys of {channel}"):
-        for number in range(shards):
-            client.delete(*_keys(channel, number, scope))
 
 
 def _remove_records(connection: Connection, channel: str, scope: Scope) -> None:

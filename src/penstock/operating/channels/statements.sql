@@ -32,7 +32,7 @@ SELECT c.kind,
        (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM {schema}.journal j WHERE j.channel = %(channel)s),
        (SELECT count(*)
         FROM {schema}.staged_records r, (SELECT snapshot FROM {schema}.ticks ORDER BY tick DESC LIMIT 1) last
-        WHERE r.channel = %(channel)s
+        WHERE r.channel IN (SELECT %(channel)s UNION ALL SELECT channel FROM {schema}.former_channels WHERE successor = %(channel)s)
           AND (r.xid >= pg_snapshot_xmax(last.snapshot) OR r.xid = ANY (ARRAY(SELECT pg_snapshot_xip(last.snapshot)))))
 FROM (SELECT) one
 LEFT JOIN {schema}.channels c ON c.channel = %(channel)s;
@@ -115,4 +115,85 @@ WHERE channel = %(channel)s;
 
 -- :name adopt_channel
 DELETE FROM {schema}.former_channels
+WHERE channel = %(channel)s;
+
+-- :name name_is_used
+-- Whether a name is registered, and how many records the journal has of it.
+SELECT EXISTS (SELECT FROM {schema}.channels c WHERE c.channel = %(channel)s),
+       (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM {schema}.journal j WHERE j.channel = %(channel)s);
+
+-- :name under_way
+-- What names the channel and cannot be renamed while it runs: reconciliations, replays from it and into it.
+SELECT (SELECT min(consumer) FROM {schema}.barriers WHERE channel = %(channel)s AND expires_at > clock_timestamp()),
+       (
+           SELECT min(channel || ' to ' || target)
+           FROM {schema}.replays
+           WHERE %(channel)s IN (channel, target) AND ended_at IS NULL
+       );
+
+-- :name free_name
+-- The name of a channel that has no records, or that the renamed one had before.
+WITH checkpoints AS (
+    DELETE FROM {schema}.checkpoints
+    WHERE channel = %(successor)s
+),
+stopped AS (
+    DELETE FROM {schema}.stopped_shards
+    WHERE channel IN (%(channel)s, %(successor)s)
+),
+barriers AS (
+    DELETE FROM {schema}.barriers
+    WHERE channel IN (%(channel)s, %(successor)s)
+),
+former AS (
+    DELETE FROM {schema}.former_channels
+    WHERE channel = %(successor)s
+)
+DELETE FROM {schema}.channels
+WHERE channel = %(successor)s;
+
+-- :name rename_channel
+-- Everything that names the channel, but staged records: they are looked for by all names, or see `follow_renames`.
+WITH journal AS (
+    UPDATE {schema}.journal
+    SET channel = %(successor)s
+    WHERE channel = %(channel)s
+),
+checkpoints AS (
+    UPDATE {schema}.checkpoints
+    SET channel = %(successor)s
+    WHERE channel = %(channel)s
+),
+letters AS (
+    UPDATE {schema}.dead_letters
+    SET channel = %(successor)s
+    WHERE channel = %(channel)s
+),
+waiting AS (
+    UPDATE {schema}.waiting_records
+    SET channel = %(successor)s
+    WHERE channel = %(channel)s
+),
+isolated AS (
+    UPDATE {schema}.isolated_records
+    SET channel = %(successor)s
+    WHERE channel = %(channel)s
+),
+replays AS (
+    UPDATE {schema}.replays
+    SET channel = CASE channel WHEN %(channel)s THEN %(successor)s ELSE channel END,
+        target = CASE target WHEN %(channel)s THEN %(successor)s ELSE target END
+    WHERE %(channel)s IN (channel, target)
+),
+former AS (
+    UPDATE {schema}.former_channels
+    SET successor = %(successor)s
+    WHERE successor = %(channel)s
+),
+left_behind AS (
+    INSERT INTO {schema}.former_channels (channel, successor)
+    VALUES (%(channel)s, %(successor)s)
+)
+UPDATE {schema}.channels
+SET channel = %(successor)s
 WHERE channel = %(channel)s;

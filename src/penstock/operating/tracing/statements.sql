@@ -3,7 +3,8 @@
 SELECT id
 FROM {schema}.staged_records
 WHERE key = %(key)s
-  AND (%(channel)s::text IS NULL OR channel = %(channel)s)
+  AND (%(channel)s::text IS NULL
+       OR channel IN (SELECT %(channel)s UNION ALL SELECT channel FROM {schema}.former_channels WHERE successor = %(channel)s))
 ORDER BY id DESC
 LIMIT %(most)s;
 
@@ -19,14 +20,14 @@ SELECT (
 
 -- :name staged_record
 -- A row, whether the last tick saw its transaction, and the tick that sequenced it, while it is kept: an older tick may have
--- seen the oldest one's.  A time that no record can have is null.
+-- seen the oldest one's.  A time that no record can have is null.  The channel is by the name that it has now.
 WITH last AS (
     SELECT snapshot
     FROM {schema}.ticks
     ORDER BY tick DESC
     LIMIT 1
 )
-SELECT r.id, r.channel, r.shard, r.key, r.action, r.object, r.xid::text,
+SELECT r.id, coalesce(f.successor, r.channel), r.shard, r.key, r.action, r.object, r.xid::text,
        CASE WHEN r.created_at BETWEEN '0001-01-02 00:00:00+00' AND '9999-12-31 00:00:00+00' THEN r.created_at END,
        CASE WHEN current_setting('track_commit_timestamp')::boolean AND r.xid BETWEEN '3' AND pg_snapshot_xmax(pg_current_snapshot())
             THEN pg_xact_commit_timestamp(r.xid::xid)
@@ -48,6 +49,7 @@ SELECT r.id, r.channel, r.shard, r.key, r.action, r.object, r.xid::text,
            WHERE i.record_id = r.id AND i.xid = r.xid AND NOT (i.is_early AND pg_visible_in_snapshot(i.xid, last.snapshot))
        )
 FROM {schema}.staged_records r
+LEFT JOIN {schema}.former_channels f ON f.channel = r.channel
 CROSS JOIN last
 WHERE r.id = %(id)s;
 

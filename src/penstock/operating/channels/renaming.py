@@ -1,0 +1,208 @@
+"""Gives a channel another name while it is used: everything stays, and only its keys in Redis are written again.
+
+registry and journal   one transaction, between two ticks: all that names the channel in Postgres gets the new name
+keys in Redis          those of the old name are deleted; streamers find the new name's log short, and replay the journal
+pause                  streamers at work read the registry once a second
+keys, again            a streamer that had not read it may have written one
+
+The old name stays behind as a former name: what is still staged for it is placed by the next tick under the new one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import sleep
+
+import structlog
+
+from penstock.channels.server import RedisClient
+from penstock.crashpoints import crashpoint
+from penstock.database.connections import Connection
+from penstock.database.statements import statements
+from penstock.errors import Refused, Unknown
+from penstock.kinds import MAX_SHARDS, checked_name
+from penstock.operating.channels.keys import count_keys, delete_keys
+from penstock.operating.channels.retiring import LOCK_TIMEOUT_S, SETTLE_S, LeftReader, lock_errors
+from penstock.records import DEFAULT_SCOPE, Scope
+
+log = structlog.get_logger("penstock.operator")
+
+
+@dataclass(frozen=True, slots=True)
+class Renaming:
+    """What the renaming of a channel moves.
+
+    Attributes:
+        channel: Its name now.
+        successor: Its name from then on.
+        kind: Its kind.
+        shards: Number of its shards, of every generation.
+        records: Records that the journal has, which are written to Redis again.
+        staged: Records that are committed and have no offset yet.
+        readers: Its consumers.
+        keys: Number of keys of the old name in Redis, which are deleted.
+        begun: Whether it was renamed before, and only keys in Redis may be left.
+        applied: Whether it was carried out.
+    """
+
+    channel: str
+    successor: str
+    kind: str
+    shards: int
+    records: int
+    staged: int
+    readers: tuple[LeftReader, ...]
+    keys: int
+    begun: bool
+    applied: bool = False
+
+
+def rename_channel(  # noqa: PLR0913  how it is done
+    connection: Connection,
+    client: RedisClient,
+    channel: str,
+    successor: str,
+    *,
+    apply: bool = False,
+    scope: Scope = DEFAULT_SCOPE,
+    pause: Callable[[float], None] = sleep,
+) -> Renaming:
+    """Plans another name for a channel; with ``apply``, carries it out.
+
+    Offsets, checkpoints, dead letters and waiting records go with it.  It may be repeated, after a failure.
+
+    Args:
+        connection: In autocommit mode; as the owner of the tables.
+        client: The Redis that holds the channel.
+        channel: Its name now.
+        successor: Its name from now on.
+        apply: Carry the plan out.
+        scope: Schema and namespace.
+        pause: Waits until streamers at work have read the registry.
+
+    Raises:
+        InvalidName: The new name breaks the rule for names.
+        Unknown: No channel of that name is registered.
+        Refused: The new name is used, the channel is read from or is in another database, or something of it is under way.
+        ServerUnavailable: Postgres or Redis does not answer; repeat it.
+    """
+    checked_name(successor, "channel")
+    own = statements("penstock.operating", scope.schema)
+    sql = statements("penstock.operating.channels", scope.schema)
+    lock = statements("penstock.database", scope.schema)["lock_channel"]
+    names = {"channel": channel, "successor": successor}
+    with lock_errors(f"renaming {channel}"), connection.transaction():
+        if apply:  # as `retire_channel`
+            connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
+            connection.execute("SET LOCAL synchronous_commit = on")
+            connection.execute(sql["lock_registry"])
+            for name in sorted(names.values()):
+                connection.execute(lock, {"channel": name})
+            connection.execute(sql["lock_ticks"])
+        plan = _plan(connection, client, channel, successor, scope)
+        if not plan.begun:
+            _check_free(connection, client, plan, scope)
+            _check_idle(connection, channel, scope)
+        if apply and not plan.begun:
+            connection.execute(sql["free_name"], names)
+            connection.execute(sql["rename_channel"], names)
+            connection.execute(own["follow_renames"])
+    if not apply:
+        return plan
+    crashpoint("rename.after_registry")
+    delete_keys(client, channel, plan.shards, scope)
+    pause(SETTLE_S)
+    delete_keys(client, channel, plan.shards, scope)
+    log.warning(
+        "channel renamed",
+        channel=channel,
+        successor=successor,
+        kind=plan.kind,
+        records=plan.records + plan.staged,
+        consumers=[each.consumer for each in plan.readers],
+    )
+    return replace(plan, applied=True)
+
+
+def _plan(
+    connection: Connection, client: RedisClient, channel: str, successor: str, scope: Scope
+) -> Renaming:
+    sql = statements("penstock.operating.channels", scope.schema)
+    former = connection.execute(sql["former_channel"], {"channel": channel}).fetchone()
+    begun = former == (successor,)
+    key = {"channel": successor if begun else channel}
+    [(kind, shards, records, staged)] = connection.execute(sql["channel_contents"], key).fetchall()
+    if kind is None:
+        registered = sorted(row[0] for row in connection.execute(sql["list_channels"]))
+        now = f"; it is {former[0]} now" if former and former[0] else ""
+        raise Unknown(
+            f"no channel {channel!r} is registered{now}; there are: {', '.join(registered) or 'none'}"
+        )
+    readers = connection.execute(sql["channel_readers"], key).fetchall()
+    return Renaming(
+        *(channel, successor, kind, shards, records, staged),
+        tuple(LeftReader(*row) for row in readers),
+        count_keys(client, channel, shards, scope),
+        begun,
+    )
+
+
+def _check_free(connection: Connection, client: RedisClient, plan: Renaming, scope: Scope) -> None:
+    """Checks that the new name is nobody's, or that of a channel without records: one that was deployed too early.
+
+    Raises:
+        Refused: It is used.
+    """
+    sql = statements("penstock.operating.channels", scope.schema)
+    name, channel = plan.successor, plan.channel
+    [(is_registered, records)] = connection.execute(
+        sql["name_is_used"], {"channel": name}
+    ).fetchall()
+    former = connection.execute(sql["former_channel"], {"channel": name}).fetchone()
+    if name == channel or records:
+        raise Refused(
+            f"{name} has {records if name != channel else plan.records:,} records already: two channels cannot become one, "
+            "because their offsets are taken. Take a name that was never used; or let consumers read both: "
+            "docs/how-to/change-channels.md"
+        )
+    if former is not None and former != (channel,):
+        was = "retired" if former[0] is None else f"renamed to {former[0]}"
+        free = (
+            f"Free the name: penstock channels adopt {name} --apply; or take"
+            if former[0] is None
+            else "Take"
+        )
+        raise Refused(f"{name} is the name of a channel that was {was}. {free} another one")
+    if not is_registered and count_keys(client, name, MAX_SHARDS, scope):
+        last = f"finish that first: penstock channels rename {name} {channel} --apply"
+        raise Refused(
+            f"Redis has keys of the name {name}, which no registered channel has: the streamer would take them for its own. "
+            + (
+                f"They are left of the last renaming; {last}"
+                if former
+                else "Delete them, or take another name"
+            )
+        )
+
+
+def _check_idle(connection: Connection, channel: str, scope: Scope) -> None:
+    """Checks that nothing names the channel that would not learn of the new name.
+
+    Raises:
+        Refused: Something does.
+    """
+    own = statements("penstock.operating", scope.schema)
+    sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
+    elsewhere = connection.execute(own["reporting_consumers"], key).fetchone()
+    if "@" in channel or elsewhere:
+        raise Refused(
+            f"{channel} is shared with another database"
+            + (f", where {elsewhere[0]} reads it" if elsewhere else "")
+            + ": its name is written there, too. Stage into a log of another name beside it: docs/how-to/change-channels.md"
+        )
+    [(consumer, replay)] = connection.execute(sql["under_way"], key).fetchall()
+    if consumer is not None:
+        raise Refused(
+            f"a reconciliation of {consumer} is running: rename {channel} when that has ended"
+        )
+    if replay is not None:
+        raise Refused(f"a replay of {replay} has not ended: let it end, then rename {channel}")
