@@ -22,7 +22,8 @@ CREATE TABLE {schema}.former_channels (
 )
 """
 
-# A producer may not read the tables.  No row: a channel that is not registered yet.  `fits`: a channel that is declared with
+# A producer may not read the tables; everyone who may use the schema may call this, so that an upgrade needs no new grant.
+# No row: a channel that is not registered yet.  `fits`: a channel that is declared with
 # this kind and number of shards may be used.  Every number that the channel has had will do: since it was changed, the key
 # decides the shard, when the record is sequenced.
 CHECK_CHANNEL = """
@@ -41,8 +42,6 @@ BEGIN ATOMIC
     WHERE f.channel IS NOT NULL OR c.channel IS NOT NULL;
 END
 """
-
-ONLY_GRANTED = "REVOKE ALL ON FUNCTION {schema}.check_channel(text, text, integer) FROM PUBLIC"
 
 
 # A worker that still has the old name would be a new consumer, and apply again what the other one has applied.
@@ -92,7 +91,7 @@ $$
 
 
 def upgrade() -> None:
-    execute(FORMER_CHANNELS, CHECK_CHANNEL, ONLY_GRANTED, FORMER_CONSUMERS, REFUSE_TICK)
+    execute(FORMER_CHANNELS, CHECK_CHANNEL, FORMER_CONSUMERS, REFUSE_TICK)
 
 
 def downgrade() -> None:
