@@ -23,9 +23,9 @@ CREATE TABLE {schema}.former_channels (
 """
 
 # A producer may not read the tables; everyone who may use the schema may call this, so that an upgrade needs no new grant.
-# No row: a channel that is not registered yet.  `fits`: a channel that is declared with
-# this kind and number of shards may be used.  Every number that the channel has had will do: since it was changed, the key
-# decides the shard, when the record is sequenced.
+# No row: a channel that is not registered yet.  `fits`: a channel that is declared with this kind and number of shards may be
+# used.  Every number that the channel has had will do: since it was changed, the key decides the shard, when the record is
+# sequenced.
 CHECK_CHANNEL = """
 CREATE FUNCTION {schema}.check_channel(of_channel text, of_kind text, of_shards integer)
 RETURNS TABLE (kind text, shards integer, fits boolean, is_former boolean, successor text)
@@ -53,10 +53,11 @@ CREATE TABLE {schema}.former_consumers (
 )
 """
 
-# A sequencer of an older release would go on to place records by the old name, where nobody reads them.
+# A sequencer of an older release would go on to place records by the old name, where nobody reads them.  SECURITY DEFINER: the
+# role of such a release may not read `former_channels`.
 REFUSE_TICK = """
 CREATE OR REPLACE FUNCTION {schema}.refuse_tick_of_older_release() RETURNS trigger
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -74,7 +75,7 @@ $$
 
 REFUSE_TICK_BEFORE = """
 CREATE OR REPLACE FUNCTION {schema}.refuse_tick_of_older_release() RETURNS trigger
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY INVOKER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
