@@ -1,8 +1,8 @@
 """Crash points: the few places where the order of two writes matters, by name.
 
 In production ``crashpoint`` does nothing.  A test installs a function that kills the process at one of them, and goes
-through all of ``CRASH_POINTS``, ``QUEUE_CRASH_POINTS``, ``JOB_CRASH_POINTS``, ``RECONCILING_CRASH_POINTS`` and
-``SPARK_CRASH_POINTS``, so that none is skipped.
+through all of ``CRASH_POINTS``, ``QUEUE_CRASH_POINTS``, ``JOB_CRASH_POINTS``, ``RECONCILING_CRASH_POINTS``,
+``CHANNEL_CRASH_POINTS`` and ``SPARK_CRASH_POINTS``, so that none is skipped.
 """
 
 from collections.abc import Callable
@@ -55,6 +55,9 @@ RECONCILING_CRASH_POINTS = (
     "replace.after_commit",
 )
 """Those that only a reconciliation passes."""
+
+CHANNEL_CRASH_POINTS = ("rename.after_registry", "retire.after_registry", "retire.after_journal")
+"""Those that only a channel passes which is renamed or retired."""
 
 JOB_CRASH_POINTS = ("jobs.after_apply", "jobs.before_commit", "jobs.after_commit")
 """Those that only a job of a queue passes."""

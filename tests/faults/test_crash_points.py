@@ -12,6 +12,7 @@ from fixtures.truth import check_exact
 from penstock.batches import Columns
 from penstock.channels.log import Batch, append_together, extents
 from penstock.crashpoints import (
+    CHANNEL_CRASH_POINTS,
     CRASH_POINTS,
     JOB_CRASH_POINTS,
     QUEUE_CRASH_POINTS,
@@ -72,7 +73,7 @@ def test_every_crash_point_in_the_sources_is_listed_and_none_has_another_name() 
         for applies in ("consumer", "together", "members", "dataframes")
     ]
 
-    listed = CRASH_POINTS + QUEUE_CRASH_POINTS + JOB_CRASH_POINTS
+    listed = CRASH_POINTS + QUEUE_CRASH_POINTS + JOB_CRASH_POINTS + CHANNEL_CRASH_POINTS
     assert sorted(passed) == sorted(listed + RECONCILING_CRASH_POINTS + SPARK_CRASH_POINTS)
 
 

@@ -9,6 +9,7 @@ import pytest
 import redis
 from sqlalchemy.orm import Session
 
+from fixtures.crashing import killed_at
 from fixtures.flow import ReadLog, running, stage_rows
 from penstock import Ick, Log, Pipeline, Queue, stage
 from penstock.channels.log import read
@@ -123,6 +124,19 @@ def test_nothing_is_left_of_a_retired_channel_and_the_others_stay(
         assert connection.execute(left, (name,)).fetchone() == (0,), table
     assert {each: len(find_keys(redis_client, each)) for each in others} == others
     assert [*others] == [each for each in ("old", "kept", "dirty", "jobs") if each != name]
+
+
+@pytest.mark.usefixtures("filled")
+@pytest.mark.parametrize("point", ["retire.after_registry", "retire.after_journal"])
+def test_a_retirement_that_was_killed_is_completed_by_the_next(
+    connection: Connection, redis_client: redis.Redis, point: str
+) -> None:
+    with killed_at(point):
+        retire(connection, redis_client, "old", discard=True, apply=True)
+
+    assert retire(connection, redis_client, "old", discard=True, apply=True).applied
+    assert find_keys(redis_client, "old") == []
+    assert [each.channel for each in list_channels(connection)] == ["dirty", "jobs", "kept"]
 
 
 def test_what_everybody_has_read_needs_no_permission_to_be_lost(

@@ -13,6 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from fixtures.command_line import CommandLine
+from fixtures.crashing import killed_at
 from fixtures.flow import Loop, running, stage_rows
 from fixtures.truth import CHANGE, TABLES, await_everything, declare_consumers
 from penstock import Ick, Job, Log, Pipeline, Queue, stage
@@ -160,6 +161,32 @@ def test_a_renamed_channel_goes_on_where_it_was_and_takes_records_of_both_names(
     assert (listed.channel, listed.consumers, listed.former_names) == ("new", ("reader",), ("old",))
     examiner = InlineExaminer(connection, redis_url, DEFAULT_SCOPE)
     assert not verify(connection, redis_client, examiner).findings
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_renaming_that_was_killed_is_completed_by_the_next(
+    kind: str,
+    rename: Rename,
+    effects: Callable[[], list[str]],
+    database_url: str,
+    redis_url: str,
+    redis_client: redis.Redis,
+) -> None:
+    """Guarantee 9: the streamer works on in between."""
+    old, new = declare(kind, "old"), declare(kind, "new")
+    staged = stage_some(database_url, old, "k")
+    with Streamer(old, database_url, redis_url) as streamer:
+        streamer.drain()
+        with killed_at("rename.after_registry"):
+            rename()
+        staged |= stage_some(database_url, old, "between")
+        streamer.drain()
+        plan = rename()
+
+    assert (plan.begun, plan.applied) == (True, True)
+    drained(new, database_url, redis_url)
+    assert sorted(set(effects()) if kind == "ick" else effects()) == sorted(staged)
+    assert find_keys(redis_client, "old") == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
