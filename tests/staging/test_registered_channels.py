@@ -199,9 +199,9 @@ def test_a_role_that_may_only_insert_is_refused_if_it_may_ask(
     connection.execute("CREATE ROLE narrow LOGIN")
     connection.execute("GRANT USAGE ON SCHEMA penstock TO narrow")
     connection.execute("GRANT INSERT ON penstock.staged_records TO narrow")
-    if may_ask:
+    if not may_ask:
         connection.execute(
-            "GRANT EXECUTE ON FUNCTION penstock.check_channel(text, text, integer) TO narrow"
+            "REVOKE EXECUTE ON FUNCTION penstock.check_channel(text, text, integer) FROM PUBLIC"
         )
     engine = create_engine(engine_url(database_url))
     try:
