@@ -4,8 +4,8 @@ A rule with ``capture="trigger"`` that has no trigger loses every change, and no
 installs the triggers, every worker checks them when it starts, and ``penstock doctor`` checks them whenever it runs.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import psycopg
@@ -13,6 +13,7 @@ import psycopg
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import first_line, postgres_errors
 from penstock.database.quoting import quote
+from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
 from penstock.database.transactions import OUR_SEARCH_PATH, ROLES_SEARCH_PATH
 from penstock.errors import TriggerMissing
@@ -83,7 +84,8 @@ def inspect_triggers(connection: Connection, pipeline: Pipeline) -> list[Capture
     """
     triggers = make_triggers(pipeline)
     installed = _read_installed(connection, pipeline)
-    faults = [_compare(trigger, installed) for trigger in triggers]
+    channels = registered_channels(connection, pipeline.scope) if triggers else {}
+    faults = [_compare(t, installed, _find_bodies(t, pipeline, channels)) for t in triggers]
     return [*(fault for fault in faults if fault), *_find_undeclared(pipeline, triggers, installed)]
 
 
@@ -146,7 +148,7 @@ def _install(connection: Connection, pipeline: Pipeline, trigger: Trigger) -> bo
     with connection.transaction():
         connection.execute(sql["lock_migrations"])
         connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
-        if _compare(trigger, _read_installed(connection, pipeline)) is None:
+        if _compare(trigger, _read_installed(connection, pipeline), [trigger.body]) is None:
             return False
         # The class may leave the schema of its table to the search path of the application's role.
         connection.execute(ROLES_SEARCH_PATH)
@@ -182,7 +184,25 @@ def _read_installed(connection: Connection, pipeline: Pipeline) -> list[_Install
     return [_Installed(*row) for row in rows]
 
 
-def _compare(trigger: Trigger, installed: Sequence[_Installed]) -> CaptureFault | None:
+def _find_bodies(
+    trigger: Trigger, pipeline: Pipeline, channels: Mapping[str, RegisteredChannel]
+) -> set[str]:
+    """The bodies that a trigger's function may have: of any number of shards that its channel has had.
+
+    Once that number was changed, the shard that a trigger stages no longer matters.
+    """
+    bodies, rule = {trigger.body}, trigger.rule
+    registered = channels.get(rule.channel.name)
+    if registered is not None and registered.generations:
+        for each in registered.every_generation:
+            other = replace(rule, channel=replace(rule.channel, shards=each.shards))
+            bodies.add(make_trigger(other, pipeline.scope.schema).body)
+    return bodies
+
+
+def _compare(
+    trigger: Trigger, installed: Sequence[_Installed], bodies: Collection[str]
+) -> CaptureFault | None:
     """Compares a declared trigger with what is installed under its name."""
     cls, table = trigger.rule.type.__name__, quote(trigger.schema, trigger.table)
     own = [each for each in installed if each.name == trigger.name and _is_on(each, trigger)]
@@ -194,7 +214,7 @@ def _compare(trigger: Trigger, installed: Sequence[_Installed]) -> CaptureFault 
         elif not found.fires:
             message = f"{cls} is captured by trigger, and trigger {name} of table {table} is disabled or limited"
             return CaptureFault(message, f"ALTER TABLE {table} ENABLE TRIGGER {name}, or {INIT}")
-        elif found.type != kind or found.body != trigger.body:
+        elif found.type != kind or found.body not in bodies:
             message = f"{cls} is captured by trigger, and trigger {name} of table {table} is not that of its rule"
         else:
             continue

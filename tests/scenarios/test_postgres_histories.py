@@ -84,6 +84,7 @@ def test_postgres_restored_to_an_older_base_backup_under_load(history: History) 
     history.run("verify")
 
 
+@pytest.mark.storm
 def test_postgres_restored_to_a_point_in_time(history: History) -> None:
     """Guarantee 10: the timeline is another one, and commits are lost all the same."""
     archive = history.archive()
@@ -108,6 +109,7 @@ def test_postgres_restored_to_a_point_in_time(history: History) -> None:
     history.run("verify")
 
 
+@pytest.mark.storm
 def test_a_synchronous_standby_promoted_under_load_needs_no_operator(history: History) -> None:
     """Guarantee 10: every commit that was published is on the standby, which the comparison proves."""
     standby = history.add_standby("standby")
@@ -153,6 +155,7 @@ def test_a_standby_that_lacks_the_last_commits_promoted_under_load(history: Hist
     history.run("verify")
 
 
+@pytest.mark.storm
 def test_a_database_dumped_under_load_and_loaded_into_another_cluster(history: History) -> None:
     """Guarantee 10: transaction ids mean nothing there, and what was committed after the dump is missing."""
     history.start()
@@ -173,6 +176,7 @@ def test_a_database_dumped_under_load_and_loaded_into_another_cluster(history: H
     history.run("verify")
 
 
+@pytest.mark.storm
 def test_a_database_replicated_into_a_new_cluster(history: History) -> None:
     """A major upgrade by logical replication: nothing is lost, and ids are behind, which the way out repairs.
 
@@ -233,6 +237,7 @@ def test_a_redis_from_before_a_new_epoch_does_not_bring_lost_records_back(histor
     history.run("verify")
 
 
+@pytest.mark.storm
 @pytest.mark.spark
 @pytest.mark.timeout(400)
 def test_a_run_on_spark_stops_when_postgres_is_restored(history: History) -> None:

@@ -1,6 +1,7 @@
 """Declared triggers are installed, and no worker starts while one is missing or is not that of its rule."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import Engine, ForeignKey, text
@@ -11,7 +12,9 @@ from penstock import Ick, Log, Pipeline
 from penstock.capture import check_triggers, inspect_triggers, install_triggers
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
+from penstock.database.registry import register_channel
 from penstock.errors import DeclarationError, ServerUnavailable, TriggerMissing
+from penstock.operating.resharding import reshard
 from penstock.streaming import Streamer
 
 
@@ -320,3 +323,19 @@ def test_a_subclass_defined_after_the_rule_is_refused_when_it_is_installed(
 
     with pytest.raises(DeclarationError, match="inheritance"):
         install_triggers(database_url, pipeline)
+
+
+def test_a_trigger_stays_while_the_number_of_shards_is_changed(
+    rides: Log, application: Engine, database_url: str, connection: Connection
+) -> None:
+    """It stages another shard than is declared, which no longer matters then."""
+    pipeline, wider = declare(rides), declare(replace(rides, shards=6))
+    install_triggers(database_url, pipeline)
+    register_channel(connection, pipeline.scope, rides)
+    with pytest.raises(TriggerMissing, match="not that of its rule"):
+        check_triggers(connection, wider)
+
+    reshard(connection, "rides", 6, apply=True)
+
+    check_triggers(connection, wider)
+    check_triggers(connection, pipeline)
