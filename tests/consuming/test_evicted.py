@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -119,7 +120,7 @@ def test_shards_that_are_not_behind_go_on_meanwhile(
     worker.round(0)
 
     assert seen[live][:1] == [tails[live] + 1]
-    assert len(seen[behind]) == 400
+    assert 0 < len(seen[behind]) <= 400  # a batch in each round
     worker.drain()
     assert seen[behind] == list(range(1, seen[behind][-1] + 1))
 
@@ -133,9 +134,11 @@ def test_slices_read_no_more_of_the_journal_than_they_do(
     seen: Seen,
 ) -> None:
     publish(streamer, connection, things, *[300] * 5)
+    applied = [0]
     while worker.slice(50, lambda: False).applied:
-        assert sum(map(len, seen.values())) % 50 == 0 or sum(map(len, seen.values())) == 1500
+        applied.append(sum(map(len, seen.values())))
 
+    assert all(1 <= after - before <= 50 for before, after in pairwise(applied))
     assert_exact(seen, redis_client, things)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import pairwise
+from math import inf
 from time import monotonic
 
 import pytest
@@ -83,6 +84,7 @@ def test_a_large_backlog_is_removed_in_short_transactions_alternating_between_sh
 ) -> None:
     """Producers wait for one short transaction at most, and no shard waits for all of another's records."""
     monkeypatch.setattr("penstock.streaming.retention.RECORDS_PER_TRANSACTION", 30)
+    monkeypatch.setattr("penstock.streaming.upkeep.RETAIN_EVERY_S", inf)
     for number in range(40):
         stage_rows(connection, things, 20, f"{number} ")
         streamer.drain()
