@@ -522,3 +522,32 @@ def test_the_shards_of_a_source_do_not_change_under_a_consumer_elsewhere(
         pytest.raises(Refused, match="totals"),
     ):
         reshard(connection, "things@eu", 5, apply=True)
+
+
+def test_keys_are_parked_in_the_shards_of_a_source(regions: Regions) -> None:
+    """Guarantee 21: the consumer's own database has the dead letters, and does not register the logs of sources."""
+    applied: list[str] = []
+
+    def check(_: Session, record: Record) -> None:
+        if record.key == "k1":
+            raise ValueError
+        applied.append(f"{record.source} {record.key}")
+
+    things = Log("things", sources=["eu", "us"])
+    pipeline = Pipeline([things])
+    pipeline.consumer(reads=things, name="totals", each=True, attempts=1, park_key=True)(check)
+    parking = replace(regions, pipeline=pipeline)
+    for _ in range(2):
+        for source in (regions.eu, regions.us):
+            source.stage(3, "k")
+            source.stream()
+        parking.drain()
+
+    letters = "SELECT channel, key, parked FROM penstock.dead_letters ORDER BY channel, parked"
+    assert regions.rows(letters) == [
+        ("things@eu", "k1", False),
+        ("things@eu", "k1", True),
+        ("things@us", "k1", False),
+        ("things@us", "k1", True),
+    ]
+    assert sorted(applied) == sorted(["eu k2", "eu k3", "us k2", "us k3"] * 2)

@@ -104,14 +104,19 @@ WHERE channel = %(channel)s AND shard = %(shard)s;
 -- :name parked_keys
 -- Keys that have a dead letter: later records of theirs wait behind it.  The index is on the key's hash, since a key may be
 -- longer than an entry of an index.
--- A key that was in another shard before the number of shards was changed has its dead letters there.
+-- A key that was in another shard before the number of shards was changed has its dead letters there.  The log of a source is
+-- not registered here, and keeps its number of shards as long as a consumer elsewhere reads it.
 SELECT DISTINCT key
 FROM {schema}.dead_letters
 WHERE consumer = %(consumer)s AND channel = %(channel)s
   AND shard = ANY (ARRAY(
-          SELECT generate_series(CASE WHEN generations = '{}' THEN %(shard)s ELSE 0 END, %(shard)s)
-          FROM {schema}.channels
-          WHERE channel = %(channel)s
+          SELECT generate_series(
+                     CASE WHEN EXISTS (SELECT FROM {schema}.channels WHERE channel = %(channel)s AND generations <> '{}')
+                          THEN 0
+                          ELSE %(shard)s::integer
+                     END,
+                     %(shard)s::integer
+                 )
       ))
   AND hashtextextended(key, 0) = ANY (SELECT hashtextextended(k, 0) FROM unnest(%(keys)s::text[]) AS k)
   AND key = ANY (%(keys)s::text[]);
@@ -119,9 +124,13 @@ WHERE consumer = %(consumer)s AND channel = %(channel)s
 -- :name parked_records
 -- Records in a range of offsets that wait behind a dead letter of their key, for a consumer whose process does not hold them.
 WITH key_shards AS MATERIALIZED (  -- as of `parked_keys`
-    SELECT generate_series(CASE WHEN generations = '{}' THEN %(shard)s ELSE 0 END, %(shard)s) AS shard
-    FROM {schema}.channels
-    WHERE channel = %(channel)s
+    SELECT generate_series(
+               CASE WHEN EXISTS (SELECT FROM {schema}.channels WHERE channel = %(channel)s AND generations <> '{}')
+                    THEN 0
+                    ELSE %(shard)s::integer
+               END,
+               %(shard)s::integer
+           ) AS shard
 )
 SELECT e.first_offset + n.position - 1 AS "offset", r.id, r.key, r.action, r.object,
        r.data::text,
