@@ -50,7 +50,7 @@ class LogReader:
 
         Args:
             client: A client of redis-py, best from ``connect_redis``.
-            log: A channel of a pipeline, or the name of a log.
+            log: A channel of a pipeline, or the name of a log; that of a source is ``orders@eu``.
             shards: Number of its shards, all that it ever had; by default that of the channel, or 1.
             namespace: First part of each key.
             older: Fetches records that have been evicted from Redis, such as ``penstock.journal.older.JournalRecords``; without it
@@ -59,6 +59,7 @@ class LogReader:
         Raises:
             InvalidName: The name or the namespace is not valid.
             InvalidLogCall: The number of shards is out of range.
+            DeclarationError: The log is read from several sources.
         """
         self._client, self._older = client, older
         self._reading = LogReading(log, shards=shards, namespace=namespace)

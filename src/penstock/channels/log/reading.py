@@ -15,7 +15,7 @@ from penstock.channels.log.entries import parse_entries
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Call, Operation, as_text
 from penstock.errors import ForeignLog, InvalidLogCall, LogLost
-from penstock.kinds import MAX_SHARDS, Log, checked_name
+from penstock.kinds import MAX_SHARDS, Log, checked_channel, refuse_sources
 from penstock.records import (
     BEGINNING,
     Offset,
@@ -191,10 +191,11 @@ class LogReading:
         Raises:
             InvalidName: The name or the namespace is not valid.
             InvalidLogCall: The number of shards is out of range.
+            DeclarationError: The log is read from several sources.
         """
-        name, declared = (log.name, log.shards) if isinstance(log, Log) else (log, 1)
+        name, declared = name_and_shards(log)
         number = check_number("shards", declared if shards is None else shards, 1, MAX_SHARDS)
-        self.name = checked_name(name, "log")
+        self.name = checked_channel(name)
         self.namespace = checked_schema(namespace, "namespace")
         self.shards = [ShardName(self.name, Shard(each)) for each in range(number)]
         self._seen: dict[ShardName, _Seen] = {}
@@ -349,6 +350,19 @@ class LogReading:
             self._seen[shard] = _Seen(last.offset, _identity(last), epoch)
         elif seen.offset and not seen.epoch:
             self._seen[shard] = replace(seen, epoch=epoch)
+
+
+def name_and_shards(log: Log | str) -> tuple[str, int]:
+    """The name of a log and the number of its shards: that of the channel; 1 if only the name is given.
+
+    Raises:
+        DeclarationError: The log is read from several sources, each of which has a log of its own.
+    """
+    if not isinstance(log, Log):
+        return log, 1
+    example = f"'{log.name}@{log.sources[0]}'" if log.sources else ""
+    refuse_sources(log, "reader of a log", f"each has its own: give the name of one, {example}")
+    return log.name, log.shards
 
 
 def check_source(source: str, *, has_journal: bool) -> None:

@@ -30,7 +30,7 @@ class AsyncLogGroup:
 
         Args:
             client: A client of ``redis.asyncio``, which does not decode replies.
-            log: A channel of a pipeline, or the name of a log.
+            log: A channel of a pipeline, or the name of a log; that of a source is ``orders@eu``.
             group: Name of the group.
             options: Those of ``GroupOptions``; ``shards`` is the channel's number, if one is given.
 

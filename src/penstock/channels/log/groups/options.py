@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from penstock.channels.log.reading import name_and_shards
 from penstock.errors import DeclarationError
-from penstock.kinds import MAX_SHARDS, Log, checked_name
+from penstock.kinds import MAX_SHARDS, Log, checked_channel, checked_name
 from penstock.records import Shard, ShardName, checked_schema
 
 MAX_COUNT = 1000
@@ -52,7 +53,7 @@ class GroupOptions:
         Raises:
             DeclarationError: One of them is out of range.
         """
-        checked_name(self.log, "log")
+        checked_channel(self.log)
         checked_name(self.group, "group")
         checked_schema(self.namespace, "namespace")
         for name, number, most in (
@@ -80,11 +81,10 @@ class GroupOptions:
         """The options for a channel of a pipeline, which has a number of shards, or for the name of a log.
 
         Raises:
-            DeclarationError: One of them is out of range.
+            DeclarationError: One of them is out of range, or the log is read from several sources.
         """
-        if isinstance(log, Log):
-            return cls(log.name, group, **{"shards": log.shards, **options})
-        return cls(log, group, **options)
+        name, shards = name_and_shards(log)
+        return cls(name, group, **{"shards": shards, **options})
 
     def shard(self, number: int) -> ShardName:
         """One of the log's shards.
