@@ -126,3 +126,35 @@ def test_a_place_is_parsed_as_it_is_written() -> None:
     for text in ("", "things/0", "things/0 offset", f"{PLACE} and more", f"{PLACE} {PLACE}"):
         with pytest.raises(InvalidSetting):
             parse_place(text)
+
+
+def test_a_shard_that_postgres_has_forgotten_can_be_read(
+    failing: CommandLine, connection: Connection
+) -> None:
+    """As ``penstock reset epoch`` advises: Postgres was restored to before the number of shards was changed."""
+    failing("channels", "reshard", "things", "--shards", "3", "--apply")
+    shop = failing.directory / "shop.py"
+    shop.write_text(shop.read_text().replace("shards=2", "shards=3"))
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "SELECT 'things', 2, 'late' || i, 'insert', 'thing', '{}' FROM generate_series(1, 20) AS i"
+    )
+    failing("stream", "--drain")
+    shop.write_text(shop.read_text().replace("shards=3", "shards=2"))
+    connection.execute(
+        "WITH gone AS (DELETE FROM penstock.journal WHERE shard > 1 RETURNING record_ids), "
+        "read AS (DELETE FROM penstock.checkpoints WHERE shard > 1) "
+        "DELETE FROM penstock.staged_records r USING gone WHERE r.id = ANY (gone.record_ids)"
+    )
+    connection.execute("UPDATE penstock.channels SET generations = '{}', first_shard = 0")
+
+    read = failing("tail", "things", "--shard", "3", "--from", "1", "--json")
+    newest = failing("tail", "things", "--shard", "3", "--json")
+
+    keys = [json.loads(line)["key"] for line in read.stdout.splitlines()]
+    assert keys, read.stderr
+    assert all(key.startswith("late") for key in keys)
+    assert set(newest.stdout.splitlines()) <= set(read.stdout.splitlines())
+    unknown = failing("tail", "things", "--shard", "17", "--from", "1")
+    assert unknown.returncode == 2
+    assert "channel things has no shard 17" in unknown.stderr

@@ -26,7 +26,8 @@ from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.errors import Gap, InvalidSetting, Unknown
 from penstock.journal import known_shards, offsets_since
-from penstock.records import BEGINNING, Offset, Place, Record, ShardName, parse_moment
+from penstock.journal.written import shards_to_compare
+from penstock.records import BEGINNING, Offset, Place, Record, Shard, ShardName, parse_moment
 from penstock.settings import Settings
 
 BATCH = 1000
@@ -135,6 +136,12 @@ def _find_shards(servers: Connections, channel: str, shard: int | None) -> list[
         servers.pipeline.shard_names if servers.pipeline else (),
     )
     found = [each for each in known if each.channel == channel and shard in (None, each.shard)]
+    if not found and shard is not None:
+        # Postgres may have forgotten it: `penstock reset epoch` names such shards, and this command reads them.
+        written = shards_to_compare(
+            servers.connection, servers.client, servers.scope, on_unusable=lambda *_: None
+        )
+        found = [each for each in written if each == ShardName(channel, Shard(shard))]
     if not found:
         names = ", ".join(sorted({each.channel for each in known})) or "none"
         raise Unknown(
