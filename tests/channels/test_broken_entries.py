@@ -146,7 +146,7 @@ def test_a_consumer_leaves_the_shard_out_and_goes_on_when_its_keys_are_deleted(
         eventually(
             lambda: ("things/0", "ForeignLog") in reported(logs),
             "the shard is reported",
-            timeout_s=5,
+            timeout_s=15,
         )
         [(waiting,)] = connection.execute("SELECT max(waiting) FROM penstock.checkpoints")
         assert "ForeignLog" in waiting

@@ -247,11 +247,11 @@ def test_workers_wait_for_a_cluster_that_cannot_be_reached(
         stage_rows(connection, things, 10)
         cluster.nodes[0].start()
         cluster.wait()
-        eventually(lambda: len(seen) == 10, "the first records arrive", timeout_s=20)
+        eventually(lambda: len(seen) == 10, "the first records arrive", timeout_s=60)
         for node in cluster.nodes[1:]:
             node.kill()
         stage_rows(connection, things, 10, "later")
         for node in cluster.nodes[1:]:
             node.start()
         cluster.wait()
-        eventually(lambda: len(seen) == 20, "the others arrive", timeout_s=20)
+        eventually(lambda: len(seen) == 20, "the others arrive", timeout_s=60)

@@ -81,7 +81,7 @@ def test_a_prefetch_that_is_replaced_keeps_no_connection(
     def connected() -> int:
         return sum(each["name"] == "follower" for each in redis_client.client_list())
 
-    eventually(lambda: connected() == 1, "the earlier connections are closed", timeout_s=2)
+    eventually(lambda: connected() == 1, "the earlier connections are closed", timeout_s=6)
 
 
 def test_a_connection_cut_after_a_prefetch_is_replaced(

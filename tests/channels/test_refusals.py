@@ -141,7 +141,7 @@ def test_a_redis_that_is_still_loading_is_waited_for(
 
     starting = threading.Thread(target=own_redis.start)
     starting.start()
-    eventually(round_by_round, "it has loaded", timeout_s=20)
+    eventually(round_by_round, "it has loaded", timeout_s=60)
     starting.join()
 
     assert any("BusyLoadingError" in refusal for refusal in refusals)

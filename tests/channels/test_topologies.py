@@ -152,7 +152,7 @@ def test_a_consumer_of_a_cluster_waits_for_records_of_all_its_shards(
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_a_failover_under_load_leaves_the_log_exact(
     flow: Pipeline,
     things: Log,

@@ -136,7 +136,7 @@ def test_a_worker_waits_for_its_password_to_be_accepted(
     process.send_signal(signal.SIGTERM)
 
     assert "password authentication failed" in line
-    assert process.wait(10) == 0
+    assert process.wait(30) == 0
 
 
 def test_every_part_of_a_url_is_kept() -> None:

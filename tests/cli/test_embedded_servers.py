@@ -34,7 +34,7 @@ def test_a_second_command_attaches_to_the_servers_of_the_first(
     eventually(
         lambda: own("status", "--json").returncode == 0,
         "status finds them",
-        timeout_s=60,
+        timeout_s=180,
         interval_s=0.3,
     )
     found = eventually(
@@ -49,7 +49,7 @@ def test_a_second_command_attaches_to_the_servers_of_the_first(
     assert found[0]["consumer"] == "reader"
     assert doctor.returncode == 0, doctor.stdout
     assert [stat.S_IMODE(path.stat().st_mode) for path in noted] == [0o600, 0o600]
-    assert running.wait(20) == 0
+    assert running.wait(60) == 0
     assert "stop with this command" in (running.stderr.read() if running.stderr else "")
 
 

@@ -49,14 +49,14 @@ def master(tmp_path: Path) -> Iterator[str]:
     try:
         words = start("master", "master.Master", "--port", "0", "--webui-port", "0")
         address = r"spark://127\.0\.0\.1:\d+"
-        eventually(lambda: said(words, address) is not None, "the master is up", timeout_s=60)
+        eventually(lambda: said(words, address) is not None, "the master is up", timeout_s=180)
         url = str(said(words, address))
         for number in range(2):
             start(
                 f"worker-{number}", "worker.Worker", "--webui-port", "0", "-c", "1", "-m", "1g", url
             )
         eventually(
-            lambda: words.read_text().count("Registering worker") == 2, "two workers", timeout_s=60
+            lambda: words.read_text().count("Registering worker") == 2, "two workers", timeout_s=180
         )
         yield url
     finally:

@@ -113,7 +113,7 @@ def test_a_signal_while_it_starts_ends_it_cleanly(
     eventually(
         lambda: any(each.name() in ("java", "bash") for each in family(starting)),
         "Java is started",
-        timeout_s=60,
+        timeout_s=180,
     )
     with suppress(subprocess.TimeoutExpired):
         starting.wait(after_s)
@@ -132,12 +132,12 @@ def test_no_jvm_is_left_if_nohup_started_it(start: Start, temporary: Path) -> No
     eventually(
         lambda: any(each.name() == "java" for each in family(process)),
         "Java is started",
-        timeout_s=60,
+        timeout_s=180,
     )
     started = family(process)
     to_the_group(process)
 
-    assert process.wait(60) == 0
+    assert process.wait(180) == 0
     gone, alive = psutil.wait_procs(started, timeout=5)
     for each in alive:
         each.kill()
@@ -159,7 +159,7 @@ def test_a_directory_that_spark_does_not_use_may_vanish(
     directory.rmdir()
     stage(connection, 10)
 
-    eventually(lambda: effects(connection) == 20, "the run goes on", timeout_s=60)
+    eventually(lambda: effects(connection) == 20, "the run goes on", timeout_s=180)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(timeout=10)
 

@@ -95,13 +95,13 @@ def test_the_ui_names_what_runs_and_shows_live_numbers(api: Api, connection: Con
             and effects(connection) == 10
         ),
         "all is applied",
-        timeout_s=60,
+        timeout_s=180,
     )
 
     def shown() -> str:
         return api.page("/StreamingQuery/")
 
-    eventually(lambda: "NaN" not in shown(), "the queries have rates", timeout_s=20)
+    eventually(lambda: "NaN" not in shown(), "the queries have rates", timeout_s=60)
     stages, jobs = api("stages"), api("jobs")
     assert not [s["name"] for s in stages if "NativeMethodAccessorImpl" in s["name"]]
     assert {"epochs", "consumer letters"} <= {s["name"] for s in stages}
@@ -116,7 +116,7 @@ def test_the_ui_names_what_runs_and_shows_live_numbers(api: Api, connection: Con
             for name, found in metrics.items()
         }
 
-    eventually(lambda: counted()["applied"] >= 10, "Spark's metrics count", timeout_s=20)
+    eventually(lambda: counted()["applied"] >= 10, "Spark's metrics count", timeout_s=60)
     assert counted()["sequenced"] == counted()["published"] == 10
     assert "AccumulatorSource_penstock_applied" in api.page("/metrics/prometheus/")
 

@@ -75,7 +75,7 @@ def test_a_submitted_pipeline_runs_on_its_cluster_and_shows_no_password(
 
         [driver] = [each for each in tree if is_driver(read_command(each))]
         driver.send_signal(signal.SIGTERM)
-        assert submitted.wait(30) == 0, printed.read_text()
+        assert submitted.wait(90) == 0, printed.read_text()
     finally:
         submitted.kill()
         submitted.wait()

@@ -99,7 +99,7 @@ def test_run_takes_the_inline_engine_and_says_so(
     def applied() -> bool:
         return connection.execute("SELECT n FROM public.counted").fetchall() == [(50,)]
 
-    eventually(applied, "the records are applied", timeout_s=30)
+    eventually(applied, "the records are applied", timeout_s=90)
     running.send_signal(signal.SIGTERM)
     code, _, err = run(running)
     [said] = [line for line in err.splitlines() if "engine" in line]

@@ -267,4 +267,4 @@ def test_no_process_outlives_the_demo(
         demo.send_signal(number)
     demo.wait(10)
 
-    eventually(lambda: not find_processes(mark), "all its processes have ended", timeout_s=20)
+    eventually(lambda: not find_processes(mark), "all its processes have ended", timeout_s=60)

@@ -191,7 +191,7 @@ def test_the_tutorial_ends_as_it_says(tmp_path: Path) -> None:
     eventually(
         lambda: written.exists() and (tmp_path / ".penstock" / "redis" / "url").exists(),
         "the servers run",
-        timeout_s=60,
+        timeout_s=180,
     )
     subprocess.run([sys.executable, "orders.py"], cwd=tmp_path, check=True)
     os.killpg(first.pid, signal.SIGKILL)
@@ -201,7 +201,7 @@ def test_the_tutorial_ends_as_it_says(tmp_path: Path) -> None:
         eventually(
             lambda: _answer(lambda: revenue(written.read_text().strip())) == 100_000,
             "100,000 cents",
-            timeout_s=60,
+            timeout_s=180,
         )
     finally:
         second.send_signal(signal.SIGTERM)

@@ -128,7 +128,7 @@ def test_two_consumers_that_are_killed_and_lose_replies_forget_no_member(
     dice, alive = random.Random(3), [indexers(*role) for role in roles]
     kills = 0
     with Changes(database_url, redis_client) as changes:
-        eventually(lambda: copies(connection) > 0, "members are processed", timeout_s=60)
+        eventually(lambda: copies(connection) > 0, "members are processed", timeout_s=180)
         end = monotonic() + SECONDS
         while (
             monotonic() < end
@@ -139,7 +139,7 @@ def test_two_consumers_that_are_killed_and_lose_replies_forget_no_member(
             # One after the other, and no kill before a call has come through: processes that start slowly get to work.
             harmed = redis_proxy.harmed
             redis_proxy.harm(b"EVALSHA", dice.choice(list(Harm)), skip=dice.randrange(10))
-            eventually(lambda: redis_proxy.harmed > harmed, "a call is harmed", timeout_s=60)  # noqa: B023  called at once
+            eventually(lambda: redis_proxy.harmed > harmed, "a call is harmed", timeout_s=180)  # noqa: B023  called at once
             threading.Event().wait(dice.random() * 0.2)
             if dice.random() < 0.3:
                 victim = dice.randrange(len(roles))
@@ -149,7 +149,7 @@ def test_two_consumers_that_are_killed_and_lose_replies_forget_no_member(
                 kills += 1
     redis_proxy.heal()
 
-    eventually(lambda: all_is_done(connection, redis_client), "all is done", timeout_s=60)
+    eventually(lambda: all_is_done(connection, redis_client), "all is done", timeout_s=180)
     check_copy(connection, redis_client, INDEX)
 
 
@@ -207,10 +207,10 @@ def test_a_cut_at_any_commit_does_not_end_the_consumer_of_an_ick(
                 mark_changed(connection, ["a", "b", "c"])
             streamer.drain()
             arrived = lambda: connection.execute(copied).fetchone() == (0,)  # noqa: E731
-            eventually(arrived, "the copies follow", timeout_s=20)
+            eventually(arrived, "the copies follow", timeout_s=60)
             expected = ((number + 1) * 3,)
             followed = lambda e=expected: connection.execute(progress).fetchone() == e  # noqa: E731
-            eventually(followed, "the checkpoints follow", timeout_s=20)
+            eventually(followed, "the checkpoints follow", timeout_s=60)
             postgres_proxy.heal()
 
     streamer.close()

@@ -133,7 +133,7 @@ def test_killed_workers_an_older_redis_and_other_numbers_of_streams_leave_one_ef
             storm.start(place)
         with producing(database_url, jobs):
             eventually(
-                lambda: storm.check() and count(connection) > 0, "jobs are done", timeout_s=60
+                lambda: storm.check() and count(connection) > 0, "jobs are done", timeout_s=180
             )
             began, copied, restored, pause = monotonic(), False, False, threading.Event()
             while (passed := (monotonic() - began) / seconds) < 1:

@@ -49,12 +49,12 @@ def test_a_consumer_far_behind_catches_up_through_the_journal_with_kills(
     watcher = threading.Thread(target=measure)
     dice = random.Random(5)
     streamer = penstock_processes("stream")
-    eventually(lambda: registered(connection) == 4, "both consumers are registered", timeout_s=60)
+    eventually(lambda: registered(connection) == 4, "both consumers are registered", timeout_s=180)
     watcher.start()
     try:
         for number in range(40):  # what three days would leave
             change(connection, [f"k{(number * 7 + each) % 200}" for each in range(100)])
-        eventually(lambda: first() > 500, "most of it has left Redis", timeout_s=60)
+        eventually(lambda: first() > 500, "most of it has left Redis", timeout_s=180)
         consumers = [penstock_processes("consume", name) for name in ("one", "one", "two")]
         with Load(database_url, producers=1) as load:
             for _ in range(3):
@@ -85,4 +85,4 @@ def applied(connection: Connection) -> int:
 
 def await_more(connection: Connection) -> None:
     before = applied(connection)
-    eventually(lambda: applied(connection) > before, "it goes on", timeout_s=60)
+    eventually(lambda: applied(connection) > before, "it goes on", timeout_s=180)

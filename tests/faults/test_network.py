@@ -211,12 +211,12 @@ def test_waiting_loops_survive_a_cut(
     with at_work(workers):
         for number in range(3):
             change(books, KEYS)
-            eventually(lambda: _arrived(books), "records flow", timeout_s=15)
+            eventually(lambda: _arrived(books), "records flow", timeout_s=45)
             proxy.refuse()
             proxy.heal()
             assert proxy.accepted > number
         change(books, KEYS)
-        eventually(lambda: _arrived(books), "records flow again", timeout_s=15)
+        eventually(lambda: _arrived(books), "records flow again", timeout_s=45)
 
     assert check_exact(books, redis_client, things) == 4 * len(KEYS)
 
@@ -324,7 +324,7 @@ def test_an_unreachable_redis_is_retried_at_growing_intervals(
         eventually(lambda: monotonic() - began > 3, "three seconds go by")
         attempts = redis_proxy.accepted - before
         redis_proxy.heal()
-        eventually(lambda: _arrived(books), "records flow again", timeout_s=15)
+        eventually(lambda: _arrived(books), "records flow again", timeout_s=45)
 
     # 0.1 + 0.2 + 0.4 + 0.8 + 1.6 s: five attempts each, of at most two connections.
     assert 3 <= attempts <= 30

@@ -38,7 +38,7 @@ def produce(url: str, number: int, until: float, committed: Counter[str]) -> Non
                 committed[key] += 1
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("seconds", "held_s"),
     [

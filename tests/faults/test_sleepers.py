@@ -78,7 +78,7 @@ def test_streamers_suspended_alternately_under_load_make_one_log(
     for name in ("one", "two"):
         penstock_processes("consume", name)
     with Load(database_url) as load:
-        eventually(lambda: applied(books) > 20, "records flow", timeout_s=30)
+        eventually(lambda: applied(books) > 20, "records flow", timeout_s=90)
         for number in range(12):
             sleeper = streamers[number % 2]
             sleeper.send_signal(signal.SIGSTOP)

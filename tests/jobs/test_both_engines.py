@@ -43,8 +43,8 @@ def test_a_run_does_each_job_once(start: Start, connection: Connection) -> None:
     process = start()
     eventually(lambda: len(done()) >= 60, "all jobs are done", timeout_s=150)
     connection.execute(STAGE)
-    eventually(lambda: len(done()) >= 120, "those that came later, too", timeout_s=60)
+    eventually(lambda: len(done()) >= 120, "those that came later, too", timeout_s=180)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
+    assert process.wait(180) == 0
     assert len(set(done())) == len(done()) == 120
     assert connection.execute("SELECT count(*) FROM penstock.staged_records").fetchall() == [(0,)]

@@ -146,7 +146,7 @@ def test_a_shard_is_worked_on_again_once_its_keys_are_ours(
     with running(worker.run):
         eventually(lambda: world.effects() == world.others() and _waiting(world), "it is left out")
         world.client.rename("kept", world.key("q-waiting"))
-        eventually(lambda: world.effects() == sorted(world.jobs), "all are done", timeout_s=20)
+        eventually(lambda: world.effects() == sorted(world.jobs), "all are done", timeout_s=60)
         eventually(lambda: _waiting(world) == [], "the status says so")
 
 

@@ -228,7 +228,7 @@ def test_a_halted_queue_keeps_its_jobs_until_it_is_let_go(
         bench.connection.execute(
             "SELECT penstock.finish_records('jobs', ARRAY[%(id)s]::bigint[])", {"id": bad}
         )
-        eventually(lambda: worker.drain() or bench.effects == later, "it goes on", timeout_s=10)
+        eventually(lambda: worker.drain() or bench.effects == later, "it goes on", timeout_s=30)
 
 
 def test_so_many_dead_letters_in_a_row_halt_the_queue(

@@ -62,10 +62,10 @@ def test_a_server_that_is_away_for_a_moment_costs_no_job_an_attempt(
             proxy.refuse()
             asked = proxy.accepted + 3
             ids += bench.stage(20)
-            eventually(partial(has_accepted, proxy, asked), "it was asked again", timeout_s=20)
+            eventually(partial(has_accepted, proxy, asked), "it was asked again", timeout_s=60)
             proxy.heal()
-            eventually(partial(are_done, bench, ids), "the others are done", timeout_s=30)
-        eventually(lambda: len(bench.queue) == 0, "all are acknowledged", timeout_s=40)
+            eventually(partial(are_done, bench, ids), "the others are done", timeout_s=90)
+        eventually(lambda: len(bench.queue) == 0, "all are acknowledged", timeout_s=120)
     check(bench, ids)
 
 

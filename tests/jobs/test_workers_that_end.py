@@ -96,6 +96,6 @@ def test_what_outlasts_the_grace_time_is_given_back_and_cannot_commit(
     worker.close()
     assert bench.queue.stats().waiting == 1
     release.set()
-    assert ended.wait(5)
+    assert ended.wait(15)
     assert bench.unfinished == [record]
     assert bench.effects == []

@@ -217,7 +217,7 @@ def test_an_ick_gets_another_member_under_load(
     ).applied
     end_new_application()
     eventually(
-        lambda: is_equal(connection, "rider_index", "rider_id"), "all is there", timeout_s=30
+        lambda: is_equal(connection, "rider_index", "rider_id"), "all is there", timeout_s=90
     )
     end_new_workers()
 
@@ -282,7 +282,7 @@ def test_a_queue_gets_another_tenant_under_load(
     end_both_workers = deployed.workers(both)
     end_old_workers()
     end_application = deployed.application(both, second)
-    eventually(lambda: second.count > 50 and first.count > 50, "both are fed", timeout_s=30)
+    eventually(lambda: second.count > 50 and first.count > 50, "both are fed", timeout_s=90)
     end_old_application()
     with deployed.sessions(old).begin() as session:
         first(session, random.Random(), delay_s=3)
@@ -292,7 +292,7 @@ def test_a_queue_gets_another_tenant_under_load(
     eventually(
         lambda: retire_channel(connection, redis_client, "receipts").unread == 0,
         "the old queue is empty",
-        timeout_s=30,
+        timeout_s=90,
     )
     end_new_workers = deployed.workers(new)
     end_both_workers()
@@ -300,7 +300,7 @@ def test_a_queue_gets_another_tenant_under_load(
     end_application()
 
     numbers = first.numbers | second.numbers
-    eventually(lambda: len(effects(connection)) >= len(numbers), "all are done", timeout_s=30)
+    eventually(lambda: len(effects(connection)) >= len(numbers), "all are done", timeout_s=90)
     end_new_workers()
     assert sorted(effects(connection)) == sorted(numbers)
     assert registered(connection) == ["receipts-by-city"]
@@ -370,7 +370,7 @@ def test_a_log_gets_another_key_and_each_ride_keeps_its_order(
         eventually(
             lambda: retire_channel(connection, redis_client, "rides").unread == 0,
             "the old log is read to its end",
-            timeout_s=30,
+            timeout_s=90,
         )
         end_old_consumer()
     assert retire_channel(connection, redis_client, "rides", apply=True).applied
@@ -382,7 +382,7 @@ def test_a_log_gets_another_key_and_each_ride_keeps_its_order(
     eventually(
         lambda: read(connection, "ride_index", "id")[0] == connection.execute(query).fetchall(),
         "the copy equals the table",
-        timeout_s=30,
+        timeout_s=90,
     )
     end_new_workers()
     assert registered(connection) == ["rides-by-rider"]

@@ -508,14 +508,14 @@ def test_a_channel_is_renamed_under_load_and_nothing_is_lost_doubled_or_overtake
         eventually(lambda: bool(list_channels(connection)), "the channel is registered")
         with running(produce(0), produce(1)):
             with running(*map(stopping, workers("before"))):
-                eventually(lambda: applied() > 2000, "the old name works", timeout_s=60)
+                eventually(lambda: applied() > 2000, "the old name works", timeout_s=180)
                 with connect_postgres(database_url, application="test") as own:
                     rename_channel(own, redis_client, "before", "things", apply=True)
                 eventually(lambda: not has_workers(connection), "the old workers stop")
             names[1] = "things"
             before = applied()
             with running(*(worker.run for worker in workers("things"))):
-                eventually(lambda: applied() > before + 2000, "the new one does", timeout_s=60)
+                eventually(lambda: applied() > before + 2000, "the new one does", timeout_s=180)
     with (
         Streamer(pipelines["things"], database_url, redis_url) as following,
         running(following.run, *(worker.run for worker in workers("things"))),

@@ -42,6 +42,6 @@ def test_records_have_one_effect_across_a_kill_a_poison_record_and_a_clean_stop(
     ]
 
     process.send_signal(signal.SIGTERM)
-    assert process.wait(15) == 0
+    assert process.wait(45) == 0
     stage_rows(connection, things, 10, "after ")
     assert effects(connection, "one") == everything

@@ -14,7 +14,7 @@ from penstock.errors import HistoryDiverged
 from penstock.records import Shard, ShardName
 from penstock.stealing import Chore, Chores
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def declared() -> Pipeline:

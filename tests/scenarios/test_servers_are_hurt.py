@@ -11,7 +11,7 @@ from fixtures.running_pipeline import RunningPipeline
 from fixtures.truth import Load
 from penstock.testing import eventually
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
 
 
 def test_redis_flushed_under_load(running_pipeline: RunningPipeline) -> None:
@@ -76,7 +76,7 @@ def test_two_runs_at_once(running_pipeline: RunningPipeline) -> None:
         second.send_signal(signal.SIGTERM)
         load.go_on(1)
 
-    assert second.wait(20) == 0
+    assert second.wait(60) == 0
     assert running_pipeline.exact() > 100
 
 
@@ -120,7 +120,7 @@ def test_sparks_checkpoints_deleted_between_and_during_runs(
     deleted()
     running_pipeline.begin()
 
-    eventually(lambda: running_pipeline.exact() > during, "records flow again", timeout_s=60)
+    eventually(lambda: running_pipeline.exact() > during, "records flow again", timeout_s=180)
 
 
 def test_sparks_own_temporary_files_deleted(running_pipeline: RunningPipeline) -> None:
@@ -131,7 +131,7 @@ def test_sparks_own_temporary_files_deleted(running_pipeline: RunningPipeline) -
     shutil.rmtree(directory, ignore_errors=True)
     assert running_pipeline.running is not None
 
-    assert running_pipeline.running.wait(30) == 3
+    assert running_pipeline.running.wait(90) == 3
     running_pipeline.begin()
 
     assert running_pipeline.exact() > 0

@@ -95,10 +95,10 @@ def test_of_two_sources_under_load_one_is_restored_and_the_other_goes_on(
                 _wait_for_more(regions, source, 300)
             backup.restore()
             eventually(
-                stopped.diverged.is_set, "the restored source's streamer stops", timeout_s=20
+                stopped.diverged.is_set, "the restored source's streamer stops", timeout_s=60
             )
             eventually(
-                lambda: _halted(regions) == ["things@eu"] * 2, "its shards stop", timeout_s=20
+                lambda: _halted(regions) == ["things@eu"] * 2, "its shards stop", timeout_s=60
             )
             at_halt = len(regions.effects("eu"))
             _wait_for_more(regions, us, 300)
@@ -134,7 +134,7 @@ def _wait_for_more(regions: Regions, source: Source, records: int) -> None:
     eventually(
         lambda: len(regions.effects(source.name)) >= before + records,
         f"{records} more of {source.name}",
-        timeout_s=30,
+        timeout_s=90,
     )
 
 

@@ -35,7 +35,7 @@ def end_of_a_worker(module: str, directory: str) -> str:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(daemon.stdout.read(length).decode())
             (worker,) = struct.unpack("!i", connection.recv(4))
-        eventually(lambda: not psutil.pid_exists(worker), "the worker ends", timeout_s=30)
+        eventually(lambda: not psutil.pid_exists(worker), "the worker ends", timeout_s=90)
         _, said = daemon.communicate(timeout=30)  # closes its standard input, which ends it
     finally:
         daemon.kill()

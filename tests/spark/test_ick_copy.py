@@ -151,7 +151,7 @@ def test_the_example_of_the_docs_keeps_a_copy(
         eventually(
             lambda: documents.execute(copied.encode()).fetchall() == [(20, 4100)],
             "the marked rides are indexed",
-            timeout_s=60,
+            timeout_s=180,
         )
     finally:
         names["query"].stop()

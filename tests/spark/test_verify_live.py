@@ -173,7 +173,7 @@ def test_a_stream_of_a_cluster_waits_for_records_of_all_its_shards(
             eventually(
                 lambda: spark.table("of_cluster").count() == count,  # noqa: B023  used at once
                 "the records arrive",
-                timeout_s=60,
+                timeout_s=180,
             )
         assert query.isActive
     finally:
@@ -236,7 +236,7 @@ def test_there_is_no_false_alarm_under_load(
     verified: Verify, at_work: Callable[[], int], runs: int
 ) -> None:
     """Guarantees 12 and 28: with producers, streamer, consumers and retention running."""
-    eventually(lambda: at_work() > 0, "retention is at work", timeout_s=30)
+    eventually(lambda: at_work() > 0, "retention is at work", timeout_s=90)
     compared = 0
     for _ in range(runs):
         before = at_work()

@@ -221,7 +221,7 @@ def test_a_failing_record_is_dead_lettered_although_each_slice_tries_it_only_onc
         outcomes.append(with_time_left(0.001, chore))
         return len(applied) == 5
 
-    eventually(is_done, "all but one are applied", timeout_s=20)
+    eventually(is_done, "all but one are applied", timeout_s=60)
     [(letters,)] = books.execute("SELECT count(*) FROM penstock.dead_letters").fetchall()
     assert (sorted(applied), letters) == (["k1", "k2", "k4", "k5", "k6"], 1)
     assert Outcome.GAVE_UP in outcomes
@@ -303,7 +303,7 @@ def test_a_queue_that_was_deleted_from_redis_is_given_its_messages_again(
         waiting()()
         return chores.gauges is not None and chores.gauges.queued == {"jobs": 20}
 
-    eventually(is_refilled, "the queue has its messages again", timeout_s=10)
+    eventually(is_refilled, "the queue has its messages again", timeout_s=30)
 
 
 def test_the_sweep_raises_for_a_record_that_lost_its_offset(
@@ -473,7 +473,7 @@ def test_an_ick_whose_holder_died_is_taken_over_by_a_process_that_seldom_looks(
         chores._tools().close()
         return books.execute("SELECT count(*) FROM public.copies").fetchone() == (8,)
 
-    eventually(is_done, "the members are taken over", timeout_s=10, interval_s=0.6)
+    eventually(is_done, "the members are taken over", timeout_s=30, interval_s=0.6)
 
     dying.close()
     assert slices > 1

@@ -217,7 +217,7 @@ def request_until_both_worked(client: httpx.Client, directory: Path) -> None:
         return count >= 60 and len(served) == 2 and served <= worked.keys()
 
     eventually(
-        both_worked, "both processes served requests and did jobs", timeout_s=30, interval_s=0
+        both_worked, "both processes served requests and did jobs", timeout_s=90, interval_s=0
     )
     assert {name for names in recruits(directory).values() for name in names} == {
         "penstock-recruit"
@@ -276,7 +276,7 @@ def test_the_forked_workers_of_celery_do_jobs(
         ).wait(20)
         return len(recruits(directory)) == 2
 
-    eventually(both_worked, "both processes did jobs", timeout_s=60)
+    eventually(both_worked, "both processes did jobs", timeout_s=180)
     assert set.union(*recruits(directory).values()) == {"penstock-recruit"}
 
 
@@ -341,7 +341,7 @@ def test_the_requests_of_an_application_publish_and_consume_its_records(
             eventually(
                 lambda: client.get("/revenue").json() == 2000,
                 "the orders are applied",
-                timeout_s=30,
+                timeout_s=90,
             )
             assert {client.get("/revenue").json() for _ in range(50)} == {2000}
 

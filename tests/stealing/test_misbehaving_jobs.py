@@ -223,7 +223,7 @@ def test_a_closed_recruiter_does_nothing_more(recruiter: Recruiter) -> None:
 
     recruiter.install(job, "job", 1.0)
     recruiter.enlist()
-    assert began.wait(5)
+    assert began.wait(15)
 
     recruiter.close()
 

@@ -100,7 +100,7 @@ def test_a_draw_while_the_thread_is_busy_is_dismissed(recruiter: Recruiter) -> N
 
     recruiter.install(job, "job", 1.0)
     assert recruiter.enlist()
-    assert runs.wait(5)
+    assert runs.wait(15)
 
     assert [recruiter.enlist() for _ in range(3)] == [False] * 3
 

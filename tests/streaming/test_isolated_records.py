@@ -236,7 +236,7 @@ def test_many_unknown_channels_do_not_slow_a_round(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_a_payload_that_postgres_cannot_write_as_text_stops_its_shard_only(
     streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
 ) -> None:

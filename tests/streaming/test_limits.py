@@ -249,13 +249,13 @@ def test_a_suspended_consumer_holds_its_shards_for_a_bounded_time_and_lives_on(
     first = started("consume", "reader")
     stage_rows(connection, things, 20)
     penstock("stream", "--drain")
-    eventually(busy.exists, "the first process has called its handler", timeout_s=30)
+    eventually(busy.exists, "the first process has called its handler", timeout_s=90)
     first.send_signal(signal.SIGSTOP)
-    eventually(lambda: drained(20), "the second process has taken over", timeout_s=10)
+    eventually(lambda: drained(20), "the second process has taken over", timeout_s=30)
     first.send_signal(signal.SIGCONT)
     stage_rows(connection, things, 20, "more")
     penstock("stream", "--drain")
-    eventually(lambda: effects() == 40, "the first process applies again", timeout_s=20)
+    eventually(lambda: effects() == 40, "the first process applies again", timeout_s=60)
 
     assert first.poll() is None
 
@@ -287,7 +287,7 @@ def test_a_switch_over_to_a_read_only_primary_and_back_ends_no_worker(
             f'ALTER DATABASE "{database}" RESET default_transaction_read_only'.encode()
         )
         _end_other_sessions(connection)
-        eventually(lambda: len(applied) == 20, "records flow again", timeout_s=20)
+        eventually(lambda: len(applied) == 20, "records flow again", timeout_s=60)
 
 
 def _end_other_sessions(connection: Connection) -> None:

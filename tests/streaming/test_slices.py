@@ -285,7 +285,7 @@ def test_a_tick_that_an_administrator_ends_is_delayed_and_not_stuck(
     stage_many(connection, 100, 1000)
     connection.execute(LIMIT.format(act=act).encode())
     with running(Streamer(flow, database_url, redis_url).run):
-        eventually(lambda: tail(connection) == 100_000, "all is sequenced", timeout_s=40)
+        eventually(lambda: tail(connection) == 100_000, "all is sequenced", timeout_s=120)
 
 
 def tail(connection: Connection) -> int:

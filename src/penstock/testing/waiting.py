@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 def eventually(
-    predicate: Callable[[], T], what: str, *, timeout_s: float = 10, interval_s: float = 0.02
+    predicate: Callable[[], T], what: str, *, timeout_s: float = 30, interval_s: float = 0.02
 ) -> T:
     """Call ``predicate`` until it returns a true value, and return that value.
 

@@ -43,7 +43,7 @@ def test_a_reader_that_dies_while_it_waits_neither_stalls_the_others_nor_takes_r
     """Killed, or stopped, which closes no connection.  It was the first in the line, which watches the log."""
     with subprocess.Popen([sys.executable, "-c", WAIT, redis_url]) as process:
         try:
-            eventually(lambda: waiting(redis_client) == 1, "the process waits", timeout_s=30)
+            eventually(lambda: waiting(redis_client) == 1, "the process waits", timeout_s=90)
             with ThreadPoolExecutor(2) as pool:
                 futures = [pool.submit(reader().read, 10, block_s=20) for _ in range(2)]
                 eventually(lambda: waiting(redis_client) == 3, "all three wait")

@@ -91,7 +91,7 @@ def test_a_shard_that_moves_to_another_node_is_followed(
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_after_a_failover_readers_and_writers_go_on(watched: Watched) -> None:
     """Nothing that the new primary has is lost, and nothing is handed over twice at once."""
     acknowledged: set[str] = set()

@@ -267,14 +267,14 @@ def test_while_one_computes_the_others_take_the_old_value(pins: PinnedKeys, url:
 
     def compute() -> str:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(30)
         return "new"
 
     other = PinnedKeys.connect(url, "reports")
     eventually(lambda: (pins.ttl("monthly") or 60) < 59.98, "it is old")
     with ThreadPoolExecutor(1) as threads:
         computing = threads.submit(other.compute, "monthly", compute, 60)
-        assert begun.wait(10)
+        assert begun.wait(30)
         started = monotonic()
         assert pins.compute("monthly", lambda: "never", 60) == b"old"
         assert monotonic() - started < 1
@@ -291,11 +291,11 @@ def test_the_wait_for_a_value_is_bounded(pins: PinnedKeys, url: str) -> None:
 
         def compute() -> str:
             begun.set()
-            assert go_on.wait(10)
+            assert go_on.wait(30)
             return "late"
 
         computing = threads.submit(other.compute, "monthly", compute, 60)
-        assert begun.wait(10)
+        assert begun.wait(30)
         for wait_s in (0, 0.1):
             with pytest.raises(LockBusy, match=f"'monthly'.* {wait_s:g} s were not enough"):
                 pins.compute("monthly", lambda: "never", 60, wait_s=wait_s)
@@ -334,14 +334,14 @@ def test_a_late_result_does_not_take_the_lock_of_the_next(pins: PinnedKeys, url:
 
     def second() -> str:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(30)
         return "second"
 
     with ThreadPoolExecutor(1) as threads:
 
         def first() -> str:
             computing.append(threads.submit(other.compute, "monthly", second, 60, wait_s=10))
-            assert begun.wait(10)
+            assert begun.wait(30)
             return "first"
 
         computing: list[Future[bytes]] = []
