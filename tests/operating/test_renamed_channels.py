@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from fixtures.command_line import CommandLine
 from fixtures.crashing import killed_at
-from fixtures.flow import Loop, running, stage_rows
+from fixtures.flow import Loop, retain_now, running, stage_rows
 from fixtures.truth import CHANGE, TABLES, await_everything, declare_consumers
 from penstock import Ick, Job, Log, Pipeline, Queue, stage
 from penstock.consuming import LogWorker, Worker, make_worker
@@ -36,9 +36,10 @@ EFFECT = text("INSERT INTO public.effects (what) VALUES (:what)")
 KINDS = ("log", "ick", "queue")
 
 
-def declare(kind: str, name: str, shards: int = 2) -> Pipeline:
+def declare(
+    kind: str, name: str, shards: int = 2, keep: timedelta = timedelta(hours=1)
+) -> Pipeline:
     """A pipeline with one channel of a kind; its consumer writes down what it receives."""
-    keep = timedelta(hours=1)
     match kind:
         case "log":
             log = Log(name, shards=shards, keep=keep)
@@ -161,6 +162,34 @@ def test_a_renamed_channel_goes_on_where_it_was_and_takes_records_of_both_names(
     assert (listed.channel, listed.consumers, listed.former_names) == ("new", ("reader",), ("old",))
     examiner = InlineExaminer(connection, redis_url, DEFAULT_SCOPE)
     assert not verify(connection, redis_client, examiner).findings
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_streamer_that_declares_the_old_name_retains_the_renamed_channel(
+    kind: str,
+    rename: Rename,
+    effects: Callable[[], list[str]],
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+) -> None:
+    """Journal, staged records and Redis do not grow until the streamer is deployed."""
+    old, new = (declare(kind, name, keep=timedelta(0)) for name in ("old", "new"))
+    with Streamer(old, database_url, redis_url) as streamer:
+        streamer.drain()
+        rename()
+        staged = set[str]()
+        for prefix in ("a", "b", "c"):
+            staged |= stage_some(database_url, old, prefix)
+            streamer.drain()
+        with closing(make(new, database_url, redis_url)) as worker:
+            worker.drain()
+        retain_now(streamer)
+
+    assert set(effects()) == staged
+    # The newest row of each shard stays.
+    journal = "SELECT channel, count(*), count(DISTINCT shard) FROM penstock.journal GROUP BY 1"
+    assert connection.execute(journal).fetchall() == [("new", 2, 2)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

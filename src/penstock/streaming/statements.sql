@@ -408,6 +408,12 @@ HAVING count(*) > 0;
 SELECT set_config('idle_in_transaction_session_timeout', '10s', true),
        set_config('enable_seqscan', 'off', true);
 
+-- :name successors
+-- The names that renamed channels have now.
+SELECT channel, successor
+FROM {schema}.former_channels
+WHERE channel = ANY (%(channels)s::text[]) AND successor IS NOT NULL;
+
 -- :name slowest_checkpoint
 -- The offset that every consumer of the shard has passed; null if the shard has no consumer.
 SELECT min("offset")

@@ -4,6 +4,8 @@ from time import monotonic
 
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
+from penstock.database.statements import statements
+from penstock.declarations import Channel
 from penstock.pipeline import Pipeline
 from penstock.records import ShardName
 from penstock.streaming.faults import FaultLog, check_missed
@@ -28,6 +30,7 @@ class Upkeep:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._faults = FaultLog(pipeline.scope)
+        self._declared: dict[str, Channel] = {}
         self._to_retain: dict[str, tuple[ShardName, ...]] = {}
         self._retained = self._swept = 0
         self.retain_at = 0.0
@@ -69,6 +72,7 @@ class Upkeep:
         """
         if not self._to_retain:
             publisher.keep_budgets()
+            self._declared = self._by_registered_name(connection, publisher)
             self._to_retain = self._choose_shards(publisher)
         removed, left = 0, {}
         for name, shards in self._to_retain.items():
@@ -76,7 +80,7 @@ class Upkeep:
                 connection,
                 client,
                 self._pipeline.scope,
-                self._pipeline.channels[name],
+                self._declared[name],
                 publisher.tails,
                 shards=[shard for shard in shards if shard not in publisher.unusable],
                 on_unusable=publisher.unusable.add,
@@ -92,10 +96,22 @@ class Upkeep:
             self.retain_at = monotonic() + RETAIN_EVERY_S
         return removed
 
+    def _by_registered_name(
+        self, connection: Connection, publisher: Publisher
+    ) -> dict[str, Channel]:
+        """The declared channels by the names that they have now: one that was renamed is retained as it was."""
+        declared = self._pipeline.channels
+        unknown = declared.keys() - {shard.channel for shard in publisher.ends.known}
+        if not unknown:
+            return declared
+        sql = statements("penstock.streaming", self._pipeline.scope.schema)["successors"]
+        renamed = connection.execute(sql, {"channels": [*unknown]}).fetchall()
+        return {**{successor: declared[name] for name, successor in renamed}, **declared}
+
     def _choose_shards(self, publisher: Publisher) -> dict[str, tuple[ShardName, ...]]:
         self._retained += 1
         others = () if self._retained % EVERYWHERE_EVERY == 0 else set(publisher.ends.others)
-        chosen: dict[str, list[ShardName]] = {name: [] for name in self._pipeline.channels}
+        chosen: dict[str, list[ShardName]] = {name: [] for name in self._declared}
         for shard in publisher.ends.known:
             if shard.channel in chosen and shard not in others:
                 chosen[shard.channel].append(shard)
