@@ -16,7 +16,7 @@ from fixtures.application import Ride
 from fixtures.command_line import CommandLine
 from fixtures.flow import retain_now, running
 from fixtures.postgres import engine_url
-from fixtures.sources import Backup, MakeDatabase, Regions, keys
+from fixtures.sources import Backup, MakeDatabase, Regions, Source, keys
 from penstock import Ick, Log, Pipeline, stage
 from penstock.channels.routing import log_keys
 from penstock.consuming import make_worker
@@ -41,6 +41,7 @@ from penstock.operating.status import status
 from penstock.records import Record
 from penstock.settings import load_settings
 from penstock.stealing import Chores
+from penstock.streaming import Streamer
 from penstock.testing import drained, eventually
 
 AWAY = "postgresql://postgres@127.0.0.1:1/none"
@@ -551,3 +552,25 @@ def test_keys_are_parked_in_the_shards_of_a_source(regions: Regions) -> None:
         ("things@us", "k1", True),
     ]
     assert sorted(applied) == sorted(["eu k2", "eu k3", "us k2", "us k3"] * 2)
+
+
+def test_a_streamer_registers_nothing_for_a_consumer_of_several_sources(regions: Regions) -> None:
+    """Its log is not in this database; one of its name may be in Redis, and belong to another."""
+    elsewhere = Source("things", regions.eu.url, regions.redis_url, Log("things", shards=1))
+    elsewhere.stage(1, "k")
+    elsewhere.stream()
+    own = Log("own", shards=1)
+    things = Log("things", sources=["eu", "us"])
+    pipeline = Pipeline([own, things])
+    pipeline.consumer(reads=things, name="totals")(_do_nothing)
+    pipeline.consumer(reads=own, name="reader")(_do_nothing)
+    with Streamer(pipeline, regions.database_url, regions.redis_url) as streamer:
+        streamer.drain()
+
+    assert regions.rows("SELECT channel FROM penstock.channels") == [("own",)]
+    checkpoints = "SELECT consumer, channel FROM penstock.checkpoints"
+    assert regions.rows(checkpoints) == [("reader", "own")]
+
+
+def _do_nothing(_: Session, records: Sequence[Record]) -> None:
+    """For a test that applies nothing."""

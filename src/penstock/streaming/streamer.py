@@ -178,8 +178,9 @@ class Streamer:
                 register_channel(connection, scope, channel)
         crashpoint("streamer.after_channels")
         for consumer in self._pipeline.consumers.values():
-            with _skipping_former(consumer=consumer.name):
-                register_consumer(connection, scope, consumer)
+            if consumer.channel.name in self._pipeline.channels:
+                with _skipping_former(consumer=consumer.name):
+                    register_consumer(connection, scope, consumer)
         crashpoint("streamer.after_register")
 
     def _make_publisher(self, connection: Connection, epoch: Epoch) -> Publisher:
