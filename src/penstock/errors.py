@@ -288,7 +288,7 @@ class SchemaMissing(PenstockError):
 
 
 class TriggerMissing(SchemaMissing):
-    """A trigger that a rule declares is missing, disabled, or is not that of its rule: changes would be lost."""
+    """A trigger that a rule declares is missing, disabled, not that of its rule, or one of two: changes would be lost or doubled."""
 
 
 class PrivilegeMissing(PenstockError):

@@ -21,6 +21,13 @@ SELECT channel AS name, kind, shards, keep, streams, hand, entries, generations,
 FROM {schema}.channels
 ORDER BY channel;
 
+-- :name former_names
+-- Former names of channels that have another one now.
+SELECT channel, successor
+FROM {schema}.former_channels
+WHERE successor IS NOT NULL
+ORDER BY channel;
+
 -- :name lock_channel
 -- Retention and the registration of a consumer exclude each other by this row.
 SELECT

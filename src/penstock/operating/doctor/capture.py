@@ -12,7 +12,7 @@ def triggers(context: CheckContext) -> Iterator[CheckResult]:
         return
     faults = inspect_triggers(context.connection, context.pipeline)
     for fault in faults:
-        report = CheckResult.error if fault.loses else CheckResult.warning
+        report = CheckResult.error if fault.is_refused else CheckResult.warning
         yield report("triggers", fault.message, fault.fix)
     declared = sum(rule.capture == "trigger" for rule in context.pipeline.rules)
     if declared and not faults:
