@@ -54,6 +54,12 @@ def test_there_is_no_drawer() -> None:
     assert [p for p in SOURCES if names.match(p.stem)] == []
 
 
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """pytest imports them by it."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) == len(set(names))
+
+
 @pytest.mark.parametrize(
     "pattern", [r"https?://[^ )\"]*/simple\b", r"index-url", r"(^|[\s\"'=])/(work|root|home)/"]
 )
