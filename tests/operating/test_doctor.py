@@ -21,6 +21,7 @@ from penstock.errors import UnsafeSetting
 from penstock.operating.doctor import CheckResult, diagnose, worst
 from penstock.operating.doctor import flow as flow_checks
 from penstock.operating.doctor import server as server_checks
+from penstock.operating.status import status
 from penstock.records import Record
 from penstock.streaming import Streamer
 
@@ -262,6 +263,43 @@ def test_a_registered_but_undeclared_consumer_can_be_retired(
     )
 
     assert finding.fix == "penstock consumers retire reader --apply"
+
+
+@pytest.mark.parametrize(
+    ("name", "reported_by", "said"),
+    [
+        ("replay-3", None, "the same penstock replay … --apply goes on"),
+        ("elsewhere", "another", "run elsewhere with its own database"),
+    ],
+)
+def test_what_no_pipeline_here_can_declare_is_neither_retired_nor_started(
+    connection: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    things: Log,
+    streamer: Streamer,
+    reader: LogWorker,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    reported_by: str | None,
+    said: str,
+) -> None:
+    """Retiring it would cancel the replay, or let a source lose what a consumer elsewhere has not read."""
+    monkeypatch.setattr(flow_checks, "SLOW_S", -1.0)
+    stage_rows(connection, things, 3)
+    streamer.drain()
+    connection.execute(
+        "UPDATE penstock.checkpoints SET consumer = %s, reported_by = %s", [name, reported_by]
+    )
+
+    [shown] = status(connection, redis_client, flow).consumers
+    results = found(diagnose(connection, redis_client, flow), "consumers", "warning")
+
+    assert (shown.kind, shown.declared) == ("replay" if reported_by is None else "reported", None)
+    assert results
+    for each in results:
+        assert each.fix.startswith(said), each
+        assert "does not declare" not in each.message
 
 
 def test_a_halted_shard_is_shown_with_the_command_to_resume_it(

@@ -1,6 +1,7 @@
 """Each cause why a record is not further, brought about for real: ``explain`` names the first that holds."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -15,10 +16,12 @@ from penstock.channels.ick import Reservation, Reservations
 from penstock.channels.queue import FairQueue
 from penstock.channels.routing import ick_shard_keys, log_keys
 from penstock.channels.server import connect_redis
-from penstock.consuming import LogWorker
+from penstock.cli.commands.trace import format_story
+from penstock.consuming import LogWorker, make_worker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
 from penstock.errors import ForeignLog, HiddenRows, PrivilegeMissing, Unknown
+from penstock.operating import dead_letters
 from penstock.operating.tracing import Explanation, explain, trace
 from penstock.records import Offset, Place, RecordId, Shard, ShardName
 from penstock.streaming import Streamer
@@ -283,8 +286,87 @@ def test_dead_letters_and_what_is_parked_behind_them(
     first, second = why(record), why(behind)
 
     assert (first.cause, second.cause) == ("dead-lettered", "parked")
-    assert "dead-letters retry reader 'things/0 offset 1'" in str(first.fix)
+    assert str(first.fix).endswith("dead-letters retry reader 'things/0 offset 1'")
+    assert str(second.fix).endswith("dead-letters retry reader 'things/0 offset 1' --parked")
     assert why("bad").story == first.story
+
+
+def test_a_dead_letter_is_explained_after_retention_has_removed_its_record(
+    connection: Connection, why: Why, streamer: Streamer, reader: LogWorker
+) -> None:
+    """A connected streamer has nothing to do with it."""
+    record = stage(connection, "bad")
+    streamer.drain()
+    stage(connection)
+    streamer.drain()
+    reader.drain()
+    connection.execute("UPDATE penstock.journal SET created_at = now() - interval '2h'")
+    assert retain_now(streamer) == 1
+
+    found = why(record)
+
+    assert found.cause == "dead-lettered", found
+    assert str(found.fix).endswith("dead-letters retry reader 'things/0 offset 1'")
+    assert found.story is not None
+    assert any("things/0 offset 1" in line for line in format_story(found.story))
+
+
+def test_the_dead_letters_of_icks_and_queues_are_named_by_what_the_retry_takes(
+    connection: Connection,
+    why: Why,
+    flow: Pipeline,
+    streamer: Streamer,
+    database_url: str,
+    redis_url: str,
+) -> None:
+    @flow.consumer(reads=index, name="indexer", attempts=1)
+    def read(_session: object, members: Sequence[str]) -> None:
+        raise ValueError(f"{len(members)} bad")
+
+    @flow.worker(reads=jobs, name="doer", attempts=1)
+    def do(_session: object, job: object) -> None:
+        raise ValueError(f"bad {bool(job)}")
+
+    workers = [
+        make_worker(flow, flow.get_consumer(name), database_url, redis_url)
+        for name in ("indexer", "doer")
+    ]
+    records = []
+    for channel in ("index", "jobs"):
+        stage(connection, "first", channel)
+        records.append(stage(connection, "second", channel))
+    streamer.drain()
+    for worker in workers:
+        with closing(worker):
+            worker.drain()
+
+    for record, name in zip(records, ("indexer", "doer"), strict=True):
+        found = why(record)
+        assert found.cause == "dead-lettered", found
+        [letter] = [
+            each
+            for each in dead_letters.of_consumer(connection, name)
+            if each.record_id == record or each.key == "second"
+        ]
+        assert str(found.fix).endswith(f"dead-letters retry {name} '{letter.place}'")
+
+
+def test_a_replay_and_a_consumer_of_another_database_are_not_started_here(
+    connection: Connection, why: Why, streamer: Streamer, waiting: None
+) -> None:
+    record = stage(connection)
+    streamer.drain()
+    connection.execute("UPDATE penstock.checkpoints SET consumer = 'replay-3'")
+    replay = why(record)
+    connection.execute(
+        "UPDATE penstock.checkpoints SET consumer = 'elsewhere', reported_by = 'another'"
+    )
+    reported = why(record)
+
+    assert (replay.cause, reported.cause) == ("behind", "behind")
+    assert "penstock consume " not in f"{replay.fix} {reported.fix}"
+    assert "penstock replay … --apply goes on" in str(replay.fix)
+    assert "run elsewhere with its own database" in str(reported.fix)
 
 
 def test_a_record_that_retention_has_removed(

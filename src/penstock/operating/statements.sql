@@ -42,8 +42,9 @@ GROUP BY 1, 2;
 -- Each checkpoint, its lag and the age of the next record; one probe of the journal's index each.  A shard of the journal
 -- in which a consumer of the channel has no checkpoint counts as one before its first record: all of it is lag.
 WITH readers AS (
-    SELECT DISTINCT consumer, channel
+    SELECT consumer, channel, bool_or(reported_by IS NOT NULL) AS is_reported
     FROM {schema}.checkpoints
+    GROUP BY consumer, channel
 ),
 progress AS (
     SELECT consumer, channel, shard, "offset", applied, skipped, dead, halted, waiting, updated_at, false AS unread
@@ -64,8 +65,9 @@ SELECT c.consumer, c.channel, c.shard, c."offset",
        (SELECT count(*)
         FROM {schema}.dead_letters d
         WHERE d.consumer = c.consumer AND d.channel = c.channel AND d.shard = c.shard) AS dead_letters,
-       c.halted, c.waiting, c.updated_at, c.unread
+       c.halted, c.waiting, c.updated_at, c.unread, readers.is_reported
 FROM progress c
+JOIN readers USING (consumer, channel)
 CROSS JOIN LATERAL {schema}.journal_bounds(c.channel, c.shard) AS journal
 LEFT JOIN LATERAL (
     SELECT record_ids[c."offset" + 1 - first_offset + 1] AS id

@@ -55,7 +55,8 @@ def format_story(story: Story) -> Iterator[str]:
         yield "  sequenced   no"
     else:
         tick = "" if story.tick is None else f", tick {story.tick}"
-        yield f"  sequenced   {story.sequenced_at:%Y-%m-%d %H:%M:%S}: {story.place}{tick}"
+        at = f"{story.sequenced_at:%Y-%m-%d %H:%M:%S}: " if story.sequenced_at else ""
+        yield f"  sequenced   {at}{story.place}{tick}"
         yield f"  published   {_format_published(story)}"
     if story.why is not None:
         yield f"  {story.state or '':11} {story.why}"

@@ -285,8 +285,9 @@ def _check_lag(current: Status) -> Iterator[CheckResult]:
             yield CheckResult.warning(
                 "consumers",
                 f"{consumer.consumer} is {lag:,} records and {format_age(seconds)} behind",
-                f"penstock consume {consumer.consumer}, in more processes if one does not keep up; if requests do the work, at "
-                "a higher rate",
+                consumer.how_to_go_on(
+                    ", in more processes if one does not keep up; if requests do the work, at a higher rate"
+                ),
             )
 
 
@@ -311,8 +312,10 @@ def _check_eviction(current: Status) -> Iterator[CheckResult]:
         yield CheckResult.warning(
             "consumers",
             message,
-            f"penstock consume {consumer.consumer}, in more processes if one does not keep up, or a larger redis_memory; if it "
-            f"is gone for good: penstock consumers retire {consumer.consumer} --apply",
+            consumer.how_to_go_on(
+                ", in more processes if one does not keep up, or a larger redis_memory"
+            )
+            + consumer.how_to_end,
         )
 
 
@@ -338,8 +341,7 @@ def _check_retention(current: Status) -> Iterator[CheckResult]:
                 "consumers",
                 f"{consumer.consumer} holds back retention of {consumer.channel} since {since:%Y-%m-%d %H:%M} UTC: up to "
                 f"{lag:,} records stay for it alone, longer than keep",
-                f"penstock consume {consumer.consumer}; if it is gone for good: "
-                f"penstock consumers retire {consumer.consumer} --apply",
+                consumer.how_to_go_on() + consumer.how_to_end,
             )
 
 

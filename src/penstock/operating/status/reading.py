@@ -18,6 +18,7 @@ from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
 from penstock.errors import AppendRefused, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
+from penstock.operating.readers import ReaderKind, find_kind
 from penstock.operating.status.report import (
     ChannelStatus,
     ConsumerShard,
@@ -362,7 +363,9 @@ def _build_consumers(
 ) -> tuple[ConsumerStatus, ...]:
     shards: dict[tuple[str, str], list[ConsumerShard]] = defaultdict(list)
     logs = {name for name, channel in tables.registered.items() if channel.kind == "log"}
-    for consumer, channel, *columns in tables.progress:
+    kinds: dict[tuple[str, str], ReaderKind] = {}
+    for consumer, channel, *columns, is_reported in tables.progress:
+        kinds[consumer, channel] = find_kind(consumer, is_reported=is_reported)
         read = ConsumerShard(*columns)
         if channel in logs and (extent := log.get(ShardName(channel, Shard(read.shard)))):
             evicted = min(read.lag, max(0, extent.first - 1 - read.checkpoint))
@@ -375,8 +378,15 @@ def _build_consumers(
         ConsumerStatus(
             consumer,
             channel,
-            None if pipeline is None else consumer in pipeline.consumers,
+            _is_declared(pipeline, consumer, kinds[consumer, channel]),
             tuple(checkpoints),
+            kinds[consumer, channel],
         )
         for (consumer, channel), checkpoints in shards.items()
     )
+
+
+def _is_declared(pipeline: Pipeline | None, consumer: str, kind: ReaderKind) -> bool | None:
+    if pipeline is None or kind != "consumer":
+        return None
+    return consumer in pipeline.consumers

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
+from penstock.operating.readers import ReaderKind, how_to_end, how_to_go_on
 from penstock.reconciling.history import LastRun
 from penstock.records import Shard, ShardName
 from penstock.streaming.faults import Faults
@@ -172,19 +173,31 @@ class ConsumerShard:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
-    """One consumer.
+    """One consumer, or what else has checkpoints in a channel.
 
     Attributes:
         consumer: Its name.
         channel: The channel it reads.
-        declared: Whether the pipeline declares it; None if no pipeline was given.
+        declared: Whether the pipeline declares it; None if no pipeline was given, or if none here could declare it.
         shards: Its checkpoints.
+        kind: ``consumer``; ``reported``: it runs with another database, which reports its checkpoints here; ``replay``: it is a
+            ``penstock replay`` that has not ended.
     """
 
     consumer: str
     channel: str
     declared: bool | None
     shards: tuple[ConsumerShard, ...]
+    kind: ReaderKind = "consumer"
+
+    def how_to_go_on(self, more: str = "") -> str:
+        """What makes it pass records; ``more`` is what else helps a consumer that is slow."""
+        return how_to_go_on(self.consumer, self.kind, more=more)
+
+    @property
+    def how_to_end(self) -> str:
+        """What to do if it never comes again, as an addition to ``how_to_go_on``."""
+        return how_to_end(self.consumer, self.kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from penstock.operating.readers import how_to_go_on
 from penstock.operating.tracing.reading import Situation
 from penstock.operating.tracing.report import Explanation, OpenWriter, Reader, Story
 
@@ -122,7 +123,7 @@ def _unsequenced(story: Story, situation: Situation) -> Explanation | None:
 
 
 def _unknown(story: Story, _: Situation) -> Explanation | None:
-    if story.is_known or story.is_done:
+    if story.is_known or story.is_done or story.is_only_a_letter:
         return None
     what = (
         "no such channel is registered" if story.kind is None else "the channel has no such shard"
@@ -136,7 +137,7 @@ def _unknown(story: Story, _: Situation) -> Explanation | None:
 
 
 def _unpublished(story: Story, situation: Situation) -> Explanation | None:
-    if story.is_published or story.is_done:
+    if story.is_published or story.is_done or story.is_only_a_letter:
         return None
     if story.stopped is not None:
         return Explanation(
@@ -214,7 +215,8 @@ def _unapplied(story: Story, _: Situation) -> Explanation | None:
 
 def _describe(reader: Reader, story: Story) -> tuple[str, str | None]:
     """What a consumer waits for, and what ends it."""
-    name, place = reader.consumer, story.place
+    name, verb = reader.consumer, "work" if story.kind == "queue" else "consume"
+    letter = f"{name} '{story.shard_name} offset {reader.retry}'"
     match reader.state:
         case "halted":
             return (
@@ -222,16 +224,19 @@ def _describe(reader: Reader, story: Story) -> tuple[str, str | None]:
                 f"fix the cause, then: penstock reset checkpoint {name} --resume --apply",
             )
         case "unread":
-            return f"{name} has no checkpoint in {story.shard_name}", f"penstock consume {name}"
+            return (
+                f"{name} has no checkpoint in {story.shard_name}",
+                how_to_go_on(name, reader.kind, verb=verb),
+            )
         case "dead-lettered":
             return (
                 f"{name} has dead-lettered it: {reader.reason}",
-                f"penstock dead-letters retry {name}{f' {chr(39)}{place}{chr(39)}' if story.kind == 'log' else ''}",
+                f"penstock dead-letters retry {letter}",
             )
         case "parked":
             return (
                 f"{name} has parked it behind an earlier dead letter of its key",
-                f"retry that one first: penstock dead-letters list {name}",
+                f"retry that one, and what is parked behind it: penstock dead-letters retry {letter} --parked",
             )
         case "waiting" | "barrier":
             return f"{name} waits: {reader.reason}", None
@@ -239,5 +244,10 @@ def _describe(reader: Reader, story: Story) -> tuple[str, str | None]:
             moved = f"{reader.at:%Y-%m-%d %H:%M:%S}" if reader.at else "never"
             return (
                 f"{name} is at offset {reader.checkpoint}, {reader.ahead:,} records before it; its checkpoint last moved {moved} (UTC)",
-                f"penstock {'work' if story.kind == 'queue' else 'consume'} {name}, if it does not run; in more processes if it does not keep up",
+                how_to_go_on(
+                    name,
+                    reader.kind,
+                    verb=verb,
+                    more=", if it does not run; in more processes if it does not keep up",
+                ),
             )

@@ -17,6 +17,7 @@ from penstock.database.errors import postgres_errors
 from penstock.database.quoting import quote
 from penstock.database.statements import statements
 from penstock.errors import AppendRefused, Refused, SchemaMissing, ServerUnavailable
+from penstock.operating.readers import find_kind
 from penstock.operating.tracing.report import OpenWriter, Reader, ReaderState, Story
 from penstock.records import Place, RecordId, Scope
 
@@ -112,12 +113,11 @@ class StoryReader:
             for found, shard, offset, at, _ in self._rows("place_of_record", where):
                 story = story or Story(record, found, shard)
                 return replace(story, shard=shard, offset=offset, sequenced_at=at)
-        for channel, shard, key, action, object_, at in (
+        for channel, shard, key, action, object_, at, offset in (
             () if story else self._rows("letter_of_record", {"id": record})
         ):
-            return Story(
-                record, channel, shard, key=key, action=action, object=object_, staged_at=at
-            )
+            named = Story(record, channel, shard, key=key, action=action, object=object_)
+            return replace(named, staged_at=at, offset=offset)
         return story
 
     def _ask_redis(self, story: Story, waiting: list[Any]) -> Story:
@@ -250,20 +250,24 @@ def _wait(story: Story, reader: Reader, unpassed: Mapping[str, UnpassedShard | N
 
 
 def _reader(story: Story, row: Row) -> Reader:
-    consumer, checkpoint, halted, waiting, updated_at, barrier, reason, parked, failed_at = row
+    consumer, is_reported, checkpoint, halted, waiting, updated_at, barrier, *letter = row
+    reason, parked, failed_at, retry = letter
+    kind = find_kind(consumer, is_reported=is_reported)
     ahead = max(0, (story.offset or 0) - 1 - checkpoint) if checkpoint is not None else 0
+
+    def make(state: ReaderState, why: str | None, passed: int = ahead) -> Reader:
+        return Reader(consumer, state, checkpoint, passed, updated_at, why, kind)
+
     if reason is not None:
         state: ReaderState = "parked" if parked else "dead-lettered"
-        return Reader(consumer, state, checkpoint, 0, failed_at, reason)
+        return replace(make(state, reason, 0), at=failed_at, retry=retry)
     if checkpoint is None:
-        return Reader(consumer, "unread", None, 0, None, None)
+        return make("unread", None)
     is_past = story.offset is not None and story.offset <= checkpoint
     if is_past if story.kind == "log" else is_past or story.state == "done":
-        return Reader(consumer, "applied", checkpoint, 0, updated_at, None)
+        return make("applied", None, 0)
     if halted is not None:
-        return Reader(consumer, "halted", checkpoint, ahead, updated_at, halted)
+        return make("halted", halted)
     if barrier is not None:
-        reason = f"a reconciliation has stopped it at offset {barrier} for a moment"
-        return Reader(consumer, "barrier", checkpoint, ahead, updated_at, reason)
-    state = "behind" if waiting is None else "waiting"
-    return Reader(consumer, state, checkpoint, ahead, updated_at, waiting)
+        return make("barrier", f"a reconciliation has stopped it at offset {barrier} for a moment")
+    return make("behind" if waiting is None else "waiting", waiting)

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Literal
 
 from penstock.channels.refusals import WriteRefusal
+from penstock.operating.readers import ReaderKind
 from penstock.records import Offset, Place, RecordId, Shard, ShardName
 
 ReaderState = Literal[
@@ -27,6 +28,10 @@ class Reader:
         ahead: Records between the checkpoint and this one.
         at: When the checkpoint last moved, so that the record was applied by then; or when it was dead-lettered.
         reason: Why it is halted, waits, or was dead-lettered.
+        kind: ``consumer``; ``reported``: it runs with another database, which reports its checkpoints here; ``replay``: it is a
+            ``penstock replay`` that has not ended.
+        retry: Number of the dead letter that is to be retried, which is the first of its key, in the same shard; None if it is not
+            dead-lettered or parked.
     """
 
     consumer: str
@@ -35,11 +40,18 @@ class Reader:
     ahead: int
     at: datetime | None
     reason: str | None
+    kind: ReaderKind = "consumer"
+    retry: int | None = None
 
     @property
     def is_done(self) -> bool:
         """Whether the record has taken effect there."""
         return self.state == "applied"
+
+    @property
+    def is_dead_lettered(self) -> bool:
+        """Whether there is a dead letter of the record."""
+        return self.state in {"dead-lettered", "parked"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +124,11 @@ class Story:
         return str(Place(self.shard_name, Offset(self.offset)))
 
     @property
+    def is_only_a_letter(self) -> bool:
+        """Whether its row is gone, and what is left of it is a dead letter."""
+        return self.transaction is None and any(each.is_dead_lettered for each in self.readers)
+
+    @property
     def is_published(self) -> bool | None:
         """Whether Redis has had it; None if that is not known."""
         if self.offset is None:
@@ -121,7 +138,7 @@ class Story:
     @property
     def is_done(self) -> bool:
         """Whether it has taken effect everywhere."""
-        if any(reader.state in {"dead-lettered", "parked"} for reader in self.readers):
+        if any(reader.is_dead_lettered for reader in self.readers):
             return False
         if self.kind in {"ick", "queue"}:
             return self.state == "done"

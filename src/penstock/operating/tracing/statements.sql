@@ -65,10 +65,12 @@ ORDER BY channel, shard, first_offset DESC
 LIMIT 1;
 
 -- :name letter_of_record
--- Where a record stood that is gone, and of which a dead letter is left.
-SELECT channel, shard, key, action, object, staged_at
-FROM {schema}.dead_letters
-WHERE record_id = %(id)s AND record_id > 0
+-- Where a record stood that is gone, and of which a dead letter is left.  Those of queues are numbered otherwise than by offset.
+SELECT l.channel, l.shard, l.key, l.action, l.object, l.staged_at,
+       CASE WHEN coalesce(c.kind, 'log') = 'log' THEN l."offset" END
+FROM {schema}.dead_letters l
+LEFT JOIN {schema}.channels c USING (channel)
+WHERE l.record_id = %(id)s AND l.record_id > 0
 LIMIT 1;
 
 -- :name shard_state
@@ -82,21 +84,33 @@ LEFT JOIN {schema}.waiting_records w ON w.record_id = %(id)s;
 
 -- :name readers
 -- Every consumer of a channel, its checkpoint in a shard, and its dead letter of the record; a member of an Ick has no record.
-SELECT n.consumer, c."offset", c.halted, c.waiting, c.updated_at,
+-- What is parked is retried after the first dead letter of its key.
+SELECT n.consumer, n.is_reported, c."offset", c.halted, c.waiting, c.updated_at,
        (
            SELECT min(b."offset")
            FROM {schema}.barriers b
            WHERE b.consumer = n.consumer AND b.channel = %(channel)s AND b.shard = %(shard)s
              AND b."offset" >= c."offset" AND b.expires_at > clock_timestamp()
        ),
-       d.reason, d.parked, d.failed_at
-FROM (SELECT DISTINCT consumer FROM {schema}.checkpoints WHERE channel = %(channel)s) n
+       d.reason, d.parked, d.failed_at, d.retried
+FROM (
+    SELECT consumer, bool_or(reported_by IS NOT NULL) AS is_reported
+    FROM {schema}.checkpoints
+    WHERE channel = %(channel)s
+    GROUP BY consumer
+) n
 LEFT JOIN {schema}.checkpoints c ON c.consumer = n.consumer AND c.channel = %(channel)s AND c.shard = %(shard)s
 LEFT JOIN LATERAL (
-    SELECT reason, parked, failed_at
+    SELECT reason, parked, failed_at,
+           CASE WHEN NOT parked THEN "offset"
+                ELSE (SELECT min(e."offset")
+                      FROM {schema}.dead_letters e
+                      WHERE e.consumer = l.consumer AND e.channel = l.channel AND e.shard = l.shard AND e.key = l.key)
+           END AS retried
     FROM {schema}.dead_letters l
     WHERE l.consumer = n.consumer AND l.channel = %(channel)s AND l.shard = %(shard)s
       AND (l.record_id = %(id)s OR l.record_id = 0 AND l.key = %(key)s)
+    ORDER BY "offset"
     LIMIT 1
 ) d ON true
 ORDER BY n.consumer;
