@@ -5,6 +5,9 @@
 
 local RECORD_FIELDS, BATCH_FIELDS = 7, 11
 
+-- Most entries to read at once: those to come may be far larger than those before, up to 64 MiB each.
+local ENTRIES_A_READ = 16
+
 local function id_of(offset)
   return string.format("%.0f-0", offset)
 end
@@ -12,6 +15,14 @@ end
 -- The offset in an id; nil if it is none of ours.
 local function offset_of(id)
   return tonumber(string.match(id, "^(%d+)%-0$"))
+end
+
+local function bytes_of(entry)
+  local bytes = 0
+  for _, value in ipairs(entry[2]) do
+    bytes = bytes + #value
+  end
+  return bytes
 end
 
 -- What an entry begins with, its last record as "id time", and that record's id; nil if it has another form.

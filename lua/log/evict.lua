@@ -7,10 +7,10 @@
 -- One of the three is not -1: records up to an offset, all but so many, or those
 -- that are older than `age_us` by the server's clock.  An entry goes when
 -- all of its records may.  By time, it goes from the oldest on, and ends at the first entry that is young enough, or after
--- `STEP` entries: `more` is then 1.  `first` is the first offset that is left; one past the tail if none is.
+-- `STEP` entries or about `A_CALL` bytes: `more` is then 1.  `first` is the first offset that is left; one past the tail if none is.
 -- Cost: O(entries evicted), and by time their bytes.
 
-local STEP = 100
+local STEP, A_CALL = 1000, 4 * 1024 * 1024
 
 if damage then
   return {"broken", damage}
@@ -26,19 +26,24 @@ elseif keep >= 0 then
 else
   local time = redis.call("TIME")
   local before_us = time[1] * 1000000 + time[2] - age_us
-  local entries = redis.call("XRANGE", stream, "-", "+", "COUNT", STEP)
-  more = #entries == STEP and 1 or 0
-  for _, entry in ipairs(entries) do
-    local begin, ends = describe(entry)
+  local from, entries, bytes = "-", 0, 0
+  while entries < STEP and bytes < A_CALL do
+    -- One at a time: any of them may be as large as an append.
+    local entry = redis.call("XRANGE", stream, from, "+", "COUNT", 1)[1]
+    local begin, ends = nil, nil
+    if entry then
+      begin, ends = describe(entry)
+    end
     local staged_us = begin and tonumber(string.match(ends, "(%d+)$"))
-    if not staged_us then
+    if entry and not staged_us then
       return {"broken", "entry " .. entry[1]}
-    elseif staged_us >= before_us then
-      more = 0
+    elseif not entry or staged_us >= before_us then
       break
     end
-    before = offset_of(entry[1]) + 1
+    before, from = offset_of(entry[1]) + 1, "(" .. entry[1]
+    entries, bytes = entries + 1, bytes + bytes_of(entry)
   end
+  more = (entries == STEP or bytes >= A_CALL) and 1 or 0
 end
 if before > first then
   redis.call("XTRIM", stream, "MINID", id_of(before))

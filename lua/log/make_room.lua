@@ -1,4 +1,5 @@
 -- Makes room in a log: evicts its oldest entries, whether they have been read or not.  The newest one stays.
+-- includes: log/_entry
 -- keys: stream
 -- args: most:int, goal:int, underway...
 -- returns: {"room", taken, evicted} | {"broken", found}
@@ -9,18 +10,10 @@
 -- `taken` is the server's own count, of all nodes.  Entries that have left a node half empty do not lessen it.
 -- Cost: O(nodes of the stream), and O(bytes evicted).  A call evicts about `A_CALL` bytes at most.
 
-local A_CALL, A_NODE, ENTRIES_A_READ = 4 * 1024 * 1024, 4096, 128
+local A_CALL, A_NODE = 4 * 1024 * 1024, 4096
 
 local function measure()
   return redis.call("MEMORY", "USAGE", stream, "SAMPLES", "0") or 0
-end
-
-local function size_of(entry)
-  local bytes = 0
-  for _, field in ipairs(entry[2]) do
-    bytes = bytes + #field
-  end
-  return bytes
 end
 
 -- The id of the oldest entry to keep, so that those before it have `bytes` bytes; and how many bytes they have.
@@ -30,7 +23,7 @@ local function find_oldest_to_keep(bytes)
     local entries = redis.call("XRANGE", stream, keep, "+", "COUNT", count)
     for i = 1, #entries - 1 do
       if found < bytes then
-        found, keep = found + size_of(entries[i]), entries[i + 1][1]
+        found, keep = found + bytes_of(entries[i]), entries[i + 1][1]
       end
     end
     if #entries < count then
@@ -43,7 +36,7 @@ end
 
 local tail, newest = 0, redis.call("XREVRANGE", stream, "+", "-", "COUNT", 1)[1]
 if newest then
-  tail = tonumber(string.match(newest[1], "^(%d+)%-0$"))
+  tail = offset_of(newest[1])
   if not tail then
     return {"broken", "entry " .. newest[1]}
   end

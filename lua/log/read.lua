@@ -48,9 +48,7 @@ local function add(entry)
     end
     return false
   end
-  for _, value in ipairs(entry[2]) do
-    bytes = bytes + #value
-  end
+  bytes = bytes + bytes_of(entry)
   records = records + last - begin + 1
   found[#found + 1] = {entry = entry, begin = begin, last = last}
   if backwards == 1 then
@@ -65,7 +63,7 @@ local function plan(left)
     return 1
   end
   local fitting = math.floor((most_bytes - bytes) * #found / math.max(1, bytes))
-  return math.max(1, math.min(math.ceil(left * #found / records), fitting, 1000))
+  return math.max(1, math.min(math.ceil(left * #found / records), fitting, ENTRIES_A_READ))
 end
 
 local is_more = low <= high

@@ -1,6 +1,6 @@
 -- Records that were delivered and not acknowledged yet.  Include it after log/group/_taking.
 -- keys: state, due, pending
--- args: count:int, retry:int, skips:int
+-- args: count:int, retry:int, skips:int, most_bytes:int
 --
 -- Nothing is written before all of it is known: a refusal moves nothing.
 
@@ -39,7 +39,8 @@ local function keep_pending(member, expires, deliveries)
   end
 end
 
--- Takes what is due again: what has expired is dropped, what was evicted is missed.  A reply if nothing more may be read.
+-- Takes what is due again, up to `most_bytes`: what has expired is dropped, what was evicted is missed.  A reply if nothing
+-- more may be read.
 local changes, freed = {}, 0
 local function take_due()
   local members = redis.call("ZRANGEBYSCORE", due, "-inf", text_of(now), "LIMIT", 0, count)
@@ -48,7 +49,9 @@ local function take_due()
     local offset, expires, deliveries = tonumber(member), read_pending(member)
     local is_late = expires > 0 and expires <= now
     local entry, refusal
-    if not is_late then
+    if not is_late and bytes >= most_bytes and not (found_entry and offset <= found_last) then
+      break
+    elseif not is_late then
       entry, refusal = find_entry(offset)
     end
     if entry then

@@ -1,8 +1,8 @@
 -- What a read of a group takes: entries, and which of their offsets.  Include it after log/group/_group.
 -- keys: stream
--- args: codecs
+-- args: codecs, most_bytes:int
 
-local items, dropped, missed = {}, {}, {}
+local items, dropped, missed, bytes = {}, {}, {}, 0
 local found_first, found_last, found_entry
 
 local function add_range(ranges, first, last)
@@ -37,7 +37,14 @@ local function add_item(entry, first, last, deliveries)
     before[4] = last
   else
     items[#items + 1] = {entry[1], is_same and {} or entry[2], first, last, deliveries}
+    bytes = bytes + (is_same and 0 or bytes_of(entry))
   end
+end
+
+-- How many entries of one record to read next: as many as are needed and fit, if they are like those before.
+local function plan_entries(room)
+  local fitting = math.floor((most_bytes - bytes) * #items / math.max(1, bytes))
+  return math.max(1, math.min(room, fitting, ENTRIES_A_READ))
 end
 
 -- A reply that says why an entry cannot be read: it is not ours, or the reader lacks the library; nil if it can be.

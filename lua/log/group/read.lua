@@ -1,13 +1,13 @@
 -- Read for a group: moves its cursor past what it returns; with `retry`, keeps that pending until it is acknowledged.
 -- includes: log/_entry, log/group/_group, log/group/_history, log/group/_taking, log/group/_pending
 -- keys: stream, newest_epoch, ends, cursor, state, due, pending
--- args: count:int, start, known:int, retry:int, expire:int, most:int, skips:int, codecs
+-- args: count:int, start, known:int, retry:int, expire:int, most:int, skips:int, most_bytes:int, codecs
 -- returns: {"taken", next, tail, wait, full, dropped, missed, {id, fields, first, last, deliveries}, …}
 --   | {"evicted", first, last} | {"behind", tail, offset} | {"differs", offset} | {"rewound", from, to, epoch}
 --   | {"codec", id, fields} | {"lost"} | {"broken", found}
 --
 -- First what is due again, then new records, unless `most` are pending.  An entry comes whole, with the offsets in it that are
--- taken; no fields: those of the item before.  `dropped` and `missed`: first and last offset of each range.  `tail` is -1 if
+-- taken; no fields: those of the item before.  The entry with which they reach `most_bytes` is the last one.  `dropped` and `missed`: first and last offset of each range.  `tail` is -1 if
 -- it was not looked for; `wait`: milliseconds until something is due, or -1.  A refusal moves nothing, except "rewound".
 -- Cost: O(count × log entries + bytes of the entries).
 
@@ -39,14 +39,14 @@ local ahead, place, of_one_record = {}, 0, false
 local function next_entry(room)
   place = place + 1
   if not ahead[place] then
-    local most_ahead = of_one_record and math.min(room, 100) or 1
+    local most_ahead = of_one_record and plan_entries(room) or 1
     ahead, place = redis.call("XRANGE", stream, id_of(next_offset), "+", "COUNT", most_ahead), 1
   end
   return ahead[place]
 end
 
 local function take_new(room)
-  while room > 0 do
+  while room > 0 and bytes < most_bytes do
     local entry = next_entry(room)
     local first, identity, refusal, _
     if entry then

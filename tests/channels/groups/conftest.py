@@ -25,11 +25,19 @@ class GroupedLog:
         return log_keys("penstock", ShardName(self.name, Shard(shard))).stream
 
     def append(self, count: int, *, shard: int = 0, **of: Any) -> range:
-        """Appends a batch; returns its offsets.  ``first``, ``epoch``, ``begins``, ``staged`` are the batch's."""
+        """Appends a batch; returns its offsets.  ``first``, ``epoch``, ``begins``, ``staged``, ``data`` are the batch's."""
         first = of.get("first", self._tails.get(shard, 0) + 1)
         offsets = range(first, first + count)
         rows = [
-            (n, f"k{n}", "insert", "thing", f'{{"n": {n}}}', "", of.get("staged", 5))
+            (
+                n,
+                f"k{n}",
+                "insert",
+                "thing",
+                of.get("data", f'{{"n": {n}}}'),
+                "",
+                of.get("staged", 5),
+            )
             for n in offsets
         ]
         batch = Batch(

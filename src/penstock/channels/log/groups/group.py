@@ -56,6 +56,7 @@ class LogGroup:
         """The next records for this reader, in the order of their offsets within a shard.
 
         First those that are due again, then new ones.  While other readers wait, this is a share of what is there.
+        After 8 MiB of entries they are fewer; the entry that reaches this is still taken.
 
         Args:
             count: Most records, at most 1,000.

@@ -27,6 +27,7 @@ from penstock.channels.log.groups.results import (
     parse_state,
 )
 from penstock.channels.log.groups.steps import Ask, AwaitTurn, Steps, WatchLog
+from penstock.channels.log.reading import MAX_BYTES
 from penstock.channels.routing import GroupKeys, group_keys
 from penstock.channels.scripts import Call
 from penstock.errors import PenstockError
@@ -178,18 +179,20 @@ class GroupReader:
             total = sum(map(self._available, states.values()))
             count = min(count, max(1, -(-total // (others + 1))))
         taken, positions, waits = Taken(), dict[ShardName, Offset](), [HEARTBEAT_S]
+        left = MAX_BYTES
         for shard in self._rotated():
-            if len(taken) >= count:
+            if len(taken) >= count or left <= 0:
                 break
             state = states.get(shard)
             if state is not None and not self._is_worth_reading(state):
                 read = self._nothing(state)
             else:
-                found = yield from self._read_shard(shard, count - len(taken), taken)
+                found = yield from self._read_shard(shard, count - len(taken), left, taken)
                 if found is None:
                     break
                 read = found
             taken += read.taken
+            left -= read.bytes
             if read.after is not None:
                 positions[shard] = read.after
             waits.append(FULL_S if read.after is None else HEARTBEAT_S)
@@ -217,7 +220,9 @@ class GroupReader:
         is_at_end = at is not None and state.tail < at
         return ShardRead(Taken(), state.tail if is_at_end else None, state.due_in_s)
 
-    def _read_shard(self, shard: ShardName, count: int, before: Taken) -> Steps[ShardRead | None]:
+    def _read_shard(
+        self, shard: ShardName, count: int, most_bytes: int, before: Taken
+    ) -> Steps[ShardRead | None]:
         """Reads a shard; None if that fails and there are records of other shards, which the caller gets first."""
         options = self.options
         keys = self.shards[shard]
@@ -231,6 +236,7 @@ class GroupReader:
                 _milliseconds(options.expire_s),
                 options.max_pending,
                 int(options.evicted == "skip"),
+                most_bytes,
                 f" {' '.join(codec for codec in CODECS if is_installed(codec))} ",
             ),
         )

@@ -109,12 +109,14 @@ class ShardRead:
         after: No record after this one was looked for and not found; None if there may be some that are not read.
         due_in_s: Seconds until a pending record is due; None if none is pending.
         error: Why an entry that was taken cannot be read.
+        bytes: Size of the entries in the reply.
     """
 
     taken: Taken
     after: Offset | None
     due_in_s: float | None
     error: PenstockError | None = None
+    bytes: int = 0
 
 
 def parse_state(reply: Any, shard: ShardName, group: str) -> GroupState:
@@ -157,7 +159,8 @@ def parse_read(reply: Any, shard: ShardName, group: str) -> ShardRead:
     taken = Taken(records, deliveries, _ranges(shard, missed), _ranges(shard, dropped))
     is_at_end = tail >= 0 and not is_full
     after = Offset(max(int(tail), int(at) - 1)) if is_at_end else None
-    return ShardRead(taken, after, _seconds(int(wait)), error)
+    size = sum(len(value) for item in items for value in item[1])
+    return ShardRead(taken, after, _seconds(int(wait)), error, size)
 
 
 def _parse_items(
