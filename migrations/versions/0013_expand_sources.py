@@ -24,7 +24,7 @@ ALTER TABLE {schema}.checkpoints
 """
 
 
-# The lock excludes writers, so the wait for it is bounded: they would queue behind it.  A run that fails changes nothing.
+# The locks exclude workers and writers, so the wait for them is bounded: they would queue behind it.  A run that fails changes nothing.
 BOUND = "SET LOCAL lock_timeout = '5s'"
 UNBOUND = "SET LOCAL lock_timeout TO DEFAULT"
 
@@ -52,14 +52,14 @@ OLD_NAMES = NAMES.replace("_.@-", "_.-")
 
 
 def upgrade() -> None:
-    execute(CHECKPOINTS, BOUND, NAMES, VALIDATE, UNBOUND)
+    execute(BOUND, CHECKPOINTS, NAMES, VALIDATE, UNBOUND)
 
 
 def downgrade() -> None:
     execute(
+        BOUND,
         "ALTER TABLE {schema}.checkpoints "
         "DROP COLUMN source, DROP COLUMN record_id, DROP COLUMN staged_us, DROP COLUMN reported_by",
-        BOUND,
         OLD_NAMES,
         UNBOUND,
     )

@@ -21,6 +21,7 @@ from penstock.database.resources import directory
 from penstock.database.revisions import newest_shipped
 from penstock.database.tables import metadata
 from penstock.embedded import EmbeddedPostgres
+from penstock.errors import ServerUnavailable
 
 TABLES = {"staged_records", "epochs", "ticks", "journal", "channels", "checkpoints", "dead_letters"}
 
@@ -51,6 +52,17 @@ def test_the_newest_revision_is_read_from_the_names_of_the_files() -> None:
     assert scripts.get_current_head() == newest_shipped()
     for script in scripts.walk_revisions():
         assert Path(script.path).name.startswith(script.revision.removeprefix("penstock_")[:4])
+
+
+@pytest.mark.slow
+def test_a_migration_does_not_queue_behind_a_long_handler(fresh_url: str) -> None:
+    """All workers would queue behind it in turn."""
+    initialise(fresh_url, revision="penstock_0012")
+    with psycopg.connect(fresh_url) as handler:
+        handler.execute("SELECT FROM penstock.checkpoints FOR UPDATE")
+        with pytest.raises(ServerUnavailable, match="LockNotAvailable"):
+            initialise(fresh_url, revision="penstock_0013")
+    initialise(fresh_url, revision="penstock_0013")
 
 
 def test_tables_that_hold_records_are_not_dropped(fresh_url: str) -> None:

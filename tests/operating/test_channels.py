@@ -13,16 +13,18 @@ from fixtures.crashing import killed_at
 from fixtures.flow import ReadLog, running, stage_rows
 from penstock import Ick, Log, Pipeline, Queue, stage
 from penstock.channels.log import read
+from penstock.channels.routing import log_keys
 from penstock.consuming import LogWorker
-from penstock.database.connections import Connection
-from penstock.errors import ChannelRetired, Refused, Unknown
+from penstock.database.connections import Connection, connect_postgres
+from penstock.errors import ChannelRetired, NotReplayable, Refused, Unknown
 from penstock.operating.channels import (
     adopt_channel,
     list_channels,
     retire_channel,
 )
+from penstock.operating.replay import Replay, ReplayRequest, replay
 from penstock.operating.status import status
-from penstock.records import BEGINNING, Record, ShardName
+from penstock.records import BEGINNING, Record, Shard, ShardName
 from penstock.staging import mark_dirty
 from penstock.streaming import Streamer
 from penstock.testing import drained, eventually
@@ -115,6 +117,8 @@ def test_nothing_is_left_of_a_retired_channel_and_the_others_stay(
 ) -> None:
     others = {each: len(find_keys(redis_client, each)) for each in ("old", "kept", "dirty", "jobs")}
     del others[name]
+    keys = log_keys("penstock", ShardName(name, Shard(1)))
+    redis_client.mset({keys.ends: "of an epoch", keys.writes: "of a writer"})
 
     assert retire(connection, redis_client, name, discard=True, apply=True).applied
 
@@ -211,6 +215,55 @@ def test_a_name_is_adopted_once_nothing_is_left_of_the_retired_channel(
     assert sum(map(len, logged(old).values())) == 5
 
 
+def test_replays_end_with_the_channel_and_do_not_come_back_with_its_name(
+    filled: Streamer,
+    pipeline: Pipeline,
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+    redis_client: redis.Redis,
+) -> None:
+    """Neither one that is under way, nor one that was carried out."""
+
+    def replay_kept(**options: Any) -> Replay:
+        with connect_postgres(database_url, application="test") as own:
+            return replay(own, ReplayRequest("kept", "old", **options), apply=True)
+
+    def stop(_: int) -> None:
+        raise InterruptedError
+
+    replay_kept(key="k1")
+    with pytest.raises(InterruptedError), connect_postgres(database_url, application="test") as own:
+        replay(own, ReplayRequest("kept", "old"), apply=True, on_batch=stop)
+    filled.close()
+    retire(connection, redis_client, "old", discard=True, apply=True)
+
+    for table in ("replays", "checkpoints"):
+        left = connection.execute(f"SELECT * FROM penstock.{table}".encode()).fetchall()
+        assert left == [], table
+    with pytest.raises(Unknown, match="it was retired"):
+        replay_kept(key="k1")
+    adopt_channel(connection, redis_client, "old", apply=True)
+    with Streamer(pipeline, database_url, redis_url):
+        assert replay_kept(key="k1").staged == 1
+
+
+def test_a_replay_into_a_channel_that_is_gone_stops(
+    filled: Streamer, connection: Connection, database_url: str
+) -> None:
+    """Otherwise it would go on, and stage nothing."""
+    filled.close()
+
+    def lose(_: int) -> None:
+        connection.execute("DELETE FROM penstock.channels WHERE channel = 'old'")
+
+    with (
+        connect_postgres(database_url, application="test") as own,
+        pytest.raises(NotReplayable, match="old is not registered any more"),
+    ):
+        replay(own, ReplayRequest("kept", "old"), apply=True, on_batch=lose)
+
+
 def test_an_unknown_channel_is_refused_with_the_list_of_channels(
     filled: Streamer, connection: Connection, redis_client: redis.Redis
 ) -> None:
@@ -248,7 +301,8 @@ def test_a_channel_is_retired_under_a_streamer_that_publishes_it(
 
     found = status(connection, redis_client, pipeline)
     assert {each.channel: each.kind for each in found.channels}[kept.name] == "log"
-    assert retire(connection, redis_client, name, discard=True, apply=True).keys == 0
+    assert retire(connection, redis_client, name, discard=True, apply=True).applied
+    assert find_keys(redis_client, name) == []
 
 
 def published(client: redis.Redis) -> int:

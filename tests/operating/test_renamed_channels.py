@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 import redis
+from redis.connection import AbstractConnection
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
@@ -17,11 +18,21 @@ from fixtures.crashing import killed_at
 from fixtures.flow import Loop, retain_now, running, stage_rows
 from fixtures.truth import CHANGE, TABLES, await_everything, declare_consumers
 from penstock import Ick, Job, Log, Pipeline, Queue, stage
+from penstock.channels.queue import FairQueue, TenantLimits
 from penstock.consuming import LogWorker, Worker, make_worker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.errors import ChannelRetired, InvalidName, PenstockError, Refused, Unknown
+from penstock.errors import (
+    ChannelRetired,
+    InvalidName,
+    NotReplayable,
+    PenstockError,
+    Refused,
+    Unknown,
+)
 from penstock.inline.examiner import InlineExaminer
-from penstock.operating.channels import list_channels, rename_channel
+from penstock.operating.channels import changing, list_channels, rename_channel, retire_channel
+from penstock.operating.consumers import retire as retire_consumer
+from penstock.operating.replay import ReplayRequest, replay
 from penstock.operating.reset import reset_epoch
 from penstock.operating.resharding import reshard
 from penstock.operating.status import status
@@ -362,9 +373,11 @@ def test_a_name_that_is_used_is_refused(
         (
             (
                 "INSERT INTO penstock.replays (request, channel, target, shards, firsts, lasts) "
-                "VALUES ('a', 'other', 'old', '{}', '{}', '{}')"
+                "VALUES ('a', 'other', 'old', '{}', '{}', '{}'); "
+                'INSERT INTO penstock.checkpoints (consumer, channel, shard, "offset", epoch) '
+                "VALUES ('replay-1', 'other', 0, 0, 1)"
             ),
-            "a replay of other to old has not ended",
+            "a replay of other to old has not ended.*penstock consumers retire replay-1 --apply",
         ),
         (
             "UPDATE penstock.checkpoints SET reported_by = 'another'",
@@ -386,6 +399,103 @@ def test_what_would_not_learn_of_the_new_name_has_to_end_before(
     with pytest.raises(Refused, match=found):
         rename()
     assert [each.channel for each in list_channels(connection)] == ["old"]
+
+
+def test_a_replay_that_was_cancelled_hinders_no_renaming(
+    rename: Rename, connection: Connection, database_url: str, redis_url: str
+) -> None:
+    both = Pipeline([Log("old", shards=2), Log("copies", shards=2)])
+    stage_rows(connection, both.channels["old"], 3)  # type: ignore[arg-type]  # a log
+    with Streamer(both, database_url, redis_url) as streamer:
+        streamer.drain()
+
+    def refuse_then_cancel(_: int) -> None:
+        with pytest.raises(Refused, match="replay-1"):
+            rename()
+        retire_consumer(connection, "replay-1", apply=True)
+
+    with (
+        connect_postgres(database_url, application="test") as own,
+        pytest.raises(NotReplayable, match="is cancelled"),
+    ):
+        replay(own, ReplayRequest("old", "copies"), apply=True, on_batch=refuse_then_cancel)
+    assert rename().applied
+
+
+@pytest.mark.parametrize("change", ["rename", "retire"])
+def test_a_handler_that_holds_its_checkpoint_for_long_is_not_waited_for(
+    change: str,
+    rename: Rename,
+    monkeypatch: pytest.MonkeyPatch,
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+    redis_client: redis.Redis,
+) -> None:
+    monkeypatch.setattr(changing, "LOCK_TIMEOUT_S", 0.2)
+    with Streamer(declare("log", "old"), database_url, redis_url):
+        pass
+    changes: dict[str, Callable[[], Any]] = {
+        "rename": rename,
+        "retire": lambda: retire_channel(connection, redis_client, "old", apply=True),
+    }
+    with psycopg.connect(database_url) as handler:
+        handler.execute("SELECT FROM penstock.checkpoints FOR UPDATE")
+        with pytest.raises(Refused, match="nothing was changed"):
+            changes[change]()
+    assert [each.channel for each in list_channels(connection)] == ["old"]
+
+
+def test_the_limits_of_tenants_go_with_a_queue(
+    rename: Rename, database_url: str, redis_url: str, redis_client: redis.Redis
+) -> None:
+    """They are only in Redis.  What somebody has set under the new name meanwhile stays."""
+    old = declare("queue", "old")
+    stage_some(database_url, old, "k")
+    with Streamer(old, database_url, redis_url) as streamer:
+        streamer.drain()
+        limits = TenantLimits(in_flight=1, is_paused=True)
+        for tenant in ("t1", "t2"):
+            FairQueue(redis_client, "old", shards=2).limit(tenant, limits)
+        FairQueue(redis_client, "old", shards=2).limit_all(TenantLimits(weight=2))
+
+        def limit_by_the_new_name(_: float) -> None:
+            assert find_keys(redis_client, "old") == []
+            streamer.drain()
+            FairQueue(redis_client, "new", shards=2).limit("t2", None)
+
+        rename(pause=limit_by_the_new_name)
+        streamer.drain()
+
+    assert find_keys(redis_client, "old") == []
+    kept = [redis_client.hgetall(f"penstock:{{new/{shard}}}:q-limits") for shard in (0, 1)]
+    assert {tenant for each in kept for tenant in each} == {b"", b"t1"}
+    assert all(b"" in each for each in kept)
+
+
+def test_nothing_waits_for_redis_while_ticks_are_held_up(
+    rename: Rename,
+    monkeypatch: pytest.MonkeyPatch,
+    database_url: str,
+    redis_url: str,
+    redis_client: redis.Redis,
+) -> None:
+    with Streamer(declare("log", "old"), database_url, redis_url):
+        pass
+    asked = []
+    send: Callable[..., None] = AbstractConnection.send_packed_command
+
+    def watch(self: AbstractConnection, *command: Any, **options: Any) -> None:
+        with psycopg.connect(database_url) as other:
+            other.execute("LOCK TABLE penstock.ticks IN ROW EXCLUSIVE MODE NOWAIT")
+        asked.append(command)
+        send(self, *command, **options)
+
+    monkeypatch.setattr(AbstractConnection, "send_packed_command", watch)
+    with connect_postgres(database_url, application="test") as own:
+        rename()
+        retire_channel(own, redis_client, "new", apply=True, pause=lambda _: None)
+    assert asked
 
 
 def test_workers_that_were_deployed_too_early_are_put_right(

@@ -14,8 +14,9 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
-from penstock.errors import InvalidSetting, Refused, Unknown
+from penstock.errors import InvalidSetting, Refused
 from penstock.kinds import MAX_SHARDS
+from penstock.operating.channels import unknown_channel
 from penstock.records import DEFAULT_SCOPE, Scope
 
 log = structlog.get_logger("penstock.operator")
@@ -94,9 +95,7 @@ def reshard(
         connection.execute(statements("penstock.database", scope.schema)["lock_channel"], key)
         channels = registered_channels(connection, scope)
         if (registered := channels.get(channel)) is None:
-            raise Unknown(
-                f"no channel {channel!r} is registered; there are: {', '.join(sorted(channels)) or 'none'}"
-            )
+            raise unknown_channel(connection, scope, channel)
         if registered.kind != "log":
             raise Refused(
                 f"{channel} is of kind {registered.kind}, and only the shards of logs can be changed. Open a channel of another "

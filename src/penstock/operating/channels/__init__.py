@@ -4,15 +4,10 @@ A channel that is retired leaves its name behind.  Applications and workers that
 them would begin the channel anew, and nobody would notice.
 """
 
-from penstock.operating.channels.listing import ListedChannel, list_channels
+from penstock.operating.channels.changing import LeftReader
+from penstock.operating.channels.listing import ListedChannel, list_channels, unknown_channel
 from penstock.operating.channels.renaming import Renaming, rename_channel
-from penstock.operating.channels.retiring import (
-    Adoption,
-    LeftReader,
-    Retirement,
-    adopt_channel,
-    retire_channel,
-)
+from penstock.operating.channels.retiring import Adoption, Retirement, adopt_channel, retire_channel
 
 __all__ = [
     "Adoption",
@@ -24,4 +19,5 @@ __all__ = [
     "list_channels",
     "rename_channel",
     "retire_channel",
+    "unknown_channel",
 ]

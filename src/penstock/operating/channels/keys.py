@@ -7,21 +7,27 @@ from penstock.records import Scope, Shard, ShardName
 
 _SHARDS_A_TIME = 500
 
-_TELLING = 9
-"""How many of a shard's keys are looked for: one of these is there if there is anything."""
 
-
-def _keys(channel: str, number: int, scope: Scope) -> list[str]:
-    """Every key that a shard may have, of any kind."""
+def _telling_keys(scope: Scope, channel: str, number: int) -> list[str]:
+    """One of these is there if there is anything of the shard, of whatever kind."""
     shard = ShardName(channel, Shard(number))
-    ick = ick_shard_keys(scope.namespace, shard)
+    log, ick = log_keys(scope.namespace, shard), ick_shard_keys(scope.namespace, shard)
     own = ick.ick
     return [
-        log_keys(scope.namespace, shard).epoch,
+        *(log.stream, log.epoch, log.ends, log.writes),
         *(own.version, own.dirty, own.reserved, own.fence, own.held, ick.progress),
-        f"{queue_keys(scope.namespace, shard).root}q-limits",
-        *keys_to_delete(scope.namespace, shard),
+        _limits_key(scope, channel, number),
     ]
+
+
+def _every_key(scope: Scope, channel: str, number: int) -> list[str]:
+    shard = ShardName(channel, Shard(number))
+    of_queue = keys_to_delete(scope.namespace, shard)
+    return [*dict.fromkeys([*_telling_keys(scope, channel, number), *of_queue])]
+
+
+def _limits_key(scope: Scope, channel: str, number: int) -> str:
+    return f"{queue_keys(scope.namespace, ShardName(channel, Shard(number))).root}q-limits"
 
 
 def count_keys(client: RedisClient, channel: str, shards: int, scope: Scope) -> int:
@@ -31,7 +37,7 @@ def count_keys(client: RedisClient, channel: str, shards: int, scope: Scope) -> 
         for start in range(0, shards, _SHARDS_A_TIME):
             pipeline = client.pipeline(transaction=False)
             for number in range(start, min(shards, start + _SHARDS_A_TIME)):
-                for key in _keys(channel, number, scope)[:_TELLING]:
+                for key in _telling_keys(scope, channel, number):
                     pipeline.exists(key)
             count += sum(pipeline.execute())
     return count
@@ -41,4 +47,19 @@ def delete_keys(client: RedisClient, channel: str, shards: int, scope: Scope) ->
     """Deletes the keys of all shards, one after the other: those of one are in one slot of a Cluster."""
     with redis_errors(f"deleting the keys of {channel}"):
         for number in range(shards):
-            client.delete(*_keys(channel, number, scope))
+            client.delete(*_every_key(scope, channel, number))
+
+
+def copy_limits(
+    client: RedisClient, channel: str, successor: str, shards: int, scope: Scope
+) -> None:
+    """Gives the tenants of a renamed queue their limits, which are nowhere but in Redis; those that they have already stay."""
+    with redis_errors(f"copying the limits of {channel}"):
+        for number in range(shards):
+            limits = client.hgetall(_limits_key(scope, channel, number))
+            if not limits:
+                continue
+            pipeline = client.pipeline(transaction=False)
+            for tenant, text in limits.items():
+                pipeline.hsetnx(_limits_key(scope, successor, number), tenant, text)
+            pipeline.execute()

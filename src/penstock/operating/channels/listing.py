@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
+from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
+from penstock.errors import Unknown
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Scope
 
@@ -65,3 +67,17 @@ def list_channels(
         )
         for name, kind, shards, keep_s, entries, records, consumers, former in rows
     ]
+
+
+def unknown_channel(connection: Connection, scope: Scope, name: str) -> Unknown:
+    """The error for a name that is not registered: it lists those that are, and says what became of a former one."""
+    sql = statements("penstock.operating.channels", scope.schema)
+    former = connection.execute(sql["former_channel"], {"channel": name}).fetchone()
+    now = ""
+    if former is not None:
+        now = f"; it is {former[0]} now" if former[0] else "; it was retired"
+    names = ", ".join(sorted(registered_channels(connection, scope)))
+    return Unknown(
+        f"no channel {name!r} is registered{now}; there are: "
+        + (names or "none. A channel is registered by its streamer: penstock stream")
+    )

@@ -17,11 +17,18 @@ import structlog
 from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
+from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
-from penstock.errors import Refused, Unknown
+from penstock.errors import Refused
 from penstock.kinds import MAX_SHARDS, checked_name
-from penstock.operating.channels.keys import count_keys, delete_keys
-from penstock.operating.channels.retiring import LOCK_TIMEOUT_S, SETTLE_S, LeftReader, lock_errors
+from penstock.operating.channels.changing import (
+    SETTLE_S,
+    LeftReader,
+    changing,
+    read_contents,
+)
+from penstock.operating.channels.keys import copy_limits, count_keys, delete_keys
+from penstock.operating.channels.listing import unknown_channel
 from penstock.records import DEFAULT_SCOPE, Scope
 
 log = structlog.get_logger("penstock.operator")
@@ -88,19 +95,12 @@ def rename_channel(  # noqa: PLR0913  how it is done
     checked_name(successor, "channel")
     own = statements("penstock.operating", scope.schema)
     sql = statements("penstock.operating.channels", scope.schema)
-    lock = statements("penstock.database", scope.schema)["lock_channel"]
     names = {"channel": channel, "successor": successor}
-    with lock_errors(f"renaming {channel}"), connection.transaction():
-        if apply:  # as `retire_channel`
-            connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
-            connection.execute("SET LOCAL synchronous_commit = on")
-            connection.execute(sql["lock_registry"])
-            for name in sorted(names.values()):
-                connection.execute(lock, {"channel": name})
-            connection.execute(sql["lock_ticks"])
-        plan = _plan(connection, client, channel, successor, scope)
+    keys, taken = _count_keys(connection, client, channel, successor, scope)
+    with changing(connection, f"renaming {channel}", names.values(), scope, apply=apply):
+        plan = _plan(connection, channel, successor, keys, scope)
         if not plan.begun:
-            _check_free(connection, client, plan, scope)
+            _check_free(connection, plan, taken, scope)
             _check_idle(connection, channel, scope)
         if apply and not plan.begun:
             connection.execute(sql["free_name"], names)
@@ -109,9 +109,9 @@ def rename_channel(  # noqa: PLR0913  how it is done
     if not apply:
         return plan
     crashpoint("rename.after_registry")
-    delete_keys(client, channel, plan.shards, scope)
+    _clear(client, plan, scope)
     pause(SETTLE_S)
-    delete_keys(client, channel, plan.shards, scope)
+    _clear(client, plan, scope)
     log.warning(
         "channel renamed",
         channel=channel,
@@ -123,30 +123,43 @@ def rename_channel(  # noqa: PLR0913  how it is done
     return replace(plan, applied=True)
 
 
-def _plan(
+def _count_keys(
     connection: Connection, client: RedisClient, channel: str, successor: str, scope: Scope
+) -> tuple[int, int]:
+    """The keys in Redis of the old name, and those of the new one if it is nobody's: before anything is locked."""
+    channels = registered_channels(connection, scope)
+    held = channels.get(channel) or channels.get(successor)
+    if held is None:
+        return 0, 0
+    taken = 0 if successor in channels else count_keys(client, successor, MAX_SHARDS, scope)
+    return count_keys(client, channel, held.total_shards, scope), taken
+
+
+def _plan(
+    connection: Connection, channel: str, successor: str, keys: int, scope: Scope
 ) -> Renaming:
     sql = statements("penstock.operating.channels", scope.schema)
     former = connection.execute(sql["former_channel"], {"channel": channel}).fetchone()
     begun = former == (successor,)
-    key = {"channel": successor if begun else channel}
-    [(kind, shards, records, staged)] = connection.execute(sql["channel_contents"], key).fetchall()
-    if kind is None:
-        registered = sorted(row[0] for row in connection.execute(sql["list_channels"]))
-        now = f"; it is {former[0]} now" if former and former[0] else ""
-        raise Unknown(
-            f"no channel {channel!r} is registered{now}; there are: {', '.join(registered) or 'none'}"
-        )
-    readers = connection.execute(sql["channel_readers"], key).fetchall()
+    held = read_contents(connection, successor if begun else channel, scope)
+    if held.kind is None:
+        raise unknown_channel(connection, scope, channel)
     return Renaming(
-        *(channel, successor, kind, shards, records, staged),
-        tuple(LeftReader(*row) for row in readers),
-        count_keys(client, channel, shards, scope),
+        *(channel, successor, held.kind, held.shards, held.records, held.staged),
+        held.readers,
+        keys,
         begun,
     )
 
 
-def _check_free(connection: Connection, client: RedisClient, plan: Renaming, scope: Scope) -> None:
+def _clear(client: RedisClient, plan: Renaming, scope: Scope) -> None:
+    """Deletes the keys of the old name, once what is only in Redis has the new one."""
+    if plan.kind == "queue":
+        copy_limits(client, plan.channel, plan.successor, plan.shards, scope)
+    delete_keys(client, plan.channel, plan.shards, scope)
+
+
+def _check_free(connection: Connection, plan: Renaming, taken: int, scope: Scope) -> None:
     """Checks that the new name is nobody's, or that of a channel without records: one that was deployed too early.
 
     Raises:
@@ -172,7 +185,7 @@ def _check_free(connection: Connection, client: RedisClient, plan: Renaming, sco
             else "Take"
         )
         raise Refused(f"{name} is the name of a channel that was {was}. {free} another one")
-    if not is_registered and count_keys(client, name, MAX_SHARDS, scope):
+    if not is_registered and taken:
         last = f"finish that first: penstock channels rename {name} {channel} --apply"
         raise Refused(
             f"Redis has keys of the name {name}, which no registered channel has: the streamer would take them for its own. "
@@ -199,10 +212,13 @@ def _check_idle(connection: Connection, channel: str, scope: Scope) -> None:
             + (f", where {elsewhere[0]} reads it" if elsewhere else "")
             + ": its name is written there, too. Stage into a log of another name beside it: docs/how-to/change-channels.md"
         )
-    [(consumer, replay)] = connection.execute(sql["under_way"], key).fetchall()
+    [(consumer, replay, copied)] = connection.execute(sql["under_way"], key).fetchall()
     if consumer is not None:
         raise Refused(
             f"a reconciliation of {consumer} is running: rename {channel} when that has ended"
         )
     if replay is not None:
-        raise Refused(f"a replay of {replay} has not ended: let it end, then rename {channel}")
+        raise Refused(
+            f"a replay of {copied} has not ended: let it end, or cancel it: penstock consumers retire replay-{replay} --apply. "
+            f"Then rename {channel}"
+        )

@@ -7,12 +7,10 @@ journal         in parts, with the records that it names
 keys, again     a streamer that was suspended in the middle of a call may have written one
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import sleep
 
-import psycopg
 import structlog
 
 from penstock.channels.server import RedisClient
@@ -22,34 +20,20 @@ from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import Refused, Unknown
 from penstock.kinds import MAX_SHARDS
+from penstock.operating.channels.changing import (
+    SETTLE_S,
+    LeftReader,
+    changing,
+    read_contents,
+)
 from penstock.operating.channels.keys import count_keys, delete_keys
+from penstock.operating.channels.listing import unknown_channel
 from penstock.records import DEFAULT_SCOPE, Scope
 
 log = structlog.get_logger("penstock.operator")
 
-SETTLE_S = 3.0
-"""Pause after which every streamer at work has read the registry, in seconds: it does so once a second."""
-
 ENTRIES_A_TIME = 100
 """Rows of the journal that are removed in one transaction."""
-
-LOCK_TIMEOUT_S = 10
-"""How long it waits for handlers that hold a checkpoint of the channel: as long, nothing is sequenced."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeftReader:
-    """A consumer of a channel that is to be retired.
-
-    Attributes:
-        consumer: Its name.
-        unread: Records of the channel that it has not passed.
-        dead_letters: Number of its dead letters there.
-    """
-
-    consumer: str
-    unread: int
-    dead_letters: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +48,6 @@ class Retirement:
         staged: Records that are committed and have no offset yet.
         outstanding: Of a queue: records that are not done.
         readers: Its consumers.
-        keys: Number of its keys in Redis.
         applied: Whether it was carried out.
     """
 
@@ -75,7 +58,6 @@ class Retirement:
     staged: int
     outstanding: int
     readers: tuple[LeftReader, ...]
-    keys: int
     applied: bool = False
 
     @property
@@ -131,14 +113,8 @@ def retire_channel(  # noqa: PLR0913  how it is done
         ServerUnavailable: Postgres or Redis does not answer; repeat it.
     """
     sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
-    lock = statements("penstock.database", scope.schema)["lock_channel"]
-    with lock_errors(f"retiring {channel}"), connection.transaction():
-        if apply:  # the row first: retention holds it while it removes from the journal
-            connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
-            connection.execute(sql["lock_registry"])
-            connection.execute(lock, key)
-            connection.execute(sql["lock_ticks"])
-        plan = _plan(connection, client, channel, scope)
+    with changing(connection, f"retiring {channel}", [channel], scope, apply=apply):
+        plan = _plan(connection, channel, scope)
         if plan.unread and not discard and apply:
             raise Refused(
                 f"{channel}: {plan.unread:,} records have not been read, and would be lost. Let its consumers finish; or lose "
@@ -187,10 +163,11 @@ def adopt_channel(
             raise Unknown(
                 f"no channel {channel!r} was retired: a name that never was, or is in use, need not be adopted"
             )
-        left = _plan(connection, client, channel, scope)
-        if left.records or left.staged or left.keys:
+        left = _plan(connection, channel, scope)
+        keys = count_keys(client, channel, left.shards, scope)
+        if left.records or left.staged or keys:
             raise Refused(
-                f"{channel}: {left.records + left.staged:,} records and {left.keys} keys in Redis are left of the retired "
+                f"{channel}: {left.records + left.staged:,} records and {keys} keys in Redis are left of the retired "
                 f"channel. Remove them first: penstock channels retire {channel} --discard --apply"
             )
         if apply:
@@ -200,41 +177,18 @@ def adopt_channel(
     return Adoption(channel, applied=apply)
 
 
-@contextmanager
-def lock_errors(doing: str) -> Iterator[None]:
-    """As ``postgres_errors``; a lock that is not to be had is ``Refused``."""
-    try:
-        with postgres_errors(doing):
-            yield
-    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        raise Refused(
-            f"{doing}: a handler or an operator holds what it needs for longer than {LOCK_TIMEOUT_S} s; nothing was changed. "
-            "Try again, or stop the consumer first"
-        ) from error
-
-
-def _plan(connection: Connection, client: RedisClient, channel: str, scope: Scope) -> Retirement:
+def _plan(connection: Connection, channel: str, scope: Scope) -> Retirement:
     sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
-    [(kind, shards, records, staged)] = connection.execute(sql["channel_contents"], key).fetchall()
-    if kind is None and connection.execute(sql["former_channel"], key).fetchone() != (None,):
-        listed = connection.execute(sql["list_channels"]).fetchall()
-        names = ", ".join(sorted(row[0] for row in listed)) or "none"
-        raise Unknown(f"no channel {channel!r} is registered; there are: {names}")
+    held = read_contents(connection, channel, scope)
+    if held.kind is None and connection.execute(sql["former_channel"], key).fetchone() != (None,):
+        raise unknown_channel(connection, scope, channel)
     outstanding = 0
-    if kind == "queue":
+    if held.kind == "queue":
         [(outstanding,)] = connection.execute(sql["outstanding_jobs"], key).fetchall()
-    readers = connection.execute(sql["channel_readers"], key).fetchall()
     # How many shards a retired channel had is not known any more.
-    shards = MAX_SHARDS if kind is None else shards
+    shards = max(MAX_SHARDS, held.shards) if held.kind is None else held.shards
     return Retirement(
-        channel,
-        kind,
-        shards,
-        records,
-        staged,
-        outstanding,
-        tuple(LeftReader(*row) for row in readers),
-        count_keys(client, channel, shards, scope),
+        channel, held.kind, shards, held.records, held.staged, outstanding, held.readers
     )
 
 

@@ -55,8 +55,14 @@ FROM {schema}.staged_records r
 WHERE r.channel = %(channel)s;
 
 -- :name retire_channel
--- A worker that holds a checkpoint ends its transaction first.
-WITH letters AS (
+-- A worker that holds a checkpoint ends its transaction first.  Replays from the channel and into it are forgotten: a new
+-- channel of the name has other records.
+WITH replays AS (
+    DELETE FROM {schema}.replays
+    WHERE %(channel)s IN (channel, target)
+    RETURNING 'replay-' || replay AS consumer
+),
+letters AS (
     DELETE FROM {schema}.dead_letters
     WHERE channel = %(channel)s
 ),
@@ -66,7 +72,7 @@ barriers AS (
 ),
 checkpoints AS (
     DELETE FROM {schema}.checkpoints
-    WHERE channel = %(channel)s
+    WHERE channel = %(channel)s OR consumer IN (SELECT consumer FROM replays)
 ),
 stopped AS (
     DELETE FROM {schema}.stopped_shards
@@ -123,13 +129,20 @@ SELECT EXISTS (SELECT FROM {schema}.channels c WHERE c.channel = %(channel)s),
        (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM {schema}.journal j WHERE j.channel = %(channel)s);
 
 -- :name under_way
--- What names the channel and cannot be renamed while it runs: reconciliations, replays from it and into it.
+-- What names the channel and cannot be renamed while it runs: a reconciliation; a replay from it or into it, unless it was
+-- cancelled, which removes its checkpoints.
 SELECT (SELECT min(consumer) FROM {schema}.barriers WHERE channel = %(channel)s AND expires_at > clock_timestamp()),
-       (
-           SELECT min(channel || ' to ' || target)
-           FROM {schema}.replays
-           WHERE %(channel)s IN (channel, target) AND ended_at IS NULL
-       );
+       replays.replay,
+       replays.channel || ' to ' || replays.target
+FROM (SELECT) one
+LEFT JOIN LATERAL (
+    SELECT r.replay, r.channel, r.target
+    FROM {schema}.replays r
+    WHERE %(channel)s IN (r.channel, r.target) AND r.ended_at IS NULL
+      AND EXISTS (SELECT FROM {schema}.checkpoints c WHERE c.consumer = 'replay-' || r.replay AND c.channel = r.channel)
+    ORDER BY r.replay
+    LIMIT 1
+) replays ON true;
 
 -- :name free_name
 -- The name of a channel that has no records, or that the renamed one had before.

@@ -30,14 +30,14 @@ class ReplayRequest:
 
     @property
     def text(self) -> str:
-        """The request, by which an interrupted replay is found again."""
+        """What is chosen, by which an interrupted replay is found again, with the channels: these may be renamed."""
         parts = {name: getattr(self, name) for name in ("start", "end", "key", "shard")}
         given = {
             name: part if isinstance(part, int | str) else str(part)
             for name, part in parts.items()
             if part is not None
         }
-        return json.dumps([self.channel, self.target, given], sort_keys=True)
+        return json.dumps(given, sort_keys=True)
 
     @property
     def only_shard(self) -> Shard | None:

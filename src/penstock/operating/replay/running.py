@@ -18,6 +18,7 @@ from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
 from penstock.errors import DamagedJournal, NotReplayable, Unknown
 from penstock.journal import Since, offsets_since
+from penstock.operating.channels import unknown_channel
 from penstock.operating.replay.request import Replay, ReplayedShard, ReplayRequest
 from penstock.records import DEFAULT_SCOPE, Offset, Place, Scope, Shard, ShardName
 
@@ -57,35 +58,41 @@ def replay(
     found = run.find()
     if again and found is not None and found.ended_at is not None:
         found = None
-    planned = found or run.plan()
     if not apply:
-        return planned
-    if planned.ended_at is not None:
+        return run.count(found or run.plan())
+    if found is not None and found.ended_at is not None:
         raise NotReplayable(
-            f"the same replay was carried out already, as replay {planned.replay}, on {planned.ended_at:%Y-%m-%d %H:%M:%S} (UTC): "
-            f"{planned.staged:,} copies. To have all of them once more: --again"
+            f"the same replay was carried out already, as replay {found.replay}, on {found.ended_at:%Y-%m-%d %H:%M:%S} (UTC): "
+            f"{found.staged:,} copies. To have all of them once more: --again"
         )
-    begun = planned if planned.replay is not None else run.begin(planned)
-    return run.carry_out(begun, on_batch)
+    return run.carry_out(run.count(found or run.begin()), on_batch)
 
 
 class _Run:
     def __init__(self, connection: Connection, request: ReplayRequest, scope: Scope) -> None:
         self._connection, self._request, self._scope = connection, request, scope
         self._sql = statements(__package__, scope.schema)
+        self._names = {
+            "channel": request.channel,
+            "target": request.target,
+            "request": request.text,
+        }
         channels = registered_channels(connection, scope)
-        self._source = _find(channels, request.channel)
-        _check_kinds(self._source, _find(channels, request.target))
+        for name in (request.channel, request.target):
+            if name not in channels:
+                raise unknown_channel(connection, scope, name)
+        self._source = channels[request.channel]
+        _check_kinds(self._source, channels[request.target])
 
     def find(self) -> Replay | None:
         """The newest replay of the same request, if there is one."""
-        rows = self._rows("find_replay", {"request": self._request.text})
+        rows = self._rows("find_replay", self._names)
         for number, shards, firsts, lasts, staged, since, until, ended_at, offsets in rows:
             done = offsets if len(offsets) == len(shards) else lasts
             if ended_at is None and done is lasts:
                 return None  # its checkpoints were retired: it is over
             ranges = tuple(map(ReplayedShard, shards, firsts, lasts, done))
-            known = Replay(
+            return Replay(
                 number,
                 self._request.channel,
                 self._request.target,
@@ -96,13 +103,23 @@ class _Run:
                 until,
                 ended_at,
             )
-            return known if ended_at is not None else replace(known, records=self._count(known))
         return None
 
     def plan(self) -> Replay:
-        """What a new replay would copy."""
-        starts = self._find_time(self._request.start)
-        ends = self._find_time(self._request.end)
+        """What a new replay would copy; its records are not counted."""
+        return self._plan_ranges(*self._find_times())
+
+    def _find_times(self) -> tuple[Mapping[ShardName, Since], Mapping[ShardName, Since]]:
+        return self._find_time(self._request.start), self._find_time(self._request.end)
+
+    def _find_time(self, given: Any) -> Mapping[ShardName, Since]:
+        if not isinstance(given, datetime | timedelta):
+            return {}
+        return offsets_since(self._connection, self._scope, self._source.shard_names, given)
+
+    def _plan_ranges(
+        self, starts: Mapping[ShardName, Since], ends: Mapping[ShardName, Since]
+    ) -> Replay:
         shards = list(self._source.shard_names)
         only = self._request.only_shard
         if only is not None:
@@ -117,7 +134,7 @@ class _Run:
             {"channel": self._source.name, "shards": [shard.shard for shard in shards]},
         )
         ranges = (self._plan_shard(starts, *row) for row in bounds)
-        planned = Replay(
+        return Replay(
             None,
             self._source.name,
             self._request.target,
@@ -126,12 +143,6 @@ class _Run:
             since=next((each.at for each in starts.values()), None),
             until=next((each.at for each in ends.values()), None),
         )
-        return replace(planned, records=self._count(planned))
-
-    def _find_time(self, given: Any) -> Mapping[ShardName, Since]:
-        if not isinstance(given, datetime | timedelta):
-            return {}
-        return offsets_since(self._connection, self._scope, self._source.shard_names, given)
 
     def _plan_shard(
         self, starts: Mapping[ShardName, Since], shard: int, kept: int, newest: int
@@ -150,8 +161,11 @@ class _Run:
             last = min(newest, given)
         return ReplayedShard(shard, first, last, first - 1)
 
+    def count(self, planned: Replay) -> Replay:
+        """The same, with the number of records that are still to be copied.  With a filter, it reads all of the range."""
+        return replace(planned, records=0 if planned.ended_at else self._count(planned))
+
     def _count(self, planned: Replay) -> int:
-        """The records that are still to be copied."""
         left = [(each.shard, each.done + 1, each.last) for each in planned.shards]
         if not self._request.key and not planned.since and not planned.until:
             return sum(max(0, last - first + 1) for _, first, last in left)
@@ -172,23 +186,25 @@ class _Run:
             "until": planned.until,
         }
 
-    def begin(self, planned: Replay) -> Replay:
+    def begin(self) -> Replay:
         """Writes down what is replayed, and registers its checkpoints."""
         lock = statements("penstock.database", self._scope.schema)["lock_channel"]
+        times = self._find_times()
         with postgres_errors("beginning a replay"), self._connection.transaction():
-            # As the registration of a consumer: retention does not remove what is planned now.
-            self._connection.execute(lock, {"channel": planned.channel})
+            # As the registration of a consumer: retention does not remove what is planned now.  Nothing that takes long is done
+            # while the row is held: streamers and applications need it, too.
+            if self._connection.execute(lock, self._names).fetchone() is None:
+                raise unknown_channel(self._connection, self._scope, self._source.name)
             if (other := self.find()) is not None and other.ended_at is None:
                 return other  # another process was faster
-            planned = self.plan()
+            planned = self._plan_ranges(*times)
             shards = [each.shard for each in planned.shards]
             firsts = [each.first for each in planned.shards]
             [(number,)] = self._rows(
                 "begin_replay",
                 {
                     **self._get_filter(planned),
-                    "request": self._request.text,
-                    "target": planned.target,
+                    **self._names,
                     "shards": shards,
                     "firsts": firsts,
                     "lasts": [each.last for each in planned.shards],
@@ -251,7 +267,7 @@ class _Run:
             [after] = row
             if after >= shard.last:
                 return after, 0
-            [(last, records, existing, refused, copies)] = self._rows(
+            [(last, records, existing, refused, copies, is_registered)] = self._rows(
                 "stage_batch",
                 {
                     **self._get_filter(begun),
@@ -262,6 +278,10 @@ class _Run:
                     "records": BATCH,
                 },
             )
+            if not is_registered:
+                raise NotReplayable(
+                    f"{begun.target} is not registered any more: it was renamed or retired. Nothing of this batch was staged"
+                )
             name = ShardName(begun.channel, Shard(shard.shard))
             if not records or last - after != records or existing < records:
                 raise DamagedJournal(
@@ -300,16 +320,6 @@ def _get_offset(given: object) -> int | None:
     if isinstance(given, Place):
         return given.offset
     return given if isinstance(given, int) else None
-
-
-def _find(channels: Mapping[str, RegisteredChannel], name: str) -> RegisteredChannel:
-    found = channels.get(name)
-    if found is None:
-        raise Unknown(
-            f"no channel {name!r} is registered; there are: {', '.join(channels) or 'none'}. A channel is registered by its streamer: "
-            "penstock stream"
-        )
-    return found
 
 
 def _check_kinds(source: RegisteredChannel, target: RegisteredChannel) -> None:

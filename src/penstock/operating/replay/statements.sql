@@ -9,7 +9,7 @@ SELECT r.replay, r.shards, r.firsts, r.lasts, r.staged, r.since, r.until, r.ende
            ORDER BY s.number
        )
 FROM {schema}.replays r
-WHERE r.request = %(request)s
+WHERE r.channel = %(channel)s AND r.target = %(target)s AND r.request = %(request)s
 ORDER BY r.replay DESC
 LIMIT 1;
 
@@ -55,7 +55,8 @@ FOR UPDATE;
 -- :name stage_batch
 -- Stages copies of the next records of a shard, in their order, as rows of the target, whose kind decides what they are:
 -- a queue takes the key as tenant, an Ick as member.  The shard is that of the key among those that are registered now.
--- Result: the last offset of the batch, its records, those of them that exist, those whose key a queue cannot take, and the copies.
+-- Result: the last offset of the batch, its records, those of them that exist, those whose key a queue cannot take, the copies, and
+-- whether the target is registered.
 WITH batch AS MATERIALIZED (
     SELECT e.first_offset + n.position - 1 AS "offset", n.id
     FROM (
@@ -106,7 +107,8 @@ copies AS (
     RETURNING 1
 )
 SELECT (SELECT max("offset") FROM batch), (SELECT count(*) FROM batch), (SELECT count(*) FROM found),
-       (SELECT count(*) FROM chosen WHERE is_refused), (SELECT count(*) FROM copies);
+       (SELECT count(*) FROM chosen WHERE is_refused), (SELECT count(*) FROM copies),
+       EXISTS (SELECT FROM {schema}.channels WHERE channel = %(target)s);
 
 -- :name note_progress
 WITH moved AS (
