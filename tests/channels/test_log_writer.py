@@ -37,6 +37,10 @@ from penstock.records import Epoch, Offset, Shard, ShardName
 STREAM = "penstock:{rides/0}:log"
 
 
+STAR = "\N{BLACK STAR}"
+"""Three bytes."""
+
+
 def data(found: Any) -> list[Any]:
     return [None if record is None else record.data for record in found]
 
@@ -362,6 +366,11 @@ def test_what_cannot_be_written_is_refused_before_anything_is_sent(
         (lambda: writer.append([]), InvalidLogCall),
         (lambda: writer.append([1] * 10_001), InvalidLogCall),
         (lambda: writer.append(["x" * 1_000_000] * 34), InvalidLogCall),
+        (lambda: writer.append([STAR * 300_000] * 38), InvalidLogCall),
+        (
+            lambda: writer.append([NewRecord(1, key=STAR * 1000, object=STAR * 255)] * 10_000),
+            InvalidLogCall,
+        ),
         (lambda: writer.append([1], shard=1), InvalidLogCall),
         (lambda: writer.append([1], keep_at_least=-1), InvalidLogCall),
         (lambda: writer.append([1], token=""), InvalidMessage),

@@ -23,7 +23,7 @@ MAX_ENTRIES = 10_000
 """Most records of one call."""
 
 MAX_APPEND_BYTES = 32 * 1024 * 1024
-"""Most bytes of their payloads and headers: Redis serves no other client while it copies them."""
+"""Most bytes of their texts, keys and headers included, in UTF-8: Redis serves no other client while it copies them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class LogWriting:
         rows = [
             (each if isinstance(each, NewRecord) else NewRecord(each)).texts() for each in entries
         ]
-        size = sum(len(data) + len(headers) for *_, data, headers in rows)
+        size = sum(len(text.encode()) for text in chain.from_iterable(rows))
         check_number("the size of entries", size, 0, MAX_APPEND_BYTES)
         named = secrets.token_hex(16) if token is None else checked_text("token", token)
         head: list[Argument] = [self._mark, named, len(rows), keep]
