@@ -52,6 +52,39 @@ def test_tail_shows_what_redis_has_evicted_and_the_journal_still_has(
     assert numbers(streamed, "--from", "19") == [37, 38, 39, 40]
 
 
+def test_tail_shows_the_newest_of_what_redis_has_evicted(
+    streamed: CommandLine, redis_client: redis.Redis, connection: Connection
+) -> None:
+    """All that is left in Redis are the records that are streamed afterwards."""
+    for shard in (0, 1):
+        keys = log_keys("penstock", ShardName("things", Shard(shard)))
+        redis_client.xtrim(keys.stream, maxlen=0, approximate=False)
+    assert numbers(streamed, "--count", "5") == [36, 37, 38, 39, 40]
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "VALUES ('things', 1, 'k0', 'insert', 'thing', '{\"number\": 41}')"
+    )
+    streamed("stream", "--drain")
+
+    assert numbers(streamed) == list(range(32, 42))
+    assert numbers(streamed, "--count", "100") == list(range(1, 42))
+    assert numbers(streamed, "--key", "k1", "--count", "3") == [35, 38, 39]
+    assert numbers(streamed, "--key", "k0", "--shard", "1", "--count", "3") == [33, 37, 41]
+
+
+def test_tail_goes_on_behind_records_that_postgres_no_longer_has(
+    streamed: CommandLine, redis_client: redis.Redis, connection: Connection
+) -> None:
+    for shard in (0, 1):
+        keys = log_keys("penstock", ShardName("things", Shard(shard)))
+        redis_client.xtrim(keys.stream, maxlen=0, approximate=False)
+    connection.execute("DELETE FROM penstock.staged_records WHERE (data->>'number')::int <= 30")
+
+    assert numbers(streamed, "--from", "1") == list(range(31, 41))
+    assert numbers(streamed, "--from", "1", "--count", "7") == [31, 32, 33, 34, 36, 38, 40]
+    assert numbers(streamed, "--count", "100") == list(range(31, 41))
+
+
 def test_tail_shows_the_newest_records_of_a_key(streamed: CommandLine) -> None:
     assert numbers(streamed, "--key", "k1", "--count", "3") == [35, 38, 39]
     assert numbers(streamed, "--key", "k1", "--shard", "0", "--count", "1000") == [

@@ -19,6 +19,7 @@ from penstock.journal.lineage import (
 )
 from penstock.journal.reading import (
     Since,
+    journal_bounds,
     journal_tails,
     known_shards,
     missed_records,
@@ -32,6 +33,7 @@ __all__ = [
     "check_same_server",
     "check_tails",
     "examine_lineage",
+    "journal_bounds",
     "journal_tails",
     "known_shards",
     "missed_records",

@@ -124,6 +124,29 @@ def missed_records(connection: Connection, scope: Scope) -> list[MissedRecords]:
     ]
 
 
+def journal_bounds(
+    connection: Connection, scope: Scope, shards: Iterable[ShardName]
+) -> dict[ShardName, tuple[Offset, Offset]]:
+    """The first and the last offset of shards in the journal; of one that it has nothing of, 1 and 0.
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+    """
+    chosen = list(shards)
+    with postgres_errors("reading the ends of the journal"):
+        rows = connection.execute(
+            statements("penstock.journal", scope.schema)["bounds"],
+            {
+                "channels": [shard.channel for shard in chosen],
+                "shards": [shard.shard for shard in chosen],
+            },
+        ).fetchall()
+    return {
+        ShardName(channel, Shard(shard)): (Offset(first), Offset(last))
+        for channel, shard, first, last in rows
+    }
+
+
 def journal_tails(connection: Connection, scope: Scope) -> dict[ShardName, Offset]:
     """The last offset of every shard in the journal.
 

@@ -73,6 +73,12 @@ SELECT EXISTS (
     WHERE id = %(id)s AND created_at = 'epoch'::timestamptz + %(staged_us)s * interval '1 microsecond'
 );
 
+-- :name bounds
+-- The first and the last offset of shards in the journal: two index probes a shard.
+SELECT s.channel, s.shard, journal.first_offset, journal.last_offset
+FROM unnest(%(channels)s::text[], %(shards)s::int[]) AS s (channel, shard)
+CROSS JOIN LATERAL {schema}.journal_bounds(s.channel, s.shard) AS journal;
+
 -- :name journal_tails
 -- Every shard in the journal with its first and last offset: three index probes per shard.
 WITH RECURSIVE shards AS (

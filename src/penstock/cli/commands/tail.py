@@ -7,34 +7,34 @@ not done for the longest time, each with what it waits for.
 import json as jsonlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+from itertools import islice
 from math import isfinite
 from typing import Annotated
 
 import typer
 
 from penstock.channels.ick import Waiting, oldest
-from penstock.channels.log import Follower, extents, read, read_newest
+from penstock.channels.log import Follower, extents
+from penstock.channels.log.reading import LogReading
+from penstock.channels.log.running import run
 from penstock.channels.queue import Explanation
 from penstock.channels.queue.inspection import FoundMessage, explain_message, oldest_messages
 from penstock.cli.command import Json, command, parse_position
 from penstock.cli.connections import Connections, open_connections
 from penstock.cli.render import show
 from penstock.cli.signals import Stop
-from penstock.consuming.backfill import backfill
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
-from penstock.errors import Gap, InvalidSetting, Unknown
-from penstock.journal import known_shards, offsets_since
+from penstock.errors import InvalidSetting, Unknown
+from penstock.journal import journal_bounds, known_shards, offsets_since
+from penstock.journal.older import fill
 from penstock.journal.written import shards_to_compare
-from penstock.records import BEGINNING, Offset, Place, Record, Shard, ShardName, parse_moment
+from penstock.records import Offset, Place, Record, Shard, ShardName, parse_moment
 from penstock.settings import Settings
 
 BATCH = 1000
 BLOCK_MS = 500
-
-EVER = timedelta(days=36_500)
-"""Longer ago than any record was staged: where the journal begins."""
 
 Positions = dict[ShardName, Offset]
 
@@ -225,45 +225,45 @@ def _to_time(score: float) -> datetime | None:
         return None
 
 
-def _read_tails(servers: Connections, shards: list[ShardName]) -> Positions:
-    found = extents(servers.client, servers.scope.namespace, shards)
-    return {shard: extent.tail for shard, extent in found.items()}
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Where a shard begins and ends.
+
+    Attributes:
+        oldest: The oldest offset that Redis or the journal still has.
+        tail: The last one in Redis.
+    """
+
+    oldest: Offset
+    tail: Offset
+
+
+def _find_ends(servers: Connections, shards: Sequence[ShardName]) -> dict[ShardName, _Ends]:
+    extent = extents(servers.client, servers.scope.namespace, shards)
+    journal = journal_bounds(servers.connection, servers.scope, shards)
+    found = {}
+    for shard in shards:
+        first, last = journal[shard]
+        oldest = min(first, extent[shard].first) if first <= last else extent[shard].first
+        found[shard] = _Ends(oldest, extent[shard].tail)
+    return found
 
 
 def _print_newest(
     servers: Connections, shards: list[ShardName], count: int, wanted: _Wanted, *, json: bool
 ) -> Positions:
     """Prints the newest records of all shards together; returns the end of each shard."""
-    ends = _read_tails(servers, shards)
-    newest = [
-        record
-        for shard in shards
-        for record in (_find_newest(servers, shard, ends[shard], count, wanted) if count else [])
-    ]
-    by_age = sorted(newest, key=lambda record: (record.staged_us, record.id))
-    for record in by_age[-count:] if count else []:
+    ends = _find_ends(servers, shards)
+    newest: list[Record] = []
+    page = BATCH if wanted.key is not None else min(BATCH, count)
+    for shard in shards:
+        oldest, tail = ends[shard].oldest, ends[shard].tail
+        records = _read_pages(servers, shard, oldest, tail, page, backwards=True)
+        newest += islice(wanted.select(records), count)
+    newest.sort(key=lambda record: (record.staged_us, record.id))
+    for record in newest[-count:] if count else []:
         show(_format_record(record, json=json))
-    for record in newest:
-        shard = _shard_name(record)
-        ends[shard] = max(ends[shard], record.offset)
-    return ends
-
-
-def _find_newest(
-    servers: Connections, shard: ShardName, end: Offset, count: int, wanted: _Wanted
-) -> Iterable[Record]:
-    """The last records of a shard; those of a key are looked for from the end."""
-    namespace = servers.scope.namespace
-    if wanted.key is None:
-        return read_newest(servers.client, namespace, shard, count)
-    found: list[Record] = []
-    first = extents(servers.client, namespace, [shard])[shard].first
-    while end >= first and len(found) < count:
-        after = Offset(max(BEGINNING, end - BATCH))
-        page = read(servers.client, namespace, shard, after, BATCH)
-        found = [*wanted.select(each for each in page if each.offset <= end), *found]
-        end = after
-    return found[-count:]
+    return {shard: each.tail for shard, each in ends.items()}
 
 
 def _print_from(
@@ -275,58 +275,42 @@ def _print_from(
     json: bool,
 ) -> tuple[int, Positions]:
     """Prints each shard after an offset; returns how many records, and the end of each shard."""
-    ends, oldest = _read_tails(servers, list(starts)), _find_oldest(servers, list(starts))
-    printed = 0
+    ends = _find_ends(servers, list(starts))
+    printed, positions = 0, {}
     for shard, start in starts.items():
-        after = max(start, Offset(oldest[shard] - 1))
-        end, ends[shard] = ends[shard], max(after, ends[shard])
-        for record in wanted.select(_read_range(servers, shard, after, end)):
-            if count is not None and printed >= count:
-                break
+        first, tail = max(Offset(start + 1), ends[shard].oldest), ends[shard].tail
+        records = _read_pages(servers, shard, first, tail, BATCH)
+        left = None if count is None else count - printed
+        for record in islice(wanted.select(records), left):
             show(_format_record(record, json=json))
             printed += 1
-    return printed, ends
+        positions[shard] = max(tail, Offset(first - 1))
+    return printed, positions
 
 
-def _find_oldest(servers: Connections, shards: list[ShardName]) -> Positions:
-    """The oldest offset of each shard that Redis or the journal still has."""
-    extent = extents(servers.client, servers.scope.namespace, shards)
-    journal = offsets_since(servers.connection, servers.scope, shards, EVER)
-    return {shard: min(extent[shard].first, Offset(journal[shard].before + 1)) for shard in shards}
-
-
-def _read_range(
-    servers: Connections, shard: ShardName, after: Offset, end: Offset
+def _read_pages(
+    servers: Connections,
+    shard: ShardName,
+    first: Offset,
+    last: Offset,
+    count: int,
+    *,
+    backwards: bool = False,
 ) -> Iterator[Record]:
-    """The records of a shard after one offset and up to another; what Redis has evicted comes from the journal."""
-    while after < end:
-        records: Sequence[Record] = read(
-            servers.client, servers.scope.namespace, shard, after, BATCH
-        )
-        first = records[0].offset if records else Offset(end + 1)
-        if first > after + 1:
-            before = min(first, Offset(end + 1))
-            records = _read_journal(servers, shard, after, before) or records
-        if not records:
+    """The records of a range of offsets, read ``count`` at a time; what Redis has evicted comes from the journal."""
+    reading = LogReading(shard.channel, namespace=servers.scope.namespace)
+    at = last if backwards else first
+    while first <= at <= last:
+        most = min(count, 1 + (at - first if backwards else last - at))
+        operation = reading.read(shard, at, most, backwards=backwards)
+        [page] = run(servers.client, [operation], f"reading {shard}")
+        if not page:
             return
-        for record in records:
-            if record.offset <= end:
-                yield record
-        after = records[-1].offset
-
-
-def _read_journal(
-    servers: Connections, shard: ShardName, after: Offset, before: Offset
-) -> Sequence[Record]:
-    try:
-        with postgres_errors(f"reading {shard} from the journal"):
-            return backfill(servers.connection, servers.scope, shard, after, before, BATCH)
-    except Gap:  # retention has removed it meanwhile
-        return []
-
-
-def _shard_name(record: Record) -> ShardName:
-    return ShardName(record.channel, record.shard)
+        if page.evicted:
+            with postgres_errors(f"reading {shard} from the journal"):
+                page = fill(servers.connection, servers.scope, page)
+        yield from (record for record in page if record is not None)
+        at = page.next
 
 
 def _follow(
