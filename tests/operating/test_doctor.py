@@ -23,7 +23,7 @@ from penstock.operating.doctor import flow as flow_checks
 from penstock.operating.doctor import server as server_checks
 from penstock.operating.status import status
 from penstock.records import Record
-from penstock.streaming import Streamer
+from penstock.streaming import Streamer, tick
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +227,55 @@ def test_a_changed_number_of_shards_is_an_error(
     findings = diagnose(connection, redis_client, Pipeline([Log("things", shards=3)]))
 
     assert "of 3 shards" in only(findings, "channels", "error").message
+
+
+def test_former_names_of_channels_are_known(
+    connection: Connection, redis_client: redis.Redis, things: Log, streamer: Streamer
+) -> None:
+    """An application may stage for the old name as long as it likes; a consumer of it is refused."""
+    streamer.drain()
+    connection.execute("UPDATE penstock.channels SET channel = 'newer' WHERE channel = 'things'")
+    connection.execute("INSERT INTO penstock.former_channels VALUES ('things', 'newer')")
+
+    staging = diagnose(connection, redis_client, Pipeline([things]))
+    reading = Pipeline([things])
+    reading.consumer(reads=things, name="reader")(lambda _session, _records: None)
+    refused = only(diagnose(connection, redis_client, reading), "channels", "error")
+    changed = only(
+        diagnose(connection, redis_client, Pipeline([Log("things", shards=3)])), "channels", "error"
+    )
+
+    assert "1 registered as declared" in only(staging, "channels", "ok").message
+    assert "reads things, which was renamed to newer" in refused.message
+    assert "penstock channels reshard newer --shards 3" in changed.fix
+
+
+def test_a_retired_channel_is_not_to_be_streamed(
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
+) -> None:
+    """A trigger of it goes on to stage."""
+    streamer.drain()
+    connection.execute("DELETE FROM penstock.channels")
+    connection.execute("INSERT INTO penstock.former_channels VALUES ('things', NULL)")
+    stage_rows(connection, Log("things"), 1)
+    tick(connection, flow.scope)
+
+    errors = found(diagnose(connection, redis_client, flow), "channels", "error")
+
+    assert [each.fix for each in errors] == [
+        "find out what staged them; to remove them: penstock channels retire things --discard --apply",
+        "Remove it from the pipeline; or begin it anew: penstock channels adopt things --apply",
+    ]
+
+
+def test_a_channel_that_nobody_declares_can_be_retired(
+    connection: Connection, redis_client: redis.Redis, streamer: Streamer
+) -> None:
+    streamer.drain()
+
+    result = only(diagnose(connection, redis_client, Pipeline([])), "channels", "warning")
+
+    assert "penstock channels retire things --apply" in result.fix
 
 
 def test_a_missing_library_of_a_channel_is_an_error(

@@ -211,6 +211,19 @@ def test_a_shard_that_no_channel_has_is_unknown(
     assert why(record).cause == "unknown shard"
 
 
+def test_a_record_of_a_retired_channel_is_to_be_removed(
+    connection: Connection, why: Why, streamer: Streamer
+) -> None:
+    connection.execute("INSERT INTO penstock.former_channels VALUES ('gone', NULL)")
+    record = stage(connection, channel="gone")
+    streamer.drain()
+
+    found = why(record)
+
+    assert found.cause == "retired channel"
+    assert "penstock channels retire gone --discard --apply" in str(found.fix)
+
+
 def test_a_shard_that_the_streamer_leaves_out_says_why(
     connection: Connection, redis_client: redis.Redis, why: Why, streamer: Streamer, waiting: None
 ) -> None:

@@ -25,6 +25,21 @@ class Registration:
     successor: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a channel may not be used as it is declared.
+
+    Attributes:
+        error: The error that says so.
+        reason: What is wrong.
+        fix: What to do.
+    """
+
+    error: type[ChannelMismatch | ChannelRetired]
+    reason: str
+    fix: str
+
+
 def check_declared(channel: Channel, found: Registration) -> None:
     """Checks that a channel may be used as it is declared.
 
@@ -32,23 +47,30 @@ def check_declared(channel: Channel, found: Registration) -> None:
         ChannelMismatch: It is registered with another kind, or with another number of shards.
         ChannelRetired: It was retired.
     """
+    fault = find_fault(channel, found)
+    if fault is not None:
+        raise fault.error(f"{fault.reason}. {fault.fix}")
+
+
+def find_fault(channel: Channel, found: Registration) -> Fault | None:
+    """Why a channel may not be used as it is declared; None if it may."""
     if found.is_former and found.successor is None:
-        raise ChannelRetired(
-            f"channel {channel.name} was retired: nothing can be staged for it, or read from it. Remove it from the "
-            f"pipeline; or begin it anew: penstock channels adopt {channel.name} --apply"
+        return Fault(
+            ChannelRetired,
+            f"channel {channel.name} was retired: nothing can be staged for it, or read from it",
+            f"Remove it from the pipeline; or begin it anew: penstock channels adopt {channel.name} --apply",
         )
     if found.kind is None or found.fits:
-        return
-    raise ChannelMismatch(
+        return None
+    return Fault(
+        ChannelMismatch,
         f"channel {channel.name} is declared as {_describe(channel.kind, channel.shards)}, and registered as "
-        f"{_describe(found.kind, found.shards)}: records would go where nobody reads them, and keys change their shards. "
-        f"{what_to_do(channel, found.kind, found.shards, found.successor)}"
+        f"{_describe(found.kind, found.shards)}: records would go where nobody reads them, and keys change their shards",
+        _what_to_do(channel, found.kind, found.shards, found.successor),
     )
 
 
-def what_to_do(
-    channel: Channel, kind: str, shards: int | None, successor: str | None = None
-) -> str:
+def _what_to_do(channel: Channel, kind: str, shards: int | None, successor: str | None) -> str:
     """What to do about a channel that is registered with another kind or number of shards than it is declared."""
     if kind != channel.kind:
         return "Declare it as it is registered, or a channel of another name"

@@ -3,10 +3,7 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from penstock.batches import compress
 from penstock.database.quoting import quote
-from penstock.database.registration import what_to_do
-from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.revisions import (
     find_revision,
     how_to_upgrade,
@@ -15,10 +12,9 @@ from penstock.database.revisions import (
     why_unusable,
 )
 from penstock.database.statements import statements
-from penstock.declarations import Channel
-from penstock.errors import CodecMissing
 from penstock.journal import missed_records
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
+from penstock.operating.doctor.declared import declared
 from penstock.operating.status import ChannelStatus, ConsumerShard, Status
 from penstock.streaming.sequencer import check_identity_cache
 
@@ -139,68 +135,6 @@ def journal(context: CheckContext) -> Iterator[CheckResult]:
         )
     if not holes and not missing:
         yield CheckResult.ok("journal", "no holes; its records exist")
-
-
-def declared(context: CheckContext) -> Iterator[CheckResult]:
-    """The pipeline declares the channels that are registered, and records belong to registered shards."""
-    for each in context.status.faults.unknown:
-        yield CheckResult.error(
-            "channels",
-            f"{each.records:,} records (the first is {each.first}) are for {str(each.shard)!r}, whose channel is not registered, "
-            "or lacks the shard: they are not published",
-            "declare the channel, with the shards that are registered, in the pipeline of the streamer and in that of the "
-            "application; penstock channels list shows them",
-        )
-    yield from _check_compression(context)
-    if context.pipeline is None:
-        yield CheckResult.ok(
-            "channels", "not compared with a pipeline: --app names one to compare with"
-        )
-        return
-    yield from _compare_channels(context)
-
-
-def _check_compression(context: CheckContext) -> Iterator[CheckResult]:
-    """Here, as a streamer or consumer on this machine would find it."""
-    channels = registered_channels(context.connection, context.scope).values()
-    for name in sorted(channel.name for channel in channels if channel.entries == "zstd"):
-        try:
-            compress("zstd", b"")
-        except CodecMissing as error:
-            yield CheckResult.error("channels", f"{name}: {error}", "pip install 'penstock[zstd]'")
-
-
-def _compare_channels(context: CheckContext) -> Iterator[CheckResult]:
-    assert context.pipeline is not None
-    registered = registered_channels(context.connection, context.scope)
-    declared = context.pipeline.channels
-    for name, channel in declared.items():
-        if name not in registered or not registered[name].fits(channel):
-            yield _report_declared(channel, registered.get(name))
-    for name in sorted(registered.keys() - declared.keys()):
-        yield CheckResult.warning(
-            "channels",
-            f"{name} is registered, but the pipeline does not declare it: its records are kept forever",
-            "declare it, or run penstock stream for the pipeline that does",
-        )
-    if registered.keys() == declared.keys() and all(
-        registered[name].fits(channel) for name, channel in declared.items()
-    ):
-        yield CheckResult.ok("channels", f"{len(registered)} registered as declared")
-
-
-def _report_declared(declared: Channel, registered: RegisteredChannel | None) -> CheckResult:
-    """A declared channel that is not registered, or registered differently."""
-    name = declared.name
-    if registered is None:
-        message = f"{name} is declared and was never streamed"
-        return CheckResult.warning("channels", message, "penstock stream")
-    runs_as = registered.every_generation[-1].shards
-    return CheckResult.error(
-        "channels",
-        f"{name} is declared as {declared.kind} of {declared.shards} shards, but registered as {registered.kind} of {runs_as} shards",
-        what_to_do(declared, registered.kind, runs_as),
-    )
 
 
 def consumers(context: CheckContext) -> Iterator[CheckResult]:

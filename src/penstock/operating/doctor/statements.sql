@@ -64,3 +64,7 @@ named AS (
 SELECT count(*), min(id)
 FROM named
 WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = named.id);
+
+-- :name former_channels
+SELECT channel, successor
+FROM {schema}.former_channels;

@@ -125,6 +125,13 @@ def _unsequenced(story: Story, situation: Situation) -> Explanation | None:
 def _unknown(story: Story, _: Situation) -> Explanation | None:
     if story.is_known or story.is_done or story.is_only_a_letter:
         return None
+    if story.is_retired:
+        return Explanation(
+            "retired channel",
+            f"{_name(story)}: the channel was retired, so that nothing publishes it and nobody reads it",
+            f"find out what staged it; to remove what was: penstock channels retire {story.channel} --discard --apply",
+            story,
+        )
     what = (
         "no such channel is registered" if story.kind is None else "the channel has no such shard"
     )

@@ -82,8 +82,8 @@ class StoryReader:
                 row[0]: find_unpassed(self._connection, self._scope, row[0], story.channel)
                 for row in rows
             }
-        kind, is_known, stopped, *waiting = state
-        story = replace(story, kind=kind, is_known=is_known, stopped=stopped)
+        kind, is_known, stopped, is_retired, *waiting = state
+        story = replace(story, kind=kind, is_known=is_known, stopped=stopped, is_retired=is_retired)
         story = self._ask_redis(story, waiting)
         readers = (_reader(story, row) for row in rows)
         return replace(story, readers=tuple(_wait(story, each, unpassed) for each in readers))

@@ -64,6 +64,7 @@ class Story:
         shard: Number of the shard.
         kind: ``log``, ``ick`` or ``queue``; None if no such channel is registered.
         is_known: Whether the registered channel has this shard.
+        is_retired: Whether the channel was retired.
         key: Its key, or the tenant of a message; None if its row is gone.
         action: What happened; None if its row is gone.
         object: What it happened to; None if its row is gone.
@@ -91,6 +92,7 @@ class Story:
     shard: int
     kind: str | None = None
     is_known: bool = False
+    is_retired: bool = False
     key: str | None = None
     action: str | None = None
     object: str | None = None

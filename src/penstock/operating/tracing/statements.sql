@@ -74,12 +74,15 @@ WHERE l.record_id = %(id)s AND l.record_id > 0
 LIMIT 1;
 
 -- :name shard_state
--- Whether a channel has the shard, its kind, why the streamer leaves it out, and the waiting record of a queue.
-SELECT c.kind, coalesce(%(shard)s < c.first_shard + coalesce(c.generations[cardinality(c.generations)], c.shards), false), s.reason, w.record_id IS NOT NULL, w.is_given, w.tenant,
+-- The kind of a channel, whether it has the shard, why the streamer leaves it out, whether the channel was retired, and the waiting
+-- record of a queue.
+SELECT c.kind, coalesce(%(shard)s < c.first_shard + coalesce(c.generations[cardinality(c.generations)], c.shards), false), s.reason,
+       f.channel IS NOT NULL, w.record_id IS NOT NULL, w.is_given, w.tenant,
        extract(epoch FROM w.due - clock_timestamp())::float8
 FROM (SELECT) one
 LEFT JOIN {schema}.channels c ON c.channel = %(channel)s
 LEFT JOIN {schema}.stopped_shards s ON s.channel = %(channel)s AND s.shard = %(shard)s
+LEFT JOIN {schema}.former_channels f ON f.channel = %(channel)s AND f.successor IS NULL
 LEFT JOIN {schema}.waiting_records w ON w.record_id = %(id)s;
 
 -- :name readers
