@@ -60,7 +60,7 @@ class Evicted(Generic[Placed]):
             ServerUnavailable: Postgres does not answer.
         """
         for shard in [s for s, at in positions.items() if not self.is_behind(s, at)]:
-            self._forget(shard)
+            self.forget(shard)
         behind = {shard: at for shard, at in positions.items() if shard in self._begins}
         found = {shard: self._read(shard, after) for shard, after in behind.items()}
         return {shard: records for shard, records in found.items() if records}
@@ -80,12 +80,13 @@ class Evicted(Generic[Placed]):
             try:
                 held, first = self._read_journal(shard, after, self._begins[shard], most), after + 1
             except Gap:
-                self._forget(shard)
+                self.forget(shard)
                 return ()
             self._held[shard] = held
         begin = after + 1 - first
         return held[begin : begin + self._batch]
 
-    def _forget(self, shard: ShardName) -> None:
+    def forget(self, shard: ShardName) -> None:
+        """Drops what is held of a shard, and where its log begins."""
         self._begins.pop(shard, None)
         self._held.pop(shard, None)

@@ -37,7 +37,8 @@ class JournalFollower(Generic[Placed]):
     """
 
     def __init__(self, log: Follows[Placed], evicted: Evicted[Placed]) -> None:
-        self._log, self._evicted = log, evicted
+        self._log: Follows[Placed] = log
+        self._evicted = evicted
         self.journaled: dict[ShardName, int] = {}
 
     def wait(

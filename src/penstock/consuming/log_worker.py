@@ -21,7 +21,7 @@ from penstock.consuming.delivered import Consumed, Delivered
 from penstock.consuming.delivery import Broken, Placed, get_offsets
 from penstock.consuming.evicted import Evicted
 from penstock.consuming.failures import NotApplied
-from penstock.consuming.following import Follows, JournalFollower
+from penstock.consuming.following import JournalFollower
 from penstock.consuming.log_source import LogSource
 from penstock.consuming.offset_source import Most, OffsetSource
 from penstock.consuming.transaction import HandlerTransaction
@@ -101,7 +101,7 @@ class LogWorker(Worker[Placed]):
         """As ``Worker.open``, and reads the consumer's checkpoints."""
         super().open()
         self._evicted = Evicted(self._read_journal, batch=self._most_delivered)
-        self._follower = JournalFollower(self._make_follower(), self._evicted)
+        self._follower = self._make_follower()
         self._held, self._exhausted, self._reread_at = set(), set(), 0.0
 
     def close(self) -> None:
@@ -117,7 +117,10 @@ class LogWorker(Worker[Placed]):
     def _make_source(self) -> OffsetSource[Any]:
         return LogSource(self.consumer, self._pipeline.scope)
 
-    def _make_follower(self) -> Follows[Any]:
+    def _make_follower(self) -> JournalFollower[Any]:
+        return JournalFollower(self._follow_log(), self._evicted)
+
+    def _follow_log(self) -> Follower:
         return Follower(
             self._client,
             self._pipeline.scope.namespace,

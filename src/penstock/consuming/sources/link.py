@@ -12,6 +12,7 @@ import structlog
 
 from penstock.channels.server import RedisClient
 from penstock.consuming.backfill import backfill
+from penstock.consuming.offset_source import Most
 from penstock.consuming.sources.positions import SourcePosition
 from penstock.database.connections import Connection, WorkerConnection, connect_postgres
 from penstock.database.errors import postgres_errors
@@ -282,7 +283,7 @@ class SourceLink:
             at = records_at(connection, self._scope, {position.shard: last.offset})
             return position.shard in at and at[position.shard].is_same_as(last)
 
-    def backfill(self, position: SourcePosition, before: Offset, count: int) -> list[Record]:
+    def backfill(self, position: SourcePosition, before: Offset, most: Most) -> list[Record]:
         """The first records behind a checkpoint that the log has lost, from the source's journal.
 
         Raises:
@@ -292,7 +293,15 @@ class SourceLink:
         """
         self.confirm(position)
         with self._connected() as connection:
-            return backfill(connection, self._scope, position.shard, position.offset, before, count)
+            return backfill(
+                connection,
+                self._scope,
+                position.shard,
+                position.offset,
+                before,
+                most.records,
+                most_bytes=most.bytes,
+            )
 
     def _explain(
         self, position: SourcePosition, tail: Offset, found: JournaledRecord | None

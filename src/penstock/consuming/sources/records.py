@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from typing_extensions import override
 
+from penstock.consuming.backfill import MOST_BYTES
 from penstock.consuming.delivered import Delivered
 from penstock.consuming.delivery import get_offsets
 from penstock.consuming.log_source import LogSource
@@ -60,8 +61,7 @@ class SourceRecords(LogSource):
         position = self._source_positions.all(executor)[shard]
         if position.offset != after:  # another process has gone on
             return []
-        records = self._consumer.batch if most is None else most.records
-        return self._link.backfill(position, before, records)
+        return self._link.backfill(position, before, most or Most(self._consumer.batch, MOST_BYTES))
 
     def _guarded(
         self, shard: ShardName, records: Sequence[Record], planner: Planner[Delivered]

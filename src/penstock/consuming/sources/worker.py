@@ -9,9 +9,7 @@ from typing import Any, Unpack
 import structlog
 from typing_extensions import override
 
-from penstock.batches import Records
 from penstock.channels.isolation import ask_each
-from penstock.channels.log import Follower
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivered import Consumed
 from penstock.consuming.failures import NotApplied
@@ -76,21 +74,22 @@ class SourceWorker(LogWorker[Record]):
 
     @override
     def _make_follower(self) -> ConfirmedFollower:
-        follower = partial(
-            Follower,
-            self._client,
-            self._pipeline.scope.namespace,
-            count=self.consumer.batch,
-            on_unusable=self._leave_out,
-        )
-        return ConfirmedFollower(follower, self._confirm)
+        return ConfirmedFollower(self._follow_log, self._evicted, self._confirm)
 
     @override
     def _read_journal(
         self, shard: ShardName, after: Offset, before: Offset, most: Most
     ) -> Sequence[Record]:
-        """Nothing: a delivery reads the source's journal where it has locked the checkpoint, and compares the histories."""
-        return ()
+        """From the source, behind the checkpoint.  Nothing if that cannot be: a delivery finds out why, and notes it."""
+        transaction, _ = self._opened()
+        position = transaction.read(self._source_positions.all)[shard]
+        if position.offset != after:  # another process has gone on
+            return ()
+        limit = Most(int(min(most.records, self._most)), most.bytes)
+        try:
+            return self._link.backfill(position, before, limit)
+        except (ServerUnavailable, HistoryDiverged):
+            return ()
 
     @override
     def _register(self, connection: Connection) -> None:
@@ -164,10 +163,13 @@ class SourceWorker(LogWorker[Record]):
         for shard, reason in diverged.items():
             self._halt(shard, reason)
 
-    def _confirm(self, found: Mapping[ShardName, Records]) -> dict[ShardName, Records]:
+    def _confirm(
+        self, found: Mapping[ShardName, Sequence[Record]]
+    ) -> dict[ShardName, Sequence[Record]]:
         """What may be applied: records of the epoch that is accepted, or that continue what was applied.
 
-        The epoch is read after the records.  A new one is written to Redis before any record of another history.
+        The epoch is read after the records.  A new one is written to Redis before any record of another history.  Then what is
+        held of the journal is read again: only the records at hand are compared.
         """
         epochs = ask_each(
             partial(log_epochs, self._client, self._pipeline.scope), list(found), self._leave_out
@@ -182,7 +184,8 @@ class SourceWorker(LogWorker[Record]):
             )
         }
 
-    def _accepts(self, shard: ShardName, records: Records, epoch: Epoch) -> bool:
+    def _accepts(self, shard: ShardName, records: Sequence[Record], epoch: Epoch) -> bool:
+        self._evicted.forget(shard)
         transaction, _ = self._opened()
         position = transaction.read(self._source_positions.all)[shard]
         if position.halted is not None:

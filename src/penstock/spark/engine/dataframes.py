@@ -25,6 +25,7 @@ from penstock.consuming.delivered import Consumed, Delivered
 from penstock.consuming.delivery import Broken
 from penstock.consuming.evicted import Evicted
 from penstock.consuming.failures import NotApplied
+from penstock.consuming.following import JournalFollower
 from penstock.consuming.log_worker import LogWorker
 from penstock.consuming.offset_source import Most, OffsetSource
 from penstock.consuming.transaction import Planner
@@ -274,11 +275,12 @@ class FrameWorker(LogWorker[Place]):
         return FrameSource(self.consumer, self._pipeline.scope, self._reader)
 
     @override
-    def _make_follower(self) -> FrameFollower:
+    def _make_follower(self) -> JournalFollower[Place]:
         scope = self._pipeline.scope
-        return FrameFollower(
+        log = FrameFollower(
             self._client, scope.namespace, self._reader, self._evicted, self._leave_out
         )
+        return JournalFollower(log, self._evicted)
 
     @property
     @override
