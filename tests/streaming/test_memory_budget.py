@@ -196,6 +196,34 @@ def test_a_budget_may_change_while_the_streamer_runs(
     assert staged_count(connection) == 10_000
 
 
+def test_a_log_is_measured_by_retention_only_after_its_part_became_smaller(
+    things: Log,
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+    redis_client: redis.Redis,
+) -> None:
+    """Measuring takes Redis time with the size of a log, and each shard would be measured every few seconds."""
+
+    def measured(streamer: Streamer) -> int:
+        redis_client.config_resetstat()
+        streamer._refresh_at = 0.0
+        retain_now(streamer)
+        return int(
+            redis_client.info("commandstats").get("cmdstat_memory|usage", {"calls": 0})["calls"]
+        )
+
+    stage_rows(connection, things, 1000)
+    with streaming(things, database_url, redis_url) as streamer:
+        streamer.drain()
+        retain_now(streamer)
+        assert measured(streamer) == 0
+        for budget, calls in ((2 * BUDGET, 0), (BUDGET, 2), (None, 0), (2 * BUDGET, 2)):
+            with streaming(replace(things, redis_memory=budget), database_url, redis_url) as other:
+                other.open()
+            assert (measured(streamer), measured(streamer)) == (calls, 0)
+
+
 def test_streamers_with_shares_keep_to_the_budget_together(
     things: Log,
     connection: Connection,

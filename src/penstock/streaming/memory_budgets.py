@@ -12,7 +12,7 @@ appended.  Each time a part of the budget is cleared, so that the next time is a
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 
 from penstock.channels.isolation import OnUnusable, ask_each
 from penstock.channels.log import Batch, Room, Taken, make_room
@@ -54,10 +54,12 @@ class MemoryBudgets:
     def __init__(self, client: RedisClient, scope: Scope) -> None:
         self._client, self._scope = client, scope
         self._parts: dict[ShardName, int] = {}
+        self._smaller: set[ShardName] = set()
         self._known: dict[ShardName, _Known] = {}
 
     def update(self, channels: Mapping[str, RegisteredChannel]) -> None:
         """Takes the registered budgets."""
+        former = self._parts
         self._parts = {
             shard: part
             for channel in channels.values()
@@ -65,6 +67,7 @@ class MemoryBudgets:
             for shard in channel.shard_names
             if (part := channel.memory_part(shard.shard)) is not None
         }
+        self._smaller |= {s for s, part in self._parts.items() if part < former.get(s, inf)}
 
     def make_room(self, batch: Batch) -> None:
         """Makes room for a batch that is about to be sent, if its channel has a budget.
@@ -87,7 +90,7 @@ class MemoryBudgets:
         known.underway.append((batch.last, size))
 
     def keep(self, shards: Iterable[ShardName], on_unusable: OnUnusable) -> int:
-        """Evicts what is beyond the budgets; returns the number of entries: a budget may have become smaller.
+        """Evicts what is beyond budgets that are new or have become smaller; returns the number of entries.
 
         Raises:
             As ``make_room``.
@@ -95,13 +98,14 @@ class MemoryBudgets:
         rooms = {
             shard: Room(self._parts[shard], self._parts[shard])
             for shard in shards
-            if shard in self._parts
+            if shard in self._parts and shard in self._smaller
         }
 
         def ask(some: Iterable[ShardName]) -> dict[ShardName, Taken]:
             return make_room(self._client, self._scope.namespace, {s: rooms[s] for s in some})
 
         taken = ask_each(ask, [*rooms], on_unusable)
+        self._smaller -= taken.keys()
         return sum(each.evicted for each in taken.values())
 
 
