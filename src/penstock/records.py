@@ -136,6 +136,11 @@ def parse_place(text: str) -> Place:
     return found[0]
 
 
+def is_place(text: str) -> bool:
+    """Whether a text is one place, and nothing else."""
+    return _PLACE.fullmatch(text) is not None
+
+
 Moment = datetime | timedelta
 """A time with its zone, or how long ago, by Postgres' clock."""
 

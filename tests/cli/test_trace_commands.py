@@ -43,6 +43,17 @@ def test_a_record_is_found_by_id_key_and_place(
     assert "nothing is known of the key 'nothing'" in missing.stderr
 
 
+def test_a_place_of_a_source_is_no_key(penstock: CommandLine, connection: Connection) -> None:
+    stage(connection)
+    penstock("stream", "--drain")
+
+    missing = penstock("trace", "things@eu/2 offset 5")
+    key = penstock("trace", "--key", "things@eu/2 offset 5")
+
+    assert "nothing is known of things@eu/2 offset 5" in missing.stderr
+    assert "nothing is known of the key" in key.stderr
+
+
 def test_explain_exits_with_1_until_the_record_is_applied(
     penstock: CommandLine, connection: Connection, database_url: str
 ) -> None:

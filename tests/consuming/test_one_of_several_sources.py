@@ -32,10 +32,11 @@ from penstock.errors import (
     PrivilegeMissing,
     Refused,
     ServerUnavailable,
+    Unknown,
 )
 from penstock.operating.consumers import list_consumers
 from penstock.operating.doctor import diagnose
-from penstock.operating.reset import reset_checkpoint, reset_epoch
+from penstock.operating.reset import reset_checkpoint, reset_epoch, reset_source
 from penstock.operating.resharding import reshard
 from penstock.operating.status import status
 from penstock.records import Record
@@ -273,9 +274,16 @@ def test_checkpoints_in_a_source_are_left_alone_by_commands_for_the_own_log(
     ):
         own.execute("UPDATE penstock.epochs SET system_identifier = '1'")
         assert reset_epoch(own, redis_client, regions.pipeline, apply=True).applied
-        for connection in (own, source):
-            with pytest.raises(Refused):
+        for connection, said in (
+            (own, "penstock reset source totals eu compares"),
+            (source, "in another database"),
+        ):
+            with pytest.raises(Refused, match=said):
                 reset_checkpoint(connection, "totals", "earliest")
+        with pytest.raises(Unknown, match="totals reads no source asia; it reads things@"):
+            reset_source(own, source, "totals", "asia")
+        with pytest.raises(Unknown, match="no consumer 'total' is registered"):
+            reset_source(own, source, "total", "eu")
         own.execute("UPDATE penstock.checkpoints SET halted = 'by hand'")
         assert len(reset_checkpoint(own, "totals", resume=True, apply=True)) == 5
         found = status(own, redis_client, regions.pipeline)

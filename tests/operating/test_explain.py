@@ -22,7 +22,7 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
 from penstock.errors import ForeignLog, HiddenRows, PrivilegeMissing, Unknown
 from penstock.operating import dead_letters
-from penstock.operating.tracing import Explanation, explain, trace
+from penstock.operating.tracing import Explanation, explain, reading, trace
 from penstock.records import Offset, Place, RecordId, Shard, ShardName
 from penstock.streaming import Streamer
 
@@ -105,6 +105,25 @@ def test_an_applied_record_has_its_whole_story(
     assert by.at >= story.sequenced_at
     place = Place(ShardName("things", Shard(0)), Offset(1))
     assert trace(connection, redis_client, place) == (story,)
+
+
+def test_earlier_shards_are_looked_up_only_after_resharding(
+    connection: Connection,
+    redis_client: redis.Redis,
+    waiting: None,
+    streamer: Streamer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("looked up")
+
+    monkeypatch.setattr(reading, "find_unpassed", refuse)
+    stage(connection)
+    streamer.drain()
+
+    [story] = trace(connection, redis_client, "k")
+
+    assert [each.state for each in story.readers] == ["behind"]
 
 
 def test_an_open_transaction_is_named_without_its_statement(

@@ -337,12 +337,17 @@ def test_the_command_shows_a_plan_and_carries_it_out(
     words = ("replay", "things", "--to", "copies", "--from", "2h")
 
     plan, done, twice = penstock(*words), penstock(*words, "--apply"), penstock(*words, "--apply")
-    as_json = penstock(*words, "--json")
+    as_json, after = penstock(*words, "--json"), penstock(*words)
 
     assert (plan.returncode, done.returncode, twice.returncode) == (0, 0, 5)
     assert "3 records would be copied into copies" in plan.stdout
     assert "--apply" in plan.stderr
     assert "3 copies staged" in done.stdout
+    assert "was carried out already" not in done.stdout
+    assert "--apply" not in done.stderr
     assert "--again" in twice.stderr
+    assert "replay 1 into copies was carried out already: 3 copies staged" in after.stdout
+    assert "Nothing was changed" in after.stderr
+    assert "--again --apply" in after.stderr
     assert json.loads(as_json.stdout)["staged"] == 3
     assert len(staged(connection)) == 3

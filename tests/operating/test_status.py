@@ -14,8 +14,8 @@ from penstock.channels.server import connect_redis
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
-from penstock.errors import SchemaMissing
-from penstock.operating.status import Status, count_dead_letters, status
+from penstock.errors import SchemaMissing, ServerUnavailable
+from penstock.operating.status import Status, count_dead_letters, reading, status
 from penstock.records import Offset, Record
 from penstock.streaming import Streamer
 
@@ -112,6 +112,32 @@ def test_without_redis_everything_else_is_shown(
 
     assert found.redis is not None
     assert [s.published for s in found.channels[0].shards] == [None, None]
+
+
+def test_a_redis_that_does_not_answer_is_asked_once(
+    connection: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    streamer: Streamer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another time-out would double the wait, also for the logs of sources."""
+    streamer.drain()
+    connection.execute(
+        'INSERT INTO penstock.checkpoints (consumer, channel, shard, "offset", epoch, source) '
+        "VALUES ('reader', 'rides@eu', 0, 0, 1, 'eu')"
+    )
+    asked = []
+
+    def refuse(*_: object) -> None:
+        asked.append(1)
+        raise ServerUnavailable("timed out")
+
+    monkeypatch.setattr(reading, "extents", refuse)
+
+    found = status(connection, redis_client, flow)
+
+    assert (found.redis, len(asked)) == ("timed out", 1)
 
 
 def test_the_last_run_of_each_reconciliation_is_shown(

@@ -11,7 +11,6 @@ import functools
 import gc
 import inspect
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from penstock.cli.render import prepare_output, show_error
 from penstock.errors import DeclarationError, InvalidSetting
 from penstock.loading import load_pipeline
 from penstock.pipeline import Pipeline
-from penstock.records import Offset, Place, RecordId, parse_place
+from penstock.records import Moment, Offset, Place, RecordId, is_place, parse_moment, parse_place
 from penstock.settings import (
     Secret,
     SettingDescription,
@@ -47,8 +46,6 @@ COMMON = (
 
 SETTINGS_PANEL = "Settings (also PENSTOCK_… and pyproject.toml)"
 """Heading of these options in the help."""
-
-_PLACE = re.compile(r"[a-z0-9_.-]+/[0-9]+ offset [0-9]+")
 
 NOTHING_CHANGED = "Nothing was changed. To carry it out: --apply"
 """The last line of a plan."""
@@ -193,6 +190,20 @@ def parse_position(text: str) -> Offset | Place:
     return Offset(int(text)) if text.isascii() and text.isdigit() else parse_place(text)
 
 
+def means_position(text: str) -> bool:
+    """Whether a text is meant as an offset or a place, where a time may be given, too."""
+    return text.isdigit() or " offset " in text
+
+
+def parse_point(text: str) -> Offset | Place | Moment:
+    """An offset, a place, or a time.
+
+    Raises:
+        InvalidSetting: The text is none of them.
+    """
+    return parse_position(text) if means_position(text) else parse_moment(text)
+
+
 def parse_record(text: str, *, is_key: bool) -> RecordId | Place | str:
     """What a command is to find: a number is a record's, a place is one; everything else, or with ``is_key``, is a key.
 
@@ -205,7 +216,7 @@ def parse_record(text: str, *, is_key: bool) -> RecordId | Place | str:
         if int(text) >= 2**63:
             raise InvalidSetting(f"{text} is no number of a record; if it is a key, add --key")
         return RecordId(int(text))
-    return parse_place(text) if _PLACE.fullmatch(text) else text
+    return parse_place(text) if is_place(text) else text
 
 
 def require_pipeline(settings: Settings) -> Pipeline:

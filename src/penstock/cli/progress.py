@@ -43,9 +43,15 @@ class ProgressLine:
         if self._line is not None:
             self._line.__exit__(kind, error, trace)
 
-    def add(self, done: RoundResult | Consumed) -> None:
-        """Adds what a round published, applied or cancelled, and updates the line every ``EVERY_S`` seconds."""
-        self.count += done.added if isinstance(done, RoundResult) else done.applied + done.cancelled
+    def add(self, done: RoundResult | Consumed | int) -> None:
+        """Adds records, or what a round published, applied or cancelled; updates the line every ``EVERY_S`` seconds."""
+        match done:
+            case int():
+                self.count += done
+            case RoundResult():
+                self.count += done.added
+            case _:
+                self.count += done.applied + done.cancelled
         now = monotonic()
         if self._line is not None and now - self._shown > EVERY_S:
             self._shown = now

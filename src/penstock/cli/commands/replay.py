@@ -4,15 +4,18 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, parse_position
+from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, parse_point
 from penstock.cli.connections import open_connections
+from penstock.cli.progress import ProgressLine
 from penstock.cli.render import say, show, show_json, show_table
 from penstock.operating.replay import Replay, ReplayRequest
 from penstock.operating.replay import replay as carry_out
-from penstock.records import Moment, Offset, Place, parse_moment
+from penstock.records import Moment, Offset, Place
 from penstock.settings import Settings
 
 METAVAR = "OFFSET|PLACE|TIME"
+
+DONE_BEFORE = "Nothing was changed. To stage all the copies once more: --again --apply"
 
 
 @command()
@@ -53,23 +56,28 @@ def replay(  # noqa: PLR0917  options
 ) -> None:
     """Copy a range of a log, or a key, into another channel, as new records; an interrupted replay goes on."""
     request = ReplayRequest(channel, target, _parse(start), _parse(until), key, shard)
-    with open_connections(settings, "replay") as servers:
-        done = carry_out(servers.connection, request, apply=apply, again=again, scope=servers.scope)
+    with open_connections(settings, "replay") as servers, ProgressLine("copied") as progress:
+        done = carry_out(
+            servers.connection,
+            request,
+            apply=apply,
+            again=again,
+            scope=servers.scope,
+            on_batch=progress.add,
+        )
     if json:
         show_json(done)
     else:
-        _show(done)
-    if done.ended_at is None:
-        say(NOTHING_CHANGED)
+        _show(done, is_plan=not apply)
+    if not apply:
+        say(NOTHING_CHANGED if done.ended_at is None else DONE_BEFORE)
 
 
 def _parse(text: str | None) -> Offset | Place | Moment | None:
-    if text is None:
-        return None
-    return parse_position(text) if text.isdigit() or " offset " in text else parse_moment(text)
+    return None if text is None else parse_point(text)
 
 
-def _show(done: Replay) -> None:
+def _show(done: Replay, *, is_plan: bool) -> None:
     show_table(
         ("shard", "#from", "#to", "#done up to"),
         (
@@ -78,8 +86,9 @@ def _show(done: Replay) -> None:
         ),
     )
     if done.ended_at is not None:
+        was = " was carried out already" if is_plan else ""
         show(
-            f"replay {done.replay} into {done.target}: {done.staged:,} copies staged, ended {done.ended_at:%Y-%m-%d %H:%M:%S} (UTC)"
+            f"replay {done.replay} into {done.target}{was}: {done.staged:,} copies staged, ended {done.ended_at:%Y-%m-%d %H:%M:%S} (UTC)"
         )
     elif done.replay is not None:
         show(

@@ -10,7 +10,8 @@ from penstock.cli.command import (
     Apply,
     Json,
     command,
-    parse_position,
+    means_position,
+    parse_point,
     read_sources,
 )
 from penstock.cli.connections import open_connections
@@ -28,7 +29,7 @@ from penstock.operating.reset import (
     reset_ick,
     reset_source,
 )
-from penstock.records import parse_moment, parse_place
+from penstock.records import parse_place
 from penstock.settings import Settings
 
 reset = typer.Typer(
@@ -93,11 +94,11 @@ def _parse_target(to: str | None) -> CheckpointTarget:
             return to
         case _:
             pass
-    if to.isdigit() or " offset " in to:
-        return parse_position(to)
     try:
-        return parse_moment(to)
+        return parse_point(to)
     except InvalidSetting as error:
+        if means_position(to):
+            raise
         raise InvalidSetting(
             f"--to {to} is no offset, no place such as rides/2 offset 4118, not earliest or latest; and as a time: {error}"
         ) from error

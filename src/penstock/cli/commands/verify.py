@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.command import Json, command, parse_position
+from penstock.cli.command import Json, command, means_position, parse_position
 from penstock.cli.connections import open_connections
 from penstock.cli.engines import open_examiner
 from penstock.cli.render import seconds, show, show_json, show_table
@@ -59,9 +59,7 @@ def verify(
 
 def _parse_start(text: str | None) -> Start:
     """An offset or a place; anything else is a time, which Postgres parses."""
-    if text is None or not (text.isdigit() or " offset " in text):
-        return text
-    return parse_position(text)
+    return parse_position(text) if text is not None and means_position(text) else text
 
 
 def _show(done: Verified) -> None:

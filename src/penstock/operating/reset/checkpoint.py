@@ -22,7 +22,7 @@ from penstock.records import DEFAULT_SCOPE, Moment, Offset, Place, Scope, Shard,
 log = structlog.get_logger("penstock.operator")
 
 _ELSEWHERE = {
-    "source": "its journal is in the source's database: penstock reset source {consumer} compares the two, and moves",
+    "source": "its journal is in the source's database: penstock reset source {consumer} {source} compares the two, and moves",
     "reported": "the consumer has its checkpoint in another database, and reports it here. Move it there",
 }
 """Why a checkpoint cannot be moved here, by the kind that it has in place of its channel's."""
@@ -201,7 +201,8 @@ def _plan_move(row: tuple[Any, ...], request: _Request) -> CheckpointMove:
         )
     if kind in _ELSEWHERE and request.to is not None:
         name = ShardName(channel, Shard(shard))
-        raise Refused(f"{name}: {_ELSEWHERE[kind].format(consumer=request.consumer)}")
+        why = _ELSEWHERE[kind].format(consumer=request.consumer, source=channel.partition("@")[2])
+        raise Refused(f"{name}: {why}")
     after, removed = _find_target(
         request, ShardName(channel, Shard(shard)), before, earliest, latest
     )

@@ -18,7 +18,7 @@ from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import Refused, Unknown
 from penstock.journal.reading import JournaledRecord, journal_tails, records_at
-from penstock.operating.consumers import unknown_consumer
+from penstock.operating.consumers import list_consumers, unknown_consumer
 from penstock.records import (
     BEGINNING,
     DEFAULT_SCOPE,
@@ -121,8 +121,12 @@ def reset_source(  # noqa: PLR0913  two databases, and what to do
             connection.execute(sql["lock_checkpoints"], {"consumer": consumer})
         known = [_parse(row) for row in connection.execute(sql["source_checkpoints"], where)]
         if not known:
-            unknown = unknown_consumer(connection, consumer, scope)
-            raise Unknown(f"{unknown}; none of this name reads source {source}")
+            reads = {each.channel for each in list_consumers(connection, consumer, scope=scope)}
+            if not reads:
+                raise unknown_consumer(connection, consumer, scope)
+            raise Unknown(
+                f"consumer {consumer} reads no source {source}; it reads {', '.join(sorted(reads))}"
+            )
         state = _read_source(source_connection, scope, known)
         chosen = [each for each in known if to is None or each.shard == to.shard]
         if not chosen:

@@ -65,9 +65,11 @@ def status(
     log, damage, trouble = _read_extents(client, scope, shards)
     tables = _read_postgres(connection, scope)
     memory: dict[ShardName, int] = {}
-    elsewhere, *_ = _read_extents(client, scope, _find_elsewhere(tables))
     icks: dict[ShardName, ShardState] = {}
     queues: dict[ShardName, InspectedShard] = {}
+    elsewhere: dict[ShardName, Extent] = {}
+    if trouble is None:
+        elsewhere, _, trouble = _read_extents(client, scope, _find_elsewhere(tables))
     if trouble is None:
         memory, trouble = _read_memory(client, scope, tables, log)
     if trouble is None:

@@ -76,13 +76,14 @@ class StoryReader:
             if story is None:
                 return None
             names = {"channel": story.channel, "shard": story.shard, "id": record, "key": story.key}
-            [state] = self._rows("shard_state", names)
+            [(kind, is_known, stopped, is_retired, is_resharded, *waiting)] = self._rows(
+                "shard_state", names
+            )
             rows = self._rows("readers", names)
             unpassed = {
                 row[0]: find_unpassed(self._connection, self._scope, row[0], story.channel)
-                for row in rows
+                for row in (rows if is_resharded else ())
             }
-        kind, is_known, stopped, is_retired, *waiting = state
         story = replace(story, kind=kind, is_known=is_known, stopped=stopped, is_retired=is_retired)
         story = self._ask_redis(story, waiting)
         readers = (_reader(story, row) for row in rows)
@@ -243,7 +244,7 @@ def _names(where: Place | Story) -> dict[str, Any]:
 
 def _wait(story: Story, reader: Reader, unpassed: Mapping[str, UnpassedShard | None]) -> Reader:
     """The reader as one that waits, if it is behind only because shards of an earlier generation come first."""
-    before = unpassed[reader.consumer]
+    before = unpassed.get(reader.consumer)
     if reader.state != "behind" or before is None or not before.blocks(story.shard):
         return reader
     return replace(reader, state="waiting", reason=before.explain(story.channel))

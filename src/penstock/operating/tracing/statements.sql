@@ -74,10 +74,10 @@ WHERE l.record_id = %(id)s AND l.record_id > 0
 LIMIT 1;
 
 -- :name shard_state
--- The kind of a channel, whether it has the shard, why the streamer leaves it out, whether the channel was retired, and the waiting
--- record of a queue.
+-- The kind of a channel, whether it has the shard, why the streamer leaves it out, whether the channel was retired, or
+-- resharded, and the waiting record of a queue.
 SELECT c.kind, coalesce(%(shard)s < c.first_shard + coalesce(c.generations[cardinality(c.generations)], c.shards), false), s.reason,
-       f.channel IS NOT NULL, w.record_id IS NOT NULL, w.is_given, w.tenant,
+       f.channel IS NOT NULL, coalesce(c.generations <> '{}', false), w.record_id IS NOT NULL, w.is_given, w.tenant,
        extract(epoch FROM w.due - clock_timestamp())::float8
 FROM (SELECT) one
 LEFT JOIN {schema}.channels c ON c.channel = %(channel)s
