@@ -49,6 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.spark)
         if item.get_closest_marker("spark"):
             item.add_marker(pytest.mark.xdist_group("spark"))
+            if item.get_closest_marker("storm_on_spark"):
+                item.add_marker(pytest.mark.storm)
 
 
 def pytest_runtest_teardown() -> None:

@@ -68,7 +68,7 @@ def test_a_figure_is_printed_with_its_limits(report: subprocess.CompletedProcess
     assert cases["latency-10-p99"]["value"] >= cases["latency-10"]["value"]
 
 
-@pytest.mark.slow
+@pytest.mark.storm
 def test_an_ick_is_compared_with_plain_sorted_set_commands(
     report: subprocess.CompletedProcess[str],
 ) -> None:
@@ -80,7 +80,7 @@ def test_an_ick_is_compared_with_plain_sorted_set_commands(
         assert cases[f"{name}-clock"]["value"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.storm
 def test_the_cost_of_a_record_is_compared_with_a_plain_row_and_a_plain_entry(
     report: subprocess.CompletedProcess[str],
 ) -> None:
@@ -108,7 +108,7 @@ def test_the_processor_time_of_a_record_is_that_of_the_worker_and_of_both_server
     assert parts[-1]["variants"]["plain entries"]["ratio"] < 1  # Redis has fewer entries
 
 
-@pytest.mark.slow
+@pytest.mark.storm
 def test_throughput_under_load_is_compared_with_producers_alone(
     report: subprocess.CompletedProcess[str],
 ) -> None:
@@ -139,7 +139,7 @@ def test_spark_compares_with_one_and_with_two_concurrent_tasks() -> None:
     assert cases["spark-compare-2"]["value"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.storm
 def test_idle_workers_use_some_processor_time() -> None:
     done = bench("--quick", "--json", "--only", "cost-idle-streamer")
 

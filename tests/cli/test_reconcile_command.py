@@ -49,6 +49,7 @@ def test_differences_are_shown_repaired_and_gone(bank: CommandLine, connection: 
     ).fetchall() == [(7,), (8,)]
 
 
+@pytest.mark.storm_on_spark
 @pytest.mark.timeout(240)
 def test_a_new_consumer_begins_from_the_tables(
     bank: CommandLine, connection: Connection, things: Log
@@ -72,6 +73,7 @@ def test_a_new_consumer_begins_from_the_tables(
     assert connection.execute("SELECT n FROM public.counted").fetchall() == [(53,)]
 
 
+@pytest.mark.storm_on_spark
 def test_options_that_need_each_other_are_named(bank: CommandLine) -> None:
     assert "needs --apply" in bank("reconcile", "--whole").stderr
     assert "no reconciliation 'nothing'" in bank("reconcile", "nothing").stderr

@@ -90,7 +90,9 @@ def interrupt(process: subprocess.Popen[str]) -> None:
     os.killpg(process.pid, signal.SIGINT)
 
 
-@pytest.mark.parametrize("send", [to_the_group, to_all, interrupt])
+@pytest.mark.parametrize(
+    "send", [pytest.param(to_the_group, marks=pytest.mark.storm), to_all, interrupt]
+)
 def test_a_signal_to_all_its_processes_ends_it_cleanly(
     running: subprocess.Popen[str],
     temporary: Path,

@@ -64,6 +64,7 @@ def test_findings_are_listed_and_the_exit_code_is_4(
     assert (found["findings"][0]["shard"], found["findings"][0]["offset"]) == (1, first)
 
 
+@pytest.mark.storm_on_spark
 def test_a_shard_that_cannot_be_read_does_not_hide_the_others(
     streamed: CommandLine, redis_client: redis.Redis
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_shard_that_cannot_be_read_does_not_hide_the_others(
     assert {(each["kind"], each["shard"]) for each in findings} >= {("surplus", 0), ("missing", 1)}
 
 
+@pytest.mark.storm_on_spark
 def test_records_that_nobody_reads_are_a_finding(
     streamed: CommandLine, connection: Connection
 ) -> None:
@@ -93,6 +95,7 @@ def test_records_that_nobody_reads_are_a_finding(
     assert "no channel is registered or declared with this shard" in done.stdout
 
 
+@pytest.mark.storm_on_spark
 @pytest.mark.parametrize("command", ["status", "verify"])
 def test_an_application_with_more_shards_than_are_registered_does_not_hide_them(
     streamed: CommandLine, connection: Connection, command: str
@@ -112,6 +115,7 @@ def test_an_application_with_more_shards_than_are_registered_does_not_hide_them(
     assert "things/7" in done.stdout
 
 
+@pytest.mark.storm_on_spark
 def test_a_place_verifies_its_shard_alone(streamed: CommandLine) -> None:
     done = streamed("verify", "--from", "things/1 offset 3", "--json")
 
@@ -119,6 +123,7 @@ def test_a_place_verifies_its_shard_alone(streamed: CommandLine) -> None:
     assert json.loads(done.stdout)["records"] < 48
 
 
+@pytest.mark.storm_on_spark
 def test_an_invalid_time_is_refused(streamed: CommandLine) -> None:
     refused = streamed("verify", "--from", "soon")
 

@@ -128,7 +128,7 @@ def test_the_check_finds_an_index_that_missed_a_change(
         ),
         pytest.param(
             *("stealing", "10", "--no-reconcile"),
-            marks=[pytest.mark.slow, pytest.mark.timeout(240)],
+            marks=[pytest.mark.storm, pytest.mark.timeout(240)],
         ),
         pytest.param(
             *("stealing", "10", "--reconcile"),
@@ -230,7 +230,7 @@ def find_processes(mark: str) -> list[int]:
 
 @pytest.mark.parametrize(
     "signals",
-    [[signal.SIGKILL], pytest.param([signal.SIGINT, signal.SIGINT], marks=pytest.mark.slow)],
+    [[signal.SIGKILL], pytest.param([signal.SIGINT, signal.SIGINT], marks=pytest.mark.storm)],
 )
 @pytest.mark.parametrize(
     "engine",

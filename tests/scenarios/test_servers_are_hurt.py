@@ -25,6 +25,7 @@ def test_redis_flushed_under_load(running_pipeline: RunningPipeline) -> None:
     assert running_pipeline.exact() > 100
 
 
+@pytest.mark.storm_on_spark
 def test_redis_put_back_to_an_older_directory_under_load(
     running_pipeline: RunningPipeline, tmp_path: Path
 ) -> None:
@@ -40,6 +41,7 @@ def test_redis_put_back_to_an_older_directory_under_load(
     assert running_pipeline.exact() > 100
 
 
+@pytest.mark.storm_on_spark
 def test_redis_down_for_some_seconds(running_pipeline: RunningPipeline) -> None:
     """Guarantee 13: everything catches up, without a busy loop of connection attempts."""
     with Load(running_pipeline.url) as load:
@@ -68,6 +70,7 @@ def test_postgres_crashes_under_load(running_pipeline: RunningPipeline) -> None:
     assert running_pipeline.exact() > 100
 
 
+@pytest.mark.storm_on_spark
 def test_two_runs_at_once(running_pipeline: RunningPipeline) -> None:
     """Guarantees 3 and 5: two streamers and two workers per consumer are slow, never wrong; one run stops, the other goes on."""
     second = running_pipeline.run_beside()

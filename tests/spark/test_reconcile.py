@@ -188,6 +188,7 @@ def test_seeded_drift_is_found_and_repaired_under_load_without_false_alarms(
     assert [o for (o,) in outcomes] == ["equal", "differs", "repaired", "equal", "equal"]
 
 
+@pytest.mark.storm_on_spark
 @pytest.mark.slow
 def test_a_repeated_row_is_repaired(
     run: Run,
@@ -314,6 +315,7 @@ def test_a_run_that_dies_at_any_point_is_harmless(
         assert run().clean
 
 
+@pytest.mark.storm_on_spark
 @pytest.mark.chaos
 def test_two_operators_at_once_are_harmless(
     run: Run, working: Any, flow: Pipeline, bank: Connection, database_url: str, redis_url: str
@@ -332,6 +334,7 @@ def test_two_operators_at_once_are_harmless(
     assert bank.execute("SELECT count(*) FROM public.totals").fetchone() == (200,)
 
 
+@pytest.mark.storm_on_spark
 @pytest.mark.chaos
 def test_records_that_were_dead_lettered_are_not_repaired_twice(
     run: Run, working: Any, flow: Pipeline, bank: Connection, database_url: str, redis_url: str
