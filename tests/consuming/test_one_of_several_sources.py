@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,17 +25,19 @@ from penstock.database.connections import connect_postgres
 from penstock.database.role_plan import make_roles
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import (
+    ConsumerRenamed,
     DeclarationError,
     HistoryDiverged,
     InvalidName,
     InvalidRecord,
     InvalidSetting,
+    PenstockError,
     PrivilegeMissing,
     Refused,
     ServerUnavailable,
     Unknown,
 )
-from penstock.operating.consumers import list_consumers
+from penstock.operating.consumers import list_consumers, rename, retire
 from penstock.operating.doctor import diagnose
 from penstock.operating.reset import reset_checkpoint, reset_epoch, reset_source
 from penstock.operating.resharding import reshard
@@ -582,3 +585,45 @@ def test_a_streamer_registers_nothing_for_a_consumer_of_several_sources(regions:
 
 def _do_nothing(_: Session, records: Sequence[Record]) -> None:
     """For a test that applies nothing."""
+
+
+def test_a_consumer_of_several_sources_is_renamed_where_its_checkpoints_are(
+    regions: Regions, penstock: CommandLine, redis_url: str
+) -> None:
+    """Guarantee 9: and each source waits for it all the time, under one of the names."""
+    for source in (regions.eu, regions.us):
+        source.stage(20, f"{source.name} ")
+        source.stream()
+    regions.drain()
+    old = regions.worker()
+    old.open()
+    with connect_postgres(regions.eu.url, application="test") as elsewhere:
+        with pytest.raises(Refused, match="consumer of another database"):
+            rename(elsewhere, "totals", "sums", apply=True)
+        with pytest.raises(Unknown):
+            rename(elsewhere, "sums", "more", apply=True)
+
+    plan = penstock("consumers", "rename", "totals", "sums")
+    done = penstock("consumers", "rename", "totals", "sums", "--apply")
+
+    assert (plan.returncode, done.returncode) == (0, 0)
+    assert "renamed totals to sums: 2 checkpoints on things@eu, 20 records passed" in done.stdout
+    assert "penstock consumers retire totals --apply" in " ".join(done.stderr.split())
+    regions.eu.stage(10, "later ")
+    regions.eu.stream()
+    with closing(old), pytest.raises(PenstockError, match="has no checkpoint"):
+        old.drain()
+    with pytest.raises(ConsumerRenamed, match="renamed to sums"):
+        regions.worker().open()
+
+    following = regions.renamed("sums")
+    assert following.drain() == 10
+    for source in (regions.eu, regions.us):
+        with connect_postgres(source.url, application="test") as elsewhere:
+            assert {each.consumer for each in list_consumers(elsewhere)} == {"sums", "totals"}
+            retire(elsewhere, "totals", apply=True)
+        source.stage(5, "last ")
+        source.stream()
+    assert following.drain() == 10
+    assert regions.effects("eu") == sorted(keys("eu ", 20) + keys("later ", 10) + keys("last ", 5))
+    assert regions.effects("us") == sorted(keys("us ", 20) + keys("last ", 5))

@@ -144,6 +144,35 @@ def test_a_consumer_gets_its_old_name_back(connection: Connection, flow: Pipelin
     assert [each.consumer for each in list_consumers(connection)] == ["reader"]
 
 
+def test_a_consumer_gets_back_the_first_of_several_names(
+    connection: Connection, flow: Pipeline
+) -> None:
+    for old, new in (("reader", "totals"), ("totals", "sums"), ("sums", "reader")):
+        rename(connection, old, new, apply=True)
+
+    former = connection.execute("SELECT consumer, successor FROM penstock.former_consumers")
+    assert sorted(former.fetchall()) == [("sums", "reader"), ("totals", "reader")]
+    register_consumer(connection, flow.scope, flow.get_consumer("reader"))
+    with pytest.raises(Unknown, match="it is reader now"):
+        rename(connection, "totals", "more")
+
+
+def test_the_former_name_of_another_consumer_is_refused_until_it_is_freed(
+    connection: Connection, things: Log
+) -> None:
+    """A forgotten worker of that name would go on at the wrong checkpoints."""
+    rename(connection, "reader", "totals", apply=True)
+    other = declare("other", things)
+    register_consumer(connection, other.scope, other.get_consumer("other"))
+    with pytest.raises(
+        Refused, match=r"former name of totals.*penstock consumers retire reader --apply frees"
+    ):
+        rename(connection, "other", "reader", apply=True)
+    retire(connection, "reader", apply=True)
+    rename(connection, "other", "reader", apply=True)
+    assert [each.consumer for each in list_consumers(connection)] == ["reader", "totals"]
+
+
 @pytest.mark.usefixtures("effects")
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_a_consumer_takes_the_name_of_one_that_has_applied_nothing(

@@ -19,6 +19,7 @@ from penstock.operating.dead_letters import (
     of_consumer,
     read_record,
 )
+from penstock.operating.resharding import reshard
 from penstock.operating.retrying import Retried, retry
 from penstock.records import Record, parse_place
 from penstock.streaming import Streamer
@@ -30,8 +31,10 @@ class Desk:
 
     worker: LogWorker
 
-    def __init__(self, flow: Pipeline, connection: Connection, url: str) -> None:
-        self.flow, self.connection, self.url = flow, connection, url
+    def __init__(
+        self, flow: Pipeline, connection: Connection, streamer: Streamer, url: str
+    ) -> None:
+        self.flow, self.connection, self.streamer, self.url = flow, connection, streamer, url
         self.refused = {"a1"}
         self.ends_transaction = False
 
@@ -59,7 +62,7 @@ def desk(
     connection.execute(
         "CREATE TABLE public.effects (number int GENERATED ALWAYS AS IDENTITY, word text UNIQUE)"
     )
-    desk = Desk(flow, connection, database_url)
+    desk = Desk(flow, connection, streamer, database_url)
 
     @flow.consumer(reads=things, name="reader", park_key=True, attempts=1)
     def apply(session: Session, records: Sequence[Record]) -> None:
@@ -198,3 +201,25 @@ def counts(desk: Desk) -> Any:
     return desk.connection.execute(
         "SELECT applied, dead FROM penstock.checkpoints WHERE shard = 0"
     ).fetchone()
+
+
+def test_the_order_of_a_key_holds_after_a_change_of_the_shards(desk: Desk) -> None:
+    """Guarantee 6: its later records are in another shard."""
+    reshard(desk.connection, "things", 3, apply=True)
+    desk.connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "VALUES ('things', 0, 'a', 'said', 'word', '{\"word\": \"a4\"}')"
+    )
+    desk.streamer.drain()
+    desk.worker.drain()
+    letters = desk.letters()
+    assert [(letter.shard > 1, letter.key) for letter in letters] == [(False, "a")] * 3 + [
+        (True, "a")
+    ]
+
+    [alone] = desk.retry(letters[3:])
+    assert (alone.outcome, alone.reason[:18]) == ("kept", "things/0 offset 1 ")
+    assert [each.outcome for each in desk.retry()] == ["failed", "kept", "kept", "kept"]
+    desk.refused = set()
+    assert {each.outcome for each in desk.retry()} == {"applied"}
+    assert desk.effects() == ["b1", "a1", "a2", "a3", "a4"]

@@ -177,13 +177,7 @@ def register_consumer(
         # A change of the number of shards takes it, too: it gives the consumers that there are checkpoints in the new ones.
         connection.execute(sql["lock_channel"], {"channel": consumer.channel.name})
         channel = registered_channels(connection, scope)[consumer.channel.name]
-        former = connection.execute(sql["former_consumer"], {"consumer": consumer.name}).fetchone()
-        if former is not None:
-            raise ConsumerRenamed(
-                f"consumer {consumer.name} was renamed to {former[0]}: declare it by its new name. As a new consumer it would "
-                f"apply again what {former[0]} has applied. To use the name for another one: "
-                f"penstock consumers retire {consumer.name} --apply"
-            )
+        check_not_renamed(connection, scope, consumer)
         connection.execute(
             sql["register_consumer"],
             {
@@ -194,3 +188,21 @@ def register_consumer(
             },
         )
     return channel
+
+
+def check_not_renamed(connection: Connection, scope: Scope, consumer: ConsumerSpec) -> None:
+    """Checks that the consumer has the name that it is declared by.
+
+    Raises:
+        ConsumerRenamed: It has another name now.
+    """
+    former = connection.execute(
+        statements("penstock.database", scope.schema)["former_consumer"],
+        {"consumer": consumer.name},
+    ).fetchone()
+    if former is not None:
+        raise ConsumerRenamed(
+            f"consumer {consumer.name} was renamed to {former[0]}: declare it by its new name. As a new consumer it would "
+            f"apply again what {former[0]} has applied. To use the name for another one: "
+            f"penstock consumers retire {consumer.name} --apply"
+        )

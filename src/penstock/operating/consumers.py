@@ -73,12 +73,9 @@ def retire(
         found = list_consumers(connection, consumer, scope=scope)
         if not found and not _free(connection, consumer, scope, apply=apply):
             raise unknown_consumer(connection, consumer, scope)
+        if apply:
+            lock_consumer(connection, consumer, scope)
         for each in found if apply else ():
-            connection.execute(
-                statements("penstock.database", scope.schema)["lock_channel"],
-                {"channel": each.channel},
-            )
-            connection.execute(sql["lock_checkpoints"], {"consumer": consumer})
             connection.execute(
                 sql["retire_consumer"], {"consumer": consumer, "channel": each.channel}
             )
@@ -97,14 +94,21 @@ def retire(
 
 def _free(connection: Connection, consumer: str, scope: Scope, *, apply: bool) -> bool:
     """Whether a consumer once had this name; with ``apply``, another one may have it."""
-    key = {"consumer": consumer}
-    former = statements("penstock.database", scope.schema)["former_consumer"]
-    if connection.execute(former, key).fetchone() is None:
+    if _find_successor(connection, consumer, scope) is None:
         return False
     if apply:
-        connection.execute(statements("penstock.operating", scope.schema)["free_consumer"], key)
+        connection.execute(
+            statements("penstock.operating", scope.schema)["free_consumer"], {"consumer": consumer}
+        )
         log.warning("name of a consumer freed", consumer=consumer)
     return True
+
+
+def _find_successor(connection: Connection, consumer: str, scope: Scope) -> str | None:
+    """The name that a consumer of this former name has now."""
+    former = statements("penstock.database", scope.schema)["former_consumer"]
+    row = connection.execute(former, {"consumer": consumer}).fetchone()
+    return None if row is None else str(row[0])
 
 
 def rename(
@@ -133,23 +137,22 @@ def rename(
     Raises:
         InvalidName: The new name breaks the rule for names.
         Unknown: No consumer of that name is registered.
-        Refused: A consumer with the new name has begun already, or a reconciliation of the consumer is running.
+        Refused: A consumer with the new name has begun already, or another one had it before; the consumer is of another
+            database; or a reconciliation of it is running.
         ServerUnavailable: Postgres does not answer.
     """
     checked_name(successor, "consumer")
     sql = statements("penstock.operating", scope.schema)
-    lock = statements("penstock.database", scope.schema)["lock_channel"]
     names = {"consumer": consumer, "successor": successor}
     with postgres_errors(f"renaming {consumer}"), connection.transaction():
         found = list_consumers(connection, consumer, scope=scope)
         if not found:
             raise unknown_consumer(connection, consumer, scope)
-        for channel in sorted({each.channel for each in found} if apply else ()):
-            connection.execute(lock, {"channel": channel})
-        if apply:  # waits for the transactions of handlers
-            connection.execute(sql["lock_checkpoints"], {"consumer": consumer})
+        if apply:
+            lock_consumer(connection, consumer, scope)
             connection.execute(sql["lock_checkpoints"], {"consumer": successor})
-        _check_free(connection, sql, names)
+        _check_here(connection, sql, names)
+        _check_free(connection, sql, names, scope)
         if apply:
             # A streamer with the new name may have registered it: nothing was applied yet.
             connection.execute(sql["forget_consumer"], {"consumer": successor})
@@ -167,8 +170,31 @@ def rename(
     return found
 
 
-def _check_free(connection: Connection, sql: dict[str, bytes], names: dict[str, str]) -> None:
+def _check_here(connection: Connection, sql: dict[str, bytes], names: dict[str, str]) -> None:
+    """Checks that the checkpoints are in this database: its link would take a renaming here for a retirement."""
+    found = {name for (name,) in connection.execute(sql["reported_names"], names)}
     consumer, successor = names["consumer"], names["successor"]
+    if consumer in found:
+        raise Refused(
+            f"{consumer} is a consumer of another database, which reports its checkpoints here. Rename it there; once workers "
+            f"with the new name have begun here, too: penstock consumers retire {consumer} --apply"
+        )
+    if successor in found:
+        raise Refused(
+            f"{successor} is a consumer of another database, for which retention waits here. Take another name"
+        )
+
+
+def _check_free(
+    connection: Connection, sql: dict[str, bytes], names: dict[str, str], scope: Scope
+) -> None:
+    consumer, successor = names["consumer"], names["successor"]
+    now = _find_successor(connection, successor, scope)
+    if now is not None and now != consumer:
+        raise Refused(
+            f"{successor} is the former name of {now}: a forgotten worker of that name would go on at the checkpoints of {consumer}. "
+            f"Take another name; or, once no such worker is left, penstock consumers retire {successor} --apply frees the name"
+        )
     [(has_begun,)] = connection.execute(sql["has_begun"], {"consumer": successor}).fetchall()
     if consumer == successor or has_begun:
         raise Refused(
@@ -195,8 +221,22 @@ def check_registered(
 
 
 def unknown_consumer(connection: Connection, consumer: str, scope: Scope) -> Unknown:
-    """The error for a name that is not registered; it lists the names that are."""
+    """The error for a name that is not registered: it lists those that are, and says what a former one is now."""
     names = sorted({each.consumer for each in list_consumers(connection, scope=scope)})
+    successor = _find_successor(connection, consumer, scope)
+    now = "" if successor is None else f"; it is {successor} now"
     return Unknown(
-        f"no consumer {consumer!r} is registered; there are: {', '.join(names) or 'none'}"
+        f"no consumer {consumer!r} is registered{now}; there are: {', '.join(names) or 'none'}"
+    )
+
+
+def lock_consumer(connection: Connection, consumer: str, scope: Scope) -> None:
+    """Locks a consumer's channels, as retention and its registration do, then its checkpoints: its handlers have ended."""
+    lock = statements("penstock.database", scope.schema)["lock_channel"]
+    for channel in sorted(
+        {each.channel for each in list_consumers(connection, consumer, scope=scope)}
+    ):
+        connection.execute(lock, {"channel": channel})
+    connection.execute(
+        statements("penstock.operating", scope.schema)["lock_checkpoints"], {"consumer": consumer}
     )

@@ -2,7 +2,7 @@
 
 A retry is like a first delivery: the handler's effects and the removal of the dead letter are one transaction.  It holds
 the checkpoint's row meanwhile, as the worker does, so that no later record of the key is parked at that moment.  Records
-of one key are retried in the order of the log; after one that fails, the others of its key stay.
+of one key are retried in the order of the log, from the oldest shards on; after one that fails, the others of its key stay.
 
 A dead letter of a queue is staged again instead: as a new record, at the end of its tenant's line.
 """
@@ -35,7 +35,7 @@ from penstock.declarations import ConsumerSpec, Ick, WorkerSpec
 from penstock.errors import DeclarationError, ServerUnavailable
 from penstock.operating.dead_letters import DeadLetter, letter_key, make_record
 from penstock.pipeline import Pipeline
-from penstock.records import Record, Scope
+from penstock.records import Offset, Place, Record, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.operator")
 
@@ -145,11 +145,11 @@ class _Trial:
         self._transaction, self._consumer = transaction, consumer
         self._make_frame = make_frame
         self._sql = statements("penstock.operating", scope.schema)
-        self._failed: set[tuple[str, int, str]] = set()
+        self._failed: set[tuple[str, str]] = set()
 
     def run(self, letter: DeadLetter) -> Retried:
         """Applies a letter, or notes why it failed again."""
-        key = (letter.channel, letter.shard, letter.key)
+        key = (letter.channel, letter.key)
         if key in self._failed:
             return Retried(letter, "kept", "an earlier record of its key has failed")
         trouble = NO_TROUBLE
@@ -204,7 +204,7 @@ class _Trial:
                 advance = Advance(checkpoint, checkpoint.offset, dead=-1)
                 return Plan(Retried(letter, "staged"), advances=[advance])
             if (earlier := self._earlier(executor, letter)) is not None:
-                why = f"offset {earlier} of its key is dead-lettered, and comes first"
+                why = f"{earlier} of its key is dead-lettered, and comes first"
                 return Plan(Retried(letter, "kept", why))
             record = make_record(letter, row)
             return Plan(
@@ -224,14 +224,16 @@ class _Trial:
             return [record.key]
         return Records.of([record])
 
-    def _earlier(self, executor: Executor, letter: DeadLetter) -> int | None:
-        """The offset of an earlier dead letter of the key, if the consumer parks keys."""
+    def _earlier(self, executor: Executor, letter: DeadLetter) -> Place | None:
+        """The place of an earlier dead letter of the key, if the consumer parks keys."""
         if not self._consumer.park_key:
             return None
         row = executor.execute(
             self._sql["earlier_of_key"], {**letter_key(letter), "key": letter.key}
         ).fetchone()
-        return None if row is None else row[0]
+        if row is None:
+            return None
+        return Place(ShardName(letter.channel, Shard(row[0])), Offset(row[1]))
 
     def _remove(self, executor: Executor, letter: DeadLetter) -> None:
         executor.execute(self._sql["remove_dead_letter"], letter_key(letter))

@@ -106,6 +106,12 @@ SELECT coalesce(bool_or(applied + skipped + dead > 0), false)
 FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s;
 
+-- :name reported_names
+-- Those of the names whose checkpoints are in another database: they are reported here for retention.
+SELECT DISTINCT consumer
+FROM {schema}.checkpoints
+WHERE consumer IN (%(consumer)s, %(successor)s) AND reported_by IS NOT NULL;
+
 -- :name live_barriers
 SELECT count(*)
 FROM {schema}.barriers
@@ -130,7 +136,7 @@ barriers AS (
 former AS (
     UPDATE {schema}.former_consumers
     SET successor = %(successor)s
-    WHERE successor = %(consumer)s
+    WHERE successor = %(consumer)s AND consumer <> %(successor)s
 ),
 left_behind AS (
     INSERT INTO {schema}.former_consumers (consumer, successor)
@@ -239,11 +245,15 @@ WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
 FOR UPDATE;
 
 -- :name earlier_of_key
-SELECT min("offset")
+-- The first dead letter of the key before this one.  Its shard was another before the number of shards was changed: newer shards
+-- have higher numbers.
+SELECT shard, "offset"
 FROM {schema}.dead_letters
-WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
+WHERE consumer = %(consumer)s AND channel = %(channel)s
+  AND (shard < %(shard)s OR shard = %(shard)s AND "offset" < %(offset)s)
   AND hashtextextended(key, 0) = hashtextextended(%(key)s, 0) AND key = %(key)s
-  AND "offset" < %(offset)s;
+ORDER BY shard, "offset"
+LIMIT 1;
 
 -- :name remove_dead_letter
 DELETE FROM {schema}.dead_letters

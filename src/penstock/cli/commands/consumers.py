@@ -7,7 +7,7 @@ import typer
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command
 from penstock.cli.connections import open_connections
 from penstock.cli.render import say, show, show_json, show_table
-from penstock.operating.consumers import list_consumers, rename, retire
+from penstock.operating.consumers import RegisteredConsumer, list_consumers, rename, retire
 from penstock.settings import Settings
 
 consumers = typer.Typer(
@@ -54,11 +54,7 @@ def retire_(
         found = retire(servers.connection, name, apply=apply, scope=servers.scope)
         declared = servers.pipeline is not None and name in servers.pipeline.consumers
     for each in found:
-        behind = "" if each.lag is None else f"{each.lag:,} records not passed, "
-        show(
-            f"{'retired' if apply else 'would retire'} {name}: {each.shards} checkpoints on {each.channel}, "
-            f"{behind}{each.dead_letters:,} dead letters removed"
-        )
+        show(f"{'retired' if apply else 'would retire'} {name}: {_progress(each)} removed")
     if not found:
         show(
             f"{'freed' if apply else 'would free'} {name}: the name that a consumer had before it was renamed"
@@ -85,12 +81,23 @@ def rename_(
     with open_connections(settings, "consumers") as servers:
         found = rename(servers.connection, name, new, apply=apply, scope=servers.scope)
     for each in found:
-        show(
-            f"{'renamed' if apply else 'would rename'} {name} to {new}: {each.shards} checkpoints on {each.channel}, "
-            f"{each.passed:,} records passed, {each.lag:,} not passed, {each.dead_letters:,} dead letters"
+        show(f"{'renamed' if apply else 'would rename'} {name} to {new}: {_progress(each)}")
+    if any(each.lag is None for each in found):
+        say(
+            f"The sources go on waiting for {name}. Once {new} is in penstock consumers list at each of them, retire {name} "
+            f"there: penstock consumers retire {name} --apply"
         )
     say(
         f"Now deploy workers that declare the consumer as {new}; those that still declare {name} stop."
         if apply
         else NOTHING_CHANGED
+    )
+
+
+def _progress(each: RegisteredConsumer) -> str:
+    """Checkpoints, records and dead letters; what a source has beyond the checkpoints is not known here."""
+    behind = "" if each.lag is None else f"{each.lag:,} not passed, "
+    return (
+        f"{each.shards} checkpoints on {each.channel}, {each.passed:,} records passed, {behind}"
+        f"{each.dead_letters:,} dead letters"
     )

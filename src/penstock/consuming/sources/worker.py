@@ -24,6 +24,7 @@ from penstock.consuming.worker import HALTED_PAUSE_S, WorkerOptions
 from penstock.database.connections import Connection, Database
 from penstock.database.errors import CONFLICTS, describe
 from penstock.database.executor import Executor
+from penstock.database.registry import check_not_renamed
 from penstock.declarations import ConsumerSpec
 from penstock.errors import Gap, HistoryDiverged, PenstockError, ServerUnavailable
 from penstock.journal.written import log_epochs
@@ -94,7 +95,9 @@ class SourceWorker(LogWorker[Record]):
     @override
     def _register(self, connection: Connection) -> None:
         """Registers at the source, then here.  A consumer that has begun goes on while the source is away."""
-        self._own_database = read_database(connection, self._pipeline.scope)
+        scope = self._pipeline.scope
+        check_not_renamed(connection, scope, self.consumer)
+        self._own_database = read_database(connection, scope)
         positions = self._source_positions.all(connection)
         try:
             registered = self._link.register(self._own_database, positions)

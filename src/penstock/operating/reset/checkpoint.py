@@ -16,7 +16,7 @@ from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import Refused, Unknown
 from penstock.journal import Since, offsets_since
-from penstock.operating.consumers import list_consumers, unknown_consumer
+from penstock.operating.consumers import lock_consumer, unknown_consumer
 from penstock.records import DEFAULT_SCOPE, Moment, Offset, Place, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.operator")
@@ -106,7 +106,7 @@ def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have
         request = replace(request, since=_find_time(connection, consumer, to, scope))
     with postgres_errors(f"moving checkpoints of {consumer}"), connection.transaction():
         if apply:
-            _lock(connection, consumer, scope)
+            lock_consumer(connection, consumer, scope)
         rows = connection.execute(sql["checkpoint_bounds"], {"consumer": consumer}).fetchall()
         if not rows:
             raise unknown_consumer(connection, consumer, scope)
@@ -145,17 +145,6 @@ def _find_time(
         rows = connection.execute(sql, {"consumer": consumer}).fetchall()
     shards = [ShardName(channel, Shard(shard)) for channel, shard, *_ in rows]
     return offsets_since(connection, scope, shards, moment)
-
-
-def _lock(connection: Connection, consumer: str, scope: Scope) -> None:
-    """Locks the consumer's channels, as retention does so that it keeps what a checkpoint moves back to, then its checkpoints."""
-    for each in list_consumers(connection, consumer, scope=scope):
-        connection.execute(
-            statements("penstock.database", scope.schema)["lock_channel"], {"channel": each.channel}
-        )
-    connection.execute(
-        statements("penstock.operating", scope.schema)["lock_checkpoints"], {"consumer": consumer}
-    )
 
 
 def _log_moves(moves: tuple[CheckpointMove, ...]) -> None:
