@@ -5,16 +5,13 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from penstock.channels.isolation import OnUnusable, ask_each
+from penstock.channels.log.left_out import next_shards
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.database.connections import Connection
 from penstock.database.registry import registered_channels
 from penstock.errors import ForeignLog
-from penstock.records import Epoch, Scope, Shard, ShardName
-
-FORGOTTEN = 16
-"""How many numbers after a log's last registered shard are looked up.  The next generation of shards begins there, and keys
-are spread over all of it."""
+from penstock.records import Epoch, Scope, ShardName
 
 _EPOCH = re.compile(r"[0-9]{1,10}")
 """What ``append.lua`` accepts."""
@@ -38,10 +35,10 @@ def shards_to_compare(
     """
     channels = registered_channels(connection, scope).values()
     beyond = [
-        ShardName(channel.name, Shard(channel.total_shards + number))
+        shard
         for channel in channels
         if channel.kind == "log"
-        for number in range(FORGOTTEN)
+        for shard in next_shards(channel.name, channel.total_shards)
     ]
     written = ask_each(partial(log_epochs, client, scope), beyond, on_unusable)
     registered = (shard for channel in channels for shard in channel.shard_names)

@@ -10,6 +10,7 @@ import redis.asyncio
 
 from penstock.channels.cancelling import cancellable
 from penstock.channels.log.following import POLL_S
+from penstock.channels.log.left_out import find_written_async
 from penstock.channels.log.reader import MAX_WAIT_S
 from penstock.channels.log.reading import (
     LogInfo,
@@ -126,6 +127,9 @@ class AsyncLogReader:
         return (await self._run_each([operation]))[0]
 
     async def _run_each(self, operations: Sequence[Operation[T]]) -> list[T]:
+        if unchecked := self._reading.unchecked:
+            namespace = self._reading.namespace
+            self._reading.check(await find_written_async(self._client, namespace, unchecked))
         return await run_async(self._client, operations, f"reading {self.name}")
 
     async def _fill(self, found: LogSlice, source: Source = "auto") -> LogSlice:

@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 import redis
 
 from penstock.channels.log.following import POLL_S
+from penstock.channels.log.left_out import find_written
 from penstock.channels.log.reading import (
     LogInfo,
     LogReading,
@@ -109,7 +110,8 @@ class LogReader:
             ServerUnavailable: Redis does not answer.
             ForeignLog: The key holds something else; ``DamagedEntry`` if an entry cannot be read.
             LogLost: The log is no longer the one that this reader has read.
-            InvalidLogCall: An argument is out of range.
+            InvalidLogCall: An argument is out of range, or the log has more shards than the channel that the reader was
+                given: looked up at its first read.
         """
         name = self._reading.shard(shard)
         check_source(source, has_journal=self._older is not None)
@@ -200,6 +202,8 @@ class LogReader:
         return self._run_each([operation])[0]
 
     def _run_each(self, operations: Sequence[Operation[T]]) -> list[T]:
+        if unchecked := self._reading.unchecked:
+            self._reading.check(find_written(self._client, self._reading.namespace, unchecked))
         return run(self._client, operations, f"reading {self.name}")
 
     def _fill(self, found: LogSlice, source: Source = "auto") -> LogSlice:

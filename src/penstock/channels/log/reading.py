@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, overload
 
 from penstock.batches import Records
 from penstock.channels.log.entries import parse_entries
+from penstock.channels.log.left_out import next_shards, refuse_left_out
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Call, Operation, as_text
 from penstock.errors import ForeignLog, InvalidLogCall, LogLost
@@ -181,6 +182,7 @@ class LogReading:
         name: Name of the log.
         shards: Its shards.
         namespace: First part of the keys.
+        unchecked: Further shards, which must not exist, and have not been looked for yet.
     """
 
     def __init__(
@@ -199,6 +201,17 @@ class LogReading:
         self.namespace = checked_schema(namespace, "namespace")
         self.shards = [ShardName(self.name, Shard(each)) for each in range(number)]
         self._seen: dict[ShardName, _Seen] = {}
+        is_channel = isinstance(log, Log)
+        self.unchecked = next_shards(self.name, number) if is_channel else []
+
+    def check(self, written: Sequence[ShardName]) -> None:
+        """Takes notice of those of ``unchecked`` that were written: a reader of a channel is to know all of its shards.
+
+        Raises:
+            InvalidLogCall: There are some.
+        """
+        refuse_left_out(len(self.shards), written)
+        self.unchecked = []
 
     def shard(self, number: int) -> ShardName:
         """The shard with a number.

@@ -72,6 +72,8 @@ class LogGroup:
             DamagedEntry: An entry cannot be read.  It was taken: its text names the offsets.
             CodecMissing: The library is not installed; nothing was read.
             ValueError: ``count`` is out of range.
+            InvalidLogCall: The log has more shards than the group was given: looked up at the first read, and once a
+                minute after it.
         """
         return self._drive(self._reader.read(count, block_s), "reading")
 

@@ -26,7 +26,8 @@ from penstock.channels.log.groups.results import (
     parse_read,
     parse_state,
 )
-from penstock.channels.log.groups.steps import Ask, AwaitTurn, Steps, WatchLog
+from penstock.channels.log.groups.steps import Ask, AwaitTurn, FindWritten, Steps, WatchLog
+from penstock.channels.log.left_out import next_shards, refuse_left_out
 from penstock.channels.log.reading import MAX_BYTES
 from penstock.channels.routing import GroupKeys, group_keys
 from penstock.channels.scripts import Call
@@ -46,6 +47,9 @@ YIELD_S = 0.1
 
 GRACE_S = 0.05
 """How long records may be there before a reader takes them whose turn it is not, in seconds."""
+
+CHECK_S = 60.0
+"""Interval at which a read looks for shards that the group leaves out, in seconds."""
 
 FULL_S = 0.1
 """Interval at which a shard is looked at whose pending records are as many as may be, in seconds."""
@@ -100,12 +104,14 @@ class GroupReader:
         self._known: set[ShardName] = set()
         self._error: PenstockError | None = None
         self._round = 0
+        self._check_at = 0.0
 
     def read(self, count: int, block_s: float) -> Steps[Taken]:
         """The next records; see ``LogGroup.read``."""
         if not 1 <= count <= MAX_COUNT:
             raise ValueError(f"count is {count}; it takes 1 to {MAX_COUNT}")
         self._raise_error()
+        yield from self._refuse_left_out()
         until = monotonic() + block_s
         line = yield from self._ask_line("look")
         if line.others == 0 or block_s <= 0:
@@ -113,6 +119,13 @@ class GroupReader:
             if attempt.is_something or block_s <= 0:
                 return attempt.taken
         return (yield from self._wait(count, until))
+
+    def _refuse_left_out(self) -> Steps[None]:
+        if monotonic() >= self._check_at:
+            options = self.options
+            written = yield FindWritten(next_shards(options.log, options.shards))
+            refuse_left_out(options.shards, written)
+            self._check_at = monotonic() + CHECK_S
 
     def _wait(self, count: int, until: float) -> Steps[Taken]:
         patience_s, is_overdue = YIELD_S, False

@@ -10,7 +10,8 @@ import redis.asyncio
 
 from penstock.channels.cancelling import cancellable
 from penstock.channels.log.following import POLL_S
-from penstock.channels.log.groups.steps import Ask, AwaitTurn, Step, Steps, WatchLog
+from penstock.channels.log.groups.steps import Ask, AwaitTurn, FindWritten, Step, Steps, WatchLog
+from penstock.channels.log.left_out import find_written, find_written_async
 from penstock.channels.log.log import shards_with_more
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import script
@@ -48,6 +49,8 @@ def _do(client: RedisClient, namespace: str, step: Step) -> Any:
     match step:
         case Ask():
             return _checked(script(step.script).call_each(client, step.calls))
+        case FindWritten():
+            return find_written(client, namespace, step.shards)
         case AwaitTurn():
             return client.blpop([step.key], timeout=step.seconds) is not None
         case WatchLog() if _is_spread(client, step):
@@ -80,6 +83,8 @@ async def _do_async(client: Any, namespace: str, step: Step) -> Any:
     match step:
         case Ask():
             return [await script(step.script).call_async(client, call) for call in step.calls]
+        case FindWritten():
+            return await find_written_async(client, namespace, step.shards)
         case AwaitTurn():
             turn = await cancellable(client.blpop([step.key], timeout=step.seconds))
             return turn is not None

@@ -53,7 +53,18 @@ class AwaitTurn:
     seconds: float
 
 
-Step = Ask | WatchLog | AwaitTurn
+@dataclass(frozen=True, slots=True)
+class FindWritten:
+    """Looks for shards; the result is those that were ever written.
+
+    Attributes:
+        shards: The shards.
+    """
+
+    shards: Sequence[ShardName]
+
+
+Step = Ask | WatchLog | AwaitTurn | FindWritten
 
 Steps = Generator[Step, Any, T]
 """Yields steps, is sent their results, and returns its own."""
