@@ -33,7 +33,7 @@ from penstock.channels.log.log import (
 )
 from penstock.channels.log.memory import Room, Taken, make_room, memory_used
 from penstock.channels.log.reader import LogReader
-from penstock.channels.log.reading import LogInfo, LogSlice
+from penstock.channels.log.slices import LogInfo, LogSlice
 from penstock.channels.log.writer import LogWriter
 from penstock.channels.log.writing import Evicted, NewRecord
 

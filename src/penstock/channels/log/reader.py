@@ -9,14 +9,9 @@ import redis
 
 from penstock.channels.log.following import POLL_S
 from penstock.channels.log.left_out import find_written
-from penstock.channels.log.reading import (
-    LogInfo,
-    LogReading,
-    LogSlice,
-    Source,
-    check_source,
-)
+from penstock.channels.log.reading import LogReading, Source, check_source
 from penstock.channels.log.running import run
+from penstock.channels.log.slices import LogInfo, LogSlice
 from penstock.channels.scripts import Operation
 from penstock.channels.server import RedisClient, connect_redis, redis_errors
 from penstock.kinds import Log
