@@ -19,6 +19,7 @@ from fixtures.flow import Loop, retain_now, running, stage_rows
 from fixtures.truth import CHANGE, TABLES, await_everything, declare_consumers
 from penstock import Ick, Job, Log, Pipeline, Queue, stage
 from penstock.channels.queue import FairQueue, TenantLimits
+from penstock.channels.server import connect_redis
 from penstock.consuming import LogWorker, Worker, make_worker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import (
@@ -471,6 +472,36 @@ def test_the_limits_of_tenants_go_with_a_queue(
     kept = [redis_client.hgetall(f"penstock:{{new/{shard}}}:q-limits") for shard in (0, 1)]
     assert {tenant for each in kept for tenant in each} == {b"", b"t1"}
     assert all(b"" in each for each in kept)
+
+
+@pytest.mark.parametrize("server", ["a Cluster", "the owner's user"])
+def test_a_queue_is_renamed_whatever_redis_it_is_in(
+    server: str,
+    request: pytest.FixtureRequest,
+    effects: Callable[[], list[str]],
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+) -> None:
+    """The shards of the two names are in other slots, and the user may have no more rights than it needs."""
+    url = redis_url
+    if server == "a Cluster":
+        url = request.getfixturevalue("cluster").url
+    old, new = declare("queue", "old"), declare("queue", "new")
+    staged = stage_some(database_url, old, "k")
+    with Streamer(old, database_url, url) as streamer:
+        streamer.drain()
+        operator = url
+        if server != "a Cluster":
+            operator = request.getfixturevalue("redis_url_for")("owner")
+        with closing(connect_redis(operator)) as client:
+            FairQueue(client, "old", shards=2).limit_all(TenantLimits(weight=2))
+            rename_channel(connection, client, "old", "new", apply=True, pause=lambda _: None)
+            assert client.exists("penstock:{old/0}:q-limits", "penstock:{old/1}:q-limits") == 0
+            kept = [client.hgetall(f"penstock:{{new/{shard}}}:q-limits") for shard in (0, 1)]
+    assert [[*each] for each in kept] == [[b""], [b""]]
+    drained(new, database_url, url)
+    assert sorted(effects()) == sorted(staged)
 
 
 def test_nothing_waits_for_redis_while_ticks_are_held_up(

@@ -30,6 +30,7 @@ from penstock.errors import InvalidSetting, Unknown
 from penstock.journal import journal_bounds, known_shards, offsets_since
 from penstock.journal.older import fill
 from penstock.journal.written import shards_to_compare
+from penstock.operating.channels import unknown_channel
 from penstock.records import Offset, Place, Record, Shard, ShardName, parse_moment
 from penstock.settings import Settings
 
@@ -143,12 +144,9 @@ def _find_shards(servers: Connections, channel: str, shard: int | None) -> list[
         )
         found = [each for each in written if each == ShardName(channel, Shard(shard))]
     if not found:
-        names = ", ".join(sorted({each.channel for each in known})) or "none"
-        raise Unknown(
-            f"no channel {channel!r}; there are: {names}"
-            if all(each.channel != channel for each in known)
-            else f"channel {channel} has no shard {shard}"
-        )
+        if any(each.channel == channel for each in known):
+            raise Unknown(f"channel {channel} has no shard {shard}")
+        raise unknown_channel(servers.connection, servers.scope, channel)
     return found
 
 

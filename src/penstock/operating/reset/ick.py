@@ -11,6 +11,7 @@ from penstock.database.connections import Connection
 from penstock.database.registry import registered_channels
 from penstock.errors import Unknown
 from penstock.journal import known_shards
+from penstock.operating.channels import unknown_channel
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Scope, ShardName
 
@@ -58,8 +59,10 @@ def reset_ick(
     if pipeline is not None:
         scope, declared = pipeline.scope, pipeline.shard_names
     shards = [s for s in known_shards(connection, scope, declared) if s.channel == channel]
-    if not shards or _read_kind(connection, scope, channel, pipeline) != "ick":
-        raise Unknown(f"no Ick {channel!r} is registered; see penstock status")
+    if not shards:
+        raise unknown_channel(connection, scope, channel)
+    if _read_kind(connection, scope, channel, pipeline) != "ick":
+        raise Unknown(f"{channel} is no Ick; see penstock channels list")
     return tuple(each for shard in shards for each in _repair(client, scope, shard, apply=apply))
 
 
