@@ -531,6 +531,8 @@ def test_arguments_that_cannot_be_are_refused(make_reader: MakeReader) -> None:
         (lambda: reader.read(0, 1 << 60), "offset"),
         (lambda: reader.offset_at(now.replace(tzinfo=None)), "at"),
         (lambda: reader.offset_at(now, slack_s=-1), "slack_s"),
+        (lambda: reader.offset_at(now, slack_s="60"), "slack_s"),
+        (lambda: reader.read(True), "shard"),
         (lambda: make_reader(shards=0), "shards"),
     ]
     for call, field in calls:

@@ -382,6 +382,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_sent(
         (lambda: writer.evict(upto=1, keep=1), InvalidLogCall),
         (lambda: writer.evict(upto=-1), InvalidLogCall),
         (lambda: writer.evict(older_than_s=-1), InvalidLogCall),
+        (lambda: writer.evict(older_than_s="1"), InvalidLogCall),
         (lambda: make_writer(shards=0), InvalidLogCall),
         (lambda: make_writer(entries="other"), InvalidLogCall),
         (lambda: make_writer(namespace="No"), InvalidName),

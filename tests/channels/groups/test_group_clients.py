@@ -1,11 +1,12 @@
 """Groups with asyncio, on a Cluster, with several shards, and as a user with few rights."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Timer
 from time import monotonic
+from typing import Any
 
 import pytest
 import redis
@@ -16,7 +17,7 @@ from fixtures.topologies import Cluster
 from penstock import Log
 from penstock.channels.log.groups import AsyncLogGroup, LogGroup
 from penstock.channels.server import connect_redis
-from penstock.errors import AppendRefused, DeclarationError
+from penstock.errors import AppendRefused, InvalidLogCall, InvalidName
 from penstock.records import Record
 from penstock.testing import eventually
 
@@ -208,22 +209,35 @@ def test_a_consumer_of_the_pipeline_has_the_rights_and_a_viewer_sees_the_states(
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("field", "options"),
     [
-        {"shards": 0},
-        {"max_pending": 0},
-        {"retry_s": 0},
-        {"expire_s": 5},
-        {"retry_s": 1, "expire_s": -1},
-        {"start": "middle"},
-        {"evicted": "null"},
-        {"group": "a:b"},
-        {"log": ""},
-        {"namespace": "*"},
+        ("shards", {"shards": 0}),
+        ("shards", {"shards": True}),
+        ("shards", {"shards": "4"}),
+        ("max_pending", {"max_pending": 0}),
+        ("max_pending", {"max_pending": 1.5}),
+        ("retry_s", {"retry_s": 0}),
+        ("retry_s", {"retry_s": "60"}),
+        ("retry_s", {"retry_s": True}),
+        ("retry_s", {"retry_s": float("nan")}),
+        ("expire_s", {"expire_s": 5}),
+        ("expire_s", {"retry_s": 1, "expire_s": -1}),
+        ("start", {"start": "middle"}),
+        ("start", {"start": ["first"]}),
+        ("evicted", {"evicted": "null"}),
     ],
 )
-def test_an_option_out_of_range_is_refused(reader: Reader, options: dict[str, str]) -> None:
-    with pytest.raises(DeclarationError):
+def test_an_option_out_of_range_is_refused(
+    reader: Reader, field: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidLogCall) as refused:
+        reader(**options)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize("options", [{"group": "a:b"}, {"log": ""}, {"namespace": "*"}])
+def test_a_name_that_cannot_be_is_refused(reader: Reader, options: dict[str, str]) -> None:
+    with pytest.raises(InvalidName):
         reader(**options)
 
 
@@ -232,12 +246,27 @@ def test_a_channel_of_a_pipeline_has_its_number_of_shards(redis_client: redis.Re
     assert LogGroup(redis_client, Log("work", shards=3), "mailers", shards=7).options.shards == 7
 
 
-def test_a_count_or_a_range_out_of_range_is_refused(reader: Reader) -> None:
+def test_an_argument_out_of_range_is_refused(reader: Reader) -> None:
     group = reader()
-    for count in (0, 1001):
-        with pytest.raises(ValueError, match="1 to 1000"):
-            group.read(count)
-    with pytest.raises(ValueError, match="offsets"):
-        group.acknowledge_offsets(0, (5, 4))
-    with pytest.raises(ValueError, match="shard is 1"):
-        group.rewind(1, "first")
+    some: Any = "7"
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("count", lambda: group.read(0)),
+        ("count", lambda: group.read(1001)),
+        ("count", lambda: group.read(True)),
+        ("count", lambda: group.read(some)),
+        ("offsets", lambda: group.acknowledge_offsets(0, (5, 4))),
+        ("offsets", lambda: group.acknowledge_offsets(0, 0)),
+        ("offsets", lambda: group.acknowledge_offsets(0, True)),
+        ("offsets", lambda: group.acknowledge_offsets(0, some)),
+        ("offsets", lambda: group.acknowledge_offsets(0, (1, some))),
+        ("shard", lambda: group.acknowledge_offsets(1, 1)),
+        ("shard", lambda: group.acknowledge_offsets(False, 1)),
+        ("shard", lambda: group.rewind(1, "first")),
+        ("to", lambda: group.rewind(0, some)),
+        ("to", lambda: group.rewind(0, -1)),
+        ("to", lambda: group.rewind(0, True)),
+    ]
+    for field, call in calls:
+        with pytest.raises(InvalidLogCall) as refused:
+            call()
+        assert refused.value.field == field

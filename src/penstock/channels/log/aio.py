@@ -9,10 +9,11 @@ from typing import Any, Self, TypeVar
 import redis.asyncio
 
 from penstock.channels.cancelling import cancellable
+from penstock.channels.log.arguments import Source, check_source
 from penstock.channels.log.following import POLL_S
 from penstock.channels.log.left_out import find_written_async
 from penstock.channels.log.reader import MAX_WAIT_S
-from penstock.channels.log.reading import LogReading, Source, check_source
+from penstock.channels.log.reading import LogReading
 from penstock.channels.log.running import run_async
 from penstock.channels.log.slices import LogInfo, LogSlice
 from penstock.channels.log.writing import Evicted, LogWriting

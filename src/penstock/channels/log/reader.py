@@ -7,9 +7,10 @@ from typing import Any, Self, TypeVar
 
 import redis
 
+from penstock.channels.log.arguments import Source, check_source
 from penstock.channels.log.following import POLL_S
 from penstock.channels.log.left_out import find_written
-from penstock.channels.log.reading import LogReading, Source, check_source
+from penstock.channels.log.reading import LogReading
 from penstock.channels.log.running import run
 from penstock.channels.log.slices import LogInfo, LogSlice
 from penstock.channels.scripts import Operation

@@ -7,16 +7,17 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal, get_args
+from typing import Any
 
 from penstock.batches import Records
+from penstock.channels.log.arguments import NEWEST, check_number, check_seconds, name_and_shards
 from penstock.channels.log.entries import parse_entries
 from penstock.channels.log.left_out import next_shards, refuse_left_out
 from penstock.channels.log.slices import LogInfo, LogSlice
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Call, Operation, as_text
 from penstock.errors import ForeignLog, InvalidLogCall, LogLost
-from penstock.kinds import MAX_SHARDS, Log, checked_channel, refuse_sources
+from penstock.kinds import MAX_SHARDS, Log, checked_channel
 from penstock.records import (
     BEGINNING,
     Offset,
@@ -34,12 +35,6 @@ MAX_BYTES = 8 * 1024 * 1024
 
 MIN_BYTES = 64 * 1024
 """The same of each shard of a read of many shards."""
-
-Source = Literal["auto", "redis", "journal"]
-"""Where records come from: from the journal those that Redis has evicted, none, or all."""
-
-_NEWEST = Offset((1 << 53) - 1)
-"""Beyond every offset: a script's numbers are exact up to here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +117,7 @@ class LogReading:
             InvalidLogCall: An argument is out of range.
         """
         check_number("count", count, 0, MAX_COUNT)
-        start = _checked_offset(_NEWEST if offset is None and backwards else offset or 0)
+        start = _checked_offset(NEWEST if offset is None and backwards else offset or 0)
         start = start if backwards else max(1, start)
         seen = self._last(shard)
         arguments = (start, count, int(backwards), most_bytes, seen.offset, seen.identity)
@@ -152,8 +147,7 @@ class LogReading:
         """
         if at.tzinfo is None:
             raise InvalidLogCall("at", "has no time zone; give it one, such as UTC")
-        if not 0 <= slack_s < 1e9:  # noqa: PLR2004  thirty years
-            raise InvalidLogCall("slack_s", f"is {slack_s!r}; it takes seconds from 0 on")
+        check_seconds("slack_s", slack_s)
         threshold = max(0, round((at.timestamp() - slack_s) * 1_000_000))
 
         def parse(reply: Any) -> Offset:
@@ -250,48 +244,10 @@ class LogReading:
             self._seen[shard] = replace(seen, epoch=epoch)
 
 
-def name_and_shards(log: Log | str) -> tuple[str, int]:
-    """The name of a log and the number of its shards: that of the channel; 1 if only the name is given.
-
-    Raises:
-        DeclarationError: The log is read from several sources, each of which has a log of its own.
-    """
-    if not isinstance(log, Log):
-        return log, 1
-    example = f"'{log.name}@{log.sources[0]}'" if log.sources else ""
-    refuse_sources(log, "reader of a log", f"each has its own: give the name of one, {example}")
-    return log.name, log.shards
-
-
-def check_source(source: str, *, has_journal: bool) -> None:
-    """Refuses a source that is none, or that a reader does not have.
-
-    Raises:
-        InvalidLogCall: It is refused.
-    """
-    if source not in get_args(Source):
-        raise InvalidLogCall("source", f"is {source!r}; it takes {', '.join(get_args(Source))}")
-    if source == "journal" and not has_journal:
-        raise InvalidLogCall(
-            "source", "is 'journal', and this reader has none: give it older=JournalRecords(…)"
-        )
-
-
 def _identity(record: Record) -> str:
     """What the script compares records by."""
     return f"{record.id} {record.staged_us}"
 
 
 def _checked_offset(offset: object) -> int:
-    return check_number("offset", offset, -_NEWEST, _NEWEST)
-
-
-def check_number(field: str, number: object, least: int = 0, most: int = _NEWEST) -> int:
-    """The number, if it is a whole one within these limits.
-
-    Raises:
-        InvalidLogCall: It is not.
-    """
-    if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
-        raise InvalidLogCall(field, f"is {number!r}; it takes {least:,} to {most:,}")
-    return number
+    return check_number("offset", offset, -NEWEST, NEWEST)

@@ -10,12 +10,12 @@ from itertools import chain
 from typing import Any, Literal
 
 from penstock.batches import Codec, Columns
-from penstock.channels.log.reading import check_number
+from penstock.channels.log.arguments import check_number, check_seconds
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Argument, Call, Operation, as_text
 from penstock.errors import ForeignLog, InvalidLogCall
 from penstock.kinds import MAX_PAYLOAD_BYTES, MAX_SHARDS, checked_name, shard_for_key
-from penstock.messages import MAX_DELAY_S, checked_text
+from penstock.messages import checked_text
 from penstock.records import Offset, OffsetRange, Shard, ShardName, checked_schema
 from penstock.staging.payload import headers_text, json_text, key_text, label_text
 
@@ -150,12 +150,11 @@ class LogWriting:
         name = self._shard(shard)
         if [upto, keep, older_than_s].count(None) != 2:  # noqa: PLR2004  of three
             raise InvalidLogCall("upto, keep or older_than_s", "is to be given, and only one")
-        if older_than_s is not None and not 0 <= older_than_s <= MAX_DELAY_S:
-            raise InvalidLogCall("older_than_s", f"is {older_than_s!r}; it takes seconds from 0 on")
+        age_s = -1 if older_than_s is None else check_seconds("older_than_s", older_than_s)
         arguments = (
             -1 if upto is None else check_number("upto", upto),
             -1 if keep is None else check_number("keep", keep),
-            -1 if older_than_s is None else int(older_than_s * 1_000_000),
+            -1 if older_than_s is None else int(age_s * 1_000_000),
         )
 
         def parse(reply: Any) -> Evicted:

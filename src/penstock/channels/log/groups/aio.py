@@ -35,7 +35,9 @@ class AsyncLogGroup:
             options: Those of ``GroupOptions``; ``shards`` is the channel's number, if one is given.
 
         Raises:
-            DeclarationError: A name or an option is out of range.
+            InvalidName: A name or the namespace is not valid.
+            InvalidLogCall: An option is out of range.
+            DeclarationError: The log is read from several sources.
         """
         self.options = GroupOptions.make(log, group, options)
         self._client, self._reader = client, GroupReader(self.options)

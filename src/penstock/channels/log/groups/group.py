@@ -37,7 +37,9 @@ class LogGroup:
             options: Those of ``GroupOptions``; ``shards`` is the channel's number, if one is given.
 
         Raises:
-            DeclarationError: A name or an option is out of range.
+            InvalidName: A name or the namespace is not valid.
+            InvalidLogCall: An option is out of range.
+            DeclarationError: The log is read from several sources.
         """
         self.options = GroupOptions.make(log, group, options)
         self._client, self._reader = client, GroupReader(self.options)
@@ -48,7 +50,9 @@ class LogGroup:
 
         Raises:
             InvalidSetting: The URL is invalid.
-            DeclarationError: A name or an option is out of range.
+            InvalidName: A name or the namespace is not valid.
+            InvalidLogCall: An option is out of range.
+            DeclarationError: The log is read from several sources.
         """
         return cls(connect_redis(url), log, group, **options)
 
@@ -71,8 +75,7 @@ class LogGroup:
             ForeignLog: A key holds something else.
             DamagedEntry: An entry cannot be read.  It was taken: its text names the offsets.
             CodecMissing: The library is not installed; nothing was read.
-            ValueError: ``count`` is out of range.
-            InvalidLogCall: The log has more shards than the group was given: looked up at the first read, and once a
+            InvalidLogCall: ``count`` is out of range, or the log has more shards than the group was given: looked up at the first read, and once a
                 minute after it.
         """
         return self._drive(self._reader.read(count, block_s), "reading")
@@ -96,7 +99,7 @@ class LogGroup:
 
         Raises:
             ServerUnavailable: Redis does not answer; acknowledging again is safe.
-            ValueError: There is no such shard, or a range is none.
+            InvalidLogCall: There is no such shard, or a range is none.
         """
         keys = self._reader.shards[self.options.shard(shard)]
         return self._drive(acknowledge(keys, checked_ranges(offsets)), "acknowledging for")
@@ -116,7 +119,7 @@ class LogGroup:
             ServerUnavailable: Redis does not answer; repeating it is safe.
             AppendRefused: Redis takes no writes.
             ForeignLog: A key holds something else.
-            ValueError: There is no such shard.
+            InvalidLogCall: There is no such shard, or ``to`` is no offset.
         """
         name = self.options.shard(shard)
         moving = move(self._reader.shards[name], name, self.options.group, to)

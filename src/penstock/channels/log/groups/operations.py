@@ -1,7 +1,9 @@
 """What can be done to a group besides reading."""
 
 from collections.abc import Iterable, Sequence
+from typing import get_args
 
+from penstock.channels.log.arguments import check_number
 from penstock.channels.log.groups.options import Start
 from penstock.channels.log.groups.results import parse_moved
 from penstock.channels.log.groups.steps import Ask, Steps
@@ -25,7 +27,13 @@ def acknowledge(keys: GroupKeys, ranges: Sequence[tuple[int, int]]) -> Steps[int
 
 
 def move(keys: GroupKeys, shard: ShardName, group: str, to: int | Start) -> Steps[Offset]:
-    """Moves the cursor; returns the offset that is read next."""
+    """Moves the cursor; returns the offset that is read next.
+
+    Raises:
+        InvalidLogCall: ``to`` is no offset.
+    """
+    if to not in get_args(Start):
+        check_number("to", to)
     own = (keys.log.stream, keys.log.epoch, keys.cursor, *keys.ledger)
     [reply] = yield Ask("log/group/move", [Call(own, (to,))])
     return parse_moved(reply, shard, group)
@@ -47,18 +55,17 @@ def checked_ranges(offsets: Sequence[int | tuple[int, int] | OffsetRange]) -> li
     """Offsets and ranges of them, as ranges.
 
     Raises:
-        ValueError: One of them ends before it begins, or is no offset.
+        InvalidLogCall: One of them ends before it begins, or is no offset.
     """
     ranges = []
     for each in offsets:
         match each:
             case OffsetRange():
                 first, last = int(each.first), int(each.last)
-            case int():
-                first = last = each
+            case (first, last):
+                pass
             case _:
-                first, last = each
-        if not 1 <= first <= last:
-            raise ValueError(f"{first}-{last} is no range of offsets: these begin with 1")
-        ranges.append((first, last))
+                first = last = each
+        check_number("offsets", first, 1)
+        ranges.append((first, check_number("offsets", last, first)))
     return ranges

@@ -3,8 +3,13 @@
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from penstock.channels.log.reading import name_and_shards
-from penstock.errors import DeclarationError
+from penstock.channels.log.arguments import (
+    check_choice,
+    check_number,
+    check_seconds,
+    name_and_shards,
+)
+from penstock.errors import InvalidLogCall
 from penstock.kinds import MAX_SHARDS, Log, checked_channel, checked_name
 from penstock.records import Shard, ShardName, checked_schema
 
@@ -51,37 +56,30 @@ class GroupOptions:
         """Checks them.
 
         Raises:
-            DeclarationError: One of them is out of range.
+            InvalidName: A name or the namespace is not valid.
+            InvalidLogCall: One of them is out of range.
         """
         checked_channel(self.log)
         checked_name(self.group, "group")
         checked_schema(self.namespace, "namespace")
-        for name, number, most in (
-            ("shards", self.shards, MAX_SHARDS),
-            ("max_pending", self.max_pending, MAX_PENDING),
-        ):
-            if not 1 <= number <= most:
-                raise DeclarationError(
-                    f"group {self.group}: {name} is {number}; it takes 1 to {most}"
-                )
-        for name, seconds in (("retry_s", self.retry_s), ("expire_s", self.expire_s)):
-            if seconds is not None and not MIN_RETRY_S <= seconds <= MAX_RETRY_S:
-                raise DeclarationError(
-                    f"group {self.group}: {name} is {seconds}; it takes {MIN_RETRY_S} to {MAX_RETRY_S:.0f} seconds"
-                )
+        check_number("shards", self.shards, 1, MAX_SHARDS)
+        check_number("max_pending", self.max_pending, 1, MAX_PENDING)
+        for field, seconds in (("retry_s", self.retry_s), ("expire_s", self.expire_s)):
+            if seconds is not None:
+                check_seconds(field, seconds, MIN_RETRY_S, MAX_RETRY_S)
         if self.expire_s is not None and self.retry_s is None:
-            raise DeclarationError(f"group {self.group}: expire_s needs retry_s")
-        if self.start not in {"first", "last", None} or self.evicted not in {"refuse", "skip"}:
-            raise DeclarationError(
-                f"group {self.group}: start is 'first', 'last' or None; evicted is 'refuse' or 'skip'"
-            )
+            raise InvalidLogCall("expire_s", "needs retry_s: without it, nothing is pending")
+        check_choice("start", self.start, ("first", "last", None))
+        check_choice("evicted", self.evicted, ("refuse", "skip"))
 
     @classmethod
     def make(cls, log: Log | str, group: str, options: dict[str, Any]) -> Self:
         """The options for a channel of a pipeline, which has a number of shards, or for the name of a log.
 
         Raises:
-            DeclarationError: One of them is out of range, or the log is read from several sources.
+            InvalidName: A name or the namespace is not valid.
+            InvalidLogCall: One of them is out of range.
+            DeclarationError: The log is read from several sources.
         """
         name, shards = name_and_shards(log)
         return cls(name, group, **{"shards": shards, **options})
@@ -90,10 +88,9 @@ class GroupOptions:
         """One of the log's shards.
 
         Raises:
-            ValueError: It has no such shard.
+            InvalidLogCall: It has no such shard.
         """
-        if not 0 <= number < self.shards:
-            raise ValueError(f"shard is {number}; log {self.log} has {self.shards}")
+        check_number("shard", number, 0, self.shards - 1)
         return ShardName(self.log, Shard(number))
 
     @property

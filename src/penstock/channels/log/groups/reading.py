@@ -18,6 +18,7 @@ from time import monotonic
 import structlog
 
 from penstock.batches.compression import CODECS, is_installed
+from penstock.channels.log.arguments import check_number
 from penstock.channels.log.groups.options import MAX_COUNT, GroupOptions
 from penstock.channels.log.groups.results import (
     GroupState,
@@ -108,8 +109,7 @@ class GroupReader:
 
     def read(self, count: int, block_s: float) -> Steps[Taken]:
         """The next records; see ``LogGroup.read``."""
-        if not 1 <= count <= MAX_COUNT:
-            raise ValueError(f"count is {count}; it takes 1 to {MAX_COUNT}")
+        check_number("count", count, 1, MAX_COUNT)
         self._raise_error()
         yield from self._refuse_left_out()
         until = monotonic() + block_s
