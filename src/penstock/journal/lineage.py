@@ -32,11 +32,11 @@ from penstock.errors import (
 from penstock.journal.reading import (
     JournaledRecord,
     has_record,
-    journal_tails,
+    journal_bounds,
     records_at,
 )
 from penstock.journal.written import log_epochs, shards_to_compare
-from penstock.records import BEGINNING, Epoch, LastRecord, Offset, Scope, ShardName
+from penstock.records import Epoch, LastRecord, Offset, Scope, ShardName
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,10 +284,10 @@ def _compare_tails(
 
     filled = [shard for shard, extent in found.items() if extent.entries]
     newest = last_records(client, scope.namespace, filled, leave_out)
-    journal = journal_tails(connection, scope)
+    journal = journal_bounds(connection, scope, found)
     journaled = records_at(connection, scope, {s: last.place.offset for s, last in newest.items()})
     for shard in [shard for shard in found if shard not in unusable]:
-        tail, end, last = found[shard].tail, journal.get(shard, BEGINNING), newest.get(shard)
+        tail, end, last = found[shard].tail, journal[shard][1], newest.get(shard)
         with isolated(shard, on_unusable):
             if tail > end:
                 ahead = f"{shard}: the log goes to offset {tail}, the journal only to {end}"

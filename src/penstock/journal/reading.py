@@ -125,22 +125,28 @@ def missed_records(connection: Connection, scope: Scope) -> list[MissedRecords]:
 
 
 def journal_bounds(
-    connection: Connection, scope: Scope, shards: Iterable[ShardName]
+    connection: Connection, scope: Scope, shards: Iterable[ShardName] | None = None
 ) -> dict[ShardName, tuple[Offset, Offset]]:
     """The first and the last offset of shards in the journal; of one that it has nothing of, 1 and 0.
+
+    Args:
+        connection: Two index probes for each of ``shards``.
+        scope: Of the pipeline.
+        shards: None takes all that the journal has: one more probe for each.
 
     Raises:
         ServerUnavailable: Postgres does not answer.
     """
-    chosen = list(shards)
+    sql, values = statements("penstock.journal", scope.schema)["every_bounds"], None
+    if shards is not None:
+        chosen = list(shards)
+        sql = statements("penstock.journal", scope.schema)["bounds"]
+        values = {
+            "channels": [shard.channel for shard in chosen],
+            "shards": [shard.shard for shard in chosen],
+        }
     with postgres_errors("reading the ends of the journal"):
-        rows = connection.execute(
-            statements("penstock.journal", scope.schema)["bounds"],
-            {
-                "channels": [shard.channel for shard in chosen],
-                "shards": [shard.shard for shard in chosen],
-            },
-        ).fetchall()
+        rows = connection.execute(sql, values).fetchall()
     return {
         ShardName(channel, Shard(shard)): (Offset(first), Offset(last))
         for channel, shard, first, last in rows
@@ -153,11 +159,7 @@ def journal_tails(connection: Connection, scope: Scope) -> dict[ShardName, Offse
     Raises:
         ServerUnavailable: Postgres does not answer.
     """
-    with postgres_errors("reading the journal's tails"):
-        rows = connection.execute(
-            statements("penstock.journal", scope.schema)["journal_tails"]
-        ).fetchall()
-    return {ShardName(channel, Shard(shard)): Offset(last) for channel, shard, _, last in rows}
+    return {shard: last for shard, (_, last) in journal_bounds(connection, scope).items()}
 
 
 def registered_tails(connection: Connection, scope: Scope) -> dict[ShardName, Offset]:

@@ -79,7 +79,7 @@ SELECT s.channel, s.shard, journal.first_offset, journal.last_offset
 FROM unnest(%(channels)s::text[], %(shards)s::int[]) AS s (channel, shard)
 CROSS JOIN LATERAL {schema}.journal_bounds(s.channel, s.shard) AS journal;
 
--- :name journal_tails
+-- :name every_bounds
 -- Every shard in the journal with its first and last offset: three index probes per shard.
 WITH RECURSIVE shards AS (
     (SELECT channel, shard FROM {schema}.journal ORDER BY channel, shard LIMIT 1)

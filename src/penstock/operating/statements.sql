@@ -413,12 +413,6 @@ CROSS JOIN LATERAL {schema}.journal_bounds(c.channel, c.shard) AS journal
 WHERE c."offset" > journal.last_offset AND c.source IS NULL
 ORDER BY c.consumer, c.channel, c.shard;
 
--- :name journal_ends
--- Every shard in the journal with its first and last offset.
-SELECT channel, shard, min(first_offset), max(last_offset)
-FROM {schema}.journal
-GROUP BY channel, shard;
-
 -- :name is_log
 SELECT NOT EXISTS (SELECT FROM {schema}.channels WHERE channel = %(channel)s AND kind <> 'log');
 

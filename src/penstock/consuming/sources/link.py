@@ -28,9 +28,9 @@ from penstock.errors import (
     HistoryDiverged,
     ServerUnavailable,
 )
-from penstock.journal import check_tails, journal_tails
+from penstock.journal import check_tails, journal_bounds
 from penstock.journal.reading import JournaledRecord, records_at
-from penstock.records import BEGINNING, Epoch, Offset, Record, Scope, Shard, ShardName
+from penstock.records import Epoch, Offset, Record, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -203,11 +203,11 @@ class SourceLink:
         with self._connected() as connection:
             reported = self._reported(connection)
             diverged = self._compare_tails(connection, client, list(positions))
-            tails = journal_tails(connection, self._scope)
+            bounds = journal_bounds(connection, self._scope, positions)
             known = {s: each.offset for s, each in positions.items() if each.record is not None}
             records = records_at(connection, self._scope, known)
             for shard, position in positions.items():
-                found = self._explain(position, tails.get(shard, BEGINNING), records.get(shard))
+                found = self._explain(position, bounds[shard][1], records.get(shard))
                 diverged |= {shard: found} if found else {}
             sound = {s: each for s, each in positions.items() if s not in diverged}
             retired = sorted(sound.keys() - reported.keys())
@@ -274,7 +274,7 @@ class SourceLink:
             ServerUnavailable: The source is away.
         """
         with self._connected() as connection:
-            tail = journal_tails(connection, self._scope).get(position.shard, BEGINNING)
+            [(_, tail)] = journal_bounds(connection, self._scope, [position.shard]).values()
             at = records_at(connection, self._scope, {position.shard: position.offset})
             if reason := self._explain(position, tail, at.get(position.shard)):
                 raise HistoryDiverged(reason)

@@ -17,7 +17,7 @@ from penstock.database.errors import postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
 from penstock.errors import DamagedJournal, NotReplayable, Unknown
-from penstock.journal import Since, offsets_since
+from penstock.journal import Since, journal_bounds, offsets_since
 from penstock.operating.channels import unknown_channel
 from penstock.operating.replay.request import Replay, ReplayedShard, ReplayRequest
 from penstock.records import DEFAULT_SCOPE, Offset, Place, Scope, Shard, ShardName
@@ -129,11 +129,8 @@ class _Run:
                 raise Unknown(f"{place} is not in {self._request.channel}, or in another shard")
         if not shards:
             raise Unknown(f"channel {self._request.channel} has no shard {only}")
-        bounds = self._rows(
-            "shard_bounds",
-            {"channel": self._source.name, "shards": [shard.shard for shard in shards]},
-        )
-        ranges = (self._plan_shard(starts, *row) for row in bounds)
+        bounds = journal_bounds(self._connection, self._scope, shards)
+        ranges = [self._plan_shard(starts, shard, *bounds[shard]) for shard in shards]
         return Replay(
             None,
             self._source.name,
@@ -145,9 +142,8 @@ class _Run:
         )
 
     def _plan_shard(
-        self, starts: Mapping[ShardName, Since], shard: int, kept: int, newest: int
+        self, starts: Mapping[ShardName, Since], name: ShardName, kept: int, newest: int
     ) -> ReplayedShard:
-        name = ShardName(self._source.name, Shard(shard))
         first, last = kept, newest
         if name in starts:
             first = max(kept, starts[name].before + 1)
@@ -159,7 +155,7 @@ class _Run:
             first = max(1, given)
         if (given := _get_offset(self._request.end)) is not None:
             last = min(newest, given)
-        return ReplayedShard(shard, first, last, first - 1)
+        return ReplayedShard(name.shard, first, last, first - 1)
 
     def count(self, planned: Replay) -> Replay:
         """The same, with the number of records that are still to be copied.  With a filter, it reads all of the range."""

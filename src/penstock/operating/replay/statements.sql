@@ -13,12 +13,6 @@ WHERE r.channel = %(channel)s AND r.target = %(target)s AND r.request = %(reques
 ORDER BY r.replay DESC
 LIMIT 1;
 
--- :name shard_bounds
-SELECT s.shard, journal.first_offset, journal.last_offset
-FROM unnest(%(shards)s::int[]) AS s (shard)
-CROSS JOIN LATERAL {schema}.journal_bounds(%(channel)s, s.shard) AS journal
-ORDER BY s.shard;
-
 -- :name count_to_replay
 -- The records of a range that a filter leaves.
 SELECT count(*)

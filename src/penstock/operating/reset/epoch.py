@@ -38,11 +38,11 @@ from penstock.database.quoting import quote
 from penstock.database.statements import statements
 from penstock.errors import DamagedJournal, HistoryDiverged, Refused
 from penstock.journal.lineage import ServerIdentity, examine_lineage, server_identity
-from penstock.journal.reading import journal_tails, missed_records, records_at
+from penstock.journal.reading import journal_bounds, missed_records, records_at
 from penstock.journal.written import log_epochs, shards_to_compare
 from penstock.operating.reset.doubt import OffsetsInDoubt, find_doubt
 from penstock.pipeline import Pipeline
-from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Record, RecordId, Scope, ShardName
+from penstock.records import DEFAULT_SCOPE, Epoch, Record, RecordId, Scope, ShardName
 from penstock.streaming.sequencer import JOURNAL_CHUNK
 
 log = structlog.get_logger("penstock.operator")
@@ -254,14 +254,14 @@ def _find_disagreeing(
     connection: Connection, scope: Scope, in_redis: _RedisState
 ) -> tuple[DeletedStream, ...]:
     """The streams that end beyond the journal, or whose last record differs from the journal's."""
-    journal = journal_tails(connection, scope)
+    journal = journal_bounds(connection, scope, in_redis.extents)
     lasts = {shard: records[-1] for shard, records in in_redis.ends.items() if records}
     journaled = records_at(
         connection, scope, {shard: record.offset for shard, record in lasts.items()}
     )
     found = []
     for shard, extent in in_redis.extents.items():
-        end = journal.get(shard, Offset(0))
+        end = journal[shard][1]
         last = lasts.get(shard)
         if extent.tail > end:
             why = "the log is ahead"
@@ -281,20 +281,12 @@ def _find_doubt(
     in_redis: _RedisState,
 ) -> tuple[OffsetsInDoubt, ...]:
     """The offsets in doubt of the streams that disagree."""
-    sql = statements("penstock.operating", scope.schema)
-    ends = {
-        ShardName(channel, shard): (first, last)
-        for channel, shard, first, last in connection.execute(sql["journal_ends"])
-    }
-    disagreeing = {each.shard for each in plan.deleted}
+    names = {each.shard for each in plan.deleted}
+    disagreeing = [shard for shard in in_redis.extents if str(shard) in names]
+    epoch, extents_of = Epoch(plan.new_epoch), in_redis.extents
     found = (
-        find_doubt(
-            *(connection, client, scope, shard, extent),
-            ends.get(shard, (Offset(1), Offset(0))),
-            Epoch(plan.new_epoch),
-        )
-        for shard, extent in in_redis.extents.items()
-        if str(shard) in disagreeing
+        find_doubt(connection, client, scope, shard, extents_of[shard], bounds, epoch)
+        for shard, bounds in journal_bounds(connection, scope, disagreeing).items()
     )
     return tuple(doubt for doubt in found if doubt is not None)
 

@@ -17,10 +17,9 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import Refused, Unknown
-from penstock.journal.reading import JournaledRecord, journal_tails, records_at
+from penstock.journal.reading import JournaledRecord, journal_bounds, records_at
 from penstock.operating.consumers import list_consumers, unknown_consumer
 from penstock.records import (
-    BEGINNING,
     DEFAULT_SCOPE,
     Epoch,
     Offset,
@@ -76,13 +75,13 @@ class _SourceState:
 
     Attributes:
         epoch: Its newest epoch.
-        tails: The ends of its journal.
+        bounds: Where its journal begins and ends.
         records: Its records at the checkpoints.
         begins: The first offset of each shard that a newer epoch has given out than the consumer has accepted.
     """
 
     epoch: Epoch
-    tails: dict[ShardName, Offset]
+    bounds: dict[ShardName, tuple[Offset, Offset]]
     records: dict[ShardName, JournaledRecord]
     begins: dict[ShardName, Offset]
 
@@ -166,14 +165,14 @@ def _read_source(connection: Connection, scope: Scope, known: Sequence[_Known]) 
         ).fetchall()
         return _SourceState(
             epoch,
-            journal_tails(connection, scope),
+            journal_bounds(connection, scope, [each.shard for each in known]),
             records_at(connection, scope, {each.shard: each.offset for each in known}),
             {ShardName(channel, Shard(shard)): first for channel, shard, first in begins},
         )
 
 
 def _plan(consumer: str, known: _Known, state: _SourceState, to: Place | None) -> AcceptedShard:
-    tail = state.tails.get(known.shard, BEGINNING)
+    _, tail = state.bounds[known.shard]
     after = _find_common(known, state, tail) if to is None else to.offset
     if after > min(known.offset, tail):
         raise Refused(

@@ -17,7 +17,7 @@ from penstock.database.errors import postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
 from penstock.errors import AppendRefused, SchemaMissing, ServerUnavailable
-from penstock.journal import known_shards
+from penstock.journal import journal_bounds, known_shards
 from penstock.operating.readers import ReaderKind, find_kind
 from penstock.operating.status.report import (
     ChannelStatus,
@@ -31,7 +31,7 @@ from penstock.operating.status.report import (
 )
 from penstock.pipeline import Pipeline
 from penstock.reconciling.history import LastRun, last_runs
-from penstock.records import DEFAULT_SCOPE, Scope, Shard, ShardName
+from penstock.records import DEFAULT_SCOPE, Offset, Scope, Shard, ShardName
 from penstock.streaming.faults import Faults, read_faults
 
 MOST_COUNTED = 100_000
@@ -110,7 +110,7 @@ class _Tables:
     sequencer: _Sequencer
     registered: Mapping[str, RegisteredChannel]
     waiting: list[Row]
-    tails: list[Row]
+    bounds: Mapping[ShardName, tuple[Offset, Offset]]
     progress: list[Row]
     unpassed: Mapping[tuple[str, str], UnpassedShard | None]
     runs: tuple[LastRun, ...]
@@ -120,7 +120,6 @@ class _Tables:
 
 def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
     sql = statements("penstock.operating", scope.schema)
-    journal = statements("penstock.journal", scope.schema)
     with postgres_errors("reading the status"), connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         row = connection.execute(sql["sequencer_state"]).fetchone()
@@ -131,9 +130,12 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
         tick, epoch, tick_s, following, in_progress, *transaction, now_s = row
         oldest = None if transaction[0] is None else OpenTransaction(*transaction)
         seen = {"next": following, "in_progress": in_progress, "most": MOST_COUNTED}
-        tails = connection.execute(journal["journal_tails"]).fetchall()
-        channels, numbers, firsts, _ = zip(*tails, strict=True) if tails else ((),) * 4
-        sequenced = {"channels": list(channels), "shards": list(numbers), "firsts": list(firsts)}
+        bounds = journal_bounds(connection, scope)
+        sequenced = {
+            "channels": [shard.channel for shard in bounds],
+            "shards": [shard.shard for shard in bounds],
+            "firsts": [first for first, _ in bounds.values()],
+        }
         registered = registered_channels(connection, scope)
         progress = connection.execute(sql["progress"], sequenced, binary=True).fetchall()
         resharded = {name for name, each in registered.items() if each.generations}
@@ -141,7 +143,7 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
             _Sequencer(tick, epoch, tick_s, oldest, now_s),
             registered,
             connection.execute(sql["waiting"], seen).fetchall(),
-            tails,
+            bounds,
             progress,
             {
                 (consumer, channel): find_unpassed(connection, scope, consumer, channel)
@@ -184,7 +186,7 @@ def _read_memory(
 
 def _find_elsewhere(tables: _Tables) -> list[ShardName]:
     """The shards of sources that consumers of this database read: neither registered here nor in this journal."""
-    here = {*tables.registered, *(channel for channel, *_ in tables.tails)}
+    here = {*tables.registered, *(shard.channel for shard in tables.bounds)}
     found = {ShardName(channel, Shard(shard)) for _, channel, shard, *_ in tables.progress}
     return sorted(shard for shard in found if shard.channel not in here and "@" in shard.channel)
 
@@ -276,9 +278,7 @@ class _Channels:
         self._staged = {
             ShardName(channel, shard): (count, age) for channel, shard, count, age in tables.waiting
         }
-        self._sequenced = {
-            ShardName(channel, shard): last for channel, shard, _, last in tables.tails
-        }
+        self._sequenced = {shard: last for shard, (_, last) in tables.bounds.items()}
         self._redis = redis
         self._in_postgres = {
             ShardName(channel, shard): count for channel, shard, count in tables.in_postgres

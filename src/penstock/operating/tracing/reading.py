@@ -17,6 +17,7 @@ from penstock.database.errors import postgres_errors
 from penstock.database.quoting import quote
 from penstock.database.statements import statements
 from penstock.errors import AppendRefused, Refused, SchemaMissing, ServerUnavailable
+from penstock.journal import journal_bounds
 from penstock.operating.readers import find_kind
 from penstock.operating.tracing.report import OpenWriter, Reader, ReaderState, Story
 from penstock.records import Place, RecordId, Scope
@@ -198,16 +199,14 @@ class StoryReader:
             PrivilegeMissing: The connection's role may not read it.
         """
         with postgres_errors("reading the last tick"):
-            tails = self._connection.execute(
-                statements("penstock.journal", self._scope.schema)["journal_tails"]
-            ).fetchall()
+            bounds = journal_bounds(self._connection, self._scope)
             rows = self._rows(
                 "situation",
                 {
                     "table": self._table,
-                    "channels": [channel for channel, _, _, _ in tails],
-                    "shards": [shard for _, shard, _, _ in tails],
-                    "firsts": [first for _, _, first, _ in tails],
+                    "channels": [shard.channel for shard in bounds],
+                    "shards": [shard.shard for shard in bounds],
+                    "firsts": [first for first, _ in bounds.values()],
                 },
             )
         if not rows:

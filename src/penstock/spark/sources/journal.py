@@ -6,6 +6,7 @@ from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
 from penstock.errors import InvalidSetting
+from penstock.journal import journal_bounds
 from penstock.records import Offset, OffsetRange, Shard, ShardName
 from penstock.spark.sources.connections import postgres
 from penstock.spark.sources.options import Options
@@ -47,16 +48,8 @@ def read_bounds(options: Options, shards: Collection[ShardName]) -> dict[ShardNa
         ServerUnavailable: Postgres does not answer.
         SchemaMissing: The tables are not there.
     """
-    with postgres_errors("reading the journal"):
-        rows = postgres(options.database()).execute(
-            _sql(options)["available"], _name_shards(shards)
-        )
-        return {
-            (name := ShardName(channel, Shard(shard))): OffsetRange(
-                name, Offset(first), Offset(last)
-            )
-            for channel, shard, first, last in rows
-        }
+    bounds = journal_bounds(postgres(options.database()), options.scope, shards)
+    return {shard: OffsetRange(shard, first, last) for shard, (first, last) in bounds.items()}
 
 
 def find_sequenced_since(

@@ -1,9 +1,3 @@
--- :name available
--- The first and the last offset that the journal has of each shard.
-SELECT s.channel, s.shard, journal.first_offset, journal.last_offset
-FROM unnest(%(channels)s::text[], %(shards)s::integer[]) AS s (channel, shard),
-     LATERAL {schema}.journal_bounds(s.channel, s.shard) AS journal;
-
 -- :name sequenced_since
 -- The first offset of each shard's journal, and of what was sequenced at a time or later.
 SELECT s.channel, s.shard,
