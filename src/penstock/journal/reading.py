@@ -35,14 +35,12 @@ class JournaledRecord:
     id: RecordId
     staged_us: int | None
 
-    def is_same_as(self, record: LastRecord | Record) -> bool:
-        """Whether ``record`` is this record."""
-        return self.id == record.id and self.staged_us in (None, record.staged_us)
-
-    def is_record(self, other: "JournaledRecord") -> bool:
-        """Whether both are one record."""
-        times = {self.staged_us, other.staged_us}
-        return self.id == other.id and (None in times or len(times) == 1)
+    def is_same_as(self, record: "JournaledRecord | LastRecord | Record | None") -> bool:
+        """Whether both are one record, as far as is known: True if the other one is not known, which is None."""
+        if record is None:
+            return True
+        times = {self.staged_us, record.staged_us}
+        return self.id == record.id and (None in times or len(times) == 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,10 +312,11 @@ class SourceLink:
             return self._diverged(
                 f"{place} is applied, and the journal of source {self.source} ends at {tail}"
             )
-        if position.record is None or found is None or position.record.is_record(found):
+        applied = position.record
+        if applied is None or found is None or found.is_same_as(applied):
             return None
         return self._diverged(
-            f"{place}: record {position.record.id} is applied, and source {self.source} has another one there, {found.id}"
+            f"{place}: record {applied.id} is applied, and source {self.source} has another one there, {found.id}"
         )
 
     def _diverged(self, found: str) -> str:

@@ -194,8 +194,7 @@ def _plan(consumer: str, known: _Known, state: _SourceState, to: Place | None) -
 def _find_common(known: _Known, state: _SourceState, tail: Offset) -> Offset:
     """The last offset up to the checkpoint that both histories have."""
     found = state.records.get(known.shard)
-    is_same = known.record is None or found is None or known.record.is_record(found)
-    if known.offset <= tail and is_same:
+    if known.offset <= tail and (found is None or found.is_same_as(known.record)):
         return known.offset
     if state.epoch <= known.epoch:
         raise Refused(
