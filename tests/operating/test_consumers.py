@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import redis
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
@@ -14,7 +15,16 @@ from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
-from penstock.errors import ConsumerRenamed, InvalidName, Refused, SchemaMissing, Unknown
+from penstock.errors import (
+    ChannelRetired,
+    ConsumerRenamed,
+    InvalidName,
+    PenstockError,
+    Refused,
+    SchemaMissing,
+    Unknown,
+)
+from penstock.operating.channels import retire_channel
 from penstock.operating.consumers import list_consumers, rename, retire
 from penstock.records import Record
 from penstock.streaming import Streamer
@@ -109,6 +119,41 @@ def test_dead_letters_and_reconciliations_go_with_a_renamed_consumer(
 
 
 @pytest.mark.usefixtures("effects")
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ("rename", ConsumerRenamed, "was renamed to totals: declare it by its new name"),
+        ("retire channel", ChannelRetired, "consumer reader: channel things was retired"),
+        ("retire", SchemaMissing, "consumer reader has no checkpoint"),
+    ],
+)
+def test_a_worker_that_runs_meanwhile_stops_and_says_why(
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    database_url: str,
+    redis_url: str,
+    change: str,
+    error: type[PenstockError],
+    said: str,
+) -> None:
+    pipeline = declare("reader", things)
+    drained(pipeline, database_url, redis_url)
+    worker = LogWorker(pipeline, pipeline.get_consumer("reader"), database_url, redis_url)
+    with closing(worker):
+        worker.drain()
+        match change:
+            case "rename":
+                rename(connection, "reader", "totals", apply=True)
+            case "retire":
+                retire(connection, "reader", apply=True)
+            case _:
+                retire_channel(connection, redis_client, "things", apply=True, pause=lambda _: None)
+
+        with pytest.raises(error, match=said):
+            worker.run(lambda: False)
+
+
 def test_a_worker_with_the_old_name_is_refused_and_the_streamer_goes_on(
     connection: Connection, things: Log, database_url: str, redis_url: str
 ) -> None:
@@ -230,7 +275,7 @@ def test_a_consumer_is_renamed_under_load_and_nothing_is_lost_or_doubled(
     def stopping(stop: Callable[[], bool]) -> None:
         pipeline = declare("reader", things)
         worker = LogWorker(pipeline, pipeline.get_consumer("reader"), database_url, redis_url)
-        with closing(worker), pytest.raises((SchemaMissing, ConsumerRenamed)):
+        with closing(worker), pytest.raises(ConsumerRenamed):
             worker.run(stop)
 
     following = declare("totals", things)

@@ -4,9 +4,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from penstock.database.executor import Executor
+from penstock.database.registration import why_unreadable, why_unregistered
 from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec
-from penstock.errors import BrokenTransaction, SchemaMissing
+from penstock.errors import BrokenTransaction, PenstockError, SchemaMissing
 from penstock.records import Offset, Scope, Shard, ShardName
 
 
@@ -112,20 +113,32 @@ class Checkpoints:
 
         Raises:
             SchemaMissing: The consumer is not registered.
+            ChannelRetired: Its channel was retired, or renamed.
+            ConsumerRenamed: It has another name now.
         """
         channel = self._consumer.channel.name
         rows = connection.execute(
             self._sql["checkpoints"], {"consumer": self._consumer.name, "channel": channel}
         ).fetchall()
         if not rows:
-            raise SchemaMissing(
-                f"consumer {self._consumer.name} has no checkpoint; it was not registered"
-            )
+            raise self._why_none(connection)
         return {
             ShardName(channel, Shard(shard)): offset
             for shard, offset, halted in rows
             if halted is None
         }
+
+    def _why_none(self, connection: Executor) -> PenstockError:
+        """The error for a consumer that has no checkpoints, or has lost them to another name while it ran."""
+        consumer, channel = self._consumer.name, self._consumer.channel.name
+        which = {"consumer": consumer, "channel": channel}
+        row = connection.execute(self._sql["former_names"], which).fetchone()
+        is_former, successor, own_successor = row or (False, None, None)
+        if own_successor is not None:
+            return why_unregistered(consumer, own_successor)
+        if is_former:
+            return why_unreadable(consumer, channel, successor)
+        return SchemaMissing(f"consumer {consumer} has no checkpoint; it was not registered")
 
     def lock(
         self, connection: Executor, shards: Collection[ShardName]

@@ -4,6 +4,13 @@ FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s AND channel = %(channel)s
 ORDER BY shard;
 
+-- :name former_names
+-- Why a consumer has no checkpoints: whether its channel was renamed, or retired; the channel's new name, and the consumer's.
+SELECT c.channel IS NOT NULL, c.successor, r.successor
+FROM (SELECT) one
+LEFT JOIN {schema}.former_channels c ON c.channel = %(channel)s
+LEFT JOIN {schema}.former_consumers r ON r.consumer = %(consumer)s;
+
 -- :name take_checkpoints
 -- The row lock is the mutual exclusion: the process that holds it works on the shard, others skip it.  The transaction's id
 -- proves later that effects and checkpoint are in one transaction; the clock is the one that staged the records.  A barrier

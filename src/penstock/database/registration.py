@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.declarations import Channel
-from penstock.errors import ChannelMismatch, ChannelRetired
+from penstock.errors import ChannelMismatch, ChannelRetired, ConsumerRenamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,7 @@ def check_declared(channel: Channel, found: Registration) -> None:
 def find_fault(channel: Channel, found: Registration) -> Fault | None:
     """Why a channel may not be used as it is declared; None if it may."""
     if found.is_former and found.successor is None:
-        return Fault(
-            ChannelRetired,
-            f"channel {channel.name} was retired: nothing can be staged for it, or read from it",
-            f"Remove it from the pipeline; or begin it anew: penstock channels adopt {channel.name} --apply",
-        )
+        return _retired(channel.name)
     if found.kind is None or found.fits:
         return None
     return Fault(
@@ -67,6 +63,33 @@ def find_fault(channel: Channel, found: Registration) -> Fault | None:
         f"channel {channel.name} is declared as {_describe(channel.kind, channel.shards)}, and registered as "
         f"{_describe(found.kind, found.shards)}: records would go where nobody reads them, and keys change their shards",
         _what_to_do(channel, found.kind, found.shards, found.successor),
+    )
+
+
+def why_unreadable(consumer: str, channel: str, successor: str | None) -> ChannelRetired:
+    """The error for a consumer of a channel that was renamed, or that was retired and has no successor."""
+    if successor is None:
+        fault = _retired(channel)
+        return ChannelRetired(f"consumer {consumer}: {fault.reason}. {fault.fix}")
+    return ChannelRetired(
+        f"consumer {consumer}: channel {channel} was renamed to {successor}: declare it by its new name"
+    )
+
+
+def why_unregistered(consumer: str, successor: str) -> ConsumerRenamed:
+    """The error for a consumer that was renamed."""
+    return ConsumerRenamed(
+        f"consumer {consumer} was renamed to {successor}: declare it by its new name. As a new consumer it would "
+        f"apply again what {successor} has applied. To use the name for another one: "
+        f"penstock consumers retire {consumer} --apply"
+    )
+
+
+def _retired(channel: str) -> Fault:
+    return Fault(
+        ChannelRetired,
+        f"channel {channel} was retired: nothing can be staged for it, or read from it",
+        f"Remove it from the pipeline; or begin it anew: penstock channels adopt {channel} --apply",
     )
 
 

@@ -12,10 +12,14 @@ from psycopg.rows import class_row
 
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.registration import Registration, check_declared
+from penstock.database.registration import (
+    Registration,
+    check_declared,
+    why_unreadable,
+    why_unregistered,
+)
 from penstock.database.statements import statements
 from penstock.declarations import Channel, ConsumerSpec, Log, Queue
-from penstock.errors import ChannelRetired, ConsumerRenamed
 from penstock.records import Scope, Shard, ShardName
 
 
@@ -168,9 +172,7 @@ def register_consumer(
     """
     name = register_channel(connection, scope, consumer.channel)
     if name != consumer.channel.name:
-        raise ChannelRetired(
-            f"consumer {consumer.name}: channel {consumer.channel.name} was renamed to {name}: declare it by its new name"
-        )
+        raise why_unreadable(consumer.name, consumer.channel.name, name)
     sql = statements("penstock.database", scope.schema)
     with postgres_errors(f"registering consumer {consumer.name}"), connection.transaction():
         # Retention takes the same lock, so it does not remove what `start` has just pointed at.
@@ -201,8 +203,4 @@ def check_not_renamed(connection: Connection, scope: Scope, consumer: ConsumerSp
         {"consumer": consumer.name},
     ).fetchone()
     if former is not None:
-        raise ConsumerRenamed(
-            f"consumer {consumer.name} was renamed to {former[0]}: declare it by its new name. As a new consumer it would "
-            f"apply again what {former[0]} has applied. To use the name for another one: "
-            f"penstock consumers retire {consumer.name} --apply"
-        )
+        raise why_unregistered(consumer.name, former[0])
