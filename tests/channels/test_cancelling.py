@@ -66,6 +66,21 @@ def test_a_script_that_was_cancelled_leaves_no_reply_to_the_next(redis_url: str)
     asyncio.run(story())
 
 
+def test_calls_that_were_cancelled_leave_no_reply_to_the_next(redis_url: str) -> None:
+    async def story() -> None:
+        client = connect_redis_async(redis_url)
+        loaded = script("volatile/count")
+        keys = ("penstock:{c}:volatile", "penstock:{c}:volatile-times")
+        await cancel_everywhere(lambda: loaded.call_each_async(client, [Call(keys, ())] * 3))
+
+        for number in range(3):
+            await client.set("number", number)
+            assert await client.get("number") == str(number).encode()
+        await client.aclose()
+
+    asyncio.run(story())
+
+
 def test_a_waiting_reader_of_a_queue_ends_wherever_it_is_cancelled(redis_url: str) -> None:
     async def story() -> None:
         queue = AsyncFairQueue.connect(redis_url, "receipts")

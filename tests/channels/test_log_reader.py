@@ -517,6 +517,12 @@ def test_a_channel_of_a_pipeline_names_its_log(filled_log: FilledLog, redis_url:
         assert offsets(reader.read_any(dict.fromkeys(range(8), 1))[7]) == [1, 2]
 
 
+def test_a_read_of_no_shards_is_over_at_once(make_reader: MakeReader) -> None:
+    started = monotonic()
+    assert make_reader().read_any({}, block_s=5) == {}
+    assert monotonic() - started < 2
+
+
 def test_arguments_that_cannot_be_are_refused(make_reader: MakeReader) -> None:
     reader = make_reader(shards=2)
     now = datetime.now(UTC)

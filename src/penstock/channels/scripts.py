@@ -70,17 +70,46 @@ class Script:
         Raises:
             redis.RedisError: The connection failed; any of the calls may have been executed.
         """
-        replies = self._send(client, calls)
-        lost = [
-            i
-            for i, reply in enumerate(replies)
-            if isinstance(reply, redis.exceptions.NoScriptError)
-        ]
-        if lost:
+        replies: list[Any] = self._queued(client, calls).execute(raise_on_error=False)
+        if lost := _lost(replies):
             client.script_load(self.text)
-            for i, reply in zip(lost, self._send(client, [calls[i] for i in lost]), strict=True):
+            again = self._queued(client, [calls[i] for i in lost]).execute(raise_on_error=False)
+            for i, reply in zip(lost, again, strict=True):
                 replies[i] = reply
         return replies
+
+    async def call_each_async(self, client: Any, calls: Sequence[Call]) -> list[Any]:
+        """As ``call_each``, on a client of ``redis.asyncio``.
+
+        Raises:
+            redis.RedisError: The connection failed; any of the calls may have been executed.
+            asyncio.CancelledError: The caller was cancelled; the same.
+        """
+        sent = self._queued(client, calls).execute(raise_on_error=False)
+        replies: list[Any] = await cancellable(sent)
+        if lost := _lost(replies):
+            await cancellable(client.script_load(self.text))
+            sent = self._queued(client, [calls[i] for i in lost]).execute(raise_on_error=False)
+            for i, reply in zip(lost, await cancellable(sent), strict=True):
+                replies[i] = reply
+        return replies
+
+    def call_all(self, client: Any, calls: Sequence[Call]) -> list[Any]:
+        """As ``call_each``, but the first error reply is raised.
+
+        Raises:
+            redis.RedisError: The connection failed, or a reply is an error; any of the calls may have been executed.
+        """
+        return _checked(self.call_each(client, calls))
+
+    async def call_all_async(self, client: Any, calls: Sequence[Call]) -> list[Any]:
+        """As ``call_all``, on a client of ``redis.asyncio``.
+
+        Raises:
+            redis.RedisError: As ``call_all``.
+            asyncio.CancelledError: The caller was cancelled; any of the calls may have been executed.
+        """
+        return _checked(await self.call_each_async(client, calls))
 
     def call_together(self, client: Any, calls: Sequence[Call]) -> list[Any]:
         """As ``call_each``, but in one transaction: a client that waits for several of the keys is woken once, after all calls.
@@ -135,7 +164,8 @@ class Script:
         packed: bytes = pack_command(arguments)  # type: ignore[arg-type]  # typed for a tuple of bytes only
         return packed
 
-    def _send(self, client: Any, calls: Sequence[Call]) -> list[Any]:
+    def _queued(self, client: Any, calls: Sequence[Call]) -> Any:
+        """A pipeline with the calls, which nothing has sent yet."""
         pipeline = client.pipeline(transaction=False)
         for call in calls:
             # Not `evalsha`, which a Cluster's pipeline refuses although it can find the node by the keys.
@@ -147,8 +177,21 @@ class Script:
                 *call.arguments,
                 **{NEVER_DECODE: True},
             )
-        replies: list[Any] = pipeline.execute(raise_on_error=False)
-        return replies
+        return pipeline
+
+
+def _lost(replies: Sequence[Any]) -> list[int]:
+    """The places of the calls for which the server had no script."""
+    return [
+        i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)
+    ]
+
+
+def _checked(replies: list[Any]) -> list[Any]:
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
 
 
 class CallsAhead:

@@ -1,6 +1,5 @@
 """Reading a log by offset, and writing one, for asyncio: the same operations on a client of ``redis.asyncio``."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from time import monotonic
@@ -10,12 +9,12 @@ import redis.asyncio
 
 from penstock.channels.cancelling import cancellable
 from penstock.channels.log.arguments import Source, check_source
-from penstock.channels.log.following import POLL_S
 from penstock.channels.log.left_out import find_written_async
 from penstock.channels.log.reader import MAX_WAIT_S
 from penstock.channels.log.reading import LogReading
 from penstock.channels.log.running import run_async
 from penstock.channels.log.slices import LogInfo, LogSlice
+from penstock.channels.log.waiting import wait_for_more_async
 from penstock.channels.log.writing import Evicted, LogWriting
 from penstock.channels.scripts import Operation
 from penstock.channels.server import connect_redis_async, redis_errors
@@ -98,7 +97,7 @@ class AsyncLogReader:
         while True:
             operations = self._reading.read_each(offsets, count)
             found = dict(zip(offsets, await self._run_each(operations), strict=True))
-            if any(found.values()) or not await self._wait([*found.values()], until):
+            if any(found.values()) or not found or not await self._wait([*found.values()], until):
                 return {number: await self._fill(each) for number, each in found.items() if each}
 
     async def offset_at(self, at: datetime, shard: int = 0, *, slack_s: float = 60.0) -> Offset:
@@ -139,8 +138,9 @@ class AsyncLogReader:
         left = min(until - monotonic(), MAX_WAIT_S)
         if left <= 0:
             return False
-        if not empty or (self._polls and len(empty) > 1):
-            await asyncio.sleep(min(POLL_S, left))
+        if self._polls and len(empty) > 1:
+            positions = self._reading.positions(empty)
+            await wait_for_more_async(self._client, self._reading.namespace, positions, left)
             return True
         with redis_errors(f"waiting for {self.name}"):
             streams = self._reading.streams(empty)

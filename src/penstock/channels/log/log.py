@@ -80,12 +80,17 @@ def shards_with_more(
     Raises:
         ServerUnavailable: Redis does not answer.
     """
+    with redis_errors("waiting for records"):
+        replies = ask_for_more(client, namespace, positions).execute(raise_on_error=False)
+    return [shard for shard, reply in zip(positions, replies, strict=True) if reply]
+
+
+def ask_for_more(client: Any, namespace: str, positions: Mapping[ShardName, Offset]) -> Any:
+    """A pipeline with the question of ``shards_with_more``, which nothing has sent yet."""
     pipeline = client.pipeline(transaction=False)
     for shard, after in positions.items():
         pipeline.xrange(log_keys(namespace, shard).stream, f"{after + 1}-0", "+", 1)
-    with redis_errors("waiting for records"):
-        replies = pipeline.execute(raise_on_error=False)
-    return [shard for shard, reply in zip(positions, replies, strict=True) if reply]
+    return pipeline
 
 
 def last_offsets(

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, Self, TypeVar
 
 import redis
 
 from penstock.channels.log.arguments import Source, check_source
-from penstock.channels.log.following import POLL_S
 from penstock.channels.log.left_out import find_written
 from penstock.channels.log.reading import LogReading
 from penstock.channels.log.running import run
 from penstock.channels.log.slices import LogInfo, LogSlice
+from penstock.channels.log.waiting import wait_for_more
 from penstock.channels.scripts import Operation
 from penstock.channels.server import RedisClient, connect_redis, redis_errors
 from penstock.kinds import Log
@@ -138,7 +138,7 @@ class LogReader:
         """Reads several shards, each from its offset on, in one round trip; waits until one of them has something.
 
         Args:
-            offsets: The first offset of each shard, by its number.
+            offsets: The first offset of each shard, by its number; without any, the result is empty at once.
             count: Number of offsets of each shard.
             block_s: How long to wait, in seconds, if no shard has one yet.
 
@@ -152,7 +152,7 @@ class LogReader:
         while True:
             operations = self._reading.read_each(offsets, count)
             found = dict(zip(offsets, self._run_each(operations), strict=True))
-            if any(found.values()) or not self._wait([*found.values()], until):
+            if any(found.values()) or not found or not self._wait([*found.values()], until):
                 return {number: self._fill(each) for number, each in found.items() if each}
 
     def offset_at(self, at: datetime, shard: int = 0, *, slack_s: float = 60.0) -> Offset:
@@ -213,8 +213,9 @@ class LogReader:
         left = min(until - monotonic(), MAX_WAIT_S)
         if left <= 0:
             return False
-        if not empty or (self._polls and len(empty) > 1):
-            sleep(min(POLL_S, left))
+        if self._polls and len(empty) > 1:
+            positions = self._reading.positions(empty)
+            wait_for_more(self._client, self._reading.namespace, positions, left)
             return True
         with redis_errors(f"waiting for {self.name}"):
             streams = self._reading.streams(empty)

@@ -167,10 +167,15 @@ class LogReading:
         """Forgets how far a shard has been read."""
         self._seen.pop(shard, None)
 
+    def positions(self, slices: Sequence[LogSlice]) -> dict[ShardName, Offset]:
+        """The last offset before each slice's end."""
+        return {each.shard: Offset(each.next - 1) for each in slices}
+
     def streams(self, slices: Sequence[LogSlice]) -> dict[str, str]:
         """What a blocking read waits for: the stream of each slice that is empty, and the id after which to wait."""
         return {
-            log_keys(self.namespace, each.shard).stream: f"{each.next - 1}-0" for each in slices
+            log_keys(self.namespace, shard).stream: f"{after}-0"
+            for shard, after in self.positions(slices).items()
         }
 
     def _keys(self, shard: ShardName) -> tuple[str, str]:

@@ -26,15 +26,15 @@ def run(client: RedisClient, operations: Sequence[Operation[T]], what: str) -> l
         return []
     with redis_errors(what):
         calls = [each.call for each in operations]
-        replies = script(operations[0].script).call_each(client, calls)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
+        replies = script(operations[0].script).call_all(client, calls)
     return [each.read(reply) for each, reply in zip(operations, replies, strict=True)]
 
 
 async def run_async(client: Any, operations: Sequence[Operation[T]], what: str) -> list[T]:
-    """As ``run``, on a client of ``redis.asyncio``, one after the other."""
+    """As ``run``, on a client of ``redis.asyncio``."""
+    if not operations:
+        return []
     with redis_errors(what):
-        replies = [await script(each.script).call_async(client, each.call) for each in operations]
+        calls = [each.call for each in operations]
+        replies = await script(operations[0].script).call_all_async(client, calls)
     return [each.read(reply) for each, reply in zip(operations, replies, strict=True)]

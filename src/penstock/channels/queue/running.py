@@ -4,9 +4,10 @@ import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from penstock.channels.driving import drive, drive_async
 from penstock.channels.queue.messages import NewMessage, Written
 from penstock.channels.queue.shape import QueueShape, in_order
-from penstock.channels.queue.shard import Steps
+from penstock.channels.queue.shard import Request, Steps
 from penstock.channels.scripts import script
 from penstock.channels.server import REDIS_ERRORS, RedisClient, translate_error
 from penstock.errors import AppendRefused, ForeignLog, ForeignQueue, PenstockError
@@ -32,20 +33,15 @@ def run(client: RedisClient, steps: Steps[T], what: str) -> T:
         AppendRefused: Redis takes no writes now.
         ForeignQueue: A key holds something else.
     """
-    try:
-        request = next(steps)
-        while True:
-            loaded = script(request.script)
-            try:
-                [reply] = loaded.call_each(client, [request.call])
-                if isinstance(reply, Exception):
-                    raise reply
-            except REDIS_ERRORS as error:
-                raise _translate(error, what) from error
-            request = steps.send(reply)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
+
+    def do(request: Request) -> Any:
+        try:
+            [reply] = script(request.script).call_all(client, [request.call])
+        except REDIS_ERRORS as error:
+            raise _translate(error, what) from error
+        return reply
+
+    return drive(steps, do)
 
 
 def write_messages(
@@ -61,18 +57,14 @@ def write_messages(
 
 async def run_async(client: Any, steps: Steps[T], what: str) -> T:
     """As ``run``, on a client of ``redis.asyncio``."""
-    try:
-        request = next(steps)
-        while True:
-            loaded = script(request.script)
-            try:
-                reply = await loaded.call_async(client, request.call)
-            except REDIS_ERRORS as error:
-                raise _translate(error, what) from error
-            request = steps.send(reply)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
+
+    async def do(request: Request) -> Any:
+        try:
+            return await script(request.script).call_async(client, request.call)
+        except REDIS_ERRORS as error:
+            raise _translate(error, what) from error
+
+    return await drive_async(steps, do)
 
 
 def _translate(error: Any, what: str) -> PenstockError:

@@ -106,6 +106,7 @@ class GroupReader:
         self._error: PenstockError | None = None
         self._round = 0
         self._check_at = 0.0
+        self._codecs = f" {' '.join(codec for codec in CODECS if is_installed(codec))} "
 
     def read(self, count: int, block_s: float) -> Steps[Taken]:
         """The next records; see ``LogGroup.read``."""
@@ -250,7 +251,7 @@ class GroupReader:
                 options.max_pending,
                 int(options.evicted == "skip"),
                 most_bytes,
-                f" {' '.join(codec for codec in CODECS if is_installed(codec))} ",
+                self._codecs,
             ),
         )
         [reply] = yield Ask("log/group/read", [call])

@@ -1,18 +1,15 @@
 """Drives the operations of a group: on a connection, or on one of asyncio."""
 
-import asyncio
-from collections.abc import Sequence
-from time import monotonic, sleep
 from typing import Any, TypeVar
 
 import redis
 import redis.asyncio
 
+from penstock.channels import driving
 from penstock.channels.cancelling import cancellable
-from penstock.channels.log.following import POLL_S
 from penstock.channels.log.groups.steps import Ask, AwaitTurn, FindWritten, Step, Steps, WatchLog
 from penstock.channels.log.left_out import find_written, find_written_async
-from penstock.channels.log.log import shards_with_more
+from penstock.channels.log.waiting import wait_for_more, wait_for_more_async
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import script
 from penstock.channels.server import RedisClient, redis_errors
@@ -34,30 +31,24 @@ def drive(client: RedisClient, namespace: str, steps: Steps[T], what: str) -> T:
         AppendRefused: Redis takes no writes now.
         ForeignLog: A key holds another type.
     """
-    try:
-        step = next(steps)
-        while True:
-            with redis_errors(what):
-                result = _do(client, namespace, step)
-            step = steps.send(result)
-    except StopIteration as stop:
-        returned: T = stop.value
-        return returned
+
+    def do(step: Step) -> Any:
+        with redis_errors(what):
+            return _do(client, namespace, step)
+
+    return driving.drive(steps, do)
 
 
 def _do(client: RedisClient, namespace: str, step: Step) -> Any:
     match step:
         case Ask():
-            return _checked(script(step.script).call_each(client, step.calls))
+            return script(step.script).call_all(client, step.calls)
         case FindWritten():
             return find_written(client, namespace, step.shards)
         case AwaitTurn():
             return client.blpop([step.key], timeout=step.seconds) is not None
         case WatchLog() if _is_spread(client, step):
-            until = monotonic() + step.seconds
-            while not shards_with_more(client, namespace, step.positions) and monotonic() < until:
-                sleep(POLL_S)
-            return None
+            return wait_for_more(client, namespace, step.positions, step.seconds)
         case WatchLog():
             return client.xread(_streams(namespace, step), count=1, block=_milliseconds(step))
 
@@ -68,50 +59,28 @@ async def drive_async(client: Any, namespace: str, steps: Steps[T], what: str) -
     Raises:
         asyncio.CancelledError: The caller was cancelled; what was requested may have been done.
     """
-    try:
-        step = next(steps)
-        while True:
-            with redis_errors(what):
-                result = await _do_async(client, namespace, step)
-            step = steps.send(result)
-    except StopIteration as stop:
-        returned: T = stop.value
-        return returned
+
+    async def do(step: Step) -> Any:
+        with redis_errors(what):
+            return await _do_async(client, namespace, step)
+
+    return await driving.drive_async(steps, do)
 
 
 async def _do_async(client: Any, namespace: str, step: Step) -> Any:
     match step:
         case Ask():
-            return [await script(step.script).call_async(client, call) for call in step.calls]
+            return await script(step.script).call_all_async(client, step.calls)
         case FindWritten():
             return await find_written_async(client, namespace, step.shards)
         case AwaitTurn():
             turn = await cancellable(client.blpop([step.key], timeout=step.seconds))
             return turn is not None
         case WatchLog() if _is_spread(client, step):
-            return await _poll(client, namespace, step)
+            return await wait_for_more_async(client, namespace, step.positions, step.seconds)
         case WatchLog():
             streams = _streams(namespace, step)
             return await cancellable(client.xread(streams, count=1, block=_milliseconds(step)))
-
-
-async def _poll(client: Any, namespace: str, step: WatchLog) -> None:
-    until = monotonic() + step.seconds
-    while True:
-        for shard, after in step.positions.items():
-            stream = log_keys(namespace, shard).stream
-            if await cancellable(client.xrange(stream, f"{after + 1}-0", "+", 1)):
-                return
-        if monotonic() >= until:
-            return
-        await asyncio.sleep(POLL_S)
-
-
-def _checked(replies: Sequence[Any]) -> Sequence[Any]:
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-    return replies
 
 
 def _is_spread(client: Any, step: WatchLog) -> bool:
