@@ -118,7 +118,6 @@ def test_dead_letters_and_reconciliations_go_with_a_renamed_consumer(
     assert runs.fetchall() == [("totals", "totals"), ("nightly", "totals")]
 
 
-@pytest.mark.usefixtures("effects")
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
@@ -154,6 +153,7 @@ def test_a_worker_that_runs_meanwhile_stops_and_says_why(
             worker.run(lambda: False)
 
 
+@pytest.mark.usefixtures("effects")
 def test_a_worker_with_the_old_name_is_refused_and_the_streamer_goes_on(
     connection: Connection, things: Log, database_url: str, redis_url: str
 ) -> None:
