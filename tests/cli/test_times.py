@@ -72,6 +72,24 @@ def test_tail_shows_the_newest_of_what_redis_has_evicted(
     assert numbers(streamed, "--key", "k0", "--shard", "1", "--count", "3") == [33, 37, 41]
 
 
+def test_tail_shows_the_log_of_a_source_whose_name_has_an_at_sign(
+    penstock: CommandLine, redis_client: redis.Redis, connection: Connection
+) -> None:
+    connection.execute(
+        "INSERT INTO penstock.channels (channel, kind, shards, keep) VALUES ('orders@eu', 'log', 1, '1 day');"
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "VALUES ('orders@eu', 0, 'k', 'insert', 'order', '{}'), ('orders@eu', 0, 'k', 'insert', 'order', '{}')"
+    )
+    penstock("stream", "--drain")
+    keys = log_keys("penstock", ShardName("orders@eu", Shard(0)))
+    redis_client.xtrim(keys.stream, maxlen=0, approximate=False)
+
+    for arguments in ((), ("--from", "1"), ("--key", "k")):
+        done = penstock("tail", "orders@eu", "--json", *arguments)
+        offsets = [json.loads(line)["offset"] for line in done.stdout.splitlines()]
+        assert (offsets, done.stderr) == ([1, 2], "")
+
+
 def test_tail_goes_on_behind_records_that_postgres_no_longer_has(
     streamed: CommandLine, redis_client: redis.Redis, connection: Connection
 ) -> None:
