@@ -1,5 +1,6 @@
 """A channel that is captured by trigger gets another name: each change is staged once, whichever release is deployed."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from fixtures.application import Base
 from penstock import Log, Pipeline
 from penstock.capture import check_triggers, inspect_triggers, install_triggers
 from penstock.database.connections import Connection
-from penstock.errors import TriggerMissing
+from penstock.errors import Refused, TriggerMissing
 from penstock.operating.channels import rename_channel
 from penstock.operating.resharding import reshard
 from penstock.records import Record
@@ -198,6 +199,26 @@ def test_init_drops_the_second_trigger_of_a_rule(
     drained(doubled, database_url, redis_url)
     assert received(connection) == ["1"]
     assert functions(connection) == [own_name(doubled)]
+
+
+def test_a_channel_whose_new_name_has_a_trigger_already_is_not_renamed(
+    write: Write, rename: Rename, connection: Connection, database_url: str, redis_url: str
+) -> None:
+    """Guarantee 9: ``init`` of the new release was run too early."""
+    old, new = declare("rides"), declare("trips")
+    other = declare("trips", object="trips")  # another rule of the same class
+    for release in (old, new, other):
+        install_triggers(database_url, release)
+    drained(old, database_url, redis_url)
+    with pytest.raises(Refused, match="stage each change twice") as refused:
+        rename("rides", "trips")
+    [drop] = re.findall("DROP FUNCTION .* CASCADE", str(refused.value))
+
+    connection.execute(drop.encode())
+    rename("rides", "trips")
+
+    assert functions(connection) == sorted([own_name(old), own_name(other)])
+    check_triggers(connection, new)
 
 
 def test_hooks_that_take_over_from_the_trigger_of_a_former_name_are_told_so(

@@ -17,6 +17,7 @@ import structlog
 from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
+from penstock.database.quoting import quote
 from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
 from penstock.errors import Refused
@@ -102,6 +103,7 @@ def rename_channel(  # noqa: PLR0913  how it is done
         if not plan.begun:
             _check_free(connection, plan, taken, scope)
             _check_idle(connection, channel, scope)
+            _check_triggers(connection, channel, successor, scope)
         if apply and not plan.begun:
             connection.execute(sql["free_name"], names)
             connection.execute(sql["rename_channel"], names)
@@ -221,4 +223,23 @@ def _check_idle(connection: Connection, channel: str, scope: Scope) -> None:
         raise Refused(
             f"a replay of {copied} has not ended: let it end, or cancel it: penstock consumers retire replay-{replay} --apply. "
             f"Then rename {channel}"
+        )
+
+
+def _check_triggers(connection: Connection, channel: str, successor: str, scope: Scope) -> None:
+    """Checks that no table has a trigger for each of the two names: both would stage its changes for one channel.
+
+    Raises:
+        Refused: A table has.
+    """
+    found = connection.execute(
+        statements("penstock.operating.channels", scope.schema)["triggers_of_one_rule"],
+        {"channel": channel, "successor": successor, "schema": scope.schema},
+    ).fetchone()
+    if found is not None:
+        table, functions = found
+        raise Refused(
+            f"table {table} has the triggers {' and '.join(functions)}, which would stage each change twice: penstock init of the "
+            f"release with the new name was run too early. DROP FUNCTION {quote(scope.schema, functions[-1])}() CASCADE; "
+            f"then rename {channel}"
         )

@@ -123,6 +123,33 @@ WHERE channel = %(channel)s;
 DELETE FROM {schema}.former_channels
 WHERE channel = %(channel)s;
 
+-- :name triggers_of_one_rule
+-- Triggers that would stage the same changes for one channel: of one table and one object, each by a name that the channel has,
+-- had or gets.  A trigger's function names its channel and its object as `trigger_text` writes them.
+SELECT format('%%I.%%I', n.nspname, c.relname), array_agg(rule.function ORDER BY rule.channel = quote_literal(%(successor)s::text), rule.function)
+FROM (
+    SELECT t.tgrelid, p.proname AS function,
+           substring(p.prosrc FROM '\n    VALUES \(\n        (''[^'']*''),\n        mod\(') AS channel,
+           substring(p.prosrc FROM 'lower\(TG_OP\),\n        ([^ ][^\n]*),\n') AS object
+    FROM pg_trigger t
+    JOIN pg_proc p ON p.oid = t.tgfoid
+    JOIN pg_namespace own ON own.oid = p.pronamespace
+    WHERE own.nspname = %(schema)s AND p.proname LIKE 'stage\_%%' AND p.proname = t.tgname
+      AND t.tgparentid = 0 AND t.tgenabled <> 'D'
+) rule
+JOIN pg_class c ON c.oid = rule.tgrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE rule.channel IN (
+          SELECT quote_literal(%(channel)s::text)
+          UNION ALL
+          SELECT quote_literal(%(successor)s::text)
+          UNION ALL
+          SELECT quote_literal(f.channel) FROM {schema}.former_channels f WHERE f.successor = %(channel)s
+      )
+GROUP BY n.nspname, c.relname, rule.object
+HAVING count(*) > 1
+LIMIT 1;
+
 -- :name name_is_used
 -- Whether a name is registered, and how many records the journal has of it.
 SELECT EXISTS (SELECT FROM {schema}.channels c WHERE c.channel = %(channel)s),
