@@ -92,7 +92,7 @@ def refuse_sources(channel: "Channel", who: str, why: str) -> None:
     Raises:
         DeclarationError: It is one; the text has ``who`` and ``why``.
     """
-    if isinstance(channel, Log) and channel.sources:
+    if channel.sources:
         raise DeclarationError(
             f"{who}: log {channel.name} is read from the sources {', '.join(channel.sources)}, and {why}"
         )
@@ -136,6 +136,8 @@ class _Sharded:
     name: str
     shards: int
     keep: timedelta
+    sources: Sequence[str] = ()
+    """Only a log may have some."""
 
     def _check(self) -> None:
         self._check_name()

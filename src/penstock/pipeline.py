@@ -95,7 +95,7 @@ class Pipeline(DeclaresWorkers):
     @property
     def channels(self) -> dict[str, Channel]:
         """The channels by name, without the logs that are read from other sources."""
-        return {n: c for n, c in self._channels.items() if not getattr(c, "sources", ())}
+        return {n: c for n, c in self._channels.items() if not c.sources}
 
     @property
     def shard_names(self) -> tuple[ShardName, ...]:

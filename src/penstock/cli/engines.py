@@ -9,7 +9,7 @@ from typing import Any, Literal
 from penstock.cli.connections import Connections
 from penstock.cli.render import say
 from penstock.cli.spark import start_spark
-from penstock.declarations import ConsumerSpec, Log, ReconciliationSpec
+from penstock.declarations import ConsumerSpec, ReconciliationSpec
 from penstock.errors import InvalidSetting, JavaMissing
 from penstock.inline import InlineComparer, InlineExaminer, needs_spark
 from penstock.reconciling import Comparer
@@ -46,7 +46,7 @@ def choose_engine(
     if settings.engine != "auto":
         return settings.engine
     chosen = list(consumers)
-    if any(isinstance(each.channel, Log) and each.channel.sources for each in chosen):
+    if any(each.channel.sources for each in chosen):
         say("a consumer reads several sources, which Spark does not: running on the inline engine")
         return "inline"
     reason = _why_without_spark()

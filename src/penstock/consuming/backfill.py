@@ -1,13 +1,14 @@
 """A gap, where the log continues past the checkpoint, is filled from the journal, or the shard halts."""
 
+from penstock.channels.log.reading import MAX_BYTES
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.errors import Gap
 from penstock.journal.records import read_records
 from penstock.records import Offset, OffsetRange, Record, Scope, ShardName
 
-MOST_BYTES = 8 * 1024 * 1024
-"""A read ends early once its payloads, as Postgres stores them, exceed this many bytes."""
+MOST_BYTES = MAX_BYTES
+"""A read ends early once its payloads, as Postgres stores them, exceed this: as much as a read of Redis."""
 
 
 def backfill(  # noqa: PLR0913  between which offsets, and how much

@@ -25,7 +25,7 @@ def make_worker(
         DeclarationError: The consumer is set-based, and needs the Spark engine.
         InvalidSetting: It reads several sources, and the URL of one is not among the option ``sources``.
     """
-    if isinstance(consumer.channel, Log) and consumer.channel.sources:
+    if consumer.channel.sources:
         return SourcesWorker(pipeline, consumer, database, redis_url, **options)
     kinds: dict[type, type[Worker[Any]]] = {Log: LogWorker, Ick: IckWorker, Queue: QueueWorker}
     return kinds[type(consumer.channel)](pipeline, consumer, database, redis_url, **options)

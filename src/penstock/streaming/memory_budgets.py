@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 
 from penstock.channels.isolation import OnUnusable, ask_each
-from penstock.channels.log import Batch, Room, Taken, make_room
+from penstock.channels.log import Batch, MemoryTaken, Room, make_room
 from penstock.channels.server import RedisClient
 from penstock.database.registry import RegisteredChannel
 from penstock.records import BEGINNING, Offset, Scope, ShardName
@@ -101,7 +101,7 @@ class MemoryBudgets:
             if shard in self._parts and shard in self._smaller
         }
 
-        def ask(some: Iterable[ShardName]) -> dict[ShardName, Taken]:
+        def ask(some: Iterable[ShardName]) -> dict[ShardName, MemoryTaken]:
             return make_room(self._client, self._scope.namespace, {s: rooms[s] for s in some})
 
         taken = ask_each(ask, [*rooms], on_unusable)

@@ -31,7 +31,7 @@ from penstock.channels.log.log import (
     read_newest,
     shards_with_more,
 )
-from penstock.channels.log.memory import Room, Taken, make_room, memory_used
+from penstock.channels.log.memory import MemoryTaken, Room, make_room, memory_used
 from penstock.channels.log.reader import LogReader
 from penstock.channels.log.slices import LogInfo, LogSlice
 from penstock.channels.log.writer import LogWriter
@@ -54,10 +54,10 @@ __all__ = [
     "LogReader",
     "LogSlice",
     "LogWriter",
+    "MemoryTaken",
     "NewRecord",
     "Reply",
     "Room",
-    "Taken",
     "Unusable",
     "append_ahead",
     "append_together",

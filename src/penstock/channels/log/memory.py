@@ -28,7 +28,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class MemoryTaken:
     """What a log takes.
 
     Attributes:
@@ -42,7 +42,7 @@ class Taken:
 
 def make_room(
     client: RedisClient, namespace: str, rooms: Mapping[ShardName, Room]
-) -> dict[ShardName, Taken]:
+) -> dict[ShardName, MemoryTaken]:
     """Evicts the oldest entries of logs, in one round trip, or a few if there is much to evict.
 
     The newest entry of a log stays, whatever it takes: it tells where the log ends, and with which record.
@@ -52,13 +52,13 @@ def make_room(
         AppendRefused: Redis does not take writes, or its user may not measure.
         ForeignLog: A key holds something that Penstock did not write.
     """
-    taken: dict[ShardName, Taken] = {}
+    taken: dict[ShardName, MemoryTaken] = {}
     left = dict(rooms)
     while left:
         found = _call(client, namespace, left)
         for shard, each in found.items():
             evicted = each.evicted + (taken[shard].evicted if shard in taken else 0)
-            taken[shard] = Taken(each.bytes, evicted)
+            taken[shard] = MemoryTaken(each.bytes, evicted)
         left = {
             s: left[s] for s, each in found.items() if each.evicted and each.bytes > left[s].most
         }
@@ -79,7 +79,7 @@ def memory_used(
 
 def _call(
     client: RedisClient, namespace: str, rooms: Mapping[ShardName, Room]
-) -> dict[ShardName, Taken]:
+) -> dict[ShardName, MemoryTaken]:
     calls = [
         Call(
             (log_keys(namespace, shard).stream,),
@@ -90,11 +90,11 @@ def _call(
     what = f"measuring {', '.join(map(str, rooms))}"
     with redis_errors(what):
         replies = script("log/make_room").call_each(client, calls)
-    found: dict[ShardName, Taken] = {}
+    found: dict[ShardName, MemoryTaken] = {}
     for shard, reply in zip(rooms, replies, strict=True):
         match reply:
             case [b"room", int(taken), int(evicted)]:
-                found[shard] = Taken(taken, evicted)
+                found[shard] = MemoryTaken(taken, evicted)
             case _ if isinstance(reply, REDIS_ERRORS):
                 raise translate_error(reply, f"measuring {shard}") from reply
             case _:
