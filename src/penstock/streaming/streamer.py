@@ -156,7 +156,7 @@ class Streamer:
             connection,
             self._client,
             scope,
-            declared=self._pipeline.shard_names,
+            declared=self._upkeep.find_declared(connection),
             on_unusable=self._unusable.add,
         )
         self._register(connection)

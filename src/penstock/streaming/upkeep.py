@@ -1,9 +1,11 @@
 """What a streamer does at intervals beside streaming: retention, budgets, and the notes about records and shards that are at fault."""
 
+from collections.abc import Collection
 from time import monotonic
 
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.declarations import Channel
 from penstock.pipeline import Pipeline
@@ -40,6 +42,15 @@ class Upkeep:
         self.retain_at = 0.0
         self._to_retain = {}
         self._faults.reopen()
+
+    def find_declared(self, connection: Connection) -> list[ShardName]:
+        """The declared shards, without those that have another name now: a renaming that has not ended leaves their keys in Redis.
+
+        Raises:
+            ServerUnavailable: Postgres does not answer.
+        """
+        renamed = self._successors(connection, self._pipeline.channels)
+        return [shard for shard in self._pipeline.shard_names if shard.channel not in renamed]
 
     def note_faults(self, connection: Connection, publisher: Publisher, *, sequences: bool) -> None:
         """Notes which shards are stopped, and, if this streamer sequences, which records get no offset.
@@ -102,11 +113,13 @@ class Upkeep:
         """The declared channels by the names that they have now: one that was renamed is retained as it was."""
         declared = self._pipeline.channels
         unknown = declared.keys() - {shard.channel for shard in publisher.ends.known}
-        if not unknown:
-            return declared
+        renamed = self._successors(connection, unknown) if unknown else {}
+        return {**{successor: declared[name] for name, successor in renamed.items()}, **declared}
+
+    def _successors(self, connection: Connection, names: Collection[str]) -> dict[str, str]:
         sql = statements("penstock.streaming", self._pipeline.scope.schema)["successors"]
-        renamed = connection.execute(sql, {"channels": [*unknown]}).fetchall()
-        return {**{successor: declared[name] for name, successor in renamed}, **declared}
+        with postgres_errors("looking for renamed channels"):
+            return dict(connection.execute(sql, {"channels": [*names]}).fetchall())
 
     def _choose_shards(self, publisher: Publisher) -> dict[str, tuple[ShardName, ...]]:
         self._retained += 1
