@@ -26,7 +26,7 @@ class Registration:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Objection:
     """Why a channel may not be used as it is declared.
 
     Attributes:
@@ -47,18 +47,18 @@ def check_declared(channel: Channel, found: Registration) -> None:
         ChannelMismatch: It is registered with another kind, or with another number of shards.
         ChannelRetired: It was retired.
     """
-    fault = find_fault(channel, found)
-    if fault is not None:
-        raise fault.error(f"{fault.reason}. {fault.fix}")
+    objection = find_objection(channel, found)
+    if objection is not None:
+        raise objection.error(f"{objection.reason}. {objection.fix}")
 
 
-def find_fault(channel: Channel, found: Registration) -> Fault | None:
+def find_objection(channel: Channel, found: Registration) -> Objection | None:
     """Why a channel may not be used as it is declared; None if it may."""
     if found.is_former and found.successor is None:
         return _retired(channel.name)
     if found.kind is None or found.fits:
         return None
-    return Fault(
+    return Objection(
         ChannelMismatch,
         f"channel {channel.name} is declared as {_describe(channel.kind, channel.shards)}, and registered as "
         f"{_describe(found.kind, found.shards)}: records would go where nobody reads them, and keys change their shards",
@@ -69,8 +69,8 @@ def find_fault(channel: Channel, found: Registration) -> Fault | None:
 def why_unreadable(consumer: str, channel: str, successor: str | None) -> ChannelRetired:
     """The error for a consumer of a channel that was renamed, or that was retired and has no successor."""
     if successor is None:
-        fault = _retired(channel)
-        return ChannelRetired(f"consumer {consumer}: {fault.reason}. {fault.fix}")
+        objection = _retired(channel)
+        return ChannelRetired(f"consumer {consumer}: {objection.reason}. {objection.fix}")
     return ChannelRetired(
         f"consumer {consumer}: channel {channel} was renamed to {successor}: declare it by its new name"
     )
@@ -85,8 +85,8 @@ def why_unregistered(consumer: str, successor: str) -> ConsumerRenamed:
     )
 
 
-def _retired(channel: str) -> Fault:
-    return Fault(
+def _retired(channel: str) -> Objection:
+    return Objection(
         ChannelRetired,
         f"channel {channel} was retired: nothing can be staged for it, or read from it",
         f"Remove it from the pipeline; or begin it anew: penstock channels adopt {channel} --apply",

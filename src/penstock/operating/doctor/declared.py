@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.batches import compress
-from penstock.database.registration import Registration, find_fault
+from penstock.database.registration import Registration, find_objection
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
 from penstock.declarations import Channel
@@ -96,9 +96,9 @@ def _check_compression(registry: _Registry) -> Iterator[CheckResult]:
 def _check_channels(pipeline: Pipeline, registry: _Registry) -> Iterator[CheckResult]:
     for name, channel in pipeline.channels.items():
         found = registry.find(channel)
-        fault = find_fault(channel, found)
-        if fault is not None:
-            yield CheckResult.error("channels", fault.reason, fault.fix)
+        objection = find_objection(channel, found)
+        if objection is not None:
+            yield CheckResult.error("channels", objection.reason, objection.fix)
         elif found.kind is None:
             message = f"{name} is declared and was never streamed"
             yield CheckResult.warning("channels", message, "penstock stream")
