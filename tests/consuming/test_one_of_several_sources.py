@@ -336,7 +336,16 @@ def test_the_rights_of_a_consumer_suffice_at_a_source(
             redis_client.xtrim(log_keys("penstock", shard).stream, maxlen=0)
 
         assert regions.drain({**regions.urls, "eu": url}) == 5
+        own_url = regions.database_url.replace("postgres@", "a_reader_elsewhere@")
+        with connect_postgres(regions.database_url, application="test") as own:
+            make_roles(own, "penstock", "penstock")
+        with (
+            connect_postgres(own_url, application="test") as own,
+            connect_postgres(url, application="test") as at_source,
+        ):
+            accepted = reset_source(own, at_source, "totals", "eu", apply=True)
         administrator.execute(b"DROP ROLE a_reader_elsewhere")
+    assert sum(each.in_doubt for each in accepted) == 0
     reported = 'SELECT sum("offset") FROM penstock.checkpoints'
     assert regions.eu.rows(reported) == [(5,)]
 
