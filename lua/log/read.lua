@@ -1,20 +1,21 @@
 -- Reads the entries that hold a range of offsets, and where the log begins and ends, all at one moment.
--- includes: log/_entry, log/_extent
--- keys: stream, newest_epoch
--- args: offset:int, count:int, backwards:int, most_bytes:int, seen:int, identity
+-- includes: log/_entry, log/_extent, log/_epochs
+-- keys: stream, newest_epoch, ends
+-- args: offset:int, count:int, backwards:int, most_bytes:int, seen:int, identity, seen_epoch
 -- returns: {"read", epoch, first, tail, low, high, {entry...}} | {"lost", epoch, first, tail} | {"broken", found}
 --
 -- The range begins at `offset` and holds `count` offsets; with `backwards` it ends there, or at the tail.  The reply says
 -- which offsets it covers, `low` to `high`: fewer if the log ends, or if the entries have more than `most_bytes`, of which
 -- the first is returned whatever its size.  An offset that it covers and no entry holds has been evicted.
 -- `seen` is the last offset that the caller has read, and `identity` that record, as "id time": if the log ends before, or
--- has another record there (unless `identity` is empty), it is not what it was.  An entry that holds it in its middle is in the reply, for the caller.
+-- has another record there (unless `identity` is empty), it is not what it was; nor if an epoch since `seen_epoch`, that of the
+-- read before, began with other records up to there.  An entry that holds it in its middle is in the reply, for the caller.
 -- Cost: O(log entries + bytes).
 
 if damage then
   return {"broken", damage}
 end
-if tail < seen then
+if tail < seen or is_other then
   return {"lost", epoch, first, tail}
 end
 

@@ -1,8 +1,8 @@
 -- Finds the first entry whose last record was staged at a time or later, by bisection over offsets.
--- includes: log/_entry, log/_extent
--- keys: stream, newest_epoch
--- args: threshold:int
--- returns: {"found", epoch, first, tail, {entry} or {}} | {"broken", found}
+-- includes: log/_entry, log/_extent, log/_epochs
+-- keys: stream, newest_epoch, ends
+-- args: threshold:int, seen:int, seen_epoch
+-- returns: {"found", epoch, first, tail, {entry} or {}} | {"lost", epoch, first, tail} | {"broken", found}
 --
 -- `threshold` is in microseconds since 1970.  Staging times are not in the order of offsets, so a caller subtracts
 -- what the longest transaction takes: no record that was staged later then comes before the entry that is found.
@@ -10,6 +10,8 @@
 
 if damage then
   return {"broken", damage}
+elseif is_other then
+  return {"lost", epoch, first, tail}
 end
 
 local low, high, found = first, tail + 1, nil

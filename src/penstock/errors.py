@@ -298,7 +298,7 @@ class PrivilegeMissing(PenstockError):
 
 
 class LogLost(PenstockError):
-    """A log is no longer the one that a reader has read: it ends before that, has other records, or another epoch.
+    """A log is no longer the one that a reader has read: it ends before that, or has other records.
 
     Attributes:
         shard: The shard, such as ``rides/2``.

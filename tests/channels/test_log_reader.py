@@ -399,19 +399,64 @@ def test_the_same_records_in_other_entries_are_no_loss(
     assert offsets(reader.read(0, read + 1, 100)) == list(range(read + 1, 26))
 
 
-def test_a_new_epoch_is_noticed_once_something_was_read(
-    filled_log: FilledLog, make_reader: MakeReader
+EPOCH, ENDS = "penstock:{rides/0}:epoch", "penstock:{rides/0}:epoch-ends"
+
+
+@pytest.mark.parametrize("ends", [{}, {2: 5}, {2: 9, 3: 5}, {1: 0}, {0: 3, 1: 2, 3: 7}])
+def test_a_new_epoch_that_has_kept_what_was_read_is_no_loss(
+    filled_log: FilledLog, make_reader: MakeReader, ends: dict[int, int]
+) -> None:
+    """As after a fail-over of Postgres that lost nothing: the records are the same ones."""
+    filled_log.add(5)
+    reader = make_reader()
+    reader.read(0, 1, 10)
+    filled_log.epoch = 3
+    if ends:
+        filled_log.client.hset(ENDS, mapping=ends)
+    filled_log.add(5)
+
+    assert reader.offset_at(datetime.now(UTC) - timedelta(days=9999)) == 1
+    assert reader.read(0, 6, 10).info.epoch == "3"
+    filled_log.epoch = 4
+    filled_log.client.hset(ENDS, 4, 10)
+    filled_log.add(1)
+    assert offsets(reader.read(0, 11, 10)) == [11]
+
+
+@pytest.mark.parametrize("ends", [{2: 4}, {2: 9, 3: 0}, {1: 9, 2: 3, 3: 8}])
+def test_a_new_epoch_that_has_not_is_noticed_once_something_was_read(
+    filled_log: FilledLog, make_reader: MakeReader, ends: dict[int, int]
 ) -> None:
     reader, fresh = make_reader(), make_reader()
     assert list(fresh.read(0, 1, 10)) == []
     filled_log.add(5)
     reader.read(0, 1, 10)
-    filled_log.epoch = 2
+    filled_log.epoch = 3
+    filled_log.client.hset(ENDS, mapping=ends)
     filled_log.add(5)
 
-    with pytest.raises(LogLost, match=r"epoch '1'.*epoch '2'"):
+    with pytest.raises(LogLost, match=r"epoch '1'.*epoch '3'"):
         reader.read(0, 6, 10)
+    with pytest.raises(LogLost):
+        reader.offset_at(datetime.now(UTC))
     assert len(fresh.read(0, 1, 10)) == 10
+    assert len(fresh.read(0, 1, 10)) == 10
+
+
+@pytest.mark.parametrize("epoch", ["1", "writer 0123456789abcdef", None])
+def test_an_epoch_before_or_of_a_writer_is_another_log(
+    filled_log: FilledLog, make_reader: MakeReader, epoch: str | None
+) -> None:
+    filled_log.epoch = 2
+    filled_log.add(5)
+    reader = make_reader()
+    reader.read(0, 1, 10)
+    filled_log.client.delete(EPOCH)
+    if epoch is not None:
+        filled_log.client.set(EPOCH, epoch)
+
+    with pytest.raises(LogLost, match="epoch '2'"):
+        reader.read(0, 6, 10)
 
 
 def test_a_reader_that_resumes_notices_a_loss_too(

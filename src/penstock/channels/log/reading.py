@@ -120,7 +120,8 @@ class LogReading:
         start = _checked_offset(NEWEST if offset is None and backwards else offset or 0)
         start = start if backwards else max(1, start)
         seen = self._last(shard)
-        arguments = (start, count, int(backwards), most_bytes, seen.offset, seen.identity)
+        asked = (start, count, int(backwards), most_bytes)
+        arguments = (*asked, seen.offset, seen.identity, seen.epoch)
 
         def parse(reply: Any) -> LogSlice:
             return self._parse_slice(shard, reply, is_backwards=backwards)
@@ -157,7 +158,9 @@ class LogReading:
                     return record.offset
             return Offset(tail + 1)
 
-        return Operation("log/seek", Call(self._keys(shard), (threshold,)), parse)
+        seen = self._last(shard)
+        arguments = (threshold, seen.offset, seen.epoch)
+        return Operation("log/seek", Call(self._keys(shard), arguments), parse)
 
     def resume(self, shard: ShardName, offset: int) -> None:
         """Takes it that all before an offset has been read, by another reader or process."""
@@ -178,14 +181,13 @@ class LogReading:
             for shard, after in self.positions(slices).items()
         }
 
-    def _keys(self, shard: ShardName) -> tuple[str, str]:
+    def _keys(self, shard: ShardName) -> tuple[str, str, str]:
         keys = log_keys(self.namespace, shard)
-        return keys.stream, keys.epoch
+        return keys.stream, keys.epoch, keys.ends
 
     def _parse_head(self, shard: ShardName, reply: Any) -> tuple[str, int, int, Any]:
         match reply:
             case [b"read" | b"found", bytes(epoch), int(first), int(tail), *rest]:
-                self._check_epoch(shard, as_text(epoch), first, tail)
                 return as_text(epoch), first, tail, rest[-1]
             case [b"lost", bytes(epoch), int(first), int(tail)]:
                 raise self._make_lost(shard, as_text(epoch), first, tail)
@@ -193,10 +195,6 @@ class LogReading:
                 raise ForeignLog(f"{shard}: {as_text(found)} was not written by Penstock")
             case _:
                 raise ForeignLog(f"reading {shard}: a reply that no script of this release gives")
-
-    def _check_epoch(self, shard: ShardName, epoch: str, first: int, tail: int) -> None:
-        if self._last(shard).epoch not in ("", epoch):
-            raise self._make_lost(shard, epoch, first, tail)
 
     def _last(self, shard: ShardName) -> _Seen:
         return self._seen.get(shard, _NOTHING)
@@ -211,7 +209,7 @@ class LogReading:
             what = f"another record is at offset {seen.offset}"
         return LogLost(
             f"{shard}: this reader has read offset {seen.offset}, and now {what}: Redis lost its newest entries, was restored, "
-            f"or a new epoch was opened. Compare what was read with offsets {first}-{tail}, forget({shard.shard}), and read on",
+            f"or a new epoch began with other records. Compare what was read with offsets {first}-{tail}, forget({shard.shard}), and read on",
             str(shard),
             seen.offset,
             tail,
