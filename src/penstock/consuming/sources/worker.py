@@ -172,7 +172,7 @@ class SourceWorker(LogWorker[Record]):
         """What may be applied: records of the epoch that is accepted, or that continue what was applied.
 
         The epoch is read after the records.  A new one is written to Redis before any record of another history.  Then what is
-        held of the journal is read again: only the records at hand are compared.
+        held of the journal is read again: only the records found now are compared.
         """
         epochs = ask_each(
             partial(log_epochs, self._client, self._pipeline.scope), list(found), self._leave_out
