@@ -20,7 +20,7 @@ import penstock.database.statements as loader
 from penstock.channels import scripts
 
 SOURCE = str(Path(loader.__file__).parents[1]) + os.sep
-_CALLS = {scripts.Script._send.__code__, scripts.Script.packed.__code__}
+_CALLS = {scripts.Script._queued.__code__, scripts.Script.packed.__code__}
 _reached: set[str] = set()
 _failed: set[str] = set()
 

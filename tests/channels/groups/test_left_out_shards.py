@@ -1,4 +1,4 @@
-"""A log that was resharded has more shards than a reader may know: it is told, and leaves none out."""
+"""A log that was resharded has more shards than a reader may know: it is refused, and leaves none out."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -1,6 +1,6 @@
 """Shards that a reader of a log would leave out in silence: those beyond the number that it was given.
 
-A log that is resharded gets further shards beside those that it has, and a reader is told how many there are.
+A log that is resharded gets further shards beside those that it has, and a reader is passed their number.
 """
 
 from collections.abc import Sequence
