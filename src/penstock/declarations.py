@@ -18,6 +18,7 @@ from penstock.kinds import (
     Ick,
     Log,
     Queue,
+    checked_consumer,
     checked_name,
     shard_for_key,
 )
@@ -232,7 +233,7 @@ class ConsumerSpec:
     idle_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        checked_name(self.name, "consumer")
+        checked_consumer(self.name)
         check_handler(self.name, self.handler)
         self._check_shape()
         if self.payload is not None:

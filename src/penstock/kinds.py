@@ -15,6 +15,9 @@ from penstock.records import Shard, ShardName
 NAME_RULE = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,61}[a-z0-9])?")
 """Names of channels and consumers: they become parts of Redis keys, of SQL values, of file names and of command lines."""
 
+REPLAY_RULE = re.compile(r"replay-[0-9]+")
+"""Names of replays, which have checkpoints as consumers have.  Not every role that reads those may read the table of replays."""
+
 _SOURCE_RULE = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*")
 """Names of sources: they also become parts of environment variables."""
 
@@ -56,6 +59,20 @@ def checked_name(name: object, of: str) -> str:
             "and begins and ends with a letter or a digit"
         )
     return name
+
+
+def checked_consumer(name: object) -> str:
+    """The name of a consumer, if it keeps the rule.
+
+    Raises:
+        InvalidName: As ``checked_name``, or the name of a replay.
+    """
+    checked = checked_name(name, "consumer")
+    if REPLAY_RULE.fullmatch(checked):
+        raise InvalidName(
+            f"consumer {checked!r}: such names are those of replays; take another one"
+        )
+    return checked
 
 
 def checked_source(name: object) -> str:

@@ -202,6 +202,12 @@ def test_a_consumer_gets_back_the_first_of_several_names(
         rename(connection, "totals", "more")
 
 
+@pytest.mark.parametrize("names", [("reader", "replay-3"), ("replay-3", "reader")])
+def test_neither_name_is_that_of_a_replay(connection: Connection, names: tuple[str, str]) -> None:
+    with pytest.raises(InvalidName):
+        rename(connection, *names)
+
+
 def test_the_former_name_of_another_consumer_is_refused_until_it_is_freed(
     connection: Connection, things: Log
 ) -> None:

@@ -70,6 +70,13 @@ def test_any_other_name_is_refused(name: Any) -> None:
         ConsumerSpec(name, RIDES, print)
 
 
+def test_a_consumer_has_no_name_of_a_replay() -> None:
+    """Both have checkpoints, and what they are is seen by their names."""
+    Log("replay-3")
+    with pytest.raises(InvalidName, match="those of replays"):
+        ConsumerSpec("replay-3", RIDES, print)
+
+
 @pytest.mark.parametrize("schema", ["", "1a", "Penstock", "a-b", 'a"b', "s" * 64, "a b", None])
 def test_a_schema_is_an_identifier_without_quotes(schema: Any) -> None:
     """Guarantee 31."""

@@ -9,7 +9,7 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import Refused, Unknown
-from penstock.kinds import checked_name
+from penstock.kinds import checked_consumer
 from penstock.records import DEFAULT_SCOPE, Scope
 
 log = structlog.get_logger("penstock.operator")
@@ -135,13 +135,14 @@ def rename(
         What is renamed, a row for each channel that it reads.
 
     Raises:
-        InvalidName: The new name breaks the rule for names.
+        InvalidName: A name breaks the rule for names, or is that of a replay.
         Unknown: No consumer of that name is registered.
         Refused: A consumer with the new name has begun already, or another one had it before; the consumer is of another
             database; or a reconciliation of it is running.
         ServerUnavailable: Postgres does not answer.
     """
-    checked_name(successor, "consumer")
+    for name in (consumer, successor):
+        checked_consumer(name)
     sql = statements("penstock.operating", scope.schema)
     names = {"consumer": consumer, "successor": successor}
     with postgres_errors(f"renaming {consumer}"), connection.transaction():

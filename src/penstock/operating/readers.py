@@ -1,21 +1,19 @@
 """Whose checkpoints a channel has, and how each of them goes on."""
 
-import re
 from typing import Literal
+
+from penstock.kinds import REPLAY_RULE
 
 ReaderKind = Literal["consumer", "reported", "replay"]
 """``consumer``: its checkpoints are here.  ``reported``: they are in another database, which reports them here.  ``replay``: a
 ``penstock replay`` that has not ended.  No pipeline here declares the last two."""
-
-_REPLAY = re.compile(r"replay-[0-9]+")
-"""The names that replays give themselves.  Not every role that reads a status may read the table of replays."""
 
 
 def find_kind(name: str, *, is_reported: bool) -> ReaderKind:
     """What has checkpoints under a name."""
     if is_reported:
         return "reported"
-    return "replay" if _REPLAY.fullmatch(name) else "consumer"
+    return "replay" if REPLAY_RULE.fullmatch(name) else "consumer"
 
 
 def how_to_go_on(name: str, kind: ReaderKind, *, verb: str = "consume", more: str = "") -> str:
