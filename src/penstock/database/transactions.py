@@ -7,6 +7,8 @@ every setting is local to a transaction, and is sent with its first statement, i
                    that may create functions in a schema of our search_path could otherwise have them run with our rights:
                    Postgres prefers a function of exactly the arguments' types to its own more general one.  Our tables are
                    always named with their schema.
+    jit            Off: compiling a statement of ours takes a hundred times as long as running it, and many servers compile
+                   what an estimate, most often a wrong one of a new table, calls expensive.
     row_security   A policy that hides rows from us makes the statement fail.  Hidden records would be lost silently.
     timeouts       Ours instead of the role's or the database's.  One that is shorter than a batch takes would fail it for
                    ever; without any, a suspended process would keep its locks.
@@ -34,7 +36,7 @@ HANDLER_TIMEOUT_S = 1800.0
 """The same for statements of handlers, which may be long or wait for locks."""
 
 _SEARCH_PATH = "pg_catalog, pg_temp"
-_GUARDED = {"search_path": _SEARCH_PATH, "row_security": "off"}
+_GUARDED = {"search_path": _SEARCH_PATH, "row_security": "off", "jit": "off"}
 _TRANSACTION_TIMEOUT_SINCE = 170000
 
 Settings = Mapping[str, str]

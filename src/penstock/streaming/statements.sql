@@ -41,7 +41,6 @@ SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 -- work_mem: a tick of up to about a million ids sorts in memory.
 SELECT set_config('synchronous_commit', 'on', true),
        set_config('enable_seqscan', 'off', true),
-       set_config('jit', 'off', true),
        set_config('work_mem', '64MB', true);
 
 -- :name sequence_committed
@@ -260,7 +259,6 @@ ORDER BY s.channel, s.shard, "offset";
 SELECT set_config('enable_seqscan', 'off', true),
        set_config('enable_bitmapscan', 'off', true),
        set_config('enable_sort', 'off', true),
-       set_config('jit', 'off', true),
        set_config('work_mem', '64MB', true);
 
 -- :name plan_slices
