@@ -42,7 +42,6 @@ __all__ = [
     "StagingRule",
     "WorkerSpec",
     "checked_changes",
-    "checked_name",
     "shard_for_key",
     "table_named",
 ]

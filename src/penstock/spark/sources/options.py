@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from pyspark.sql.types import StructType
 
-from penstock.declarations import Log, checked_name
+from penstock.declarations import Log
 from penstock.errors import DeclarationError, InvalidSetting
+from penstock.kinds import checked_name
 from penstock.records import DEFAULT_SCOPE, Scope
 from penstock.spark.sources.columns import HEADERS, SPARK_SCHEMA
 from penstock.spark.sources.places import (

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.channels.routing import ick_shard_keys
-from penstock.declarations import checked_name
 from penstock.errors import InvalidSetting
+from penstock.kinds import checked_name
 from penstock.records import Scope, Shard, ShardName
 from penstock.spark.sources.options import known_options, parse_scope, redis_url, whole_number
 from penstock.spark.sources.shards import number_of_shards
