@@ -175,7 +175,8 @@ def is_equal(connection: Connection, table: str, key: str) -> bool:
 
 
 def mark_as_the_page_says(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    [program] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    [program] = [each for each in programs if "by_rider" in each]
     monkeypatch.setenv("DATABASE_URL", engine_url(database_url))
     names: dict[str, Any] = {}
     exec(program, names)

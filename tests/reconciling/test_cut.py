@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from time import sleep
 from typing import Any
 
 import psycopg
@@ -70,6 +71,8 @@ def seen_in(connect: Connect, snapshot: str, query: str) -> list[tuple[Any, ...]
 
 
 def producer(database_url: str, number: int) -> Callable[[Callable[[], bool]], None]:
+    """Produces less than the consumer, a thread of the same process, can apply: it has to reach each cut."""
+
     def produce(stopped: Callable[[], bool]) -> None:
         with connect_postgres(database_url, application="producer") as connection:
             count = 0
@@ -80,6 +83,7 @@ def producer(database_url: str, number: int) -> Callable[[Callable[[], bool]], N
                         connection.execute(
                             CHANGE, {"account": (number + step) % 20, "cents": count % 100}
                         )
+                sleep(0.02)
 
     return produce
 
