@@ -132,6 +132,7 @@ def test_a_synchronous_standby_promoted_under_load_needs_no_operator(history: Hi
     history.run("verify")
 
 
+@pytest.mark.storm
 def test_a_standby_that_lacks_the_last_commits_promoted_under_load(history: History) -> None:
     """Guarantee 10: the new primary never had what was published."""
     standby = history.add_standby("standby")
@@ -212,6 +213,7 @@ def test_a_database_replicated_into_a_new_cluster(history: History) -> None:
     history.run("verify")
 
 
+@pytest.mark.storm
 def test_a_redis_from_before_a_new_epoch_does_not_bring_lost_records_back(history: History) -> None:
     """The same lost records come back with it: again everything stops, and the same way leads out."""
     history.start(("run", "--engine", "inline"))

@@ -65,7 +65,7 @@ def rebuild(spark: SparkSession, database_url: str, dirty: DataFrame) -> None:
         cursor.executemany("INSERT INTO public.copies VALUES (%s, %s)", now)
 
 
-@pytest.mark.slow
+@pytest.mark.storm
 def test_a_copy_follows_its_table_through_failing_batches_and_lost_checkpoints(
     spark: SparkSession,
     documents: Connection,

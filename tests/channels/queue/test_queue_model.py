@@ -447,7 +447,7 @@ def test_a_queue_matches_a_plain_model(redis_client: redis.Redis) -> None:
     check(redis_client, examples=20)
 
 
-@pytest.mark.slow
+@pytest.mark.storm
 @pytest.mark.timeout(600)
 def test_a_queue_matches_a_plain_model_over_longer_runs(redis_client: redis.Redis) -> None:
     check(redis_client, examples=200)
