@@ -22,7 +22,7 @@ def test_redis_flushed_under_load(running_pipeline: RunningPipeline) -> None:
             client.flushall()
         load.go_on(0.8)
 
-    assert running_pipeline.exact() > 100
+    assert running_pipeline.exact() > 20
 
 
 @pytest.mark.storm_on_spark
@@ -38,7 +38,7 @@ def test_redis_put_back_to_an_older_directory_under_load(
             running_pipeline.redis.restore(tmp_path / "older")
         load.go_on(0.5)
 
-    assert running_pipeline.exact() > 100
+    assert running_pipeline.exact() > 20
 
 
 @pytest.mark.storm_on_spark
@@ -55,7 +55,7 @@ def test_redis_down_for_some_seconds(running_pipeline: RunningPipeline) -> None:
 
     # A streamer and two consumers, two tasks each on Spark; pauses of 0.1, 0.2, 0.4 … s, two connections per attempt.
     assert 3 <= attempts <= 100
-    assert running_pipeline.exact() > 100
+    assert running_pipeline.exact() > 20
 
 
 def test_postgres_crashes_under_load(running_pipeline: RunningPipeline) -> None:
@@ -67,7 +67,7 @@ def test_postgres_crashes_under_load(running_pipeline: RunningPipeline) -> None:
             running_pipeline.postgres.start()
         load.go_on(1)
 
-    assert running_pipeline.exact() > 100
+    assert running_pipeline.exact() > 20
 
 
 @pytest.mark.storm_on_spark
@@ -80,7 +80,7 @@ def test_two_runs_at_once(running_pipeline: RunningPipeline) -> None:
         load.go_on(1)
 
     assert second.wait(60) == 0
-    assert running_pipeline.exact() > 100
+    assert running_pipeline.exact() > 20
 
 
 def test_sparks_workers_killed_under_load(running_pipeline: RunningPipeline) -> None:
@@ -97,7 +97,7 @@ def test_sparks_workers_killed_under_load(running_pipeline: RunningPipeline) -> 
         load.go_on(1.5)
 
     assert killed >= 5
-    assert running_pipeline.exact() > 100
+    assert running_pipeline.exact() > 20
 
 
 def test_sparks_checkpoints_deleted_between_and_during_runs(

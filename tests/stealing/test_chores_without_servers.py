@@ -179,7 +179,7 @@ def test_a_server_that_is_away_is_counted_as_aborted_and_the_caller_never_waits(
     took = monotonic() - began
 
     eventually(lambda: recruiter.counters()["stream"].aborted == 1, "it gives up", timeout_s=30)
-    assert took < 0.1
+    assert took < 1
     assert recruiter.counters()["stream"].failed == 0
     redis_proxy.heal()
 

@@ -30,7 +30,7 @@ READY_TIMEOUT_S = 90.0
 SETTLE_TIMEOUT_S = 120.0
 CRASH_EVERY_S = 6.0
 RESEND_CHANCE = 0.05
-STEALING_RATE = 0.02
+STEALING_RATE = 0.05
 """The share of requests that are recruited for each chore that moves records."""
 DRIFT_AT = 0.1
 """Fraction of the time after which drift is seeded."""
