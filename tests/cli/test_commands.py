@@ -1,6 +1,7 @@
 """What each command prints, on which stream, and its exit code."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -232,6 +233,27 @@ def test_a_closed_output_pipe_is_no_error(penstock: CommandLine, connection: Con
     assert process.wait(30) == 0
     assert process.stderr.read() == ""
     process.stderr.close()
+
+
+def test_a_channel_is_listed_with_how_long_and_how_its_records_are_kept(
+    penstock: CommandLine,
+) -> None:
+    penstock("stream", "--drain")
+    text = (penstock.directory / "shop.py").read_text()
+    assert 'Log("things", shards=2' in text
+    assert listed(penstock) == ["things", "log", "2", "24 h", "packed"]
+
+    again = text.replace('"things", shards=2', '"things", shards=2, compression="zstd"')
+    (penstock.directory / "shop.py").write_text(again)
+    penstock("stream", "--drain")
+
+    assert listed(penstock) == ["things", "log", "2", "24 h", "packed, zstd"]
+
+
+def listed(penstock: CommandLine) -> list[str]:
+    """The first columns of the only channel."""
+    row = penstock("channels", "list").stdout.splitlines()[1]
+    return re.split(r"\s{2,}", row.strip())[:5]
 
 
 # Repair

@@ -6,7 +6,7 @@ import typer
 
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command
 from penstock.cli.connections import open_connections
-from penstock.cli.render import say, show, show_json, show_table
+from penstock.cli.render import say, seconds, show, show_json, show_table
 from penstock.operating.channels import (
     ListedChannel,
     Renaming,
@@ -16,7 +16,6 @@ from penstock.operating.channels import (
     rename_channel,
     retire_channel,
 )
-from penstock.operating.doctor.check import format_age
 from penstock.operating.resharding import ReshardPlan, reshard
 from penstock.settings import Settings
 
@@ -39,8 +38,8 @@ def list_(settings: Settings, json: Json = False) -> None:
                 each.channel,
                 each.kind,
                 each.shards,
-                format_age(each.keep_s),
-                each.entries if each.kind == "log" else "",
+                seconds(each.keep_s),
+                _entries(each),
                 each.records,
                 ", ".join(each.consumers),
                 _remark(each),
@@ -48,6 +47,12 @@ def list_(settings: Settings, json: Json = False) -> None:
             for each in found
         ),
     )
+
+
+def _entries(channel: ListedChannel) -> str:
+    if channel.kind != "log" or channel.entries == "plain":
+        return channel.entries if channel.kind == "log" else ""
+    return "packed" if channel.entries == "none" else f"packed, {channel.entries}"
 
 
 def _remark(channel: ListedChannel) -> str:
