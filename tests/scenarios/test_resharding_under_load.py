@@ -49,7 +49,7 @@ def test_shards_change_under_load_and_kills_and_deployments_in_both_orders(
     (tmp_path / "shop.py").write_text(APPLICATION)
 
     def deploy_workers(shards: int) -> Process:
-        penstock_processes._environment["SHARDS"] = str(shards)
+        penstock_processes.set("SHARDS", str(shards))
         return penstock_processes("run", "--engine", engine)
 
     def await_effects(first: int) -> None:

@@ -3,15 +3,18 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import psycopg
 import pytest
 import redis
 
 from fixtures.flow import running
-from fixtures.sources import Backup, Regions, Source
+from fixtures.running_pipeline import Processes
+from fixtures.sources import Backup, Regions, Source, keys
 from penstock.database.connections import connect_postgres
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import HistoryDiverged
@@ -20,6 +23,8 @@ from penstock.streaming import Streamer
 from penstock.testing import eventually
 
 PAUSE_S = 0.005
+APPLICATION = "from fixtures.sources import declare_totals\npipeline = declare_totals('totals')\n"
+RUN = ("run", "--engine", "spark", "--no-streamer")
 
 
 @dataclass
@@ -64,18 +69,71 @@ class Streaming:
             self.diverged.set()
 
 
+Consumers = Callable[[], AbstractContextManager[None]]
+
+
+@pytest.fixture(
+    params=["inline", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.storm])]
+)
+def consumers(
+    request: pytest.FixtureRequest, regions: Regions, penstock_processes: Processes
+) -> Consumers:
+    """Runs the consumer: two workers, as if in as many processes, or Spark with a task for each source."""
+
+    @contextmanager
+    def inline() -> Iterator[None]:
+        with ExitStack() as stack:
+            workers = [stack.enter_context(regions.worker()) for _ in range(2)]
+            with running(*(worker.run for worker in workers)):
+                yield
+
+    return inline if request.param == "inline" else partial(on_spark, regions, penstock_processes)
+
+
 @contextmanager
-def consumers(regions: Regions, number: int) -> Iterator[None]:
-    """Several workers of the consumer, as if in as many processes."""
-    with ExitStack() as stack:
-        workers = [stack.enter_context(regions.worker()) for _ in range(number)]
-        with running(*(worker.run for worker in workers)):
-            yield
+def on_spark(regions: Regions, processes: Processes) -> Iterator[None]:
+    """The consumer in a Spark application of its own, which ends cleanly."""
+    processes.write(APPLICATION)
+    for name, url in regions.urls.items():
+        processes.set(f"PENSTOCK_SOURCES__{name.upper()}", url)
+    process = processes(*RUN)
+    yield
+    process.terminate()
+    assert process.wait(60) == 0
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_on_spark_each_source_has_a_task(
+    regions: Regions, penstock_processes: Processes, tmp_path: Path
+) -> None:
+    penstock_processes.write(APPLICATION)
+    missing = penstock_processes.run(*RUN)
+    assert missing.returncode == 2
+    assert "set PENSTOCK_SOURCES__EU to its URL" in missing.stderr
+
+    for source, records in ((regions.eu, 30), (regions.us, 40)):
+        source.stage(records, "k")
+        source.stream()
+    with on_spark(regions, penstock_processes):
+        for source, records in ((regions.eu, 30), (regions.us, 40)):
+            there = partial(_has, regions, source, keys("k", records))
+            eventually(there, f"all of {source.name} is applied", timeout_s=180)
+        regions.us.stage(5, "more ")
+        regions.us.stream()
+        there = partial(_has, regions, regions.us, [*keys("k", 40), *keys("more ", 5)])
+        eventually(there, "more is applied", timeout_s=60)
+    assert "totals[eu]" in (tmp_path / "penstock.log").read_text()
+
+
+def _has(regions: Regions, source: Source, wanted: list[str]) -> bool:
+    return regions.effects(source.name) == wanted
 
 
 @pytest.mark.slow
 def test_of_two_sources_under_load_one_is_restored_and_the_other_goes_on(
-    regions: Regions, postgres: EmbeddedPostgres, redis_client: redis.Redis
+    regions: Regions, consumers: Consumers, postgres: EmbeddedPostgres, redis_client: redis.Redis
 ) -> None:
     """Guarantees 10 and 5: nothing of what the sources have is lost or doubled, also in the restored one."""
     eu, us = regions.eu, regions.us
@@ -89,7 +147,7 @@ def test_of_two_sources_under_load_one_is_restored_and_the_other_goes_on(
 
     with ExitStack() as load:
         load.enter_context(running(Streaming(us).run, stopped.run))
-        load.enter_context(consumers(regions, 2))
+        load.enter_context(consumers())
         with running(*(producer.run for producer in producers.values())):
             for source in (eu, us):
                 _wait_for_more(regions, source, 300)
@@ -134,7 +192,7 @@ def _wait_for_more(regions: Regions, source: Source, records: int) -> None:
     eventually(
         lambda: len(regions.effects(source.name)) >= before + records,
         f"{records} more of {source.name}",
-        timeout_s=90,
+        timeout_s=180,
     )
 
 

@@ -10,7 +10,7 @@ from penstock.spark.engine import schedule as schedule_module
 from penstock.spark.engine.schedule import Schedule
 from penstock.spark.engine.slots import Running, Slots
 
-CONSUMERS = {"a": 4, "b": 1}
+CONSUMERS = {"a": range(4), "b": range(1)}
 
 
 @dataclass

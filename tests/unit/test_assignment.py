@@ -6,54 +6,66 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.spark.engine.assignment import Part, Task, assign, most_streamers
+from penstock import Log
+from penstock.spark.engine.assignment import Part, Task, assign, find_pieces, most_streamers
 from penstock.spark.session import available_cores
 
-consumers = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(1, 12))
+consumers = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(1, 12).map(range))
 
 
 @given(consumers, st.integers(1, 40))
 def test_every_shard_of_every_consumer_has_one_part_and_the_streamer_has_one(
-    shards: dict[str, int], slots: int
+    shards: dict[str, range], slots: int
 ) -> None:
     parts = [part for task in assign(shards, slots) for part in task.parts]
 
     assert parts[0] == Part(None)
-    for name, count in shards.items():
-        worked = sorted(s for part in parts if part.consumer == name for s in part.shards)
-        assert worked == list(range(count))
-    assert len(parts) == 1 + sum(bool(part.shards) for part in parts)
+    for name, pieces in shards.items():
+        worked = sorted(s for part in parts if part.consumer == name for s in part.pieces)
+        assert worked == list(pieces)
+    assert len(parts) == 1 + sum(bool(part.pieces) for part in parts)
 
 
 @given(consumers, st.integers(1, 40))
 def test_tasks_fit_the_slots_and_use_them_as_far_as_there_are_shards(
-    shards: dict[str, int], slots: int
+    shards: dict[str, range], slots: int
 ) -> None:
     tasks = assign(shards, slots)
 
-    assert len(tasks) == min(slots, 1 + sum(shards.values()))
+    assert len(tasks) == min(slots, 1 + sum(map(len, shards.values())))
 
 
 @given(consumers, st.integers(2, 40))
 def test_the_streamer_shares_its_task_with_nobody_if_there_are_two_slots(
-    shards: dict[str, int], slots: int
+    shards: dict[str, range], slots: int
 ) -> None:
     assert assign(shards, slots)[0] == Task((Part(None),))
 
 
 def test_consumers_that_share_slots_are_spread_evenly() -> None:
-    tasks = assign(dict.fromkeys("abcde", 4), 3)
+    tasks = assign(dict.fromkeys("abcde", range(4)), 3)
     assert [len(task.parts) for task in tasks] == [1, 3, 2]
 
 
+def test_a_consumer_of_several_sources_has_a_task_for_each_at_most() -> None:
+    pieces = {"totals": find_pieces(Log("things", sources=["eu", "us", "ap"]))}
+
+    assert [str(task) for task in assign(pieces, 3)] == [
+        "streamer",
+        "totals[eu,ap]",
+        "totals[us]",
+    ]
+    assert len(assign(pieces, 9)) == 4
+
+
 def test_without_a_streamer_all_slots_are_the_consumers() -> None:
-    tasks = assign({"a": 2, "b": 1}, 5, streamers=0)
+    tasks = assign({"a": range(2), "b": range(1)}, 5, streamers=0)
     assert [str(task) for task in tasks] == ["a[0]", "a[1]", "b[0]"]
 
 
 @given(consumers, st.integers(1, 100), st.integers(0, 8))
 def test_several_streamers_leave_three_quarters_of_the_slots_to_consumers_and_every_one_a_task(
-    shards: dict[str, int], slots: int, most: int
+    shards: dict[str, range], slots: int, most: int
 ) -> None:
     tasks = assign(shards, slots, streamers=most)
     parts = [part for task in tasks for part in task.parts]
@@ -75,7 +87,7 @@ def test_several_streamers_leave_three_quarters_of_the_slots_to_consumers_and_ev
 )
 def test_streamers_are_planned_by_the_slots(slots: int, shards: int, streamers: int) -> None:
     """One on a small machine, as ever; of many slots one in eight, or one in four that consumers cannot use."""
-    tasks = assign({"a": shards}, slots, streamers=8)
+    tasks = assign({"a": range(shards)}, slots, streamers=8)
     assert sum(part.consumer is None for task in tasks for part in task.parts) == streamers
 
 
@@ -95,7 +107,7 @@ def test_several_streamers_need_several_redis_servers(url: str, most: int) -> No
 
 
 def test_a_task_round_trips_through_text() -> None:
-    task = Task((Part("a", (1, 3)), Part(None), Part(None, share="2/3")))
+    task = Task((Part("a", (1, 3)), Part("b", ("eu", "us")), Part(None), Part(None, share="2/3")))
     assert Task.from_json(task.to_json()) == task
 
 

@@ -6,9 +6,16 @@ import sys
 import pytest
 
 from penstock.errors import InvalidSetting
-from penstock.spark.engine.epochs import _get_urls
 from penstock.spark.session import _choose_python
-from penstock.spark.submission import URLS, find_cluster, share, start_java
+from penstock.spark.submission import (
+    URLS,
+    find_cluster,
+    find_url,
+    name_source,
+    set_urls,
+    share,
+    start_java,
+)
 
 SECRET_URL = "postgresql://shop:canary@db/shop"
 
@@ -37,6 +44,30 @@ def test_no_secret_is_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> No
     assert started == [("spark.driver.memory", "1g")]
 
 
+def test_executors_get_the_urls_of_sources_and_no_command_line_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        "penstock.spark.submission.SparkContext._ensure_initialized",
+        lambda conf: started.extend(conf.getAll()),
+    )
+    monkeypatch.setattr(os, "environ", {})
+
+    set_urls(SECRET_URL, "redis://cache", {"eu_north": SECRET_URL, "us": "postgresql:///us"})
+
+    shared = share(URLS, "yarn", {})
+    name = name_source("eu_north")
+    assert name == "PENSTOCK_SOURCES__EU_NORTH"
+    assert shared[f"spark.executorEnv.{name}"] == find_url(name) == SECRET_URL
+    assert set(share(URLS, "k8s://head", {})) == {
+        "spark.executorEnv.PENSTOCK_REDIS_URL",
+        "spark.executorEnv.PENSTOCK_SOURCES__US",
+    }
+    start_java(shared)
+    assert started == []
+
+
 def test_kubernetes_shows_no_password_in_a_pod() -> None:
     def shared(master: str, **settings: str) -> set[str]:
         return {name.rpartition(".")[2] for name in share(URLS, master, settings)}
@@ -48,12 +79,12 @@ def test_kubernetes_shows_no_password_in_a_pod() -> None:
 
 
 def test_an_executor_without_a_url_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _get_urls() == tuple(os.environ[name] for name in URLS)
+    assert find_url("PENSTOCK_DATABASE_URL") == SECRET_URL
 
     monkeypatch.delenv("PENSTOCK_DATABASE_URL")
 
     with pytest.raises(InvalidSetting, match=r"secretKeyRef\.PENSTOCK_DATABASE_URL=NAME:KEY"):
-        _get_urls()
+        find_url("PENSTOCK_DATABASE_URL")
 
 
 def test_a_python_that_is_only_in_the_archive_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,9 +46,6 @@ def choose_engine(
     if settings.engine != "auto":
         return settings.engine
     chosen = list(consumers)
-    if any(each.channel.sources for each in chosen):
-        say("a consumer reads several sources, which Spark does not: running on the inline engine")
-        return "inline"
     reason = _why_without_spark()
     if reason is None or any(consumer.dataframe for consumer in chosen):
         return "spark"

@@ -121,4 +121,5 @@ def _run_on_spark(settings: Settings, pipeline: Pipeline, urls: Servers, work: _
         idle_s=settings.idle,
         prepare=settings.prepare,
         resend_chance=settings.resend_chance,
+        sources=read_sources(settings),
     )

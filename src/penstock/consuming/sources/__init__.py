@@ -23,6 +23,6 @@ accepted: it is read after the records, and rises before anything else changes.
     several     all sources of a consumer, a thread each
 """
 
-from penstock.consuming.sources.several import SourcesWorker
+from penstock.consuming.sources.several import SourcesWorker, check_sources
 
-__all__ = ["SourcesWorker"]
+__all__ = ["SourcesWorker", "check_sources"]

@@ -1,6 +1,6 @@
 """The worker of a consumer that reads several sources: one for each, which share nothing but the handler."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Unpack
 
@@ -15,6 +15,19 @@ from penstock.errors import DeclarationError, InvalidSetting
 from penstock.parallel import run_together
 from penstock.pipeline import Pipeline
 from penstock.records import Record
+
+
+def check_sources(consumer: ConsumerSpec, urls: Mapping[str, str]) -> None:
+    """Makes sure that the Postgres of each source of a consumer is known.
+
+    Raises:
+        InvalidSetting: The URL of one is missing.
+    """
+    if missing := [source for source in consumer.channel.sources if source not in urls]:
+        raise InvalidSetting(
+            f"consumer {consumer.name} reads source {missing[0]}, whose Postgres is not known: "
+            f"set PENSTOCK_SOURCES__{missing[0].upper()} to its URL"
+        )
 
 
 class SourcesWorker(Worker[Record]):
@@ -43,11 +56,7 @@ class SourcesWorker(Worker[Record]):
                 f"consumer {consumer.name} reads several sources, each with its own shards: it takes all of them"
             )
         urls = options.get("sources", {})
-        if missing := [source for source in channel.sources if source not in urls]:
-            raise InvalidSetting(
-                f"consumer {consumer.name} reads source {missing[0]}, whose Postgres is not known: "
-                f"set PENSTOCK_SOURCES__{missing[0].upper()} to its URL"
-            )
+        check_sources(consumer, urls)
         self._workers = {
             source: SourceWorker(
                 pipeline,

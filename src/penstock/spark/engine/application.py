@@ -16,12 +16,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import errors
+from penstock.consuming.sources import check_sources
 from penstock.database.errors import describe
-from penstock.declarations import ConsumerSpec
 from penstock.errors import DriverUnreachable, PenstockError, ServerUnavailable
-from penstock.kinds import refuse_sources
 from penstock.pipeline import Pipeline
-from penstock.spark.engine.assignment import assign, most_streamers
+from penstock.spark.engine.assignment import assign, find_pieces, most_streamers
 from penstock.spark.engine.control_channel import ControlServer, Line
 from penstock.spark.engine.dataframes import FrameWorker
 from penstock.spark.engine.epoch_query import OBSERVED, EpochQuery
@@ -41,6 +40,7 @@ from penstock.spark.session import (
     spark_session,
     stop_session,
 )
+from penstock.spark.submission import set_urls
 from penstock.streaming.rounds import IDLE_S
 
 log = structlog.get_logger("penstock.spark")
@@ -68,6 +68,7 @@ def run(  # noqa: PLR0913  the options of a run
     idle_s: float = IDLE_S,
     prepare: bool = True,
     resend_chance: float = 0.0,
+    sources: Mapping[str, str] | None = None,
     checkpoint_directory: str | None = None,
 ) -> None:
     """Runs the streamer and consumers in Spark tasks until ``stop()`` is true, or one of them fails.
@@ -86,21 +87,27 @@ def run(  # noqa: PLR0913  the options of a run
         idle_s: Longest pause of the streamer between two rounds that find nothing, in seconds.
         prepare: False behind a pooler that cannot keep prepared statements.
         resend_chance: Probability, 0 to 1, that the streamer resends its last records and a consumer rereads its own.
+        sources: URLs of the Postgres of each source, for consumers that read several, by the sources' names; passed as the others.
         checkpoint_directory: Where to make a directory for Spark's checkpoints, which is removed at the end, since nothing
             depends on it; by default the system's directory for temporary files.
 
     Raises:
         PenstockError: A task raised it; the others have been stopped.
         DeclarationError: The pipeline has no consumer of that name.
+        InvalidSetting: The URL of a source is missing.
         DriverUnreachable: The tasks cannot connect to this process.
         JavaMissing: No Java runtime.
     """
-    os.environ["PENSTOCK_DATABASE_URL"], os.environ["PENSTOCK_REDIS_URL"] = database_url, redis_url
-    specs = _find_consumers(pipeline, consumers)
-    shards = {spec.name: spec.channel.shards for spec in specs if not spec.dataframe}
+    specs = [
+        pipeline.get_consumer(n) for n in (pipeline.consumers if consumers is None else consumers)
+    ]
+    for spec in specs:
+        check_sources(spec, sources or {})
+    set_urls(database_url, redis_url, sources or {})
+    pieces = {spec.name: find_pieces(spec.channel) for spec in specs if not spec.dataframe}
     frames = [spec for spec in specs if spec.dataframe]
     streamers = most_streamers(len(pipeline.shard_names), redis_url) if streamer else 0
-    tasks = assign(shards, max(2, available_cores()), streamers=streamers)
+    tasks = assign(pieces, max(2, available_cores()), streamers=streamers)
     directories = _Directories.make(checkpoint_directory)
     make_session = partial(
         spark_session,
@@ -114,7 +121,7 @@ def run(  # noqa: PLR0913  the options of a run
     if spark is None:
         return
     spark.dataSource.register(EpochsSource)
-    schedule = Schedule(shards, Slots(spark), streamers=streamers, reserved=len(frames))
+    schedule = Schedule(pieces, Slots(spark), streamers=streamers, reserved=len(frames))
     reports = _Reports(LiveProgress(spark))
     control = _listen(spark, reports.receive, schedule)
     options = {
@@ -150,19 +157,6 @@ def run(  # noqa: PLR0913  the options of a run
         _shut_down(spark, control, directories)
         log.info("stopped", **reports.totals())
     reports.raise_first()
-
-
-def _find_consumers(pipeline: Pipeline, names: Sequence[str] | None) -> list[ConsumerSpec]:
-    """The consumers of these names, or all.
-
-    Raises:
-        DeclarationError: There is no such consumer, or it reads several sources.
-    """
-    specs = [pipeline.get_consumer(n) for n in (pipeline.consumers if names is None else names)]
-    for spec in specs:
-        why = "runs on the inline engine alone: penstock run --engine inline"
-        refuse_sources(spec.channel, f"consumer {spec.name}", why)
-    return specs
 
 
 @dataclass(frozen=True)

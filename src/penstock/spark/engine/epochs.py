@@ -6,24 +6,25 @@ it, so latency and throughput are those of the loop.
 """
 
 import gc
-import os
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from penstock.errors import DriverUnreachable, InvalidSetting, PenstockError
+from penstock.errors import DriverUnreachable, PenstockError
+from penstock.kinds import Log
 from penstock.spark.engine.assignment import Part, Task
 from penstock.spark.engine.control_channel import Address, ControlChannel, Line, request_plan
-from penstock.spark.submission import SECRET_KEY, URLS
+from penstock.spark.submission import URLS, find_url, name_source
 from penstock.spark_daemon import end_quietly
 
 if TYPE_CHECKING:  # tasks import it: Spark's planners load this module, too, and need nothing of it
-    from penstock.consuming.worker import Worker
+    from penstock.consuming.worker import Worker, WorkerOptions
+    from penstock.declarations import ConsumerSpec
     from penstock.parallel import Loop
     from penstock.pipeline import Pipeline
     from penstock.streaming import Streamer
@@ -141,7 +142,7 @@ class EpochsReader(DataSourceStreamReader):
                     removed=did.removed,
                 ),
             )
-        worker = self._make_worker(pipeline, part.consumer, part.shards)
+        worker = self._make_worker(pipeline, part.consumer, part.pieces)
         return lambda stop: worker.run(
             stop,
             lambda did: counter.add(
@@ -156,44 +157,39 @@ class EpochsReader(DataSourceStreamReader):
         from penstock.streaming import Streamer  # noqa: PLC0415  the same
         from penstock.streaming.share import WHOLE, parse_share  # noqa: PLC0415  the same
 
+        database_url, redis_url = map(find_url, URLS)
         return Streamer(
             pipeline,
-            *_get_urls(),
+            database_url,
+            redis_url,
             idle_s=float(self._options["idle"]),
             prepare=self._options["prepare"] == "true",
             resend_chance=float(self._options["resend"]),
             share=parse_share(share) if share else WHOLE,
         )
 
-    def _make_worker(
-        self, pipeline: "Pipeline", name: str, shards: tuple[int, ...]
-    ) -> "Worker[Any]":
+    def _make_worker(self, pipeline: "Pipeline", name: str, pieces: Sequence[Any]) -> "Worker[Any]":
         from penstock.consuming import make_worker  # noqa: PLC0415  the same
 
-        return make_worker(
-            pipeline,
-            pipeline.get_consumer(name),
-            *_get_urls(),
-            shards=shards,
-            prepare=self._options["prepare"] == "true",
-            block_ms=200,
-            reread_chance=float(self._options["resend"]),
-        )
+        database_url, redis_url = map(find_url, URLS)
+        consumer, options = _narrow(pipeline.get_consumer(name), pieces)
+        options |= {
+            "prepare": self._options["prepare"] == "true",
+            "block_ms": 200,
+            "reread_chance": float(self._options["resend"]),
+        }
+        return make_worker(pipeline, consumer, database_url, redis_url, **options)
 
 
-def _get_urls() -> tuple[str, str]:
-    """The URLs in this executor's environment.
-
-    Raises:
-        InvalidSetting: One is not there.
-    """
-    for name in URLS:
-        if not os.environ.get(name):
-            raise InvalidSetting(
-                f"executors have no {name}. On Kubernetes, give them a secret: --conf {SECRET_KEY}{name}=NAME:KEY"
-            )
-    database_url, redis_url = (os.environ[name] for name in URLS)
-    return database_url, redis_url
+def _narrow(
+    consumer: "ConsumerSpec", pieces: Sequence[Any]
+) -> "tuple[ConsumerSpec, WorkerOptions]":
+    """The consumer as a reader of these pieces alone, and the options of its worker."""
+    log = consumer.channel
+    if not (isinstance(log, Log) and log.sources):
+        return consumer, {"shards": pieces}
+    urls = {source: find_url(name_source(source)) for source in pieces}
+    return replace(consumer, channel=replace(log, sources=pieces)), {"sources": urls}
 
 
 class Counter:

@@ -10,7 +10,7 @@ from time import monotonic, sleep
 
 import structlog
 
-from penstock.spark.engine.assignment import Task, assign
+from penstock.spark.engine.assignment import Pieces, Task, assign, count_pieces
 from penstock.spark.engine.control_channel import Plan
 from penstock.spark.engine.slots import Slots
 
@@ -29,12 +29,12 @@ class Schedule:
     """Plans epochs for the driver."""
 
     def __init__(
-        self, consumers: Mapping[str, int], slots: Slots, *, streamers: int, reserved: int
+        self, consumers: Mapping[str, Pieces], slots: Slots, *, streamers: int, reserved: int
     ) -> None:
         """Plans nothing yet.
 
         Args:
-            consumers: Number of shards of each consumer.
+            consumers: The pieces of each consumer.
             slots: Spark's.
             streamers: Most of them; 0 leaves streaming to another process.
             reserved: Slots to leave to other queries, as long as there is one more.
@@ -49,7 +49,7 @@ class Schedule:
 
     def wait_for_slots(self, stop: Callable[[], bool]) -> None:
         """Waits for executors: for the first as long as it takes, for more until no other comes, and says so."""
-        most = sum(self._consumers.values()) + min(1, self._streamers)
+        most = count_pieces(self._consumers) + min(1, self._streamers)
         found, since, say_at = 0, monotonic(), monotonic() + 1.0
         while not stop():
             now = monotonic()
