@@ -20,6 +20,8 @@ from benchmarks.servers import BenchServers
 ROOT = Path(__file__).parents[2]
 BENCH = (sys.executable, "-m", "benchmarks")
 
+pytestmark = pytest.mark.xdist_group("bench")  # they share a run
+
 
 def bench(
     *arguments: str, cwd: Path = ROOT, env: dict[str, str] | None = None
@@ -37,10 +39,17 @@ def only(*cases: str) -> list[str]:
 def report() -> subprocess.CompletedProcess[str]:
     chosen = (
         *("limit-commit", "drain-200b-4", "consume-bulk", "stage-orm-100", "latency-10"),
-        *("ick-reserve", "ick-block", "cost-wal", "cost-memory", "cost-cpu"),
-        *("steady", "drain-removed"),
+        *("cost-cpu", "drain-removed"),
     )
     return bench("--quick", "--json", *only(*chosen))
+
+
+@pytest.fixture(scope="module")
+def more() -> subprocess.CompletedProcess[str]:
+    """What ``make storm`` looks at."""
+    return bench(
+        "--quick", "--json", *only("ick-reserve", "ick-block", "cost-wal", "cost-memory", "steady")
+    )
 
 
 @pytest.mark.slow
@@ -70,9 +79,9 @@ def test_a_figure_is_printed_with_its_limits(report: subprocess.CompletedProcess
 
 @pytest.mark.storm
 def test_an_ick_is_compared_with_plain_sorted_set_commands(
-    report: subprocess.CompletedProcess[str],
+    more: subprocess.CompletedProcess[str],
 ) -> None:
-    cases = {case["case"]: case for case in json.loads(report.stdout)["cases"]}
+    cases = {case["case"]: case for case in json.loads(more.stdout)["cases"]}
 
     assert set(cases["ick-reserve"]["limits"]) == {"zpopmin"}
     for name in ("ick-block-add", "ick-block-reserve"):
@@ -82,9 +91,9 @@ def test_an_ick_is_compared_with_plain_sorted_set_commands(
 
 @pytest.mark.storm
 def test_the_cost_of_a_record_is_compared_with_a_plain_row_and_a_plain_entry(
-    report: subprocess.CompletedProcess[str],
+    more: subprocess.CompletedProcess[str],
 ) -> None:
-    cases = {case["case"]: case for case in json.loads(report.stdout)["cases"]}
+    cases = {case["case"]: case for case in json.loads(more.stdout)["cases"]}
 
     assert cases["cost-wal"]["value"] > cases["cost-wal-staged"]["value"]
     assert cases["cost-wal-staged"]["ratio_to_limit"] > 1
@@ -110,9 +119,9 @@ def test_the_processor_time_of_a_record_is_that_of_the_worker_and_of_both_server
 
 @pytest.mark.storm
 def test_throughput_under_load_is_compared_with_producers_alone(
-    report: subprocess.CompletedProcess[str],
+    more: subprocess.CompletedProcess[str],
 ) -> None:
-    cases = {case["case"]: case for case in json.loads(report.stdout)["cases"]}
+    cases = {case["case"]: case for case in json.loads(more.stdout)["cases"]}
 
     assert 0 < cases["steady"]["value"] <= cases["steady-produced"]["value"]
     assert set(cases["steady-produced"]["limits"]) == {"producers alone"}
