@@ -45,6 +45,8 @@ SETTINGS = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.task.killTimeout": "200ms",
     "spark.python.daemon.module": "penstock.spark_daemon",
+    # Otherwise each column that Python names asks the JVM ten times, to have a line of the program in an error.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     # Otherwise the number of tasks that have a slot is up to ten seconds old: see Slots.running.
