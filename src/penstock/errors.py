@@ -261,6 +261,13 @@ class ServerUnavailable(PenstockError):
     exit_code = 3
 
 
+class ServerReplaced(ServerUnavailable):
+    """Postgres was restarted, restored or replaced under a worker: its history has to be compared with the log's again.
+
+    Only opening the worker again does that, so nothing on the way to its loop may hide this error.
+    """
+
+
 class DriverUnreachable(ServerUnavailable):
     """The tasks of the engine on Spark cannot connect to their driver, which plans and stops them."""
 

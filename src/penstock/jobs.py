@@ -27,6 +27,9 @@ RESERVED = "penstock"
 MAX_SNOOZE_S = 10 * 365 * 86_400.0
 """Longest time that a job can be snoozed, in seconds."""
 
+_STAGED_US = re.compile(r'"staged_us": ([0-9]{1,16})\}\}$')
+"""When the record was staged: the last member of the reserved header, which is the last header of every message."""
+
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -95,6 +98,16 @@ def _seconds(after: object) -> float:
     return seconds
 
 
+def read_staged_us(headers: str) -> int | None:
+    """When the record of a message was staged, in microseconds since 1970; None if a pipeline did not write the message.
+
+    Args:
+        headers: The message's headers.  They are not parsed: a producer may have put anything in front.
+    """
+    found = _STAGED_US.search(headers)
+    return None if found is None else int(found[1])
+
+
 def _never() -> bool:
     return False
 
@@ -114,6 +127,8 @@ class Job(Generic[Payload]):
         headers_json: The headers as JSON text, Penstock's own among them; empty if there are none.
         since_ms: When it was written to the queue, or was due if that was later: milliseconds since 1970 (UTC).
         deadline_ms: From when on it is dead-lettered instead of handed over, likewise; 0 if it has no deadline.
+        staged_us: When it was staged, by Postgres' clock: microseconds since 1970.  Together with ``id`` it identifies the record
+            even if Postgres was restored to older data and has given the number out again; 0 if it is not known.
     """
 
     channel: str
@@ -126,6 +141,7 @@ class Job(Generic[Payload]):
     headers_json: str = field(default="", repr=False)
     since_ms: int = 0
     deadline_ms: int = 0
+    staged_us: int = 0
     check_stale: Callable[[], bool] = field(default=_never, repr=False, compare=False)
 
     @cached_property
@@ -175,8 +191,7 @@ class Job(Generic[Payload]):
     @property
     def staged_at(self) -> datetime:
         """When it was staged, by Postgres' clock."""
-        staged_us = self._own.get("staged_us")
-        seconds = self.since_ms / 1000 if staged_us is None else staged_us / 1_000_000
+        seconds = self.staged_us / 1_000_000 or self.since_ms / 1000
         return datetime.fromtimestamp(seconds, UTC)
 
     @property

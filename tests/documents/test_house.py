@@ -21,7 +21,7 @@ TEXTS = [
 
 
 def test_files_can_be_read_in_a_sitting() -> None:
-    assert [p for p in SOURCES if len(p.read_text().splitlines()) > 400] == []
+    assert [p for p in SOURCES if len(p.read_text().splitlines()) > 600] == []
 
 
 def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -127,6 +128,32 @@ def test_a_job_that_was_done_is_acknowledged_without_its_handler(
     assert sum(each.skipped for each in consumed) == 1
     assert sum(each.applied for each in consumed) == 1
     assert len(bench.queue) == 0
+
+
+@pytest.mark.parametrize("ends", ["applied", "failed", "cancelled", "late"])
+def test_a_message_does_not_finish_another_record_that_was_given_its_id(
+    start_worker: Any, bench: Bench, ends: str
+) -> None:
+    """Guarantee 35: after a restore, ids are given out again; the message tells when its own record was staged."""
+
+    def handler(session: Session, job: Job) -> None:
+        session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
+        if ends == "failed":
+            raise ValueError
+        if ends == "cancelled":
+            raise Cancel
+
+    worker = start_worker(handler, attempts=1)
+    fields: dict[str, Any] = {}
+    if ends == "late":
+        fields["deadline"] = datetime.now(UTC) + timedelta(milliseconds=1)
+    ids = bench.stage(2, **fields)
+    bench.connection.execute(
+        "UPDATE penstock.staged_records SET created_at = created_at + interval '1 microsecond'"
+    )
+    worker.drain()
+    worker._upkeep.bury_dead(worker._shards)
+    assert (bench.effects, bench.letters, bench.unfinished) == ([], [], ids)
 
 
 @pytest.mark.parametrize("hides", [False, True], ids=["raised", "hidden by the handler"])

@@ -87,9 +87,21 @@ class DeadLetters:
         executor.execute(self._sql["forget_members"], {**self._where(shard), "keys": list(members)})
 
     def write_job(
-        self, executor: Executor, shard: ShardName, record_id: int, *, reason: str, attempts: int
+        self,
+        executor: Executor,
+        shard: ShardName,
+        record_id: int,
+        staged_us: int,
+        *,
+        reason: str,
+        attempts: int,
     ) -> bool:
         """Dead-letters a job, which is then finished; false if it was finished before."""
-        values = {"id": record_id, "reason": reason, "attempts": attempts}
+        values = {
+            "id": record_id,
+            "staged_us": staged_us,
+            "reason": reason,
+            "attempts": attempts,
+        }
         statement = self._sql["dead_letter_job"]
         return executor.execute(statement, {**self._where(shard), **values}).rowcount == 1

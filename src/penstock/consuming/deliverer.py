@@ -36,7 +36,7 @@ from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Pla
 from penstock.database.errors import driver_error
 from penstock.database.executor import Executor
 from penstock.declarations import ConsumerSpec
-from penstock.errors import ServerUnavailable
+from penstock.errors import ServerReplaced, ServerUnavailable
 from penstock.records import Scope, ShardName
 
 log = structlog.get_logger("penstock.consumer")
@@ -255,8 +255,14 @@ class Deliverer(Generic[Item]):
                 self._checkpoints.note_waiting(executor, delivery.shard, said)
             return Plan(None)
 
-        with suppress(NotApplied, ServerUnavailable):  # `penstock status` can do without
+        try:
             delivery.transaction.apply([delivery.shard], plan)
+        except ServerReplaced:
+            raise
+        except (NotApplied, ServerUnavailable):
+            log.debug(
+                "note not written", shard=str(delivery.shard)
+            )  # `penstock status` can do without
 
     def _dead_letter(
         self, delivery: _Delivery[Item], item: Item, trouble: Trouble, why: str, attempts: int

@@ -198,7 +198,16 @@ WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
 -- :name finish_record
 -- The first statement of a job's transaction: an empty array if the record was finished before.  The row's lock makes a second
 -- worker wait for the first one's end.  The transaction's id proves later that the effects are in the same one.
-SELECT pg_current_xact_id()::text, ARRAY(SELECT {schema}.finish_records(%(channel)s, ARRAY[%(id)s]::bigint[]));
+-- A restored Postgres gives ids out again: a record of another time is another record, and another start another server.
+SELECT pg_current_xact_id()::text,
+       ARRAY(
+           SELECT {schema}.finish_records(%(channel)s, ARRAY(
+               SELECT id
+               FROM {schema}.staged_records
+               WHERE id = %(id)s AND (extract(epoch FROM created_at) * 1000000)::bigint = %(staged_us)s
+           ))
+       ),
+       (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint;
 
 -- :name is_same_transaction
 -- Qualified: with the schema of each function and operator, it needs no settings of its own, whatever the handler's are.
@@ -210,7 +219,11 @@ WHERE pg_catalog.pg_current_xact_id_if_assigned() OPERATOR(pg_catalog.=) %(trans
 -- A job has no offset: its dead letter is at its id.  What is written is the record as it was staged, which this statement still
 -- sees when the function has deleted it.  No row if the record was finished before.
 WITH finished AS MATERIALIZED (
-    SELECT {schema}.finish_records(%(channel)s, ARRAY[%(id)s]::bigint[]) AS id
+    SELECT {schema}.finish_records(%(channel)s, ARRAY(
+               SELECT id
+               FROM {schema}.staged_records
+               WHERE id = %(id)s AND (extract(epoch FROM created_at) * 1000000)::bigint = %(staged_us)s
+           )) AS id
 )
 INSERT INTO {schema}.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, headers,
                                    staged_at, reason, attempts)

@@ -116,6 +116,7 @@ class Worker(ABC, Generic[Item]):
         self._unusable: dict[ShardName, PenstockError] = {}
         self._deliverer: Deliverer[Item] | None = None
         self._has_opened = False
+        self._server_start_us: int | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -146,7 +147,7 @@ class Worker(ABC, Generic[Item]):
             prepare=self._prepare,
             timeouts=self._timeouts,
         ) as connection:
-            server_start = server_start_us(connection, scope)
+            self._server_start_us = server_start_us(connection, scope)
             check_revision(connection, scope)
             does_jobs = self.consumer.channel.kind == "queue"
             check_privileges(connection, scope, "consumer", does_jobs=does_jobs)
@@ -161,7 +162,7 @@ class Worker(ABC, Generic[Item]):
             self.consumer,
             self._database_url,
             prepare=self._prepare,
-            server_start_us=server_start,
+            server_start_us=self._server_start_us,
             timeouts=self._timeouts,
         )
         if self._deliverer is None and (source := self._source()) is not None:

@@ -27,7 +27,7 @@ from penstock.errors import (
     HistoryDiverged,
     ReadOnlyPostgres,
     SchemaMissing,
-    ServerUnavailable,
+    ServerReplaced,
 )
 from penstock.journal.reading import (
     JournaledRecord,
@@ -208,10 +208,10 @@ def check_same_server(started_us: int, compared_us: int | None) -> None:
         compared_us: When the one that was compared was started; None if none was.
 
     Raises:
-        ServerUnavailable: It has been restarted, restored or replaced: compare it, then go on.
+        ServerReplaced: It has been restarted, restored or replaced: compare it, then go on.
     """
     if compared_us is not None and started_us != compared_us:
-        raise ServerUnavailable(
+        raise ServerReplaced(
             "Postgres was restarted, restored or replaced; its history is compared with the log's again"
         )
 

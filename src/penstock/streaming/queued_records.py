@@ -64,6 +64,7 @@ def make_queued(offset: Offset, values: Sequence[Any]) -> QueuedRecord:
     """
     id_, tenant, action, object_, data, headers, staged_us = values
     own = _read_own(headers, id_)
+    own.pop("staged_us", None)  # it comes last: see ``read_staged_us``
     key, unique = own.get("key"), own.get("unique")
     due = _time(own.get("due"))
     if due is None and (delay := _time(own.get("delay_ms"))):

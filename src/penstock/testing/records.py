@@ -118,4 +118,5 @@ def make_job(  # noqa: PLR0913  a job has this many parts; all have defaults
         json_text(data, "data", limit),
         json.dumps({**given, RESERVED: own}),
         staged_us // 1000,
+        staged_us=staged_us,
     )

@@ -35,7 +35,7 @@ from penstock.consuming.jobs.letters import JobLetters
 from penstock.consuming.jobs.transaction import Ending, JobTransaction
 from penstock.consuming.transaction import Planner
 from penstock.declarations import WorkerSpec
-from penstock.jobs import Cancel, DeadLetter, Job, JobOutcome, Snooze
+from penstock.jobs import Cancel, DeadLetter, Job, JobOutcome, Snooze, read_staged_us
 from penstock.records import RecordId, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.consumer")
@@ -145,6 +145,7 @@ class JobDeliverer:
 
         Raises:
             ServerUnavailable: Postgres does not answer; what was under way may be committed, which the next attempt sees.
+            ServerReplaced: Another Postgres answers; nothing was done.
             HandlerExited: The handler wants the process to end.
         """
         lease.begin()
@@ -174,7 +175,8 @@ class JobDeliverer:
     def _read(self, lease: Lease) -> Job[Any] | None:
         """The job; None if the message was not written by a pipeline."""
         message = lease.message
-        if not message.id.isascii() or not message.id.isdigit():
+        staged_us = read_staged_us(message.headers)
+        if staged_us is None or not message.id.isascii() or not message.id.isdigit():
             return None
         return Job(
             self._worker.channel.name,
@@ -187,6 +189,7 @@ class JobDeliverer:
             message.headers,
             message.since_ms,
             message.deadline_ms,
+            staged_us,
             lambda: lease.is_stale,
         )
 
@@ -262,7 +265,9 @@ class JobDeliverer:
         """Dead-letters a job; if even that is impossible, its shard halts."""
         log.warning("dead-lettering", consumer=self._worker.name, item=job.place)
         shard = _shard(job)
-        plan = self._letters.dead_letter(shard, job.id, why, attempts, lambda: self._is_ours(lease))
+        plan = self._letters.dead_letter(
+            shard, job.id, job.staged_us, why, attempts, lambda: self._is_ours(lease)
+        )
         try:
             buried = self._write(shard, plan)
         except NotApplied as failed:

@@ -52,6 +52,7 @@ class JobLetters:
         self,
         shard: ShardName,
         record_id: RecordId,
+        staged_us: int,
         reason: str,
         attempts: int,
         is_ours: Callable[[], bool],
@@ -67,7 +68,7 @@ class JobLetters:
             if checkpoint.halted is not None:
                 return Plan(Buried(is_written=False, halted=checkpoint.halted))
             if not self._dead_letters.write_job(
-                executor, shard, record_id, reason=reason, attempts=attempts
+                executor, shard, record_id, staged_us, reason=reason, attempts=attempts
             ):
                 return Plan(Buried(is_written=False))
             last = f"the last is {shard} record {record_id}: {reason}"

@@ -24,8 +24,9 @@ from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.database.timeouts import Timeouts
 from penstock.declarations import WorkerSpec
-from penstock.errors import BrokenTransaction
+from penstock.errors import BrokenTransaction, ServerReplaced
 from penstock.jobs import Job, JobOutcome
+from penstock.journal import check_same_server
 from penstock.pipeline import Pipeline
 
 
@@ -52,7 +53,7 @@ class JobTransaction(HandlerTransaction):
         "go on: penstock reset checkpoint"
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  as the class above
         self,
         pipeline: Pipeline,
         worker: WorkerSpec,
@@ -60,6 +61,7 @@ class JobTransaction(HandlerTransaction):
         *,
         prepare: bool = True,
         in_task: bool = False,
+        server_start_us: int | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
         """Sets up; see ``HandlerTransaction``."""
@@ -69,6 +71,7 @@ class JobTransaction(HandlerTransaction):
             get_database_url(database),
             prepare=prepare,
             in_task=in_task,
+            server_start_us=server_start_us,
             timeouts=timeouts,
         )
         self._sql = statements("penstock.consuming", pipeline.scope.schema)
@@ -91,6 +94,7 @@ class JobTransaction(HandlerTransaction):
         Raises:
             NotApplied: It was rolled back, or its connection was cut at COMMIT.
             ServerUnavailable: Postgres cannot be reached.
+            ServerReplaced: It is not the one whose history was compared; nothing was committed.
             HandlerExited: The handler wants the process to end; nothing was committed.
         """
         return self._caller.enter(lambda: self._transact(job, is_ours, self._handle))
@@ -147,13 +151,16 @@ class JobTransaction(HandlerTransaction):
 
         Raises:
             _Repeated: It was finished before.
+            ServerReplaced: Another Postgres answers.
         """
         if self._is_repeated:
             raise _Repeated
         try:
-            [(xid, finished)] = executor.execute(
-                self._sql["finish_record"], {"channel": job.channel, "id": job.id}
+            [(xid, finished, started_us)] = executor.execute(
+                self._sql["finish_record"],
+                {"channel": job.channel, "id": job.id, "staged_us": job.staged_us},
             )
+            check_same_server(started_us, self._server_start_us)
         except Exception as error:
             self._error = self._error or error  # whatever the handler makes of it
             raise
@@ -173,7 +180,7 @@ class JobTransaction(HandlerTransaction):
                 self._check_same(executor)
             else:
                 self._finish(executor, self._job)
-        except _Repeated:
+        except (_Repeated, ServerReplaced):
             raise
         except Exception as error:
             ended = self._explained(executor, error)
@@ -192,6 +199,8 @@ class JobTransaction(HandlerTransaction):
         """Raises what the first statement met, if the handler has hidden it."""
         if self._is_repeated:
             raise _Repeated
+        if isinstance(self._error, ServerReplaced):
+            raise self._error
         if self._error is not None:
             raise NotApplied(find_outcome(self._error), self._error) from self._error
 

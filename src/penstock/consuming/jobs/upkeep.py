@@ -11,6 +11,7 @@ from penstock.consuming.failures import NotApplied
 from penstock.consuming.jobs.book import JobBook
 from penstock.consuming.jobs.letters import JobLetters
 from penstock.consuming.transaction import HandlerTransaction
+from penstock.jobs import read_staged_us
 from penstock.records import RecordId, ShardName
 
 MAX_BURIED = 100
@@ -66,10 +67,16 @@ class Upkeep:
         buried = []
         for dead in run(self._client, shard.dead(MAX_BURIED), what):
             message = dead.message
-            if not message.id.isascii() or not message.id.isdigit():
+            staged_us = read_staged_us(message.headers)
+            if staged_us is None or not message.id.isascii() or not message.id.isdigit():
                 continue
             plan = self._letters.dead_letter(
-                name, RecordId(int(message.id)), dead.reason, message.attempts, lambda: True
+                name,
+                RecordId(int(message.id)),
+                staged_us,
+                dead.reason,
+                message.attempts,
+                lambda: True,
             )
             with suppress(NotApplied):  # it is tried again
                 self._transaction.apply([name], plan)

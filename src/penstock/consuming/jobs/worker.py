@@ -36,6 +36,7 @@ from penstock.errors import (
     DeclarationError,
     HandlerExited,
     PenstockError,
+    ServerReplaced,
     ServerUnavailable,
 )
 from penstock.jobs import Job
@@ -115,7 +116,9 @@ class QueueWorker(Worker[Job[Any]]):
     @override
     def open(self) -> None:
         super().open()
+        uncounted = self._book.uncounted()  # since before a server went away
         self._book = JobBook(self._shape.name)
+        self._book.count_again(uncounted)
         self._hung = HungLanes(self._spec)
         self._check_at = self._resume_at = 0.0
         self._reader = Reader(
@@ -158,6 +161,7 @@ class QueueWorker(Worker[Job[Any]]):
             self._database_url,
             prepare=self._prepare,
             in_task=self._spec.is_async,
+            server_start_us=self._server_start_us,
             timeouts=self._timeouts,
         )
         return JobDeliverer(
@@ -178,6 +182,9 @@ class QueueWorker(Worker[Job[Any]]):
             return
         try:
             ended = lane.deliverer.deliver(lease)
+        except ServerReplaced as error:  # the worker's own thread compares its history
+            self._book.fail(error)
+            ended = _released(lease)
         except ServerUnavailable as error:
             self._book.note_unavailable(error)
             ended = _released(lease)
@@ -302,7 +309,11 @@ class QueueWorker(Worker[Job[Any]]):
         self._hung.check()
 
     def _keep_books(self) -> None:
-        """Writes counts and reads halts, now and then."""
+        """Writes counts and reads halts, now and then.  Without Postgres it tries again later, and reading goes on.
+
+        Raises:
+            ServerReplaced: ``run`` opens the worker again, and compares.
+        """
         if monotonic() < self._check_at:
             return
         self._check_at = monotonic() + CHECK_S
@@ -315,8 +326,11 @@ class QueueWorker(Worker[Job[Any]]):
             if monotonic() >= self._dead_at:
                 self._dead_at = monotonic() + DEAD_EVERY_S
                 self._upkeep.bury_dead(self._usable())
+        except ServerReplaced:
+            raise
         except ServerUnavailable as error:
-            self._rest_after(error)
+            self._away = error
+            self._warn_waiting(error, CHECK_S)
 
     def _note_halted(self, going: set[ShardName]) -> None:
         every = self.consumer.channel.shard_names

@@ -26,7 +26,7 @@ from penstock.database.errors import CONFLICTS, describe
 from penstock.database.executor import Executor
 from penstock.database.registry import check_not_renamed
 from penstock.declarations import ConsumerSpec
-from penstock.errors import Gap, HistoryDiverged, PenstockError, ServerUnavailable
+from penstock.errors import Gap, HistoryDiverged, PenstockError, ServerReplaced, ServerUnavailable
 from penstock.journal.written import log_epochs
 from penstock.pipeline import Pipeline
 from penstock.records import Epoch, Offset, Record, ShardName
@@ -126,8 +126,12 @@ class SourceWorker(LogWorker[Record]):
     def round(self, block_ms: int | None = None) -> Consumed:
         self._opened()
         if monotonic() >= self._report_at:
-            with suppress(ServerUnavailable):  # it is logged, and tried again
+            try:
                 self._report()
+            except ServerReplaced:  # the consumer's own
+                raise
+            except ServerUnavailable as error:
+                log.debug("not reported", consumer=self.consumer.name, reason=describe(error))
         return super().round(block_ms)
 
     @override

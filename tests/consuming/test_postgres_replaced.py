@@ -1,0 +1,222 @@
+"""Postgres is restarted or put back to older data under workers of every kind that are at work.
+
+Each scenario starts a Postgres of its own, which takes seconds: only there can the server be killed or restored.
+"""
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from fixtures.restored import reset
+from penstock import Ick, Job, Log, Pipeline, Queue
+from penstock.channels.server import connect_redis
+from penstock.consuming.workers import make_worker
+from penstock.database.connections import connect_postgres
+from penstock.database.initialise import initialise
+from penstock.declarations import Channel
+from penstock.embedded import EmbeddedPostgres
+from penstock.errors import HistoryDiverged
+from penstock.stealing import Chores
+from penstock.streaming import Streamer
+from penstock.testing import eventually
+
+QUICK = {"fsync": "off", "full_page_writes": "off"}
+THINGS, INDEX, JOBS, CALLS = Log("things", shards=2), Ick("index"), Queue("jobs"), Queue("calls")
+CHANNELS: list[Channel] = [THINGS, INDEX, JOBS, CALLS]
+QUEUES = ("jobs", "calls")
+STAGE = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers)
+SELECT channel, 0, %(prefix)s || i, 'insert', 'thing', '{}', %(headers)s::jsonb
+FROM unnest(%(channels)s::text[]) AS channel, generate_series(1, %(count)s) AS i
+"""
+EFFECT = text("INSERT INTO public.effects VALUES (:consumer, :key)")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    """A separate Postgres with the tables, which a test may restart or restore."""
+    made = EmbeddedPostgres(tmp_path / "postgres", settings=QUICK)
+    made.start()
+    initialise(made.url)
+    with connect_postgres(made.url, application="test") as connection:
+        connection.execute("CREATE TABLE public.effects (consumer text, key text)")
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def pipeline() -> Pipeline:
+    """A consumer or worker of each kind; each item takes some milliseconds, so that a backlog keeps it busy."""
+    made = Pipeline(CHANNELS)
+
+    @made.consumer(reads=THINGS, name="of-log", batch=5)
+    def of_log(session: Session, records: Any) -> None:
+        for record in records:
+            time.sleep(0.002)
+            session.execute(EFFECT, {"consumer": "things", "key": record.key})
+
+    @made.consumer(reads=INDEX, name="of-ick", batch=5)
+    def of_ick(session: Session, members: Any) -> None:
+        for member in members:
+            time.sleep(0.002)
+            session.execute(EFFECT, {"consumer": "index", "key": member})
+
+    @made.worker(reads=JOBS, name="of-queue", concurrency=2)
+    def of_queue(session: Session, job: Job) -> None:
+        time.sleep(0.005)
+        session.execute(EFFECT, {"consumer": "jobs", "key": job.tenant})
+
+    @made.worker(reads=CALLS, name="of-calls", concurrency=4)
+    async def of_calls(session: AsyncSession, job: Job) -> None:
+        await asyncio.sleep(0.01)
+        await session.execute(EFFECT, {"consumer": "calls", "key": job.tenant})
+
+    return made
+
+
+class Running:
+    """Loops in threads, and what each has ended with."""
+
+    def __init__(self, pipeline: Pipeline, url: str, redis_url: str) -> None:
+        self.stop = threading.Event()
+        self.ended: dict[str, BaseException | None] = {}
+        loops: dict[str, Any] = {"streamer": Streamer(pipeline, url, redis_url).run}
+        for name, spec in pipeline.consumers.items():
+            loops[name] = make_worker(pipeline, spec, url, redis_url).run
+        self.threads = [
+            threading.Thread(target=self._run, args=pair, name=pair[0], daemon=True)
+            for pair in loops.items()
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def _run(self, name: str, loop: Any) -> None:
+        error: BaseException | None = None
+        try:
+            loop(self.stop.is_set)
+        except BaseException as raised:  # noqa: BLE001  the test looks at it
+            error = raised
+        self.ended[name] = error
+
+    def is_only(self, name: str) -> bool:
+        """Whether all others have ended."""
+        return self.ended.keys() == {thread.name for thread in self.threads} - {name}
+
+
+@contextmanager
+def at_work(pipeline: Pipeline, url: str, redis_url: str) -> Iterator[Running]:
+    made = Running(pipeline, url, redis_url)
+    try:
+        yield made
+    finally:
+        made.stop.set()
+        for thread in made.threads:
+            thread.join(60)
+
+
+def stage(
+    url: str, count: int, prefix: str, channels: Any = None, headers: str | None = None
+) -> None:
+    names = [channel.name for channel in CHANNELS] if channels is None else list(channels)
+    with connect_postgres(url, application="test") as connection:
+        values = {"channels": names, "count": count, "prefix": prefix, "headers": headers}
+        connection.execute(STAGE, values)
+
+
+def effects(url: str) -> Counter[str]:
+    """How many effects each consumer has had, and of which kind of record: ``jobs new``."""
+    with connect_postgres(url, application="test") as connection:
+        rows = connection.execute(
+            "SELECT consumer || ' ' || rtrim(key, '0123456789') FROM public.effects"
+        ).fetchall()
+    return Counter(row[0] for row in rows)
+
+
+def test_workers_of_every_kind_go_on_after_postgres_was_killed_under_them(
+    pipeline: Pipeline, server: EmbeddedPostgres, redis_url: str
+) -> None:
+    """Guarantee 36: no worker is stuck on a fault that has passed, and what was done is counted."""
+    names = [channel.name for channel in CHANNELS]
+    with at_work(pipeline, server.url, redis_url) as running:
+        for times in range(2):
+            stage(server.url, 150, f"{'ab'[times]}")
+            eventually(
+                lambda: all(effects(server.url)[f"{n} {'ab'[times]}"] > 20 for n in names),  # noqa: B023
+                "all are busy",
+            )
+            server.kill() if times else server.stop()
+            server.start()
+        stage(server.url, 10, "c")
+        everything = {f"{n} {p}": c for n in names for p, c in (("a", 150), ("b", 150), ("c", 10))}
+        eventually(lambda: effects(server.url) == everything, "all is done, once", timeout_s=120)
+
+        def counts() -> dict[str, int]:
+            with connect_postgres(server.url, application="test") as connection:
+                rows = connection.execute(
+                    "SELECT channel, sum(applied)::int FROM penstock.checkpoints WHERE channel <> 'index' GROUP BY 1"
+                )
+                return dict(rows.fetchall())
+
+        done = {name: 310 for name in names if name != "index"}
+        eventually(lambda: counts() == done, "all is counted", timeout_s=60)
+        assert running.ended == {}
+    assert set(running.ended.values()) == {None}
+
+
+def test_what_a_restored_postgres_has_lost_takes_no_effect_and_finishes_no_other_record(
+    pipeline: Pipeline, server: EmbeddedPostgres, redis_url: str, tmp_path: Path
+) -> None:
+    """Guarantee 35: ids are given out again, to records that messages in Redis know nothing of."""
+    with at_work(pipeline, server.url, redis_url):
+        stage(server.url, 10, "kept")
+        eventually(lambda: sum(effects(server.url).values()) == 40, "the first are done")
+    server.copy_to(tmp_path / "older")
+    chores = Chores(pipeline, server.url, redis_url)
+    later = '{"penstock": {"delay_ms": 4000}}'
+
+    with at_work(pipeline, server.url, redis_url) as running:
+        stage(server.url, 40, "lost", QUEUES, later)
+        stage(server.url, 40, "lost", ["things"])
+        for chore in chores.all():
+            chore()  # its connections are those of the server that is replaced
+        client = connect_redis(redis_url)
+        eventually(lambda: _delayed(client) == 80, "the lost jobs wait in Redis")
+        server.restore(tmp_path / "older")
+        stage(server.url, 60, "new", ["jobs"])
+        stage(server.url, 60, "new", ["calls"])
+        # The Ick has lost nothing.
+        eventually(lambda: running.is_only("of-ick"), "the others have noticed", timeout_s=60)
+        noticed = {type(error) for error in running.ended.values()}
+    assert noticed == {HistoryDiverged}
+    for chore in chores.all():
+        for _ in range(3):
+            try:
+                chore()
+            except HistoryDiverged:
+                break
+    assert effects(server.url) == {f"{channel.name} kept": 10 for channel in CHANNELS}
+
+    reset(server.url, client, pipeline, apply=True)
+    with at_work(pipeline, server.url, redis_url):
+        new = {"jobs new": 60, "calls new": 60}
+        eventually(
+            lambda: {k: n for k, n in effects(server.url).items() if "new" in k} == new,
+            "every new job is done, once",
+            timeout_s=60,
+        )
+    assert not [each for each in effects(server.url) if "lost" in each]
+    client.close()
+
+
+def _delayed(client: Any) -> int:
+    return sum(client.zcard(key) for key in client.keys("*q-delayed"))
