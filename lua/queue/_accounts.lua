@@ -2,9 +2,9 @@
 -- keys: waiting, accounts, limits
 --
 -- An account holds what is known of a tenant: its tag (see queue/_turns), its messages in flight, the bytes of its messages, what one
--- costs, how many wait, and how far its line has got.  A script reads an account once, and writes it at its end.
+-- costs, how many wait, how far its line has got, and the weight with which it is counted among those that wait.  A script reads an account once, and writes it at its end.
 
-local used, fetched = {}, {}
+local used, fetched, in_order = {}, {}, {}
 local has_limits = redis.call("EXISTS", limits) == 1
 
 -- weight, elastic limit, limit in flight, messages a second, burst, bytes, paused; "-" for none
@@ -29,7 +29,7 @@ end
 local function pack_account(account)
   return cmsgpack.pack({
     account.tag, account.in_flight, account.bytes, account.cost, account.rank, account.next_at, account.class, account.last_rank,
-    account.base, account.keyless, account.waits,
+    account.base, account.keyless, account.waits, account.weighs,
   })
 end
 
@@ -99,10 +99,10 @@ local function tenant_account(tenant)
     account = {
       tenant = tenant, tag = values[1], in_flight = values[2], bytes = values[3], cost = values[4], rank = values[5],
       next_at = values[6], class = values[7], last_rank = values[8], base = values[9], keyless = values[10],
-      waits = values[11], limits = has_limits and limits_of(tenant) or NO_LIMITS,
+      waits = values[11], weighs = values[12] or 0, limits = has_limits and limits_of(tenant) or NO_LIMITS,
       line = nil, at = 1, ahead = 0, has_moved = false, keeps_line = nil, is_unsaved = false, is_noisy = nil,
     }
-    used[tenant] = account
+    used[tenant], in_order[#in_order + 1] = account, account
     if not packed then
       account.keeps_line = false
       local _, member = first_waiting(account)

@@ -53,6 +53,21 @@ local function move_due()
   place_moved()
 end
 
+-- Reads the accounts of several tenants together, for `tenant_account`.
+local function fetch_accounts(tenants)
+  local unknown = {}
+  for _, tenant in ipairs(tenants) do
+    if not used[tenant] and fetched[tenant] == nil then
+      unknown[#unknown + 1], fetched[tenant] = tenant, false
+    end
+  end
+  if #unknown > 0 then
+    for i, packed in ipairs(redis.call("HMGET", accounts, unpack(unknown))) do
+      fetched[unknown[i]] = packed
+    end
+  end
+end
+
 -- Forgets idle tenants that have nothing left to pay.
 local function forget_drained(most)
   if redis.call("ZCARD", drained) == 0 then
@@ -61,18 +76,23 @@ local function forget_drained(most)
   if redis.call("EXISTS", waiting, leases) == 0 then
     queue.floor = math.max(queue.floor, number(redis.call("ZREVRANGE", drained, 0, 0, "WITHSCORES")[2]))
   end
-  local paid = redis.call("ZRANGEBYSCORE", drained, "-inf", queue.floor, "LIMIT", 0, most)
+  local paid, forgotten, listed = redis.call("ZRANGEBYSCORE", drained, "-inf", queue.floor, "LIMIT", 0, most), {}, {}
+  fetch_accounts(paid)
   for _, tenant in ipairs(paid) do
-    if not used[tenant] then
-      local account = tenant_account(tenant)
-      -- One that has used up its rate is remembered until its time has come.
-      if not is_idle(account) or account.next_at <= now then
-        if is_idle(account) then
-          queue.tenants = queue.tenants - redis.call("HDEL", accounts, tenant)
-        end
-        redis.call("ZREM", drained, tenant)
-      end
+    local account = not used[tenant] and tenant_account(tenant)
+    -- One that has used up its rate is remembered until its time has come.
+    if account and (not is_idle(account) or account.next_at <= now) then
+      listed[#listed + 1] = tenant
+      forgotten[#forgotten + 1] = is_idle(account) and tenant or nil
+    end
+    if account then
       used[tenant] = nil
     end
+  end
+  if #forgotten > 0 then
+    queue.tenants = queue.tenants - redis.call("HDEL", accounts, unpack(forgotten))
+  end
+  if #listed > 0 then
+    redis.call("ZREM", drained, unpack(listed))
   end
 end

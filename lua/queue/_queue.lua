@@ -9,12 +9,12 @@ local function number(text)
 end
 
 local found = redis.call("HMGET", meta, "format", "streams", "clock", "server", "floor", "cost", "sequence", "generation",
-  "listed", "closed", "keys", "tenants", "rebuilding")
+  "listed", "closed", "keys", "tenants", "rebuilding", "weights")
 local format = found[1]
 local queue = {
   streams = number(found[2]), floor = number(found[5]), cost = number(found[6]),
   sequence = number(found[7]), generation = number(found[8]),
-  listed = number(found[9]), tenants = number(found[12]),
+  listed = number(found[9]), tenants = number(found[12]), weights = number(found[14]),
 }
 if format and format ~= FORMAT then
   return {"foreign", meta}
@@ -97,7 +97,8 @@ local function save_queue()
   redis.call("HSET", meta, "format", FORMAT, "streams", queue.streams, "clock", string.format("%.1f", clock),
     "server", string.format("%.0f", server), "floor", string.format("%.6f", queue.floor),
     "cost", string.format("%.6f", queue.cost), "sequence", string.format("%.0f", queue.sequence),
-    "generation", queue.generation, "listed", queue.listed, "tenants", queue.tenants, "closed", is_suspect and 0 or 1,
+    "generation", queue.generation, "listed", queue.listed, "tenants", queue.tenants,
+    "weights", string.format("%.6f", queue.weights), "closed", is_suspect and 0 or 1,
     "keys", count_keys())
 end
 

@@ -2,21 +2,6 @@
 -- keys: ready, accounts
 -- args: count:int
 
--- Reads the accounts of several tenants together, for `tenant_account`.
-local function fetch_accounts(tenants)
-  local unknown = {}
-  for _, tenant in ipairs(tenants) do
-    if not used[tenant] and fetched[tenant] == nil then
-      unknown[#unknown + 1], fetched[tenant] = tenant, false
-    end
-  end
-  if #unknown > 0 then
-    for i, packed in ipairs(redis.call("HMGET", accounts, unpack(unknown))) do
-      fetched[unknown[i]] = packed
-    end
-  end
-end
-
 -- The first tenants of `ready` are read together.  Those that are placed there since are in `again`, in the same order, and are
 -- written at the end.
 local heads, head, is_all, again = {}, 1, false, {}

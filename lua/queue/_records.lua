@@ -11,14 +11,14 @@ local function unpack_record(packed)
   return {
     state = v[1], tenant = v[2], key = v[3], stream = v[4], entry = v[5], rank = v[6], attempts = v[7], token = v[8],
     charge = v[9], bytes = v[10], unique = v[11], scope = v[12], deadline = v[13], since = v[14], hand = v[15],
-    generation = v[16], taken = v[17], at = v[18],
+    generation = v[16], taken = v[17], at = v[18], moved = v[19] or 0,
   }
 end
 
 local function pack_record(r)
   return cmsgpack.pack({
     r.state, r.tenant, r.key, r.stream, r.entry, r.rank, r.attempts, r.token, r.charge, r.bytes, r.unique, r.scope, r.deadline,
-    r.since, r.hand, r.generation, r.taken, r.at,
+    r.since, r.hand, r.generation, r.taken, r.at, r.moved,
   })
 end
 

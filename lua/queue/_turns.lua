@@ -1,14 +1,9 @@
--- Shared by the scripts that move messages: whose turn it is.  Include it after queue/_accounts.
--- keys: ready, over, blocked, drained, accounts, leases, waiting
+-- Shared by the scripts that move messages: whose turn it is.  Include it after queue/_virtual.
+-- keys: ready, over, blocked, drained, accounts, waiting
 --
--- Start-time fair queuing.  A tenant's tag is the virtual time at which its next message starts: seconds of work divided by its
--- weight.  The lowest tag goes first.  `floor` is the tag of the last message that was handed over; a tenant that comes back
--- starts there, and so has no credit for its absence.  A hand-over is charged an estimate, and the end of the lease corrects it.
 -- A tenant with waiting messages is in one of three sets: ready; over (its elastic limit: goes when nobody is ready); blocked
 -- (a limit that holds always; the score is the time at which it may go, or infinity).
 
--- Seconds: what handing over costs by itself.
-local LEAST_COST = 0.001
 local SETS = {r = ready, o = over, b = blocked}
 local FOREVER = "+inf"
 
@@ -36,8 +31,7 @@ local function place(account)
     class, score = classify(account)
   end
   if class and class ~= "b" and account.class ~= "r" and account.class ~= "o" then
-    account.base = queue.floor
-    account.tag = math.max(account.tag, account.base)
+    start_turn(account)
   end
   if account.class and account.class ~= class then
     redis.call("ZREM", SETS[account.class], account.tenant)
@@ -51,13 +45,15 @@ local function place(account)
     redis.call("ZADD", SETS[class], score or account.tag, account.tenant)
   end
   queue.listed = queue.listed + (class and 1 or 0) - (account.class and 1 or 0)
+  local weighs = class and class ~= "b" and account.limits.weight or 0
+  queue.weights, account.weighs = math.max(queue.weights + weighs - account.weighs, 0), weighs
   account.class, account.has_moved, account.keeps_line = class, false, nil
 end
 
 -- Places all tenants of which the messages have moved.
 local function place_moved()
   placed = {r = {}, o = {}, b = {}}
-  for _, account in pairs(used) do
+  for _, account in ipairs(in_order) do
     if account.has_moved then
       place(account)
     end
@@ -68,31 +64,6 @@ local function place_moved()
     end
   end
   placed = nil
-end
-
--- What is paid back does not take a tenant behind where it came back last: that would be credit for its absence.
-local function charge(account, seconds)
-  account.tag = math.max(account.tag + seconds / account.limits.weight, account.base)
-end
-
--- A message of the tenant is handed over; returns what it is charged until its cost is known.
-local function begin_work(account)
-  queue.floor = math.max(queue.floor, account.tag)
-  local estimate = math.max(account.cost or queue.cost, LEAST_COST)
-  charge(account, estimate)
-  account.in_flight = account.in_flight + 1
-  if account.limits.rate then
-    account.next_at = math.max(account.next_at, now) + 1000 / account.limits.rate
-  end
-  return estimate
-end
-
--- A lease of the tenant has ended after so many seconds of work.
-local function end_work(account, record, seconds)
-  local cost = math.max(math.min(seconds, (now - record.taken) / 1000), LEAST_COST)
-  charge(account, cost - record.charge)
-  account.cost = account.cost and 0.75 * account.cost + 0.25 * cost or cost
-  queue.cost = queue.cost > 0 and 0.9 * queue.cost + 0.1 * cost or cost
 end
 
 local function is_idle(account)

@@ -39,7 +39,7 @@ local function write_message(id, tenant, key, hand, due, deadline, unique, scope
   local record = {
     state = "w", tenant = tenant, key = key, stream = -1, entry = "", rank = "", attempts = 0, token = "", charge = 0,
     bytes = #payload, unique = unique, scope = scope, deadline = moment(deadline), since = now, hand = hand,
-    generation = queue.generation, taken = 0, at = now,
+    generation = queue.generation, taken = 0, at = now, moved = 0,
   }
   local due_at = moment(due)
   if due_at > now then

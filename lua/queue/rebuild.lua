@@ -1,5 +1,5 @@
 -- Rebuild, step by step, from the bodies of messages, after a key of the queue was lost.  Repeated, it goes on.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves, queue/_count
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_count
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
 -- args: start:int
 -- returns: {"rebuilding", phase, lost} | {"rebuilt"} | {"foreign", key}
@@ -72,7 +72,7 @@ local function begin()
   queue.streams = math.max(queue.streams, 1)
   queue.generation = math.max(now, queue.generation + 1)
   queue.sequence = math.max(now, queue.sequence)
-  queue.listed, queue.tenants = 0, 0
+  queue.listed, queue.tenants, queue.weights = 0, 0, 0
   is_suspect, is_rebuilding = false, true
   redis.call("DEL", accounts, ready, over, blocked, drained, lanes, ages)
   return "1 0"

@@ -1,5 +1,5 @@
 -- Settle leases: each message is done, or goes back; repeated, it changes nothing.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves, queue/_finish
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_finish
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
 -- args: items...
 -- returns: {"settled", "ok" | "stale", …} | {"streams", count} | {"lost"} | {"foreign", key}
@@ -52,7 +52,7 @@ local function settle(id, token, outcome, delay, seconds, reason)
   mark_charged(account)
   leave_flight(account, record)
   if outcome == "release" then
-    charge(account, -record.charge)
+    correct_charge(account, record, 0)
   else
     end_work(account, record, tonumber(seconds))
   end

@@ -1,5 +1,5 @@
 -- Sweep: bury what is past its deadline, shrink the queue, drop what has no use any more, and check that all parts agree.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves, queue/_strike, queue/_whole
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_strike, queue/_due, queue/_whole
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
 -- args: wanted:int
 -- returns: {"swept", streams, expired, is_whole} | {"streams", count} | {"lost"} | {"foreign", key}
@@ -7,7 +7,7 @@
 -- The queue shrinks to `wanted` streams once the surplus ones are empty.  is_whole is 0 if a key was deleted or changed by hand, or a
 -- rebuild has begun: rebuild.lua is to be called then.  Cost: O(streams + (100 + workers) × log messages).
 
-local STEP, FORGET_WORKER = 100, 3600000
+local FORGET_WORKER, FORGET_TENANTS = 3600000, 1000
 if is_lost() then
   return {"lost"}
 elseif #KEYS - streams + 1 < queue.streams then
@@ -52,6 +52,8 @@ for _, field in ipairs(redis.call("HKEYS", dwell)) do
     redis.call("HDEL", dwell, field)
   end
 end
+
+forget_drained(FORGET_TENANTS)
 
 local surplus, entries = 0, 0
 for stream = 0, queue.streams - 1 do

@@ -1,5 +1,5 @@
 -- Take messages: the next of the tenants whose turn it is, each under a lease; repeated, it returns the same.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_turns, queue/_line, queue/_moves, queue/_due, queue/_ready, queue/_pick, queue/_dwell
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_due, queue/_ready, queue/_pick, queue/_dwell
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
 -- args: request, worker, lease:int, count:int, most_bytes:int, preferred:int
 -- returns: {"taken", streams, notice, wait, lost, {id, tenant, key, attempts, since, deadline, payload, headers}, …}
@@ -39,7 +39,7 @@ local function hand_over(account, id, record)
   count_dwell(account, record)
   count_moved(account, id, record)
   record.state, record.attempts, record.token, record.taken, record.at = "l", record.attempts + 1, request, now, now
-  record.charge = begin_work(account)
+  record.charge, record.moved = begin_work(account)
   save_record(id, record)
   expiries[#expiries + 1], expiries[#expiries + 2] = now + lease, id
   if record.deadline > 0 then
@@ -86,7 +86,7 @@ if not repeated() then
   if #ids > 0 then
     redis.call("ZADD", leases, unpack(expiries))
   end
-  forget_drained(10)
+  forget_drained(count + 10)
   if #ids > 0 then
     redis.call("HSET", takes, worker, cmsgpack.pack({request, now, unpack(ids)}))
   end

@@ -86,6 +86,8 @@ def test_a_mouse_waits_for_one_hand_over_beside_elephants(probe: Probe) -> None:
     for mouse in MICE:
         probe.write(mouse, "one")
         waits.append(next(n for n in count() if take_one(probe) == mouse))
+        for _ in range(2):
+            take_one(probe)
 
     assert max(waits) <= 1
 
@@ -185,6 +187,72 @@ def test_a_tenant_that_was_away_has_no_credit(probe: Probe) -> None:
     flood(probe, "mouse", 100)
 
     assert Counter(take_one(probe) for _ in range(60))["mouse"] <= 33
+
+
+class Crowd:
+    """Tenants that come once, with one message: so many of them are always ready."""
+
+    def __init__(self, probe: Probe, ready: int) -> None:
+        self.probe, self.names = probe, (f"once-{number:06}" for number in count())
+        for _ in range(ready):
+            probe.write(next(self.names), "one")
+
+    def serve_until(self, tenant: str, services: int = 1000) -> int:
+        """How many of the crowd are served before a tenant is."""
+        for served in range(services):
+            if take_one(self.probe) == tenant:
+                return served
+            self.probe.write(next(self.names), "one")
+        return services
+
+
+@pytest.mark.parametrize("name", ["zebra", "aardvark"])
+def test_tenants_that_come_once_hold_up_nobody(probe: Probe, name: str) -> None:
+    """A tenant of any name: one that is new, one that has just been served, and one that was away for long."""
+    probe.write(name, "new")
+    crowd = Crowd(probe, 5)
+    waits = [crowd.serve_until(name)]
+    probe.write(name, "again")
+    waits.append(crowd.serve_until(name))
+    crowd.serve_until("nobody", 300)
+    probe.write(name, "back")
+    waits.append(crowd.serve_until(name))
+
+    assert max(waits) <= 4 * (5 + 4)
+
+
+def test_equal_tenants_wait_equally_whatever_their_names(probe: Probe) -> None:
+    """300 that come back in turn, of which 30 are ready: a first in, first out would have each wait for 30."""
+    names, chance = [f"t{number:03}" for number in range(300)], random.Random(3)
+    chance.shuffle(names)
+    due, since, waits = iter(names * 6), {}, Counter[str]()
+    for at in range(-30, 1500):
+        name = next(due)
+        probe.write(name, "one")
+        since[name] = at
+        if at >= 0:
+            served = take_one(probe)
+            waits[served] += at - since[served]
+    fifths = [
+        sum(waits[name] for name in sorted(names)[i : i + 60]) / 300 for i in range(0, 300, 60)
+    ]
+
+    assert max(fifths) <= 1.25 * min(fifths)
+    assert max(fifths) <= 33
+
+
+def test_accounts_of_tenants_that_came_once_are_forgotten(probe: Probe) -> None:
+    """While others wait, however many come; and all of them once nothing waits."""
+    flood(probe, "elephant", 100)
+    tenants = count()
+    for _ in range(40):
+        probe.run(probe.shard.write([NewMessage(f"t{next(tenants)}", "one") for _ in range(50)]))
+        probe.done(probe.take(50), seconds=0.001)
+    assert probe.client.hlen(probe.key("accounts")) <= 150
+    probe.drain()
+    probe.sweep()
+
+    assert probe.client.hlen(probe.key("accounts")) <= 1
 
 
 def test_a_charge_that_is_paid_back_late_is_no_credit_either(probe: Probe) -> None:
