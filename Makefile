@@ -11,10 +11,10 @@ COMPILE = $(UV) pip compile --quiet --no-config --universal --python-version 3.1
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links $(ARGS) pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test storm mutants lowest bench lint pages lock clean
+.PHONY: help venv demo test test-spark storm mutants lowest bench lint pages lock clean
 
 help:  ## show this
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 19
 	@echo '  ARGS="…" is passed on:  make test ARGS="-k embedded"'
 
 venv:  ## make .venv or bring it up to date; nothing to do the second time
@@ -26,6 +26,9 @@ demo: venv  ## watch records flow, break things, see them healed
 
 test: venv  ## the tests, on real servers that they start themselves
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
+
+test-spark: venv  ## those that need Spark: its engine, its sources, reconciling on it
+	@$(BIN)/python -m pytest -n 2 -m "spark and not storm" $(ARGS)
 
 storm: venv  ## the longest tests: kills and faults under load, for STORM_MINUTES minutes
 	@$(BIN)/python -m pytest -m storm $(ARGS)

@@ -41,18 +41,6 @@ def pytest_report_header(config: pytest.Config) -> str:
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # before markers are selected
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several processes (``-n 2``), one runs all tests that need Spark: one session, and one JVM at a time."""
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.spark)
-        if item.get_closest_marker("spark"):
-            item.add_marker(pytest.mark.xdist_group("spark"))
-            if item.get_closest_marker("storm_on_spark"):
-                item.add_marker(pytest.mark.storm)
-
-
 def pytest_runtest_teardown() -> None:
     """Undoes what a task of Spark does to its process when a test calls it in this one.
 

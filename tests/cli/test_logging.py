@@ -70,6 +70,7 @@ def test_the_console_format_is_for_the_application_too(talking: CommandLine) -> 
     assert parsed(done.stderr) == []
 
 
+@pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_spark_task_logs_as_its_command_does(

@@ -14,6 +14,7 @@ from sqlalchemy import column, func, select, table, text
 from sqlalchemy.orm import Session
 
 from fixtures.flow import at_work
+from fixtures.spark import IN_SESSION
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.crashpoints import RECONCILING_CRASH_POINTS, install_crashpoint
@@ -84,7 +85,7 @@ def bank(flow: Pipeline, things: Log, connection: Connection) -> Connection:
     return connection
 
 
-@pytest.fixture(params=["inline", pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.fixture(params=["inline", pytest.param("spark", marks=IN_SESSION)])
 def run(request: pytest.FixtureRequest, flow: Pipeline, bank: Connection, database_url: str) -> Run:
     # here, not in the threads that some tests run it in
     spark = request.getfixturevalue("spark") if request.param == "spark" else None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
+from fixtures.spark import IN_SESSION
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
@@ -32,7 +33,7 @@ INSERT INTO public.state SELECT 1000, 1500, 'c1000', 0, 'name', 0
 Run = Callable[..., StateComparison]
 
 
-@pytest.fixture(params=["inline", pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.fixture(params=["inline", pytest.param("spark", marks=IN_SESSION)])
 def run(
     request: pytest.FixtureRequest,
     flow: Pipeline,

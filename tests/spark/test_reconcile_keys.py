@@ -7,6 +7,7 @@ import pytest
 from pyspark.sql import DataFrame
 from sqlalchemy.orm import Session
 
+from fixtures.spark import IN_SESSION
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
@@ -70,7 +71,7 @@ def state(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Rec
     return flow.get_reconciliation("keeper")
 
 
-@pytest.fixture(params=["inline", pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.fixture(params=["inline", pytest.param("spark", marks=IN_SESSION)])
 def comparer(request: pytest.FixtureRequest, database_url: str) -> Comparer:
     """What compares: one process, or Spark."""
     if request.param == "inline":
