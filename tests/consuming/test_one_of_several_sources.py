@@ -388,6 +388,9 @@ def test_the_page_works(
         names["pipeline"].attach(sessions)
         with sessions.begin() as session:
             session.add_all(names["Order"](cents=100 if region == "eu" else 200) for _ in range(5))
+        with sessions.begin() as session:
+            session.get_one(names["Order"], 1).cents = 7
+            session.delete(session.get_one(names["Order"], 2))
         engine.dispose()
         drained(names["pipeline"], sources[region], regions.redis_url)
     names = {}
@@ -398,7 +401,7 @@ def test_the_page_works(
 
     applied = drained(names["pipeline"], regions.database_url, regions.redis_url, sources=sources)
 
-    assert applied == {"revenue": 10}
+    assert applied == {"revenue": 14}
     assert regions.rows("SELECT * FROM revenue ORDER BY 1") == [("eu", 500), ("us", 1000)]
 
 

@@ -8,28 +8,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, text
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
+from fixtures.documents import DOCS, ROOT, blocks
 from penstock.cli.app import load_commands
-from penstock.consuming import LogWorker
-from penstock.streaming import Streamer
-from penstock.testing import drained, eventually
+from penstock.testing import eventually
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")])
 COMMAND = re.compile(r"^(?:\$ )?(?:\.venv/bin/)?(penstock .*?)(?:  #.*)?$", re.MULTILINE)
 COMMANDS = load_commands()
 INLINE = re.compile(r"`(penstock [a-z][^`]*)`")
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    return [body for kind, body in BLOCK.findall(page.read_text()) if kind == language]
 
 
 PYTHON = [(page, number) for page in PAGES for number in range(len(blocks(page, "python")))]
@@ -68,105 +58,9 @@ def test_commands_in_a_page_exist(page: Path) -> None:
     assert [command for command in commands(page) if unknown(command)] == []
 
 
-def test_the_readmes_pipeline_runs(engine: Engine, database_url: str, redis_url: str) -> None:
-    class Base(DeclarativeBase):
-        pass
-
-    class Ride(Base):
-        __tablename__ = "rides"
-        id: Mapped[int] = mapped_column(primary_key=True)
-        fare: Mapped[int]
-
-    class RideTotal(Base):
-        __tablename__ = "ride_totals"
-        id: Mapped[int] = mapped_column(primary_key=True)
-        fare: Mapped[int]
-
-    Base.metadata.create_all(engine)
-    sessions = sessionmaker(engine)
-    names: dict[str, Any] = {"Ride": Ride, "RideTotal": RideTotal, "SessionLocal": sessions}
-    exec(blocks(ROOT / "README.md", "python")[0], names)
-    pipeline = names["pipeline"]
-
-    with sessions.begin() as session:
-        session.add_all(Ride(fare=100) for _ in range(10))
-    streamer = Streamer(pipeline, database_url, redis_url)
-    streamer.drain()
-    streamer.close()
-    worker = LogWorker(pipeline, pipeline.get_consumer("ride-totals"), database_url, redis_url)
-
-    assert worker.drain() == 10
-    worker.close()
-    with engine.connect() as connection:
-        assert connection.scalar(text("SELECT sum(fare) FROM ride_totals")) == 1000
-
-
-class Carrier:
-    """A service outside Postgres, which is down at first."""
-
-    def __init__(self) -> None:
-        self.announced: dict[str, int] = {}
-
-    def announce(self, order: int, *, idempotency_key: str) -> str:
-        first = idempotency_key not in self.announced
-        self.announced[idempotency_key] = order
-        if first:
-            raise ConnectionError
-        return f"parcel {order}"
-
-
-def test_the_handlers_of_the_how_to_apply_what_is_staged(
-    engine: Engine, database_url: str, redis_url: str
-) -> None:
-    """Those that need no Spark, over records of every action."""
-    page = ROOT / "docs" / "how-to" / "write-a-handler.md"
-    names: dict[str, Any] = {"carrier": Carrier()}
-    for block in blocks(page, "python"):
-        exec(block.replace("after=30", "after=0.01"), names)
-    pipeline, order = names["pipeline"], names["Order"]
-    names["Base"].metadata.create_all(engine)
-    sessions = sessionmaker(engine)
-    pipeline.attach(sessions)
-
-    with sessions.begin() as session:
-        for customer in ("ann", "bob"):
-            session.add(names["CustomerTotal"](customer=customer, cents=0))
-            session.add(names["CustomerSum"](customer=customer, cents=0))
-        for n in range(4):
-            session.add(order(customer=("ann", "bob")[n % 2], cents=n * 50_000))
-    with sessions.begin() as session:
-        session.delete(session.get_one(order, 4))
-    consumers = set(pipeline.consumers) - {"orders-by-customer"}
-    drained(pipeline, database_url, redis_url, consumers=consumers)
-
-    with engine.connect() as connection:
-
-        def rows(query: str) -> list[tuple[Any, ...]]:
-            return [tuple(row) for row in connection.execute(text(query))]
-
-        assert rows("SELECT cents FROM receipts ORDER BY 1") == [(0,), (50_000,), (100_000,)]
-        assert rows("SELECT action, count(*) FROM changes GROUP BY 1 ORDER BY 1") == [
-            ("delete", 1),
-            ("insert", 4),
-        ]
-        assert rows("SELECT count(*), sum(cents) FROM arrivals") == [(5, 450_000)]
-        assert rows("SELECT sum(cents) FROM invoices") == [(300_000,)]
-        assert rows("SELECT words FROM indexed_orders ORDER BY 1") == [
-            ("ann 0",),
-            ("ann 100000",),
-            ("bob 50000",),
-        ]
-        assert rows("SELECT customer FROM large_orders ORDER BY 1") == [("ann",), ("bob",)]
-        for table in ("customer_totals", "customer_sums"):
-            query = f"SELECT customer, cents FROM {table} ORDER BY 1"
-            assert rows(query) == [("ann", 100_000), ("bob", 200_000)]
-        assert rows("SELECT customer FROM first_orders ORDER BY 1") == [("ann",), ("bob",)]
-        assert rows("SELECT count(*) FROM shipments") == [(4,)]
-
-
 def test_the_tutorial_ends_as_it_says(tmp_path: Path) -> None:
     """Its two programs and its kill -9, in an empty directory."""
-    shop, orders = blocks(ROOT / "docs" / "tutorial" / "first-pipeline.md", "python")
+    shop, orders = blocks(DOCS / "tutorial" / "first-pipeline.md", "python")
     (tmp_path / "shop.py").write_text(shop)
     (tmp_path / "orders.py").write_text(orders)
     penstock = str(Path(sys.executable).parent / "penstock")

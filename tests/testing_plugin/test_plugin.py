@@ -95,7 +95,7 @@ def test_declared_triggers_capture_in_tests_too(python: Path, project: Path) -> 
 
 
 def test_the_example_project_passes_with_the_wheel(python: Path, project: Path) -> None:
-    assert passed(run_pytest(python, project)) == 8
+    assert passed(run_pytest(python, project)) == 9
 
 
 def test_the_example_project_passes_on_the_users_own_servers(
@@ -109,7 +109,7 @@ def test_the_example_project_passes_on_the_users_own_servers(
         PENSTOCK_TEST_REDIS_URL=redis_server.url,
     )
 
-    assert passed(done) == 8
+    assert passed(done) == 9
     with psycopg.connect(url) as connection:
         query = "SELECT count(*) FROM pg_database WHERE datname ~ '^penstock_(test|template)_'"
         assert connection.execute(query).fetchone() == (0,)
