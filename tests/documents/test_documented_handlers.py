@@ -92,6 +92,24 @@ def test_the_readmes_copy_follows_its_table(declare: Declare) -> None:
     check_copy(shop, "ride-totals", "SELECT id, fare FROM ride_totals ORDER BY 1")
 
 
+def test_the_readmes_job_waits_until_the_ride_is_paid(declare: Declare) -> None:
+    names: dict[str, Any] = {**MODELS, "SessionLocal": sessionmaker()}
+    first, second = blocks(ROOT / "README.md", "python")
+    run_blocks([first], names)
+    shop = declare(names)
+    with shop.sessions.begin() as session:
+        names["session"] = session
+        run_blocks([second], names)
+        options: Any = {"tenant": "account-7", "action": "send", "object": "receipt"}
+        stage(session, to=names["receipts"], data={"ride_id": 18, "paid": False}, **options)
+
+    shop.drain()
+
+    assert shop.rows("SELECT ride_id FROM receipts") == [(17,)]
+    assert shop.rows("SELECT data->'ride_id' FROM penstock.staged_records") == [(18,)]
+    assert shop.rows("SELECT count(*) FROM penstock.dead_letters") == [(0,)]
+
+
 def test_the_receipts_of_the_how_to_follow_the_orders(declare: Declare) -> None:
     names = run_blocks(
         blocks(DOCS / "how-to" / "test-your-application.md", "python")[:1], {"__name__": "shop"}
@@ -132,7 +150,7 @@ def test_the_index_of_the_page_on_icks_follows_its_table(declare: Declare) -> No
 
     assert shop.rows("SELECT id, words FROM indexed_rides ORDER BY 1") == expected
     with shop.sessions.begin() as session:
-        mark_dirty(session, names["ride_index"], range(1, 6))
+        mark_dirty(session, to=names["ride_index"], members=range(1, 6))
     assert sum(shop.drain().values()) == 5
     assert shop.rows("SELECT id, words FROM indexed_rides ORDER BY 1") == expected
 
@@ -148,7 +166,7 @@ def test_the_job_of_the_how_to_is_done_once(declare: Declare, redis_client: redi
         session.add_all([Ride(id=1, fare=100), Ride(id=2, fare=200)])
         for n in (1, 2, 1):
             options: Any = {"action": "send", "object": "receipt", "data": {"ride": n}}
-            stage(session, receipts, tenant="ann", unique=Unique(f"ride-{n}"), **options)
+            stage(session, to=receipts, tenant="ann", unique=Unique(f"ride-{n}"), **options)
     with shop.sessions.begin() as session:
         session.delete(session.get_one(Ride, 2))
 

@@ -60,8 +60,8 @@ def test_what_is_staged_takes_effect_once(
 
     with sessions.begin() as session:
         stage_job(session, fare=5)
-        assert_staged(session, channel=JOBS, tenant="acme", key="k", data={"fare": 5})
-        assert_not_staged(session, channel=JOBS, tenant="other")
+        assert_staged(session, to=JOBS, tenant="acme", key="k", data={"fare": 5})
+        assert_not_staged(session, to=JOBS, tenant="other")
     with sessions.begin() as session:
         stage_many(
             session,

@@ -176,7 +176,7 @@ def test_a_record_that_is_refused_names_its_field_and_writes_nothing(
         with pytest.raises(InvalidRecord, match=r"data.a: contains a NUL"):
             stage(connection, LOG, **RECORD, data={"a": "\0"}, pipeline=PIPELINE)
         with pytest.raises(
-            NotAttached, match=r"stage\(connection, channel, …, pipeline=pipeline\)"
+            NotAttached, match=r"stage\(connection, to=channel, …, pipeline=pipeline\)"
         ):
             stage(connection, LOG, **RECORD, data=None)
         with pytest.raises(NotAttached, match=r"does not have this channel other"):

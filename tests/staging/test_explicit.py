@@ -158,7 +158,7 @@ def test_a_session_that_is_not_attached_is_refused_with_the_call_to_make(
         pipeline.attach(session)
         with pytest.raises(NotAttached, match=r"pipeline\.add_channel"):
             stage_one(session, Log("others"))
-        with pytest.raises(InvalidRecord, match=r"^channel: is of type str"):
+        with pytest.raises(InvalidRecord, match=r"^to: is of type str"):
             stage_one(session, "rides")  # type: ignore[arg-type]  # on purpose
         with pytest.raises(NotAttached, match=r"pipeline\.add_channel"):
             stage_one(session, Log("others"), pipeline=pipeline)

@@ -81,7 +81,7 @@ from sqlalchemy import text
 def test_plain_sql_is_staged(penstock_sessions, penstock_drain):
     with penstock_sessions.begin() as session:
         session.execute(text("INSERT INTO orders VALUES (7, 500)"))
-        assert_staged(session, channel="orders", key=7, data={"cents": 500})
+        assert_staged(session, to="orders", key=7, data={"cents": 500})
     assert penstock_drain() == {"receipts": 1}
 """
 

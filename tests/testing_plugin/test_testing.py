@@ -80,7 +80,7 @@ def test_records_staged_in_a_transaction_are_seen_before_its_commit(
 
         found = assert_staged(
             session,
-            channel="rides",
+            to="rides",
             key=7,
             action="insert",
             object="rides",
@@ -103,7 +103,7 @@ def test_committed_records_are_seen_through_every_kind_of_source(
 
     with application.connect() as connection, sessions() as session:
         for source in (connection, session, scoped):
-            found = assert_staged(source, channel=rides, data=[1], headers={"v": 2})
+            found = assert_staged(source, to=rides, data=[1], headers={"v": 2})
             assert staged(source) == [found]
     scoped.remove()
 
@@ -114,7 +114,7 @@ def test_marked_members_are_staged_too(application: Engine) -> None:
         Pipeline([index]).attach(session)
         mark_dirty(session, index, [1, 2])
 
-        assert assert_staged(session, channel=index, key=2).action == "dirty"
+        assert assert_staged(session, to=index, key=2).action == "dirty"
 
 
 def test_the_schema_is_that_of_the_sessions_pipeline(

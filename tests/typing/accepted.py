@@ -11,8 +11,23 @@ from pyspark.sql import DataFrame
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from penstock import Cancel, DeadLetter, Ick, Job, Log, Pipeline, Queue, Record, Records, Snooze
+from penstock import (
+    Cancel,
+    DeadLetter,
+    Ick,
+    Job,
+    Log,
+    Pipeline,
+    Queue,
+    Record,
+    Records,
+    Snooze,
+    mark_dirty,
+    stage,
+    stage_many,
+)
 from penstock.stealing import Outcome, Recruiter, enlist_on_hit
+from penstock.testing import assert_staged
 
 Handler = TypeVar("Handler", bound=Callable[..., object])
 
@@ -283,3 +298,14 @@ async def find_async(name: str) -> int | None:
 
 
 assert_type(find("ann"), int | None)
+
+
+# --- staging ---
+
+
+def stage_rightly(session: Session) -> None:
+    stage(session, to=rides, key=1, action="a", object="o", data={})
+    stage(session, to=jobs, tenant=1, action="a", object="o", data={})
+    assert_type(stage_many(session, to=rides, records=[]), int)
+    assert_type(mark_dirty(session, to=new_ick("marked"), members=[1]), int)
+    assert_staged(session, to="rides", key=1)

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from penstock import Ick, Job, Log, Pipeline, Queue, Record
+from penstock import Ick, Job, Log, Pipeline, Queue, Record, mark_dirty, stage
 from penstock.stealing import Recruiter, enlist_on_hit
 
 rides = Log("rides")
@@ -281,3 +281,12 @@ def find(name: str) -> int | None:
 
 
 find(3)  # type: ignore[arg-type]
+
+
+# --- staging ---
+
+
+def stage_wrongly(session: Session) -> None:
+    stage(session, channel=rides, key=1, action="a", object="o", data={})  # type: ignore[call-arg]
+    stage(session, to="rides", key=1, action="a", object="o", data={})  # type: ignore[arg-type]
+    mark_dirty(session, to=rides, members=[1])  # type: ignore[arg-type]

@@ -133,5 +133,5 @@ def mark_all_dirty(database_url: str) -> None:
     sessions = sessionmaker(engine)
     pipeline.attach(sessions)
     with sessions.begin() as session:
-        mark_dirty(session, ride_index, session.scalars(select(Ride.id)))
+        mark_dirty(session, to=ride_index, members=session.scalars(select(Ride.id)))
     engine.dispose()

@@ -49,7 +49,7 @@ class Staging(MessageOptions, total=False):
 
 def stage(  # noqa: PLR0913  a record has this many parts
     target: Target,
-    channel: Channel,
+    to: Channel,
     *,
     key: object = None,
     action: str,
@@ -63,7 +63,7 @@ def stage(  # noqa: PLR0913  a record has this many parts
 
     Args:
         target: A session with a pipeline attached; or a connection of SQLAlchemy, psycopg or Django, in a transaction.
-        channel: The log or the queue that the record goes to: a channel of that pipeline.
+        to: The log or the queue that the record goes to: a channel of that pipeline.
         key: A str, int or UUID, or a tuple of them.  Records of one key in a log keep their order.  For a queue it is
             optional: within a tenant, keys take turns.
         action: What happened, 1 to 255 characters: ``insert``, ``update``, ``delete`` or a word of your own.
@@ -82,13 +82,13 @@ def stage(  # noqa: PLR0913  a record has this many parts
         StagingError: Postgres refused the record, or the connection is in autocommit mode.
     """
     _refuse_async(target, "stage")
-    row = _make_record(channel, key, action, object, data, headers, options)
-    _insert(target, channel, [row], pipeline, "stage")
+    row = _make_record(to, key, action, object, data, headers, options)
+    _insert(target, to, [row], pipeline, "stage")
 
 
 def stage_many(
     target: Target,
-    channel: Channel,
+    to: Channel,
     records: Iterable[Staging],
     *,
     pipeline: Declarations | None = None,
@@ -103,12 +103,12 @@ def stage_many(
         StagingError: Postgres refused the records, or the connection is in autocommit mode.
     """
     _refuse_async(target, "stage_many")
-    return _insert(target, channel, _make_rows(channel, records), pipeline, "stage_many")
+    return _insert(target, to, _make_rows(to, records), pipeline, "stage_many")
 
 
 def mark_dirty(
     target: Target,
-    channel: Ick,
+    to: Ick,
     members: Iterable[object],
     *,
     pipeline: Declarations | None = None,
@@ -119,7 +119,7 @@ def mark_dirty(
 
     Args:
         target: A session with a pipeline attached; or a connection of SQLAlchemy, psycopg or Django, in a transaction.
-        channel: An Ick of that pipeline.
+        to: An Ick of that pipeline.
         members: Each a str, int or UUID, or a tuple of them.
         pipeline: The pipeline, for a connection or a session to which it is not attached.
 
@@ -131,12 +131,12 @@ def mark_dirty(
         StagingError: Postgres refused the records, or the connection is in autocommit mode.
     """
     _refuse_async(target, "mark_dirty")
-    return _insert(target, channel, _make_marks(channel, members), pipeline, "mark_dirty")
+    return _insert(target, to, _make_marks(to, members), pipeline, "mark_dirty")
 
 
 async def stage_async(  # noqa: PLR0913  as stage
     target: "AsyncTarget",
-    channel: Channel,
+    to: Channel,
     *,
     key: object = None,
     action: str,
@@ -155,13 +155,13 @@ async def stage_async(  # noqa: PLR0913  as stage
         ChannelRetired: The channel was retired.
         StagingError: Postgres refused the record, or the connection is in autocommit mode.
     """
-    row = _make_record(channel, key, action, object, data, headers, options)
-    await _insert_async(target, channel, [row], pipeline, "stage")
+    row = _make_record(to, key, action, object, data, headers, options)
+    await _insert_async(target, to, [row], pipeline, "stage")
 
 
 async def stage_many_async(
     target: "AsyncTarget",
-    channel: Channel,
+    to: Channel,
     records: Iterable[Staging],
     *,
     pipeline: Declarations | None = None,
@@ -175,13 +175,13 @@ async def stage_many_async(
         ChannelRetired: The channel was retired.
         StagingError: Postgres refused the records, or the connection is in autocommit mode.
     """
-    rows = _make_rows(channel, records)
-    return await _insert_async(target, channel, rows, pipeline, "stage_many")
+    rows = _make_rows(to, records)
+    return await _insert_async(target, to, rows, pipeline, "stage_many")
 
 
 async def mark_dirty_async(
     target: "AsyncTarget",
-    channel: Ick,
+    to: Ick,
     members: Iterable[object],
     *,
     pipeline: Declarations | None = None,
@@ -195,8 +195,8 @@ async def mark_dirty_async(
         ChannelRetired: The channel was retired.
         StagingError: Postgres refused the records, or the connection is in autocommit mode.
     """
-    rows = _make_marks(channel, members)
-    return await _insert_async(target, channel, rows, pipeline, "mark_dirty")
+    rows = _make_marks(to, members)
+    return await _insert_async(target, to, rows, pipeline, "mark_dirty")
 
 
 def _make_rows(channel: Channel, records: Iterable[Staging]) -> list[Row]:
@@ -240,9 +240,7 @@ def _make_record(  # noqa: PLR0913, PLR0917  a record has this many parts
 
 def _make_marks(channel: Any, members: Iterable[object]) -> list[Row]:
     if not isinstance(channel, Ick):
-        raise InvalidRecord(
-            "channel", f"is of type {type(channel).__name__}; mark_dirty() takes an Ick"
-        )
+        raise InvalidRecord("to", f"is of type {type(channel).__name__}; mark_dirty() takes an Ick")
     return [
         make_row(channel, member, DIRTY, MEMBER, {}, field=f"members[{number}].")
         for number, member in enumerate(members)
@@ -254,15 +252,15 @@ def _require_log(channel: Any) -> Channel:
         return channel
     if isinstance(channel, Log):
         raise InvalidRecord(
-            "channel",
+            "to",
             f"{channel.name} is read from the sources {', '.join(channel.sources)}; each stages into its own: Log(…, source=…)",
         )
     if isinstance(channel, Ick):
         raise InvalidRecord(
-            "channel", f"{channel.name} is an Ick, which keeps no payloads; call mark_dirty()"
+            "to", f"{channel.name} is an Ick, which keeps no payloads; call mark_dirty()"
         )
     raise InvalidRecord(
-        "channel", f"is of type {type(channel).__name__}; stage() takes a Log or a Queue"
+        "to", f"is of type {type(channel).__name__}; stage() takes a Log or a Queue"
     )
 
 
@@ -335,7 +333,7 @@ def _require_pipeline(channel: Channel, pipeline: Declarations | None, caller: s
     if pipeline is None:
         raise NotAttached(
             f"channel {channel.name}: a connection has no pipeline attached, which names the schema; "
-            f"give it: {caller}(connection, channel, …, pipeline=pipeline)"
+            f"give it: {caller}(connection, to=channel, …, pipeline=pipeline)"
         )
     if pipeline.channels.get(channel.name) != channel:
         raise NotAttached(

@@ -67,7 +67,7 @@ def staged(source: Source, *, schema: str | None = None) -> list[StagedRecord]:
 def assert_staged(  # noqa: PLR0913  a record has this many parts; all have defaults
     source: Source,
     *,
-    channel: Channel | str | None = None,
+    to: Channel | str | None = None,
     key: object = None,
     tenant: object = None,
     action: str | None = None,
@@ -78,11 +78,11 @@ def assert_staged(  # noqa: PLR0913  a record has this many parts; all have defa
 ) -> StagedRecord:
     """Assert that exactly one staged record matches, and return it.
 
-    For an ``AsyncSession``: ``await session.run_sync(assert_staged, channel="rides", key=7)``.
+    For an ``AsyncSession``: ``await session.run_sync(assert_staged, to="rides", key=7)``.
 
     Args:
         source: A session or a connection of the application.
-        channel: The channel or its name.
+        to: The channel or its name.
         key: The key, as ``stage`` takes it.
         tenant: Of a queue: the tenant, as ``stage`` takes it; ``key`` is then the key within the tenant.
         action: What happened.
@@ -96,7 +96,7 @@ def assert_staged(  # noqa: PLR0913  a record has this many parts; all have defa
         AssertionError: No record matches, or several do; the message lists what was staged, and what differs.
     """
     parts = {"action": action, "object": object, "data": data, "headers": headers}
-    wanted = _wanted(channel, key, tenant, parts)
+    wanted = _wanted(to, key, tenant, parts)
     found = staged(source, schema=schema)
     matching = [record for record in found if not any(_differences(wanted, record))]
     if len(matching) == 1:
@@ -112,7 +112,7 @@ def assert_staged(  # noqa: PLR0913  a record has this many parts; all have defa
 def assert_not_staged(  # noqa: PLR0913  the same
     source: Source,
     *,
-    channel: Channel | str | None = None,
+    to: Channel | str | None = None,
     key: object = None,
     tenant: object = None,
     action: str | None = None,
@@ -127,7 +127,7 @@ def assert_not_staged(  # noqa: PLR0913  the same
         AssertionError: A record matches; the message lists those that do.
     """
     parts = {"action": action, "object": object, "data": data, "headers": headers}
-    wanted = _wanted(channel, key, tenant, parts)
+    wanted = _wanted(to, key, tenant, parts)
     found = staged(source, schema=schema)
     matching = [record for record in found if not any(_differences(wanted, record))]
     if matching:
