@@ -11,7 +11,7 @@ COMPILE = $(UV) pip compile --quiet --no-config --universal --python-version 3.1
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links $(ARGS) pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-spark storm mutants lowest bench lint pages lock clean
+.PHONY: help venv demo test test-spark storm lowest bench lint pages lock clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 19
@@ -32,9 +32,6 @@ test-spark: venv  ## those that need Spark: its engine, its sources, reconciling
 
 storm: venv  ## the longest tests: kills and faults under load, for STORM_MINUTES minutes
 	@$(BIN)/python -m pytest -m storm $(ARGS)
-
-mutants: venv  ## by hand: inject defects one by one, and report which the tests notice
-	@PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
 
 lowest: venv  ## a part of the tests, on the oldest dependencies that pyproject.toml allows
 	@.ci/lowest $(ARGS)
