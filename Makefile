@@ -39,13 +39,14 @@ lowest: venv  ## a part of the tests, on the oldest dependencies that pyproject.
 bench: venv  ## measure Penstock beside its limits and its peers
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-lint: venv  ## formatter, linter, types, who may import whom, dead code, spelling
+lint: venv  ## formatter, linter, types, who may import whom, dead code, spelling, the pages and the house
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/vulture
 	$(BIN)/codespell
+	$(BIN)/python -m pytest --quiet --noconftest tests/documents/check_*.py
 
 pages: venv  ## write the reference pages that are generated from the code
 	$(BIN)/python -m penstock.cli.reference
