@@ -70,8 +70,7 @@ def test_the_traps_are_laid(database_url: str) -> None:
     assert trapped(database_url)
 
 
-@pytest.mark.parametrize("prepare", [True, False])
-@pytest.mark.parametrize("handler", ["plain", "async"])
+@pytest.mark.parametrize(("prepare", "handler"), [(True, "plain"), (False, "async")])
 def test_workers_run_no_function_of_another_schema(
     hostile: str,
     redis_url: str,

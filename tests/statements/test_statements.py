@@ -1,9 +1,12 @@
 """Every statement is prepared against the migrated schema; every script is loaded, and its header is checked."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import redis
 
@@ -37,72 +40,100 @@ SCRIPTS = [name for name in FILES if "_" not in name.rpartition("/")[2][:1]]
 FRAGMENTS = [name for name in FILES if name not in SCRIPTS]
 
 
-@pytest.mark.parametrize(("package", "name"), PREPARABLE)
-def test_a_statement_fits_the_schema(connection: Connection, package: str, name: str) -> None:
-    sql = statements(package, DEFAULT_SCOPE.schema)[name].decode()
-    order: list[str] = []
-
-    def numbered(match: re.Match[str]) -> str:
-        if match[1] not in order:
-            order.append(match[1])
-        return f"${order.index(match[1]) + 1}"
-
-    prepared = re.sub(r"%\((\w+)\)s", numbered, sql).replace("%%", "%")
-    with connection.transaction():
-        connection.execute("SET search_path = ''")
-        for other in statements(package, DEFAULT_SCOPE.schema).values():
-            if b"CREATE TEMPORARY TABLE" in other and "pg_temp." in sql:
-                connection.execute(other)
-        connection.execute(f"PREPARE checked AS {prepared}".encode())
+def statement(package: str, name: str) -> str:
+    return statements(package, DEFAULT_SCOPE.schema)[name].decode()
 
 
-@pytest.mark.parametrize(("package", "name"), NAMED)
-def test_a_statement_is_used(package: str, name: str) -> None:
-    python = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
-    assert f'"{name}"' in python
+def numbered(sql: str) -> str:
+    """With parameters as PREPARE takes them."""
+    order = [*dict.fromkeys(_PARAMETERS.findall(sql))]
+    return _PARAMETERS.sub(lambda match: f"${order.index(match[1]) + 1}", sql).replace("%%", "%")
 
 
-@pytest.mark.parametrize(("package", "name"), NAMED)
-def test_two_parameters_are_added_as_wide_numbers(package: str, name: str) -> None:
+def test_every_statement_fits_the_schema(connection: Connection) -> None:
+    refused = {}
+    for package, name in PREPARABLE:
+        sql = statement(package, name)
+        try:
+            with connection.transaction(force_rollback=True):
+                connection.execute("SET LOCAL search_path = ''")
+                for other in statements(package, DEFAULT_SCOPE.schema).values():
+                    if b"CREATE TEMPORARY TABLE" in other and "pg_temp." in sql:
+                        connection.execute(other)
+                connection.execute(f"PREPARE checked AS {numbered(sql)}".encode())
+                connection.execute("DEALLOCATE checked")
+        except psycopg.Error as error:
+            refused[f"{package}: {name}"] = str(error)
+
+    assert refused == {}
+
+
+EXECUTING = {"execute", "_execute", "_rows", "_bind", "_read_number"}
+"""Functions that take the name of a statement."""
+
+
+def used_in(path: Path) -> Iterator[tuple[str, str]]:
+    """Package and name of each statement that a module may use.
+
+    A word that is the name of a statement may stand for many other things: what counts is where it stands.
+    """
+    own = ".".join(("penstock", *path.parent.relative_to(SOURCE).parts))
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    calls = [
+        (ast.unparse(n.func).rpartition(".")[2], n.args) for n in nodes if isinstance(n, ast.Call)
+    ]
+    packages = {own, *(constant(args[0]) or own for name, args in calls if name == "statements")}
+    places = [
+        *(n.slice for n in nodes if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Load)),
+        *(place for name, args in calls if name in EXECUTING for place in args),
+    ]
+    for place in places:
+        for chosen in [place.body, place.orelse] if isinstance(place, ast.IfExp) else [place]:
+            if name := constant(chosen):
+                yield from ((package, name) for package in packages)
+
+
+def constant(node: ast.AST) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def test_every_statement_is_used() -> None:
+    used = {found for path in SOURCE.rglob("*.py") for found in used_in(path)}
+
+    assert [found for found in NAMED if found not in used] == []
+
+
+def test_two_parameters_are_added_as_wide_numbers() -> None:
     """The driver sends 30000 and 5000 as numbers of two bytes each, and so would their sum be."""
-    sql = statements(package, DEFAULT_SCOPE.schema)[name].decode()
+    added = re.compile(r"%\(\w+\)s *[-+*] *%\(\w+\)s")
 
-    assert not re.search(r"%\(\w+\)s *[-+*] *%\(\w+\)s", sql)
+    assert [(p, name) for p, name in NAMED if added.search(statement(p, name))] == []
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_compiles_and_declares_every_key_it_uses(
-    redis_client: redis.Redis, name: str
+def test_every_script_compiles_and_its_errors_name_lines_of_its_file(
+    redis_client: redis.Redis,
 ) -> None:
-    loaded = redis_client.script_load(script(name).text)
-    body = (LUA / f"{name}.lua").read_text()
-
-    assert loaded == script(name).sha
-    assert "-- returns: " in body
-    assert not re.search(r"(KEYS|ARGV)\[\d", body)
-    assert not UNHANDLED.search(body)
-    assert len(body.splitlines()) <= 120
+    for name in SCRIPTS:
+        assert redis_client.script_load(script(name).text) == script(name).sha
+        body = (LUA / f"{name}.lua").read_text()
+        assert script(name).text.splitlines()[1:] == body.splitlines()[1:], name
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_an_error_in_a_script_names_the_line_in_its_file(
-    redis_client: redis.Redis, name: str
-) -> None:
-    text = (LUA / f"{name}.lua").read_text()
+def test_every_script_declares_the_keys_that_it_uses_and_handles_errors() -> None:
+    bodies = {name: (LUA / f"{name}.lua").read_text() for name in FILES}
 
-    assert script(name).text.splitlines()[1:] == text.splitlines()[1:]
+    assert [name for name in SCRIPTS if "-- returns: " not in bodies[name]] == []
+    for pattern in (r"(KEYS|ARGV)\[\d", UNHANDLED):
+        assert [name for name in FILES if re.search(pattern, bodies[name])] == [], pattern
+    assert [name for name in FILES if len(bodies[name].splitlines()) > 120] == []
 
 
-@pytest.mark.parametrize("name", FRAGMENTS)
-def test_a_fragment_begins_a_script(name: str) -> None:
-    texts = [(LUA / f"{other}.lua").read_text() for other in SCRIPTS]
-    body = (LUA / f"{name}.lua").read_text()
-
-    assert any(re.search(rf"^-- includes: .*\b{name}\b", text, re.MULTILINE) for text in texts)
-    assert not re.search(r"\S.*--", body)  # comments are on lines of their own
-    assert not re.search(r"(KEYS|ARGV)\[\d", body)
-    assert not UNHANDLED.search(body)
-    assert len(body.splitlines()) <= 120
+def test_every_fragment_begins_a_script() -> None:
+    texts = [(LUA / f"{name}.lua").read_text() for name in SCRIPTS]
+    for name in FRAGMENTS:
+        body = (LUA / f"{name}.lua").read_text()
+        assert any(re.search(rf"^-- includes: .*\b{name}\b", text, re.MULTILINE) for text in texts)
+        assert not re.search(r"\S.*--", body), name  # comments are on lines of their own
 
 
 JOURNAL_BOUNDS = [
@@ -112,17 +143,8 @@ JOURNAL_BOUNDS = [
 ]
 
 
-@pytest.mark.parametrize(("package", "name"), JOURNAL_BOUNDS)
-def test_the_extent_of_the_journal_is_an_index_probe(
-    connection: Connection, package: str, name: str
-) -> None:
-    """Postgres inlines the function: the plan names the index, and neither a function nor a sequential scan."""
-    connection.execute(
-        "INSERT INTO penstock.journal (channel, shard, first_offset, last_offset, record_ids, epoch) "
-        "SELECT 'c', i % 4, i, i, ARRAY[i::bigint], 1 FROM generate_series(1, 20000) i"
-    )
-    connection.execute("ANALYZE penstock.journal")
-    sql = statements(package, DEFAULT_SCOPE.schema)[name].decode()
+def values_for(name: str, sql: str) -> dict[str, Any] | None:
+    """Any values of the right types."""
     integers = {"shard", "tail", "records", "bytes", "shards", "most", "count"}
     values: dict[str, Any] = {
         key: 1 if key in integers else "c" for key in _PARAMETERS.findall(sql)
@@ -134,16 +156,28 @@ def test_the_extent_of_the_journal_is_an_index_probe(
     values |= {"at": None, "ago": "1s", "margin": "1s"} if "margin" in values else {}
     if re.search(r"%\(shards\)s::int\w*\[\]", sql):
         values["shards"] = [1]
-    with connection.transaction():
-        if name == "sequence_committed":
-            connection.execute(statements(package, DEFAULT_SCOPE.schema)["prepare_tick"])
-        plan = "\n".join(
-            line for (line,) in connection.execute(f"EXPLAIN {sql}".encode(), values or None)
-        )
+    return values or None
 
-    assert "using journal_pkey on journal" in plan
-    assert "Seq Scan on journal" not in plan
-    assert "Function Scan on journal_bounds" not in plan
+
+def test_the_extent_of_the_journal_is_an_index_probe(connection: Connection) -> None:
+    """Postgres inlines the function: the plan names the index, and neither a function nor a sequential scan."""
+    connection.execute(
+        "INSERT INTO penstock.journal (channel, shard, first_offset, last_offset, record_ids, epoch) "
+        "SELECT 'c', i % 4, i, i, ARRAY[i::bigint], 1 FROM generate_series(1, 20000) i"
+    )
+    connection.execute("ANALYZE penstock.journal")
+    assert len(JOURNAL_BOUNDS) > 10
+    for package, name in JOURNAL_BOUNDS:
+        sql = statement(package, name)
+        with connection.transaction(force_rollback=True):
+            if name == "sequence_committed":
+                connection.execute(statements(package, DEFAULT_SCOPE.schema)["prepare_tick"])
+            rows = connection.execute(f"EXPLAIN {sql}".encode(), values_for(name, sql))
+            plan = "\n".join(line for (line,) in rows)
+
+        assert "using journal_pkey on journal" in plan, name
+        assert "Seq Scan on journal" not in plan, name
+        assert "Function Scan on journal_bounds" not in plan, name
 
 
 @pytest.mark.parametrize("name", ["newest_tick", "sequence_committed"])
