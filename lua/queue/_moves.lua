@@ -1,5 +1,5 @@
 -- Shared by the scripts that move messages from one state to another.  Include it after queue/_line.
--- keys: messages, leases, delayed, dead, parked, ages, deadlines, uniques, windows, notices, streams...
+-- keys: messages, leases, delayed, dead, parked, ages, deadlines, uniques, windows, wakes, streams...
 
 -- Parks the body of a message that is to be delayed (d) or dead (x); `at` is when it is due, or when it died.
 local function park(id, record, state, at, reason, payload, headers)
@@ -91,6 +91,9 @@ local function bury(id, record, reason, payload, headers)
   mark_moved(account)
 end
 
-local function notify(stream)
-  return redis.call("XADD", notices, "MAXLEN", 1, "*", "s", stream)
+-- Wakes one of the readers that wait, or the next one that is going to.  One that leaves something wakes another: see take.lua.
+local function wake()
+  if redis.call("LLEN", wakes) == 0 then
+    redis.call("LPUSH", wakes, "1")
+  end
 end

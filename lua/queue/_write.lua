@@ -70,7 +70,7 @@ local function write_messages(first, reply)
   save_accounts()
   save_queue()
   if written > 0 then
-    notify("w")
+    wake()
   end
   return reply
 end

@@ -1,6 +1,6 @@
 -- Delete messages in whatever state they are; the holder of a lease finds it stale.
 -- includes: queue/_queue, queue/_records, queue/_accounts, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_strike
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, streams...
 -- args: ids...
 -- returns: {"deleted", "waiting" | "leased" | "delayed" | "dead" | "unknown", …} | {"streams", count} | {"lost"} | {"foreign", key}
 --
@@ -45,5 +45,5 @@ for i = ids, #ARGV do
 end
 save_accounts()
 save_queue()
-notify("d")
+wake()
 return reply

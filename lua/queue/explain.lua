@@ -1,6 +1,6 @@
 -- Explain where a message is, and what it waits for; writes nothing.
 -- includes: queue/_queue, queue/_records, queue/_accounts
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, streams...
 -- args: id
 -- returns: {"explained", name, value, …} | {"unknown"} | {"lost"} | {"foreign", key}
 --

@@ -1,6 +1,6 @@
 -- Limit a tenant, or by default all those that have no limits of their own; what waits already obeys.
 -- includes: queue/_queue, queue/_records, queue/_accounts, queue/_virtual, queue/_turns, queue/_line, queue/_moves
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, streams...
 -- args: tenant, text
 -- returns: {"limited"} | {"lost"} | {"foreign", key}
 --
@@ -24,5 +24,5 @@ else
 end
 save_accounts()
 save_queue()
-notify("l")
+wake()
 return {"limited"}

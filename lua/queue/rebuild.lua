@@ -1,6 +1,6 @@
 -- Rebuild, step by step, from the bodies of messages, after a key of the queue was lost.  Repeated, it goes on.
 -- includes: queue/_queue, queue/_records, queue/_accounts, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_count
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, streams...
 -- args: start:int
 -- returns: {"rebuilding", phase, lost} | {"rebuilt"} | {"foreign", key}
 --
@@ -86,7 +86,7 @@ for key, kind in pairs({
   [messages] = "hash", [waiting] = "zset", [ready] = "zset", [over] = "zset", [blocked] = "zset", [drained] = "zset",
   [accounts] = "hash", [limits] = "hash", [lanes] = "hash", [leases] = "zset", [delayed] = "zset", [dead] = "zset",
   [parked] = "hash", [ages] = "zset", [deadlines] = "zset", [uniques] = "hash", [windows] = "zset", [finished] = "zset",
-  [notices] = "stream",
+  [wakes] = "list",
 }) do
   local found_kind = redis.call("TYPE", key).ok
   if found_kind ~= kind and found_kind ~= "none" then
@@ -115,5 +115,5 @@ if PHASES[phase] then
 end
 redis.call("HDEL", meta, "rebuilding")
 redis.call("ZUNIONSTORE", blocked, 1, blocked, "WEIGHTS", 0)
-notify("b")
+wake()
 return {"rebuilt"}

@@ -1,6 +1,6 @@
 -- Redrive dead letters: each goes to the end of its tenant's line, with all its attempts before it.
 -- includes: queue/_queue, queue/_records, queue/_accounts, queue/_virtual, queue/_turns, queue/_line, queue/_moves
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, streams...
 -- args: ids...
 -- returns: {"redriven", "ok" | "unknown", …} | {"streams", count} | {"lost"} | {"foreign", key}
 --
@@ -42,5 +42,5 @@ for i = ids, #ARGV do
 end
 save_accounts()
 save_queue()
-notify("r")
+wake()
 return reply

@@ -1,10 +1,11 @@
 -- Sweep: bury what is past its deadline, shrink the queue, drop what has no use any more, and check that all parts agree.
 -- includes: queue/_queue, queue/_records, queue/_accounts, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_strike, queue/_due, queue/_whole
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
--- args: wanted:int
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, streams...
+-- args: wanted:int, interval:int
 -- returns: {"swept", streams, expired, is_whole} | {"streams", count} | {"lost"} | {"foreign", key}
 --
--- The queue shrinks to `wanted` streams once the surplus ones are empty.  is_whole is 0 if a key was deleted or changed by hand, or a
+-- Nothing is done, and 1 is returned for is_whole, if the last sweep was less than `interval` milliseconds ago: of all readers of a queue,
+-- one sweeps.  The queue shrinks to `wanted` streams once the surplus ones are empty.  is_whole is 0 if a key was deleted or changed by hand, or a
 -- rebuild has begun: rebuild.lua is to be called then.  Cost: O(streams + (100 + workers) × log messages).
 
 local FORGET_WORKER, FORGET_TENANTS = 3600000, 1000
@@ -13,7 +14,12 @@ if is_lost() then
 elseif #KEYS - streams + 1 < queue.streams then
   return {"streams", queue.streams}
 end
+local swept = redis.call("HGET", meta, "swept")
+if swept and now - number(swept) < interval then
+  return {"swept", queue.streams, 0, 1}
+end
 begin_writing()
+redis.call("HSET", meta, "swept", string.format("%.0f", now))
 
 local expired = 0
 local late = redis.call("ZRANGEBYSCORE", deadlines, "-inf", string.format("%.0f", now), "LIMIT", 0, STEP)
@@ -41,12 +47,14 @@ for _, unique in ipairs(redis.call("ZRANGEBYSCORE", windows, "-inf", string.form
   redis.call("HDEL", uniques, unique)
   redis.call("ZREM", windows, unique)
 end
-local known = redis.call("HGETALL", takes)
-for i = 1, #known, 2 do
-  if cmsgpack.unpack(known[i + 1])[2] < now - FORGET_WORKER then
-    redis.call("HDEL", takes, known[i])
+-- A reader is forgotten when it is closed; of those that died, some are looked at in each sweep.
+local known = redis.call("HSCAN", takes, number(redis.call("HGET", meta, "scanned")), "COUNT", STEP)
+for i = 1, #known[2], 2 do
+  if cmsgpack.unpack(known[2][i + 1])[2] < now - FORGET_WORKER then
+    redis.call("HDEL", takes, known[2][i])
   end
 end
+redis.call("HSET", meta, "scanned", known[1])
 for _, field in ipairs(redis.call("HKEYS", dwell)) do
   if tonumber(string.match(field, "^%d+")) < math.floor(now / 300000) - 1 then
     redis.call("HDEL", dwell, field)

@@ -1,12 +1,11 @@
 -- Take messages: the next of the tenants whose turn it is, each under a lease; repeated, it returns the same.
 -- includes: queue/_queue, queue/_records, queue/_accounts, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_due, queue/_ready, queue/_pick, queue/_dwell
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, notices, streams...
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, streams...
 -- args: request, worker, lease:int, count:int, most_bytes:int, preferred:int
--- returns: {"taken", streams, notice, wait, lost, {id, tenant, key, attempts, since, deadline, payload, headers}, …}
+-- returns: {"taken", streams, wait, lost, {id, tenant, key, attempts, since, deadline, payload, headers}, …}
 --   | {"streams", count} | {"lost"} | {"foreign", key}
 --
--- `request` is the token of the leases.  `notice` is the newest notice: a reader that waits for a later one misses nothing.  `wait` is the
--- time in milliseconds until something is due, or -1.  `lost` counts messages whose bodies are gone, and which are therefore forgotten.
+-- `request` is the token of the leases.  `wait` is the time in milliseconds until something is due, or -1.  `lost` counts messages whose bodies are gone, and which are therefore forgotten.
 -- First, whatever is due moves on: delayed messages, leases that have expired, tenants that may go again; 100 of each at most.
 -- Cost: O((count + 300) × log messages).
 
@@ -19,7 +18,7 @@ begin_writing()
 begin_batch({})
 
 local expiries = {}
-local reply, ids, bytes = {"taken", 0, "", -1, 0}, {}, 0
+local reply, ids, bytes = {"taken", 0, -1, 0}, {}, 0
 
 local function add_to_reply(id, record, payload, headers)
   reply[#reply + 1] = {id, record.tenant, record.key, record.attempts, string.format("%.0f", record.since),
@@ -95,8 +94,10 @@ end
 save_accounts()
 save_ready()
 save_queue()
-if moved > #ids and redis.call("EXISTS", ready, over) > 0 then
-  notify("m")
+-- Asked for in any case: a key of another type would otherwise show only when a message is written.
+local is_woken = redis.call("LLEN", wakes) > 0
+if not is_woken and redis.call("EXISTS", ready, over) > 0 then
+  wake()
 end
 
 local function first_due(key)
@@ -104,10 +105,9 @@ local function first_due(key)
 end
 
 local next_due = math.min(first_due(delayed), first_due(leases), first_due(blocked))
-local newest = redis.call("XREVRANGE", notices, "+", "-", "COUNT", 1)[1]
-reply[2], reply[3], reply[5] = queue.streams, newest and newest[1] or "0-0", lost
+reply[2], reply[4] = queue.streams, lost
 if looks == 0 then
   next_due = now
 end
-reply[4] = next_due < math.huge and math.max(0, math.ceil(next_due - now)) or -1
+reply[3] = next_due < math.huge and math.max(0, math.ceil(next_due - now)) or -1
 return reply

@@ -106,7 +106,7 @@ def garbage(world: World, name: str) -> None:
 
 FOREIGN: dict[str, Callable[[World], None]] = {
     **{name: partial(another_type, name=name) for name in ("q-meta", "q-messages", "q-waiting")},
-    **{name: partial(another_type, name=name) for name in ("q-notices", "q-leases", "q-dwell")},
+    **{name: partial(another_type, name=name) for name in ("q-wakes", "q-leases", "q-dwell")},
     "format": another_format,
     "messages": partial(garbage, name="q-messages"),
     "accounts": partial(garbage, name="q-accounts"),

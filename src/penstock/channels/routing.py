@@ -160,7 +160,7 @@ _QUEUE_KEYS = {
     "finished": "zset",
     "takes": "hash",
     "dwell": "hash",
-    "notices": "stream",
+    "wakes": "list",
 }
 
 
@@ -184,9 +184,14 @@ class QueueKeys:
         return own | {f"{self.root}s{number}": "stream" for number in range(streams)}
 
     @property
-    def notices(self) -> str:
-        """The stream whose newest entry says that something may be taken."""
-        return f"{self.root}q-notices"
+    def wakes(self) -> str:
+        """The list that wakes one of the readers that wait on it."""
+        return f"{self.root}q-wakes"
+
+    @property
+    def takes(self) -> str:
+        """The last request of each reader."""
+        return f"{self.root}q-takes"
 
 
 @lru_cache(maxsize=4096)

@@ -2,15 +2,17 @@
 
 import gc
 import threading
+from queue import SimpleQueue
 from time import monotonic
 
 import pytest
 import redis
 
 from fixtures.proxy import APPEND, Harm, Proxy, behind
-from penstock.channels.queue import FairQueue
+from penstock.channels.queue import FairQueue, NewMessage, reading, rounds
 from penstock.channels.server import connect_redis
 from penstock.errors import ServerUnavailable
+from penstock.testing import eventually
 
 
 @pytest.fixture
@@ -99,3 +101,52 @@ def test_a_reader_that_is_dropped_without_being_closed_keeps_no_lease_alive(
     with queue.reader() as other:
         [lease] = other.read(block_s=5)
         assert lease.message.attempts == 2
+
+
+def test_a_message_wakes_one_of_the_readers_that_wait(
+    redis_url: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So what one message costs does not depend on how many wait; without the polls, which do it a second."""
+    monkeypatch.setattr(rounds, "MAX_WAIT_S", 600.0)
+    monkeypatch.setattr(rounds, "SWEEP_EVERY_S", 600.0)
+    monkeypatch.setattr(reading, "SWEEP_EVERY_S", 600.0)
+    done: SimpleQueue[str] = SimpleQueue()
+    stop = threading.Event()
+
+    def read(name: str) -> None:
+        with (
+            connect_redis(redis_url) as client,
+            FairQueue(client, "jobs").reader(name) as reader,
+        ):
+            while not stop.is_set():
+                for lease in reader.read(block_s=600):
+                    lease.done()
+                    done.put(lease.message.tenant)
+
+    def blocked() -> int:
+        return int(redis_client.info("clients")["blocked_clients"])
+
+    def calls() -> int:
+        return int(redis_client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+    queue = FairQueue(redis_client, "jobs")
+    costs = {}
+    threads: list[threading.Thread] = []
+    for number in (1, 16):
+        while len(threads) < number:
+            threads.append(threading.Thread(target=read, args=(f"r{len(threads)}",)))
+            threads[-1].start()
+        eventually(lambda: blocked() == len(threads), "all wait")
+        before = calls()
+        for _ in range(20):
+            queue.write("t", "one")
+            assert done.get(timeout=60) == "t"
+        eventually(lambda: blocked() == len(threads), "all wait again")
+        costs[number] = (calls() - before) / 20
+    stop.set()
+    queue.write_many([NewMessage(f"end {number}", "one") for number in range(len(threads))])
+    for thread in threads:
+        thread.join()
+
+    assert costs[16] <= costs[1] + 2
+    assert redis_client.hlen("penstock:{jobs/0}:q-takes") == 0

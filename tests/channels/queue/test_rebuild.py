@@ -66,7 +66,7 @@ def everything(probe: Probe) -> list[str]:
     return probe.drain()
 
 
-HARMLESS = {"takes", "dwell", "notices", "limits"}
+HARMLESS = {"takes", "dwell", "wakes", "limits"}
 
 
 @pytest.mark.parametrize("name", [name for name in INDEXES if name not in HARMLESS])

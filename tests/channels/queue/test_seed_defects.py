@@ -152,9 +152,9 @@ class Slow(redis.Redis):
 
     before_wait: Callable[[], object] = staticmethod(lambda: None)
 
-    def xread(self, *args: object, **options: object) -> object:  # type: ignore[override]
+    def blpop(self, *args: object, **options: object) -> object:  # type: ignore[override]
         self.before_wait()
-        return super().xread(*args, **options)  # type: ignore[arg-type]
+        return super().blpop(*args, **options)  # type: ignore[arg-type]
 
 
 def test_messages_written_between_a_round_and_its_wait_are_not_slept_through(
@@ -328,7 +328,7 @@ def test_nothing_of_a_message_is_left_whatever_its_ids_and_names_contain(probe: 
     probe.sweep()
 
     left = {as_text(key).removeprefix(probe.keys.root) for key in probe.client.scan_iter()}
-    allowed = ["meta", "takes", "notices", "dwell", "accounts", "drained", "messages", "finished"]
+    allowed = ["meta", "takes", "wakes", "dwell", "accounts", "drained", "messages", "finished"]
     assert {key for key in left if key.startswith("q-")} <= {f"q-{name}" for name in allowed}
     assert probe.client.hlen(probe.key("messages")) == 3
 

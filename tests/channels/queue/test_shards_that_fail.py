@@ -66,7 +66,7 @@ def spoil(client: redis.Redis, name: str = "q-messages") -> None:
     client.set(key, "somebody's")
 
 
-@pytest.mark.parametrize("name", ["q-meta", "q-messages", "q-notices", "q-ready"])
+@pytest.mark.parametrize("name", ["q-meta", "q-messages", "q-wakes", "q-ready"])
 def test_the_messages_of_the_others_come_and_the_error_once_there_are_none(
     name: str, face: Face, written: set[str], redis_client: redis.Redis
 ) -> None:

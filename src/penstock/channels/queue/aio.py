@@ -22,7 +22,7 @@ from penstock.channels.queue.messages import (
     Written,
     checked_count,
 )
-from penstock.channels.queue.rounds import OnError, ReaderOptions, Rounds, Settled
+from penstock.channels.queue.rounds import SWEEP_EVERY_S, OnError, ReaderOptions, Rounds, Settled
 from penstock.channels.queue.running import run, run_async
 from penstock.channels.queue.shape import QueueShape, in_order, worker_name
 from penstock.channels.queue.shard import QueueShard, Settlement, Steps
@@ -252,7 +252,7 @@ class AsyncReader:
         for shard in self._rounds.begin():
             with self._rounds.isolated(shard):
                 if is_sweep_due:
-                    await self._sweep(shard)
+                    await self._sweep(shard, SWEEP_EVERY_S)
                 if len(self._found) < count:
                     await self._take(shard, count - len(self._found))
         found, self._found = self._found[:count], self._found[count:]
@@ -270,11 +270,9 @@ class AsyncReader:
         if (pause_s := self._rounds.pause_s(seconds)) is not None:
             await asyncio.sleep(pause_s)
             return
-        positions = self._rounds.positions()
         # The next round meets a key of another type as well, and leaves that shard out.
         with suppress(ForeignLog), redis_errors(f"waiting for queue {self._rounds.shape.name}"):
-            block_ms = max(1, int(seconds * 1000))
-            await cancellable(self._client.xread(positions, count=1, block=block_ms))
+            await cancellable(self._client.blpop(self._rounds.wakes(), timeout=max(0.001, seconds)))
 
     async def settle(self, leases: Sequence[tuple[AsyncLease, Settlement]]) -> list[bool]:
         """As ``Reader.settle``."""
@@ -301,8 +299,9 @@ class AsyncReader:
         for shard in self._rounds.shape.shards:
             await self._sweep(shard)
 
-    async def _sweep(self, shard: QueueShard) -> None:
-        self._rounds.report_lost(shard, await self._run(shard, shard.sweep(), "sweeping"))
+    async def _sweep(self, shard: QueueShard, interval_s: float = 0.0) -> None:
+        steps = shard.sweep(interval_s)
+        self._rounds.report_lost(shard, await self._run(shard, steps, "sweeping"))
 
     def stop(self) -> None:
         """Lets a ``read`` that waits return, within a second."""
@@ -316,6 +315,9 @@ class AsyncReader:
         for each in held:
             each.is_stale = True  # for a thread that works on one of them still
         await self._settle_held(held, [each.settlement("release") for each in held])
+        for shard in self._rounds.read_shards:
+            with redis_errors("closing a reader"):
+                await self._client.hdel(shard.keys.takes, self._rounds.worker)
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,6 +1,6 @@
-"""Reading: a round over the shards that does not wait, then a wait for a notice later than that round.
+"""Reading: a round over the shards that does not wait, then a wait to be woken.
 
-A notice is a hint and a poll is the truth: a wait ends after ``MAX_WAIT_S``, or when something falls due.
+To be woken is a hint and a poll is the truth: a wait ends after ``MAX_WAIT_S``, or when something falls due.
 """
 
 from collections.abc import Collection, Sequence
@@ -206,7 +206,7 @@ class Reader:
         for shard in self._rounds.begin():
             with self._rounds.isolated(shard):
                 if is_sweep_due:
-                    self._sweep(shard)
+                    self._sweep(shard, SWEEP_EVERY_S)
                 if len(self._found) < count:
                     self._take(shard, count - len(self._found))
         found, self._found = self._found[:count], self._found[count:]
@@ -221,14 +221,13 @@ class Reader:
         self._settle_held(exhausted, self._rounds.exhausted(exhausted))
 
     def _wait(self, seconds: float) -> None:
-        """Waits for a notice that came after the last round."""
+        """Waits until something may be taken: each message wakes one reader."""
         if (pause_s := self._rounds.pause_s(seconds)) is not None:
             sleep(pause_s)
             return
-        positions = self._rounds.positions()
         # The next round meets a key of another type as well, and leaves that shard out.
         with suppress(ForeignLog), redis_errors(f"waiting for queue {self._rounds.shape.name}"):
-            self._client.xread(positions, count=1, block=max(1, int(seconds * 1000)))
+            self._client.blpop(self._rounds.wakes(), timeout=max(0.001, seconds))
 
     def leave_out(self, shards: Collection[int]) -> None:
         """Reads these shards no more, until this is called again."""
@@ -284,8 +283,8 @@ class Reader:
         for shard in self._rounds.shape.shards:
             self._sweep(shard)
 
-    def _sweep(self, shard: QueueShard) -> None:
-        self._rounds.report_lost(shard, self._run(shard, shard.sweep(), "sweeping"))
+    def _sweep(self, shard: QueueShard, interval_s: float = 0.0) -> None:
+        self._rounds.report_lost(shard, self._run(shard, shard.sweep(interval_s), "sweeping"))
 
     def stop(self) -> None:
         """Lets a ``read`` that waits return; for another thread, or the handler of a signal."""
@@ -303,6 +302,9 @@ class Reader:
         for each in held:
             each.is_stale = True  # for a thread that works on one of them still
         self._settle_held(held, [each.settlement("release") for each in held])
+        for shard in self._rounds.read_shards:
+            with redis_errors("closing a reader"):
+                self._client.hdel(shard.keys.takes, self._rounds.worker)
 
     def __enter__(self) -> Self:
         return self

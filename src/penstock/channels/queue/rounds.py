@@ -18,13 +18,13 @@ from penstock.errors import DeclarationError, PenstockError, ServerUnavailable
 log = structlog.get_logger("penstock.queue")
 
 MAX_WAIT_S = 1.0
-"""Longest wait for a notice, in seconds."""
+"""Longest wait to be woken, in seconds."""
 
 CLUSTER_POLL_S = 0.02
 """Pause between two rounds over shards on several servers of a Cluster, in seconds."""
 
 SWEEP_EVERY_S = 1.0
-"""Interval between two sweeps of a reader, in seconds."""
+"""Interval between two sweeps of a queue, whichever of its readers sweeps it, in seconds."""
 
 UNUSABLE_PAUSE_S, UNAVAILABLE_PAUSE_S = 5.0, 1.0
 """How often a shard is tried again whose keys cannot be used, or whose server in a Cluster does not answer, in seconds."""
@@ -79,7 +79,7 @@ class Rounds:
 
     Attributes:
         requests: The request of each shard: one whose reply was lost is repeated.
-        notices: The newest notice that the last round has seen, of each shard.
+        seen: Numbers of the shards that have been read.
         due_s: Seconds from the last round until something is due.
         left_out: Numbers of shards that are not read for now.
         retry_at: When each shard that has failed is tried again, by its number; monotonic, in seconds.
@@ -92,7 +92,7 @@ class Rounds:
     options: ReaderOptions
     book: LeaseBook
     requests: dict[int, str] = field(default_factory=dict)
-    notices: dict[int, str] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
     due_s: float | None = None
     sweep_at: float = 0.0
     left_out: frozenset[int] = frozenset()
@@ -161,7 +161,7 @@ class Rounds:
     def taken(self, shard: QueueShard, taken: Taken) -> tuple[list[Held], list[Held]]:
         """Keeps what a shard has given: messages to work on, and those that were handed over too often."""
         request = self.requests.pop(shard.number)
-        self.notices[shard.number] = taken.notice
+        self.seen.add(shard.number)
         if taken.due_s is not None:
             self.due_s = taken.due_s if self.due_s is None else min(self.due_s, taken.due_s)
         self.report_lost(shard, taken.lost)
@@ -208,20 +208,23 @@ class Rounds:
             self.sweep_at = monotonic() + SWEEP_EVERY_S
         return is_due
 
-    def positions(self) -> dict[str, str]:
-        """The notices' streams, and the id after which to wait."""
-        return {
-            self.shape.shards[number].keys.notices: notice
-            for number, notice in self.notices.items()
-            if self._is_read(number)
-        }
+    @property
+    def read_shards(self) -> list[QueueShard]:
+        """The shards that have been read, and whose keys can be used."""
+        return [self.shape.shards[number] for number in self.seen if number not in self.retry_at]
+
+    def wakes(self) -> list[str]:
+        """The lists on which to wait."""
+        return [
+            self.shape.shards[number].keys.wakes for number in self.seen if self._is_read(number)
+        ]
 
     def pause_s(self, seconds: float) -> float | None:
-        """How long to pause instead of waiting for a notice; None if there is one to wait for."""
-        positions = len(self.positions())
-        if not positions:
+        """How long to pause instead of waiting to be woken; None if there is a list to wait on."""
+        wakes = len(self.wakes())
+        if not wakes:
             return min(seconds, LEFT_OUT_S)
-        return min(seconds, CLUSTER_POLL_S) if self.is_cluster and positions > 1 else None
+        return min(seconds, CLUSTER_POLL_S) if self.is_cluster and wakes > 1 else None
 
     def exhausted(self, held: Sequence[Held]) -> list[Settlement]:
         """Buries messages that were handed over too often: the work on them ended each time without an outcome."""

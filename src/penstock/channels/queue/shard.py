@@ -49,13 +49,11 @@ class Taken:
 
     Attributes:
         messages: The messages, which are now leased.
-        notice: The newest notice of that moment: one that comes later tells of something that the round has not seen.
         due_s: Seconds until something is due; None if nothing is.
         lost: Messages that are lost, because their bodies were deleted.
     """
 
     messages: list[Message]
-    notice: str
     due_s: float | None
     lost: int
 
@@ -192,11 +190,9 @@ class QueueShard:
             ),
         )
         self.streams = max(self._declared, int(reply[1]))
-        wait_ms = int(reply[3])
-        messages = [self._message(values) for values in reply[5:]]
-        return Taken(
-            messages, as_text(reply[2]), None if wait_ms < 0 else wait_ms / 1000, int(reply[4])
-        )
+        wait_ms = int(reply[2])
+        messages = [self._message(values) for values in reply[4:]]
+        return Taken(messages, None if wait_ms < 0 else wait_ms / 1000, int(reply[3]))
 
     def _message(self, values: Sequence[Any]) -> Message:
         id_, tenant, key, attempts, since, deadline, payload, headers = values
@@ -275,13 +271,16 @@ class QueueShard:
         """Sets a tenant's limits; None takes them away.  The tenant "" is all those without limits of their own."""
         yield from self.call("queue/limit", (tenant, _encode_limits(limits)))
 
-    def sweep(self) -> Steps[int]:
+    def sweep(self, interval_s: float = 0.0) -> Steps[int]:
         """Buries what is late, shrinks the queue if it can, and rebuilds it if a part is missing.
+
+        Args:
+            interval_s: Nothing is done if anybody has swept it less than so many seconds ago.
 
         Returns:
             Messages of which the bodies are gone.
         """
-        reply = yield from self.call("queue/sweep", (self._declared,))
+        reply = yield from self.call("queue/sweep", (self._declared, int(interval_s * 1000)))
         self.streams = max(self._declared, int(reply[1]))
         return 0 if int(reply[3]) else (yield from self.rebuild())
 
