@@ -159,7 +159,13 @@ def _variable(option: str) -> str:
 
 def _given(config: pytest.Config, option: str) -> str | None:
     """A URL from the environment or from pytest's configuration."""
-    return os.environ.get(_variable(option)) or config.getini(option) or None
+    given = os.environ.get(_variable(option))
+    if given is not None and not given.strip():
+        pytest.fail(
+            f"{_variable(option)} is empty, as an unset secret is: give a URL, or remove it to use an embedded server",
+            pytrace=False,
+        )
+    return given or config.getini(option) or None
 
 
 @contextmanager

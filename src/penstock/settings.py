@@ -7,6 +7,8 @@ A setting is taken from the first of these that has it:
     3. ``[tool.penstock]`` in the ``pyproject.toml`` of the working directory
     4. its default
 
+An empty value is not a missing one but an error: a secret that is not set must not choose other servers.
+
 The options, the environment variables and the documentation page are generated from the class below; pydantic-settings
 reads and validates the values.
 """
@@ -18,12 +20,16 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pydantic
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     PyprojectTomlConfigSettingsSource,
     SettingsConfigDict,
 )
+from typing_extensions import override
 
 from penstock.errors import InvalidSetting
 
@@ -62,7 +68,7 @@ class Settings:
         default=None,
         metadata=_setting(
             "The primary Postgres: postgresql://user:password@host/database. With neither this nor redis_url, "
-            "an embedded Postgres and Valkey run in data_directory."
+            "a command at a terminal, or with data_directory, uses an embedded Postgres and Valkey."
         ),
     )
     redis_url: Secret | None = field(
@@ -78,9 +84,12 @@ class Settings:
             "PENSTOCK_SOURCES__EU=postgresql://… sets that of one."
         ),
     )
-    data_directory: Path = field(
-        default=Path(".penstock"),
-        metadata=_setting("Directory of the embedded servers, if no URLs are given."),
+    data_directory: Path | None = field(
+        default=None,
+        metadata=_setting(
+            "Directory of the embedded servers, which are used if no URLs are given: without this setting .penstock, "
+            "in which only a command at a terminal, or the demo, starts them."
+        ),
     )
     engine: Literal["auto", "spark", "inline", "stealing"] = field(
         default="auto",
@@ -276,13 +285,30 @@ def _convert(value: Any) -> Any:
     return Secret(reveal()) if reveal is not None else value
 
 
+class _Environment(EnvSettingsSource):
+    """The environment's variables; an empty one that should be JSON is kept, for the message of all empty values."""
+
+    @override
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        return super().decode_complex_value(field_name, field, value) if value.strip() else value
+
+
+def _refuse_empty(value: Any) -> Any:
+    parts = value.values() if isinstance(value, dict) else value
+    for text in parts if isinstance(value, dict | list) else [value]:
+        if isinstance(text, str) and not text.strip():
+            raise PydanticCustomError(
+                "empty", "the value is empty, as that of an unset secret; give one, or remove it"
+            )
+    return value
+
+
 def _model(pyproject: Path) -> Any:
     """``Settings`` as a pydantic-settings model, with the order of its sources."""
 
     class Sources(BaseSettings):
         model_config = SettingsConfigDict(
             env_prefix=PREFIX,
-            env_ignore_empty=True,
             env_nested_delimiter="__",
             pyproject_toml_table_header=TABLE,
             extra="forbid",
@@ -298,9 +324,11 @@ def _model(pyproject: Path) -> Any:
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            del dotenv_settings, file_secret_settings
+            del env_settings, dotenv_settings, file_secret_settings
             file = PyprojectTomlConfigSettingsSource(settings_cls, pyproject)
-            return init_settings, env_settings, file
+            return init_settings, _Environment(settings_cls), file
+
+        _filled = pydantic.field_validator("*", mode="before")(_refuse_empty)
 
     parts: dict[str, Any] = {}
     limits = {each.name: each.metadata["limits"] for each in fields(Settings)}

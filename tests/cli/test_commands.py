@@ -392,7 +392,9 @@ def test_wrong_use_exits_with_2_and_names_the_right_use(
 
 
 def test_without_an_application_the_error_shows_how_to_name_one(penstock: CommandLine) -> None:
-    done = penstock("stream", PENSTOCK_APP="")
+    del penstock.environment["PENSTOCK_APP"]
+
+    done = penstock("stream")
 
     assert done.returncode == 2
     assert "--app module:attribute" in done.stderr

@@ -14,7 +14,7 @@ from penstock.testing import eventually
 
 @pytest.fixture
 def own(bare: CommandLine) -> CommandLine:
-    bare.environment["PENSTOCK_APP"] = "shop:pipeline"
+    bare.environment |= {"PENSTOCK_APP": "shop:pipeline", "PENSTOCK_DATA_DIRECTORY": ".penstock"}
     return bare
 
 
@@ -69,3 +69,21 @@ def test_embedded_servers_keep_their_data(own: CommandLine) -> None:
     assert (first.returncode, second.returncode, inspected.returncode) == (0, 0, 0)
     assert "already" in second.stderr
     assert json.loads(inspected.stdout)["epoch"] == 1
+
+
+@pytest.mark.parametrize(
+    "command", [("stream", "--drain"), ("consume", "reader", "--drain"), ("init",), ("verify",)]
+)
+def test_without_a_terminal_servers_are_started_only_when_asked_for(
+    own: CommandLine, command: tuple[str, ...]
+) -> None:
+    """A worker whose secrets are missing ends: it would publish into a database of its own."""
+    del own.environment["PENSTOCK_DATA_DIRECTORY"]
+    (own.directory / ".penstock" / "postgres").mkdir(parents=True)  # left from a trial
+
+    done = own(*command)
+
+    assert done.returncode == 2
+    assert "PENSTOCK_DATABASE_URL" in done.stderr
+    assert "--data-directory .penstock" in done.stderr
+    assert list((own.directory / ".penstock" / "postgres").iterdir()) == []

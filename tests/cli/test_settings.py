@@ -42,10 +42,30 @@ def test_a_missing_file_is_not_an_error(tmp_path: Path) -> None:
     assert load_settings({}, directory=tmp_path).app is None
 
 
-def test_an_empty_variable_counts_as_unset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_DATABASE_URL", "")
+@pytest.mark.parametrize("name", [*describe_settings(), "sources__eu"])
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_empty_variable_is_refused(
+    name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unset secret is one: taken as unset, it would start embedded servers, or read another schema."""
+    monkeypatch.setenv(f"PENSTOCK_{name.upper()}", value)
 
-    assert load_settings({}, directory=tmp_path).database_url is None
+    with pytest.raises(InvalidSetting, match=f"^{name.partition('__')[0]}: .*empty"):
+        load_settings({}, directory=tmp_path)
+
+
+def test_an_empty_value_is_refused_wherever_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.penstock]\nredis_url = ""\nconf = [""]\n')
+
+    for given in ({}, {"redis_url": "redis://h", "sources": ["eu="]}, {"redis_url": ""}):
+        with pytest.raises(InvalidSetting, match="empty"):
+            load_settings(given, directory=tmp_path)
+
+    monkeypatch.setenv("PENSTOCK_DATABASE_URL", "")  # a source that is not asked
+    given = {"redis_url": "redis://h", "database_url": "postgresql://h/d", "conf": ["a=1"]}
+    assert load_settings(given, directory=tmp_path).redis_url is not None
 
 
 @pytest.mark.parametrize(

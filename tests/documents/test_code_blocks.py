@@ -1,6 +1,7 @@
 """What the pages show works: their Python runs, their commands exist."""
 
 import os
+import pty
 import re
 import shlex
 import signal
@@ -59,18 +60,20 @@ def test_commands_in_a_page_exist(page: Path) -> None:
 
 
 def test_the_tutorial_ends_as_it_says(tmp_path: Path) -> None:
-    """Its two programs and its kill -9, in an empty directory."""
+    """Its two programs and its kill -9, in an empty directory, at a terminal."""
     shop, orders = blocks(DOCS / "tutorial" / "first-pipeline.md", "python")
     (tmp_path / "shop.py").write_text(shop)
     (tmp_path / "orders.py").write_text(orders)
     penstock = str(Path(sys.executable).parent / "penstock")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+    keyboard, terminal = pty.openpty()
 
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [penstock, "run", "--app", "shop:pipeline", "--engine", "inline"],
             cwd=tmp_path,
             env=environment,
+            stdin=terminal,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -100,6 +103,8 @@ def test_the_tutorial_ends_as_it_says(tmp_path: Path) -> None:
     finally:
         second.send_signal(signal.SIGTERM)
         second.wait(20)
+        os.close(keyboard)
+        os.close(terminal)
 
 
 def _answer(ask: Callable[[], int]) -> int | None:

@@ -144,6 +144,14 @@ def test_a_missing_extra_is_named(python: Path, tmp_path: Path) -> None:
     assert "Penstock's fixtures need psycopg: pip install 'penstock[testing]'" in done.stdout
 
 
+def test_an_empty_url_starts_no_server_of_our_own(python: Path, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it(penstock_postgres, penstock_redis): ...")
+
+    done = run_pytest(python, tmp_path, PENSTOCK_TEST_DATABASE_URL="")
+
+    assert "PENSTOCK_TEST_DATABASE_URL is empty" in done.stdout
+
+
 def test_processes_do_not_share_a_redis(python: Path, tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_it(penstock_redis): ...")
     (tmp_path / "conftest.py").write_text(

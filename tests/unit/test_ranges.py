@@ -312,3 +312,20 @@ def test_a_position_is_kept_in_all_shards_of_a_channel() -> None:
 
     with pytest.raises(InvalidSetting, match="cannot be given with assign"):
         Options.parse("penstock.log", given_options, streaming=True)
+
+
+def test_an_empty_url_is_refused_and_not_taken_from_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable in ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL"):
+        monkeypatch.setenv(variable, "postgresql://other/servers")
+    given = {"channel": "c", "databaseUrl": "", "redisUrl": ""}
+    options = Options.parse("penstock.log", given, streaming=False)
+
+    for ask, option in ((options.database, "databaseUrl"), (options.redis, "redisUrl")):
+        with pytest.raises(InvalidSetting, match=f"option {option} is empty"):
+            ask()
+
+    monkeypatch.setenv("PENSTOCK_DATABASE_URL", "")
+    with pytest.raises(InvalidSetting, match="PENSTOCK_DATABASE_URL is empty"):
+        Options.parse("penstock.log", {"channel": "c"}, streaming=False).knows_database()

@@ -138,8 +138,8 @@ def _make_option(setting: SettingDescription) -> inspect.Parameter:
         names = [setting.option]
     if kind == dict[str, Secret]:
         kind = list[str]  # each NAME=URL: load_settings takes them apart
-    if kind not in (bool, float, int, Path, list[str]):
-        kind = str  # a URL, or one of several words: load_settings checks it
+    if kind not in (bool, float, int, list[str]):
+        kind = str  # load_settings checks it: Path("") would be the working directory
     default: list[str] | None = [] if kind == list[str] else None
     option = typer.Option(
         *names,

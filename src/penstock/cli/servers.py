@@ -1,10 +1,12 @@
 """The Postgres and Redis of a command: those of the URLs, or an embedded pair.
 
 Without URLs, the embedded servers in ``data_directory`` are used.  The first command that needs them starts them and
-stops them when it ends; others find their URLs there, in files that only the owner can read.
+stops them when it ends; others find their URLs there, in files that only the owner can read.  A command without a terminal
+starts them only if it is asked to: deployed without its URLs, it would report success on servers of its own.
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +20,9 @@ from penstock.embedded.directories import url_file
 from penstock.embedded.ownership import check_own, read_own
 from penstock.errors import InvalidSetting, ServerUnavailable
 from penstock.settings import Settings
+
+DIRECTORY = Path(".penstock")
+"""Where embedded servers are if ``data_directory`` is not given."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -34,38 +39,51 @@ class Servers:
 
 
 @contextmanager
-def servers(settings: Settings, *, schema: str, start: bool = True) -> Iterator[Servers]:
+def servers(
+    settings: Settings, *, schema: str, start: bool = True, asked: bool = False
+) -> Iterator[Servers]:
     """The servers, while the command runs.
 
     Args:
         settings: With both URLs, or none.
         schema: Created in an embedded Postgres.
         start: False for commands that only read: they do not create an empty Postgres.
+        asked: Whether the command itself asks for embedded servers; so do a terminal and ``data_directory``.
 
     Raises:
-        InvalidSetting: One of the two URLs is missing.
+        InvalidSetting: One of the two URLs is missing, or both are, and nobody asks for embedded servers.
         ServerUnavailable: There are no URLs, and the embedded servers cannot run.
         Refused: The directory of the embedded servers, or a file in it, belongs to somebody else.
     """
     if settings.database_url is not None and settings.redis_url is not None:
         yield Servers(settings.database_url.value, settings.redis_url.value)
         return
+    directory = settings.data_directory or DIRECTORY
     if settings.database_url is not None or settings.redis_url is not None:
         missing = "redis-url" if settings.redis_url is None else "database-url"
         raise InvalidSetting(
-            f"--{missing} is missing: give both URLs, or neither to use embedded servers in {settings.data_directory}"
+            f"--{missing} is missing: give both URLs, or neither to use embedded servers in {directory}"
         )
-    running = running_servers(settings.data_directory)
+    running = running_servers(directory)
     if running is not None:
         yield running
         return
-    if not start and not (settings.data_directory / "postgres").is_dir():
+    if not (asked or settings.data_directory or _is_at_terminal()):
+        raise InvalidSetting(
+            "which servers? Give PENSTOCK_DATABASE_URL and PENSTOCK_REDIS_URL. Embedded servers are started without a "
+            f"terminal only when asked for: --data-directory {directory}"
+        )
+    if not start and not (directory / "postgres").is_dir():
         raise ServerUnavailable(
-            f"no --database-url and --redis-url were given, and {settings.data_directory} holds no embedded servers. "
+            f"no --database-url and --redis-url were given, and {directory} holds no embedded servers. "
             "Give them, or start embedded servers first: penstock run, penstock demo"
         )
-    with _start_embedded(settings.data_directory, schema) as embedded:
+    with _start_embedded(directory, schema) as embedded:
         yield embedded
+
+
+def _is_at_terminal() -> bool:
+    return any(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def demo(
         from penstock.demo.run import Demo  # noqa: PLC0415  the same
 
     stop = Stop()
-    with servers(settings, schema=pipeline.scope.schema) as urls:
+    with servers(settings, schema=pipeline.scope.schema, asked=True) as urls:
         screen = _Screen(quiet=as_json)
         engine = choose_engine(settings, pipeline.consumers.values(), has_requests=True)
         say(

@@ -193,7 +193,7 @@ class Options:
 
     def knows_database(self) -> bool:
         """Whether a URL of Postgres is given."""
-        return find_database_url(self.database_url) is not None
+        return find_database_url(self.source, self.database_url) is not None
 
 
 def record_schema(source: str, given: Mapping[str, Any]) -> StructType:
@@ -238,27 +238,41 @@ def database_url(source: str, given: str | None) -> str:
     """URL of Postgres, from the option or the environment.
 
     Raises:
-        InvalidSetting: Neither gives it.
+        InvalidSetting: Neither gives it, or it is empty.
     """
-    return _require(source, find_database_url(given), "databaseUrl", _DATABASE_URL)
+    return _require(source, find_database_url(source, given), "databaseUrl", _DATABASE_URL)
 
 
-def find_database_url(given: str | None) -> str | None:
-    """URL of Postgres, from the option or the environment; None if neither gives it."""
-    return given or os.environ.get(_DATABASE_URL) or None
+def find_database_url(source: str, given: str | None) -> str | None:
+    """URL of Postgres, from the option or the environment; None if neither gives it.
+
+    Raises:
+        InvalidSetting: It is empty.
+    """
+    return _find(source, given, "databaseUrl", _DATABASE_URL)
 
 
 def redis_url(source: str, given: str | None) -> str:
     """URL of Redis, from the option or the environment.
 
     Raises:
-        InvalidSetting: Neither gives it.
+        InvalidSetting: Neither gives it, or it is empty.
     """
-    return _require(source, given or os.environ.get(_REDIS_URL), "redisUrl", _REDIS_URL)
+    found = _find(source, given, "redisUrl", _REDIS_URL)
+    return _require(source, found, "redisUrl", _REDIS_URL)
+
+
+def _find(source: str, given: str | None, option: str, variable: str) -> str | None:
+    """A URL; an empty option, which an unset secret is, must not choose the servers of the environment."""
+    url = os.environ.get(variable) if given is None else given
+    if url is not None and not url.strip():
+        what = variable if given is None else f"option {option}"
+        raise InvalidSetting(f"{source}: {what} is empty; give a URL, or remove it")
+    return url
 
 
 def _require(source: str, url: str | None, option: str, variable: str) -> str:
-    if not url:
+    if url is None:
         raise InvalidSetting(f"{source}: give option {option}, or set {variable}")
     return url
 

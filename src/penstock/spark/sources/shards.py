@@ -42,7 +42,7 @@ def number_of_shards(options: Sharded) -> int:
     """
     if options.shards is not None:
         return options.shards
-    url = find_database_url(options.database_url)
+    url = find_database_url(options.source, options.database_url)
     if url is None:
         raise InvalidSetting(
             f"{options.source}: give option shards, or databaseUrl to look it up in Postgres"
