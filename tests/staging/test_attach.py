@@ -1,10 +1,13 @@
 """A pipeline can be attached to anything that creates sessions, once or twice, and affects no other session."""
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 import sqlmodel
+import sqlmodel.ext.asyncio.session as sqlmodel_async
 from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fixtures.application import Base, Ride, StagedRecords
@@ -29,16 +32,16 @@ def test_a_sessionmaker_is_affected_and_no_other(
     assert [record.key for record in staged()] == ["0", "3"]
 
 
+@pytest.mark.parametrize("is_class_first", [False, True])
 def test_attaching_twice_stages_once(
-    pipeline: Pipeline, application: Engine, staged: StagedRecords
+    *, is_class_first: bool, pipeline: Pipeline, application: Engine, staged: StagedRecords
 ) -> None:
     class Own(Session):
         pass
 
     maker = sessionmaker(application, class_=Own)
-    pipeline.attach(maker)
-    pipeline.attach(Own)
-    pipeline.attach(maker)
+    for target in (Own, maker, Own) if is_class_first else (maker, Own, maker):
+        pipeline.attach(target)
     with maker() as session:
         pipeline.attach(session)
         session.add(Ride(id=1))
@@ -144,10 +147,48 @@ def test_a_sqlmodel_session(
     assert [record.data for record in staged()] == [{"id": 1, "name": "there"}]
 
 
-FROM_A_FUNCTION: Any = scoped_session(cast("Any", lambda: None))
+SCOPED: Any = scoped_session
+ASYNC_SCOPED: Any = (
+    async_scoped_session  # SQLAlchemy takes a class of sessions, too, as its types do not
+)
+TARGETS: dict[str, Callable[[], Any]] = {
+    "sessionmaker": lambda: sessionmaker(class_=sqlmodel.Session),
+    "scoped_session": lambda: SCOPED(sqlmodel.Session),
+    "async_sessionmaker": lambda: async_sessionmaker(class_=sqlmodel_async.AsyncSession),
+    "async_sessionmaker of a class": lambda: async_sessionmaker(
+        sync_session_class=sqlmodel.Session
+    ),
+    "a class": lambda: type("Own", (sqlmodel_async.AsyncSession,), {}),
+    "async_scoped_session": lambda: ASYNC_SCOPED(sqlmodel_async.AsyncSession, lambda: 0),
+}
 
 
-@pytest.mark.parametrize("target", [object(), "session", Engine, FROM_A_FUNCTION])
+@pytest.mark.parametrize("name", TARGETS)
+def test_sessions_of_a_shared_class_are_not_affected(
+    name: str, pipeline: Pipeline, application: Engine, staged: StagedRecords
+) -> None:
+    """SQLModel has one class for all sessions of the process: with hooks, they would fail in every other database."""
+    target = TARGETS[name]()
+    pipeline.attach(target)
+    pipeline.attach(target)
+    for number, made in enumerate(
+        (sqlmodel.Session(), sqlmodel_async.AsyncSession(), Session(), target())
+    ):
+        session = getattr(made, "sync_session", made)
+        session.bind = application
+        session.add(Ride(id=number))
+        session.commit()
+        session.close()
+
+    assert [record.key for record in staged()] == ["3"]
+
+
+def test_a_function_that_makes_sessions_is_refused(pipeline: Pipeline) -> None:
+    with pytest.raises(DeclarationError, match="sync_session_class"):
+        pipeline.attach(async_sessionmaker(sync_session_class=cast("Any", lambda **_: None)))
+
+
+@pytest.mark.parametrize("target", [object(), "session", Engine, SCOPED(lambda: None)])
 def test_any_other_target_is_refused(target: object, pipeline: Pipeline) -> None:
     with pytest.raises(DeclarationError, match="take a Session"):
         pipeline.attach(target)

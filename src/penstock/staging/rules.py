@@ -4,8 +4,8 @@ A rule is declared for a class and applies to its mapped subclasses.  A ``Plan``
 attributes it reads, so that they can be loaded together, and how an object becomes a row.
 
 A pipeline is attached to a class of sessions or to one session.  ``sessionmaker`` and its relatives create sessions of
-a class of their own; attaching to one of them attaches to that class.  A session counts each pipeline once, however
-many times it was attached.
+a class of their own; attaching to one of them attaches to that class.  Those that would create sessions of a class that
+others use as well are given a subclass of it.  A session counts each pipeline once, however many times it was attached.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -252,19 +252,19 @@ def resolve_target(target: Any) -> Target:
     if isinstance(target, sessionmaker):
         return target.class_
     if hasattr(target, "session_factory"):  # scoped_session, async_scoped_session
-        return resolve_target(target.session_factory)
+        factory = target.session_factory
+        if isinstance(factory, type):
+            factory = target.session_factory = target.registry.createfunc = _own(target, factory)
+        return resolve_target(factory)
     if isinstance(target, type) and hasattr(target, "sync_session_class"):  # AsyncSession
-        own = _make_own_class(target.sync_session_class)
-        target.sync_session_class = own
+        target.sync_session_class = own = _own(target, target.sync_session_class)
         return own
     if hasattr(target, "sync_session"):  # an AsyncSession
         return resolve_target(target.sync_session)
     if hasattr(target, "class_") and hasattr(
         target.class_, "sync_session_class"
     ):  # async_sessionmaker
-        own = _make_own_class(
-            target.kw.get("sync_session_class") or target.class_.sync_session_class
-        )
+        own = _own(target, target.kw.get("sync_session_class") or target.class_.sync_session_class)
         target.configure(sync_session_class=own)
         return own
     raise DeclarationError(
@@ -273,9 +273,23 @@ def resolve_target(target: Any) -> Target:
     )
 
 
-def _make_own_class(sync_class: type[Session]) -> type[Session]:
-    """Returns a class for the sessions inside async ones: a subclass instead of ``Session``, which is shared by all."""
-    return type("Session", (Session,), {}) if sync_class is Session else sync_class
+_own_classes: WeakKeyDictionary[Any, type[Any]] = WeakKeyDictionary()
+"""The classes made for what was attached to."""
+
+
+def _own(target: Any, shared: Any) -> type[Any]:
+    """Returns the class of sessions of this target alone: a subclass, unless ``shared`` is the one made before.
+
+    Raises:
+        DeclarationError: It is a function that creates sessions, of no class that could be told from others.
+    """
+    if not isinstance(shared, type):
+        raise DeclarationError(
+            f"sync_session_class is {shared!r}, which is no class: give a subclass of Session"
+        )
+    if _own_classes.get(target) is not shared:
+        _own_classes[target] = type(shared.__name__, (shared,), {})
+    return _own_classes[target]
 
 
 def _make_plan(rule: StagingRule, mapper: Mapper[Any]) -> Plan:
