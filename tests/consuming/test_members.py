@@ -19,7 +19,8 @@ from penstock.channels.ick import DirtyList, HolderWatch, Reservation, Reservati
 from penstock.channels.routing import ick_shard_keys
 from penstock.consuming import IckWorker, LogWorker
 from penstock.database.connections import Connection
-from penstock.errors import DeclarationError, HistoryDiverged
+from penstock.errors import DeclarationError, HistoryDiverged, Refused
+from penstock.operating.reset import reset_checkpoint
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -134,6 +135,23 @@ def test_a_batch_that_is_sent_again_marks_no_processed_member(
 
     assert (resent.added, resent.known) == (0, 3)
     assert waiting(redis_client) == {}
+
+
+def test_no_checkpoint_of_an_ick_is_moved(
+    documents: Connection, streamer: Streamer, make_worker: MakeWorker
+) -> None:
+    """It would show a lag for ever, and no member would be processed again; a halted shard can be resumed."""
+    mark_changed(documents, ["a", "b"])
+    streamer.drain()
+    make_worker().drain()
+    documents.execute("UPDATE penstock.checkpoints SET halted = 'by hand' WHERE shard = 1")
+
+    for to in ("earliest", "latest"):
+        with pytest.raises(Refused, match="penstock replay LOG --to index"):
+            reset_checkpoint(documents, "indexer", to, resume=True, apply=True)
+
+    [move] = reset_checkpoint(documents, "indexer", resume=True, apply=True)
+    assert (move.shard, move.again, move.passed_over, move.resumes) == (1, 0, 0, True)
 
 
 def test_a_member_that_changes_while_it_is_processed_comes_again(

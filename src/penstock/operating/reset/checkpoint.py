@@ -21,11 +21,15 @@ from penstock.records import DEFAULT_SCOPE, Moment, Offset, Place, Scope, Shard,
 
 log = structlog.get_logger("penstock.operator")
 
-_ELSEWHERE = {
+_IMMOVABLE = {
+    "queue": "no checkpoint decides which jobs of a queue are done, and those that are cannot be done again. Dead letters can: "
+    "penstock dead-letters retry",
+    "ick": "no checkpoint decides which members of an Ick are processed: those that are dirty are. To have members processed again, "
+    "mark them: penstock replay LOG --to {channel}, or mark_dirty in a transaction",
     "source": "its journal is in the source's database: penstock reset source {consumer} {source} compares the two, and moves",
     "reported": "the consumer has its checkpoint in another database, and reports it here. Move it there",
 }
-"""Why a checkpoint cannot be moved here, by the kind that it has in place of its channel's."""
+"""Why a checkpoint cannot be moved, or not here, by the kind of its channel, or what it has in place of that."""
 
 CheckpointTarget = Offset | Place | Moment | Literal["earliest", "latest"] | None
 """The offset, or the place, after which the consumer continues; a time, before whose first record each shard continues; ``earliest`` and
@@ -97,7 +101,8 @@ def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have
 
     Raises:
         Unknown: There is no such consumer or shard.
-        Refused: The offset is outside the journal, one offset was given for several shards, or the channel is a queue.
+        Refused: The offset is outside the journal, one offset was given for several shards, the channel is a queue or an Ick, or
+            the checkpoint is moved from another database.
         ServerUnavailable: Postgres does not answer.
     """
     sql = statements("penstock.operating", scope.schema)
@@ -183,15 +188,10 @@ def _plan(rows: list[tuple[Any, ...]], request: _Request) -> tuple[CheckpointMov
 
 def _plan_move(row: tuple[Any, ...], request: _Request) -> CheckpointMove:
     channel, shard, before, halted, earliest, latest, letters, kind = row
-    if kind == "queue" and request.to is not None:
-        raise Refused(
-            f"{ShardName(channel, Shard(shard))} is of a queue: no checkpoint decides which of its jobs are done, and those that are "
-            "cannot be done again. Dead letters can: penstock dead-letters retry"
-        )
-    if kind in _ELSEWHERE and request.to is not None:
-        name = ShardName(channel, Shard(shard))
-        why = _ELSEWHERE[kind].format(consumer=request.consumer, source=channel.partition("@")[2])
-        raise Refused(f"{name}: {why}")
+    if kind in _IMMOVABLE and request.to is not None:
+        name, (base, _, source) = ShardName(channel, Shard(shard)), channel.partition("@")
+        why = _IMMOVABLE[kind].format(consumer=request.consumer, channel=base, source=source)
+        raise Refused(f"{name}: {why}. Halted shards resume without --to")
     after, removed = _find_target(
         request, ShardName(channel, Shard(shard)), before, earliest, latest
     )
