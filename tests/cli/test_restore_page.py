@@ -49,7 +49,7 @@ def test_the_command_tells_what_is_in_doubt_and_what_to_do(
         in plan.stdout
     )
     assert f"penstock tail things --shard 0 --from {first['first']} --json" in plan.stdout
-    assert "reader at 0: its effects were restored with it" in plan.stdout
+    assert "reader at 0: its effects in this Postgres were restored with it" in plan.stdout
     assert "reads again from there" in plan.stdout
     assert f"their entries are kept in {first['kept_as']}" in done.stdout
     assert penstock("stream", "--drain", **here).returncode == 0

@@ -407,7 +407,8 @@ SELECT c.consumer, c.channel, c.shard, c."offset", journal.last_offset,
        (SELECT count(*)
         FROM {schema}.dead_letters d
         WHERE d.consumer = c.consumer AND d.channel = c.channel AND d.shard = c.shard
-          AND d."offset" > journal.last_offset)
+          AND d."offset" > journal.last_offset),
+       c.reported_by IS NOT NULL
 FROM {schema}.checkpoints c
 CROSS JOIN LATERAL {schema}.journal_bounds(c.channel, c.shard) AS journal
 WHERE c."offset" > journal.last_offset AND c.source IS NULL
@@ -417,7 +418,7 @@ ORDER BY c.consumer, c.channel, c.shard;
 SELECT NOT EXISTS (SELECT FROM {schema}.channels WHERE channel = %(channel)s AND kind <> 'log');
 
 -- :name checkpoints_of_shard
-SELECT consumer, "offset"
+SELECT consumer, "offset", reported_by IS NOT NULL
 FROM {schema}.checkpoints
 WHERE channel = %(channel)s AND shard = %(shard)s
 ORDER BY consumer;

@@ -22,6 +22,7 @@ from penstock.operating.reset import (
     AcceptedShard,
     CheckpointMove,
     CheckpointTarget,
+    ConsumerInDoubt,
     EpochPlan,
     OffsetsInDoubt,
     reset_checkpoint,
@@ -262,10 +263,12 @@ def _format_plan(plan: EpochPlan) -> Iterator[str]:
     yield from _format_doubt(plan)
     yield f"checkpoints beyond the journal, which go back to its end: {len(plan.rewound)}"
     for each in plan.rewound:
-        yield (
-            f"    {each.consumer} {each.shard}: {each.offset} → {each.journal}. It has applied records that Postgres has lost: "
-            "compare its tables"
+        lost = (
+            _format_elsewhere(each.consumer, each.shard)
+            if each.kind == "reported"
+            else "it has applied records that Postgres has lost: compare its tables"
         )
+        yield f"    {each.consumer} {each.shard}: {each.offset} → {each.journal}; {lost}"
     yield f"streams that are deleted in Redis and replayed from the journal: {len(plan.deleted)}"
     for stream in plan.deleted:
         yield f"    {stream.shard}: the log ends at {stream.log}, the journal at {stream.journal} ({stream.why})"
@@ -301,9 +304,22 @@ def _format_shard_in_doubt(doubt: OffsetsInDoubt, *, is_applied: bool) -> Iterat
             f"{doubt.kept_as} until you delete it"
         )
     for each in doubt.consumers:
-        applied = (
-            f"may have applied {each.applied} of them: compare its tables (penstock reconcile {each.consumer})"
-            if each.applied
-            else "its effects were restored with it, and none of these is among them"
-        )
-        yield f"        {each.consumer} at {each.offset}: {applied}"
+        yield f"        {each.consumer} at {each.offset}: {_format_applied(each, doubt.shard)}"
+
+
+def _format_applied(each: ConsumerInDoubt, shard: str) -> str:
+    if each.kind == "reported":
+        return _format_elsewhere(each.consumer, shard)
+    if each.applied:
+        compare = "" if each.kind == "replay" else f" (penstock reconcile {each.consumer})"
+        return f"may have applied {each.applied} of them: compare its tables{compare}"
+    return "its effects in this Postgres were restored with it, and none of these is among them"
+
+
+def _format_elsewhere(consumer: str, shard: str) -> str:
+    """What to do about a consumer that has only reported its checkpoint here."""
+    source = shard.rpartition("/")[0].partition("@")[2]
+    return (
+        "its own database was not restored, and it may have applied all of these: "
+        f"penstock reset source {consumer} {source}, there, once this epoch is open"
+    )

@@ -14,6 +14,7 @@ from penstock.database.connections import Connection
 from penstock.database.statements import statements
 from penstock.errors import ForeignLog
 from penstock.journal.reading import records_at
+from penstock.operating.readers import ReaderKind, find_kind
 from penstock.records import Epoch, Offset, Record, Scope, ShardName
 
 
@@ -26,11 +27,14 @@ class ConsumerInDoubt:
         offset: Its checkpoint.
         applied: Offsets in doubt up to its checkpoint: it may have applied lost records there.  0 is the rule: its effects
             and its checkpoint were restored together.
+        kind: ``reported``: they are in another database, which was not restored.  It may have applied all that is in doubt,
+            and ``offset`` is what it had reported when this Postgres was as it is now.  ``replay``: its effects are copies.
     """
 
     consumer: str
     offset: int
     applied: int
+    kind: ReaderKind = "consumer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +109,13 @@ def find_doubt(  # noqa: PLR0913, PLR0917  the two servers, and what is known of
         max(0, end - begin + 1),
         kept_key(scope, shard, new_epoch) if is_log and extent.last > after else None,
         tuple(
-            ConsumerInDoubt(consumer, offset, max(0, min(offset, extent.tail) - after))
-            for consumer, offset in readers
+            ConsumerInDoubt(
+                consumer,
+                offset,
+                max(0, min(offset, extent.tail) - after),
+                find_kind(consumer, is_reported=is_reported),
+            )
+            for consumer, offset, is_reported in readers
         ),
     )
 

@@ -40,6 +40,7 @@ from penstock.errors import DamagedJournal, HistoryDiverged, Refused
 from penstock.journal.lineage import ServerIdentity, examine_lineage, server_identity
 from penstock.journal.reading import journal_bounds, missed_records, records_at
 from penstock.journal.written import log_epochs, shards_to_compare
+from penstock.operating.readers import ReaderKind, find_kind
 from penstock.operating.reset.doubt import OffsetsInDoubt, find_doubt
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Epoch, Record, RecordId, Scope, ShardName
@@ -64,6 +65,7 @@ class RewoundCheckpoint:
         offset: Its checkpoint.
         journal: The end of the journal.
         dead_letters: Dead letters beyond it, which are removed.
+        kind: ``reported``: its effects and its checkpoint are in another database, and this is what it had reported.
     """
 
     consumer: str
@@ -71,6 +73,7 @@ class RewoundCheckpoint:
     offset: int
     journal: int
     dead_letters: int
+    kind: ReaderKind = "consumer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +245,15 @@ def _plan(
         foreign,
         {str(ShardName(channel, shard)): count for channel, shard, count in unsequenced},
         tuple(
-            RewoundCheckpoint(consumer, str(ShardName(channel, shard)), offset, journal, letters)
-            for consumer, channel, shard, offset, journal, letters in beyond
+            RewoundCheckpoint(
+                consumer,
+                str(ShardName(channel, shard)),
+                offset,
+                journal,
+                letters,
+                find_kind(consumer, is_reported=is_reported),
+            )
+            for consumer, channel, shard, offset, journal, letters, is_reported in beyond
         ),
         _find_disagreeing(connection, scope, in_redis),
         missing=missing,
