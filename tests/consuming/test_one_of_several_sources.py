@@ -211,6 +211,41 @@ def test_a_restored_source_stops_its_own_shards_and_the_way_out_is_exact(
     assert all(each.in_doubt == 0 for each in regions.accept("eu"))
 
 
+def test_records_that_a_restored_source_still_has_are_counted(
+    regions: Regions, postgres: EmbeddedPostgres, redis_client: redis.Redis
+) -> None:
+    """Committed before the backup, and published after it: they get other offsets, and take effect a second time."""
+    regions.us.stream()
+    regions.eu.stage(20, "kept ")
+    regions.eu.stream()
+    regions.drain()
+    regions.eu.stage(12, "still there ")
+    backup = Backup.of(regions.eu, postgres)
+    regions.eu.stage(30, "lost ")
+    regions.eu.stream()
+    regions.drain()
+    backup.restore()
+    with connect_postgres(regions.eu.url, application="test") as connection:
+        epoch = reset_epoch(connection, redis_client, regions.eu.pipeline, apply=True)
+        # Again, to no effect: entries of the first reset are the applied ones.
+        connection.execute("UPDATE penstock.epochs SET system_identifier = '1'")
+        reset_epoch(connection, redis_client, regions.eu.pipeline, apply=True)
+    plan = regions.accept("eu")
+    for each in plan[:1]:
+        redis_client.delete(f"penstock:{{{each.shard}}}:log-before-2")
+    partly = regions.accept("eu", apply=True)
+    regions.eu.stream()
+    regions.drain()
+
+    assert sum(each.still_there for each in epoch.in_doubt) == 12
+    assert sum(each.in_doubt for each in plan) == sum(each.known for each in plan) == 42
+    assert sum(each.still_there for each in plan) == 12
+    assert [(each.known, each.still_there) for each in partly[:1]] == [(0, 0)]
+    assert partly[1:] == plan[1:]
+    again = keys("still there ", 12)
+    assert regions.effects("eu") == sorted(keys("kept ", 20) + keys("lost ", 30) + again + again)
+
+
 def test_what_a_source_staged_at_lost_offsets_is_not_skipped_by_a_consumer_that_slept(
     regions: Regions, postgres: EmbeddedPostgres, redis_client: redis.Redis
 ) -> None:
@@ -283,9 +318,9 @@ def test_checkpoints_in_a_source_are_left_alone_by_commands_for_the_own_log(
             with pytest.raises(Refused, match=said):
                 reset_checkpoint(connection, "totals", "earliest")
         with pytest.raises(Unknown, match="totals reads no source asia; it reads things@"):
-            reset_source(own, source, "totals", "asia")
+            reset_source(own, source, redis_client, "totals", "asia")
         with pytest.raises(Unknown, match="no consumer 'total' is registered"):
-            reset_source(own, source, "total", "eu")
+            reset_source(own, source, redis_client, "total", "eu")
         own.execute("UPDATE penstock.checkpoints SET halted = 'by hand'")
         assert len(reset_checkpoint(own, "totals", resume=True, apply=True)) == 5
         found = status(own, redis_client, regions.pipeline)
@@ -342,7 +377,7 @@ def test_the_rights_of_a_consumer_suffice_at_a_source(
             connect_postgres(own_url, application="test") as own,
             connect_postgres(url, application="test") as at_source,
         ):
-            accepted = reset_source(own, at_source, "totals", "eu", apply=True)
+            accepted = reset_source(own, at_source, redis_client, "totals", "eu", apply=True)
         administrator.execute(b"DROP ROLE a_reader_elsewhere")
     assert sum(each.in_doubt for each in accepted) == 0
     reported = 'SELECT sum("offset") FROM penstock.checkpoints'
@@ -446,6 +481,7 @@ def test_a_command_accepts_a_restored_source(
     regions.eu.stage(20, "kept ")
     regions.eu.stream()
     regions.drain()
+    regions.eu.stage(3, "still there ")
     backup = Backup.of(regions.eu, postgres)
     regions.eu.stage(10, "lost ")
     regions.eu.stream()
@@ -457,15 +493,17 @@ def test_a_command_accepts_a_restored_source(
     urls = {"PENSTOCK_SOURCES": json.dumps(regions.urls)}
     unknown = penstock(*command[:3], "asia")
     plan = penstock(*command, **urls)
-    done = penstock(*command, "--apply", **urls)
+    done = penstock(*command[:-1], "--apply", **urls)
     again = penstock(*command, **urls)
 
     # Its effects are elsewhere, and were not restored.
     assert epoch.stdout.count("may have applied all of these: penstock reset source totals eu") == 2
     assert "restored with it" not in epoch.stdout
     assert (unknown.returncode, "PENSTOCK_SOURCES__ASIA" in unknown.stderr) == (2, True)
-    assert json.loads(plan.stdout) == json.loads(done.stdout)
-    assert sum(each["in_doubt"] for each in json.loads(done.stdout)) == 10
+    assert sum(each["in_doubt"] for each in json.loads(plan.stdout)) == 13
+    assert "3 of the records in doubt are still at the source" in done.stderr
+    assert "10 others are lost there" in done.stderr
+    assert "of their records are still in this Postgres" in epoch.stdout
     assert sum(each["in_doubt"] for each in json.loads(again.stdout)) == 0
 
 

@@ -146,7 +146,19 @@ def read(
         ServerUnavailable: Redis does not answer.
         ForeignLog: The stream holds entries that Penstock did not write.
     """
-    return _read(client, namespace, shard, after, count, parse_entries)
+    return _read(client, log_keys(namespace, shard).stream, shard, after, count, parse_entries)
+
+
+def read_kept(
+    client: RedisClient, stream: str, shard: ShardName, after: Offset, count: int
+) -> Records:
+    """As ``read``, from entries of the shard that are kept under another key; none if there is no such key.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        ForeignLog: The key holds something else.
+    """
+    return _read(client, stream, shard, after, count, parse_entries)
 
 
 def read_leading(
@@ -158,12 +170,12 @@ def read_leading(
         ServerUnavailable: Redis does not answer.
         ForeignLog: The first entry is such a one.
     """
-    return _read(client, namespace, shard, after, count, parse_leading)
+    return _read(client, log_keys(namespace, shard).stream, shard, after, count, parse_leading)
 
 
 def _read(
     client: RedisClient,
-    namespace: str,
+    stream: str,
     shard: ShardName,
     after: Offset,
     count: int,
@@ -174,7 +186,7 @@ def _read(
     while len(found) < count:
         asked = min(entries, count - len(found))
         with redis_errors(f"reading {shard}"):
-            read = client.xrange(log_keys(namespace, shard).stream, f"{after + 1}-0", "+", asked)
+            read = client.xrange(stream, f"{after + 1}-0", "+", asked)
         records = parse(shard, read)
         if records:
             found += records.after(after)

@@ -176,6 +176,7 @@ def source(
         shards = reset_source(
             servers.connection,
             elsewhere,
+            servers.client,
             consumer,
             name,
             to=place,
@@ -213,10 +214,24 @@ def _show_accepted(shards: tuple[AcceptedShard, ...]) -> None:
         for each in shards
     )
     show_table(columns, rows)
-    if any(each.in_doubt for each in shards):
+    in_doubt = sum(each.in_doubt for each in shards)
+    if not in_doubt:
+        return
+    say(
+        "The records in doubt were applied: their effects stay. What the source has at their offsets now is applied, too. Compare "
+        "the tables."
+    )
+    twice, known = sum(each.still_there for each in shards), sum(each.known for each in shards)
+    if twice:
         say(
-            "The records in doubt were applied, and the source has lost them: their effects stay. Compare the tables. What the "
-            "source has at their offsets now is applied."
+            f"{twice:,} of the records in doubt are still at the source, which has published them at other offsets, or will: they "
+            "take effect a second time."
+        )
+    if known > twice:
+        say(f"{known - twice:,} others are lost there." if twice else f"{known:,} are lost there.")
+    if in_doubt > known:
+        say(
+            f"Redis no longer has {in_doubt - known:,} of them: whether these are lost nobody knows."
         )
 
 
@@ -302,6 +317,11 @@ def _format_shard_in_doubt(doubt: OffsetsInDoubt, *, is_applied: bool) -> Iterat
         yield (
             f"        {'their entries are kept in' if is_applied else f'read them with: {read}; they will be kept in'} "
             f"{doubt.kept_as} until you delete it"
+        )
+    if doubt.still_there:
+        yield (
+            f"        {doubt.still_there:,} of their records are still in this Postgres, committed before the state that was restored: "
+            "they get other offsets, and are not lost"
         )
     for each in doubt.consumers:
         yield f"        {each.consumer} at {each.offset}: {_format_applied(each, doubt.shard)}"

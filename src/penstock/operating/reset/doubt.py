@@ -4,18 +4,24 @@ Two histories share their beginning.  The last offset at which both have the sam
 log and journal still hold of a shard: everything after it is in doubt.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.channels.log import Extent, read
+from penstock.channels.log.log import read_kept
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import ForeignLog
 from penstock.journal.reading import records_at
 from penstock.operating.readers import ReaderKind, find_kind
-from penstock.records import Epoch, Offset, Record, Scope, ShardName
+from penstock.records import Epoch, Offset, OffsetRange, Record, Scope, Shard, ShardName
+
+RECORDS_AT_ONCE = 5000
+"""Most records of a log that are looked for in Postgres together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,8 @@ class OffsetsInDoubt:
         kept_as: Key in Redis under which the entries stay; None if the log holds none of them any more, or is that of an
             Ick or a queue.
         consumers: The consumers of the shard.
+        still_there: Records that the log has at these offsets and that Postgres has as well: committed before the state that was
+            restored, and published after it.  They get other offsets.
     """
 
     shard: str
@@ -60,6 +68,7 @@ class OffsetsInDoubt:
     compared: int
     kept_as: str | None
     consumers: tuple[ConsumerInDoubt, ...]
+    still_there: int = 0
 
     @property
     def count(self) -> int:
@@ -123,6 +132,93 @@ def find_doubt(  # noqa: PLR0913, PLR0917  the two servers, and what is known of
 def kept_key(scope: Scope, shard: ShardName, new_epoch: Epoch) -> str:
     """Key of the entries that a log had before an epoch and that are not replayed in it."""
     return f"{log_keys(scope.namespace, shard).stream}-before-{new_epoch}"
+
+
+def count_each(
+    connection: Connection,
+    client: RedisClient,
+    scope: Scope,
+    doubts: Sequence[OffsetsInDoubt],
+    *,
+    applied: bool,
+) -> tuple[OffsetsInDoubt, ...]:
+    """Adds how many of the records Postgres has as well, before the epoch is opened or afterwards.
+
+    Raises:
+        ServerUnavailable: Postgres or Redis does not answer.
+    """
+    return tuple(
+        replace(
+            each, still_there=_count_still_there(connection, client, scope, each, is_kept=applied)
+        )
+        for each in doubts
+    )
+
+
+def _count_still_there(
+    connection: Connection,
+    client: RedisClient,
+    scope: Scope,
+    each: OffsetsInDoubt,
+    *,
+    is_kept: bool,
+) -> int:
+    if each.kept_as is None:
+        return 0
+    channel, _, number = each.shard.rpartition("/")
+    shard = ShardName(channel, Shard(int(number)))
+    stream = each.kept_as if is_kept else log_keys(scope.namespace, shard).stream
+    doubt = OffsetRange(shard, Offset(each.first), Offset(each.last))
+    return count_still_there(connection, client, scope, doubt, stream).still_there
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRecords:
+    """What Redis still has of offsets in doubt.
+
+    Attributes:
+        first: The first offset of it; None if it has nothing.
+        known: Number of records.
+        still_there: Those of them that a Postgres has as well.
+    """
+
+    first: Offset | None
+    known: int
+    still_there: int
+
+
+def count_still_there(
+    connection: Connection, client: RedisClient, scope: Scope, doubt: OffsetRange, stream: str
+) -> KeptRecords:
+    """Counts records at offsets in doubt, and those that Postgres has as well; each by its number and the time of its staging.
+
+    Args:
+        connection: To the Postgres that was restored.
+        client: The Redis that holds the entries.
+        scope: Schema and namespace.
+        doubt: The offsets.
+        stream: Key of the entries.
+
+    Raises:
+        ServerUnavailable: Postgres or Redis does not answer.
+    """
+    sql = statements("penstock.operating", scope.schema)["count_still_there"]
+    first, known, still_there, after = None, 0, 0, Offset(doubt.first - 1)
+    while after < doubt.last:
+        try:
+            found = read_kept(client, stream, doubt.shard, after, RECORDS_AT_ONCE)
+        except ForeignLog:  # what comes after it is not known either
+            break
+        found = found[: bisect_right(found.offsets, doubt.last)]
+        if not found:
+            break
+        values = {"ids": found.ids, "staged": found.staged_us}
+        with postgres_errors("counting records in doubt"):
+            [(count,)] = connection.execute(sql, values).fetchall()
+        offsets = found.offsets
+        first, after = first or offsets[0], offsets[-1]
+        known, still_there = known + len(found), still_there + count
+    return KeptRecords(first, known, still_there)
 
 
 def _last_in_common(

@@ -41,7 +41,7 @@ from penstock.journal.lineage import ServerIdentity, examine_lineage, server_ide
 from penstock.journal.reading import journal_bounds, missed_records, records_at
 from penstock.journal.written import log_epochs, shards_to_compare
 from penstock.operating.readers import ReaderKind, find_kind
-from penstock.operating.reset.doubt import OffsetsInDoubt, find_doubt
+from penstock.operating.reset.doubt import OffsetsInDoubt, count_each, find_doubt
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Epoch, Record, RecordId, Scope, ShardName
 from penstock.streaming.sequencer import JOURNAL_CHUNK
@@ -176,13 +176,20 @@ def reset_epoch(
             crashpoint("reset.before_redis")
             _fence(client, scope, shards, plan)
             crashpoint("reset.before_commit")
-    if not apply or reason is None:
-        return plan
-    crashpoint("reset.after_commit")
+    is_applied = apply and reason is not None
+    if is_applied:
+        crashpoint("reset.after_commit")
+        _log_opened(plan)
+    # Outside of the transaction, which keeps everybody waiting: there may be millions.
+    in_doubt = count_each(connection, client, scope, plan.in_doubt, applied=is_applied)
+    return replace(plan, in_doubt=in_doubt, applied=is_applied)
+
+
+def _log_opened(plan: EpochPlan) -> None:
     log.warning(
         "epoch opened",
         epoch=plan.new_epoch,
-        reason=reason,
+        reason=plan.reason,
         foreign=plan.foreign,
         sequenced=sum((plan.unsequenced or {}).values()),
         rewound=[
@@ -191,7 +198,6 @@ def reset_epoch(
         deleted=[each.shard for each in plan.deleted],
         in_doubt=[f"{each.shard} {each.first} to {each.last}" for each in plan.in_doubt],
     )
-    return replace(plan, applied=True)
 
 
 def _reason(connection: Connection, client: RedisClient, scope: Scope) -> str | None:

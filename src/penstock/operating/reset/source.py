@@ -2,16 +2,18 @@
 
 The source has lost commits that were published, and gives their offsets to other records.  A consumer elsewhere was not
 rolled back with it: it may have applied some of the lost ones, and would take the new ones at their offsets for applied.
-Its checkpoints go back to the last record that both histories have; what lies between is in doubt: its effects stay, of
-records that the source no longer has.
+Its checkpoints go back to the last record that both histories have; what lies between is in doubt: its effects stay.  Of most
+of it the source has lost the records.  Those that were committed before the state that was restored, and published after it,
+it has still, at other offsets: they take effect a second time.  The entries that ``reset epoch`` has kept tell which.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
 
+from penstock.channels.server import RedisClient
 from penstock.consuming.sources.link import read_database
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
@@ -19,10 +21,12 @@ from penstock.database.statements import statements
 from penstock.errors import Refused, Unknown
 from penstock.journal.reading import JournaledRecord, journal_bounds, records_at
 from penstock.operating.consumers import list_consumers, unknown_consumer
+from penstock.operating.reset.doubt import count_still_there, kept_key
 from penstock.records import (
     DEFAULT_SCOPE,
     Epoch,
     Offset,
+    OffsetRange,
     Place,
     Scope,
     Shard,
@@ -41,10 +45,12 @@ class AcceptedShard:
         shard: The shard of the source.
         before: Its checkpoint now.
         after: Its checkpoint afterwards: the last record that both histories have.
-        in_doubt: Offsets whose records were applied and are gone at the source.
+        in_doubt: Offsets whose records were applied, and at which the source has others, or none.
         again: Offsets of these that the source has given to other records already, which will be applied.
         dead_letters: Dead letters of these offsets, which are removed.
         resumes: Whether the shard was halted and will continue.
+        known: Records in doubt that Redis has still.
+        still_there: Those of them that the source has, too, at other offsets: they will be applied a second time.
     """
 
     consumer: str
@@ -55,6 +61,8 @@ class AcceptedShard:
     again: int
     dead_letters: int
     resumes: bool
+    known: int = 0
+    still_there: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +94,10 @@ class _SourceState:
     begins: dict[ShardName, Offset]
 
 
-def reset_source(  # noqa: PLR0913  two databases, and what to do
+def reset_source(  # noqa: PLR0913  three servers, and what to do
     connection: Connection,
     source_connection: Connection,
+    client: RedisClient,
     consumer: str,
     source: str,
     *,
@@ -101,6 +110,7 @@ def reset_source(  # noqa: PLR0913  two databases, and what to do
     Args:
         connection: To the consumer's database, in autocommit mode.
         source_connection: To the source's, in autocommit mode.
+        client: The Redis that holds the log.
         consumer: Its name.
         source: Name of the source.
         to: The only checkpoint to move, and the last record that both histories have: for a source whose journal cannot
@@ -111,7 +121,7 @@ def reset_source(  # noqa: PLR0913  two databases, and what to do
     Raises:
         Unknown: There is no such consumer, or it does not read that source.
         Refused: The source has no new epoch, and its journal does not show what both histories have.
-        ServerUnavailable: One of the databases does not answer.
+        ServerUnavailable: One of the servers does not answer.
     """
     sql = statements("penstock.operating", scope.schema)
     where = {"consumer": consumer, "source": source}
@@ -130,7 +140,10 @@ def reset_source(  # noqa: PLR0913  two databases, and what to do
         chosen = [each for each in known if to is None or each.shard == to.shard]
         if not chosen:
             raise Unknown(f"consumer {consumer} has no checkpoint in {to}")
-        plan = tuple(_plan(consumer, each, state, to) for each in chosen)
+        plan = tuple(
+            _count_twice(source_connection, client, scope, each, (known.epoch, state.epoch))
+            for known, each in ((known, _plan(consumer, known, state, to)) for known in chosen)
+        )
         if apply:
             database = read_database(connection, scope)
             _write(connection, source_connection, scope, plan, state.epoch, database)
@@ -189,6 +202,29 @@ def _plan(consumer: str, known: _Known, state: _SourceState, to: Place | None) -
         dead_letters=sum(offset > after for offset in known.dead_letters),
         resumes=known.halted is not None,
     )
+
+
+def _count_twice(
+    source_connection: Connection,
+    client: RedisClient,
+    scope: Scope,
+    plan: AcceptedShard,
+    epochs: tuple[Epoch, Epoch],
+) -> AcceptedShard:
+    """Adds what the kept entries tell of the offsets in doubt.
+
+    Each epoch that the source has opened since has kept what its log had then: the first of them what was applied.
+    """
+    channel, _, number = plan.shard.rpartition("/")
+    shard, last, accepted, newest = ShardName(channel, Shard(int(number))), plan.before, *epochs
+    known = still_there = 0
+    for epoch in range(accepted + 1, newest + 1):
+        doubt = OffsetRange(shard, Offset(plan.after + 1), Offset(last))
+        stream = kept_key(scope, shard, Epoch(epoch))
+        kept = count_still_there(source_connection, client, scope, doubt, stream)
+        known, still_there = known + kept.known, still_there + kept.still_there
+        last = last if kept.first is None else kept.first - 1
+    return replace(plan, known=known, still_there=still_there)
 
 
 def _find_common(known: _Known, state: _SourceState, tail: Offset) -> Offset:
