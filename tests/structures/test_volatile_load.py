@@ -63,9 +63,11 @@ class Writer:
         return self.random.choice(self.hashes)
 
     def work(self, until: float) -> None:
+        """Works until then, and on until it has judged enough: on a slow machine that takes longer."""
         for at in range(0, len(self.names), BATCH):
             self.set(self.names[at : at + BATCH])
-        while monotonic() < until:
+        enough = len(self.names) / 10
+        while monotonic() < until or min(self.was_live, self.was_over) <= enough:
             names = self.random.sample(self.names, BATCH)
             match self.random.randrange(10):
                 case 0:
@@ -133,7 +135,7 @@ def run(where: Where, plain: RedisClient, fields: int, seconds: float) -> list[W
 
     def compare() -> int:
         rounds = 0
-        while not stop.wait(seconds / 20):
+        while not (stop.wait(seconds / 20) and rounds):
             assert plain.eval(DISAGREEING, 2, FIELDS, TIMES, where.scheme) == 0
             rounds += 1
         return rounds
@@ -177,7 +179,7 @@ def check_the_end(plain: RedisClient, writers: Sequence[Writer]) -> None:
 @pytest.mark.parametrize(
     ("fields", "seconds"),
     [
-        pytest.param(2_000, 1.0, id="2,000 fields"),
+        pytest.param(800, 0.2, id="800 fields"),
         pytest.param(200_000, 60.0, id="200,000 fields", marks=pytest.mark.storm),
     ],
 )
