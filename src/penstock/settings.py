@@ -107,9 +107,7 @@ class Settings:
     )
     prepare: bool = field(
         default=True,
-        metadata=_setting(
-            "Whether to use prepared statements; switch off behind a pooler that does not support them."
-        ),
+        metadata=_setting("Whether to use prepared statements. Behind a pooler none are used."),
     )
     resend_chance: float = field(
         default=0.0,

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from fixtures.flow import running, stage_rows
-from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock import Ick, Job, Log, Pipeline, Queue
+from penstock.consuming.workers import make_worker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer
@@ -24,29 +25,61 @@ def pooled_connection(pooler_url: str) -> Iterator[Connection]:
         yield opened
 
 
-def test_records_go_through_two_streamers_and_a_consumer_behind_a_pooler(
-    flow: Pipeline, things: Log, connection: Connection, pooler_url: str, redis_url: str
+THINGS, INDEX, JOBS, CALLS = Log("things", shards=2), Ick("index"), Queue("jobs"), Queue("calls")
+STAGE = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
+SELECT channel, 0, %(prefix)s || i, 'insert', 'thing', '{}'
+FROM unnest(ARRAY['things', 'index', 'jobs', 'calls']) AS channel, generate_series(1, 25) AS i
+"""
+SEEN = text("INSERT INTO public.seen VALUES (:by, :key)")
+
+
+def declare() -> Pipeline:
+    """A consumer or worker of each kind."""
+    pipeline = Pipeline([THINGS, INDEX, JOBS, CALLS])
+
+    @pipeline.consumer(reads=THINGS)
+    def of_log(session: Session, records: Sequence[Record]) -> None:
+        session.execute(SEEN, [{"by": "log", "key": record.key} for record in records])
+
+    @pipeline.consumer(reads=INDEX)
+    def of_ick(session: Session, members: Sequence[str]) -> None:
+        session.execute(SEEN, [{"by": "ick", "key": member} for member in members])
+
+    @pipeline.worker(reads=JOBS, concurrency=2)
+    def of_queue(session: Session, job: Job) -> None:
+        session.execute(SEEN, {"by": "queue", "key": job.tenant})
+
+    @pipeline.worker(reads=CALLS, concurrency=2)
+    async def of_calls(session: AsyncSession, job: Job) -> None:
+        await session.execute(SEEN, {"by": "calls", "key": job.tenant})
+
+    return pipeline
+
+
+def test_a_whole_pipeline_works_behind_a_pooler_with_the_default_settings(
+    connection: Connection, pooler_url: str, redis_url: str
 ) -> None:
-    """Guarantee 18."""
-    connection.execute("CREATE TABLE public.seen (id bigint PRIMARY KEY)")
-
-    @flow.consumer(reads=things)
-    def reader(session: Session, records: Sequence[Record]) -> None:
-        rows = [{"id": record.id} for record in records]
-        session.execute(text("INSERT INTO public.seen VALUES (:id)"), rows)
-
-    streamers = [Streamer(flow, pooler_url, redis_url, prepare=False) for _ in range(2)]
-    spec = flow.get_consumer("reader")
-    worker = LogWorker(flow, spec, pooler_url, redis_url, prepare=False)
+    """Guarantee 18: two streamers and two workers of each kind; the pooler mixes up what they prepare."""
+    connection.execute("CREATE TABLE public.seen (by text, key text, PRIMARY KEY (by, key))")
+    pipeline = declare()
+    loops = [Streamer(pipeline, pooler_url, redis_url).run for _ in range(2)]
+    workers = [
+        make_worker(pipeline, spec, pooler_url, redis_url)
+        for spec in pipeline.consumers.values()
+        for _ in range(2)
+    ]
 
     def seen() -> int:
-        return len(connection.execute("SELECT id FROM public.seen").fetchall())
+        [(count,)] = connection.execute("SELECT count(*) FROM public.seen").fetchall()
+        return int(count)
 
-    with running(*(streamer.run for streamer in streamers), worker.run):
+    with running(*loops, *(worker.run for worker in workers)):
         for number in range(20):
-            stage_rows(connection, things, 25, f"{number} ")
-            eventually(lambda n=number: seen() > n * 25, "records flow again")  # type: ignore[misc]
-        eventually(lambda: seen() == 500, "all records arrive")
+            connection.execute(STAGE, {"prefix": f"{number} "})
+            eventually(lambda n=number: seen() > n * 100, "records flow again", timeout_s=90)  # type: ignore[misc]
+        eventually(lambda: seen() == 2000, "all of them arrive", timeout_s=90)
+    assert connection.execute("SELECT FROM penstock.dead_letters").fetchall() == []
 
 
 def test_a_sequencer_behind_a_pooler_stops_using_prepared_statements(

@@ -100,7 +100,7 @@ class HandlerTransaction:
             pipeline: The consumer's pipeline.
             consumer: Whose handler and checkpoints they are.
             database_url: Where its effects and checkpoints are.
-            prepare: False behind a pooler that cannot keep prepared statements.
+            prepare: Whether statements may be prepared; behind a pooler none are.
             pooled: False opens a connection a transaction.
             in_task: Its methods are called in the greenlet of a task: of the event loop that an ``async def`` handler runs in.
             server_start_us: Start of the server whose history was compared with the log; on another, nothing is applied.

@@ -52,7 +52,7 @@ class WorkerOptions(TypedDict, total=False):
     Attributes:
         shards: Numbers of the declared shards to work on; None takes all.  Of a generation of more shards than are declared,
             those beyond go with 0, 1, 2 …: workers that together have all numbers work on all shards.
-        prepare: False behind a pooler that cannot keep prepared statements.
+        prepare: Whether statements may be prepared; behind a pooler none are.
         block_ms: Longest wait for work, in milliseconds: a stop is noticed within it.
         reread_chance: How often, 0 to 1, a round that delivered is delivered again: to show that it is harmless.
         concurrency: Of a queue: jobs at the same time; None takes what the worker declares.

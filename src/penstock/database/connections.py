@@ -1,6 +1,6 @@
 """Connections to Postgres, for the workers: psycopg for our own statements, an engine for the sessions of consumers.
 
-No session state is relied on, so a pooler in transaction mode may stand between (``prepare=False`` then).  Each transaction
+No session state is relied on, so a pooler in transaction mode may stand between: prepared statements are not used then.  Each transaction
 begins with its own settings: see ``transactions``.
 Statements that return times or intervals ask for them in binary: psycopg can read their text only in Postgres' default styles,
 and a role or a database may have others.
@@ -195,7 +195,7 @@ def connect_postgres(
     Args:
         url: ``postgresql://…``; a driver's name after ``postgresql`` is left out.
         application: What the server shows as its name.
-        prepare: False behind a pooler that cannot keep prepared statements.
+        prepare: Whether to use prepared statements; behind a pooler none are used.
         kind: ``TableConnection`` for the application's tables.
         timeouts: Those of a caller that cannot wait as long as a worker.
 
@@ -211,10 +211,30 @@ def connect_postgres(
             client_encoding="UTF8",  # whatever the role's is
             **_keepalive(timeouts),
         )
-    connection.prepare_threshold = 3 if prepare else None
+        connection.prepare_threshold = _prepare_after(prepare, is_direct(connection))
     if timeouts is not None:
         connection.timeouts, connection.longest_silence_s = timeouts, timeouts.statement_s
     return connection
+
+
+PREPARE_AFTER = 3
+"""Executions after which a statement is prepared."""
+
+_BACKEND = b"SELECT pg_catalog.pg_backend_pid()"
+
+
+def is_direct(connection: psycopg.Connection[Any]) -> bool:
+    """Whether no pooler stands between.
+
+    A pooler gives its clients an id of its own at the start of a connection, by which they can cancel; the server's sessions have
+    others.  A pooler in session mode is one, too, which costs the time that preparing saves.
+    """
+    [(pid,)] = connection.execute(_BACKEND).fetchall()
+    return bool(pid == connection.info.backend_pid)
+
+
+def _prepare_after(prepare: bool, direct: bool) -> int | None:  # noqa: FBT001  private
+    return PREPARE_AFTER if prepare and direct else None
 
 
 def pipelined(connection: Connection) -> AbstractContextManager[object]:
@@ -251,11 +271,13 @@ def make_engine(
 
     def connect(_dialect: Any, _record: Any, args: Any, options: Any) -> HandlerConnection:
         connection = HandlerConnection.connect(*args, **options)
+        connection.prepare_threshold = _prepare_after(prepare, is_direct(connection))
+        connection.rollback()
         if timeouts is not None:
             connection.longest_silence_s = timeouts.handler_s
         return connection
 
-    options = _engine_options(application, prepare, pooled, timeouts)
+    options = _engine_options(application, pooled, timeouts)
     engine = create_engine(_driver_url(url), **options)
     event.listen(engine, "do_connect", connect)
     return engine
@@ -277,11 +299,15 @@ def make_async_engine(
 
     async def connect(*args: Any, **options: Any) -> AsyncHandlerConnection:
         connection = await AsyncHandlerConnection.connect(*args, **options)
+        [(pid,)] = await (await connection.execute(_BACKEND)).fetchall()
+        direct = pid == connection.info.backend_pid
+        connection.prepare_threshold = _prepare_after(prepare, direct)
+        await connection.rollback()
         if timeouts is not None:
             connection.longest_silence_s = timeouts.handler_s
         return connection
 
-    options = _engine_options(application, prepare, pooled, timeouts)
+    options = _engine_options(application, pooled, timeouts)
     options["connect_args"]["async_creator_fn"] = connect
     return create_async_engine(_driver_url(url), **options)
 
@@ -292,8 +318,7 @@ def _driver_url(url: str) -> URL:
 
 def _engine_options(
     application: str,
-    prepare: bool,  # noqa: FBT001  private
-    pooled: bool,  # noqa: FBT001  the same
+    pooled: bool,  # noqa: FBT001  private
     timeouts: Timeouts | None,
 ) -> dict[str, Any]:
     return {
@@ -304,7 +329,7 @@ def _engine_options(
         "connect_args": {
             "application_name": f"penstock {application}",
             "client_encoding": "UTF8",  # whatever the role's is
-            "prepare_threshold": 3 if prepare else None,
+            "prepare_threshold": None,  # until it is known that no pooler stands between
             **_keepalive(timeouts),
         },
     }

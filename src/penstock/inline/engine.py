@@ -39,7 +39,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
         consumers: Names; None takes all of the pipeline's.
         streamer: False leaves the streamer to another process.
         idle_s: Longest pause between two rounds of the streamer that found nothing, in seconds.
-        prepare: False behind a pooler that cannot keep prepared statements.
+        prepare: Whether statements may be prepared; behind a pooler none are.
         resend_chance: Probability, 0 to 1, that a round sends or reads its last records again, to show that this is harmless.
         concurrency: Jobs that each worker of a queue does at the same time; None takes what it declares.
         sources: URLs of the Postgres of each source, for consumers that read several, by the sources' names.

@@ -48,7 +48,7 @@ class JournalRecords:
             database_url: The pipeline's Postgres; not a standby, which may be behind the log.
             redis_url: The Redis that has the log: both are compared.
             scope: Schema and namespace: ``pipeline.scope``.
-            prepare: False behind a pooler that cannot keep prepared statements.
+            prepare: Whether statements may be prepared; behind a pooler none are.
         """
         self._database_url, self._redis_url = database_url, redis_url
         self._scope, self._prepare = scope, prepare

@@ -77,7 +77,7 @@ def retry(
         pipeline: Declares their consumers.
         letters: Which to retry.
         database: Where effects and checkpoints are.
-        prepare: False behind a pooler that cannot keep prepared statements.
+        prepare: Whether statements may be prepared; behind a pooler none are.
         make_frame: Makes a record the DataFrame that a set-based handler gets.
 
     Raises:

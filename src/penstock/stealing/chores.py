@@ -88,7 +88,7 @@ class Chores:
             redis_url: Of the server that holds the channels.
             records: Most records, members or jobs of one slice.
             timeout_s: Longest wait for an answer of a server, in seconds.
-            options: ``prepare=False`` behind a pooler that cannot keep prepared statements; ``resend_chance``, as of
+            options: ``prepare=False`` prepares no statements, as behind a pooler; ``resend_chance``, as of
                 ``Streamer``.
 
         Raises:

@@ -87,7 +87,7 @@ class Streamer:
             database: The primary: a URL, or an engine whose URL is used.
             redis_url: Of the server that holds the log.
             idle_s: Longest pause between rounds, in seconds.
-            prepare: False behind a pooler that cannot keep prepared statements.
+            prepare: Whether statements may be prepared; behind a pooler none are.
             resend_chance: Probability, 0 to 1, that a round sends its last records again, to show that this is harmless.
             most: Most records that a round publishes; None for as many as it can in a quarter of a second.
             share: The share of the shards that it publishes.  Other streamers publish the others; the rest take over the work

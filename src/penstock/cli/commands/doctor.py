@@ -44,7 +44,7 @@ def _diagnose(settings: Settings) -> list[CheckResult]:
             fix = "see --database-url"
             return [CheckResult("postgres", "error", str(error), fix, unreachable=True)]
         with connection:
-            return diagnose(connection, client, pipeline, prepare=settings.prepare)
+            return diagnose(connection, client, pipeline)
 
 
 def _show(result: CheckResult) -> None:

@@ -70,7 +70,7 @@ class SourceLink:
             url: Of its Postgres.
             consumer: The consumer, as the reader of this source's log alone.
             scope: Of the pipeline: sources use the same schema and namespace.
-            prepare: False behind a pooler that cannot keep prepared statements.
+            prepare: Whether statements may be prepared; behind a pooler none are.
         """
         self.source = source
         self._url, self._consumer, self._scope, self._prepare = url, consumer, scope, prepare

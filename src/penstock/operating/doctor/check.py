@@ -58,7 +58,6 @@ class CheckContext:
         pipeline: What is declared; None if it is not known.
         scope: Schema and namespace.
         shards: Every known shard.
-        prepare: Whether statements are prepared.
     """
 
     connection: Connection
@@ -66,7 +65,6 @@ class CheckContext:
     pipeline: Pipeline | None
     scope: Scope
     shards: tuple[ShardName, ...] = ()
-    prepare: bool = True
 
     @cached_property
     def status(self) -> Status:

@@ -29,7 +29,6 @@ def diagnose(
     pipeline: Pipeline | None = None,
     *,
     scope: Scope = DEFAULT_SCOPE,
-    prepare: bool = True,
 ) -> list[CheckResult]:
     """Runs all checks.
 
@@ -38,14 +37,13 @@ def diagnose(
         client: The Redis that holds the log.
         pipeline: Gives schema and namespace, and what is declared; with None, only what is registered is checked.
         scope: Schema and namespace, if there is no pipeline.
-        prepare: Whether the workers prepare statements.
     """
     if pipeline is not None:
         scope = pipeline.scope
     if connection is None:
         message, fix = "Postgres cannot be reached", "see --database-url"
         return [CheckResult("postgres", "error", message, fix, unreachable=True)]
-    context = CheckContext(connection, client, pipeline, scope, prepare=prepare)
+    context = CheckContext(connection, client, pipeline, scope)
     connection.execute(f"SET statement_timeout = '{CHECK_TIMEOUT_S}s'".encode())
     try:
         return _check_servers(context)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from ipaddress import ip_address
 
+from penstock.database.connections import is_direct
 from penstock.database.encoding import check_encoding
 from penstock.database.quoting import quote
 from penstock.database.statements import statements
@@ -175,16 +176,9 @@ def prepared_transactions(context: CheckContext) -> Iterator[CheckResult]:
 
 
 def pooler(context: CheckContext) -> Iterator[CheckResult]:
-    """A pooler, recognised by its own process numbers, needs unprepared statements or a setting."""
-    [(behind,)] = context.connection.execute("SELECT pg_backend_pid()").fetchall()
-    if behind == context.connection.info.backend_pid:
+    """Statements are prepared on direct connections alone."""
+    if is_direct(context.connection):
         yield CheckResult.ok("pooler", "connected to Postgres directly")
-    elif context.prepare:
-        yield CheckResult.warning(
-            "pooler",
-            "connected through a pooler, which may not keep prepared statements in transaction mode",
-            "--no-prepare, unless it does (PgBouncer: max_prepared_statements > 0)",
-        )
     else:
         yield CheckResult.ok("pooler", "connected through a pooler; statements are not prepared")
 

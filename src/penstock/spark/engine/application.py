@@ -85,7 +85,7 @@ def run(  # noqa: PLR0913  the options of a run
         streamer: False leaves the streamer to another process.
         epoch_s: Length of an epoch in seconds; Spark then starts all tasks anew.
         idle_s: Longest pause of the streamer between two rounds that find nothing, in seconds.
-        prepare: False behind a pooler that cannot keep prepared statements.
+        prepare: Whether statements may be prepared; behind a pooler none are.
         resend_chance: Probability, 0 to 1, that the streamer resends its last records and a consumer rereads its own.
         sources: URLs of the Postgres of each source, for consumers that read several, by the sources' names; passed as the others.
         checkpoint_directory: Where to make a directory for Spark's checkpoints, which is removed at the end, since nothing
