@@ -36,7 +36,8 @@ command line ends with; ``page`` is the section of the documentation that explai
     ├── DemoFailed                the demo could not finish                       (1)
     ├── ServerUnavailable         Postgres or Redis cannot be reached or started  (3)
     │   ├── AppendRefused         Redis answers, and refuses to write
-    │   └── DriverUnreachable     tasks on Spark cannot connect to their driver
+    │   ├── DriverUnreachable     tasks on Spark cannot connect to their driver
+    │   └── ServerReplaced        Postgres was restarted or restored under a worker
     ├── JavaMissing               no Java runtime for Spark                       (3)
     ├── CodecMissing              the library that a channel compresses with      (3)
     ├── SchemaMissing             the database has no Penstock schema, or another (2)
