@@ -13,7 +13,7 @@ from fixtures.formats import create_with_values, set_unusual
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.errors import DeclarationError, InvalidSetting, SnapshotLost, Unknown
+from penstock.errors import DeclarationError, InvalidSetting, Refused, SnapshotLost, Unknown
 from penstock.inline import InlineComparer, Tables, needs_spark
 from penstock.inline.values import make_equal, to_json
 from penstock.reconciling import DifferenceKind, Intent, Reconciled, reconcile
@@ -252,6 +252,20 @@ def test_json_has_numbers_and_truth_as_such_and_the_rest_as_text() -> None:
     assert to_json(tuple(oids), oids, ("1.50", "NaN", "t", 'a"', None)) == (
         '{"n":1.50,"f":"NaN","b":true,"t":"a\\"","z":null}'
     )
+
+
+def test_a_value_that_the_state_cannot_hold_is_refused_with_its_column(
+    run: Run, connection: Connection
+) -> None:
+    """Guarantee 28: a repair that rounds or truncates would be found again, and repaired again, every night."""
+    connection.execute("CREATE TABLE public.state (id int, cents numeric(12, 2), code varchar(3))")
+
+    for intent in ("repair", "replace"):
+        with pytest.raises(Refused, match=r"column 'cents' of public.state, numeric\(12,2\)"):
+            run("SELECT 1 AS id, 1.239 AS cents", intent)
+        with pytest.raises(Refused, match=r"column 'code' of public.state, character varying\(3\)"):
+            run("SELECT 1 AS id, 'abcd' AS code", intent)
+    assert connection.execute("SELECT count(*) FROM public.state").fetchone() == (0,)
 
 
 def test_both_sides_are_read_in_their_snapshots(

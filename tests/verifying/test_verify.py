@@ -14,7 +14,6 @@ from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import InvalidSetting
 from penstock.records import DEFAULT_SCOPE, Offset, Record, Shard, ShardName
-from penstock.spark.reconcile import verify as engine
 from penstock.streaming import Streamer, tick
 from penstock.verifying import FindingKind, VerificationRange, bounds, reading
 from penstock.verifying.reading import OFFSETS_A_READ, offsets_a_read
@@ -80,10 +79,9 @@ def test_a_sound_system_has_no_findings(consumed: Connection, verified: Verify) 
     assert (done.findings, done.unpublished, done.overtaken) == ([], 0, 0)
 
 
-def test_the_size_of_tasks_does_not_affect_the_result(
+def test_the_size_of_reads_does_not_affect_the_result(
     consumed: Connection, verified: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "OFFSETS_A_TASK", 7)
     monkeypatch.setattr(reading, "OFFSETS_A_READ", 7)
     done = verified()
 

@@ -4,19 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
 from sqlalchemy.orm import Session
 
-from fixtures.spark import IN_SESSION
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import ServerUnavailable, SnapshotLost
-from penstock.inline import InlineComparer
+from penstock.inline import InlineComparer, Tables
 from penstock.reconciling import Comparer, Intent, Reconciled, Rows, StateComparison, reconcile
 from penstock.records import DEFAULT_SCOPE, Record
-from penstock.spark.reconcile import SparkComparer, Tables
 
 STATE = """
 CREATE TABLE public.state (
@@ -62,7 +59,7 @@ def state(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Rec
     def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
 
     @flow.reconciliation(of=keeper, state="public.state", key=("name", "number", "day", "code"))
-    def canonical(tables: Tables) -> DataFrame:
+    def canonical(tables: Tables) -> Any:
         return tables("public.canonical")
 
     worker = LogWorker(flow, flow.get_consumer("keeper"), database_url, redis_url)
@@ -71,18 +68,14 @@ def state(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Rec
     return flow.get_reconciliation("keeper")
 
 
-@pytest.fixture(params=["inline", pytest.param("spark", marks=IN_SESSION)])
-def comparer(request: pytest.FixtureRequest, database_url: str) -> Comparer:
-    """What compares: one process, or Spark."""
-    if request.param == "inline":
-        return InlineComparer(database_url)
-    return SparkComparer(request.getfixturevalue("spark"), database_url)
+@pytest.fixture
+def comparer(database_url: str) -> InlineComparer:
+    return InlineComparer(database_url)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("collation", ["C", "default"])
 def test_composite_and_text_keys_of_any_collation(
-    comparer: Comparer,
+    comparer: InlineComparer,
     state: ReconciliationSpec,
     connection: Connection,
     database_url: str,
@@ -140,7 +133,7 @@ class WithoutSnapshots:
 
 @pytest.mark.parametrize("intent", ["compare", "bootstrap"])
 def test_a_lost_snapshot_is_reported(
-    comparer: Comparer,
+    comparer: InlineComparer,
     state: ReconciliationSpec,
     connection: Connection,
     database_url: str,

@@ -3,14 +3,13 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import redis
-from pyspark.sql import SparkSession
 
 from fixtures.dirty import DOCUMENTS, declare_index, mark_changed
 from fixtures.flow import stage_rows
+from fixtures.spark import IN_SESSION
 from fixtures.topologies import Cluster
 from fixtures.verifying import Verify, only
 from penstock import Ick, Log, Pipeline
@@ -20,10 +19,9 @@ from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.inline import InlineExaminer
 from penstock.records import DEFAULT_SCOPE, Record
-from penstock.spark.reconcile.verify import SparkExaminer
 from penstock.streaming import Streamer, tick, upkeep
 from penstock.testing import eventually
-from penstock.verifying import FindingKind, bounds, verify
+from penstock.verifying import Examiner, FindingKind, bounds, verify
 
 LOG = "penstock:{things/0}:log"
 
@@ -120,65 +118,22 @@ def test_a_deleted_ick_that_is_not_refilled_is_named(
 
 @pytest.mark.slow
 def test_a_log_on_a_cluster_is_read_and_compared(
-    documents: Connection,
-    flow: Pipeline,
-    things: Log,
-    spark: SparkSession,
-    database_url: str,
-    cluster: Cluster,
+    documents: Connection, flow: Pipeline, things: Log, database_url: str, cluster: Cluster
 ) -> None:
-    streaming = Streamer(flow, database_url, cluster.url)
-    stage_rows(documents, things, 40)
-    mark_changed(documents, ["d1", "d2"])
-    streaming.drain()
-    streaming.close()
-    examiners = (
-        SparkExaminer(spark, database_url, cluster.url, DEFAULT_SCOPE),
-        InlineExaminer(documents, cluster.url, DEFAULT_SCOPE),
-    )
-    where = {"databaseUrl": database_url, "redisUrl": cluster.url, "channel": things.name}
-    assert spark.read.format("penstock.log").options(**where).load().count() == 40
+    """It starts a Cluster."""
+    with Streamer(flow, database_url, cluster.url) as streaming:
+        stage_rows(documents, things, 40)
+        mark_changed(documents, ["d1", "d2"])
+        streaming.drain()
+    examiner = InlineExaminer(documents, cluster.url, DEFAULT_SCOPE)
     with connect_redis(cluster.url) as client:
-        sound = [verify(documents, client, examiner) for examiner in examiners]
+        sound = verify(documents, client, examiner)
         [(entry_id, fields)] = client.xrevrange(LOG, count=1)
         client.xdel(LOG, entry_id)
-        wrong = [verify(documents, client, examiner) for examiner in examiners]
+        wrong = only(verify(documents, client, examiner))
 
-    assert [(done.findings, done.records) for done in sound] == [([], 42)] * 2
-    assert [(only(done).kind, only(done).offset) for done in wrong] == [
-        (FindingKind.MISSING, int(fields[b"first"]))
-    ] * 2
-
-
-@pytest.mark.slow
-def test_a_stream_of_a_cluster_waits_for_records_of_all_its_shards(
-    documents: Connection,
-    flow: Pipeline,
-    things: Log,
-    spark: SparkSession,
-    database_url: str,
-    cluster: Cluster,
-    tmp_path: Path,
-) -> None:
-    streaming = Streamer(flow, database_url, cluster.url)
-    streaming.open()
-    where = {"databaseUrl": database_url, "redisUrl": cluster.url, "channel": things.name}
-    frame = spark.readStream.format("penstock.log").options(**where, startingOffsets="earliest")
-    to = frame.load().writeStream.format("memory").queryName("of_cluster")
-    query = to.option("checkpointLocation", str(tmp_path)).start()
-    try:
-        for count in (40, 80):
-            stage_rows(documents, things, 40)
-            streaming.drain()
-            eventually(
-                lambda: spark.table("of_cluster").count() == count,  # noqa: B023  used at once
-                "the records arrive",
-                timeout_s=180,
-            )
-        assert query.isActive
-    finally:
-        query.stop()
-        streaming.close()
+    assert (sound.findings, sound.records) == ([], 42)
+    assert (wrong.kind, wrong.offset) == (FindingKind.MISSING, int(fields[b"first"]))
 
 
 @pytest.fixture
@@ -227,20 +182,37 @@ def at_work(
         thread.join(30)
 
 
+@pytest.fixture(params=["inline", pytest.param("spark", marks=IN_SESSION)])
+def examiner(
+    request: pytest.FixtureRequest, connection: Connection, database_url: str, redis_url: str
+) -> Examiner:
+    """What reads and compares while everything runs: one process, or tasks of Spark."""
+    if request.param == "inline":
+        return InlineExaminer(connection, redis_url, DEFAULT_SCOPE)
+    from penstock.spark.reconcile.verify import SparkExaminer  # noqa: PLC0415  for Spark alone
+
+    spark = request.getfixturevalue("spark")
+    return SparkExaminer(spark, database_url, redis_url, DEFAULT_SCOPE)
+
+
 @pytest.mark.parametrize("index", [timedelta(0)], indirect=True)
 @pytest.mark.parametrize(
     "runs", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.storm)]
 )
 @pytest.mark.timeout(300)
 def test_there_is_no_false_alarm_under_load(
-    verified: Verify, at_work: Callable[[], int], runs: int
+    examiner: Examiner,
+    at_work: Callable[[], int],
+    connection: Connection,
+    redis_client: redis.Redis,
+    runs: int,
 ) -> None:
     """Guarantees 12 and 28: with producers, streamer, consumers and retention running."""
     eventually(lambda: at_work() > 0, "retention is at work", timeout_s=90)
     compared = 0
     for _ in range(runs):
         before = at_work()
-        done = verified()
+        done = verify(connection, redis_client, examiner)
         assert done.findings == []
         compared += done.records
         eventually(lambda: at_work() > before, "retention is at work")  # noqa: B023  used at once

@@ -1,16 +1,14 @@
-"""An Ick whose shards are on three nodes of a Cluster is marked, inspected, read and processed as on one server."""
+"""An Ick whose shards are on three nodes of a Cluster is marked, inspected and repaired as on one server."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from fixtures.dirty import DOCUMENTS, mark_changed
 from fixtures.topologies import Cluster
 from penstock import Ick, Pipeline
-from penstock.channels.ick import DirtyList, oldest
+from penstock.channels.ick import oldest
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import connect_redis
 from penstock.database.connections import Connection
@@ -64,32 +62,3 @@ def test_status_tail_doctor_and_reset_support_a_cluster(
         b"string",
     )
     assert len(oldest(client, "penstock", INDEX.shard_names, 100)) == shards[0].ick.dirty  # type: ignore[union-attr]
-
-
-@pytest.mark.spark
-def test_spark_reads_and_marks_an_ick_on_a_cluster(
-    marked: Connection, client: Any, cluster: Cluster, spark: SparkSession, tmp_path: Path
-) -> None:
-    where = {"channel": "index", "shards": "2", "redisUrl": cluster.url}
-    spark.range(5).selectExpr("concat('new', id) member").write.format("penstock.ick").options(
-        **where
-    ).mode("append").save()
-    waiting = spark.read.format("penstock.ick").options(**where).load().count()
-    seen: list[str] = []
-    query = (
-        spark.readStream.format("penstock.ick")
-        .options(**where)
-        .load()
-        .writeStream.foreachBatch(lambda frame, _: seen.extend(r.member for r in frame.collect()))
-        .option("checkpointLocation", str(tmp_path))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-
-    assert waiting == 25
-    assert sorted(seen) == sorted([f"d{n}" for n in range(20)] + [f"new{n}" for n in range(5)])
-    for shard in INDEX.shard_names:
-        stats = DirtyList(client, ick_shard_keys("penstock", shard).name).stats()
-        assert stats is not None
-        assert stats.total.size == 0

@@ -85,10 +85,18 @@ def bank(flow: Pipeline, things: Log, connection: Connection) -> Connection:
     return connection
 
 
-@pytest.fixture(params=["inline", pytest.param("spark", marks=IN_SESSION)])
+def on_spark(*marks: pytest.MarkDecorator) -> pytest.MarkDecorator:
+    """Runs a test on Spark as well, where it has these marks; the others show what is the same on both engines."""
+    engines = ["inline", pytest.param("spark", marks=[*IN_SESSION, *marks])]
+    return pytest.mark.parametrize("run", engines, indirect=True)
+
+
+@pytest.fixture
 def run(request: pytest.FixtureRequest, flow: Pipeline, bank: Connection, database_url: str) -> Run:
+    """Reconciles inline, or on the engine that is the test's parameter."""
+    is_on_spark = getattr(request, "param", "inline") == "spark"
     # here, not in the threads that some tests run it in
-    spark = request.getfixturevalue("spark") if request.param == "spark" else None
+    spark = request.getfixturevalue("spark") if is_on_spark else None
 
     def make_comparer(report: str | None) -> Comparer:
         if spark is None:
@@ -148,6 +156,7 @@ def seed_drift(connection: Connection) -> None:
     connection.execute("INSERT INTO public.totals SELECT i, 7 FROM generate_series(1001, 1010) i")
 
 
+@on_spark()
 @pytest.mark.chaos
 def test_seeded_drift_is_found_and_repaired_under_load_without_false_alarms(
     run: Run, working: Any, bank: Connection, database_url: str
@@ -189,7 +198,6 @@ def test_seeded_drift_is_found_and_repaired_under_load_without_false_alarms(
     assert [o for (o,) in outcomes] == ["equal", "differs", "repaired", "equal", "equal"]
 
 
-@pytest.mark.storm_on_spark
 @pytest.mark.slow
 def test_a_repeated_row_is_repaired(
     run: Run,
@@ -225,6 +233,7 @@ def test_a_repeated_row_is_repaired(
     assert bank.execute("SELECT count(*) FROM public.totals").fetchone() == (200,)
 
 
+@on_spark(pytest.mark.storm)
 @pytest.mark.chaos
 @pytest.mark.parametrize("intent", ["replace", "bootstrap"])
 def test_state_and_position_are_replaced_together_under_load(
@@ -247,6 +256,7 @@ def test_state_and_position_are_replaced_together_under_load(
             assert run().clean
 
 
+@on_spark()
 @pytest.mark.storm
 @pytest.mark.timeout(600)
 def test_fifty_bootstraps_under_load_with_kills(
@@ -316,7 +326,6 @@ def test_a_run_that_dies_at_any_point_is_harmless(
         assert run().clean
 
 
-@pytest.mark.storm_on_spark
 @pytest.mark.chaos
 def test_two_operators_at_once_are_harmless(
     run: Run, working: Any, flow: Pipeline, bank: Connection, database_url: str, redis_url: str
@@ -335,7 +344,6 @@ def test_two_operators_at_once_are_harmless(
     assert bank.execute("SELECT count(*) FROM public.totals").fetchone() == (200,)
 
 
-@pytest.mark.storm_on_spark
 @pytest.mark.chaos
 def test_records_that_were_dead_lettered_are_not_repaired_twice(
     run: Run, working: Any, flow: Pipeline, bank: Connection, database_url: str, redis_url: str

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from fixtures.spark import IN_SESSION
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.inline import InlineComparer
-from penstock.reconciling import Comparer, Reconciled, StateComparison, reconcile
+from penstock.reconciling import Reconciled, StateComparison, reconcile
 from penstock.records import DEFAULT_SCOPE, Record
-from penstock.spark.reconcile import SparkComparer
 
 TABLES = """
 CREATE TABLE public.canonical AS
@@ -33,9 +31,8 @@ INSERT INTO public.state SELECT 1000, 1500, 'c1000', 0, 'name', 0
 Run = Callable[..., StateComparison]
 
 
-@pytest.fixture(params=["inline", pytest.param("spark", marks=IN_SESSION)])
+@pytest.fixture
 def run(
-    request: pytest.FixtureRequest,
     flow: Pipeline,
     things: Log,
     connection: Connection,
@@ -56,17 +53,12 @@ def run(
             of=keeper, state="public.state", key=key, name=key, tolerance={"share": 0.01}
         )(lambda tables: tables("public.canonical"))
 
-    def make_comparer(options: dict[str, Any]) -> Comparer:
-        if request.param == "inline":
-            return InlineComparer(database_url, **options)
-        return SparkComparer(request.getfixturevalue("spark"), database_url, **options)
-
     def go(name: str = "id", **options: Any) -> StateComparison:
         done: Reconciled = reconcile(
             lambda: connect_postgres(database_url, application="test"),
             DEFAULT_SCOPE,
             flow.get_reconciliation(name),
-            make_comparer(options),
+            InlineComparer(database_url, **options),
         )
         assert done.comparison is not None
         return done.comparison
@@ -121,8 +113,5 @@ def test_each_reconciliation_has_a_report_of_its_own(run: Run, tmp_path: Path) -
 
 
 def _read(report: Path, name: str = "id") -> list[dict[str, str]]:
-    """The lines of a report: a file, or on Spark a directory with one."""
-    place = report / f"{name}.csv"
-    [file] = place.glob("*.csv") if place.is_dir() else [place]
-    with file.open(newline="") as lines:
+    with (report / f"{name}.csv").open(newline="") as lines:
         return list(csv.DictReader(lines))

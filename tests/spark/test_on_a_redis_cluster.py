@@ -1,0 +1,107 @@
+"""Channels whose shards are on the three nodes of a Redis Cluster: Spark verifies, reads, follows and marks them."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from fixtures.dirty import DOCUMENTS, mark_changed
+from fixtures.flow import stage_rows
+from fixtures.spark import run_to_end
+from fixtures.topologies import Cluster
+from fixtures.verifying import only
+from penstock import Ick, Log, Pipeline
+from penstock.channels.ick import DirtyList
+from penstock.channels.routing import ick_shard_keys
+from penstock.channels.server import connect_redis
+from penstock.database.connections import Connection
+from penstock.records import DEFAULT_SCOPE
+from penstock.spark.reconcile.verify import SparkExaminer
+from penstock.spark.sources.log import LogStore
+from penstock.spark.sources.options import Options
+from penstock.spark.sources.reading import StreamReader
+from penstock.streaming import Streamer
+from penstock.verifying import FindingKind, verify
+
+LOG = "penstock:{things/0}:log"
+INDEX = Ick("index", shards=2)
+
+
+@pytest.fixture
+def things() -> Log:
+    return Log("things", shards=2, keep=timedelta(hours=1))
+
+
+@pytest.fixture
+def flow(things: Log) -> Pipeline:
+    return Pipeline([things, INDEX])
+
+
+def test_a_log_and_an_ick_are_read_marked_and_verified(
+    spark: SparkSession,
+    flow: Pipeline,
+    things: Log,
+    connection: Connection,
+    database_url: str,
+    cluster: Cluster,
+    tmp_path: Path,
+) -> None:
+    """One test, because it starts a Cluster."""
+    connection.execute(DOCUMENTS)
+    stage_rows(connection, things, 40)
+    mark_changed(connection, [f"d{n}" for n in range(20)])
+    with Streamer(flow, database_url, cluster.url) as streaming:
+        streaming.drain()
+    where = {"databaseUrl": database_url, "redisUrl": cluster.url}
+    examiner = SparkExaminer(spark, database_url, cluster.url, DEFAULT_SCOPE)
+
+    log = spark.read.format("penstock.log").options(**where, channel="things").load()
+    assert log.count() == 40
+    with connect_redis(cluster.url) as client:
+        sound = verify(connection, client, examiner)
+        [(entry_id, fields)] = client.xrevrange(LOG, count=1)
+        client.xdel(LOG, entry_id)
+        wrong = only(verify(connection, client, examiner))
+    assert (sound.findings, sound.records) == ([], 60)
+    assert (wrong.kind, wrong.offset) == (FindingKind.MISSING, int(fields[b"first"]))
+
+    where |= {"channel": "index"}
+    new = spark.range(5).selectExpr("concat('new', id) member")
+    new.write.format("penstock.ick").options(**where).mode("append").save()
+    seen: list[str] = []
+    members = spark.readStream.format("penstock.ick").options(**where).load()
+    run_to_end(
+        members.writeStream.foreachBatch(
+            lambda frame, _: seen.extend(r.member for r in frame.collect())
+        ),
+        tmp_path,
+    )
+    assert sorted(seen) == sorted([f"d{n}" for n in range(20)] + [f"new{n}" for n in range(5)])
+    with connect_redis(cluster.url) as client:
+        for shard in INDEX.shard_names:
+            stats = DirtyList(client, ick_shard_keys("penstock", shard).name).stats()
+            assert stats is not None
+            assert stats.total.size == 0
+
+
+def test_a_stream_waits_for_records_of_all_shards(
+    flow: Pipeline, things: Log, connection: Connection, database_url: str, cluster: Cluster
+) -> None:
+    where = {"databaseUrl": database_url, "redisUrl": cluster.url, "channel": things.name}
+    options = where | {"startingOffsets": "earliest"}
+    read: set[int] = set()
+    with Streamer(flow, database_url, cluster.url) as streaming:
+        reader = StreamReader(LogStore(Options.parse("penstock.log", options, streaming=True)))
+        at = reader.initialOffset()
+        for count in (40, 80):
+            assert reader.latestOffset(at, ReadAllAvailable()) == at  # it has waited on three nodes
+            stage_rows(connection, things, 40)
+            streaming.drain()
+            end = reader.latestOffset(at, ReadAllAvailable())
+            for task in reader.partitions(at, end):
+                for batch in reader.read(task):
+                    read.update(batch.column("id").to_pylist())
+            at = end
+            assert len(read) == count
