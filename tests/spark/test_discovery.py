@@ -4,14 +4,10 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection
 from penstock.streaming import Streamer
-
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 SCRIPT = """
 import sys

@@ -19,7 +19,7 @@ from penstock.spark.sources.options import Options
 from penstock.spark.sources.reading import BatchReader
 from penstock.streaming import Streamer
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture
@@ -67,7 +67,6 @@ def test_the_log_is_read_from_the_journals_beginning(
             BatchReader(LogStore(options)).partitions()
 
 
-@pytest.mark.slow
 def test_a_set_based_consumer_far_behind_catches_up(
     spark: SparkSession,
     flow: Pipeline,

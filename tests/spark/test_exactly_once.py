@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812  the usual name
 from pyspark.sql.types import LongType, StringType, StructType
 
 from fixtures.flow import ReadLog
+from fixtures.spark import run_to_end
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.errors import Fenced, Gap, InvalidRecord, InvalidSetting, StagingError, Unknown
@@ -18,8 +19,6 @@ from penstock.spark import lag, once
 from penstock.spark.sources.exactly_once import claim, create_table
 from penstock.spark.sources.staging import Encoded, StagingBatchWriter, StagingStreamWriter
 from penstock.streaming import Streamer
-
-pytestmark = pytest.mark.spark
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "spark.md"
 
@@ -51,17 +50,12 @@ def test_a_micro_batch_that_spark_repeats_takes_effect_once(
             raise KilledError
 
     def run(checkpoint: str) -> Any:
-        query = (
+        frame = (
             spark.readStream.format("penstock.log")
             .options(**where, startingOffsets="earliest", maxRecordsPerTrigger="40")
             .load()
-            .writeStream.foreachBatch(write)
-            .option("checkpointLocation", str(tmp_path / checkpoint))
-            .trigger(availableNow=True)
-            .start()
         )
-        query.awaitTermination()
-        return query
+        return run_to_end(frame.writeStream.foreachBatch(write), tmp_path / checkpoint)
 
     for _ in range(2):
         with pytest.raises(Exception, match="KilledError"):
@@ -85,7 +79,6 @@ def run_block(having: str, values: dict[str, Any], **replacements: str) -> dict[
     return values
 
 
-@pytest.mark.slow
 def test_the_pages_function_writes_once(
     spark: SparkSession,
     where: dict[str, str],
@@ -109,7 +102,6 @@ def test_the_pages_function_writes_once(
     assert connection.execute("SELECT count(*) FROM public.fares").fetchone() == (100,)
 
 
-@pytest.mark.slow
 def test_the_pages_rows_are_staged(
     spark: SparkSession,
     where: dict[str, str],
@@ -165,7 +157,6 @@ def test_lag_is_counted_as_kafkas_source_counts_it() -> None:
     assert (found.avg_offsets_behind_latest, found.total) == (2, 6)
 
 
-@pytest.mark.parametrize("streaming", [False, True])
 def test_a_dataframe_is_staged_and_streamed(
     spark: SparkSession,
     where: dict[str, str],
@@ -173,13 +164,10 @@ def test_a_dataframe_is_staged_and_streamed(
     logged: ReadLog,
     things: Log,
     tmp_path: Path,
-    streaming: bool,  # noqa: FBT001  a parameter
 ) -> None:
-    source = spark.readStream if streaming else spark.read
-    options = where | {"startingOffsets": "earliest"}
     copied = (
-        source.format("penstock.log")
-        .options(**options)
+        spark.readStream.format("penstock.log")
+        .options(**where, startingOffsets="earliest")
         .load()
         .select(
             F.concat(F.lit("copy of "), "key").alias("key"),
@@ -190,12 +178,8 @@ def test_a_dataframe_is_staged_and_streamed(
         )
     )
     target = {"channel": "things", "databaseUrl": where["databaseUrl"]}
-    if streaming:
-        copied.writeStream.format("penstock.staged").options(**target).queryName("copies").option(
-            "checkpointLocation", str(tmp_path)
-        ).trigger(availableNow=True).start().awaitTermination()
-    else:
-        copied.write.format("penstock.staged").options(**target).mode("append").save()
+    to_staged = copied.writeStream.format("penstock.staged").options(**target)
+    run_to_end(to_staged.queryName("copies"), tmp_path)
     streamer.drain()
 
     records = [r for each in logged(things).values() for r in each if r.action == "copied"]

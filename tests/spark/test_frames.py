@@ -27,7 +27,6 @@ from penstock.spark.engine.dataframes import FrameWorker
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
-pytestmark = pytest.mark.spark
 Run = Callable[..., None]
 
 
@@ -90,7 +89,6 @@ def counted(connection: Connection) -> dict[str, Any]:
     return dict(connection.execute("SELECT key, records FROM public.counts").fetchall())
 
 
-@pytest.mark.slow
 def test_every_record_counts_once_however_often_the_consumer_is_started(
     run: Run, streamer: Streamer, connection: Connection, things: Log
 ) -> None:
@@ -104,7 +102,6 @@ def test_every_record_counts_once_however_often_the_consumer_is_started(
     assert counted(connection) == {"a": 300, "b": 200}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("point", SPARK_CRASH_POINTS)
 def test_effect_and_checkpoints_are_one_transaction(
     run: Run,
@@ -127,7 +124,6 @@ def test_effect_and_checkpoints_are_one_transaction(
     assert counted(connection) == {"a": 100}
 
 
-@pytest.mark.slow
 def test_two_queries_at_once_count_once(
     run: Run, streamer: Streamer, connection: Connection, things: Log
 ) -> None:
@@ -148,7 +144,6 @@ def test_two_queries_at_once_count_once(
     assert standing == (1000, 1000)
 
 
-@pytest.mark.slow
 def test_the_next_run_begins_at_a_checkpoint_that_was_moved_back(
     run: Run, streamer: Streamer, connection: Connection, things: Log
 ) -> None:
@@ -177,7 +172,6 @@ def test_records_that_the_log_has_lost_come_from_postgres(
     assert counted(connection) == {"a": 100}
 
 
-@pytest.mark.slow
 def test_records_that_several_logs_have_lost_at_their_ends_come_from_postgres(
     run: Run, streamer: Streamer, connection: Connection, things: Log, redis_client: redis.Redis
 ) -> None:
@@ -192,7 +186,6 @@ def test_records_that_several_logs_have_lost_at_their_ends_come_from_postgres(
     assert counted(connection) == {"a": 100}
 
 
-@pytest.mark.slow
 def test_a_dataframe_ends_at_a_barrier_and_the_rest_is_applied_after_it(
     run: Run,
     consumer: ConsumerSpec,

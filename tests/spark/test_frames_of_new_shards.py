@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import pytest
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import text
 from sqlalchemy.orm import Session
@@ -14,8 +13,6 @@ from penstock.operating.resharding import reshard
 from penstock.spark.engine.dataframes import FrameWorker
 from penstock.streaming import Streamer
 
-pytestmark = pytest.mark.spark
-
 
 def applied(connection: Connection) -> Sequence[tuple[int, int]]:
     """How many records of each shard, the shard that came first before the others."""
@@ -24,7 +21,6 @@ def applied(connection: Connection) -> Sequence[tuple[int, int]]:
     ).fetchall()
 
 
-@pytest.mark.slow
 def test_new_shards_are_read_once_the_old_ones_are_passed(
     spark: SparkSession,
     flow: Pipeline,

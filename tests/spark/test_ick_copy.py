@@ -24,7 +24,6 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
-pytestmark = pytest.mark.spark
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "spark.md"
 INDEX = Ick("index", shards=2)
 
@@ -115,7 +114,6 @@ def test_a_copy_follows_its_table_through_failing_batches_and_lost_checkpoints(
     assert failed == 3
 
 
-@pytest.mark.slow
 def test_the_example_of_the_docs_keeps_a_copy(
     spark: SparkSession,
     documents: Connection,

@@ -75,7 +75,6 @@ def bank(flow: Pipeline, things: Log, connection: Connection) -> Connection:
     return connection
 
 
-@pytest.mark.spark
 @pytest.mark.storm
 @pytest.mark.timeout(600)
 def test_a_thousand_differences_in_a_million_keys_under_load(

@@ -14,8 +14,6 @@ import pytest
 from fixtures.command_line import CommandLine, Started
 from penstock.database.connections import Connection
 
-pytestmark = pytest.mark.spark
-
 SHOP = """
 from penstock import Log, Pipeline
 
@@ -146,7 +144,6 @@ def shop(penstock: CommandLine) -> CommandLine:
     return penstock
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_what_does_not_fit_into_memory_is_spilled(
     shop: CommandLine, connection: Connection

@@ -12,8 +12,6 @@ from penstock.spark.reconcile.sizing import (
     kept_partitions,
 )
 
-pytestmark = pytest.mark.spark
-
 GB = 1024**3
 
 

@@ -147,7 +147,6 @@ def test_a_slot_is_left_to_each_other_query(clock: list[float], slots: FakeSlots
     assert len(make(slots, reserved=1).next_plan().tasks) == 1
 
 
-@pytest.mark.spark
 def test_slots_are_those_of_the_session(spark: SparkSession) -> None:
     assert Slots(spark).count() == 2
     assert Slots(spark).running(3) == Running()

@@ -14,8 +14,6 @@ from penstock import Log
 from penstock.database.connections import Connection
 from penstock.streaming import Streamer
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
-
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "archive-a-log.md"
 
 

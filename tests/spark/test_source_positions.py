@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from fixtures.flow import retain_now, stage_rows
+from fixtures.spark import run_to_end
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.errors import Fenced, InvalidSetting
@@ -19,8 +20,6 @@ from penstock.spark.sources.options import Options
 from penstock.spark.sources.reading import BatchReader, SparkOffset, StreamReader
 from penstock.spark.sources.staged import JournalStore
 from penstock.streaming import Streamer
-
-pytestmark = pytest.mark.spark
 
 ALL = ReadAllAvailable()
 
@@ -148,22 +147,23 @@ def test_one_stream_reads_several_channels(
         stage_rows(connection, others, 40)
         streamer.drain()
     found: list[Any] = []
-    query = (
+    frame = (
         spark.readStream.format("penstock.log")
         .option("subscribePattern", "things|oth.*")
         .option("startingOffsets", '{"things": {"0": 1, "1": 1}, "others": {"0": 11}}')
         .option("databaseUrl", database_url)
         .option("redisUrl", redis_url)
+        .option("consumer", "archive")
         .load()
-        .writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect()))
-        .option("checkpointLocation", str(tmp_path))
-        .trigger(availableNow=True)
-        .start()
     )
-    query.awaitTermination()
+    run_to_end(
+        frame.writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect())), tmp_path
+    )
 
     assert sorted(row.offset for row in found if row.channel == "others") == list(range(11, 41))
     assert len(found) == 90
+    lags = {each.lag for each in list_consumers(connection)}
+    assert lags == {0}, "a query that has read everything has no lag"
 
 
 def test_retention_waits_for_a_named_stream(
@@ -223,22 +223,3 @@ def test_a_second_stream_of_the_same_name_stops_the_first(
     retire(connection, "spark:archive", apply=True)
     with pytest.raises(Fenced, match="or it was retired"):
         second.latestOffset(second_end, ALL)
-
-
-@pytest.mark.slow
-def test_a_named_query_that_has_read_everything_has_no_lag(
-    spark: SparkSession, where: dict[str, str], connection: Connection, tmp_path: Path
-) -> None:
-    query = (
-        spark.readStream.format("penstock.log")
-        .options(**where, consumer="archive", startingOffsets="earliest", maxRecordsPerTrigger="40")
-        .load()
-        .writeStream.format("noop")
-        .option("checkpointLocation", str(tmp_path))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-
-    [registered] = list_consumers(connection)
-    assert (registered.consumer, registered.lag) == ("spark:archive", 0)

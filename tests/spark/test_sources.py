@@ -1,30 +1,34 @@
 """The log and the staged records as DataFrames."""
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import redis
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the usual name
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from fixtures.broken_entries import BROKEN, OURS
 from fixtures.damaged_entries import COMPRESSED, PLAIN, damage_entry
 from fixtures.flow import ReadLog, stage_rows
+from fixtures.spark import run_to_end
 from penstock import Log, Pipeline
 from penstock.channels.log import read
 from penstock.database.connections import Connection
 from penstock.errors import DamagedEntry, ForeignLog, Gap
 from penstock.records import BEGINNING
-from penstock.spark.sources.log import LogStore
+from penstock.spark import lag
+from penstock.spark.sources.log import LogSource, LogStore
 from penstock.spark.sources.options import Options
 from penstock.spark.sources.ranges import RangesPartition
-from penstock.spark.sources.reading import BatchReader, StreamReader
+from penstock.spark.sources.reading import BatchReader, SparkOffset, StreamReader
+from penstock.spark.sources.staged import JournalStore
+from penstock.spark.sources.writing import Written
 from penstock.streaming import Streamer
 
-pytestmark = pytest.mark.spark
 SOURCES = ["penstock.log", "penstock.staged"]
 
 
@@ -52,12 +56,11 @@ def test_a_batch_reads_every_record_with_all_its_fields(
         assert row.timestamp.timestamp() == pytest.approx(record.staged_us / 1e6, abs=1e-6)
 
 
-@pytest.mark.parametrize("source", SOURCES)
 def test_a_batch_reads_between_two_positions_in_as_many_tasks_as_requested(
-    spark: SparkSession, where: dict[str, str], source: str
+    spark: SparkSession, where: dict[str, str]
 ) -> None:
     frame = (
-        spark.read.format(source)
+        spark.read.format("penstock.log")
         .options(**where)
         .option("startingOffsets", '{"0": 11, "1": "latest"}')
         .option("endingOffsets", '{"0": 31}')
@@ -73,46 +76,22 @@ def stream(spark: SparkSession, source: str, where: dict[str, str], **options: A
     return spark.readStream.format(source).options(**where).options(**options).load()
 
 
-def run_now(frame: DataFrame, checkpoint: Path) -> tuple[list[int], list[Any]]:
-    """Reads the records present now; returns their ids and the progress of the micro-batches."""
+def test_a_stream_reads_all_records_in_batches_of_the_requested_size_and_shows_its_lag(
+    spark: SparkSession, where: dict[str, str], tmp_path: Path
+) -> None:
     found: list[int] = []
-    query = (
-        frame.writeStream.foreachBatch(lambda batch, _: found.extend(ids(batch)))
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
+    options = {"startingOffsets": "earliest", "maxRecordsPerTrigger": "40"}
+    frame = stream(spark, "penstock.log", where, **options)
+    query = run_to_end(
+        frame.writeStream.foreachBatch(lambda batch, _: found.extend(ids(batch))), tmp_path
     )
-    query.awaitTermination()
-    return sorted(found), [each for each in query.recentProgress if each["numInputRows"]]
+    batches = [each for each in query.recentProgress if each["numInputRows"]]
+
+    assert sorted(found) == list(range(1, 101))
+    assert [batch["numInputRows"] for batch in batches] == [40, 40, 20]
+    assert [[each.total for each in lag(batch)] for batch in batches] == [[60], [20], [0]]
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_a_stream_reads_all_records_in_batches_of_the_requested_size(
-    spark: SparkSession, where: dict[str, str], source: str, tmp_path: Path
-) -> None:
-    frame = stream(spark, source, where, startingOffsets="earliest", maxRecordsPerTrigger="30")
-
-    found, batches = run_now(frame, tmp_path)
-
-    assert found == list(range(1, 101))
-    assert [batch["numInputRows"] for batch in batches] == [30, 30, 30, 10]
-
-
-def copy_to(
-    spark: SparkSession, where: dict[str, str], target: dict[str, str], checkpoint: Path
-) -> None:
-    query = (
-        stream(spark, "penstock.staged", where, startingOffsets="earliest")
-        .writeStream.format("penstock.log")
-        .options(**target)
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-
-
-@pytest.mark.slow
 def test_a_stream_continues_from_its_checkpoint_and_repeats_nothing_in_the_log_without_it(
     spark: SparkSession,
     where: dict[str, str],
@@ -124,12 +103,19 @@ def test_a_stream_continues_from_its_checkpoint_and_repeats_nothing_in_the_log_w
     tmp_path: Path,
 ) -> None:
     """Guarantees 1 and 5: the log compares every write, whatever Spark believes it has written."""
-    target = {**where, "namespace": "mirror"}
-    copy_to(spark, where, target, tmp_path / "a")
+    options = {"startingOffsets": "earliest", "maxRecordsPerTrigger": "60"}
+    frame = stream(spark, "penstock.staged", where, **options)
+    to_log = frame.writeStream.format("penstock.log").options(**where, namespace="mirror")
+
+    def copy(checkpoint: str) -> list[int]:
+        query = run_to_end(to_log, tmp_path / checkpoint)
+        return [n for each in query.recentProgress if (n := each["numInputRows"])]
+
+    assert copy("a") == [60, 40]
     stage_rows(connection, things, 50, "more")
     streamer.drain()
-    copy_to(spark, where, target, tmp_path / "a")
-    copy_to(spark, where, target, tmp_path / "deleted and begun again")
+    assert copy("a") == [50]
+    assert copy("deleted and begun again") == [60, 60, 30]
 
     for shard, ours in logged(things).items():
         assert read(redis_client, "mirror", shard, BEGINNING, 1000) == ours
@@ -149,9 +135,30 @@ def test_an_emptied_log_is_refilled_from_postgres(
     assert {s: redis_client.xrange(f"penstock:{{{s}}}:log") for s in things.shard_names} == before
 
 
+def store(where: dict[str, str], *, streaming: bool = False, **options: str) -> LogStore:
+    return LogStore(Options.parse("penstock.log", where | options, streaming=streaming))
+
+
+def staged_rows(where: dict[str, str]) -> pa.Table:
+    """All records, as a task gets them that writes: shard after shard, in order."""
+    options = Options.parse("penstock.staged", where, streaming=False)
+    reader = BatchReader(JournalStore(options))
+    batches = [batch for task in reader.partitions() for batch in reader.read(task)]
+    rows = pa.Table.from_batches(batches)
+    return rows.sort_by([("shard", "ascending"), ("offset", "ascending")])
+
+
+def write(where: dict[str, str], rows: pa.Table, **options: str) -> Written:
+    """Writes rows as a task does."""
+    source = LogSource({**where, **options})
+    writer: Any = source.writer(source.schema(), overwrite=False)
+    written = writer.write(iter(rows.combine_chunks().to_batches()))
+    assert isinstance(written, Written)
+    return written
+
+
 @pytest.mark.parametrize("entries", ["plain", "packed"])
 def test_rows_that_the_log_has_in_other_batches_are_left_out(
-    spark: SparkSession,
     where: dict[str, str],
     redis_client: redis.Redis,
     logged: ReadLog,
@@ -159,110 +166,94 @@ def test_rows_that_the_log_has_in_other_batches_are_left_out(
     entries: str,
 ) -> None:
     """A task that runs again may get its rows in other parts."""
-    staged = spark.read.format("penstock.staged").options(**where).load()
-    target = {**where, "namespace": "mirror", "entries": entries}
+    rows = staged_rows(where)
+    target = {"namespace": "mirror", "entries": entries}
 
-    for rows in (staged.where("offset <= 10"), staged):
-        rows.write.format("penstock.log").options(**target).mode("append").save()
+    first = write(where, rows.filter(pc.field("offset") <= 10), **target)
+    again = write(where, rows, **target)
 
+    assert (first, again) == (Written(20, 0), Written(80, 20))
     for shard, ours in logged(things).items():
         assert read(redis_client, "mirror", shard, BEGINNING, 1000) == ours
         has_batches = redis_client.xlen(f"mirror:{{{shard}}}:log") == 2
         assert has_batches is (entries == "packed")
 
 
-@pytest.mark.slow
 def test_rows_that_do_not_follow_the_tail_of_the_log_are_refused(
-    spark: SparkSession, where: dict[str, str], redis_client: redis.Redis, things: Log
+    where: dict[str, str], redis_client: redis.Redis
 ) -> None:
     """A log cannot begin in the middle: another task may have the earlier rows."""
-    staged = spark.read.format("penstock.staged").options(**where).load()
-    target = {**where, "namespace": "mirror"}
+    rows = staged_rows(where)
+    is_even = pc.equal(pc.bit_wise_and(pc.field("offset"), 1), 0)
 
-    for rows in (
-        staged.where("offset > 5"),
-        staged.where("offset % 2 = 0"),
-        staged.sort(F.desc("offset")),
+    for wrong in (
+        rows.filter(pc.field("offset") > 5),
+        rows.filter(is_even),
+        rows.sort_by([("shard", "ascending"), ("offset", "descending")]),
     ):
-        with pytest.raises(Exception, match=r"ends at offset 0|do not come in the order"):
-            rows.write.format("penstock.log").options(**target).mode("append").save()
+        with pytest.raises(Gap, match=r"ends at offset 0|do not come in the order"):
+            write(where, wrong, namespace="mirror")
     assert redis_client.keys("mirror*:log") == []
 
 
-def test_another_record_at_the_same_offset_is_refused(
-    spark: SparkSession, where: dict[str, str]
-) -> None:
+def test_another_record_at_the_same_offset_is_refused(where: dict[str, str]) -> None:
     """Guarantee 30."""
-    staged = spark.read.format("penstock.staged").options(**where).load()
+    rows = staged_rows(where)
+    others = rows.set_column(
+        rows.schema.get_field_index("id"), rows.schema.field("id"), pc.add(rows.column("id"), 1)
+    )
 
-    with pytest.raises(Exception, match="this log is another one's"):
-        staged.withColumn("id", F.col("id") + 1).write.format("penstock.log").options(**where).mode(
-            "append"
-        ).save()
+    with pytest.raises(ForeignLog, match="this log is another one's"):
+        write(where, others)
+
+
+def read_on(reader: StreamReader, at: SparkOffset | None = None) -> tuple[list[int], SparkOffset]:
+    """What a stream reads of what is there now, and where it is then."""
+    begin = reader.initialOffset() if at is None else at
+    reader.prepareForTriggerAvailableNow()
+    end = reader.latestOffset(begin, ReadAllAvailable())
+    batches = [b for task in reader.partitions(begin, end) for b in reader.read(task)]
+    return sorted(i for batch in batches for i in batch.column("id").to_pylist()), end
 
 
 @pytest.mark.plain_entries
 def test_lost_records_fail_the_query_unless_it_accepts_the_loss(
-    spark: SparkSession,
-    where: dict[str, str],
-    redis_client: redis.Redis,
-    things: Log,
-    tmp_path: Path,
+    where: dict[str, str], redis_client: redis.Redis, things: Log
 ) -> None:
     """Guarantee 12."""
     for shard in things.shard_names:
         redis_client.xtrim(f"penstock:{{{shard}}}:log", minid="11-0", approximate=False)
     begun = {"startingOffsets": '{"0": 1, "1": 1}'}
 
-    with pytest.raises(StreamingQueryException, match="10 records from offset 1"):
-        run_now(stream(spark, "penstock.log", where, **begun), tmp_path / "a")
-    found, _ = run_now(
-        stream(spark, "penstock.log", where, failOnDataLoss="false", **begun), tmp_path / "b"
-    )
-
-    assert len(found) == 80
+    with pytest.raises(Gap, match="10 records from offset 1"):
+        read_on(StreamReader(store(where, streaming=True, **begun)))
+    accepting = store(where, streaming=True, failOnDataLoss="false", **begun)
+    assert len(read_on(StreamReader(accepting))[0]) == 80
 
 
-@pytest.mark.slow
 def test_an_emptied_log_is_waited_for(
-    spark: SparkSession,
     where: dict[str, str],
     redis_client: redis.Redis,
     connection: Connection,
     streamer: Streamer,
     things: Log,
-    tmp_path: Path,
 ) -> None:
     """Guarantee 9: it is refilled with the same offsets."""
-    frame = stream(spark, "penstock.log", where, startingOffsets="earliest")
-    first, _ = run_now(frame, tmp_path)
+
+    def follow(at: SparkOffset | None) -> tuple[list[int], SparkOffset]:
+        return read_on(StreamReader(store(where, streaming=True, startingOffsets="earliest")), at)
+
+    first, at = follow(None)
     redis_client.flushall()
-    second, _ = run_now(frame, tmp_path)
+    second, at = follow(at)
     stage_rows(connection, things, 10, "after")
     streamer._refresh_at = 0.0
     streamer.drain()
-    third, _ = run_now(frame, tmp_path)
+    third, _ = follow(at)
 
     assert len(first) == 100
     assert second == []
     assert third == list(range(101, 111))
-
-
-def test_the_lag_is_shown_in_the_progress(
-    spark: SparkSession, where: dict[str, str], tmp_path: Path
-) -> None:
-    frame = stream(
-        spark, "penstock.log", where, startingOffsets="earliest", maxRecordsPerTrigger="40"
-    )
-
-    first = run_now(frame, tmp_path)[1][0]["sources"][0]
-
-    tails, read = (json.loads(first[name]) for name in ("latestOffset", "endOffset"))
-    assert sum(tails["things"].values()) - sum(read["things"].values()) == 60
-
-
-def store(where: dict[str, str], *, streaming: bool = False, **options: str) -> LogStore:
-    return LogStore(Options.parse("penstock.log", where | options, streaming=streaming))
 
 
 @pytest.mark.plain_entries
@@ -343,13 +334,13 @@ SKEWED = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
 SELECT 'things', r.shard, 'k' || r.number, 'insert', 'thing', jsonb_build_object('second', r.number * r.every)
 FROM (
-    SELECT 0 AS shard, i AS number, 1 AS every FROM generate_series(1, 20000) AS i
+    SELECT 0 AS shard, i AS number, 10 AS every FROM generate_series(1, 2000) AS i
     UNION ALL
-    SELECT 1, i, 20 FROM generate_series(1, 1000) AS i
+    SELECT 1, i, 200 FROM generate_series(1, 100) AS i
 ) AS r
 ORDER BY r.number * r.every
 """
-"""20,000 records in one shard and 1,000 in the other, over the same 20,000 seconds."""
+"""2,000 records in one shard and 100 in the other, over the same 20,000 seconds."""
 
 
 def test_a_watermark_drops_no_record_of_skewed_shards(
@@ -369,20 +360,13 @@ def test_a_watermark_drops_no_record_of_skewed_shards(
     def keep(batch: DataFrame, _: int) -> None:
         counted.update({row.at.start: row["count"] for row in batch.collect()})
 
-    query = (
-        stream(
-            spark, "penstock.log", where, startingOffsets="earliest", maxRecordsPerTrigger="4200"
-        )
+    counts = (
+        stream(spark, "penstock.log", where, startingOffsets="earliest", maxRecordsPerTrigger="420")
         .withColumn("at", F.timestamp_seconds(second))
         .withWatermark("at", "1 minute")
         .groupBy(F.window("at", "1 hour").alias("at"))
         .count()
-        .writeStream.foreachBatch(keep)
-        .outputMode("update")
-        .option("checkpointLocation", str(tmp_path))
-        .trigger(availableNow=True)
-        .start()
     )
-    query.awaitTermination()
+    run_to_end(counts.writeStream.foreachBatch(keep).outputMode("update"), tmp_path)
 
-    assert sum(counted.values()) == 21_000
+    assert sum(counted.values()) == 2_100

@@ -14,7 +14,6 @@ from penstock.records import DEFAULT_SCOPE
 from penstock.spark import snapshot
 from penstock.spark.sources.table import TableSource
 
-pytestmark = pytest.mark.spark
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "spark.md"
 
 ALL_TYPES = """
@@ -112,7 +111,6 @@ def test_columns_and_rows_are_selected_in_postgres(
     assert {row.digit: row.n for row in query.collect()} == dict.fromkeys(range(10), 100)
 
 
-@pytest.mark.slow
 def test_all_tasks_read_the_given_snapshot(
     spark: SparkSession, connection: Connection, database_url: str
 ) -> None:

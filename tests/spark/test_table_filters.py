@@ -31,8 +31,6 @@ from penstock.spark.sources import table as table_module
 from penstock.spark.sources.narrowing import FilterColumn, to_sql_condition
 from penstock.spark.sources.table import TableReader, TableSource
 
-pytestmark = pytest.mark.spark
-
 KINDS = """
 CREATE TABLE public.kinds AS
 SELECT i AS whole, i % 2 = 0 AS flag, i / 4.0::float8 AS ratio, (i / 4.0)::numeric(9, 2) AS cents,
