@@ -1,14 +1,25 @@
 """The recruiter draws at most one job a call, as often as its rate says, and counts all of them."""
 
+import gc
+import queue
 import threading
+import weakref
 from math import inf
 from typing import Any
 
 import pytest
 
 from fixtures.recruiting import MakeRecruiter, RunProgram
+from penstock import Log, Pipeline
 from penstock.errors import DeclarationError, InvalidChore, Unknown
-from penstock.stealing import JobCounters, Outcome, Recruiter, time_left_s
+from penstock.stealing import (
+    Chores,
+    JobCounters,
+    Outcome,
+    Recruiter,
+    time_left_s,
+    when_idle,
+)
 from penstock.testing import eventually
 
 CHI_SQUARE_ONE_IN_A_MILLION = 33.38
@@ -295,3 +306,62 @@ def test_a_report_that_fails_costs_no_job(
     eventually(finished, "the thread goes on")
     assert "report failed: SystemExit" in caplog.text
     assert "secret" not in caplog.text
+
+
+def test_what_is_patched_after_the_import_is_used(
+    make_recruiter: MakeRecruiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gevent does so in each process of a server that has loaded the application before: a C queue stops all greenlets."""
+    made: list[str] = []
+
+    class Local(threading.local):
+        pass
+
+    class Queue:
+        def __init__(self) -> None:
+            made.append("a queue")
+            self._inner: Any = original()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+    original = queue.SimpleQueue
+
+    recruiter = make_recruiter()
+    chores = Chores(
+        Pipeline([Log("things")]), "postgresql://127.0.0.1:1/none", "redis://127.0.0.1:1"
+    )
+    recruiter.install(chores.stream(), "job", 1.0)
+    monkeypatch.setattr(queue, "SimpleQueue", Queue)
+    monkeypatch.setattr(threading, "local", Local)
+
+    assert recruiter.enlist()
+
+    eventually(lambda: ended(recruiter.counters()["job"]), "the job has ended")
+    assert made == ["a queue"]
+    assert any(isinstance(value, Local) for value in vars(chores).values())
+
+
+def test_a_recruiter_that_nobody_holds_ends_its_thread_and_closes_what_its_jobs_kept_open() -> None:
+    closed, where = threading.Event(), list[threading.Thread]()
+
+    def use_and_drop() -> weakref.ref[Recruiter]:
+        recruiter = Recruiter()
+
+        def job() -> None:
+            where.append(threading.current_thread())
+            when_idle(closed.set)
+            recruiter.rates()  # it may refer to its recruiter
+
+        recruiter.install(job, "job", 1.0)
+        assert recruiter.enlist()
+        eventually(lambda: recruiter.counters()["job"].finished, "the job has ended")
+        return weakref.ref(recruiter)
+
+    dropped = use_and_drop()
+    gc.collect()
+
+    assert dropped() is None
+    assert closed.wait(15)
+    where[0].join(15)
+    assert not where[0].is_alive()

@@ -6,7 +6,7 @@ when the log has another epoch.
 """
 
 import asyncio
-from threading import Lock
+import threading
 from typing import Self
 
 from penstock.channels.log import LogSlice
@@ -52,7 +52,6 @@ class JournalRecords:
         """
         self._database_url, self._redis_url = database_url, redis_url
         self._scope, self._prepare = scope, prepare
-        self._lock = Lock()
         self._connection: WorkerConnection | None = None
         self._client: RedisClient | None = None
         self._server_start_us = 0
@@ -94,6 +93,12 @@ class JournalRecords:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def _lock(self) -> threading.Lock:
+        """Made at first use, of the class that is there then: it is held while a server is waited for, by greenlets, too."""
+        made: threading.Lock = vars(self).setdefault("_made_lock", threading.Lock())
+        return made
 
     def _fill(self, found: LogSlice) -> LogSlice:
         if self._connection is None:

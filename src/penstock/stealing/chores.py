@@ -11,9 +11,9 @@ again by the next one, as after a crash of a worker.
 """
 
 import os
+import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from threading import local
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DeclarationError, InvalidChore
@@ -103,7 +103,6 @@ class Chores:
         self.pipeline, self.records = pipeline, records
         self._servers = (database, redis_url)
         self._options = {"records": records, "timeout_s": timeout_s, **options}
-        self._thread = local()
         self._inherited: list[Tools] = []
         self.gauges: Gauges | None = None
 
@@ -237,10 +236,12 @@ class Chores:
         """Those of this thread.  Those from before a fork belong to the parent process: they are kept and never used."""
         from penstock.stealing.tools import Tools  # noqa: PLC0415  a process that recruits nobody needs no drivers
 
-        tools: Tools | None = getattr(self._thread, "tools", None)
+        # Made now, of the class that is there now: see `recruit`.  Two threads that come first get the same.
+        thread: Any = vars(self).setdefault("_thread", threading.local())
+        tools: Tools | None = getattr(thread, "tools", None)
         if tools is not None and tools.process != os.getpid():
             self._inherited.append(tools)
             tools = None
         if tools is None:
-            tools = self._thread.tools = Tools(self.pipeline, *self._servers, **self._options)
+            tools = thread.tools = Tools(self.pipeline, *self._servers, **self._options)
         return tools

@@ -2,13 +2,16 @@
 
 The thread is a daemon, starts with its first job, and waits for the next one.  ``offer`` waits for no lock and no job.
 It may be called by any thread, by an event loop, and by a signal handler.
+
+What the thread waits for is made with it, and looked up then: gevent replaces ``queue.SimpleQueue`` in each process of a
+server, which may have loaded the application before.  A greenlet that waits in the original stops all others, for ever.
 """
 
 import os
+import queue
 from collections.abc import Callable
 from contextvars import Context
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
 from threading import Lock, Thread, current_thread
 from time import monotonic
 
@@ -66,7 +69,7 @@ class Recruit:
             report: Called in the thread after each job.
         """
         self._limits, self._failures, self._report = limits, failures, report
-        self._inbox: SimpleQueue[Assignment | None] = SimpleQueue()
+        self._inbox: queue.SimpleQueue[Assignment | None] | None = None
         self._closing: dict[Callable[[], object], None] = {}
         self._starting = Lock()
         self._thread: Thread | None = None
@@ -80,11 +83,15 @@ class Recruit:
         Raises:
             RuntimeError: The thread cannot be started.
         """
-        if self._ends or self.running is not None or not self._inbox.empty():
+        if (
+            self._ends
+            or self.running is not None
+            or not (self._inbox is None or self._inbox.empty())
+        ):
             return False
         if self._thread is None and not self._start():
             return False
-        self._inbox.put(assignment)
+        self._put(assignment)
         return True
 
     def hanging(self) -> Run | None:
@@ -97,7 +104,7 @@ class Recruit:
         """The thread gets no more jobs, and ends when it has returned from the present one."""
         self._ends = True
         self._dismiss_rest()
-        self._inbox.put(None)
+        self._put(None)
 
     def stop(self, wait_s: float) -> None:
         """As ``abandon``; the running job has no time left, and is waited for a moment."""
@@ -119,6 +126,7 @@ class Recruit:
             return False
         try:
             if self._thread is None:
+                self._inbox = queue.SimpleQueue()
                 thread = Thread(target=self._loop, name="penstock-recruit", daemon=True)
                 thread.start()
                 self._thread = thread
@@ -128,18 +136,28 @@ class Recruit:
 
     def _loop(self) -> None:
         while not self._ends:
-            assignment = self._next(wait_s=self._limits.idle_s if self._closing else None)
-            if assignment is None:
-                self._close()
-            else:
-                self._do(assignment)
+            self._do_next()
         self._dismiss_rest()
         self._close()
 
+    def _do_next(self) -> None:
+        """A call of its own: while the thread waits, it holds no job, which may hold the recruiter."""
+        assignment = self._next(wait_s=self._limits.idle_s if self._closing else None)
+        if assignment is None:
+            self._close()
+        else:
+            self._do(assignment)
+
+    def _put(self, assignment: Assignment | None) -> None:
+        if self._inbox is not None:
+            self._inbox.put(assignment)
+
     def _next(self, wait_s: float | None) -> Assignment | None:
+        if self._inbox is None:
+            return None
         try:
             return self._inbox.get(block=wait_s != 0, timeout=wait_s)
-        except Empty:
+        except queue.Empty:
             return None
 
     def _dismiss_rest(self) -> None:

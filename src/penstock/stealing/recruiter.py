@@ -7,7 +7,8 @@ from dataclasses import replace
 from math import isfinite
 from random import Random
 from threading import Lock
-from weakref import WeakSet
+from typing import Any
+from weakref import WeakMethod, WeakSet, finalize
 
 from penstock.errors import DeclarationError
 from penstock.stealing.counting import Counter, JobCounters
@@ -27,10 +28,12 @@ class Recruiter:
 
     One random number for each call of ``enlist`` decides which job is drawn, if any: at most one.  A thread of the
     recruiter does it, so that nothing a job does reaches the caller.  While that thread is busy, jobs that are drawn are
-    dismissed.  Each process has its own thread and counters, also after a fork.
+    dismissed.  Each process has its own thread and counters, also after a fork.  The thread of a recruiter that nothing
+    refers to any more ends.
     """
 
     _lottery: Lottery
+    _ending: "finalize[..., Any] | None" = None
 
     def __init__(
         self,
@@ -130,7 +133,11 @@ class Recruiter:
         self._calls = Counter()
         self._failures = FailureLog()
         self._lottery = Lottery(assignments)
-        self._crew = Crew(self._limits, self._failures, self._call_report)
+        self._crew = Crew(self._limits, self._failures, _refer_weakly(self._call_report))
+        if self._ending is not None:  # the parent's
+            self._ending.detach()
+        self._ending = finalize(self, self._crew.stop, 0.0)
+        self._ending.atexit = False  # `_close_all` waits a moment
 
     def _begin_in_child(self) -> None:
         """After a fork: the child has no thread of its parent, and counts from 0."""
@@ -151,6 +158,17 @@ class Recruiter:
             self._report(assignment.name, self._counters(assignment))
         except BaseException as error:  # noqa: BLE001  the application's metrics do not end the thread
             self._failures.show("report", error)
+
+
+def _refer_weakly(report: Callable[[Assignment], None]) -> Callable[[Assignment], None]:
+    """The same, without keeping the recruiter: its thread does not end before it."""
+    found = WeakMethod(report)
+
+    def call(assignment: Assignment) -> None:
+        if (method := found()) is not None:
+            method(assignment)
+
+    return call
 
 
 _recruiters: WeakSet[Recruiter] = WeakSet()

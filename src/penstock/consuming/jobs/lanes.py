@@ -5,10 +5,10 @@ and ends once its handler returns.
 """
 
 import asyncio
+import queue
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
 from threading import Event, Thread
 from time import monotonic
 from typing import Any, Protocol, TypeVar
@@ -97,7 +97,7 @@ class _ThreadLanes:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._surroundings = _InThread(work.is_stopped)
-        self._inbox: SimpleQueue[Lease | None] = SimpleQueue()
+        self._inbox: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
         self._threads: list[Thread] = []
 
     def start(self) -> None:

@@ -1,8 +1,8 @@
 """Settles leases in a thread of its own: those that end while a call is under way go together in the next one."""
 
+import queue
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
 
@@ -36,7 +36,7 @@ class Settler:
             fail: Called with an error that ends the worker.
         """
         self._reader, self._settled, self._fail = reader, settled, fail
-        self._ended: SimpleQueue[Ended | None] = SimpleQueue()
+        self._ended: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
         self._thread = Thread(target=self._run, name="penstock-settler", daemon=True)
         self._thread.start()
 
@@ -76,7 +76,7 @@ class Settler:
 
     def _collect(self, wait_s: float | None) -> list[Ended | None]:
         """What has ended, at most ``ITEMS``; waits for the first, for ``wait_s`` if that is given."""
-        with suppress(Empty):
+        with suppress(queue.Empty):
             batch = [self._ended.get(timeout=None if wait_s is None else max(0.0, wait_s))]
             while len(batch) < ITEMS and not self._ended.empty():
                 batch.append(self._ended.get())
