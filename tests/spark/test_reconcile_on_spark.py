@@ -255,11 +255,11 @@ def _told(differences: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         except ValueError:
             return value
 
-    def told(field: object) -> object:
+    def as_text(field: object) -> object:
         is_json = isinstance(field, str) and field.startswith("{")
         return {k: plain(v) for k, v in json.loads(str(field)).items()} if is_json else field
 
-    return [{name: told(field) for name, field in each.items()} for each in differences]
+    return [{name: as_text(field) for name, field in each.items()} for each in differences]
 
 
 def _read(report: Path, name: str) -> list[dict[str, str]]:
