@@ -21,9 +21,12 @@ end
 
 local NO_LIMITS = parse_limits()
 
+-- A pause of all is one for those with limits of their own as well.
 local function limits_of(tenant)
   local own = redis.call("HMGET", limits, tenant, "")
-  return parse_limits(own[1] or own[2])
+  local found, of_all = parse_limits(own[1] or own[2]), own[1] and parse_limits(own[2])
+  found.paused = found.paused or (of_all and of_all.paused)
+  return found
 end
 
 local function pack_account(account)

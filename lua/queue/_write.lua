@@ -3,7 +3,7 @@
 --
 -- A message is 11 arguments: id, tenant, key, hand, due, deadline, unique, scope, window, payload, headers.  Times are milliseconds
 -- since 1970, or from now with a "+"; "" is none.  `hand` is the numbers of its streams.  A result is "written"; "known": the id is,
--- as after a lost reply; "duplicate <id>" of another message of this unique name; "windowed <id>" if that holds the name for a time;
+-- as after a lost reply; "taken": by another tenant; "duplicate <id>" of another message of this unique name; "windowed <id>" if that holds the name for a time;
 -- "full <bytes> <limit>" of the tenant; or "damaged": no stream can be written.
 
 local WIDTH = 11
@@ -24,8 +24,9 @@ local function reserve_unique(id, record, window)
 end
 
 local function write_message(id, tenant, key, hand, due, deadline, unique, scope, window, payload, headers)
-  if redis.call("HEXISTS", messages, id) == 1 then
-    return "known"
+  local known = read_record(id)
+  if known then
+    return known.tenant == tenant and "known" or "taken"
   end
   local other = unique ~= "" and holder_of(unique)
   if other then

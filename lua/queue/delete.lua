@@ -1,10 +1,10 @@
 -- Delete messages in whatever state they are; the holder of a lease finds it stale.
 -- includes: queue/_queue, queue/_records, queue/_accounts, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_strike
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, streams...
--- args: ids...
+-- args: tenant, ids...
 -- returns: {"deleted", "waiting" | "leased" | "delayed" | "dead" | "unknown", …} | {"streams", count} | {"lost"} | {"foreign", key}
 --
--- Cost: O(messages × log messages).
+-- Those of other tenants are unknown; "" is any tenant.  Cost: O(messages × log messages).
 
 local NAMES = {w = "waiting", l = "leased", d = "delayed", x = "dead"}
 if is_lost() then
@@ -17,7 +17,7 @@ begin_writing()
 local function delete(id)
   local record = read_record(id)
   local name = record and NAMES[record.state]
-  if not name then
+  if not name or (tenant ~= "" and record.tenant ~= tenant) then
     return "unknown"
   end
   local account = tenant_account(record.tenant)

@@ -193,7 +193,9 @@ class Queues:
                 "Start it again"
             )
         crashpoint("queues.after_feed")
-        given = [each.record.id for each in written.results if each.word in {"written", "known"}]
+        given = [
+            each.record.id for each in written.results if each.word in {"written", "known", "taken"}
+        ]
         self._note(batch, written, was_refused=was_refused)
         if given:
             self._execute("note_given", shard, {"ids": given})

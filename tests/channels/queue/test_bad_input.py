@@ -7,6 +7,7 @@ import pytest
 import redis
 
 from penstock.channels.queue import FairQueue, NewMessage, TenantLimits, Unique
+from penstock.declarations import shard_for_key
 from penstock.errors import DeclarationError, InvalidMessage, StaleLease, TenantFull
 
 MEBIBYTE = 1024 * 1024
@@ -230,10 +231,21 @@ def test_ids_may_have_spaces(queue: FairQueue) -> None:
 def test_leases_of_the_same_id_in_two_shards_are_told_apart(redis_client: redis.Redis) -> None:
     """Ids are the writer's, and each shard knows its own."""
     queue = FairQueue(redis_client, "jobs", shards=2)
-    for number in range(8):
-        queue.write(f"t{number}", "one", id="same")
+    tenants = {shard_for_key(f"t{number}", 2): f"t{number}" for number in range(8)}
+    for tenant in tenants.values():
+        queue.write(tenant, "one", id="same")
     with queue.reader() as reader:
         leases = reader.read(10)
         assert len({lease.message.shard for lease in leases}) == len(leases) == 2
         assert queue.delete(leases[0].message.tenant, ["same"]) == ["leased"]
         assert reader.done(leases) == [False, True]
+
+
+def test_a_tenant_neither_deletes_nor_hides_another_ones_message(queue: FairQueue) -> None:
+    queue.write("mine", "one", id="same")
+
+    assert queue.delete("yours", ["same"]) == ["unknown"]
+    with pytest.raises(InvalidMessage, match="another tenant's message has"):
+        queue.write("yours", "other", id="same")
+    assert queue.write("mine", "one", id="same").is_new is False
+    assert queue.delete("mine", ["same"]) == ["waiting"]

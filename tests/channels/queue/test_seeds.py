@@ -254,16 +254,17 @@ def test_stats_count_every_state_and_every_end(queue: FairQueue) -> None:
 
 
 def test_limits_of_all_are_those_of_tenants_without_their_own(queue: FairQueue) -> None:
+    """But for a pause, which is one of all."""
     queue.limit("own", TenantLimits(weight=2))
-    queue.limit_all(TenantLimits(is_paused=True))
-    queue.write("t", "paused")
-    queue.write("own", "goes")
+    queue.limit_all(TenantLimits(in_flight=1))
+    queue.write_many([NewMessage(tenant, "one") for tenant in ("t", "own") for _ in range(2)])
     with queue.reader() as reader:
-        [lease] = reader.read(10)
-        assert lease.message.payload == b"goes"
-        assert lease.message.since_ms > 0
-        assert lease.message.deadline_ms == 0
-        lease.done()
+        leases = reader.read(10)
+        assert sorted(lease.message.tenant for lease in leases) == ["own", "own", "t"]
+        assert all(lease.message.since_ms > 0 for lease in leases)
+        reader.done(leases)
+        queue.limit_all(TenantLimits(is_paused=True))
+        queue.write("own", "paused")
+        assert reader.read(10) == []
         queue.limit_all(None)
-        [lease] = reader.read(10)
-        assert lease.message.payload == b"paused"
+        assert sorted(lease.message.tenant for lease in reader.read(10)) == ["own", "t"]

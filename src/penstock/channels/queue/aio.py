@@ -99,7 +99,7 @@ class AsyncFairQueue:
     async def delete(self, tenant: str, ids: Sequence[str]) -> list[str]:
         """As ``FairQueue.delete``."""
         shard = self._shape.shard_for(tenant)
-        return await self._run(shard, shard.delete(ids), "deleting")
+        return await self._run(shard, shard.delete(ids, checked_text("tenant", tenant)), "deleting")
 
     async def limit(self, tenant: str, limits: TenantLimits | None) -> None:
         """As ``FairQueue.limit``."""

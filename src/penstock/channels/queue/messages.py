@@ -95,13 +95,13 @@ class Written:
         id: Its id.
         is_new: Whether this call wrote it.
         duplicate_of: The message that holds its unique name; it was not written.
-        refused: Why it was not written: its tenant has no room.
+        refused: Why it was not written: its tenant has no room, or another tenant's message has its id.
     """
 
     id: str
     is_new: bool = True
     duplicate_of: str | None = None
-    refused: TenantFull | None = None
+    refused: TenantFull | InvalidMessage | None = None
 
     @property
     def is_kept(self) -> bool:

@@ -109,10 +109,10 @@ class FairQueue:
         """Deletes messages, in whatever state: ``waiting``, ``leased`` (its reader finds the lease stale), ``delayed``, ``dead``.
 
         Returns:
-            The state of each; ``unknown`` for those that the queue does not have.
+            The state of each; ``unknown`` for those that the queue does not have, or that are another tenant's.
         """
         shard = self._shape.shard_for(tenant)
-        return self._run(shard, shard.delete(ids), "deleting")
+        return self._run(shard, shard.delete(ids, checked_text("tenant", tenant)), "deleting")
 
     def limit(self, tenant: str, limits: TenantLimits | None) -> None:
         """Limits a tenant from now on, what waits included; None gives it the default again."""
@@ -120,7 +120,7 @@ class FairQueue:
         self._run(shard, shard.limit(tenant, limits), "limiting")
 
     def limit_all(self, limits: TenantLimits | None) -> None:
-        """Limits each tenant that has no limits of its own."""
+        """Limits each tenant that has no limits of its own; a pause is one for all."""
         for shard in self._shape.shards:
             self._run(shard, shard.limit("", limits), "limiting")
 

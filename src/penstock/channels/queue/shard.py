@@ -20,7 +20,7 @@ from penstock.channels.queue.messages import (
 from penstock.channels.routing import QueueKeys
 from penstock.channels.scripts import Argument, Call, as_text
 from penstock.declarations import MAX_STREAMS
-from penstock.errors import ForeignQueue, QueueDamaged, TenantFull
+from penstock.errors import ForeignQueue, InvalidMessage, QueueDamaged, TenantFull
 
 ITEMS = 100
 """Most messages in one call of a script: Redis serves no other client while a script runs."""
@@ -235,11 +235,11 @@ class QueueShard:
             extended += [word == b"ok" for word in reply[1:]]
         return extended
 
-    def delete(self, ids: Sequence[str]) -> Steps[list[str]]:
-        """Deletes messages; returns the state that each was in, or ``unknown``."""
+    def delete(self, ids: Sequence[str], tenant: str = "") -> Steps[list[str]]:
+        """Deletes messages, of one tenant alone if it is given; returns the state that each was in, or ``unknown``."""
         deleted: list[str] = []
         for at in range(0, len(ids), ITEMS):
-            reply = yield from self.call("queue/delete", ids[at : at + ITEMS])
+            reply = yield from self.call("queue/delete", (tenant, *ids[at : at + ITEMS]))
             deleted += map(as_text, reply[1:])
         return deleted
 
@@ -327,15 +327,18 @@ def _written(message: NewMessage, reply: bytes) -> Written:
             return Written(message.id)
         case "known":
             return Written(message.id, is_new=False)
+        case "taken":
+            error = InvalidMessage("id", f"is {message.id!r}, which another tenant's message has")
+            return Written(message.id, is_new=False, refused=error)
         case "duplicate" | "windowed":
             return Written(message.id, is_new=False, duplicate_of=rest[0])
         case "full":
             has, limit = map(int, rest[0].split(" "))
-            error = TenantFull(
+            full = TenantFull(
                 f"tenant {message.tenant!r} has {has:,} bytes in the queue, and may have {limit:,}; "
                 "wait until some are done, or raise its limit"
             )
-            return Written(message.id, is_new=False, refused=error)
+            return Written(message.id, is_new=False, refused=full)
         case _:
             raise QueueDamaged(
                 "no stream of the queue can be written: all their keys hold other types; rename what is there"
