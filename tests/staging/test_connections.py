@@ -26,6 +26,7 @@ from penstock import (
     stage_many_async,
 )
 from penstock.errors import InvalidRecord, NotAttached, StagingError
+from penstock.testing import assert_staged
 
 INDEX = Ick("index")
 LOG = Log("rides")
@@ -149,6 +150,7 @@ def test_records_are_rows_of_the_connections_transaction(
     with opened(database_url) as connection:
         stage_all(connection)
         assert staged() == []
+        assert assert_staged(connection, to=LOG, data=DATA, headers={"v": 1}).key == KEYS[0]
 
     records = staged()
     assert [r.key for r in records] == KEYS

@@ -1,5 +1,6 @@
 """``penstock.testing``: records without a server, assertions on staged records, and a drained pipeline."""
 
+import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -9,6 +10,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from pydantic import BaseModel
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -17,12 +19,13 @@ from penstock import Ick, Log, Pipeline, TryAgain, mark_dirty, stage
 from penstock.database.connections import connect_postgres
 from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres
-from penstock.errors import InvalidRecord, SchemaMissing
+from penstock.errors import DeclarationError, InvalidRecord, SchemaMissing
 from penstock.testing import (
     assert_not_staged,
     assert_staged,
     drained,
     eventually,
+    make_job,
     make_record,
     staged,
 )
@@ -55,6 +58,22 @@ def test_a_record_reads_as_if_it_had_been_staged() -> None:
     assert record.headers == {"trace": "a"}
     assert (record.channel, record.shard, record.key) == ("rides", RIDES.shard_for("7"), "7")
     assert (record.offset, record.id, record.staged_at) == (3, 3, at)
+
+
+class Fare(BaseModel):
+    cents: int
+    tip: int = 0
+
+
+def test_a_record_and_a_job_have_the_payload_that_the_handler_declares() -> None:
+    for made in (make_record({"cents": 5}, payload=Fare), make_job({"cents": 5}, payload=Fare)):
+        assert made.payload == Fare(cents=5)
+        assert made.data == {"cents": 5}
+    assert make_record({"cents": 5}).payload == {"cents": 5}
+
+    for make in (make_record, make_job):
+        with pytest.raises(InvalidRecord, match=r"^data: does not fit Fare: cents: Field required"):
+            make({"tip": 5}, payload=Fare)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +178,21 @@ def test_a_failed_assertion_lists_the_closest_records_first(
 def test_an_async_session_is_refused_with_the_call_to_make(application: Engine) -> None:
     with pytest.raises(TypeError, match=r"not Engine; .*run_sync\(staged\)"):
         staged(application)  # type: ignore[arg-type]
+
+
+def test_draining_in_an_event_loop_says_what_to_call_in_another_thread(
+    application: Engine, pipeline: Pipeline, rides: Log, database_url: str, redis_url: str
+) -> None:
+    @pipeline.consumer(reads=rides)
+    async def copies(_session: Any, _records: Any) -> None:
+        """Does nothing."""
+
+    async def drain() -> dict[str, int]:
+        with pytest.raises(DeclarationError, match=r"copies .*to_thread\(penstock_drain\)"):
+            drained(pipeline, database_url, redis_url)
+        return await asyncio.to_thread(drained, pipeline, database_url, redis_url)
+
+    assert asyncio.run(drain()) == {"copies": 0}
 
 
 @pytest.fixture

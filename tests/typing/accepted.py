@@ -27,7 +27,7 @@ from penstock import (
     stage_many,
 )
 from penstock.stealing import Outcome, Recruiter, enlist_on_hit
-from penstock.testing import assert_staged
+from penstock.testing import assert_staged, make_job, make_record
 
 Handler = TypeVar("Handler", bound=Callable[..., object])
 
@@ -309,3 +309,10 @@ def stage_rightly(session: Session) -> None:
     assert_type(stage_many(session, to=rides, records=[]), int)
     assert_type(mark_dirty(session, to=new_ick("marked"), members=[1]), int)
     assert_staged(session, to="rides", key=1)
+
+
+# --- tests of handlers ---
+
+assert_type(make_record({"amount": 1}, payload=Fare), Record[Fare])
+assert_type(make_record({"amount": 1}), Record[Any])
+assert_type(make_job({"amount": 1}, payload=Fare).payload, Fare)

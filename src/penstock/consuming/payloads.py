@@ -22,9 +22,21 @@ def make_decoder(consumer: ConsumerSpec) -> Decode | None:
     Raises:
         DeclarationError: The model cannot be made a decoder of.
     """
-    model = consumer.payload
-    if model is None:
+    if consumer.payload is None:
         return None
+    return make_model_decoder(consumer.payload, f"consumer {consumer.name}")
+
+
+def make_model_decoder(model: Any, whose: str) -> Decode:
+    """The decoder of a model.
+
+    Args:
+        model: A dataclass, TypedDict, msgspec Struct or Pydantic model.
+        whose: What has it, for the error.
+
+    Raises:
+        DeclarationError: The model cannot be made a decoder of.
+    """
     try:
         return (
             _msgspec_decoder(model)
@@ -33,7 +45,7 @@ def make_decoder(consumer: ConsumerSpec) -> Decode | None:
         )
     except Exception as error:
         raise DeclarationError(
-            f"consumer {consumer.name}: payload={model.__name__} cannot be validated: {first_line(error)}"
+            f"{whose}: payload={model.__name__} cannot be validated: {first_line(error)}"
         ) from error
 
 

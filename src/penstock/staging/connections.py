@@ -66,13 +66,35 @@ def insert_directly(
         insert_rows(connection, schema, rows, channels)
     elif _is_instance(connection, "psycopg", "Connection"):
         _insert_by_psycopg(connection, schema, rows, channels)
-    elif hasattr(connection, "in_atomic_block") and hasattr(connection, "vendor"):
+    elif _is_django(connection):
         _insert_by_django(connection, schema, rows, channels)
     else:
         raise NotAttached(
             f"{caller}() takes a Session, or a Connection of SQLAlchemy, psycopg or Django, not "
             f"{type(connection).__name__}; with an AsyncSession or AsyncConnection: await {caller}_async(…)"
         )
+
+
+def read_directly(connection: Any, sql: str) -> Rows:
+    """The rows of a query without parameters, read through a connection of psycopg or Django.
+
+    Raises:
+        TypeError: The connection is of another type.
+    """
+    if _is_instance(connection, "psycopg", "Connection"):
+        psycopg = sys.modules["psycopg"]
+        made = psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row)
+    elif _is_django(connection):
+        made = connection.cursor()
+    else:
+        raise TypeError(
+            f"takes a Session, or a Connection of SQLAlchemy, psycopg or Django, not {type(connection).__name__}; for an "
+            "AsyncSession or AsyncConnection: await session.run_sync(staged)"
+        )
+    with made as cursor:
+        cursor.execute(sql)
+        found: Rows = cursor.fetchall()
+        return found
 
 
 async def insert_by_async_psycopg(
@@ -169,6 +191,10 @@ def _insert_by_django(
             raise
     if refusal is not None:
         raise refusal
+
+
+def _is_django(connection: object) -> bool:
+    return hasattr(connection, "in_atomic_block") and hasattr(connection, "vendor")
 
 
 def _is_instance(connection: object, module: str, name: str) -> bool:

@@ -5,10 +5,11 @@ staged as well as what was committed before.  A record stays there after it was 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Text, cast, select
+from sqlalchemy import Connection, Select, Text, cast, select
+from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.orm import Session, scoped_session
 
 from penstock.database.tables import staged_records
@@ -16,13 +17,14 @@ from penstock.declarations import LARGEST_MAX_BYTES, Channel, Queue
 from penstock.errors import InvalidRecord
 from penstock.jobs import RESERVED
 from penstock.records import DEFAULT_SCOPE, Shard, StagedRecord
+from penstock.staging.connections import DriverConnection, read_directly
 from penstock.staging.payload import json_text, key_text
 from penstock.staging.rules import find_attachments
 
 SHOWN = 20
 """How many records a failed assertion lists."""
 
-Source = Session | scoped_session[Any] | Connection
+Source = Session | scoped_session[Any] | Connection | DriverConnection
 
 
 def staged(source: Source, *, schema: str | None = None) -> list[StagedRecord]:
@@ -31,7 +33,7 @@ def staged(source: Source, *, schema: str | None = None) -> list[StagedRecord]:
     For an ``AsyncSession``: ``await session.run_sync(staged)``.
 
     Args:
-        source: A session or a connection of the application.
+        source: A session or a connection of the application: SQLAlchemy's, psycopg's or Django's.
         schema: Penstock's schema; by default that of the pipeline attached to the session, or ``penstock``.
 
     Raises:
@@ -58,9 +60,7 @@ def staged(source: Source, *, schema: str | None = None) -> list[StagedRecord]:
             json.loads(data),
             headers and json.loads(headers),
         )
-        for channel, shard, key, action, what, data, headers in _connection(source, schema).execute(
-            query
-        )
+        for channel, shard, key, action, what, data, headers in _read(source, schema, query)
     ]
 
 
@@ -142,16 +142,15 @@ def _find_schema(source: Source) -> str:
     return attached[0].pipeline.scope.schema if attached else DEFAULT_SCOPE.schema
 
 
-def _connection(source: Source, schema: str) -> Connection:
+def _read(source: Source, schema: str, query: Select[Any]) -> Iterable[Sequence[Any]]:
     if isinstance(source, Connection):
-        return source
-    if not isinstance(source, Session | scoped_session):
-        raise TypeError(
-            f"takes a Session or a Connection, not {type(source).__name__}; for an AsyncSession or AsyncConnection: "
-            "await session.run_sync(staged)"
-        )
-    source.flush()
-    return source.connection(bind_arguments={"clause": staged_records(schema)})
+        return source.execute(query)
+    if isinstance(source, Session | scoped_session):
+        source.flush()
+        bind = {"clause": staged_records(schema)}
+        return source.connection(bind_arguments=bind).execute(query)
+    dialect = PGDialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's has no types
+    return read_directly(source, str(query.compile(dialect=dialect)))
 
 
 def _wanted(

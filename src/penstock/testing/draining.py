@@ -1,5 +1,6 @@
 """Running a pipeline in the test's own thread until nothing is left to do."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec, WorkerSpec
+from penstock.errors import DeclarationError
 from penstock.jobs import JobOutcome
 from penstock.pipeline import Pipeline
 from penstock.streaming import Streamer
@@ -57,9 +59,11 @@ def drained(  # noqa: PLR0913  what a run takes
     Raises:
         AssertionError: A shard is halted, records were dead-lettered, handlers stage without end, or the time is over.
             The last exception of a handler is its cause.
+        DeclarationError: An event loop runs in this thread, and a consumer is ``async def``.
         PenstockError: What the streamer or a worker raises.
     """
     names = list(pipeline.consumers) if consumers is None else list(consumers)
+    _refuse_running_loop([pipeline.get_consumer(name) for name in names])
     last = _LastFailure()
     with ExitStack() as stack:
         connection = stack.enter_context(connect_postgres(database_url, application="test"))
@@ -81,6 +85,20 @@ def drained(  # noqa: PLR0913  what a run takes
     if found:
         raise AssertionError("\n".join(found)) from last.error
     return applied
+
+
+def _refuse_running_loop(consumers: Iterable[ConsumerSpec]) -> None:
+    """Before anything is opened; the workers of queues have threads of their own."""
+    needing = [c.name for c in consumers if c.is_async and not isinstance(c, WorkerSpec)]
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if needing:
+        raise DeclarationError(
+            f"consumer {needing[0]} is async def and is run in an event loop of its own, and the test runs in one. Drain in another "
+            "thread: await asyncio.to_thread(penstock_drain), or await asyncio.to_thread(drained, …)"
+        )
 
 
 def _drained(streamer: Streamer, drains: Mapping[str, Callable[[], int]]) -> dict[str, int]:

@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from penstock.consuming.failures import InvalidPayload
+from penstock.consuming.payloads import make_model_decoder
 from penstock.declarations import LARGEST_MAX_BYTES, Channel
+from penstock.errors import InvalidRecord
 from penstock.jobs import RESERVED, Job
-from penstock.records import Offset, Record, RecordId, Shard
+from penstock.records import Offset, Payload, Record, RecordId, Shard
 from penstock.staging.payload import headers_text, json_text, key_text, label_text
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -27,7 +30,8 @@ def make_record(  # noqa: PLR0913  a record has this many parts; all have defaul
     shard: int | None = None,
     id: int | None = None,  # noqa: A002  the word of the record
     staged_at: datetime = _STAGED_AT,
-) -> Record:
+    payload: type[Payload] | None = None,
+) -> Record[Payload]:
     """A record as a consumer gets it, with defaults for whatever the test does not care about.
 
         handler(session, [make_record({"fare": n}, offset=n) for n in (1, 2, 3)])
@@ -43,16 +47,19 @@ def make_record(  # noqa: PLR0913  a record has this many parts; all have defaul
         shard: Number of the shard; by default the key's shard if ``channel`` is a channel, or else 0.
         id: Number of the staged record; by default the offset.
         staged_at: When it was staged; an aware datetime.
+        payload: As the consumer declares it, for a handler that reads ``record.payload``.
 
     Raises:
-        InvalidRecord: The application could not have staged such a record.
+        InvalidRecord: The application could not have staged such a record, or ``data`` does not fit ``payload``: the consumer
+            would dead-letter it.
+        DeclarationError: ``payload`` is no model.
     """
     text = key_text(key)
     if isinstance(channel, str):
         name, of_key, limit = channel, Shard(0), LARGEST_MAX_BYTES
     else:
         name, of_key, limit = channel.name, channel.shard_for(text), channel.max_bytes
-    return Record(
+    record = Record[Payload](
         name,
         of_key if shard is None else Shard(shard),
         Offset(offset),
@@ -64,6 +71,8 @@ def make_record(  # noqa: PLR0913  a record has this many parts; all have defaul
         headers_text(None if headers is None else dict(headers)) or "",
         (staged_at - _EPOCH) // timedelta(microseconds=1),
     )
+    _validate(record, payload)
+    return record
 
 
 def make_job(  # noqa: PLR0913  a job has this many parts; all have defaults
@@ -78,7 +87,8 @@ def make_job(  # noqa: PLR0913  a job has this many parts; all have defaults
     headers: Mapping[str, Any] | None = None,
     id: int = 1,  # noqa: A002  the word of the record
     staged_at: datetime = _STAGED_AT,
-) -> Job:
+    payload: type[Payload] | None = None,
+) -> Job[Payload]:
     """A job as a worker's handler gets it, with defaults for whatever the test does not care about.
 
         assert isinstance(handler(session, make_job({"to": "ann"}, attempts=3)), Snooze)
@@ -94,9 +104,11 @@ def make_job(  # noqa: PLR0913  a job has this many parts; all have defaults
         headers: Beside the payload.
         id: Number of the staged record.
         staged_at: When it was staged; an aware datetime.
+        payload: As the worker declares it, for a handler that reads ``job.payload``.
 
     Raises:
-        InvalidRecord: The application could not have staged such a record.
+        InvalidRecord: As of ``make_record``.
+        DeclarationError: ``payload`` is no model.
     """
     name, text = channel if isinstance(channel, str) else channel.name, key_text(tenant)
     limit = LARGEST_MAX_BYTES if isinstance(channel, str) else channel.max_bytes
@@ -108,7 +120,7 @@ def make_job(  # noqa: PLR0913  a job has this many parts; all have defaults
         "object": label_text(object, "object"),
         "staged_us": staged_us,
     }
-    return Job(
+    job = Job[Payload](
         name,
         shard,
         RecordId(id),
@@ -120,3 +132,16 @@ def make_job(  # noqa: PLR0913  a job has this many parts; all have defaults
         staged_us // 1000,
         staged_us=staged_us,
     )
+    _validate(job, payload)
+    return job
+
+
+def _validate(made: Record[Any] | Job[Any], model: type[Any] | None) -> None:
+    """Gives it the payload that a consumer gives it before it calls the handler."""
+    if model is None:
+        return
+    decode = make_model_decoder(model, "this test")
+    try:
+        made.__dict__["payload"] = decode(made.data_json)
+    except InvalidPayload as error:
+        raise InvalidRecord("data", f"does not fit {model.__name__}: {error}") from error
