@@ -12,6 +12,8 @@ pytest_plugins = [
     "fixtures.redis",
     "fixtures.application",
     "fixtures.flow",
+    "fixtures.intervals",
+    "fixtures.reader",
     "fixtures.libraries",
     "fixtures.books",
     "fixtures.jobs",

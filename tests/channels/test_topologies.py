@@ -7,6 +7,7 @@ from time import monotonic
 import pytest
 import redis
 
+from fixtures.intervals import refresh_now
 from fixtures.topologies import Cluster, Watched
 from fixtures.truth import TABLES, Load, await_everything, change, check_exact, declare_consumers
 from penstock import Log, Pipeline, inline
@@ -37,7 +38,7 @@ class Work:
         ]
 
     def drain(self) -> None:
-        self.streamer._refresh_at = 0.0
+        refresh_now(self.streamer)
         self.streamer.drain()
         for worker in self.consumers:
             worker.drain()

@@ -565,6 +565,7 @@ def test_an_emptied_log_is_read_from_the_journal(
     assert effect_ids(connection) == list(range(1, 21))
 
 
+@pytest.mark.usefixtures("short_intervals")
 def test_an_idle_worker_notices_that_its_checkpoint_was_moved_back(
     declare: Declare, streamer: Streamer, connection: Connection, things: Log
 ) -> None:

@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -15,9 +15,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from structlog.testing import capture_logs
 
-from fixtures.flow import stage_rows
+from fixtures.flow import running, stage_rows
+from fixtures.reader import ALL, INSERT, Handler, Reader, apply, apply_all
 from penstock import Ick, Log, Pipeline, TryAgain, stage
-from penstock.consuming import Consumed, LogWorker, make_worker
+from penstock.consuming import LogWorker, make_worker
 from penstock.database.connections import Connection
 from penstock.errors import DeclarationError, HandlerExited, ServerUnavailable
 from penstock.operating.dead_letters import of_consumer
@@ -27,80 +28,12 @@ from penstock.records import Record
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
-Handler = Callable[..., Any]
-INSERT = text("INSERT INTO public.effects VALUES (:id, :key)")
-
-
-class Reader:
-    """A consumer whose handler is declared later, with its effects and dead letters."""
-
-    def __init__(
-        self, flow: Pipeline, channel: Any, connection: Connection, urls: tuple[str, str]
-    ) -> None:
-        self.flow, self.channel, self.connection, self.urls = flow, channel, connection, urls
-        self.workers: list[LogWorker] = []
-
-    def declare(self, handler: Handler, **options: Any) -> None:
-        self.flow.consumer(reads=self.channel, name="reader", **options)(handler)
-
-    def worker(self) -> Any:
-        spec = self.flow.get_consumer("reader")
-        self.workers.append(make_worker(self.flow, spec, *self.urls))  # type: ignore[arg-type]  # either kind
-        return self.workers[-1]
-
-    def drain(self) -> dict[str, str]:
-        """Applies all records; returns the halted shards with their reasons."""
-        halted: dict[str, str] = {}
-
-        def note(consumed: Consumed) -> None:
-            halted.update({str(shard): why for shard, why in consumed.halted.items()})
-
-        self.worker().drain(note)
-        return halted
-
-    def effects(self) -> list[int]:
-        rows = self.connection.execute("SELECT record_id FROM public.effects ORDER BY 1")
-        return [number for (number,) in rows]
-
-    def dead(self) -> list[tuple[int, str]]:
-        rows = self.connection.execute(
-            "SELECT record_id, reason FROM penstock.dead_letters ORDER BY record_id"
-        )
-        return [(number, reason) for number, reason in rows]
-
-
-@pytest.fixture
-def reader(
-    flow: Pipeline, things: Log, connection: Connection, database_url: str, redis_url: str
-) -> Iterator[Reader]:
-    connection.execute("CREATE TABLE public.effects (record_id bigint, key text)")
-    reader = Reader(flow, things, connection, (database_url, redis_url))
-    yield reader
-    for worker in reader.workers:
-        worker.close()
-
-
-@pytest.fixture
-def staged(connection: Connection, things: Log, streamer: Streamer) -> int:
-    """Twenty records in the log."""
-    stage_rows(connection, things, 20)
-    return streamer.drain()
-
-
-ALL = list(range(1, 21))
-
-
 # --- async ---
-
-
-async def apply_all(session: AsyncSession, records: Sequence[Record]) -> None:
-    for record in records:
-        await session.execute(INSERT, {"id": record.id, "key": record.key})
 
 
 async def apply_one(session: AsyncSession, record: Record) -> None:
     await asyncio.sleep(0)
-    await session.execute(INSERT, {"id": record.id, "key": record.key})
+    await apply_all(session, [record])
 
 
 @pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])
@@ -311,9 +244,8 @@ class Customer(Base):
     orders: Mapped[int] = mapped_column(BigInteger)
 
 
-@pytest.mark.parametrize("run", range(3))
 def test_two_workers_with_an_orm_handler_lose_no_update(
-    reader: Reader, things: Log, streamer: Streamer, run: int
+    reader: Reader, things: Log, streamer: Streamer
 ) -> None:
     """Guarantee 5: two shards change one row, each from the value it has read: the later one is retried."""
     reader.connection.execute("CREATE TABLE public.customers (id text PRIMARY KEY, orders bigint)")
@@ -324,7 +256,7 @@ def test_two_workers_with_an_orm_handler_lose_no_update(
         customer.orders += 1
 
     reader.declare(count, each=True, batch=5)
-    stage_rows(reader.connection, things, 300, f"run {run} ")
+    stage_rows(reader.connection, things, 300)
     streamer.drain()
     workers = [reader.worker() for _ in range(2)]
     for worker in workers:
@@ -356,11 +288,6 @@ def swallows(session: Session, records: Sequence[Record]) -> None:
     apply(session, records)
     with suppress(Exception):  # a common mistake
         session.execute(text("SELECT 1 / 0"))
-
-
-def apply(session: Session, records: Sequence[Record]) -> None:
-    for record in records:
-        session.execute(INSERT, {"id": record.id, "key": record.key})
 
 
 def then(statement: str) -> Handler:
@@ -505,21 +432,16 @@ def test_a_shard_whose_handler_raises_try_again_holds_up_no_other(reader: Reader
     asked: list[float] = []
 
     def waits(session: Session, record: Record) -> None:
-        if record.shard == 0 and len(asked) < 2:
+        if record.shard == 0:
             asked.append(monotonic())
-            raise TryAgain("the service is away", after=0.7)
+            raise TryAgain("the service is away", after=0.6 if len(asked) == 1 else 3600)
         session.execute(INSERT, {"id": record.id, "key": record.key})
 
     reader.declare(waits, each=True)
-    worker = reader.worker()
-    seen = 0
-    while len(reader.effects()) < 20:
-        worker.round(50)
-        if len(asked) == 1:
-            seen = max(seen, len(reader.effects()))
+    reader.run(lambda: len(asked) == 2 and len(reader.effects()) == 10)
 
-    assert seen > 0
-    assert asked[1] - asked[0] >= 0.7
+    assert reader.effects() == list(range(11, 21))
+    assert asked[1] - asked[0] >= 0.6
     assert reader.dead() == []
 
 
@@ -629,7 +551,7 @@ def test_a_deploy_that_fails_every_record_is_halted(
     reader: Reader, connection: Connection, things: Log, streamer: Streamer
 ) -> None:
     """Guarantee 21: the consumer halts; an operator resumes it, and nothing is lost."""
-    stage_rows(connection, things, 200)
+    stage_rows(connection, things, 60)
     streamer.drain()
     broken = [True]
 
@@ -648,13 +570,13 @@ def test_a_deploy_that_fails_every_record_is_halted(
     reset_checkpoint(connection, "reader", None, resume=True, apply=True)
     reader.drain()
     retry(reader.flow, of_consumer(connection, "reader"), reader.urls[0])
-    assert reader.effects() == list(range(1, 201))
+    assert reader.effects() == list(range(1, 61))
 
 
 def test_records_that_fail_occasionally_do_not_halt_the_consumer(
     reader: Reader, connection: Connection, things: Log, streamer: Streamer
 ) -> None:
-    stage_rows(connection, things, 200)
+    stage_rows(connection, things, 60)
     streamer.drain()
 
     def sometimes(session: Session, record: Record) -> None:
@@ -662,10 +584,10 @@ def test_records_that_fail_occasionally_do_not_halt_the_consumer(
             raise ValueError
         session.execute(INSERT, {"id": record.id, "key": record.key})
 
-    reader.declare(sometimes, each=True, attempts=1, halt_after=20)
+    reader.declare(sometimes, each=True, attempts=1, halt_after=6)
 
     assert reader.drain() == {}
-    assert len(reader.dead()) == 50
+    assert len(reader.dead()) == 15
 
 
 # --- staging in a handler ---
@@ -692,7 +614,7 @@ def test_a_handler_may_stage_records_in_a_pipeline_without_rules(
 
 
 @pytest.mark.usefixtures("staged")
-def test_a_table_that_is_locked_for_seconds_dead_letters_nothing(
+def test_the_reason_is_shown_while_a_locked_table_is_waited_for(
     reader: Reader, database_url: str
 ) -> None:
     """Guarantee 13: a migration's lock is not the records' fault."""
@@ -701,49 +623,31 @@ def test_a_table_that_is_locked_for_seconds_dead_letters_nothing(
         session.execute(text("SET LOCAL lock_timeout = '50ms'"))
         apply(session, records)
 
+    def is_shown() -> bool:
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            return "LockNotAvailable" in str(
+                connection.execute("SELECT waiting FROM penstock.checkpoints").fetchall()
+            )
+
     reader.declare(impatient)
-    holder = psycopg.connect(database_url)
-    holder.execute("LOCK public.effects")
-    freed = threading.Timer(2.5, holder.close)
-    freed.start()
-    try:
-        waiting = _watch_waiting(reader)
-        reader.drain()
-    finally:
-        freed.join()
+    with closing(psycopg.connect(database_url)) as holder:
+        holder.execute("LOCK public.effects")
+        with running(reader.worker().run):
+            eventually(is_shown, "penstock status would show why it waits")
+            holder.close()
+            eventually(lambda: reader.effects() == ALL, "it goes on")
 
     assert (reader.effects(), reader.dead()) == (ALL, [])
-    assert any("LockNotAvailable" in each for each in waiting)
 
 
-def _watch_waiting(reader: Reader) -> set[str]:
-    """Collects what `penstock status` would show as the reason for waiting, while the consumer waits."""
-    found: set[str] = set()
-    url = reader.urls[0]
-
-    def watch() -> None:
-        with psycopg.connect(url, autocommit=True) as connection:
-            end = monotonic() + 4
-            while monotonic() < end and not found:
-                rows = connection.execute(
-                    "SELECT waiting FROM penstock.checkpoints WHERE waiting IS NOT NULL"
-                )
-                found.update(why for (why,) in rows)
-
-    threading.Thread(target=watch, daemon=True).start()
-    return found
-
-
-@pytest.mark.parametrize(
-    "sqlstate", ["57014", "53300", "53100", "55P03", "57P03", "08006", "25P03", "25P04", "58030"]
-)
-@pytest.mark.usefixtures("staged")
-def test_a_transient_server_error_dead_letters_nothing(reader: Reader, sqlstate: str) -> None:
+@pytest.mark.usefixtures("staged", "short_pauses")
+def test_a_transient_server_error_dead_letters_nothing(reader: Reader) -> None:
     """Guarantee 13: errors are classified by SQLSTATE, in one place."""
-    failures = iter([True] * 6)
+    transient = ["57014", "53300", "53100", "55P03", "57P03", "08006", "25P03", "25P04", "58030"]
+    failures = iter(transient * 2)
 
     def refused(session: Session, records: Sequence[Record]) -> None:
-        if next(failures, False):
+        if sqlstate := next(failures, None):
             session.execute(
                 text(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{sqlstate}'; END $$")
             )
@@ -753,6 +657,7 @@ def test_a_transient_server_error_dead_letters_nothing(reader: Reader, sqlstate:
     reader.drain()
 
     assert (reader.effects(), reader.dead()) == (ALL, [])
+    assert next(failures, None) is None
 
 
 @pytest.mark.usefixtures("staged")

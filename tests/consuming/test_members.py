@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from fixtures.dirty import DOCUMENTS, check_copy, copy_documents, declare_index, mark_changed
 from fixtures.flow import retain_now
+from fixtures.intervals import refresh_now, report_now
 from penstock import Ick, Log, Pipeline
 from penstock.channels.ick import DirtyList, HolderWatch, Reservation, Reservations
 from penstock.channels.routing import ick_shard_keys
@@ -221,7 +222,7 @@ def test_a_redis_that_loses_only_the_ick_is_marked_again(
     assert waiting(redis_client) == {}
 
     retain(streamer)
-    streamer._refresh_at = 0.0
+    refresh_now(streamer)
     streamer.drain()
 
     assert set(waiting(redis_client)) == {b"a", b"b", b"c"}
@@ -296,7 +297,7 @@ def test_retention_makes_progress_under_load_that_never_empties_the_ick(
         mark_changed(documents, [f"late {number} {n}" for n in range(10)])
         streamer.drain()
         assert waiting(redis_client)
-        worker._progress_at = 0.0
+        report_now(worker)
         worker.round(block_ms=0) if number % 2 else None
         removed += retain(streamer)
 
@@ -309,8 +310,10 @@ def test_the_reservation_of_a_dead_consumer_is_taken_over(
     streamer: Streamer,
     make_worker: MakeWorker,
     redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Guarantees 4 and 6: its reservation is stale, and it has no transaction open on the shard."""
+    monkeypatch.setattr("penstock.consuming.ick_worker.TAKEOVER_AFTER_S", 0.1)
     mark_changed(documents, ["a", "b", "c", "d"])
     streamer.drain()
     for shard in index.shard_names:

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
+from fixtures.intervals import check_now
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from penstock import DeadLetter, Job, Pipeline, Snooze, stage, stage_many
 from penstock.channels.server import connect_redis
@@ -161,7 +162,7 @@ def test_a_job_whose_deadline_has_passed_is_a_dead_letter_in_postgres(
     [record] = bench.stage(tenant="acme", deadline=past, data={})
     with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
         worker.drain()
-        worker._check_at = worker._dead_at = 0.0
+        check_now(worker)
         worker.drain()
     [(dead, tenant, _, reason)] = bench.letters
     assert (dead, tenant) == (record, "acme")

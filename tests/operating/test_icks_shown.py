@@ -7,6 +7,7 @@ import pytest
 import redis
 
 from fixtures.dirty import DOCUMENTS, mark_changed
+from fixtures.intervals import refresh_now
 from penstock import Ick, Log, Pipeline
 from penstock.channels.ick import DirtyList, Reservation, Reservations, oldest
 from penstock.channels.routing import IckShardKeys, ick_shard_keys
@@ -159,7 +160,7 @@ def test_the_doctor_finds_damage_and_its_fix_restores_every_member(
     [planned] = reset_ick(documents, redis_client, "index", flow)
     before = everything(redis_client)
     [done] = reset_ick(documents, redis_client, "index", flow, apply=True)
-    streamer._refresh_at = 0.0
+    refresh_now(streamer)
     streamer.drain()
 
     assert (finding.grade, finding.fix) == ("error", "penstock reset ick index --apply")

@@ -11,6 +11,7 @@ import redis
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
+from fixtures.intervals import care_now
 from fixtures.postgres import engine_url
 from fixtures.roles import As, UrlFor, try_logins
 from penstock import Job, Pipeline, Queue, stage
@@ -65,7 +66,8 @@ def stage_a_job(actor: Actor) -> None:
 def publish(actor: Actor) -> None:
     with Streamer(pipeline, actor.database_url, actor.redis_url) as streamer:
         streamer.drain()
-        streamer._upkeep.retain_at = streamer._care_at = 0.0
+        streamer._upkeep.retain_at = 0.0
+        care_now(streamer)
         streamer.round()
 
 

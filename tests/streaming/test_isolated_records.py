@@ -6,6 +6,7 @@ import redis
 from structlog.testing import capture_logs
 
 from fixtures.flow import ReadLog, drop_limits, stage_rows
+from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_channel
@@ -39,7 +40,7 @@ def insert(connection: Connection, data: str = "'\"canary\"'", **columns: str) -
 
 
 def refresh(streamer: Streamer) -> None:
-    streamer._refresh_at = 0.0
+    refresh_now(streamer)
     streamer.round()
 
 

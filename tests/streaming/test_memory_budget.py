@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from fixtures.flow import ReadLog, retain_now, running, stage_rows
+from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
 from penstock.channels.log import Room, last_records, make_room, memory_used
 from penstock.channels.routing import log_keys
@@ -118,7 +119,7 @@ def test_a_log_that_was_lost_is_replayed_within_the_budget(
         stage_rows(connection, things, 10_000)
         streamer.drain()
         redis_client.flushall()
-        streamer._refresh_at = 0.0
+        refresh_now(streamer)
         streamer.drain()
         assert used(redis_client, things) <= BUDGET + 2 * A_BATCH
 
@@ -188,7 +189,7 @@ def test_a_budget_may_change_while_the_streamer_runs(
         before = used(redis_client, unlimited)
         with streaming(things, database_url, redis_url) as other:
             other.open()  # a deploy registers the budget
-        streamer._refresh_at = 0.0
+        refresh_now(streamer)
         retain_now(streamer)
 
     assert used(redis_client, things) <= BUDGET < before
@@ -207,7 +208,7 @@ def test_a_log_is_measured_by_retention_only_after_its_part_became_smaller(
 
     def measured(streamer: Streamer) -> int:
         redis_client.config_resetstat()
-        streamer._refresh_at = 0.0
+        refresh_now(streamer)
         retain_now(streamer)
         return int(
             redis_client.info("commandstats").get("cmdstat_memory|usage", {"calls": 0})["calls"]
@@ -239,7 +240,7 @@ def test_streamers_with_shares_keep_to_the_budget_together(
         for number in range(10):
             stage_rows(connection, things, 1 if number % 2 else 2000, f"{number} ")
             one.drain()
-            other._refresh_at = 0.0
+            refresh_now(other)
             other.drain()
             assert used(redis_client, things) <= BUDGET + 2 * A_BATCH
 

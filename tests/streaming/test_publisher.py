@@ -10,6 +10,7 @@ import redis
 from structlog.testing import capture_logs
 
 from fixtures.flow import ReadLog, entry_of_a_record, stage_rows
+from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.errors import AppendRefused, DamagedJournal, Fenced, ForeignLog, HistoryDiverged
@@ -189,7 +190,7 @@ def test_a_flushed_redis_is_filled_again_from_the_journal(
     redis_client.flushall()
     stage_rows(connection, things, 1, "after")
     streamer.drain()
-    streamer._refresh_at = 0
+    refresh_now(streamer)
     streamer.drain()
 
     after = logged(things)

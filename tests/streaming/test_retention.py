@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from fixtures.flow import ReadLog, retain_now, stage_rows
+from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
@@ -217,7 +218,7 @@ def test_a_flushed_redis_is_refilled_from_the_first_record_the_journal_still_has
     worker.drain()
     retain_now(streamer)
     redis.Redis.from_url(redis_url).flushall()
-    streamer._refresh_at = 0
+    refresh_now(streamer)
     stage_rows(connection, things, 40, "after")
     streamer.drain()
 

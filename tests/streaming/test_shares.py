@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from fixtures.flow import ReadLog, retain_now, running, stage_rows
+from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline, Queue, inline
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
@@ -320,7 +321,7 @@ def test_a_stopped_shard_that_another_streamer_has_noted_stays_noted(
     second.refresh()
     redis_client.set(stream, "somebody's")
     second.round()
-    second._refresh_at = 0.0
+    refresh_now(second)
     second.refresh()
     assert stopped_shards(connection, redis_client) == ["things/1"]
 
@@ -331,6 +332,6 @@ def test_a_stopped_shard_that_another_streamer_has_noted_stays_noted(
     second._unusable.check_now()
     redis_client.delete(stream)
     for streamer in (second, second):
-        streamer._refresh_at = 0.0
+        refresh_now(streamer)
         streamer.refresh()
     assert stopped_shards(connection, redis_client) == []

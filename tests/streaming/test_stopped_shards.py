@@ -10,6 +10,7 @@ import redis
 from structlog.testing import capture_logs
 
 from fixtures.flow import ReadLog, drop_limits, running
+from fixtures.intervals import refresh_now
 from penstock import Ick, Log, Pipeline
 from penstock.channels.ick import DirtyList
 from penstock.channels.log import read
@@ -175,7 +176,7 @@ def test_a_bad_shard_is_stopped_and_named_and_the_others_flow(
             stage(connection)
             for _ in range(2):
                 streamer.round()
-            streamer._refresh_at = 0.0
+            refresh_now(streamer)
         streamer.round()
 
     assert streamer._publisher is not None
@@ -212,14 +213,14 @@ def test_a_mended_shard_is_taken_back_and_loses_nothing(
     stage(connection)
     for _ in range(3):
         streamer.round()
-        streamer._refresh_at = 0.0
+        refresh_now(streamer)
     assert len(status(connection, redis_client).faults.stopped) == 1
 
     redis_client.config_set("proto-max-bulk-len", 2**29)
     connection.execute("UPDATE penstock.staged_records SET created_at = now() WHERE created_at = 'infinity'")  # fmt: skip
     redis_client.delete(EPOCH_KEY, LOG_KEY, DirtyList(redis_client, "penstock:{index/0}:ick").keys.dirty)  # fmt: skip
     for _ in range(3):
-        streamer._refresh_at = 0.0
+        refresh_now(streamer)
         streamer.round()
 
     assert status(connection, redis_client).faults.stopped == ()
@@ -261,7 +262,7 @@ def test_a_journal_that_was_damaged_by_hand_continues_after_a_reset(
     assert [r.offset for r in records] == list(range(1, len(records) + 1))
     assert sorted(r.id for r in records) == [record for (record,) in staged]
     streamer.round()
-    streamer._refresh_at = 0.0
+    refresh_now(streamer)
     streamer.round()
     assert status(connection, redis_client).faults.stopped == ()
     assert reset_epoch(connection, redis_client, flow).reason is None
@@ -274,7 +275,7 @@ def test_every_round_with_a_stopped_shard_is_idle(
     stage(connection)
     streamer.drain()
     delete_hole(connection, redis_client)
-    streamer._refresh_at = 0.0
+    refresh_now(streamer)
     streamer.round()
 
     assert all(streamer.round().idle for _ in range(10))

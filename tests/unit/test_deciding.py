@@ -193,3 +193,13 @@ def test_a_batch_knows_its_extent() -> None:
     columns = Columns.pack([(number, "k", "insert", "thing", "{}", "", 0) for number in range(3)])
     batch = Batch(ShardName("c", Shard(0)), Epoch(1), Offset(5), begins=False, columns=columns)
     assert (batch.count, batch.last) == (3, 7)
+
+
+def test_a_part_of_a_batch_has_as_many_retries_after_conflicts_as_the_whole() -> None:
+    """Guarantee 17: a conflict is not the record's fault; a smaller part has fewer of them."""
+    part = trouble_for_part(Trouble(failures=2, conflicts=23, items=20), 1)
+    lost = 0
+    while isinstance(decision := decide(Policy(), 1, part, Conflict()), Retry):
+        part, lost = decision.trouble, lost + 1
+
+    assert lost >= MAX_CONFLICTS

@@ -1,0 +1,183 @@
+"""A record that cannot be applied is dead-lettered alone; the worker goes on, and ends when it is told to."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from time import monotonic, sleep
+
+import psycopg
+import pytest
+import redis
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from fixtures.flow import running
+from fixtures.reader import ALL, Reader, apply, apply_all
+from penstock import Log
+from penstock.channels.routing import log_keys
+from penstock.consuming import delivery
+from penstock.errors import HandlerExited
+from penstock.operating.dead_letters import of_consumer
+from penstock.operating.retrying import retry
+from penstock.records import Record
+
+
+@pytest.mark.usefixtures("staged")
+def test_a_poison_record_that_the_log_has_lost_is_isolated(
+    reader: Reader, things: Log, redis_client: redis.Redis
+) -> None:
+    """Guarantees 12 and 21: it is read from the journal, and dead-lettered like any other."""
+    for shard in things.shard_names:
+        redis_client.xtrim(log_keys("penstock", shard).stream, maxlen=1, approximate=False)
+
+    def refuses(session: Session, record: Record) -> None:
+        if record.id == 3:
+            raise ValueError
+        apply(session, [record])
+
+    reader.declare(refuses, each=True, attempts=1)
+    reader.run(lambda: len(reader.effects()) == 19, 3)
+
+    assert [number for number, _ in reader.dead()] == [3]
+    assert reader.effects() == [number for number in ALL if number != 3]
+
+
+class PanicException(BaseException):
+    """Raised by PyO3 for a panic in Rust, for example in pydantic-core or polars."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PanicException(), BaseExceptionGroup("", [asyncio.CancelledError()])],
+    ids=["panic", "group"],
+)
+@pytest.mark.usefixtures("staged")
+def test_a_record_that_makes_a_library_panic_is_dead_lettered(
+    reader: Reader, error: BaseException
+) -> None:
+    """Guarantee 21."""
+
+    def panics(session: Session, record: Record) -> None:
+        if record.id == 3:
+            raise error
+        apply(session, [record])
+
+    reader.declare(panics, each=True, attempts=1)
+    reader.drain()
+
+    assert [number for number, _ in reader.dead()] == [3]
+
+
+def test_dead_letters_of_idle_shards_do_not_halt_a_busy_one(reader: Reader) -> None:
+    """Guarantee 21: fifty records were applied between the two."""
+
+    def refuses(session: Session, record: Record) -> None:
+        if record.action == "poison":
+            raise ValueError
+        apply(session, [record])
+
+    reader.declare(refuses, each=True, attempts=1, halt_after=2)
+    halted: list[dict[str, str]] = []
+    for counts, action in (((1,), "poison"), ((0, 50), "insert"), ((0, 1), "poison")):
+        reader.stage(*counts, action=action)
+        halted.append(reader.drain())
+
+    assert halted == [{}, {}, {}]
+
+
+@pytest.mark.usefixtures("staged")
+def test_a_dead_letter_can_be_retried_beside_a_busy_worker(
+    reader: Reader, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guarantee 21."""
+    monkeypatch.setattr(delivery, "LONGEST_CONFLICT_PAUSE_S", 0.01)
+    refused = {1}
+
+    def refuses(session: Session, record: Record) -> None:
+        if record.id in refused:
+            raise ValueError
+        apply(session, [record])
+
+    reader.declare(refuses, each=True, attempts=1)
+    reader.drain()
+    refused.clear()
+    letters = of_consumer(reader.connection, "reader")
+
+    def busy(stop: Callable[[], bool]) -> None:
+        """Simulates a worker with a slow handler and a backlog: the row is free only briefly between transactions."""
+        with psycopg.connect(database_url) as connection:
+            while not stop():
+                connection.execute("SELECT FROM penstock.checkpoints FOR UPDATE")
+                sleep(0.1)
+                connection.execute("UPDATE penstock.checkpoints SET skipped = skipped + 1")
+                connection.commit()
+
+    with running(busy):
+        sleep(0.05)
+        done = retry(reader.flow, letters, database_url)
+
+    assert [each.outcome for each in done] == ["applied"]
+
+
+# --- stops ---
+
+
+@pytest.mark.usefixtures("staged")
+def test_a_stop_is_noticed_between_the_parts_of_a_batch(reader: Reader) -> None:
+    """Guarantee 27."""
+    done: list[float] = []
+
+    def one_at_a_time(session: Session, records: Sequence[Record]) -> None:
+        if len(records) > 1:
+            raise ValueError
+        sleep(0.1)
+        apply(session, records)
+        done.append(monotonic())
+
+    reader.declare(one_at_a_time, attempts=1)
+    reader.worker().run(lambda: bool(done))
+
+    assert len(done) <= 2
+
+
+@pytest.mark.usefixtures("staged")
+def test_ctrl_c_ends_a_worker_of_an_async_handler(reader: Reader) -> None:
+    calls: list[int] = []
+
+    async def interrupted(session: AsyncSession, records: Sequence[Record]) -> None:
+        calls.append(len(records))
+        if len(calls) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0.5)
+        await apply_all(session, records)
+
+    reader.declare(interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises((KeyboardInterrupt, HandlerExited)):
+            reader.drain()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("staged")
+def test_an_exit_in_a_task_of_a_handler_is_a_failure(reader: Reader) -> None:
+    async def child() -> None:
+        sys.exit(0)
+
+    async def exits(_: AsyncSession, __: Sequence[Record]) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(child())
+
+    reader.declare(exits)
+    worker = reader.worker()
+    ended: BaseException | None = None
+    try:
+        worker.run(lambda: False)
+    except BaseException as error:  # noqa: BLE001  checked below
+        ended = error
+
+    assert isinstance(ended, HandlerExited)
