@@ -1,7 +1,6 @@
 """Effects of micro-batches that happen once: in tables of one's own, and as staged records."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from penstock.spark import lag, once
 from penstock.spark.sources.exactly_once import claim, create_table
 from penstock.spark.sources.staging import Encoded, StagingBatchWriter, StagingStreamWriter
 from penstock.streaming import Streamer
-
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "spark.md"
 
 COLUMNS = StructType()
 for _name in ("key", "action", "object", "data", "headers"):
@@ -67,60 +64,6 @@ def test_a_micro_batch_that_spark_repeats_takes_effect_once(
     assert [each.total for each in lag(query.lastProgress)] == [0]
     with pytest.raises(Exception, match="its checkpoint directory is new"):
         run("b")
-
-
-def run_block(having: str, values: dict[str, Any], **replacements: str) -> dict[str, Any]:
-    """Runs a block of the page word for word, except for the replaced names."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    [block] = [block for block in blocks if having in block]
-    for name, value in replacements.items():
-        block = block.replace(name, value)
-    exec(block, values)
-    return values
-
-
-def test_the_pages_function_writes_once(
-    spark: SparkSession,
-    where: dict[str, str],
-    connection: Connection,
-    database_url: str,
-    tmp_path: Path,
-) -> None:
-    connection.execute("CREATE TABLE public.fares (day text, fares bigint)")
-    fares = (
-        spark.readStream.format("penstock.log")
-        .options(**where, startingOffsets="earliest")
-        .load()
-        .selectExpr("key AS day", "offset AS fares")
-    )
-    values = {"fares": fares, "database_url": database_url}
-
-    query = run_block("def write(", values, checkpoints=str(tmp_path))["query"]
-    query.processAllAvailable()
-    query.stop()
-
-    assert connection.execute("SELECT count(*) FROM public.fares").fetchone() == (100,)
-
-
-def test_the_pages_rows_are_staged(
-    spark: SparkSession,
-    where: dict[str, str],
-    connection: Connection,
-    tmp_path: Path,
-) -> None:
-    rows = [("Oslo", "2026-01-01", 12), ("Bergen", "2026-01-01", 7)]
-    spark.createDataFrame(rows, "city string, day string, fares int").write.parquet(
-        str(tmp_path / "totals")
-    )
-    replaced = {
-        "totals.parquet": str(tmp_path / "totals"),
-        '"channel", "totals"': f'"channel", "things").option("databaseUrl", "{where["databaseUrl"]}"',
-    }
-
-    run_block("totals.parquet", {"spark": spark}, **replaced)
-
-    staged = "SELECT key, data ->> 'fares' FROM penstock.staged_records WHERE object = 'total' ORDER BY 1"
-    assert connection.execute(staged.encode()).fetchall() == [("Bergen", "7"), ("Oslo", "12")]
 
 
 def test_a_micro_batch_is_due_once_in_order_and_for_one_query(connection: Connection) -> None:

@@ -2,14 +2,12 @@
 
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -24,7 +22,6 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "spark.md"
 INDEX = Ick("index", shards=2)
 
 
@@ -112,47 +109,6 @@ def test_a_copy_follows_its_table_through_failing_batches_and_lost_checkpoints(
 
     check_copy(documents, redis_client, INDEX)
     assert failed == 3
-
-
-def test_the_example_of_the_docs_keeps_a_copy(
-    spark: SparkSession,
-    documents: Connection,
-    streamer: Streamer,
-    redis_client: redis.Redis,
-    database_url: str,
-    redis_url: str,
-    tmp_path: Path,
-) -> None:
-    """Run word for word, except for the checkpoint directory and the servers."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    [rebuilds] = [block for block in blocks if "def rebuild" in block]
-    [marks] = [block for block in blocks if "stale" in block]
-    pipeline = Pipeline([Ick("ride-index", shards=2)])
-    documents.execute(
-        "CREATE TABLE public.rides AS SELECT i AS id, i * 10 AS fare FROM generate_series(1, 30) i; "
-        "CREATE TABLE public.ride_index (id int PRIMARY KEY, fare int NOT NULL)"
-    )
-    other = Streamer(pipeline, database_url, redis_url)
-    other.open()
-    other.close()
-    names: dict[str, Any] = {"spark": spark, "psycopg": psycopg, "database_url": database_url}
-
-    for block in (marks, rebuilds):
-        placed = block.replace('"checkpoints/', f'"{tmp_path}/checkpoints/')
-        for source in ("penstock.table", "penstock.ick"):
-            option = f'.option("databaseUrl", "{database_url}")'
-            option += f'.option("redisUrl", "{redis_url}")' if source == "penstock.ick" else ""
-            placed = placed.replace(f'format("{source}")', f'format("{source}"){option}')
-        exec(placed, names)
-    copied = "SELECT count(*), sum(fare) FROM public.ride_index"
-    try:
-        eventually(
-            lambda: documents.execute(copied.encode()).fetchall() == [(20, 4100)],
-            "the marked rides are indexed",
-            timeout_s=180,
-        )
-    finally:
-        names["query"].stop()
 
 
 QUERY = """

@@ -1,7 +1,7 @@
 """The page on archives: each of its sinks has every record once, whatever is killed, repeated or lost."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,13 @@ import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
 
+from fixtures.documents import DOCS, blocks, run_blocks
 from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection
 from penstock.streaming import Streamer
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "archive-a-log.md"
+PAGE = DOCS / "how-to" / "archive-a-log.md"
 
 
 class KilledError(Exception):
@@ -26,8 +27,7 @@ def run_block(having: str, values: dict[str, Any], checkpoint: str = "") -> None
 
     Java has a working directory of its own, so that its paths are replaced.
     """
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    [block] = [block for block in blocks if having in block]
+    [block] = [block for block in blocks(PAGE, "python") if having in block]
     block = re.sub('"checkpoints/[a-z]+"', repr(str(Path.cwd() / checkpoint)), block)
     exec(block.replace('"rides.parquet"', repr(str(Path.cwd() / "rides.parquet"))), values)
     if "query" in values:
@@ -40,14 +40,15 @@ def values(
     where: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> dict[str, Any]:
-    """What the page's blocks use; micro-batches have 60 records, of 100."""
+) -> Iterator[dict[str, Any]]:
+    """What the page's first block makes, of the test's log; micro-batches have 60 records, of 100."""
     monkeypatch.chdir(tmp_path)
-    rides = spark.readStream.format("penstock.log").options(**where, maxRecordsPerTrigger="60")
-    return {
-        "spark": spark,
-        "rides": rides.option("consumer", "archive").option("startingOffsets", "earliest").load(),
-    }
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    [query, *_] = blocks(PAGE, "python")
+    replaced = {'.option("channel", "rides")': ".options(**where)", "100_000": "60"}
+    names = run_blocks([query], {"spark": spark, "where": where}, replaced)
+    yield {"spark": spark, "rides": names["rides"]}
+    spark.conf.set("spark.sql.session.timeZone", str(zone))
 
 
 def run(values: dict[str, Any], checkpoint: str, *, killed: bool = False) -> None:

@@ -1,7 +1,5 @@
 """Tables of Postgres as DataFrames, in one snapshot."""
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +11,6 @@ from penstock.reconciling import cut
 from penstock.records import DEFAULT_SCOPE
 from penstock.spark import snapshot
 from penstock.spark.sources.table import TableSource
-
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "spark.md"
 
 ALL_TYPES = """
 CREATE TABLE public.kinds AS
@@ -63,23 +59,6 @@ def test_every_row_comes_once_with_its_types(
     )
     assert (seven.code[:8], bytes(seven.raw)) == ("8f14e45f", b"\x00\x07")
     assert rows[9].maybe is None
-
-
-def test_the_pages_snapshot_reads_a_table(
-    spark: SparkSession, connection: Connection, database_url: str, tmp_path: Path
-) -> None:
-    """Run word for word, except for the directory and the server."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    [block] = [block for block in blocks if "import snapshot" in block]
-    connection.execute("CREATE TABLE public.rides AS SELECT generate_series(1, 100) AS id")
-    block = block.replace("rides.parquet", str(tmp_path / "rides"))
-    block = block.replace(
-        '.option("table"', f'.option("databaseUrl", "{database_url}").option("table"'
-    )
-
-    exec(block, {"spark": spark, "database_url": database_url})
-
-    assert spark.read.parquet(str(tmp_path / "rides")).count() == 100
 
 
 def test_columns_and_rows_are_selected_in_postgres(

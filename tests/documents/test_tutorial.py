@@ -1,0 +1,84 @@
+"""The tutorial ends as it says: its two programs, its commands and its kill -9, in an empty directory."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+
+from documents.conftest import is_printed
+from fixtures.command_line import PENSTOCK, CommandLine
+from fixtures.documents import DOCS, Command, blocks, commands
+from penstock.testing import eventually
+
+PAGE = DOCS / "tutorial" / "first-pipeline.md"
+
+
+def test_the_tutorial_ends_as_it_says(tmp_path: Path) -> None:
+    """It takes some seconds: its pipeline starts servers of its own, twice."""
+    penstock = CommandLine(tmp_path)
+    shop, orders = blocks(PAGE, "python")
+    (tmp_path / "shop.py").write_text(shop)
+    (tmp_path / "orders.py").write_text(orders)
+    run, status, tail, show = commands(PAGE)
+    keyboard, terminal = pty.openpty()  # without one, no servers are started
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [PENSTOCK, *run.line.split()[1:]],
+            cwd=tmp_path,
+            env=penstock.environment,
+            stdin=terminal,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def revenue(url: str) -> int:
+        with psycopg.connect(url) as connection:
+            row = connection.execute("SELECT cents FROM revenue").fetchone()
+        return int(row[0]) if row else 0
+
+    def check_printed(command: Command, printed: str) -> None:
+        assert [line for line in command.printed if not is_printed(line, printed)] == [], printed
+
+    first = start()
+    written = tmp_path / ".penstock" / "postgres" / "url"
+    eventually(
+        lambda: written.exists() and (tmp_path / ".penstock" / "redis" / "url").exists(),
+        "the servers run",
+        timeout_s=180,
+    )
+    subprocess.run([sys.executable, "orders.py"], cwd=tmp_path, check=True)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    second = start()
+    try:
+        eventually(
+            lambda: _answer(lambda: revenue(written.read_text().strip())) == 100_000,
+            "100,000 cents",
+            timeout_s=180,
+        )
+        for command in (status, tail):
+            done = penstock(*command.line.partition(" | ")[0].split()[1:])
+            assert done.returncode == 0, done.stderr
+            check_printed(command, done.stdout)
+        program = show.line.removeprefix("python -c '").removesuffix("'")
+        shown = [sys.executable, "-c", program]
+        check_printed(show, subprocess.check_output(shown, cwd=tmp_path, text=True))
+    finally:
+        second.send_signal(signal.SIGTERM)
+        second.wait(60)
+        os.close(keyboard)
+        os.close(terminal)
+
+
+def _answer(ask: Callable[[], int]) -> int | None:
+    """What was asked for; None while the server is starting, and before it has written where it is."""
+    try:
+        return ask()
+    except (psycopg.OperationalError, FileNotFoundError):
+        return None
