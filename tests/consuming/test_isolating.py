@@ -1,4 +1,4 @@
-"""A record that cannot be applied is dead-lettered alone; the worker goes on, and ends when it is told to."""
+"""A record that cannot be applied is dead-lettered alone; the worker goes on, and ends when it has to."""
 
 import asyncio
 import os
