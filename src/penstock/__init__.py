@@ -11,21 +11,37 @@ Data flows one way, and the folders show it:
     reconciling  a consumer's state compared with the canonical tables, at one cut
     verifying    staged records, journal, log and checkpoints compared with one another
 
-Two engines run these steps: ``inline`` (threads in one Python process) and ``spark`` (tasks of one Spark application).
-A third driver, ``stealing``, has the application's own processes run small slices of them.
+What runs these steps:
+
+    inline       the inline engine: threads in one Python process
+    spark        the Spark engine, tasks of one Spark application; and Spark's data sources
+    stealing     the application's own processes, in small slices between their requests
+
+What an application declares, and what the parts pass to each other:
+
+    pipeline             where it declares; kinds, declarations, declaring: channels, rules, consumers, workers
+    handlers             which functions a consumer may be declared with
+    jobs, messages       what a worker gets and answers; what a message of a queue may have
+    records, errors      the values that the parts pass to each other; every error that is raised on purpose
+    settings, loading    a command's settings; loads a pipeline by its import path
+
 Around them:
 
-    database     Postgres: connections, errors, statements, tables
-    migrations   the tables in the migrations of the application's own Alembic
-    operating    what operators ask: status, doctor, resets, dead letters
-    cli          the command line
-    embedded     Postgres and Valkey from wheels
-    testing      what an application's own tests need
-    demo         an application that shows it all, with faults
+    database             Postgres: connections, errors, statements, tables
+    migrations           the tables in the migrations of the application's own Alembic
+    capture              the triggers of rules in the database; alembic_operations: the same in migrations
+    structures           Redis without a pipeline: fields that expire, pinned keys, locks, which ids have queued work
+    operating            what operators ask: status, doctor, resets, dead letters
+    cli                  the command line; logs, display: its log, and text for a terminal
+    embedded             Postgres and Valkey from wheels
+    testing              what an application's own tests need
+    demo                 an application that shows it all, with faults
+    crashpoints          the places where the order of two writes matters, by name, for tests
+    parallel             loops side by side in one process
+    spark_daemon         the process that forks Spark's Python workers
 
-An application declares a ``pipeline`` out of ``declarations`` and ``handlers``; the parts pass each other ``records`` and
-raise ``errors``.  A public name is imported at its first use, with SQLAlchemy and nothing heavier: Spark plans in processes
-that use none of them, and each would spend half a second of processor time on it.
+A public name is imported at its first use, with SQLAlchemy and nothing heavier: Spark plans in processes that use none of
+them, and each would spend half a second of processor time on it.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -4,8 +4,8 @@ At its end the JVM first closes the connections of idle workers, then ends the d
 is faster answers on the closed connection; Spark's daemon prints a traceback of it, after a success.  Nobody waits for the
 answer, so nothing is lost with it.
 
-It is not in ``penstock.spark``, which imports PyArrow: that starts threads, and the daemon forks.  What it imports itself
-starts none; the workers share its memory, and need not import it, which takes a second of processor time in each.
+The daemon forks, so it imports nothing that starts a thread, as PyArrow does.  The workers share the memory of what it
+imports, and need not import it, which takes a second of processor time in each.
 
 Workers that plan the batches of a streaming source are those of Spark's own daemon, whatever is configured; ``end_quietly``
 is for them.

@@ -1,0 +1,67 @@
+"""What one text takes from another place is compared with that place: figures with the bench, a map with the directory."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import penstock
+from fixtures.documents import DOCS, ROOT
+
+README = " ".join((ROOT / "README.md").read_text().split())
+BENCH = (DOCS / "reference" / "bench.md").read_text()
+
+FIGURES = [
+    ("drain-200b-1", "`xadd`", 2, r"reaches ([\d.]+) times the rate at which a script that only"),
+    ("drain-200b-1", "`pgq`", 2, r"is ([\d.]+) times the rate of a relay on PgQ"),
+    ("drain-200b-1", "`debezium`", 2, r"([\d.]+) times that of Debezium's engine"),
+    ("drain-200b-1", "`skip-locked`", 2, r"([\d.]+) times that of the usual relay with `SKIP"),
+    ("cost-cpu-publish", "Penstock", 1, r"costs ([\d.]+) µs of processor time from staged to"),
+    ("case", "`latency-1000`", 1, r"take at most ([\d.]+) ms from the producer's `BEGIN` to"),
+]
+"""Of each of README's figures: the table, the row and the column in the bench, and where README has it."""
+
+
+@pytest.mark.parametrize(("table", "row", "column", "shown"), FIGURES)
+def test_a_figure_of_readme_is_the_benchs(table: str, row: str, column: int, shown: str) -> None:
+    match = re.search(shown, README)
+    assert match, shown
+    rows = [
+        cells
+        for lines in re.findall(
+            rf"^\| `?{table}`? \|.*\n\|[- |]+\n((?:\|.*\n)+)", BENCH, re.MULTILINE
+        )
+        for line in lines.splitlines()
+        if (cells := [cell.strip() for cell in line.strip("|").split("|")])[0] == row
+    ]
+
+    [cells] = rows
+    assert match[1] == re.split(r"[ ,(]", cells[column])[0]
+
+
+def test_the_readme_has_no_other_figure_of_speed() -> None:
+    [section] = re.findall(
+        r"^## How fast it is\n(.*?)^## ", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    known = {match[1] for *_, shown in FIGURES if (match := re.search(shown, README))}
+
+    assert set(re.findall(r"\b\d[\d.,]*\b", section)) == known | {"1,000"}
+
+
+def test_the_map_of_the_package_has_every_part_once() -> None:
+    package = Path(penstock.__file__).parent
+    parts = {
+        path.stem
+        for path in package.iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    } - {"__init__", "__main__"}
+    lines = re.findall(r"^    (\S.*)$", penstock.__doc__ or "", re.MULTILINE)
+    first = [name for line in lines for name in re.split(r" {2,}", line)[0].split(", ")]
+    further = [
+        name
+        for line in lines
+        for group in re.findall(r"; ([a-z_, ]+): ", line)
+        for name in group.split(", ")
+    ]
+
+    assert sorted(first + further) == sorted(parts)
