@@ -129,7 +129,6 @@ def test_a_worker_waits_for_its_password_to_be_accepted(
     )
     penstock.environment["PENSTOCK_DATABASE_URL"] = guest
     process = started("stream")
-    assert process.stderr is not None
     line = process.stderr.readline()
     connection.execute("ALTER ROLE guest PASSWORD 'p@ss w%rd'")
     eventually(lambda: connection.execute("SELECT FROM penstock.journal").fetchall(), "it streams")

@@ -3,12 +3,12 @@
 import json
 import signal
 import stat
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from fixtures.command_line import CommandLine
+from fixtures.forking import Forked
 from penstock.testing import eventually
 
 
@@ -19,17 +19,15 @@ def own(bare: CommandLine) -> CommandLine:
 
 
 @pytest.fixture
-def running(own: CommandLine) -> Iterator[subprocess.Popen[str]]:
+def running(own: CommandLine) -> Iterator[Forked]:
     process = own.start("run", "--engine", "inline")
     yield process
-    if process.poll() is None:
-        process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.end()
 
 
 @pytest.mark.slow
 def test_a_second_command_attaches_to_the_servers_of_the_first(
-    own: CommandLine, running: subprocess.Popen[str]
+    own: CommandLine, running: Forked
 ) -> None:
     eventually(
         lambda: own("status", "--json").returncode == 0,
@@ -50,7 +48,7 @@ def test_a_second_command_attaches_to_the_servers_of_the_first(
     assert doctor.returncode == 0, doctor.stdout
     assert [stat.S_IMODE(path.stat().st_mode) for path in noted] == [0o600, 0o600]
     assert running.wait(60) == 0
-    assert "stop with this command" in (running.stderr.read() if running.stderr else "")
+    assert "stop with this command" in (running.stderr.read())
 
 
 def test_inspecting_commands_start_no_servers(own: CommandLine) -> None:

@@ -133,7 +133,7 @@ def test_a_command_whose_extra_is_missing_says_what_to_install(
     )
     paths = [str(penstock.directory), penstock.environment.get("PYTHONPATH", "")]
     penstock.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    process = penstock.start(*command)
+    process = penstock.start_installed(*command)
     _, stderr = process.communicate(timeout=60)
 
     assert process.returncode == 2, stderr

