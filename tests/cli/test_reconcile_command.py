@@ -6,23 +6,18 @@ import pytest
 
 from fixtures.bank import open_bank
 from fixtures.command_line import CommandLine
-from fixtures.engines import ENGINES
 from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection
 
 
-@pytest.fixture(params=ENGINES)
-def bank(
-    request: pytest.FixtureRequest, penstock: CommandLine, connection: Connection, things: Log
-) -> CommandLine:
+@pytest.fixture
+def bank(penstock: CommandLine, connection: Connection, things: Log) -> CommandLine:
     """An application whose consumer holds the same rows as the canonical table."""
-    penstock.environment["PENSTOCK_ENGINE"] = request.param
     open_bank(penstock, connection, things)
     return penstock
 
 
-@pytest.mark.timeout(240)
 def test_differences_are_shown_repaired_and_gone(bank: CommandLine, connection: Connection) -> None:
     """Guarantee 28."""
     assert bank("consume", "copies", "--drain").returncode == 0
@@ -49,8 +44,6 @@ def test_differences_are_shown_repaired_and_gone(bank: CommandLine, connection: 
     ).fetchall() == [(7,), (8,)]
 
 
-@pytest.mark.storm_on_spark
-@pytest.mark.timeout(240)
 def test_a_new_consumer_begins_from_the_tables(
     bank: CommandLine, connection: Connection, things: Log
 ) -> None:
@@ -73,7 +66,6 @@ def test_a_new_consumer_begins_from_the_tables(
     assert connection.execute("SELECT n FROM public.counted").fetchall() == [(53,)]
 
 
-@pytest.mark.storm_on_spark
 def test_options_that_need_each_other_are_named(bank: CommandLine) -> None:
     assert "needs --apply" in bank("reconcile", "--whole").stderr
     assert "no reconciliation 'nothing'" in bank("reconcile", "nothing").stderr

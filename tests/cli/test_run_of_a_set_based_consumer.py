@@ -13,7 +13,7 @@ from fixtures.command_line import PENSTOCK, CommandLine
 from penstock.database.connections import Connection
 from penstock.testing import eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 CANARY = "canary-in-the-mine"
 

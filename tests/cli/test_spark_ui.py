@@ -16,7 +16,7 @@ from fixtures.command_line import CommandLine
 from penstock.database.connections import Connection
 from penstock.testing import eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 FRAMES = """
 @pipeline.consumer(reads=things, dataframe=True)

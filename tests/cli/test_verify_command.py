@@ -7,21 +7,15 @@ import pytest
 import redis
 
 from fixtures.command_line import CommandLine
-from fixtures.engines import ENGINES
 from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection
 
-pytestmark = pytest.mark.timeout(240)
-
 LOG = "penstock:{things/1}:log"
 
 
-@pytest.fixture(params=ENGINES)
-def streamed(
-    request: pytest.FixtureRequest, penstock: CommandLine, connection: Connection, things: Log
-) -> CommandLine:
-    penstock.environment["PENSTOCK_ENGINE"] = request.param
+@pytest.fixture
+def streamed(penstock: CommandLine, connection: Connection, things: Log) -> CommandLine:
     for count in (20, 30):
         stage_rows(connection, things, count)
         assert penstock("stream", "--drain").returncode == 0
@@ -43,8 +37,6 @@ def test_without_findings_the_exit_code_is_0(streamed: CommandLine) -> None:
     assert done.stdout.startswith("50 records of 2 shards verified in ")
     assert "nothing missing, doubled, changed or out of order" in done.stdout
     assert len(done.stdout.splitlines()) == 1
-    assert "log4j" not in done.stderr
-    assert "log level" not in done.stderr
 
 
 def test_findings_are_listed_and_the_exit_code_is_4(
@@ -64,7 +56,6 @@ def test_findings_are_listed_and_the_exit_code_is_4(
     assert (found["findings"][0]["shard"], found["findings"][0]["offset"]) == (1, first)
 
 
-@pytest.mark.storm_on_spark
 def test_a_shard_that_cannot_be_read_does_not_hide_the_others(
     streamed: CommandLine, redis_client: redis.Redis
 ) -> None:
@@ -79,7 +70,6 @@ def test_a_shard_that_cannot_be_read_does_not_hide_the_others(
     assert {(each["kind"], each["shard"]) for each in findings} >= {("surplus", 0), ("missing", 1)}
 
 
-@pytest.mark.storm_on_spark
 def test_records_that_nobody_reads_are_a_finding(
     streamed: CommandLine, connection: Connection
 ) -> None:
@@ -95,7 +85,6 @@ def test_records_that_nobody_reads_are_a_finding(
     assert "no channel is registered or declared with this shard" in done.stdout
 
 
-@pytest.mark.storm_on_spark
 @pytest.mark.parametrize("command", ["status", "verify"])
 def test_an_application_with_more_shards_than_are_registered_does_not_hide_them(
     streamed: CommandLine, connection: Connection, command: str
@@ -115,7 +104,6 @@ def test_an_application_with_more_shards_than_are_registered_does_not_hide_them(
     assert "things/7" in done.stdout
 
 
-@pytest.mark.storm_on_spark
 def test_a_place_verifies_its_shard_alone(streamed: CommandLine) -> None:
     done = streamed("verify", "--from", "things/1 offset 3", "--json")
 
@@ -123,7 +111,6 @@ def test_a_place_verifies_its_shard_alone(streamed: CommandLine) -> None:
     assert json.loads(done.stdout)["records"] < 48
 
 
-@pytest.mark.storm_on_spark
 def test_an_invalid_time_is_refused(streamed: CommandLine) -> None:
     refused = streamed("verify", "--from", "soon")
 

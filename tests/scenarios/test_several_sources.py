@@ -103,7 +103,6 @@ def on_spark(regions: Regions, processes: Processes) -> Iterator[None]:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_on_spark_each_source_has_a_task(
     regions: Regions, penstock_processes: Processes, tmp_path: Path

@@ -1,5 +1,6 @@
-"""The pipeline as a job of ``spark-submit``: it runs on the cluster that was named there, and shows no password anywhere."""
+"""Commands on a standalone cluster: a job of ``spark-submit``, which shows no password anywhere, and a reconciliation."""
 
+import json
 import re
 import signal
 import subprocess
@@ -12,13 +13,15 @@ import psutil  # type: ignore[import-untyped]  # it ships no types
 import pytest
 
 from cli.test_secrets import PASSWORD, guarded, secret_redis  # noqa: F401  the same servers
+from fixtures.bank import open_bank
 from fixtures.command_line import CommandLine
 from fixtures.spark_cluster import SPARK_HOME, SparkCluster, running_cluster
+from penstock import Log
 from penstock.database.connections import Connection
 from penstock.spark.java import find_java
 from penstock.testing import eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.xdist_group("cluster")]
 
 SCRIPT = """
 from penstock.cli.app import main
@@ -28,9 +31,10 @@ main()
 DEAD_LETTERS = "SELECT count(*) FROM penstock.dead_letters"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[SparkCluster]:
-    with running_cluster(workers=1, cores=2) as made:
+    """Three JVMs, and those of the executors: they show where the tasks run."""
+    with running_cluster(workers=2, cores=1) as made:
         yield made
 
 
@@ -106,3 +110,19 @@ def read_environment(log: str) -> str:
     url = f"{found[0]}/api/v1/applications/{application}/environment"
     with urllib.request.urlopen(url) as reply:
         return str(reply.read().decode())
+
+
+def test_reconciliation_runs_on_two_workers(
+    penstock: CommandLine, connection: Connection, things: Log, cluster: SparkCluster
+) -> None:
+    open_bank(penstock, connection, things)
+    assert penstock("consume", "copies", "--drain").returncode == 0
+    connection.execute("DELETE FROM public.copies WHERE number = 7")
+    before = {*cluster.directory.glob("w*/app-*/*/stderr")}
+
+    on_cluster = ("--master", cluster.url, "--conf", "spark.executor.memory=512m")
+    repaired = penstock("reconcile", "--apply", "--json", *on_cluster)
+
+    assert repaired.returncode == 0, repaired.stderr
+    assert json.loads(repaired.stdout)[0]["repaired"] == 1
+    assert len({*cluster.directory.glob("w*/app-*/*/stderr")} - before) >= 2
