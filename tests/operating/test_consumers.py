@@ -126,6 +126,7 @@ def test_dead_letters_and_reconciliations_go_with_a_renamed_consumer(
         ("retire", SchemaMissing, "consumer reader has no checkpoint"),
     ],
 )
+@pytest.mark.usefixtures("short_intervals")
 def test_a_worker_that_runs_meanwhile_stops_and_says_why(
     connection: Connection,
     redis_client: redis.Redis,

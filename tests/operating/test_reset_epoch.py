@@ -1,7 +1,7 @@
 """After Postgres has lost what was published, an operator resets the epoch, and everything is exact again."""
 
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
 
@@ -17,7 +17,6 @@ from penstock.channels.log.groups import LogGroup
 from penstock.channels.routing import log_keys
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres
 from penstock.embedded.postgres_binaries import account_for_postgres, postgres_binaries
 from penstock.errors import Fenced, HistoryDiverged, LogDiverged, Refused
@@ -28,7 +27,6 @@ from penstock.streaming import Streamer
 from penstock.testing import eventually
 
 EFFECTS = "CREATE TABLE public.effects (record_id bigint, key text)"
-LINEAR = {"fsync": "off", "full_page_writes": "off", "max_prepared_transactions": "4"}
 
 
 class Scene:
@@ -96,15 +94,11 @@ def scene(flow: Pipeline, things: Log, redis_client: redis.Redis, redis_url: str
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
-    """A separate Postgres with the tables, which a test may restore."""
-    made = EmbeddedPostgres(tmp_path / "postgres", settings=LINEAR)
-    made.start()
-    initialise(made.url)
-    with connect_postgres(made.url, application="test") as connection:
+def server(server: EmbeddedPostgres) -> EmbeddedPostgres:
+    """A separate Postgres, which a test may restore."""
+    with connect_postgres(server.url, application="test") as connection:
         connection.execute(EFFECTS)
-    yield made
-    made.remove()
+    return server
 
 
 def test_a_database_restored_from_an_older_copy_continues_in_a_new_epoch(

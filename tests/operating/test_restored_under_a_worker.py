@@ -9,40 +9,22 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from fixtures.flow import ReadLog, stage_rows
+from fixtures.flow import ReadLog
 from fixtures.keeping_pooler import KeepingPooler
+from fixtures.restored import stage, stream
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import connect_postgres
-from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import HistoryDiverged, ServerUnavailable
 from penstock.records import Record
 from penstock.streaming import Streamer
 
-QUICK = {"fsync": "off", "full_page_writes": "off"}
 
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
-    """A separate Postgres with the tables, which a test may restore."""
-    made = EmbeddedPostgres(tmp_path / "postgres", settings=QUICK)
-    made.start()
-    initialise(made.url)
-    with connect_postgres(made.url, application="test") as connection:
+@pytest.fixture(autouse=True)
+def _effects(server: EmbeddedPostgres) -> None:
+    with connect_postgres(server.url, application="test") as connection:
         connection.execute("CREATE TABLE public.effects (key text)")
-    yield made
-    made.remove()
-
-
-def stage(url: str, things: Log, count: int, prefix: str) -> None:
-    with connect_postgres(url, application="test") as connection:
-        stage_rows(connection, things, count, prefix)
-
-
-def stream(flow: Pipeline, url: str, redis_url: str) -> None:
-    with Streamer(flow, url, redis_url) as streamer:
-        streamer.drain()
 
 
 def drain_again_and_again(worker: LogWorker) -> None:
