@@ -116,7 +116,9 @@ def test_a_dataframe_is_staged_and_streamed(
             F.concat(F.lit("copy of "), "key").alias("key"),
             F.lit("copied").alias("action"),
             "object",
-            F.struct("id", F.lit(None).cast("string").alias("nothing")).alias("data"),
+            F.struct("id", F.expr("map('x', DATE'2026-11-24', 'y', NULL)").alias("at")).alias(
+                "data"
+            ),
             F.lit('{"from": "spark"}').alias("headers"),
         )
     )
@@ -127,6 +129,7 @@ def test_a_dataframe_is_staged_and_streamed(
 
     records = [r for each in logged(things).values() for r in each if r.action == "copied"]
     assert sorted(r.data["id"] for r in records) == list(range(1, 101))
+    assert all(r.data["at"] == {"x": "2026-11-24", "y": None} for r in records)
     assert {(r.object, r.headers["from"]) for r in records if r.headers} == {("thing", "spark")}
     assert all(things.shard_for(r.key) == r.shard for r in records)
 

@@ -6,7 +6,7 @@ once: a repeated one finds its number.  All rows of a batch pass through the dri
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,24 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    CharType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    MapType,
+    NullType,
+    NumericType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    TimeType,
+    UserDefinedType,
+    VarcharType,
+)
 
 from penstock.database.connections import Connection, TableConnection, connect_postgres
 from penstock.database.errors import postgres_errors
@@ -44,6 +61,21 @@ KNOWN = {"channel", "name", "maxbytes", "batchtable", "namespace", "schema", "da
 REQUIRED = ("key", "action", "object", "data")
 HEADERS, CHANNEL = "headers", "channel"
 
+STAGED = (
+    NullType,
+    BooleanType,
+    NumericType,
+    StringType,
+    CharType,
+    VarcharType,
+    DateType,
+    TimestampType,
+    TimestampNTZType,
+    DayTimeIntervalType,
+    TimeType,
+)
+"""The types of single values that are staged as ``stage`` writes them."""
+
 
 @dataclass
 class Encoded(WriterCommitMessage):
@@ -66,7 +98,7 @@ class _Writer:
         options = known_options(SOURCE, given, KNOWN)
         if overwrite:
             raise InvalidSetting(f"{SOURCE}: records are added, never overwritten: mode('append')")
-        _check_columns(schema)
+        check_columns(schema)
         self._scope = parse_scope(options)
         self._url = database_url(SOURCE, options.get("databaseurl"))
         self._channel = _channel(options, schema)
@@ -84,7 +116,7 @@ class _Writer:
         warm()
         context = TaskContext.get()
         query = None if context is None else context.getLocalProperty(QUERY_ID)
-        rows = [self._encode(row) for part in iterator for row in part.to_pylist()]
+        rows = [self._encode(row) for part in iterator for row in read_rows(part)]
         return Encoded(query or "", [zlib.compress(each.encode(), 1) for each in split_rows(rows)])
 
     def _encode(self, row: Mapping[str, Any]) -> str:
@@ -202,7 +234,7 @@ def _channel(options: Mapping[str, str], schema: StructType) -> str | None:
     return None
 
 
-def _check_columns(schema: StructType) -> None:
+def check_columns(schema: StructType) -> None:
     """Checks that a DataFrame has the columns of a new record.
 
     Raises:
@@ -214,12 +246,55 @@ def _check_columns(schema: StructType) -> None:
             f"{SOURCE}: the DataFrame has no column {missing[0]!r}; to be staged it needs {', '.join(REQUIRED)}, and may have "
             f"{HEADERS}"
         )
+    _refuse_twice(
+        "the DataFrame", [each for each in schema.names if each in {*REQUIRED, HEADERS, CHANNEL}]
+    )
     if not isinstance(schema["data"].dataType, StringType | StructType):
         raise InvalidSetting(
             f"{SOURCE}: column 'data' is {schema['data'].dataType.simpleString()}; it takes JSON text (to_json) or a struct"
         )
+    _refuse_types(schema["data"].dataType, "data")
     if HEADERS in schema.names and not isinstance(schema[HEADERS].dataType, StringType):
         raise InvalidSetting(f"{SOURCE}: column {HEADERS!r} takes JSON text (to_json)")
+
+
+def _refuse_types(kind: DataType, path: str) -> None:
+    """Refuses a type whose values ``stage`` does not take: an interval would be staged as a list of three numbers."""
+    match kind:
+        case StructType():
+            _refuse_twice(f"column {path!r}", kind.names)
+            for field in kind.fields:
+                _refuse_types(field.dataType, f"{path}.{field.name}")
+        case ArrayType():
+            _refuse_types(kind.elementType, f"{path}[]")
+        case MapType(keyType=StringType()):
+            _refuse_types(kind.valueType, f"{path}[]")
+        case UserDefinedType():
+            _refuse_types(kind.sqlType(), path)
+        case _:
+            if not isinstance(kind, STAGED):
+                raise InvalidSetting(
+                    f"{SOURCE}: column {path!r} is {kind.simpleString()}, which JSON does not have: cast it to a type that it has, "
+                    "such as string (a map needs keys of type string)"
+                )
+
+
+def _refuse_twice(what: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidSetting(f"{SOURCE}: {what} has {name!r} twice")
+
+
+def read_rows(part: pa.RecordBatch) -> list[dict[str, Any]]:
+    """The rows as Python values; a map is a dict, as applications stage it, and not a list of pairs.
+
+    Raises:
+        InvalidRecord: A map has a key twice, or a time has nanoseconds.
+    """
+    with suppress(KeyError, ValueError):  # the error, which holds the key, becomes nobody's context
+        rows: list[dict[str, Any]] = part.to_pylist(maps_as_pydicts="strict")
+        return rows
+    raise InvalidRecord("data", "holds a map that has a key twice, or a time with nanoseconds")
 
 
 def _json(text: str, field: str, max_bytes: int) -> str:
