@@ -203,6 +203,26 @@ def test_shards_that_postgres_has_forgotten_are_in_doubt(
     assert not [key for key in keys if key.startswith("lost")]
 
 
+def test_the_plan_names_the_shards_of_now_for_records_without_an_offset(
+    flow: Pipeline, things: Log, redis_client: redis.Redis, redis_url: str, database_url: str
+) -> None:
+    """The application staged them into those from before the number of shards was changed."""
+    stage(database_url, things, 20, "kept")
+    stream(flow, database_url, redis_url)
+    change_shards(database_url)
+    stage(database_url, things, 30, "waiting")
+    redis_client.set(log_keys("penstock", things.shard_names[0]).epoch, 7)
+
+    plan = reset(database_url, redis_client, flow, apply=True)
+
+    with connect_postgres(database_url, application="test") as connection:
+        given = connection.execute(
+            "SELECT channel || '/' || shard, sum(last_offset - first_offset + 1)::int FROM penstock.journal WHERE shard > 1 GROUP BY 1"
+        ).fetchall()
+    assert sum(count for _, count in given) == 30
+    assert plan.unsequenced == dict(given)
+
+
 def change_shards(url: str) -> None:
     with connect_postgres(url, application="test") as connection:
         assert reshard(connection, "things", 3, apply=True).applied

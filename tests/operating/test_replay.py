@@ -88,6 +88,13 @@ def test_older_generations_of_shards_come_first(
 
     ask(apply=True)
 
+    origins = [headers["replayed-from"] for *_, headers in staged(connection)]
+    assert {(each["shard"], each["offset"], each["id"]) for each in origins} == set(
+        connection.execute(
+            "SELECT shard, first_offset + n - 1, id FROM penstock.journal, unnest(record_ids) WITH ORDINALITY AS r (id, n) "
+            "WHERE channel = 'things'"
+        )
+    )
     rows = [(key, data["number"]) for key, _, _, _, data, _ in staged(connection)]
     assert numbers(connection) == list(range(60))
     for key in ("k0", "k1", "k2", "k3"):

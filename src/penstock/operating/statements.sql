@@ -298,9 +298,15 @@ WITH named AS MATERIALIZED (
     SELECT unnest(record_ids) AS id
     FROM {schema}.journal
 )
-SELECT coalesce(f.successor, r.channel), shard, count(*)
+SELECT coalesce(f.successor, r.channel),
+       CASE WHEN c.generations = '{}' OR c.channel IS NULL THEN r.shard
+            ELSE c.first_shard + mod(('x' || encode(substr(sha256(convert_to(r.key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint,
+                                     c.generations[cardinality(c.generations)])::int  -- as `sequence_remaining`
+       END,
+       count(*)
 FROM {schema}.staged_records r
 LEFT JOIN {schema}.former_channels f ON f.channel = r.channel
+LEFT JOIN {schema}.channels c ON c.channel = coalesce(f.successor, r.channel)
 WHERE NOT EXISTS (SELECT FROM named WHERE named.id = r.id)
   AND NOT EXISTS (SELECT FROM {schema}.waiting_records w WHERE w.record_id = r.id)
   AND created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'

@@ -91,7 +91,7 @@ copies AS (
            CASE kind WHEN 'ick' THEN '{}' ELSE data END,
            CASE jsonb_typeof(headers) WHEN 'object' THEN headers - 'penstock' ELSE '{}' END || jsonb_build_object(
                'replayed-from', jsonb_build_object(
-                   'replay', %(replay)s::bigint, 'channel', %(channel)s::text, 'shard', shard, 'offset', "offset", 'id', id,
+                   'replay', %(replay)s::bigint, 'channel', %(channel)s::text, 'shard', %(shard)s::int, 'offset', "offset", 'id', id,
                    'staged_us', (extract(epoch FROM created_at) * 1000000)::bigint
                )
            )
