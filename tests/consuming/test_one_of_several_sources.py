@@ -47,6 +47,13 @@ from penstock.stealing import Chores
 from penstock.streaming import Streamer
 from penstock.testing import drained, eventually
 
+CONSUMER = """
+from penstock import Log, Pipeline
+
+things = Log("things", sources=["eu", "us"])
+pipeline = Pipeline([things])
+pipeline.consumer(reads=things, name="totals")(lambda session, records: None)
+"""
 AWAY = "postgresql://postgres@127.0.0.1:1/none"
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "read-several-sources.md"
 
@@ -492,10 +499,18 @@ def test_a_command_accepts_a_restored_source(
 
     urls = {"PENSTOCK_SOURCES": json.dumps(regions.urls)}
     unknown = penstock(*command[:3], "asia")
+    (penstock.directory / "shop.py").write_text(CONSUMER)
+    halted = penstock("consume", "totals", "--drain", **urls)
+    advice = penstock("doctor", **urls)
     plan = penstock(*command, **urls)
     done = penstock(*command[:-1], "--apply", **urls)
     again = penstock(*command, **urls)
 
+    # What ends it, wherever it is said, is what the reason in `status` names.
+    assert halted.returncode == 1
+    for said in (halted.stderr, advice.stdout):
+        assert "ix the cause, then: penstock reset source totals eu" in said
+        assert "--resume" not in said
     # Its effects are elsewhere, and were not restored.
     assert epoch.stdout.count("may have applied all of these: penstock reset source totals eu") == 2
     assert "restored with it" not in epoch.stdout

@@ -10,6 +10,7 @@ from penstock.cli.signals import Stop
 from penstock.consuming import Consumed
 from penstock.consuming.worker import Worker
 from penstock.errors import Halted
+from penstock.operating.readers import how_to_resume
 from penstock.operating.status import status
 from penstock.pipeline import Pipeline
 from penstock.settings import Settings
@@ -49,10 +50,11 @@ def raise_if_halted(settings: Settings, pipeline: Pipeline, name: str) -> None:
     """Raises ``Halted``: a drain that leaves halted shards behind is not a success."""
     with open_connections(settings, f"consumer {name}") as servers:
         found = status(servers.connection, servers.client, pipeline)
-    halted = [str(shard) for consumer, shard, _ in found.halted if consumer == name]
+    halted = {shard: reason for consumer, shard, reason in found.halted if consumer == name}
     if halted:
+        ways = dict.fromkeys(how_to_resume(name, *each) for each in halted.items())
         # Without the reason: it may quote a payload, which belongs on stdout, in the status.
         raise Halted(
-            f"{name} is halted in {', '.join(halted)}; penstock status shows why. Fix the cause, then: "
-            f"penstock reset checkpoint {name} --resume --apply"
+            f"{name} is halted in {', '.join(map(str, halted))}; penstock status shows why. Fix the cause, then: "
+            f"{'; '.join(ways)}"
         )

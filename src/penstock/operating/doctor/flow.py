@@ -15,6 +15,7 @@ from penstock.database.statements import statements
 from penstock.journal import missed_records
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
 from penstock.operating.doctor.declared import declared
+from penstock.operating.readers import how_to_resume
 from penstock.operating.status import ChannelStatus, ConsumerShard, Status
 from penstock.streaming.sequencer import check_identity_cache
 
@@ -176,7 +177,7 @@ def _check_halted(current: Status) -> Iterator[CheckResult]:
         yield CheckResult.error(
             "consumers",
             f"{consumer} is halted in {shard}: {reason}",
-            f"fix the cause, then: penstock reset checkpoint {consumer} --resume --apply",
+            f"fix the cause, then: {how_to_resume(consumer, shard, reason)}",
         )
 
 

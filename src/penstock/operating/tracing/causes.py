@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from penstock.operating.readers import how_to_go_on
+from penstock.operating.readers import how_to_go_on, how_to_resume
 from penstock.operating.tracing.reading import Situation
 from penstock.operating.tracing.report import Explanation, OpenWriter, Reader, Story
 
@@ -228,7 +228,7 @@ def _describe(reader: Reader, story: Story) -> tuple[str, str | None]:
         case "halted":
             return (
                 f"{name} is halted before it: {reader.reason}",
-                f"fix the cause, then: penstock reset checkpoint {name} --resume --apply",
+                f"fix the cause, then: {how_to_resume(name, story.shard_name, reader.reason)}",
             )
         case "unread":
             return (
