@@ -72,6 +72,7 @@ ALLOWED = {
     "consumer": [
         f"XREAD COUNT 1 STREAMS {LOG} 0",
         f"XRANGE {LOG} - +",
+        f"XRANGE {LOG}-before-2 - +",  # `penstock reset source`
         f"GET {EPOCH}",
         f"ZADD {DIRTY} 1 m",
         f"ZREM {DIRTY} m",

@@ -49,7 +49,7 @@ COMMANDS: Mapping[AclUser, str] = {
 _KEYS: Mapping[AclUser, str] = {
     "owner": "~{namespace}:{{*}}:*",
     "streamer": "~{namespace}:{{*}}:*",
-    "consumer": "clearselectors (~{namespace}:{{*}}:* +evalsha) %R~{namespace}:{{*}}:log %R~{namespace}:{{*}}:epoch "
+    "consumer": "clearselectors (~{namespace}:{{*}}:* +evalsha) %R~{namespace}:{{*}}:log* %R~{namespace}:{{*}}:epoch "
     "%R~{namespace}:{{*}}:epoch-ends ~{namespace}:{{*}}:group:* "
     "~{namespace}:{{*}}:progress ~{namespace}:{{*}}:ick* ~{namespace}:{{*}}:q-* ~{namespace}:{{*}}:s*",
     "viewer": "~{namespace}:{{*}}:*",
