@@ -37,13 +37,13 @@ async def apply_one(session: AsyncSession, record: Record) -> None:
 
 
 @pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])
-def test_an_async_handler_is_awaited(reader: Reader, staged: int, each: bool) -> None:  # noqa: FBT001
+def test_an_async_handler_is_awaited(reader: Reader, twenty_records: int, each: bool) -> None:  # noqa: FBT001
     """Guarantee 5: in one transaction with the checkpoint."""
     reader.declare(apply_one if each else apply_all, each=each)
     reader.drain()
 
     assert reader.effects() == ALL
-    assert len(ALL) == staged
+    assert len(ALL) == twenty_records
     assert (
         sum(row[0] for row in reader.connection.execute("SELECT applied FROM penstock.checkpoints"))
         == 20
@@ -51,7 +51,7 @@ def test_an_async_handler_is_awaited(reader: Reader, staged: int, each: bool) ->
 
 
 @pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_failure_of_an_async_handler_is_isolated(reader: Reader, each: bool) -> None:  # noqa: FBT001
     """Guarantee 21: its effects before the failure are rolled back."""
 
@@ -71,7 +71,7 @@ def test_a_failure_of_an_async_handler_is_isolated(reader: Reader, each: bool) -
     assert reader.dead() == [(number, "ValueError: cannot be understood") for number in (3, 4)]
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_dead_letters_of_an_async_handler_can_be_retried(reader: Reader) -> None:
     refused = {7}
 
@@ -115,7 +115,7 @@ def test_an_async_handler_of_an_ick_is_awaited(
     assert rows == [(f"d{number}",) for number in range(1, 6)]
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_cancelled_async_handler_fails_like_any_other(reader: Reader) -> None:
     async def handler(session: AsyncSession, record: Record) -> None:
         if record.id == 5:
@@ -129,7 +129,7 @@ def test_a_cancelled_async_handler_fails_like_any_other(reader: Reader) -> None:
     assert len(reader.effects()) == 19
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_worker_of_an_async_handler_in_a_running_loop_says_that_it_needs_its_own_thread(
     reader: Reader,
 ) -> None:
@@ -203,7 +203,7 @@ def test_a_nameless_handler_needs_a_name(flow: Pipeline, things: Log) -> None:
     flow.consumer(reads=things, name="reader")(NamelessHandler())
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_an_object_with_an_async_call_is_awaited(reader: Reader) -> None:
     reader.declare(AsyncCallable())
     reader.drain()
@@ -212,7 +212,7 @@ def test_an_object_with_an_async_call_is_awaited(reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("handler", [returns_a_coroutine, returns_a_generator])
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_handler_that_returns_a_coroutine_or_a_generator_halts_its_shard(
     reader: Reader, handler: Handler
 ) -> None:
@@ -324,7 +324,7 @@ DEFERRED = (
     ],
     ids=["deferred", "swallows", "read-only", "ROLLBACK", "rollback()", "commit()"],
 )
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_breaking_the_transaction_fails_the_batch_with_a_reason(
     reader: Reader, handler: Handler, reason: str
 ) -> None:
@@ -346,7 +346,7 @@ def test_breaking_the_transaction_fails_the_batch_with_a_reason(
     assert reader.effects() == [number for number in ALL if number != 2]
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 @pytest.mark.parametrize("fails_then", [False, True], ids=["returns", "fails"])
 def test_a_handler_that_commits_halts_its_shard_at_once(reader: Reader, fails_then: bool) -> None:  # noqa: FBT001
     """Guarantee 5: its effects are committed without the checkpoint, and another attempt would double them."""
@@ -366,7 +366,7 @@ def test_a_handler_that_commits_halts_its_shard_at_once(reader: Reader, fails_th
     assert reader.dead() == []
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_handler_may_use_savepoints(reader: Reader) -> None:
     def tries(session: Session, record: Record) -> None:
         try:
@@ -410,7 +410,7 @@ def test_a_handler_that_always_loses_conflicts_pauses_and_ends(
     assert monotonic() - began > 0.1
 
 
-def test_a_stop_is_noticed_between_attempts(reader: Reader, staged: int) -> None:
+def test_a_stop_is_noticed_between_attempts(reader: Reader, twenty_records: int) -> None:
     attempts: list[int] = []
 
     def loses(_: Session, records: Sequence[Record]) -> None:
@@ -423,10 +423,10 @@ def test_a_stop_is_noticed_between_attempts(reader: Reader, staged: int) -> None
 
     assert len(attempts) < 6
     assert monotonic() - began < 5
-    assert staged == 20
+    assert twenty_records == 20
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_shard_whose_handler_raises_try_again_holds_up_no_other(reader: Reader) -> None:
     """Guarantee 21: the shard waits for `TryAgain(after=…)`, and the other shard goes on."""
     asked: list[float] = []
@@ -445,7 +445,7 @@ def test_a_shard_whose_handler_raises_try_again_holds_up_no_other(reader: Reader
     assert reader.dead() == []
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_shard_whose_handler_asks_to_wait_again_and_again_holds_up_no_other(
     reader: Reader,
 ) -> None:
@@ -476,7 +476,7 @@ class Unspeakable(Exception):
     [ValueError("lone \ud800 surrogate"), ValueError("nul \x00"), Unspeakable()],
     ids=["surrogate", "nul", "unspeakable"],
 )
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_an_error_whose_text_cannot_be_made_dead_letters_its_record(
     reader: Reader, error: Exception
 ) -> None:
@@ -523,7 +523,7 @@ def test_a_record_with_the_longest_key_is_dead_lettered(
 
 @pytest.mark.parametrize("exits", [SystemExit(0), KeyboardInterrupt()], ids=["exit", "interrupt"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_handler_that_exits_ends_the_worker_as_a_failure(
     reader: Reader,
     exits: BaseException,
@@ -594,7 +594,7 @@ def test_records_that_fail_occasionally_do_not_halt_the_consumer(
 
 
 def test_a_handler_may_stage_records_in_a_pipeline_without_rules(
-    reader: Reader, staged: int, things: Log
+    reader: Reader, twenty_records: int, things: Log
 ) -> None:
     def passes_on(session: Session, records: Sequence[Record]) -> None:
         for record in records:
@@ -607,13 +607,13 @@ def test_a_handler_may_stage_records_in_a_pipeline_without_rules(
     [(echoes,)] = reader.connection.execute(
         "SELECT count(*) FROM penstock.staged_records WHERE action = 'echo'"
     )
-    assert (echoes, reader.dead()) == (staged, [])
+    assert (echoes, reader.dead()) == (twenty_records, [])
 
 
 # --- the server's own failures ---
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_the_reason_is_shown_while_a_locked_table_is_waited_for(
     reader: Reader, database_url: str
 ) -> None:
@@ -640,7 +640,7 @@ def test_the_reason_is_shown_while_a_locked_table_is_waited_for(
     assert (reader.effects(), reader.dead()) == (ALL, [])
 
 
-@pytest.mark.usefixtures("staged", "short_pauses")
+@pytest.mark.usefixtures("twenty_records", "short_pauses")
 def test_a_transient_server_error_dead_letters_nothing(reader: Reader) -> None:
     """Guarantee 13: errors are classified by SQLSTATE, in one place."""
     transient = ["57014", "53300", "53100", "55P03", "57P03", "08006", "25P03", "25P04", "58030"]
@@ -660,7 +660,7 @@ def test_a_transient_server_error_dead_letters_nothing(reader: Reader) -> None:
     assert next(failures, None) is None
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_temporarily_read_only_server_is_waited_for(reader: Reader, database_url: str) -> None:
     """Guarantee 13: no attempt is counted, and the worker's loop tries again."""
     with psycopg.connect(database_url, autocommit=True) as admin:
@@ -679,7 +679,7 @@ def test_a_temporarily_read_only_server_is_waited_for(reader: Reader, database_u
     assert (reader.effects(), reader.dead()) == (ALL, [])
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_session_lock_of_a_handler_does_not_outlive_its_failure(reader: Reader) -> None:
     """A rollback does not release a session's lock; after a failure the worker opens a new connection."""
 
@@ -701,7 +701,7 @@ def test_a_session_lock_of_a_handler_does_not_outlive_its_failure(reader: Reader
 # --- what is logged ---
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_the_first_failure_is_logged_with_its_traceback_and_without_values(reader: Reader) -> None:
     """Guarantee 33."""
 
@@ -724,7 +724,7 @@ def test_the_first_failure_is_logged_with_its_traceback_and_without_values(reade
 
 
 def test_an_update_computed_by_the_server_may_run_at_read_committed(
-    reader: Reader, staged: int
+    reader: Reader, twenty_records: int
 ) -> None:
     """The opt-in: no conflict, since no value that was read is written back."""
     reader.connection.execute("CREATE TABLE public.customers (id text PRIMARY KEY, orders bigint)")
@@ -736,4 +736,6 @@ def test_an_update_computed_by_the_server_may_run_at_read_committed(
     reader.declare(count, isolation="READ COMMITTED")
     reader.drain()
 
-    assert reader.connection.execute("SELECT orders FROM public.customers").fetchone() == (staged,)
+    assert reader.connection.execute("SELECT orders FROM public.customers").fetchone() == (
+        twenty_records,
+    )

@@ -63,7 +63,7 @@ def returns_async_generator(session: Session, records: Sequence[Record]) -> obje
     "handler", [forgets_to_await, returns_map, returns_async_generator], ids=lambda h: h.__name__
 )
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_handler_that_was_never_run_does_not_count_as_applied(
     reader: Reader, handler: Handler
 ) -> None:
@@ -76,7 +76,7 @@ def test_a_handler_that_was_never_run_does_not_count_as_applied(
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_the_work_of_a_forgotten_task_does_not_count_as_applied(reader: Reader) -> None:
     """Guarantee 5."""
     tasks: set[asyncio.Task[None]] = set()
@@ -97,7 +97,7 @@ def test_the_work_of_a_forgotten_task_does_not_count_as_applied(reader: Reader) 
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_the_text_of_an_exception_in_a_forgotten_task_is_not_logged(
     reader: Reader, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -123,7 +123,7 @@ def test_the_text_of_an_exception_in_a_forgotten_task_is_not_logged(
 
 
 @pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_another_attempt_gets_the_data_as_it_was_staged(reader: Reader, each: bool) -> None:  # noqa: FBT001
     """Guarantee 17: a handler may change its records, and lose a conflict."""
     loses = iter([True])
@@ -142,7 +142,7 @@ def test_another_attempt_gets_the_data_as_it_was_staged(reader: Reader, each: bo
     assert reader.effects() == sorted([number * 100 for number in range(1, 11)] * 2)
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_handler_that_changes_its_data_can_be_called_again(reader: Reader) -> None:
     """Guarantee 21: a serialization failure dead-letters nothing."""
     loses = iter([True])
@@ -168,7 +168,7 @@ def commits(session: Session, records: Sequence[Record]) -> None:
     session.execute(text("COMMIT"))
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_handler_that_commits_several_shards_is_called_once(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +183,7 @@ def test_a_handler_that_commits_several_shards_is_called_once(
     assert all(reader.checkpoints("halted"))
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_handler_that_commits_and_exits_halts_its_shard(reader: Reader) -> None:
     """Guarantee 5: it would be called again after a restart."""
 
@@ -200,7 +200,7 @@ def test_a_handler_that_commits_and_exits_halts_its_shard(reader: Reader) -> Non
     assert reader.effects() == sorted(set(reader.effects()))
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_handler_that_closes_its_connection_fails_like_any_other(reader: Reader) -> None:
     """Guarantee 21: `with session.connection() as connection:` closes it."""
 
@@ -220,7 +220,7 @@ def test_a_handler_that_closes_its_connection_fails_like_any_other(reader: Reade
 # --- state that it leaves behind ---
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_row_factory_set_by_a_handler_does_not_stop_its_shard(reader: Reader) -> None:
     def changes(session: Session, records: Sequence[Record]) -> None:
         apply(session, records)
@@ -270,7 +270,7 @@ MEDDLING: dict[str, Callable[[Session], object]] = {
 @pytest.mark.parametrize(
     ("how", "is_async"), [*((how, False) for how in MEDDLING), ("close", True), ("advisory", True)]
 )
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_state_that_a_handler_leaves_in_its_session_neither_loses_nor_doubles_effects(
     reader: Reader,
     how: str,

@@ -24,7 +24,7 @@ from penstock.operating.retrying import retry
 from penstock.records import Record
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_poison_record_that_the_log_has_lost_is_isolated(
     reader: Reader, things: Log, redis_client: redis.Redis
 ) -> None:
@@ -53,7 +53,7 @@ class PanicException(BaseException):
     [PanicException(), BaseExceptionGroup("", [asyncio.CancelledError()])],
     ids=["panic", "group"],
 )
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_record_that_makes_a_library_panic_is_dead_lettered(
     reader: Reader, error: BaseException
 ) -> None:
@@ -87,7 +87,7 @@ def test_dead_letters_of_idle_shards_do_not_halt_a_busy_one(reader: Reader) -> N
     assert halted == [{}, {}, {}]
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_dead_letter_can_be_retried_beside_a_busy_worker(
     reader: Reader, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +124,7 @@ def test_a_dead_letter_can_be_retried_beside_a_busy_worker(
 # --- stops ---
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_stop_is_noticed_between_the_parts_of_a_batch(reader: Reader) -> None:
     """Guarantee 27."""
     done: list[float] = []
@@ -142,7 +142,7 @@ def test_a_stop_is_noticed_between_the_parts_of_a_batch(reader: Reader) -> None:
     assert len(done) <= 2
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_ctrl_c_ends_a_worker_of_an_async_handler(reader: Reader) -> None:
     calls: list[int] = []
 
@@ -163,7 +163,7 @@ def test_ctrl_c_ends_a_worker_of_an_async_handler(reader: Reader) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_an_exit_in_a_task_of_a_handler_is_a_failure(reader: Reader) -> None:
     async def child() -> None:
         sys.exit(0)

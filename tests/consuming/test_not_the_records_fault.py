@@ -39,7 +39,7 @@ class Busy(TryAgain):
     ],
     ids=["subclass", "timedelta", "text"],
 )
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_no_form_of_try_again_ends_the_worker(
     reader: Reader, make_error: Callable[[], TryAgain]
 ) -> None:
@@ -56,7 +56,7 @@ def test_no_form_of_try_again_ends_the_worker(
     assert (reader.effects(), reader.dead()) == (ALL, [])
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_handler_may_raise_try_again_without_an_end(reader: Reader) -> None:
     """An operator may then move the checkpoint, or fix the handler."""
 
@@ -71,7 +71,7 @@ def test_a_handler_may_raise_try_again_without_an_end(reader: Reader) -> None:
     assert reader.effects() == list(range(11, 21))
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_try_again_without_a_pause_is_not_a_busy_loop(reader: Reader) -> None:
     calls: list[int] = []
 
@@ -85,7 +85,7 @@ def test_try_again_without_a_pause_is_not_a_busy_loop(reader: Reader) -> None:
     assert 0 < len(calls) < 20
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_task_in_a_group_may_raise_try_again(reader: Reader) -> None:
     asks = iter(range(5))
 
@@ -161,7 +161,7 @@ async def groups(session: AsyncSession, records: Sequence[Record]) -> None:
 @pytest.mark.parametrize(
     "handler", [raises_its_own, catches_and_goes_on, groups], ids=lambda h: h.__name__
 )
-@pytest.mark.usefixtures("staged", "short_pauses")
+@pytest.mark.usefixtures("twenty_records", "short_pauses")
 def test_a_locked_table_dead_letters_nothing_however_the_error_arrives(
     reader: Reader, database_url: str, handler: Handler
 ) -> None:
@@ -191,7 +191,7 @@ def test_a_locked_table_dead_letters_nothing_however_the_error_arrives(
     assert next(asked) > 10
 
 
-@pytest.mark.usefixtures("staged", "short_pauses")
+@pytest.mark.usefixtures("twenty_records", "short_pauses")
 def test_a_table_that_is_missing_for_a_moment_dead_letters_nothing(reader: Reader) -> None:
     """Guarantee 13: code may be deployed before its migration."""
     reader.connection.execute("ALTER TABLE public.effects RENAME TO renamed")
@@ -209,7 +209,7 @@ def test_a_table_that_is_missing_for_a_moment_dead_letters_nothing(reader: Reade
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("twenty_records")
 def test_a_connection_lost_in_a_savepoint_is_a_server_failure(
     reader: Reader,
     database_url: str,
