@@ -34,7 +34,10 @@ ELSEWHERE = {
     ("first-pipeline", ""): "tests/documents/test_tutorial.py",
     ("bench", ""): "tests/bench/test_bench.py",  # compares options and cases: they take minutes
     ("engines", "penstock run"): "tests/cli/test_run_on_spark.py",  # options of Java
-    ("run-on-your-cluster", ""): "tests/cli/test_submitted.py",  # with a cluster of its own
+    (
+        "run-on-your-cluster",
+        "",
+    ): "tests/cli/test_commands_on_a_cluster.py",  # with a cluster of its own
     (
         "read-several-sources",
         "export",

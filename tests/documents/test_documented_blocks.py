@@ -277,7 +277,7 @@ def test_errors(redis_client: redis.Redis, redis_url: str) -> None:
 def test_a_job_of_a_cluster(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The script is the command; ``tests/cli/test_submitted.py`` submits such a one to a cluster."""
+    """The script is the command; ``tests/cli/test_commands_on_a_cluster.py`` submits such a one to a cluster."""
     monkeypatch.setattr(sys, "argv", ["job.py", "--version"])
     with pytest.raises(SystemExit) as ended:
         run_page("docs/how-to/run-on-your-cluster.md", {})
