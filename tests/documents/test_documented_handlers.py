@@ -12,6 +12,7 @@ import redis
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
+from documents.conftest import Shop
 from fixtures.documents import DOCS, ROOT, Declared, blocks, run_blocks
 from penstock import Unique, mark_dirty, stage
 
@@ -108,6 +109,39 @@ def test_the_readmes_job_waits_until_the_ride_is_paid(declare: Declare) -> None:
     assert shop.rows("SELECT ride_id FROM receipts") == [(17,)]
     assert shop.rows("SELECT data->'ride_id' FROM penstock.staged_records") == [(18,)]
     assert shop.rows("SELECT count(*) FROM penstock.dead_letters") == [(0,)]
+
+
+def test_the_example_follows_its_tables(shop: Shop) -> None:
+    """``examples/shop``; a ride that is cancelled before its receipt gets none, and loses none that it has."""
+    pipeline, models = shop.events.pipeline, shop.models
+    everything = models.Base.metadata.create_all
+    declared = Declared(pipeline, everything, shop.engine, shop.database_url, shop.redis_url)
+    expected = {
+        "SELECT id, fare FROM ride_totals": [(1, 7), (3, 300), (4, 400)],
+        "SELECT ride_id, fare FROM ride_copies": [(1, 7), (3, 300), (4, 400)],
+        "SELECT id, words FROM indexed_rides": [
+            (1, "ride 1 7"),
+            (3, "ride 3 300"),
+            (4, "ride 4 400"),
+        ],
+        "SELECT split_part(words, ' ', 1), count(*) FROM ride_report GROUP BY 1": [
+            ("delete", 2),
+            ("insert", 5),
+            ("update", 1),
+        ],
+        "SELECT ride_id FROM receipts": [(1,), (2,), (3,), (4,)],
+    }
+
+    def check() -> None:
+        found = {query: declared.rows(f"{query} ORDER BY 1") for query in expected}
+        assert found == expected
+
+    change(declared, models.Ride, lambda n: models.Ride(id=n, account="a", fare=100 * n), "fare")
+
+    check()
+    declared.read_again()
+    assert declared.go_back("ride-totals", "ride-copies", "ride-report") == 24
+    check()
 
 
 def test_the_receipts_of_the_how_to_follow_the_orders(declare: Declare) -> None:
