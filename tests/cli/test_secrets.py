@@ -1,13 +1,15 @@
 """No log, error or table shows a password or a payload; a payload is printed only on request."""
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fixtures.command_line import CommandLine
-from penstock.database.connections import Connection
+from penstock.channels.server import connect_redis, redis_errors
+from penstock.cli.render import show_error
+from penstock.database.connections import Connection, connect_postgres, make_engine
 from penstock.display import MASK, mask
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis
 
@@ -65,45 +67,69 @@ def guarded(
     connection.execute("DROP ROLE canary")
 
 
-@pytest.mark.parametrize("level", ["info", "debug"])
-def test_neither_password_nor_payload_is_shown(guarded: CommandLine, level: str) -> None:
+def test_neither_password_nor_payload_is_shown(guarded: CommandLine) -> None:
     for command in COMMANDS:
-        assert_silent(guarded(*command, "--log-level", level))
+        assert_silent(guarded(*command, "--log-level", "debug"))
 
 
-@pytest.mark.parametrize("level", ["info", "debug"])
+def connect_engine(url: str) -> None:
+    engine = make_engine(url, application="test")
+    try:
+        engine.connect().close()
+    finally:
+        engine.dispose()
+
+
+def ping(url: str) -> None:
+    with connect_redis(url) as client, redis_errors("looking"):
+        client.ping()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://u:{PASSWORD}@127.0.0.1:1/d",
+        f"postgresql://127.0.0.1:1/d?user=u&password={PASSWORD}",
+        f"postgresql://u:{PASSWORD}@[broken/d",
+        f"postgresql://u:a@{PASSWORD}@127.0.0.1:1/d",
+        f"postgresql://u:a/{PASSWORD}@127.0.0.1:1/d",
+        f"postgresql://u:1?{PASSWORD}@127.0.0.1:1/d",
+        f"postgresql://u:%{PASSWORD}@127.0.0.1:1/d",
+        f"postgresql://127.0.0.1:1/d?sslpassword={PASSWORD}&sslmode=x",
+        f"host=127.0.0.1 port=1 password={PASSWORD}",
+        f"nonsense://u:{PASSWORD}@h",
+        f"redis://u:{PASSWORD}@127.0.0.1:1/0",
+    ],
+)
+def test_an_unreachable_server_is_named_without_its_password(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither in what a command prints of the error, nor in its traceback."""
+    connects: list[Callable[[str], object]] = [ping]
+    if not url.startswith("redis"):
+        connects += [lambda url: connect_postgres(url, application="test"), connect_engine]
+    for connect in connects:
+        with pytest.raises(Exception) as refused:
+            connect(url)
+        show_error(refused.value, debug=True)
+
+        assert "error: " in (shown := capsys.readouterr().err)
+        assert PASSWORD not in shown
+
+
 @pytest.mark.parametrize(
     ("variable", "url"),
     [
         ("PENSTOCK_DATABASE_URL", f"postgresql://u:{PASSWORD}@127.0.0.1:1/d"),
-        ("PENSTOCK_DATABASE_URL", f"postgresql://127.0.0.1:1/d?user=u&password={PASSWORD}"),
-        ("PENSTOCK_DATABASE_URL", f"postgresql://u:{PASSWORD}@[broken/d"),
-        ("PENSTOCK_DATABASE_URL", f"postgresql://u:a@{PASSWORD}@127.0.0.1:1/d"),
         ("PENSTOCK_DATABASE_URL", f"postgresql://u:a/{PASSWORD}@127.0.0.1:1/d"),
-        ("PENSTOCK_DATABASE_URL", f"postgresql://u:1?{PASSWORD}@127.0.0.1:1/d"),
-        ("PENSTOCK_DATABASE_URL", f"postgresql://u:%{PASSWORD}@127.0.0.1:1/d"),
-        ("PENSTOCK_DATABASE_URL", f"postgresql://127.0.0.1:1/d?sslpassword={PASSWORD}&sslmode=x"),
-        ("PENSTOCK_DATABASE_URL", f"host=127.0.0.1 port=1 password={PASSWORD}"),
-        ("PENSTOCK_DATABASE_URL", f"nonsense://u:{PASSWORD}@h"),
         ("PENSTOCK_REDIS_URL", f"redis://u:{PASSWORD}@127.0.0.1:1/0"),
-        ("PENSTOCK_REDIS_URL", f"nonsense://u:{PASSWORD}@h"),
     ],
 )
-def test_an_unreachable_server_is_named_without_its_password(
-    penstock: CommandLine, connection: Connection, variable: str, url: str, level: str
+def test_commands_name_it_without_its_password(
+    guarded: CommandLine, variable: str, url: str
 ) -> None:
-    connection.execute(
-        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
-        "VALUES ('things', 0, 'k', 'insert', 'thing', %s::jsonb)",
-        (DATA,),
-    )
-    for command in (
-        ("stream", "--drain"),
-        ("consume", "reader", "--drain"),
-        ("status",),
-        ("doctor",),
-    ):
-        done = penstock(*command, "--log-level", level, **{variable: url})
+    for command in COMMANDS[:5]:
+        done = guarded(*command, "--log-level", "debug", **{variable: url})
 
         assert done.returncode in (2, 3), done.stderr
         assert_silent(done)
