@@ -231,7 +231,7 @@ def test_a_shard_that_a_worker_holds_is_given_up_at_once(
     flow: Pipeline, things: Log, books: Connection, streamer: Streamer, make: Callable[..., Chores]
 ) -> None:
     declare_consumers(flow, things)
-    chore = make(flow).consume("one")
+    chore = make(flow, timeout_s=120.0).consume("one")  # which it does not wait for
     chore()
     change(books, KEYS)
     streamer.drain()
@@ -241,21 +241,21 @@ def test_a_shard_that_a_worker_holds_is_given_up_at_once(
 
         outcome = chore()
 
-        assert (outcome, monotonic() - began < 1) == (Outcome.GAVE_UP, True)
+        assert (outcome, monotonic() - began < 60) == (Outcome.GAVE_UP, True)
     assert books.execute("SELECT count(*) FROM public.effects").fetchall() == [(0,)]
 
 
 def test_a_lock_of_another_streamer_is_given_up_at_once_and_nothing_is_left_alone_after_it(
     flow: Pipeline, things: Log, books: Connection, make: Callable[..., Chores]
 ) -> None:
-    stream = make(flow).stream()
+    stream = make(flow, timeout_s=120.0).stream()
     stream()
     stage_rows(books, things, 5)
     with books.transaction():
         books.execute("LOCK TABLE penstock.ticks IN EXCLUSIVE MODE")
         began = monotonic()
         assert stream() is Outcome.GAVE_UP
-        assert monotonic() - began < 1
+        assert monotonic() - began < 60
     assert stream() is Outcome.FINISHED
 
 
@@ -437,11 +437,11 @@ def test_chores_of_many_threads_beside_a_streamer_and_workers_are_harmless(
         chores._tools().close()
 
     with at_work(flow, database_url, redis_url, steal, steal), Load(database_url) as load:
-        load.go_on(1.5)
+        load.go_on(0.5)
     with running(steal, steal, steal), Load(database_url) as load:
-        load.go_on(1.5)
+        load.go_on(0.5)
         load._done.set()
-        assert await_everything(books, redis_client, things) > 50
+        assert await_everything(books, redis_client, things) > 20
 
 
 def test_an_ick_whose_holder_died_is_taken_over_by_a_process_that_seldom_looks(

@@ -224,7 +224,9 @@ def request_until_both_worked(client: httpx.Client, directory: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("app", ["fastapi_served:app", "django_asgi:application"])
+@pytest.mark.parametrize(
+    "app", ["fastapi_served:app", pytest.param("django_asgi:application", marks=pytest.mark.slow)]
+)
 def test_the_workers_of_an_asgi_server_do_jobs(directory: Path, start: Start, app: str) -> None:
     path = str(directory / "socket")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -248,7 +250,9 @@ def test_the_workers_of_an_asgi_server_do_jobs(directory: Path, start: Start, ap
             request_until_both_worked(client, directory)
 
 
-@pytest.mark.parametrize("app", ["flask_served:app", "django_wsgi:application"])
+@pytest.mark.parametrize(
+    "app", ["flask_served:app", pytest.param("django_wsgi:application", marks=pytest.mark.slow)]
+)
 def test_the_forked_workers_of_a_wsgi_server_do_jobs(
     directory: Path, start: Start, app: str
 ) -> None:
@@ -362,7 +366,7 @@ def test_the_other_programs_of_the_how_to_run(directory: Path, start: Start) -> 
         )
     )
 
-    output, _ = start("all_of_them.py").communicate(timeout=30)
+    output, _ = start("all_of_them.py").communicate(timeout=250)
 
     lines = output.splitlines()
     assert lines[:4] == ["c", "b", "a", "4.5 None"]

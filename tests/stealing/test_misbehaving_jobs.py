@@ -174,7 +174,7 @@ def test_another_thread_takes_over_from_one_that_hangs(
     eventually(recruiter.enlist, "another thread takes over")
 
     eventually(lambda: recruiter.counters()["good"].finished == 1, "its job is done")
-    hanging.release(0).join(5)
+    hanging.release(0).join(60)
     assert not hanging.threads[0].is_alive()
     counters = recruiter.counters()["hanging"]
     assert (counters.recruited, counters.failed, counters.finished) == (1, 1, 0)
@@ -199,13 +199,13 @@ def test_a_recruiter_with_four_threads_that_hang_stops_until_one_returns(
 
     eventually(stopped, "the recruiter stops")
     assert len(set(hanging.threads)) == 4
-    hanging.release(1).join(5)
+    hanging.release(1).join(60)
     eventually(recruiter.enlist, "it works again")
     wait_for(5, hanging.threads)
     hanging.release(4)
     eventually(lambda: recruiter.counters()["hanging"].finished == 1, "and its job is done")
     for number in (0, 2, 3):
-        hanging.release(number).join(5)
+        hanging.release(number).join(60)
     assert recruiter.counters()["hanging"].finished == 1
     assert recruiter.counters()["hanging"].failed == 4
     assert caplog.text.count("4 threads hang") == 1
@@ -350,28 +350,29 @@ def test_a_forked_process_has_its_own_thread_counters_and_draws(run_program: Run
     assert set(finished) == {"True"}
 
 
-@pytest.mark.parametrize(
-    ("loaded", "job"),
-    [
-        ("time", "time.sleep(1000)"),
-        ("time", "while True: pass"),
-        ("sys", "while True: sys.stdout.write('.'); sys.stdout.flush()"),
-        ("logging", "while True: log.error('again')"),
-        ("asyncio", "asyncio.run(asyncio.sleep(1000))"),
-        (
-            "time",
-            "threading.Thread(target=time.sleep, args=(99,), daemon=True).start(); time.sleep(99)",
-        ),
-        ("time", "import psycopg, pydantic, redis, structlog"),
-        ("psycopg", "psycopg.connect(host=directory.name, port=1)"),
-        ("redis", "redis.Redis(unix_socket_path=silent).ping()"),
+ENDLESS = {
+    "waits": ["time.sleep(1000)", "asyncio.run(asyncio.sleep(1000))"],
+    "computes and imports": ["while True: pass", "import psycopg, pydantic, redis, structlog"],
+    "has a thread": [
+        "threading.Thread(target=time.sleep, args=(99,), daemon=True).start(); time.sleep(99)"
     ],
-)
-def test_a_process_ends_while_a_job_runs(run_program: RunProgram, loaded: str, job: str) -> None:
+    "writes": [
+        "while True: sys.stdout.write('.'); sys.stdout.flush()",
+        "while True: log.error('again')",
+    ],
+    "waits for a server": [
+        "import psycopg; psycopg.connect(host=directory.name, port=1)",
+        "import redis; redis.Redis(unix_socket_path=silent).ping()",
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_a_process_ends_while_a_job_runs(run_program: RunProgram, kind: str) -> None:
     """Also while it waits for a server that accepts connections and never answers."""
     run_program(
-        f"""
-        import {loaded}, logging, socket, sys, tempfile, threading
+        """
+        import asyncio, logging, socket, sys, tempfile, threading, time
         from penstock.stealing import Recruiter
 
         log = logging.getLogger("job")
@@ -382,19 +383,25 @@ def test_a_process_ends_while_a_job_runs(run_program: RunProgram, loaded: str, j
         listener.bind(silent)
         listener.listen()
         listener.detach()  # stays open to the end of the process
-        began = threading.Event()
 
-        def job():
-            began.set()
-            {job}
+        def recruit(body):
+            began = threading.Event()
 
-        recruiter = Recruiter()
-        recruiter.install(job, "job", 1.0)
-        recruiter.enlist()
-        began.wait()
+            def job():
+                began.set()
+                exec(body)
+
+            recruiter = Recruiter()
+            recruiter.install(job, "job", 1.0)
+            recruiter.enlist()
+            began.wait()
+            return recruiter
+
+        recruiters = [recruit(body) for body in sys.argv[1:]]
         threading.Event().wait(0.05)
         directory.cleanup()
-        """
+        """,
+        *ENDLESS[kind],
     )
 
 

@@ -12,7 +12,7 @@ from penstock.testing import eventually
 
 
 def test_recruits_delete_what_is_over_and_keep_a_tracker_true(
-    redis_url: str, redis_client: RedisClient
+    redis_url: str, redis_client: RedisClient, recruiter: Recruiter
 ) -> None:
     sessions = VolatileHash.connect(redis_url, "sessions", scheme="sorted-set")
     pins = PinnedKeys.connect(redis_url, "reports")
@@ -22,7 +22,6 @@ def test_recruits_delete_what_is_over_and_keep_a_tracker_true(
     for n in range(30):
         pins.put(str(n), "x", 0.05)
     tracker.add(["eve"])
-    recruiter = Recruiter()
     recruiter.install(make_slice(sessions.gc), "sessions", 0.3)
     recruiter.install(make_slice(pins.reap), "pins", 0.3)
     recruiter.install(make_slice(tracker.sync), "tracker", 0.3)
@@ -33,6 +32,8 @@ def test_recruits_delete_what_is_over_and_keep_a_tracker_true(
         return not left and tracker.sample(5) == ["ann"]
 
     eventually(is_done, "all is deleted, and the tracker true", interval_s=0.002)
+    recruiter.close()
+    eventually(lambda: not recruiter._crew._in_charge.is_alive(), "the last job has ended")
     counters = recruiter.counters()
     assert all(each.failed == each.aborted == 0 for each in counters.values())
     assert all(each.finished >= 1 for each in counters.values())
