@@ -6,12 +6,11 @@ import os
 import struct
 import termios
 from contextlib import suppress
-from multiprocessing.connection import Connection as Descriptor
 
 import pytest
 
 from fixtures.command_line import CommandLine, run_penstock
-from fixtures.forking import fork
+from fixtures.forking import Descriptor, fork
 from penstock.database.connections import Connection
 from penstock.display import escape, escape_lines
 
