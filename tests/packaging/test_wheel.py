@@ -10,20 +10,9 @@ from zipfile import ZipFile
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("wheel")  # it is built once
+
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from the sdist, with the build tools that are installed."""
-    target = tmp_path_factory.mktemp("dist")
-    subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(target), str(ROOT)],
-        check=True,
-        capture_output=True,
-    )
-    (built,) = target.glob("*.whl")
-    return built
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,10 @@ from zipfile import ZipFile
 import psycopg
 import pytest
 
+import pytest_penstock
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis
+
+pytestmark = pytest.mark.xdist_group("wheel")  # it is built once
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "test-your-application.md"
@@ -27,12 +30,8 @@ HEAVY = {"penstock", "sqlalchemy", "psycopg", "redis", "alembic", "pyspark", "py
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     """The Python of an environment with the wheel and its dependencies, and nothing of the checkout."""
-    target = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(target)]
-    subprocess.run([*build, str(ROOT)], check=True, capture_output=True)
-    (wheel,) = target.glob("*.whl")
     environment = tmp_path_factory.mktemp("environment")
     venv.create(environment, with_pip=False)
     site = next((environment / "lib").glob("python*/site-packages"))
@@ -86,21 +85,16 @@ def test_plain_sql_is_staged(penstock_sessions, penstock_drain):
 """
 
 
-def test_declared_triggers_capture_in_tests_too(python: Path, project: Path) -> None:
-    (project / "test_by_trigger.py").write_text(BY_TRIGGER)
-    shop = project / "shop.py"
-    shop.write_text(shop.read_text().replace('key="id")', 'key="id", capture="trigger")'))
-
-    assert passed(run_pytest(python, project, "test_by_trigger.py")) == 1
-
-
 def test_the_example_project_passes_with_the_wheel(python: Path, project: Path) -> None:
     assert passed(run_pytest(python, project)) == 9
 
 
-def test_the_example_project_passes_on_the_users_own_servers(
+def test_it_passes_on_the_users_own_servers_with_declared_triggers(
     python: Path, project: Path, postgres: EmbeddedPostgres, redis_server: EmbeddedRedis
 ) -> None:
+    (project / "test_by_trigger.py").write_text(BY_TRIGGER)
+    shop = project / "shop.py"
+    shop.write_text(shop.read_text().replace('key="id")', 'key="id", capture="trigger")'))
     url = postgres.create_database("of_the_user")
     done = run_pytest(
         python,
@@ -109,55 +103,56 @@ def test_the_example_project_passes_on_the_users_own_servers(
         PENSTOCK_TEST_REDIS_URL=redis_server.url,
     )
 
-    assert passed(done) == 9
+    assert passed(done) == 10
     with psycopg.connect(url) as connection:
         query = "SELECT count(*) FROM pg_database WHERE datname ~ '^penstock_(test|template)_'"
         assert connection.execute(query).fetchone() == (0,)
     postgres.drop_database("of_the_user")
 
 
-def test_a_run_without_the_fixtures_imports_nothing(python: Path, tmp_path: Path) -> None:
-    (tmp_path / "test_nothing.py").write_text(
-        "import sys\n"
-        "def test_nothing(request):\n"
-        "    assert request.config.pluginmanager.has_plugin('penstock')\n"
-        f"    assert not {HEAVY} & {{name.partition('.')[0] for name in sys.modules}}\n"
-    )
+WRONG = f"""
+import sys
 
-    assert passed(run_pytest(python, tmp_path)) == 1
+def test_a_run_without_the_fixtures_imports_nothing(request):
+    assert request.config.pluginmanager.has_plugin("penstock")
+    assert not {HEAVY} & {{name.partition(".")[0] for name in sys.modules}}
+
+def test_pipeline(penstock_pipeline): ...
+
+def test_extra(request, monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    request.getfixturevalue("penstock_postgres")
+
+def test_processes(request, monkeypatch):
+    request.config.workerinput = {{}}  # as pytest-xdist does
+    monkeypatch.setenv("PENSTOCK_TEST_REDIS_URL", "redis://127.0.0.1:1/0")
+    request.getfixturevalue("penstock_redis")
+"""
 
 
-def test_a_missing_pipeline_is_named(python: Path, tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text("def test_it(penstock_pipeline): ...")
+def test_the_fixtures_say_what_they_lack(python: Path, tmp_path: Path) -> None:
+    """A pipeline, an extra, and a Redis of each process; without them the plugin imports nothing."""
+    (tmp_path / "test_it.py").write_text(WRONG)
 
     done = run_pytest(python, tmp_path)
 
-    assert "no pipeline to test: set penstock_app = module:attribute" in done.stdout
-
-
-def test_a_missing_extra_is_named(python: Path, tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text("def test_it(penstock_postgres): ...")
-    (tmp_path / "conftest.py").write_text("import sys\nsys.modules['psycopg'] = None\n")
-
-    done = run_pytest(python, tmp_path)
-
-    assert "Penstock's fixtures need psycopg: pip install 'penstock[testing]'" in done.stdout
-
-
-def test_an_empty_url_starts_no_server_of_our_own(python: Path, tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text("def test_it(penstock_postgres, penstock_redis): ...")
-
-    done = run_pytest(python, tmp_path, PENSTOCK_TEST_DATABASE_URL="")
-
-    assert "PENSTOCK_TEST_DATABASE_URL is empty" in done.stdout
-
-
-def test_processes_do_not_share_a_redis(python: Path, tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text("def test_it(penstock_redis): ...")
-    (tmp_path / "conftest.py").write_text(
-        "def pytest_configure(config):\n    config.workerinput = {}  # as pytest-xdist does\n"
+    assert "1 passed, 2 failed, 1 error" in done.stdout.replace(
+        "2 failed, 1 passed", "1 passed, 2 failed"
     )
+    for said in (
+        "no pipeline to test: set penstock_app = module:attribute",
+        "Penstock's fixtures need psycopg: pip install 'penstock[testing]'",
+        "Remove PENSTOCK_TEST_REDIS_URL",
+    ):
+        assert said in done.stdout
 
-    done = run_pytest(python, tmp_path, PENSTOCK_TEST_REDIS_URL="redis://127.0.0.1:1/0")
 
-    assert "Remove PENSTOCK_TEST_REDIS_URL" in done.stdout
+@pytest.mark.parametrize("option", [pytest_penstock.DATABASE_URL, pytest_penstock.REDIS_URL])
+def test_an_empty_url_starts_no_server_of_our_own(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    variable = pytest_penstock._variable(option)
+    monkeypatch.setenv(variable, "")
+
+    with pytest.raises(pytest.fail.Exception, match=f"{variable} is empty"):
+        pytest_penstock._given(pytestconfig, option)
