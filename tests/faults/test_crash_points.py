@@ -23,6 +23,13 @@ from penstock.crashpoints import (
 from penstock.database.connections import Connection
 from penstock.records import Epoch, Offset
 
+ONCE = {
+    *("streamer.before_register", "streamer.after_channels", "streamer.after_register"),
+    *("epoch.before_commit", "epoch.after_commit"),
+    *("reset.before_commit", "reset.after_commit", "reset.before_redis"),
+}
+"""Points that a process passes once, at its start: the second process does not get to a second passing."""
+
 SOURCES = Path(__file__).parents[2] / "src" / "penstock"
 
 
@@ -43,17 +50,16 @@ def test_a_crash_at_any_point_loses_and_doubles_nothing(
     point: str, books: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
 ) -> None:
     """Guarantees 4 and 6: the process exits at the first passing, its successor at the second; the third one finishes the work."""
-    work(database_url, redis_url, reset=False)
+    work(database_url, redis_url, rounds=(8, 4))
     make_history_diverge(point, books, redis_client)
     reset = point.startswith("reset.")
 
     first = run_until_crash(point, 1, database_url, redis_url, reset=reset)
     second = run_until_crash(point, 2, database_url, redis_url, reset=reset)
-    work(database_url, redis_url, reset=reset)
+    work(database_url, redis_url, reset=reset, rounds=(8, 4))
 
-    assert first == CRASHED
-    assert second in (CRASHED, 0)
-    assert check_exact(books, redis_client, THINGS) >= 48
+    assert (first, second) == (CRASHED, 0 if point in ONCE else CRASHED)
+    assert check_exact(books, redis_client, THINGS) >= 24
     check_copy(books, redis_client, INDEX)
 
 
@@ -84,7 +90,7 @@ def test_without_an_installed_crash_the_work_passes_every_point(
     passed: set[str] = set()
     install_crashpoint(passed.add)
     try:
-        work(database_url, redis_url, reset=False)
+        work(database_url, redis_url)
     finally:
         install_crashpoint(None)
 

@@ -50,7 +50,7 @@ def test_a_suspended_streamer_delays_others_only_briefly_and_does_no_harm_when_i
     sleepers: list[BaseProcess],
 ) -> None:
     """Guarantee 3: nothing relies on a lease; the server releases the sleeper's locks."""
-    work(database_url, redis_url, reset=False)
+    work(database_url, redis_url)
     change(books, ["k1", "k2", "k3"])
     sleeper = start_suspended_streamer(point, database_url, redis_url)
     sleepers.append(sleeper)
@@ -60,10 +60,10 @@ def test_a_suspended_streamer_delays_others_only_briefly_and_does_no_harm_when_i
         lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the streamer is suspended"
     )
 
-    work(database_url, redis_url, reset=False)
+    work(database_url, redis_url)
     os.kill(sleeper.pid, signal.SIGCONT)
     sleeper.join(20)
-    work(database_url, redis_url, reset=False)
+    work(database_url, redis_url)
 
     assert sleeper.exitcode == 0
     assert await_everything(books, redis_client, THINGS) == 75
