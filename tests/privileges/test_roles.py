@@ -81,13 +81,31 @@ def test_what_is_made_needs_nothing_more(connection: Connection) -> None:
     assert make_roles(connection, "penstock", "plan").statements == ()
 
 
-def test_the_script_makes_the_same(connection: Connection) -> None:
-    for _ in range(2):
-        connection.execute(roles_sql("penstock", "script").encode())
+TOO_MANY = """
+GRANT INSERT, SELECT ON penstock.staged_records TO script_producer;
+GRANT UPDATE (data) ON penstock.staged_records TO script_producer;
+GRANT DELETE ON penstock.journal TO script_viewer;
+GRANT USAGE ON SEQUENCE penstock.staged_records_id_seq TO script_streamer, script_consumer;
+GRANT EXECUTE ON FUNCTION penstock.finish_records(text, bigint[]) TO script_viewer;
+GRANT CREATE ON SCHEMA penstock TO script_streamer;
+CREATE TABLE penstock.their_own (id int);
+GRANT DELETE ON penstock.their_own TO script_viewer;
+"""
+
+
+def test_the_script_makes_the_same_and_revokes_what_is_too_much(connection: Connection) -> None:
+    """Of Penstock's objects: a table of the application in the schema is left alone."""
+    connection.execute(roles_sql("penstock", "script").encode())
+    connection.execute(TOO_MANY.encode())
+    assert len(plan_roles(connection, "penstock", "script").statements) > 3
+
+    connection.execute(roles_sql("penstock", "script").encode())
 
     left = plan_roles(connection, "penstock", "script").statements
 
     assert left in {(), ('GRANT pg_read_all_stats TO "script_viewer"',)}
+    kept = "SELECT has_table_privilege('script_viewer', 'penstock.their_own', 'DELETE')"
+    assert connection.execute(kept).fetchone() == (True,)
 
 
 def test_a_privilege_too_many_is_revoked_and_what_goes_with_it_granted_again(

@@ -135,8 +135,10 @@ def roles_sql(schema: str, prefix: str) -> str:
         _join_owner(names["owner"]),
         *grant_sql(rights("owner"), schema, names["owner"]),
         *(_hand_over(kind, name, schema, names["owner"]) for kind, name in owned),
-        f"REVOKE ALL ON ALL TABLES IN SCHEMA {quote(schema)} FROM {workers}",
-        f"REVOKE ALL ON ALL SEQUENCES IN SCHEMA {quote(schema)} FROM {workers}",
+        *(
+            f"REVOKE ALL ON {object_sql(kind, name, schema)} FROM {workers}"
+            for kind, name in [("SCHEMA", ""), *owned, ("SEQUENCE", "staged_records_id_seq")]
+        ),
         *(sql for role in _WORKING for sql in grant_sql(rights(role), schema, names[role])),
         _let_read_new_tables(schema, names),
         "COMMIT",
