@@ -1,7 +1,5 @@
 """Records of tenants that had no room wait in Postgres: many such tenants do not keep others from being fed."""
 
-from time import monotonic
-
 import pytest
 
 from penstock import Pipeline, Queue
@@ -10,6 +8,7 @@ from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
 from penstock.streaming import Streamer
 from penstock.streaming.queues import FEED_A_TENANT, FEED_TENANTS
+from penstock.testing import eventually
 
 TENANTS = 1000
 
@@ -54,6 +53,13 @@ def care(streamer: Streamer) -> int:
     return streamer._publisher.care_for_queues()
 
 
+@pytest.fixture
+def shortest_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round does as little as it may: as on a machine that is so slow that its time is over after the first step."""
+    monkeypatch.setattr("penstock.streaming.queues.CARE_S", 0.0)
+
+
+@pytest.mark.usefixtures("shortest_rounds")
 def test_a_tenant_that_has_room_again_is_fed_though_1000_others_are_full(
     queue: FairQueue, streamer: Streamer, connection: Connection
 ) -> None:
@@ -64,11 +70,12 @@ def test_a_tenant_that_has_room_again_is_fed_though_1000_others_are_full(
         while waiting(connection, name(number)):
             rounds += 1
             care(streamer)
-        assert rounds <= 1 + TENANTS // FEED_TENANTS // 2
+        assert rounds <= 2 + TENANTS // FEED_TENANTS
 
 
+@pytest.mark.usefixtures("shortest_rounds")
 def test_a_round_over_full_tenants_is_bounded_and_writes_nothing(
-    queue: FairQueue, streamer: Streamer, connection: Connection
+    queue: FairQueue, streamer: Streamer, connection: Connection, redis_client: RedisClient
 ) -> None:
     def changes() -> list[tuple[str]]:
         return connection.execute(
@@ -78,9 +85,9 @@ def test_a_round_over_full_tenants_is_bounded_and_writes_nothing(
     assert len(queue) == TENANTS
     before = changes()
     for _ in range(5):
-        began = monotonic()
+        redis_client.config_resetstat()
         assert care(streamer) == 0
-        assert monotonic() - began < 3
+        assert redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] < 10
     assert changes() == before
 
 
@@ -88,9 +95,7 @@ def test_when_all_have_room_again_all_is_fed(
     queue: FairQueue, streamer: Streamer, connection: Connection
 ) -> None:
     queue.limit_all(None)
-    for _ in range(60):
-        care(streamer)
-    assert waiting(connection) == 0
+    eventually(lambda: care(streamer) >= 0 and waiting(connection) == 0, "all is fed", interval_s=0)
     assert len(queue) == 3 * TENANTS
 
 

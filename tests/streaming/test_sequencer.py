@@ -109,7 +109,7 @@ def test_two_sequencers_at_once_do_not_number_a_record_twice(
                 rival.cancel_safe()
                 return waiting.done()
 
-            eventually(gives_up, "it gives up", interval_s=0.2, timeout_s=90)
+            eventually(gives_up, "it gives up", timeout_s=90)
             with pytest.raises(ServerUnavailable, match="canceling statement"):
                 waiting.result(10)
         contended = tick(rival, DEFAULT_SCOPE)
