@@ -23,6 +23,8 @@ from penstock.records import Shard, ShardName
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
+pytestmark = pytest.mark.usefixtures("short_intervals")
+
 SHARDS, BAD = 4, 1
 JOBS = Queue("jobs", shards=SHARDS, streams=2)
 STAGE = """

@@ -17,6 +17,8 @@ from penstock.consuming import Consumed, QueueWorker
 from penstock.crashpoints import install_crashpoint
 from penstock.testing import eventually
 
+pytestmark = pytest.mark.usefixtures("short_intervals")
+
 
 def declare(pipeline: Pipeline, **options: Any) -> None:
     @pipeline.worker(reads=JOBS, **{"attempts": 1, **options})
