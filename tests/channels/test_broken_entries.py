@@ -117,7 +117,8 @@ def reader(
     def reader(_session: Any, records: Any) -> None:
         seen.extend(record.key for record in records)
 
-    with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as worker:
+    spec = flow.get_consumer("reader")
+    with LogWorker(flow, spec, database_url, redis_url, block_ms=20) as worker:
         yield worker, seen
 
 

@@ -8,10 +8,12 @@ import redis
 
 from penstock.batches import Columns
 from penstock.channels.log import Appended, Batch, append_together
-from penstock.channels.log.groups import LogGroup
+from penstock.channels.log.groups import LogGroup, reading
 from penstock.channels.routing import log_keys
 from penstock.channels.server import connect_redis
 from penstock.records import Epoch, Offset, Shard, ShardName
+
+CURSOR = "penstock:{work/0}:group:mailers"
 
 
 class GroupedLog:
@@ -68,6 +70,13 @@ def packed(redis_client: redis.Redis, redis_url: str) -> Iterator[GroupedLog]:
     """A log whose entries hold a batch each."""
     with connect_redis(redis_url) as client:
         yield GroupedLog(client)
+
+
+@pytest.fixture
+def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that the machine keeps busy for a while does not lose its turn to the others."""
+    monkeypatch.setattr(reading, "GRACE_S", 60.0)
+    monkeypatch.setattr(reading, "VALID_MS", 600_000)
 
 
 Reader = Callable[..., LogGroup]

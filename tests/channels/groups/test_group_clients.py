@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from channels.groups.conftest import GroupedLog, Reader
+from channels.groups.conftest import CURSOR, GroupedLog, Reader
 from fixtures.roles import UrlFor
 from fixtures.topologies import Cluster
 from penstock import Log
@@ -20,8 +20,6 @@ from penstock.channels.server import connect_redis
 from penstock.errors import AppendRefused, InvalidLogCall, InvalidName
 from penstock.records import Record
 from penstock.testing import eventually
-
-CURSOR = "penstock:{work/0}:group:mailers"
 
 
 def offsets(records: Sequence[Record]) -> list[int]:

@@ -10,13 +10,11 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
-from channels.groups.conftest import GroupedLog, Reader
+from channels.groups.conftest import CURSOR, GroupedLog, Reader
 from penstock.channels.log.groups import LogGroup
 from penstock.errors import Gap, GroupLost
 from penstock.records import Record
 from penstock.testing import eventually
-
-CURSOR = "penstock:{work/0}:group:mailers"
 
 
 def offsets(records: Sequence[Record]) -> list[int]:
@@ -160,6 +158,7 @@ def is_waiting(client: redis.Redis, readers: int) -> bool:
     return waiting(client) == readers
 
 
+@pytest.mark.usefixtures("in_turn")
 def test_a_burst_is_divided_among_the_readers_that_wait(
     work: GroupedLog, reader: Reader, redis_client: redis.Redis
 ) -> None:
@@ -171,6 +170,7 @@ def test_a_burst_is_divided_among_the_readers_that_wait(
     assert [offsets(each.result(5)) for each in futures] == [[1, 2], [3, 4], [5, 6]]
 
 
+@pytest.mark.usefixtures("in_turn")
 def test_readers_that_wait_are_served_in_turn(
     work: GroupedLog, reader: Reader, redis_client: redis.Redis
 ) -> None:
@@ -222,9 +222,9 @@ def test_offsets_and_ranges_are_acknowledged_and_unknown_ones_ignored(
 
 def test_an_expired_record_is_dropped_counted_and_told(work: GroupedLog, reader: Reader) -> None:
     work.append(2)
-    group = reader(retry_s=0.2, expire_s=1.0)
+    group = reader(retry_s=0.05, expire_s=0.5)
     group.read()
-    until, again = monotonic() + 10, 0
+    until, again = monotonic() + 60, 0
     with capture_logs() as logs:
         while not (taken := group.read(block_s=5)).dropped and monotonic() < until:
             again += len(taken)

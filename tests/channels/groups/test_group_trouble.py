@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 import redis
 
-from channels.groups.conftest import GroupedLog, Reader
+from channels.groups.conftest import CURSOR, GroupedLog, Reader
 from penstock.channels.log import LogWriter
 from penstock.errors import DamagedEntry, ForeignLog, GroupLost, LogDiverged
 from penstock.records import Record
 from penstock.testing import eventually
-
-CURSOR = "penstock:{work/0}:group:mailers"
 
 WAIT = """
 import sys

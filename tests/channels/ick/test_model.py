@@ -145,8 +145,9 @@ def check(client: redis.Redis, *, examples: int) -> None:
     )
 
 
-def test_the_six_operations_match_a_plain_model(redis_client: redis.Redis) -> None:
-    check(redis_client, examples=100)
+@pytest.mark.parametrize("examples", [30, pytest.param(300, marks=pytest.mark.slow)])
+def test_the_six_operations_match_a_plain_model(redis_client: redis.Redis, examples: int) -> None:
+    check(redis_client, examples=examples)
 
 
 @pytest.mark.storm

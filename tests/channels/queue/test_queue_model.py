@@ -443,8 +443,9 @@ def check(client: redis.Redis, *, examples: int) -> None:
     )
 
 
-def test_a_queue_matches_a_plain_model(redis_client: redis.Redis) -> None:
-    check(redis_client, examples=20)
+@pytest.mark.parametrize("examples", [10, pytest.param(60, marks=pytest.mark.slow)])
+def test_a_queue_matches_a_plain_model(redis_client: redis.Redis, examples: int) -> None:
+    check(redis_client, examples=examples)
 
 
 @pytest.mark.storm
