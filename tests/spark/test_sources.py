@@ -1,5 +1,6 @@
 """The log and the staged records as DataFrames."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -270,6 +271,24 @@ def test_entries_lost_between_planning_and_reading_are_not_skipped_silently(
         list(reader.read(planned))
     kept = list(BatchReader(store(where, failOnDataLoss="false")).read(planned))
     assert kept[0].column("offset")[0].as_py() == 6
+    redis_client.xdel(f"penstock:{{{shard}}}:log", f"{planned.ranges[0].last}-0")
+    newest = replace(planned.ranges[0], first=planned.ranges[0].last)
+    with pytest.raises(Gap, match="1 records from offset"):
+        list(reader.read(RangesPartition((newest,))))
+
+
+def test_a_query_of_what_is_there_ends_at_what_was_there_when_it_began(
+    where: dict[str, str], connection: Connection, streamer: Streamer, things: Log
+) -> None:
+    """In a busy log it would not end at all otherwise."""
+    reader = StreamReader(store(where, streaming=True, startingOffsets="earliest"))
+    reader.prepareForTriggerAvailableNow()
+    there = reader.reportLatestOffset()
+    stage_rows(connection, things, 10, "later")
+    streamer.drain()
+
+    assert reader.latestOffset(reader.initialOffset(), ReadAllAvailable()) == there
+    assert reader.latestOffset(there, ReadAllAvailable()) == there
 
 
 def test_a_micro_batch_has_few_tasks_for_few_records_or_as_many_as_requested(
