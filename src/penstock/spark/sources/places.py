@@ -13,6 +13,9 @@ EARLIEST: Literal["earliest"] = "earliest"
 LATEST: Literal["latest"] = "latest"
 _NUMBERS: dict[int, Literal["earliest", "latest"]] = {-2: EARLIEST, -1: LATEST}
 
+BEGIN = "begin:"
+"""Before the name of a channel, in an offset of Spark's: where the query began.  No name of a channel has a colon."""
+
 _OFFSETS = '\'earliest\', \'latest\', or JSON with an offset for each shard, such as {"0": 4118, "1": "latest"}'
 _TIMES = (
     'JSON with a time for each shard, such as {"0": 1767225600000} or {"0": "2026-01-01T00:00:00Z"}'
@@ -72,6 +75,11 @@ class Where:
             )
 
 
+def is_begin(name: str) -> bool:
+    """Whether a name in an offset of Spark's says where the query began."""
+    return name.startswith(BEGIN)
+
+
 def parse_offsets(source: str, name: str, text: str, default: Place) -> Where:
     """The value of an option that takes words and offsets.
 
@@ -111,6 +119,8 @@ def _parse_shards(
     try:
         found: dict[tuple[str, int], Place] = {}
         for key, value in json.loads(text).items():
+            if is_begin(key):  # of a progress's endOffset, which may be given as it is
+                continue
             shards = (
                 {("", key): value}
                 if not isinstance(value, dict)

@@ -31,7 +31,7 @@ from penstock.spark.sources.filters import (
     narrow_ranges,
 )
 from penstock.spark.sources.pace import Pace
-from penstock.spark.sources.places import EARLIEST, LATEST, Where
+from penstock.spark.sources.places import BEGIN, EARLIEST, LATEST, Where, is_begin
 from penstock.spark.sources.projection import ALL_COLUMNS, Projection
 from penstock.spark.sources.ranges import (
     Available,
@@ -54,7 +54,11 @@ LONG_POLL_S = 0.5
 """How long a reader waits for records before it reports none, in seconds.  Spark asks a hundred times a second."""
 
 SparkOffset = dict[str, dict[str, int]]
-"""The next offset to read of each shard, by channel and number, as ``startingOffsets`` takes it."""
+"""The next offset to read of each shard, by channel and number, as ``startingOffsets`` takes it.
+
+That of the first micro-batch also has its beginning, each channel behind ``BEGIN``: Spark's checkpoint keeps only where a
+micro-batch ends, and asks where the query begins again if the first one has to be repeated.
+"""
 
 
 @dataclass
@@ -192,7 +196,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end == at and self._target is None:
             self._wait(at, tails)
             end = self._end(at, self._tails(), limit)
-        return to_offset(end)
+        known = from_offset(start)
+        begin = find_begin(start)
+        if begin is None and known == self._began:
+            return to_offset(end, begin=known)
+        # The text stays the same as long as there is nothing to read: another would be a micro-batch to Spark.
+        return start if end == known else to_offset(end)
 
     @one_line_errors()
     def reportLatestOffset(self) -> SparkOffset:  # noqa: N802  Spark's name
@@ -203,7 +212,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: SparkOffset, end: SparkOffset) -> list[InputPartition]:
         """As in a batch.  The ranges are fixed here, so that every attempt of a task reads the same records."""
         available = self._store.available()
-        first, last = from_offset(start), from_offset(end)
+        last = from_offset(end)
+        # Where the first micro-batch began when it was planned: the log has moved on if it is repeated.
+        first = from_offset(start) if end == start else find_begin(end) or from_offset(start)
         begin = {shard: first.get(shard, available[shard].first - 1) for shard in last}
         return _plan(self._store, ranges_between(begin, last), available)
 
@@ -264,12 +275,24 @@ def _report_missing(store: RecordStore, wanted: OffsetRange, expected: int, foun
     _report(store, loss)
 
 
-def to_offset(positions: Positions) -> SparkOffset:
-    """The positions as Spark's offset, with keys in order, because Spark compares it as JSON text."""
+def to_offset(positions: Positions, *, begin: Positions | None = None) -> SparkOffset:
+    """The positions as Spark's offset, with keys in order, because Spark compares it as JSON text.
+
+    Args:
+        positions: The last that was read of each shard.
+        begin: Those before the first micro-batch, if it ends here.
+    """
     offset: SparkOffset = {}
-    for shard, at in sorted(positions.items()):
-        offset.setdefault(shard.channel, {})[str(shard.shard)] = at + 1
+    for prefix, some in (("", positions), (BEGIN, begin or {})):
+        for shard, at in sorted(some.items()):
+            offset.setdefault(prefix + shard.channel, {})[str(shard.shard)] = at + 1
     return offset
+
+
+def find_begin(offset: SparkOffset) -> Positions | None:
+    """The positions before the first micro-batch, which ends at an offset; None if another micro-batch does."""
+    found = {name.removeprefix(BEGIN): shards for name, shards in offset.items() if is_begin(name)}
+    return from_offset(found) if found else None
 
 
 def from_offset(offset: SparkOffset) -> Positions:
@@ -286,5 +309,6 @@ def from_offset(offset: SparkOffset) -> Positions:
     return {
         ShardName(channel, Shard(int(shard))): following - 1
         for channel, shards in offset.items()
+        if not is_begin(channel)
         for shard, following in shards.items()
     }
