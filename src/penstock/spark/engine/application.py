@@ -29,7 +29,7 @@ from penstock.spark.engine.progress import LiveProgress
 from penstock.spark.engine.schedule import Schedule
 from penstock.spark.engine.set_based import SetBasedConsumers
 from penstock.spark.engine.slots import EPOCHS, Slots
-from penstock.spark.engine.spark_errors import name_java_error
+from penstock.spark.engine.spark_errors import name_java_error, name_reason
 from penstock.spark.session import (
     TASK_ATTEMPTS,
     StartEndedError,
@@ -299,8 +299,8 @@ class _Supervised:
             raise DriverUnreachable(reason)
         elif not self.query.isActive:
             # The first line only, with the error's class and Penstock's text: what follows may quote a payload.
-            lines = str(self.query.exception() or "it was stopped").splitlines()
-            self._wait(self.failure() or lines[0])
+            reason = name_reason(str(self.query.exception() or "it was stopped"))
+            self._wait(self.failure() or reason)
             self.query = None
 
     def _wait(self, reason: str) -> None:
@@ -328,6 +328,7 @@ def _supervise(
     waiting = threading.Event()
     while not stop():
         check()
+        control.check()
         if not is_jvm_alive():
             raise ConnectionError  # it is named by what catches it
         for query in queries:

@@ -16,7 +16,10 @@ import select
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from hmac import compare_digest
+from time import monotonic
 from typing import Any, Self
 
 from penstock.errors import DriverUnreachable
@@ -31,6 +34,21 @@ PLAN = "plan"
 """What the query sends in the place of an epoch, to be given the next one."""
 
 CONNECT_TIMEOUT_S = 3.0
+
+TOKEN_TIMEOUT_S = 3.0
+"""How long a connection may take to show the token, in seconds."""
+
+FIRST_LINE_BYTES = 200
+"""Longest line that is read before that."""
+
+MOST_STRANGERS = 64
+"""Most connections that have not shown the token; the oldest makes room for the next.  A task shows it at once."""
+
+BACKLOG = 1024
+"""Connections that the operating system keeps until they are taken; it drops more, and a task would wait a second to try again."""
+
+ACCEPT_PAUSE_S = 0.1
+"""Pause when a connection cannot be taken, because files or threads are used up, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,26 +112,44 @@ class ControlServer:
         Raises:
             DriverUnreachable: It cannot listen there.
         """
+        from structlog import get_logger  # noqa: PLC0415  planners load this module, too, and need nothing of it
+
+        self._log = get_logger("penstock.spark")
         self._receive, self._plan = receive, plan
         try:
-            self._listener = socket.create_server((bind or host, port))
+            self._listener = socket.create_server((bind or host, port), backlog=BACKLOG)
         except OSError as error:
             raise DriverUnreachable(
                 f"the driver cannot listen at {bind or host}:{port or 'any port'} ({error.strerror}): "
                 "see spark.driver.bindAddress and spark.penstock.control.port"
             ) from error
         self._epochs: dict[socket.socket, str] = {}
+        self._strangers: dict[socket.socket, None] = {}
         self._finished_epoch = ""
         self._is_closed = False
+        self._stopped = threading.Event()
         self.address = Address(host, self._listener.getsockname()[1], secrets.token_hex(16))
         self.was_reached = False
         """Whether a task has ever connected."""
-        threading.Thread(target=self._accept, name="control", daemon=True).start()
+        self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
+        self._thread.start()
 
     @property
     def connected(self) -> int:
         """Number of tasks that are connected."""
         return len(self._epochs)
+
+    def check(self) -> None:
+        """Notices that connections are taken no longer, without which no epoch would begin or end.
+
+        Raises:
+            DriverUnreachable: The thread that takes them has ended.
+        """
+        if not self._thread.is_alive() and not self._stopped.is_set():
+            raise DriverUnreachable(
+                f"the driver takes no connections at {self.address.host}:{self.address.port} any more: see what its log says "
+                "of thread 'control', and start it again; nothing is lost"
+            )
 
     def stop_tasks(self) -> None:
         """Stops every task, including those that connect later."""
@@ -128,6 +164,7 @@ class ControlServer:
         self._stop_listening()
 
     def _stop_listening(self) -> None:
+        self._stopped.set()
         _shut_down(
             self._listener, socket.SHUT_RDWR
         )  # otherwise the thread that waits takes one more connection
@@ -142,34 +179,62 @@ class ControlServer:
                 _shut_down(connection)
 
     def _accept(self) -> None:
-        while True:
+        is_failing = False
+        while not self._stopped.is_set():
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # the listener is closed
-                return
+                self._begin(connection)
+                is_failing = False
+            except (OSError, RuntimeError) as error:  # no more files, or no more threads
+                if self._stopped.is_set():
+                    return
+                if not is_failing:
+                    self._log.warning("a connection of a task cannot be taken", reason=str(error))
+                is_failing = True
+                self._stopped.wait(ACCEPT_PAUSE_S)
+
+    def _begin(self, connection: socket.socket) -> None:
+        """Serves a connection on a thread of its own; the stranger who has waited longest makes room."""
+        self._strangers[connection] = None
+        while len(self._strangers) > MOST_STRANGERS:
+            oldest = next(iter(self._strangers))
+            self._strangers.pop(oldest, None)
+            _shut_down(oldest, socket.SHUT_RDWR)
+        try:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+        except RuntimeError:
+            self._strangers.pop(connection, None)
+            connection.close()
+            raise
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("r", encoding="utf-8") as lines:
-            token, _, epoch = lines.readline().strip().partition(" ")
-            if not secrets.compare_digest(token, self.address.token):
-                return
-            if epoch == PLAN:
-                self._send_plan(connection)
-                return
-            self._epochs[connection], self.was_reached = epoch, True
+        with connection, suppress(OSError):  # the task's process is gone: Spark restarts it
             try:
-                if self._is_closed or epoch == self._finished_epoch:
+                shown, _, epoch = _read_first_line(connection).partition(b" ")
+                if not compare_digest(shown, self.address.token.encode()):
                     return
+            finally:
+                self._strangers.pop(connection, None)
+            connection.settimeout(None)
+            if epoch == PLAN.encode():
+                self._send_plan(connection)
+            else:
+                self._follow(connection, epoch.decode())
+
+    def _follow(self, connection: socket.socket, epoch: str) -> None:
+        """Handles the lines of a task until it ends."""
+        self._epochs[connection], self.was_reached = epoch, True
+        try:
+            if self._is_closed or epoch == self._finished_epoch:
+                return
+            with connection.makefile("r", encoding="utf-8") as lines:
                 for line in lines:
                     if line == FINISHED:
                         self.finish(epoch)
-                    else:
+                    elif line.endswith("\n"):  # otherwise its process was ended while it wrote
                         self._receive(json.loads(line))
-            except OSError:  # the task's process is gone: Spark restarts it
-                return
-            finally:
-                del self._epochs[connection]
+        finally:
+            del self._epochs[connection]
 
     def _send_plan(self, connection: socket.socket) -> None:
         plan = self._plan()
@@ -177,16 +242,39 @@ class ControlServer:
         connection.sendall(text.encode())
 
 
+def _read_first_line(connection: socket.socket) -> bytes:
+    """What a stranger says; only the beginning if it is too long.  Byte by byte: what follows is another's to read.
+
+    Raises:
+        OSError: It takes too long, or the connection is broken.
+    """
+    deadline, line = monotonic() + TOKEN_TIMEOUT_S, b""
+    while len(line) < FIRST_LINE_BYTES:
+        if (left := deadline - monotonic()) <= 0:
+            raise TimeoutError
+        connection.settimeout(left)
+        read = connection.recv(1)
+        if read in {b"", b"\n"}:
+            break
+        line += read
+    return line
+
+
 def request_plan(address: Address) -> Plan:
     """The next epoch.
 
     Raises:
-        DriverUnreachable: The driver does not answer.
+        DriverUnreachable: The driver does not answer, or not all of it arrives.
     """
-    with address.connect() as connection:
-        connection.sendall(f"{address.token} {PLAN}\n".encode())
-        with connection.makefile("r", encoding="utf-8") as answer:
-            values = json.loads(answer.read())
+    try:
+        with address.connect() as connection:
+            connection.sendall(f"{address.token} {PLAN}\n".encode())
+            with connection.makefile("r", encoding="utf-8") as answer:
+                values = json.loads(answer.read())
+    except (OSError, ValueError) as error:
+        raise DriverUnreachable(
+            f"the driver at {address.host}:{address.port} does not say what to run next ({type(error).__name__}): see its log"
+        ) from error
     return Plan(values["epoch"], tuple(map(Task.from_json, values["tasks"])))
 
 

@@ -13,7 +13,7 @@ from penstock.spark.engine.epochs import COUNTS
 from penstock.spark.engine.progress import LiveProgress
 from penstock.spark.engine.schedule import Schedule
 from penstock.spark.engine.slots import EPOCHS
-from penstock.spark.engine.spark_errors import name_java_error
+from penstock.spark.engine.spark_errors import name_java_error, name_reason
 from penstock.spark.names import named_jobs
 
 OBSERVED = "penstock"
@@ -76,6 +76,6 @@ class EpochQuery:
             if isinstance(error, Py4JJavaError):
                 self.failure = name_java_error(error)
             else:
-                self.failure = (str(error).splitlines() or [type(error).__name__])[0]
+                self.failure = name_reason(str(error)) or type(error).__name__
             # Spark searches the text with a pattern that overflows its stack if it is long.
             raise EpochFailedError(self.failure) from None

@@ -69,6 +69,20 @@ def name_java_error(error: Py4JJavaError) -> str:
     return ", caused by ".join(names)
 
 
+def name_reason(text: str) -> str:
+    """What failed, in one line: the end of a traceback, where there is one.
+
+    Of an error that is not Penstock's only the class, since its text may quote a value.
+    """
+    _, traceback, raised = text.rpartition("Traceback (most recent call last):")
+    lines = raised.splitlines()
+    if not traceback:
+        return next(iter(lines), "")
+    # What is indented are the places; what follows the error is Java's stack.
+    said = next((line for line in lines if line[:1].strip()), "Traceback")
+    return said if said.startswith("penstock.errors.") else said.partition(":")[0]
+
+
 @contextmanager
 def reading_errors(what: str) -> Iterator[None]:
     """Translates errors of the tasks that read records.
