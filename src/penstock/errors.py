@@ -66,7 +66,7 @@ command line ends with; ``page`` is the section of the documentation that explai
 
 from datetime import timedelta
 from math import isnan
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class PenstockError(Exception):
@@ -93,6 +93,10 @@ class _NamesField(Exception):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}{self.separator}{message}")
         self.field = field
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
+        """Both arguments, so that it can be copied and pickled."""
+        return type(self), (self.field, str(self).removeprefix(self.field + self.separator))
 
 
 class DeclarationError(PenstockError):
@@ -404,3 +408,18 @@ class HiddenRows(Refused):
 
 class UnsafeSetting(Refused):
     """A server is set up in a way that can lose records."""
+
+
+def from_wire(kind: str, message: str) -> PenstockError:
+    """An error that another process has raised, of which its class's name and its text arrive.
+
+    Its other attributes stay behind.  One of an application's own classes becomes a ``PenstockError``.
+    """
+    found = globals().get(kind)
+    if not (isinstance(found, type) and issubclass(found, PenstockError)):
+        return PenstockError(message)
+    if not issubclass(found, _NamesField):
+        return found(message)
+    field, _, said = message.partition(found.separator)
+    named: PenstockError = found(field, said)
+    return named

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock import errors
 from penstock.consuming.sources import check_sources
 from penstock.database.errors import describe
-from penstock.errors import DriverUnreachable, PenstockError, ServerUnavailable
+from penstock.errors import DriverUnreachable, ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.spark.engine.assignment import assign, find_pieces, most_streamers
 from penstock.spark.engine.control_channel import ControlServer, Line
@@ -236,13 +236,8 @@ class _Reports:
     def receive(self, line: Line) -> None:
         """Handles a line of a task: its counts, or the error that ended it; from any thread."""
         if "error" in line:
-            kind = getattr(errors, line["error"], PenstockError)
             log.error("task ended", task=line["task"], error=line["error"])
-            self.failures.append(
-                kind(line["message"])
-                if kind is not errors.InvalidRecord
-                else PenstockError(line["message"])
-            )
+            self.failures.append(errors.from_wire(line["error"], line["message"]))
             return
         counts = {name: count for name, count in line.items() if name in self._totals}
         self.live.add(line["task"], counts)

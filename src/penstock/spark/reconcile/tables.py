@@ -15,7 +15,6 @@ from sqlalchemy.dialects import postgresql
 from penstock import errors
 from penstock.database.quoting import quote
 from penstock.declarations import table_named
-from penstock.errors import PenstockError
 from penstock.spark.sources.table import reading
 
 ROW_BYTES = 24
@@ -59,9 +58,7 @@ def task_errors() -> Iterator[None]:
         yield
     except (PySparkException, Py4JJavaError) as error:  # the second for rows fetched in slices
         for name, message in re.findall(r"penstock\.errors\.(\w+): (.*)", str(error)):
-            kind = getattr(errors, name, PenstockError)
-            if issubclass(kind, PenstockError) and kind is not errors.InvalidRecord:
-                raise kind(message) from error
+            raise errors.from_wire(name, message) from error
         raise
 
 

@@ -66,7 +66,11 @@ def postgres(url: str, kind: _Kind = WorkerConnection) -> WorkerConnection:
     if known is None or known.closed or known.broken:
         if known is not None:
             known.close()
-        known = _postgres[key] = connect_postgres(url, application="spark", kind=kind)
+        # Nothing is prepared on the application's tables: a migration may change what a statement returns.
+        prepare = kind is not TableConnection
+        known = _postgres[key] = connect_postgres(
+            url, application="spark", prepare=prepare, kind=kind
+        )
     return known
 
 

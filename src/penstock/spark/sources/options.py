@@ -62,6 +62,9 @@ KNOWN = {
     "redisurl",
     "databaseurl",
 }
+_OF_A_TABLE = "option."
+"""What Spark puts before the options of a table in its catalog, which it gives without it, too."""
+
 _UNITS = {"us": 1e-6, "ms": 1e-3, "": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
@@ -216,7 +219,15 @@ def known_options(source: str, given: Mapping[str, Any], known: Collection[str])
         InvalidSetting: One is unknown.
     """
     options = {str(name).lower(): str(value) for name, value in given.items()}
-    unknown = sorted(set(options).difference(known, SPARKS_OWN))
+    known = {*known, *SPARKS_OWN}
+    of_table = {
+        name.removeprefix(_OF_A_TABLE): value
+        for name, value in options.items()
+        if name.startswith(_OF_A_TABLE)
+    }
+    if of_table:  # what else is not known are properties of the table, such as its owner
+        options = of_table | {name: options[name] for name in options if name in known}
+    unknown = sorted(set(options).difference(known))
     if unknown:
         raise InvalidSetting(f"{source}: there is no option {unknown[0]!r}")
     return options

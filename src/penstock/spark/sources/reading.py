@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from penstock.errors import InvalidSetting
+from penstock.errors import Gap, InvalidSetting
 from penstock.records import Offset, OffsetRange, Shard, ShardName
 from penstock.spark.sources.connections import warm
 from penstock.spark.sources.failing import one_line_errors
@@ -163,6 +163,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._registered = None if options.consumer is None else RegisteredPosition(options)
         self._began: Positions | None = None
         self._target: Positions | None = None
+        self._has_warned = False
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """``maxRecordsPerTrigger``, if it is given."""
@@ -212,7 +213,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: SparkOffset, end: SparkOffset) -> list[InputPartition]:
         """As in a batch.  The ranges are fixed here, so that every attempt of a task reads the same records."""
         available = self._store.available()
-        last = from_offset(end)
+        last = self._read_on(from_offset(end), available)
         # Where the first micro-batch began when it was planned: the log has moved on if it is repeated.
         first = from_offset(start) if end == start else find_begin(end) or from_offset(start)
         begin = {shard: first.get(shard, available[shard].first - 1) for shard in last}
@@ -233,9 +234,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _parse(self, start: SparkOffset) -> tuple[Positions, Positions]:
         """The positions of the shards that the query reads, and the tails; a shard that is new to it begins with its oldest."""
-        known, available = from_offset(start), self._store.available()
+        available = self._store.available()
+        known = self._read_on(from_offset(start), available)
         at = {shard: known.get(shard, each.first - 1) for shard, each in available.items()}
         return at, {shard: each.last for shard, each in available.items()}
+
+    def _read_on(self, known: Positions, available: Available) -> Positions:
+        """The positions in the shards that the query reads.
+
+        Raises:
+            Gap: It does not read others in which it has a position, and was not told to accept it.
+        """
+        if left := sorted(known.keys() - available.keys()):
+            options = self._store.options
+            told = f"{options.source}: the checkpoint has positions in {', '.join(map(str, left))}, which the query does not read"
+            if options.fail_on_data_loss:
+                raise Gap(
+                    f"{told}: give the same channels and shards again, or a new checkpointLocation, or accept that nothing of these "
+                    "is read any more: failOnDataLoss=false"
+                )
+            if not self._has_warned:
+                log.warning("%s", told)
+            self._has_warned = True
+        return {shard: at for shard, at in known.items() if shard in available}
 
     def _wait(self, at: Positions, tails: Positions) -> None:
         if any(tails[shard] > position for shard, position in at.items()):
