@@ -11,6 +11,8 @@ from pyspark.sql import SparkSession
 from fixtures.crashing import THINGS
 from fixtures.truth import TABLES, await_everything, change
 from penstock.database.connections import Connection
+from penstock.errors import DriverUnreachable
+from penstock.spark.engine.application import _supervise_epochs
 from penstock.spark.engine.assignment import Part, Task
 from penstock.spark.engine.control_channel import ControlServer, Plan
 from penstock.spark.engine.epoch_query import EpochQuery
@@ -97,3 +99,25 @@ def test_a_restarted_query_leaves_one_directory(spark: SparkSession, tmp_path: P
         epochs.start(str(tmp_path)).stop()
 
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_planner_that_cannot_reach_the_driver_ends_the_run(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """On Spark, because its text has to tell; some seconds.  Its checkpoint is on this machine, whatever the default is."""
+    spark.dataSource.register(EpochsSource)
+    options = {"app": "nowhere:nothing", "control": "127.0.0.1:1", "token": "", "seconds": "1"}
+    schedule = Schedule({}, Slots(spark), streamers=1, reserved=0)
+    epochs = EpochQuery(spark, options, schedule, LiveProgress(spark))
+    supervised = _supervise_epochs(epochs, str(tmp_path))
+    server = ControlServer("127.0.0.1", receive=lambda _: None, plan=lambda: Plan("", ()))
+
+    def ends() -> bool:
+        try:
+            supervised.check(server)
+        except DriverUnreachable as error:
+            return "cannot connect to the driver at 127.0.0.1:1" in str(error)
+        return False
+
+    eventually(ends, "the run ends")
+    server.close()

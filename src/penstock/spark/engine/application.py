@@ -50,6 +50,7 @@ SET_BASED_ATTEMPTS = 2
 """Attempts of a task where set-based handlers have jobs of their own: a poison record fails each of them."""
 
 STOP_TIMEOUT_S = 5.0
+_PLANNER_UNREACHABLE = "penstock.errors.DriverUnreachable: "
 LONGEST_BACKOFF_S = 10.0
 
 
@@ -275,7 +276,8 @@ class _Supervised:
         """Starts the query when it is due; notices that it has ended.
 
         Raises:
-            DriverUnreachable: No task of it has ever reached the driver.
+            DriverUnreachable: Nothing of it has ever reached the driver: no task, or not even what plans them, in whose
+                failed epochs no task runs.
         """
         if self.query is None:
             if monotonic() < self.restart_at:
@@ -294,8 +296,11 @@ class _Supervised:
             raise DriverUnreachable(reason)
         elif not self.query.isActive:
             # The first line only, with the error's class and Penstock's text: what follows may quote a payload.
-            reason = name_reason(str(self.query.exception() or "it was stopped"))
-            self._wait(self.failure() or reason)
+            ended = name_reason(str(self.query.exception() or "it was stopped"))
+            reason = self.failure() or ended
+            if not control.was_asked and reason.startswith(_PLANNER_UNREACHABLE):
+                raise DriverUnreachable(reason.removeprefix(_PLANNER_UNREACHABLE))
+            self._wait(reason)
             self.query = None
 
     def _wait(self, reason: str) -> None:

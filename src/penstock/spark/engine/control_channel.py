@@ -129,6 +129,8 @@ class ControlServer:
         self._is_closed = False
         self._stopped = threading.Event()
         self.address = Address(host, self._listener.getsockname()[1], secrets.token_hex(16))
+        self.was_asked = False
+        """Whether a plan has ever been asked for."""
         self.was_reached = False
         """Whether a task has ever connected."""
         self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
@@ -237,6 +239,7 @@ class ControlServer:
             del self._epochs[connection]
 
     def _send_plan(self, connection: socket.socket) -> None:
+        self.was_asked = True
         plan = self._plan()
         text = json.dumps({"epoch": plan.epoch, "tasks": [task.to_json() for task in plan.tasks]})
         connection.sendall(text.encode())

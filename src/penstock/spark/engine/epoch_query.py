@@ -3,6 +3,7 @@
 import logging
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
@@ -60,7 +61,8 @@ class EpochQuery:
             # Jobs of a function can be named; those of a sink get the name of a line of Spark's own code.
             observed.writeStream.foreachBatch(self._run)
             .queryName("penstock")
-            .option("checkpointLocation", checkpoints)
+            # With its scheme: a path alone is one of the cluster's file system.
+            .option("checkpointLocation", Path(checkpoints).absolute().as_uri())
             .trigger(processingTime="0 seconds")
             .start()
         )
