@@ -74,7 +74,7 @@ def packed(redis_client: redis.Redis, redis_url: str) -> Iterator[GroupedLog]:
 
 @pytest.fixture
 def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader that the machine keeps busy for a while does not lose its turn to the others."""
+    """A reader that the machine keeps busy for a while is not passed over by the others."""
     monkeypatch.setattr(reading, "GRACE_S", 60.0)
     monkeypatch.setattr(reading, "VALID_MS", 600_000)
 

@@ -243,18 +243,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The positions in the shards that the query reads.
 
         Raises:
-            Gap: It does not read others in which it has a position, and was not told to accept it.
+            Gap: It does not read others in which it has a position, and may not accept that.
         """
         if left := sorted(known.keys() - available.keys()):
             options = self._store.options
-            told = f"{options.source}: the checkpoint has positions in {', '.join(map(str, left))}, which the query does not read"
+            found = f"{options.source}: the checkpoint has positions in {', '.join(map(str, left))}, which the query does not read"
             if options.fail_on_data_loss:
                 raise Gap(
-                    f"{told}: give the same channels and shards again, or a new checkpointLocation, or accept that nothing of these "
+                    f"{found}: give the same channels and shards again, or a new checkpointLocation, or accept that nothing of these "
                     "is read any more: failOnDataLoss=false"
                 )
             if not self._has_warned:
-                log.warning("%s", told)
+                log.warning("%s", found)
             self._has_warned = True
         return {shard: at for shard, at in known.items() if shard in available}
 
