@@ -9,7 +9,6 @@
 The three outcomes are returned or raised.  Whatever the handler has written before is rolled back.
 """
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from math import isfinite
 from typing import Any, Generic
 
 from penstock.errors import InvalidMessage
+from penstock.parsing import find_number, parse_json
 from penstock.records import Payload, RecordId, Shard
 
 RESERVED = "penstock"
@@ -98,14 +98,15 @@ def _seconds(after: object) -> float:
     return seconds
 
 
-def read_staged_us(headers: str) -> int | None:
-    """When the record of a message was staged, in microseconds since 1970; None if a pipeline did not write the message.
+def read_identity(id_: str, headers: str) -> tuple[RecordId, int] | None:
+    """The record of a message, and when it was staged in microseconds since 1970; None if a pipeline did not write the message.
 
     Args:
-        headers: The message's headers.  They are not parsed: a producer may have put anything in front.
+        id_: The message's id.
+        headers: Its headers.  They are not parsed: a producer may have put anything in front.
     """
-    found = _STAGED_US.search(headers)
-    return None if found is None else int(found[1])
+    found, number = _STAGED_US.search(headers), find_number(id_.encode())
+    return None if found is None or number is None else (RecordId(number), int(found[1]))
 
 
 def _never() -> bool:
@@ -146,8 +147,8 @@ class Job(Generic[Payload]):
 
     @cached_property
     def data(self) -> Any:
-        """The payload, parsed on first use."""
-        return json.loads(self.data_json)
+        """The payload, parsed on first use. Raises ``ValueError`` as ``Record.data`` does."""
+        return parse_json(self.data_json)
 
     @cached_property
     def headers(self) -> dict[str, Any]:
@@ -155,7 +156,7 @@ class Job(Generic[Payload]):
         return {name: value for name, value in self._all_headers().items() if name != RESERVED}
 
     def _all_headers(self) -> dict[str, Any]:
-        parsed = json.loads(self.headers_json) if self.headers_json else None
+        parsed = parse_json(self.headers_json) if self.headers_json else None
         return parsed if isinstance(parsed, dict) else {}
 
     @cached_property

@@ -4,7 +4,6 @@ A ``Record`` is what a consumer reads: a staged record with its offset in the lo
 to the consumer; nothing on the way parses them.
 """
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any, Generic, NewType, overload
 from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
 
 from penstock.errors import InvalidName, InvalidSetting
+from penstock.parsing import parse_json
 
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 """An SQL identifier that needs no quotes; Postgres silently truncates longer ones."""
@@ -221,18 +221,6 @@ class _OnFirstUse(Generic[_Value]):
         return value
 
 
-_DECODER = json.JSONDecoder()
-
-
-def parse_json(text: str) -> Any:
-    """As ``json.loads``, in half its time for a text without white space around it, which is how Postgres writes JSON."""
-    try:
-        value, end = _DECODER.raw_decode(text)
-    except json.JSONDecodeError:
-        return json.loads(text)
-    return value if end == len(text) else json.loads(text)
-
-
 @dataclass(frozen=True)
 class Record(Generic[Payload]):
     """A record at its place in the log, as a consumer gets it.
@@ -274,7 +262,7 @@ class Record(Generic[Payload]):
 
     @_OnFirstUse
     def data(self) -> Any:
-        """The payload, parsed on first use. Raises ``json.JSONDecodeError`` if it is not JSON."""
+        """The payload, parsed on first use. Raises ``ValueError`` if it is not JSON, or cannot be read: see ``penstock.parsing``."""
         return parse_json(self.data_json)
 
     @_OnFirstUse

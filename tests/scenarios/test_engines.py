@@ -26,7 +26,8 @@ def test_records_have_one_effect_across_a_kill_a_poison_record_and_a_clean_stop(
     stage_rows(connection, things, 100, "third ")
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
-        "VALUES ('things', 0, 'poison', 'insert', 'thing', '{}')"
+        "VALUES ('things', 0, 'poison', 'insert', 'thing', %s::jsonb)",
+        ["[" * 985 + "]" * 985],  # which Python cannot parse
     )
     process = start()
 

@@ -345,7 +345,7 @@ def test_a_foreign_entry_in_the_stream_is_reported(
     redis_client.xadd("penstock:{things/0}:log", fields, id="1000-0")
     reader = BatchReader(store(where))
 
-    with pytest.raises(ForeignLog, match=r"things/0: .*(1000-0|too large)"):
+    with pytest.raises(ForeignLog, match="things/0: entry 1000-0 "):
         [list(reader.read(planned)) for planned in reader.partitions()]
 
 

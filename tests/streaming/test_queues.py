@@ -381,6 +381,10 @@ def test_a_header_that_somebody_else_wrote_stops_nothing(
         '{"penstock": 5}',
         '{"penstock": {"due": "soon", "key": 7, "unique": []}}',
         '{"penstock": {"due": 1e300, "deadline": -1, "unique": {"name": "n", "until": 3}}}',
+        '{"penstock": {"unique": {"name": "m", "until": []}}}',
+        '{"penstock": {"due": 1e400}}',
+        f'{{"penstock": {{}}, "deep": {"[" * 5000}{"]" * 5000}}}',
+        f'{{"penstock": {{"due": {"9" * 5000}}}}}',
         '[1, "penstock"]',
         '"penstock"',
     ]
@@ -392,7 +396,7 @@ def test_a_header_that_somebody_else_wrote_stops_nothing(
         )
     streamer.drain()
 
-    assert worker.work() == [0, 1, 2, 3, 4]
+    assert worker.work() == [*range(len(headers))]
 
 
 class Killed(BaseException):

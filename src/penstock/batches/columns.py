@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from penstock.batches.compression import Codec, DamagedFrame, compress, decompress
+from penstock.parsing import MAX_NUMBER, decode_json
 from penstock.records import RecordId
 
 _Value = TypeVar("_Value")
@@ -28,9 +29,6 @@ COLUMNS = ("ids", "keys", "actions", "objects", "data", "headers", "times")
 """The columns, in the order in which they are written.  Not the names of a plain entry's fields: who knows only those takes
 a batch for a record."""
 
-
-_LARGEST = (1 << 63) - 1
-"""Of the numbers that Postgres and Arrow have."""
 
 _STRING_OR_NULL = {str, type(None)}
 
@@ -168,31 +166,38 @@ class Columns:
         ends = ids[0], times[0], ids[-1], times[-1]
         if ends != (self.first_id, self.first_us, self.last_id, self.last_us):
             raise DamagedColumns("its columns hold other records than it says")
-        if min(ids) < 0 or max(*ids, *times) > _LARGEST or min(times) < -_LARGEST:
+        if min(ids) < 0 or max(*ids, *times) > MAX_NUMBER or min(times) < -MAX_NUMBER:
             raise DamagedColumns("a number of it is too large")
 
     def _text(self, column: int) -> bytes:
         try:
-            return decompress(self.codec, self.texts[column])
+            text = decompress(self.codec, self.texts[column])
         except DamagedFrame as error:
             raise _damaged(column) from error
+        if text.count(b"\n") + 1 not in {1, self.count}:  # before anything is made of each line
+            raise _damaged(column)
+        return text
 
     def _numbers(self, column: int) -> list[int]:
+        text = self._text(column)
+        if text.translate(None, b"-0123456789\n"):
+            raise _damaged(column)  # what Python takes as well: 1_0, +1
         try:
-            return self._whole(column, [*map(int, self._text(column).split(b"\n"))])
+            return self._whole(column, [*map(int, text.split(b"\n"))])
         except ValueError as error:
             raise _damaged(column) from error
 
     def _strings(self, column: int) -> list[str]:
         text = self._text(column)
         try:
-            found = json.loads(b"[%b]" % text.replace(b"\n", b","))
+            found = decode_json(f"[{text.decode()}]".replace("\n", ","))
+            if not {*map(type, found)} <= _STRING_OR_NULL:
+                raise _damaged(column)
+            # No text of Postgres has a NUL, or half of a surrogate pair, which cannot be encoded.
+            if b"\\u" in text and b"\0" in "".join(filter(None, found)).encode():
+                raise _damaged(column)
         except ValueError as error:  # neither JSON nor UTF-8
             raise _damaged(column) from error
-        if not {*map(type, found)} <= _STRING_OR_NULL:
-            raise _damaged(column)
-        if b"\\u0000" in text and any("\0" in each for each in found if each):
-            raise _damaged(column)  # no text of Postgres has a NUL
         return self._whole(column, found)
 
     def _lines(self, column: int) -> list[str]:

@@ -11,12 +11,14 @@ A seek for any offset finds the entry that holds it, because the entry's id is i
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from penstock.batches.columns import COLUMNS, Columns, DamagedColumns
 from penstock.batches.compression import CODECS
+from penstock.parsing import parse_number
 from penstock.records import BEGINNING, Offset, Record, RecordId, ShardName
 
 FIELDS: list[bytes] = [b"first", b"from", b"to", b"codec", *(name.encode() for name in COLUMNS)]
@@ -32,9 +34,6 @@ _ATTRIBUTES = {
     "staged_us": "staged_us",
 }
 """The columns of the attributes of a record."""
-
-MAX_DIGITS = 20
-"""More than any offset has."""
 
 MAX_RECORDS = 1_000_000
 """More than any batch has: a damaged number of records must not fill the memory."""
@@ -91,11 +90,11 @@ class Entry:
         Raises:
             DamagedColumns: There is no such record.
         """
-        text = values[0]
-        first = int(text) if text.isdigit() and len(text) < MAX_DIGITS else 0
-        if not max(0, last - MAX_RECORDS) < first <= last:
-            raise DamagedColumns("its first offset cannot be read")
-        return Offset(first)
+        with suppress(ValueError):
+            first = parse_number(values[0])
+            if max(0, last - MAX_RECORDS) < first <= last:
+                return Offset(first)
+        raise DamagedColumns("its first offset cannot be read")
 
     @staticmethod
     def parse_last(values: Sequence[bytes]) -> tuple[RecordId, int]:
@@ -172,7 +171,7 @@ class Entry:
 
 def _parse_identity(text: bytes) -> tuple[RecordId, int]:
     try:
-        id_, staged_us = map(int, text.split(b" "))
+        id_, staged_us = map(parse_number, text.split(b" "))
     except ValueError as error:
         raise DamagedColumns("its field from or to cannot be read") from error
     return RecordId(id_), staged_us

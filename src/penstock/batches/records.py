@@ -7,7 +7,8 @@ from itertools import chain
 from typing import Any, overload
 
 from penstock.batches.entries import Entry
-from penstock.records import Offset, Payload, Record, RecordId, parse_json
+from penstock.parsing import check_nesting, decode_json, parse_json
+from penstock.records import Offset, Payload, Record, RecordId
 
 
 class PlainEntries:
@@ -151,12 +152,16 @@ class Records(Sequence[Record[Payload]]):
         """The payloads, parsed in one call, in half the time that ``record.data`` of each takes; parsed anew each time.
 
         Raises:
-            ValueError: One of them is not JSON.
+            ValueError: One of them is not JSON, or cannot be read.
         """
         texts = self.data_json
-        parsed: list[Any] = parse_json(f"[{','.join(texts)}]")
-        # A text that is no JSON by itself must not be taken for a part of its neighbour.
-        return parsed if len(parsed) == len(texts) else [*map(parse_json, texts)]
+        parsed: list[Any] = decode_json(f"[{','.join(texts)}]")
+        if len(parsed) != len(texts):
+            # A text that is no JSON by itself must not be taken for a part of its neighbour.
+            return [*map(parse_json, texts)]
+        for text in texts:
+            check_nesting(text)
+        return parsed
 
     def _column(self, name: str) -> list[Any]:
         if len(self._parts) == 1:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from penstock.display import UNENCODABLE, escape, escape_lines, mask
 from penstock.errors import PenstockError
+from penstock.records import Record
 
 WIDE = 200
 """Width of a table written to a file or a pipe, in characters, so that no cell is cut."""
@@ -62,6 +63,15 @@ def show_json(value: Any) -> None:
 def to_json(value: Any, indent: int | None = None) -> str:
     """A value as JSON: dataclasses as objects, times as ISO 8601, durations in seconds."""
     return json.dumps(value, default=_to_json, ensure_ascii=False, indent=indent)
+
+
+def with_payload(known: dict[str, Any], record: Record) -> str:
+    """What is known of a record as JSON, and its payload and headers.
+
+    These are passed through: parsed and serialised again, large numbers would change, and not every payload can be parsed.
+    """
+    payload = f'"data": {record.data_json}, "headers": {record.headers_json or "null"}'
+    return f"{to_json(known)[:-1]}, {payload}}}"
 
 
 def clear_screen() -> None:

@@ -1,7 +1,6 @@
 """Records of a log: how they are handed to a handler, and found again."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 from typing_extensions import override
 
@@ -10,8 +9,7 @@ from penstock.consuming.backfill import MOST_BYTES, backfill
 from penstock.consuming.checkpoints import Checkpoint
 from penstock.consuming.offset_source import Most, OffsetSource
 from penstock.database.executor import Executor
-from penstock.errors import Gap
-from penstock.records import Offset, Record, ShardName, parse_json
+from penstock.records import Offset, Record, ShardName
 
 
 class LogSource(OffsetSource[Record]):
@@ -54,14 +52,6 @@ class LogSource(OffsetSource[Record]):
 
     @override
     def _read(self, executor: Executor, shard: ShardName, item: Record) -> Record:
-        """As it is, unless its payload was damaged: then from the journal."""
-        try:
-            parse_json(item.data_json)
-            parse_json(item.headers_json or "null")
-        except ValueError:
-            after, before = Offset(item.offset - 1), Offset(item.offset + 1)
-            with suppress(Gap):
-                [item] = self.find_missing(executor, shard, after, before)
         return item
 
     @override

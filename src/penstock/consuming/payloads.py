@@ -91,7 +91,7 @@ def _msgspec_decoder(model: Any) -> Decode:
     def decode(text: str) -> Any:
         try:
             return decoding.decode(text)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise InvalidPayload(str(error)) from None
 
     return decode

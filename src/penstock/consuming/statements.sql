@@ -162,13 +162,23 @@ WHERE EXISTS (
 ORDER BY 1;
 
 -- :name dead_letter_records
+-- The payload is the staged row's while that is there: what came may be damaged, or nested so deep that Postgres can just store
+-- it, and cannot parse it in a statement as large as this one.  Sources have their rows elsewhere.
 INSERT INTO {schema}.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, headers,
                                    staged_at, reason, attempts, parked)
-SELECT %(consumer)s, %(channel)s, %(shard)s, r."offset", r.id, r.key, r.action, r.object, r.data::jsonb,
-       nullif(r.headers, '')::jsonb, to_timestamp(r.staged_us / 1000000.0), %(reason)s, %(attempts)s, %(parked)s
+SELECT %(consumer)s, %(channel)s, %(shard)s, r."offset", r.id, r.key, r.action, r.object,
+       CASE WHEN s.id IS NULL THEN r.data::jsonb ELSE s.data END,
+       CASE WHEN s.id IS NULL THEN nullif(r.headers, '')::jsonb ELSE s.headers END,
+       to_timestamp(r.staged_us / 1000000.0), %(reason)s, %(attempts)s, %(parked)s
 FROM unnest(%(offsets)s::bigint[], %(ids)s::bigint[], %(keys)s::text[], %(actions)s::text[], %(objects)s::text[],
             %(data)s::text[], %(headers)s::text[], %(staged)s::bigint[])
-    AS r ("offset", id, key, action, object, data, headers, staged_us);
+    AS r ("offset", id, key, action, object, data, headers, staged_us)
+LEFT JOIN LATERAL (
+    SELECT id, data, headers
+    FROM {schema}.staged_records
+    WHERE id = r.id AND channel = %(channel)s AND (extract(epoch FROM created_at) * 1000000)::bigint = r.staged_us
+    OFFSET 0  -- a look-up by id
+) s ON true;
 
 -- :name dead_letter_member
 -- A member has no offset: its dead letter is numbered, in the transaction that holds the checkpoint.  One that fails

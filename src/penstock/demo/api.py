@@ -1,6 +1,5 @@
 """The HTTP API: each request is one SERIALIZABLE transaction, retried after a serialization failure."""
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from penstock.database.connections import make_engine
 from penstock.database.errors import ErrorKind, classify
 from penstock.demo import recruiting
 from penstock.demo.rides import Booking, Ride, assign_driver, pipeline
+from penstock.parsing import parse_json
 
 CENTS_A_METRE = 2
 
@@ -134,14 +134,14 @@ def _ride(session: Session, request: Request) -> Ride:
 def _distance(body: bytes) -> float | Response:
     """The distance of a request, or the response if it has none."""
     try:
-        given: Any = json.loads(body or b"{}").get("distance")
+        given: Any = parse_json((body or b"{}").decode()).get("distance")
     except (ValueError, AttributeError):
         given = None
     if given in (None, ""):
         return JSONResponse({"message": "Please specify parameter 'distance'."}, 422)
     try:
         distance = float(given)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         distance = float("nan")
     if not 0 <= distance < 1e9:  # noqa: PLR2004  farther than any pilot flies
         return JSONResponse(

@@ -24,6 +24,7 @@ from penstock.journal.lineage import (
     server_start_us,
 )
 from penstock.journal.records import read_records
+from penstock.parsing import find_number
 from penstock.records import DEFAULT_SCOPE, Epoch, Record, Scope, ShardName
 
 
@@ -123,8 +124,8 @@ class JournalRecords:
         return connection
 
     def _compare(self, connection: WorkerConnection, found: LogSlice) -> None:
-        if found.info.epoch.isdecimal():
-            check_epoch(connection, self._scope, Epoch(int(found.info.epoch)))
+        if (epoch := find_number(found.info.epoch.encode())) is not None:
+            check_epoch(connection, self._scope, Epoch(epoch))
         if self._client is None:
             self._client = connect_redis(self._redis_url)
         check_tails(connection, self._client, self._scope, [found.shard])

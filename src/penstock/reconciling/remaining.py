@@ -92,7 +92,7 @@ def _check_fits(
             f"reconciliation {spec.name}: the interrupted run was on the engine {written_by}, this one is on {engine}. "
             f"Resume it with --engine {written_by}, or compare everything again: without --resume"
         )
-    if keys and set(json.loads(keys[0])) != set(spec.key):
+    if keys and set(json.loads(keys[0], parse_int=str)) != set(spec.key):
         raise Refused(
             f"reconciliation {spec.name}: its key is another one since the run that was interrupted. "
             "Compare everything again: without --resume"

@@ -13,6 +13,7 @@ import structlog
 from penstock.channels.log import Batch
 from penstock.channels.queue.publishing import QueueBatch, QueuedRecord
 from penstock.jobs import RESERVED
+from penstock.parsing import parse_json
 from penstock.records import BEGINNING, Epoch, Offset, RecordId, ShardName
 
 log = structlog.get_logger("penstock.streamer")
@@ -64,7 +65,7 @@ def make_queued(offset: Offset, values: Sequence[Any]) -> QueuedRecord:
     """
     id_, tenant, action, object_, data, headers, staged_us = values
     own = _read_own(headers, id_)
-    own.pop("staged_us", None)  # it comes last: see ``read_staged_us``
+    own.pop("staged_us", None)  # it comes last: see ``read_identity``
     key, unique = own.get("key"), own.get("unique")
     due = _time(own.get("due"))
     if due is None and (delay := _time(own.get("delay_ms"))):
@@ -86,10 +87,11 @@ def _read_own(headers: str, record: RecordId) -> dict[str, Any]:
     """The reserved header, which a producer that writes SQL may have filled with anything."""
     if RESERVED not in headers:
         return {}
-    parsed = json.loads(headers)
-    if not isinstance(parsed, dict) or RESERVED not in parsed:
-        return {}
-    own = parsed[RESERVED]
+    try:
+        parsed = parse_json(headers)
+        own = parsed.get(RESERVED, {}) if isinstance(parsed, dict) else {}
+    except ValueError:  # of whatever header: nested too deep, or a number with too many digits
+        own = None
     if not isinstance(own, dict):
         log.warning("reserved header is no object, and ignored", record=record, header=RESERVED)
         return {}
@@ -117,4 +119,4 @@ def _unique(value: object) -> tuple[str, str, str]:
     until, for_s = value.get("until"), value.get("for_s")
     if until == "window" and isinstance(for_s, (int, float)) and 0 < for_s < _MOST_MS / 1000:
         return value["name"], "window", f"{for_s * 1000:.0f}"
-    return value["name"], until if until in {"queued", "running"} else "running", ""
+    return value["name"], "queued" if until == "queued" else "running", ""

@@ -23,6 +23,7 @@ from penstock.database.errors import postgres_errors
 from penstock.database.registry import RegisteredChannel
 from penstock.database.statements import statements
 from penstock.errors import Fenced
+from penstock.parsing import find_number
 from penstock.records import BEGINNING, Epoch, Offset, RecordId, Scope, ShardName
 from penstock.streaming.queued_records import NEAR, Due, apart, make_queue_batch
 from penstock.streaming.unpublished import BATCH_BYTES
@@ -216,7 +217,11 @@ class Queues:
     def _finish(self, shard: ShardName, duplicates: Sequence[Result]) -> set[RecordId]:
         values = {
             "ids": [each.record.id for each in duplicates],
-            "holders": [None if each.in_window else _number(each.holder) for each in duplicates],
+            "holders": [
+                # None if something other than a pipeline wrote the message.
+                None if each.in_window else find_number(each.holder.encode())
+                for each in duplicates
+            ],
         }
         return {row[0] for row in self._execute("finish_duplicates", shard, values)}
 
@@ -260,8 +265,3 @@ class Queues:
         with postgres_errors(f"publishing {shard}"):
             cursor = self._connection.execute(self._sql[name], {**where, **(values or {})})
             return cursor.fetchall() if cursor.description else []
-
-
-def _number(id_: str) -> int | None:
-    """The record of a message; none, if something other than a pipeline wrote it."""
-    return int(id_) if id_.isascii() and id_.isdigit() else None

@@ -4,7 +4,6 @@ The functions read ``staged_records`` through the connection they are given, so 
 staged as well as what was committed before.  A record stays there after it was published, until retention removes it.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from penstock.database.tables import staged_records
 from penstock.declarations import LARGEST_MAX_BYTES, Channel, Queue
 from penstock.errors import InvalidRecord
 from penstock.jobs import RESERVED
+from penstock.parsing import parse_json
 from penstock.records import DEFAULT_SCOPE, Shard, StagedRecord
 from penstock.staging.connections import DriverConnection, read_directly
 from penstock.staging.payload import json_text, key_text
@@ -57,8 +57,8 @@ def staged(source: Source, *, schema: str | None = None) -> list[StagedRecord]:
             key,
             action,
             what,
-            json.loads(data),
-            headers and json.loads(headers),
+            parse_json(data),
+            headers and parse_json(headers),
         )
         for channel, shard, key, action, what, data, headers in _read(source, schema, query)
     ]
@@ -191,7 +191,7 @@ def _mismatches(wanted: Any, found: Any, path: str) -> Iterator[str]:
 def _as_staged(value: Any) -> Any:
     """What a consumer reads of a value that was staged; the value itself if it cannot be."""
     try:
-        return json.loads(json_text(value, "data", LARGEST_MAX_BYTES))
+        return parse_json(json_text(value, "data", LARGEST_MAX_BYTES))
     except InvalidRecord:
         return value
 

@@ -21,6 +21,7 @@ from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
 from penstock.errors import InvalidSetting, Unknown
 from penstock.journal import journal_tails
+from penstock.parsing import find_number
 from penstock.records import BEGINNING, Offset, Place, Scope, Shard, ShardName
 from penstock.verifying.comparing import QUEUED, VerificationRange
 from penstock.verifying.findings import Finding, FindingKind, UnexpectedEntry
@@ -271,12 +272,11 @@ def _read_beyond(
             log_keys(scope.namespace, shard).stream, f"{end + 1}-0", f"{last}", BEYOND
         )
     for entry_id, fields in entries:
-        record = fields.get(b"id", b"")
         yield UnexpectedEntry(
             shard.channel,
             shard.shard,
             int(entry_id.partition(b"-")[0]),
             entry_id.decode(),
-            int(record) if record.isdigit() else None,
+            find_number(fields.get(b"id", b"")),
             None,
         )

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from penstock.channels.log import NAMES, is_batch, parse_batch
 from penstock.errors import DamagedEntry
+from penstock.parsing import find_number
 from penstock.records import ShardName
 from penstock.verifying.findings import Finding, FindingKind, UnexpectedEntry
 
@@ -163,8 +164,13 @@ def _compare_entries(
         if belongs is None and sequence == 0:
             continue  # retention removed it from Postgres first, or the hole is reported already
         values = _parse_values(fields)
-        if sequence or belongs is None or values is None or _number(values[0]) != belongs.record:
-            record = _number(dict(zip(fields[::2], fields[1::2], strict=False)).get(b"id", b""))
+        if (
+            sequence
+            or belongs is None
+            or values is None
+            or find_number(values[0]) != belongs.record
+        ):
+            record = find_number(dict(zip(fields[::2], fields[1::2], strict=False)).get(b"id", b""))
             wanted = belongs.record if belongs is not None and sequence == 0 else None
             shard = finding.shard
             yield UnexpectedEntry(
@@ -210,10 +216,6 @@ def _parse_id(entry_id: bytes) -> tuple[int, int]:
 def _parse_values(fields: Sequence[bytes]) -> tuple[bytes, ...] | None:
     """The values of an entry; None if its field names are not Penstock's."""
     return tuple(fields[1::2]) if list(fields[::2]) == NAMES else None
-
-
-def _number(text: bytes) -> int | None:
-    return int(text) if text.isdigit() else None
 
 
 def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.batches import FIELDS, DamagedColumns, Entry, Records
 from penstock.errors import CodecMissing, DamagedEntry, ForeignLog
+from penstock.parsing import parse_number
 from penstock.records import BEGINNING, LastRecord, Offset, Place, Record, ShardName
 
 Fields = Mapping[bytes, bytes] | Sequence[bytes]
@@ -135,6 +136,9 @@ def parse_batch(
         return Entry.parse(shard, last, values, after=after)
     except DamagedColumns as error:
         raise make_damaged(shard, entry_id, error, parse_first(shard, entry_id, fields)) from error
+    except MemoryError as error:
+        why = "it takes more memory than this process can have"
+        raise make_damaged(shard, entry_id, why, parse_first(shard, entry_id, fields)) from error
 
 
 def _batch_values(fields: Fields) -> Sequence[bytes]:
@@ -163,17 +167,17 @@ def _parse_plain(shard: ShardName, entry_id: bytes, fields: Fields) -> Record:
             "channel": shard.channel,
             "shard": shard.shard,
             "offset": offset,
-            "id": int(record_id),
+            "id": parse_number(record_id),
             "key": key.decode(),
             "action": action.decode(),
             "object": kind.decode(),
             "data_json": data.decode(),
             "headers_json": headers.decode(),
-            "staged_us": int(staged),
+            "staged_us": parse_number(staged),
         }
     except ValueError as error:  # neither a number nor UTF-8
         raise make_damaged(shard, entry_id, _UNREADABLE) from error
-    if b"\0" in key:  # which no text of Postgres has
+    if b"\0" in key + action + kind:  # which no text of Postgres has
         raise make_damaged(shard, entry_id, _UNREADABLE)
     return Record.of(of)
 

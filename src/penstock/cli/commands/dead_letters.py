@@ -7,13 +7,13 @@ import typer
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, require_pipeline
 from penstock.cli.connections import Connections, open_connections
 from penstock.cli.engines import open_frames
-from penstock.cli.render import say, show, show_json, show_table, to_json
+from penstock.cli.render import say, show, show_json, show_table, to_json, with_payload
 from penstock.errors import InvalidSetting, Unknown
 from penstock.operating import dead_letters as letters
 from penstock.operating.consumers import check_registered
 from penstock.operating.dead_letters import DeadLetter
 from penstock.operating.retrying import retry as retry_letters
-from penstock.records import parse_place, parse_places
+from penstock.records import Record, parse_place, parse_places
 from penstock.settings import Settings
 
 dead_letters = typer.Typer(no_args_is_help=True, help="Inspect, retry or drop dead letters.")
@@ -88,16 +88,23 @@ def show_(
     if record is None:
         raise Unknown(f"the dead letter at {letter.place} is gone")
     if json:
-        show_json({"letter": letter, "data": record.data, "headers": record.headers or None})
+        show(with_payload({"letter": letter}, record))
         return
     show(
         f"{letter.consumer}  {letter.place}  record {letter.record_id}",
         f"{letter.action} {letter.object} {letter.key}, staged {letter.staged_at:%Y-%m-%d %H:%M:%S}",
         f"{'parked' if letter.parked else f'failed {letter.attempts} times'}: {letter.reason}",
-        *to_json(record.data, indent=2).split("\n"),
+        *_format_payload(record),
     )
-    if record.headers:
+    if record.headers_json not in {"", "{}"}:
         show(f"headers: {record.headers_json}")
+
+
+def _format_payload(record: Record) -> list[str]:
+    try:
+        return to_json(record.data, indent=2).split("\n")
+    except ValueError:  # it may be here because it cannot be read
+        return [record.data_json]
 
 
 @dead_letters.command("retry")

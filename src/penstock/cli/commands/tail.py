@@ -22,7 +22,7 @@ from penstock.channels.queue import Explanation
 from penstock.channels.queue.inspection import FoundMessage, explain_message, oldest_messages
 from penstock.cli.command import Json, command, parse_position
 from penstock.cli.connections import Connections, open_connections
-from penstock.cli.render import show
+from penstock.cli.render import show, with_payload
 from penstock.cli.signals import Stop
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
@@ -349,6 +349,4 @@ def _format_record(record: Record, *, json: bool) -> str:
         "object": record.object,
         "staged_at": staged.isoformat() if staged else str(record.staged_us),
     }
-    # The payload is passed through: parsed and serialised again, large numbers would change.
-    payload = f'"data": {record.data_json}, "headers": {record.headers_json or "null"}'
-    return f"{jsonlib.dumps(known, ensure_ascii=False)[:-1]}, {payload}}}"
+    return with_payload(known, record)

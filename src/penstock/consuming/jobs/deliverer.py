@@ -35,8 +35,8 @@ from penstock.consuming.jobs.letters import JobLetters
 from penstock.consuming.jobs.transaction import Ending, JobTransaction
 from penstock.consuming.transaction import Planner
 from penstock.declarations import WorkerSpec
-from penstock.jobs import Cancel, DeadLetter, Job, JobOutcome, Snooze, read_staged_us
-from penstock.records import RecordId, Scope, Shard, ShardName
+from penstock.jobs import Cancel, DeadLetter, Job, JobOutcome, Snooze, read_identity
+from penstock.records import Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -175,13 +175,13 @@ class JobDeliverer:
     def _read(self, lease: Lease) -> Job[Any] | None:
         """The job; None if the message was not written by a pipeline."""
         message = lease.message
-        staged_us = read_staged_us(message.headers)
-        if staged_us is None or not message.id.isascii() or not message.id.isdigit():
+        if (identity := read_identity(message.id, message.headers)) is None:
             return None
+        record, staged_us = identity
         return Job(
             self._worker.channel.name,
             Shard(message.shard),
-            RecordId(int(message.id)),
+            record,
             message.tenant,
             message.key,
             message.attempts,

@@ -11,8 +11,8 @@ from penstock.consuming.failures import NotApplied
 from penstock.consuming.jobs.book import JobBook
 from penstock.consuming.jobs.letters import JobLetters
 from penstock.consuming.transaction import HandlerTransaction
-from penstock.jobs import read_staged_us
-from penstock.records import RecordId, ShardName
+from penstock.jobs import read_identity
+from penstock.records import ShardName
 
 MAX_BURIED = 100
 """Most messages of a shard that are buried at once."""
@@ -67,13 +67,11 @@ class Upkeep:
         buried = []
         for dead in run(self._client, shard.dead(MAX_BURIED), what):
             message = dead.message
-            staged_us = read_staged_us(message.headers)
-            if staged_us is None or not message.id.isascii() or not message.id.isdigit():
+            if (identity := read_identity(message.id, message.headers)) is None:
                 continue
             plan = self._letters.dead_letter(
                 name,
-                RecordId(int(message.id)),
-                staged_us,
+                *identity,
                 dead.reason,
                 message.attempts,
                 lambda: True,

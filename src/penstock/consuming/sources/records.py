@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from typing_extensions import override
@@ -16,7 +17,8 @@ from penstock.consuming.sources.positions import SourcePositions
 from penstock.consuming.transaction import Locked, Plan, Planner, Result
 from penstock.database.executor import Executor
 from penstock.declarations import ConsumerSpec
-from penstock.errors import DamagedEntry, HistoryDiverged, ServerUnavailable
+from penstock.errors import DamagedEntry, Gap, HistoryDiverged, ServerUnavailable
+from penstock.parsing import parse_json
 from penstock.records import Offset, Record, Scope, ShardName
 
 
@@ -62,6 +64,18 @@ class SourceRecords(LogSource):
         if position.offset != after:  # another process has gone on
             return []
         return self._link.backfill(position, before, most or Most(self._consumer.batch, MOST_BYTES))
+
+    @override
+    def _read(self, executor: Executor, shard: ShardName, item: Record) -> Record:
+        """As it came, unless its payload cannot be read: then from the source's journal, as far as that has it."""
+        try:
+            parse_json(item.data_json)
+            parse_json(item.headers_json or "null")
+        except ValueError:
+            after, before = Offset(item.offset - 1), Offset(item.offset + 1)
+            with suppress(Gap):
+                [item] = self.find_missing(executor, shard, after, before)
+        return item
 
     def _guarded(
         self, shard: ShardName, records: Sequence[Record], planner: Planner[Delivered]

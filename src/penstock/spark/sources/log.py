@@ -243,9 +243,10 @@ def _batch(shard: ShardName, entries: list[Any]) -> pa.RecordBatch:
     except pa.ArrowInvalid as error:  # neither a number nor UTF-8
         parse_entries(shard, entries)  # names the entry
         raise ForeignLog(
-            f"{shard}: a number of an entry from {entries[0][0].decode()} on is too large: it was not written by Penstock"
+            f"{shard}: an entry from {entries[0][0].decode()} on was not written by Penstock"
         ) from error
-    if pc.any(pc.match_substring(read.column("key"), "\0")).as_py():
+    labels = (read.column(name) for name in ("key", "action", "object"))
+    if any(pc.any(pc.match_substring(each, "\0")).as_py() for each in labels):
         parse_entries(shard, entries)  # names the entry
     return read
 

@@ -1,12 +1,12 @@
 """Where a query begins or ends in each shard: a word, an offset, or a time."""
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
 from penstock.errors import InvalidSetting
+from penstock.parsing import parse_json
 from penstock.records import Offset, ShardName
 
 EARLIEST: Literal["earliest"] = "earliest"
@@ -118,7 +118,7 @@ def _parse_shards(
     """Kafka's nested form, ``{"rides": {"0": 4118}}``, or that of one channel, ``{"0": 4118}``."""
     try:
         found: dict[tuple[str, int], Place] = {}
-        for key, value in json.loads(text).items():
+        for key, value in parse_json(text).items():
             if is_begin(key):  # of a progress's endOffset, which may be given as it is
                 continue
             shards = (

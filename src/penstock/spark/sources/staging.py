@@ -44,6 +44,7 @@ from penstock.database.registry import registered_channels
 from penstock.declarations import Log
 from penstock.errors import InvalidRecord, InvalidSetting, Unknown
 from penstock.kinds import MAX_PAYLOAD_BYTES, checked_channel
+from penstock.parsing import parse_json
 from penstock.spark.sources.connections import warm
 from penstock.spark.sources.exactly_once import DEFAULT_TABLE, QUERY_ID, claim, create_table
 from penstock.spark.sources.failing import one_line_errors
@@ -309,8 +310,8 @@ def _json(text: str, field: str, max_bytes: int) -> str:
 
 def _parse(text: str, field: str) -> Any:
     with suppress(ValueError):  # the error, which holds the text, becomes nobody's context
-        return json.loads(text)
-    raise InvalidRecord(field, "is no JSON; use to_json")
+        return parse_json(text)
+    raise InvalidRecord(field, "is no JSON that can be read; use to_json")
 
 
 def _execute(connection: Connection, statement: bytes, rows: str) -> None:

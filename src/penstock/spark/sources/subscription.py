@@ -1,12 +1,12 @@
 """The shards that a query reads: those of one channel, of several, or of all whose names match a pattern."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.errors import InvalidSetting, Unknown
 from penstock.kinds import checked_channel
+from penstock.parsing import parse_json
 from penstock.records import Shard, ShardName
 
 _NAMES = {
@@ -57,7 +57,7 @@ class Subscription:
         try:
             given = {
                 channel: frozenset(_number(each) for each in numbers)
-                for channel, numbers in json.loads(text).items()
+                for channel, numbers in parse_json(text).items()
             }
         except (ValueError, TypeError, AttributeError):
             given = {}

@@ -8,7 +8,6 @@ statistics; a query is divided by the values of a column, if one is given.
     snapshots   exports a snapshot; begins a transaction in it
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from penstock.database.connections import TableConnection
 from penstock.database.errors import first_line, postgres_errors
 from penstock.database.quoting import quote, quote_literal
 from penstock.errors import InvalidSetting, SnapshotLost, Unknown
+from penstock.parsing import parse_json
 from penstock.spark.sources.connections import arrow, postgres, warm
 from penstock.spark.sources.failing import one_line_errors
 from penstock.spark.sources.filters import PushFilters
@@ -375,7 +375,7 @@ def _names(option: str, given: str, separator: str = ",") -> list[str]:
     if not given.lstrip().startswith("["):
         return [name.strip() for name in given.split(separator) if name.strip()]
     try:
-        names = json.loads(given)
+        names = parse_json(given)
     except ValueError:
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
