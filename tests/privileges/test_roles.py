@@ -253,79 +253,82 @@ def test_init_by_a_role_that_may_not_says_so(database_url: str, login: str) -> N
 # what a producer may not
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        ONE.replace("(channel", "(created_at, channel").replace("('things", "('infinity', 'things"),
-        ONE.replace("(channel", "(xid, channel").replace("('things", "('1', 'things"),
-        ONE.replace("(channel", "(id, channel").replace(
-            "VALUES ('things", "OVERRIDING SYSTEM VALUE VALUES (1, 'things"
-        ),
-        ONE + " RETURNING id",
-        "COPY penstock.staged_records (xid) FROM STDIN",
-        "SELECT data FROM penstock.staged_records",
-        "SELECT last_value FROM penstock.staged_records_id_seq",
-        "SELECT nextval('penstock.staged_records_id_seq')",
-        "UPDATE penstock.staged_records SET key = 'x'",
-        "DELETE FROM penstock.staged_records",
-        "TRUNCATE penstock.staged_records",
-        "LOCK TABLE penstock.staged_records IN ACCESS EXCLUSIVE MODE",
-        "INSERT INTO penstock.journal VALUES ('things', 0, 1, 1, '{1}', 1)",
-        "SELECT snapshot FROM penstock.ticks",
-        "CREATE TABLE penstock.mine (id int)",
-        "CREATE FUNCTION penstock.cardinality(bigint[]) RETURNS int LANGUAGE sql RETURN 1",
-        "ALTER TABLE penstock.staged_records DISABLE TRIGGER ALL",
-        "CREATE TRIGGER t AFTER INSERT ON penstock.staged_records EXECUTE FUNCTION f()",
-    ],
-)
-def test_a_producer_may_only_stage(
-    connection_for: Callable[[str], Connection], statement: str
-) -> None:
+NOT_A_PRODUCERS = [
+    ONE.replace("(channel", "(created_at, channel").replace("('things", "('infinity', 'things"),
+    ONE.replace("(channel", "(xid, channel").replace("('things", "('1', 'things"),
+    ONE.replace("(channel", "(id, channel").replace(
+        "VALUES ('things", "OVERRIDING SYSTEM VALUE VALUES (1, 'things"
+    ),
+    ONE + " RETURNING id",
+    "COPY penstock.staged_records (xid) FROM STDIN",
+    "SELECT data FROM penstock.staged_records",
+    "SELECT last_value FROM penstock.staged_records_id_seq",
+    "SELECT nextval('penstock.staged_records_id_seq')",
+    "UPDATE penstock.staged_records SET key = 'x'",
+    "DELETE FROM penstock.staged_records",
+    "TRUNCATE penstock.staged_records",
+    "LOCK TABLE penstock.staged_records IN ACCESS EXCLUSIVE MODE",
+    "INSERT INTO penstock.journal VALUES ('things', 0, 1, 1, '{1}', 1)",
+    "SELECT snapshot FROM penstock.ticks",
+    "CREATE TABLE penstock.mine (id int)",
+    "CREATE FUNCTION penstock.cardinality(bigint[]) RETURNS int LANGUAGE sql RETURN 1",
+    "ALTER TABLE penstock.staged_records DISABLE TRIGGER ALL",
+    "CREATE TRIGGER t AFTER INSERT ON penstock.staged_records EXECUTE FUNCTION f()",
+]
+
+
+def is_denied(connection: Connection, statement: str) -> bool:
+    try:
+        connection.execute(statement.encode())
+    except psycopg.errors.InsufficientPrivilege:
+        return True
+    return False
+
+
+def test_a_producer_may_only_stage(connection_for: Callable[[str], Connection]) -> None:
     """Guarantee 32: it sets what a producer must, and not what orders records or hides them."""
     producer = connection_for("a_producer")
     producer.execute(ONE)
 
-    with pytest.raises(psycopg.errors.InsufficientPrivilege), producer.transaction():
-        producer.execute(statement.encode())
+    assert [each for each in NOT_A_PRODUCERS if not is_denied(producer, each)] == []
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("created_at", "'infinity'"),
-        ("created_at", "'-infinity'"),
-        ("created_at", "'294276-01-01'"),
-        ("created_at", "'0044-03-15 BC'"),
-        ("shard", "-1"),
-        ("shard", "1024"),
-        ("channel", "''"),
-        ("channel", "'a}:{b'"),
-        ("channel", r"E'a\nb'"),
-        ("channel", r"E'\u001b[2J'"),
-        ("channel", "'Ärger'"),
-        ("channel", "repeat('c', 64)"),
-        ("key", "''"),
-        ("key", "repeat('k', 1025)"),
-        ("action", "''"),
-        ("object", "repeat('o', 256)"),
-    ],
-)
+NOT_IN_A_LOG = [
+    ("created_at", "'infinity'"),
+    ("created_at", "'-infinity'"),
+    ("created_at", "'294276-01-01'"),
+    ("created_at", "'0044-03-15 BC'"),
+    ("shard", "-1"),
+    ("shard", "1024"),
+    ("channel", "''"),
+    ("channel", "'a}:{b'"),
+    ("channel", r"E'a\nb'"),
+    ("channel", r"E'\u001b[2J'"),
+    ("channel", "'Ärger'"),
+    ("channel", "repeat('c', 64)"),
+    ("key", "''"),
+    ("key", "repeat('k', 1025)"),
+    ("action", "''"),
+    ("object", "repeat('o', 256)"),
+]
+
+
 def test_a_record_that_the_log_cannot_hold_is_refused_whoever_inserts_it(
-    connection: Connection, column: str, value: str
+    connection: Connection,
 ) -> None:
-    values = {
-        "channel": "'things'",
-        "shard": "0",
-        "key": "'k'",
-        "action": "'a'",
-        "object": "'o'",
-        "data": "'{}'",
-    } | {column: value}
+    for column, value in NOT_IN_A_LOG:
+        values = {
+            "channel": "'things'",
+            "shard": "0",
+            "key": "'k'",
+            "action": "'a'",
+            "object": "'o'",
+            "data": "'{}'",
+        } | {column: value}
+        insert = f"INSERT INTO penstock.staged_records ({', '.join(values)}) VALUES ({', '.join(values.values())})"
 
-    with pytest.raises(psycopg.errors.CheckViolation, match=f"staged_records_{column}"):
-        connection.execute(
-            f"INSERT INTO penstock.staged_records ({', '.join(values)}) VALUES ({', '.join(values.values())})".encode()
-        )
+        with pytest.raises(psycopg.errors.CheckViolation, match=f"staged_records_{column}"):
+            connection.execute(insert.encode())
 
 
 # the migration of the limits
