@@ -90,62 +90,46 @@ def test_an_error_names_the_record_and_nothing_is_written(
     assert staged() == []
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("key", ""),
-        ("key", "k" * 1025),
-        ("key", "\x00"),
-        ("key", "\udc00"),
-        ("key", None),
-        ("key", True),
-        ("key", 1.5),
-        ("action", ""),
-        ("action", "a" * 256),
-        ("action", None),
-        ("object", "a\x00"),
-        ("headers", ["list"]),
-        ("headers", {"trace": {1}}),
-        ("headers", {"trace": "x" * 70_000}),
-        ("data", "x" * 2_000_000),
-    ],
-)
-def test_an_invalid_field_is_refused(
-    field: str, value: object, sessions: Sessions, rides: Log
-) -> None:
+INVALID: list[tuple[str, object]] = [
+    ("key", ""),
+    ("key", "k" * 1025),
+    ("key", "\x00"),
+    ("key", "\udc00"),
+    ("key", None),
+    ("key", True),
+    ("key", 1.5),
+    ("action", ""),
+    ("action", "a" * 256),
+    ("action", None),
+    ("object", "a\x00"),
+    ("headers", ["list"]),
+    ("headers", {"trace": {1}}),
+    ("headers", {"trace": "x" * 70_000}),
+    ("data", "x" * 2_000_000),
+]
+
+
+def test_an_invalid_field_is_refused(sessions: Sessions, rides: Log) -> None:
     """Guarantees 22 and 23."""
-    with sessions() as session, pytest.raises(InvalidRecord) as refused:
-        stage_one(session, rides, **{field: value})
+    for field, value in INVALID:
+        with sessions() as session, pytest.raises(InvalidRecord) as refused:
+            stage_one(session, rides, **{field: value})
 
-    assert refused.value.field.split(".")[0] == field
+        assert refused.value.field.split(".")[0] == field, str(value)[:20]
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "a:b",
-        "{a}",
-        "a\nb",
-        "ключ",
-        "' OR 1=1 --",
-        "*",
-        "%s",
-        '"',
-        "\\",
-        "k" * 1024,
-        "\U0001f600" * 1024,
-        " ",
-    ],
-)
-def test_a_key_may_be_any_text(
-    key: str, sessions: Sessions, rides: Log, staged: StagedRecords
-) -> None:
+ANY_TEXT = ["a:b", "{a}", "a\nb", "ключ", "' OR 1=1 --", "*", "%s", '"', "\\", " "]
+ANY_TEXT += ["k" * 1024, "\U0001f600" * 1024]
+
+
+def test_a_key_may_be_any_text(sessions: Sessions, rides: Log, staged: StagedRecords) -> None:
     """Guarantees 23 and 31: values are bound, never written into SQL."""
-    with sessions.begin() as session:
-        stage_one(session, rides, key=key, action=key[:255], object=key[:255], data={key: key})
+    for key in ANY_TEXT:
+        with sessions.begin() as session:
+            stage_one(session, rides, key=key, action=key[:255], object=key[:255], data={key: key})
 
     assert [(r.key, r.action, r.data, r.shard) for r in staged()] == [
-        (key, key[:255], {key: key}, rides.shard_for(key))
+        (key, key[:255], {key: key}, rides.shard_for(key)) for key in ANY_TEXT
     ]
 
 

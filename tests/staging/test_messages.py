@@ -134,46 +134,42 @@ def test_async_sessions_stage_the_same(
     assert [record.key for record in staged()] == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("given", "field", "reason"),
-    [
-        ({}, "tenant", "is missing: receipts is a queue"),
-        ({"tenant": None}, "tenant", "is missing"),
-        ({"tenant": ""}, "tenant", "takes 1 to"),
-        ({"tenant": "ü" * 129}, "tenant", "has 258 bytes; it takes 256"),
-        ({"tenant": "a\1b"}, "tenant", "control character"),
-        ({"tenant": "a\0b"}, "tenant", "NUL"),
-        ({"tenant": "\udc00"}, "tenant", "surrogate"),
-        ({"tenant": 1.5}, "tenant", "is of type float"),
-        ({"tenant": "a", "key": "k" * 257}, "key", "has 257 bytes"),
-        ({"tenant": "a", "key": b"k"}, "key", "is of type bytes"),
-        ({"tenant": "a", "delay_s": -1}, "delay_s", "it takes 0 to"),
-        ({"tenant": "a", "delay_s": float("nan")}, "delay_s", "it takes 0 to"),
-        ({"tenant": "a", "delay_s": 1, "due": DUE}, "due", "exclude each other"),
-        ({"tenant": "a", "due": datetime(2026, 1, 1)}, "due", "without a time zone"),  # noqa: DTZ001
-        ({"tenant": "a", "deadline": datetime(2026, 1, 1)}, "deadline", "time zone"),  # noqa: DTZ001
-        ({"tenant": "a", "unique": Unique("")}, "unique.name", "is empty"),
-        ({"tenant": "a", "unique": Unique("n", "window")}, "unique.for_s", "a window"),
-        ({"tenant": "a", "headers": {"penstock": 1}}, "headers.penstock", "Penstock's own"),
-        ({"tenant": "a", "data": b"x"}, "data", "is of type bytes"),
-    ],
-)
-def test_a_wrong_part_is_refused_at_the_call(
-    sessions: sessionmaker[Session],
-    staged: StagedRecords,
-    given: dict[str, Any],
-    field: str,
-    reason: str,
-) -> None:
-    records: Any = [{"tenant": "a", **JOB}, {**JOB, **given}]
-    with sessions.begin() as session:
-        with pytest.raises(InvalidRecord, match=reason) as caught:
-            stage(session, receipts, **{**JOB, **given})
-        with pytest.raises(InvalidRecord, match=reason) as of_many:
-            stage_many(session, receipts, records)
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "tenant", "is missing: receipts is a queue"),
+    ({"tenant": None}, "tenant", "is missing"),
+    ({"tenant": ""}, "tenant", "takes 1 to"),
+    ({"tenant": "ü" * 129}, "tenant", "has 258 bytes; it takes 256"),
+    ({"tenant": "a\1b"}, "tenant", "control character"),
+    ({"tenant": "a\0b"}, "tenant", "NUL"),
+    ({"tenant": "\udc00"}, "tenant", "surrogate"),
+    ({"tenant": 1.5}, "tenant", "is of type float"),
+    ({"tenant": "a", "key": "k" * 257}, "key", "has 257 bytes"),
+    ({"tenant": "a", "key": b"k"}, "key", "is of type bytes"),
+    ({"tenant": "a", "delay_s": -1}, "delay_s", "it takes 0 to"),
+    ({"tenant": "a", "delay_s": float("nan")}, "delay_s", "it takes 0 to"),
+    ({"tenant": "a", "delay_s": 1, "due": DUE}, "due", "exclude each other"),
+    ({"tenant": "a", "due": datetime(2026, 1, 1)}, "due", "without a time zone"),  # noqa: DTZ001
+    ({"tenant": "a", "deadline": datetime(2026, 1, 1)}, "deadline", "time zone"),  # noqa: DTZ001
+    ({"tenant": "a", "unique": Unique("")}, "unique.name", "is empty"),
+    ({"tenant": "a", "unique": Unique("n", "window")}, "unique.for_s", "a window"),
+    ({"tenant": "a", "headers": {"penstock": 1}}, "headers.penstock", "Penstock's own"),
+    ({"tenant": "a", "data": b"x"}, "data", "is of type bytes"),
+]
 
-    assert caught.value.field == field
-    assert of_many.value.field == f"records[1].{field}"
+
+def test_a_wrong_part_is_refused_at_the_call(
+    sessions: sessionmaker[Session], staged: StagedRecords
+) -> None:
+    for given, field, reason in WRONG:
+        records: Any = [{"tenant": "a", **JOB}, {**JOB, **given}]
+        with sessions.begin() as session:
+            with pytest.raises(InvalidRecord, match=reason) as caught:
+                stage(session, receipts, **{**JOB, **given})
+            with pytest.raises(InvalidRecord, match=reason) as of_many:
+                stage_many(session, receipts, records)
+
+        assert caught.value.field == field
+        assert of_many.value.field == f"records[1].{field}"
     assert staged() == []
 
 
