@@ -208,7 +208,8 @@ class ConsumerSpec:
             (``halt``).
         halt_after: After so many dead letters with nothing applied between them, the consumer halts: every record
             failing is a bad deploy, and dead-lettering them all would help nobody.
-        park_key: With ``dead_letter``: later records of the same key are dead-lettered too, so that their order holds.
+        park_key: With ``dead_letter``: later records of the same key are dead-lettered too, until the first one is retried or
+            dropped.  Otherwise they are applied without it, and it is retried afterwards only if that is asked for.
         isolation: Isolation level of the transaction.  Under ``READ COMMITTED`` two shards that update one row from the
             value they read lose one of the updates: choose it for handlers whose SQL computes the new value itself.
         idle_timeout_s: Longest time, in seconds, that the handler may go without a statement on its session, computing or

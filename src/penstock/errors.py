@@ -326,9 +326,14 @@ class LogLost(PenstockError):
 
 
 class Gap(PenstockError):
-    """The log continues beyond a consumer's checkpoint, and the journal no longer has the records between them."""
+    """The log continues beyond a consumer's checkpoint, and the journal no longer has the records between them.
+
+    Attributes:
+        last: The last offset that is missing; None if it is not known.
+    """
 
     exit_code = 4
+    last: int | None = None
 
 
 class Refused(PenstockError):

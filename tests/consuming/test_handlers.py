@@ -567,10 +567,38 @@ def test_a_deploy_that_fails_every_record_is_halted(
     assert all("dead letters in a row" in why and "--resume" in why for why in halted.values())
     assert len(reader.dead()) <= 11
     broken[0] = False
+    retry(reader.flow, of_consumer(connection, "reader"), reader.urls[0])
     reset_checkpoint(connection, "reader", None, resume=True, apply=True)
     reader.drain()
-    retry(reader.flow, of_consumer(connection, "reader"), reader.urls[0])
     assert reader.effects() == list(range(1, 61))
+
+
+def test_the_shards_that_have_failed_of_late_are_halted_with_it(
+    reader: Reader, connection: Connection, things: Log, streamer: Streamer
+) -> None:
+    """Guarantee 21: a release that works does not pass the dead letters of a shard in which nothing came meanwhile."""
+    broken = [True]
+
+    def deployed(session: Session, record: Record) -> None:
+        if broken[0]:
+            raise KeyError("renamed")
+        session.execute(INSERT, {"id": record.id, "key": record.key})
+
+    reader.declare(deployed, each=True, attempts=1, halt_after=5)
+    halted: dict[str, str] = {}
+    for shard, times, broken[0] in ((1, 2, True), (0, 5, True), (1, 1, False)):
+        for _ in range(times):
+            connection.execute(
+                "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+                "VALUES ('things', %s, 'k', 'update', 'thing', '{}')",
+                (shard,),
+            )
+        streamer.drain()
+        halted |= reader.drain()
+
+    assert {*halted} == {"things/0", "things/1"}
+    assert [number for number, _ in reader.dead()] == [1, 2, 3, 4, 5]
+    assert reader.effects() == []
 
 
 def test_records_that_fail_occasionally_do_not_halt_the_consumer(

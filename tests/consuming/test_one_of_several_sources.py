@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import redis
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.application import Ride
@@ -37,9 +38,11 @@ from penstock.errors import (
     Unknown,
 )
 from penstock.operating.consumers import list_consumers, rename, retire
+from penstock.operating.dead_letters import of_consumer
 from penstock.operating.doctor import diagnose
 from penstock.operating.reset import reset_checkpoint, reset_epoch, reset_source
 from penstock.operating.resharding import reshard
+from penstock.operating.retrying import retry
 from penstock.operating.status import status
 from penstock.records import Record
 from penstock.settings import load_settings
@@ -54,6 +57,7 @@ things = Log("things", sources=["eu", "us"])
 pipeline = Pipeline([things])
 pipeline.consumer(reads=things, name="totals")(lambda session, records: None)
 """
+EFFECT = text("INSERT INTO public.effects VALUES (:source, :key)")
 AWAY = "postgresql://postgres@127.0.0.1:1/none"
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "read-several-sources.md"
 
@@ -629,6 +633,78 @@ def test_keys_are_parked_in_the_shards_of_a_source(regions: Regions) -> None:
         ("things@us", "k1", True),
     ]
     assert sorted(applied) == sorted(["eu k2", "eu k3", "us k2", "us k3"] * 2)
+
+
+def test_a_dead_letter_of_a_source_is_superseded_without_asking_the_source(
+    regions: Regions,
+) -> None:
+    """Guarantee 21: the consumer's own database knows, also while the source is away."""
+    refused = {"k1"}
+
+    def check(_: Session, record: Record) -> None:
+        if record.key in refused:
+            raise ValueError
+
+    things = Log("things", sources=["eu", "us"])
+    pipeline = Pipeline([things])
+    pipeline.consumer(reads=things, name="totals", each=True, attempts=1)(check)
+    parting = replace(regions, pipeline=pipeline)
+    for source in (regions.eu, regions.us):
+        source.stage(3, "k")
+        source.stream()
+    parting.drain()
+    refused.clear()
+    regions.eu.stage(3, "k")
+    regions.eu.stream()
+    parting.drain()
+
+    with connect_postgres(regions.database_url, application="test") as own:
+        letters = of_consumer(own, "totals")
+    done = retry(pipeline, letters, regions.database_url)
+    assert [(each.letter.channel, each.outcome) for each in done] == [
+        ("things@eu", "superseded"),
+        ("things@us", "applied"),
+    ]
+
+
+def test_after_a_commit_in_a_handler_a_source_goes_on_behind_it(
+    regions: Regions, penstock: CommandLine
+) -> None:
+    """Guarantee 4: its checkpoint moves forward only to a record that the source's journal has."""
+    commits = [True]
+
+    def commit(session: Session, records: Sequence[Record]) -> None:
+        for record in records:
+            session.execute(EFFECT, {"source": record.source, "key": record.key})
+        if commits[0]:
+            session.execute(text("COMMIT"))
+
+    things = Log("things", sources=["eu", "us"])
+    pipeline = Pipeline([things])
+    pipeline.consumer(reads=things, name="totals")(commit)
+    committing = replace(regions, pipeline=pipeline)
+    regions.us.stream()
+    regions.eu.stage(20, "k")
+    regions.eu.stream()
+    committing.drain()
+    commits[0] = False
+    for name, url in regions.urls.items():
+        penstock.environment[f"PENSTOCK_SOURCES__{name.upper()}"] = url
+    reasons = [
+        str(why)
+        for (why,) in regions.rows("SELECT halted FROM penstock.checkpoints WHERE halted <> ''")
+    ]
+    said = [why.rpartition(", then: penstock ")[2] for why in reasons]
+    beyond = penstock(*shlex.split(re.sub(r"offset \d+", "offset 99", said[0])))
+
+    assert (beyond.returncode, len(said)) == (5, 2)
+    assert [penstock(*shlex.split(command)).returncode for command in said] == [0, 0]
+    assert committing.drain() == 0
+    assert regions.effects("eu") == keys("k", 20)
+    regions.eu.stage(5, "later ")
+    regions.eu.stream()
+    assert committing.drain() == 5
+    assert regions.effects("eu") == sorted(keys("k", 20) + keys("later ", 5))
 
 
 def test_a_streamer_registers_nothing_for_a_consumer_of_several_sources(regions: Regions) -> None:

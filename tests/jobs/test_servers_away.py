@@ -209,3 +209,4 @@ def test_a_handler_that_ends_its_transaction_is_found_out(
         assert bench.rows("SELECT attempt FROM public.effects") == [(1,)]
         [(halted,)] = bench.rows("SELECT halted FROM penstock.checkpoints")
         assert "the handler committed its transaction" in halted
+        assert halted.endswith(", then: penstock reset checkpoint receipts --resume --apply")

@@ -311,7 +311,9 @@ def test_a_registered_but_undeclared_consumer_can_be_retired(
         "warning",
     )
 
-    assert finding.fix == "penstock consumers retire reader --apply"
+    assert finding.fix == (
+        "declare it, or run penstock doctor for the pipeline that does; if it is gone for good: penstock consumers retire reader --apply"
+    )
 
 
 @pytest.mark.parametrize(

@@ -292,8 +292,8 @@ GRANT SELECT, INSERT ON public.things, public.effects TO PUBLIC;
 
 LETTER = """
 INSERT INTO penstock.dead_letters
-    (consumer, channel, shard, "offset", record_id, key, action, object, data, staged_at, reason, attempts)
-VALUES ('sync-reader', 'things', 0, 1, 1, 'k', 'a', 'o', '{}', clock_timestamp(), 'ValueError', 1)
+    (consumer, channel, shard, "offset", record_id, key, action, object, data, staged_at, reason, attempts, later_offset)
+VALUES ('sync-reader', 'things', 0, 1, 1, 'k', 'a', 'o', '{}', clock_timestamp(), 'ValueError', 1, 0)
 ON CONFLICT DO NOTHING
 """
 

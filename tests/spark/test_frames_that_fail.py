@@ -156,6 +156,40 @@ def test_later_records_of_a_dead_lettered_key_are_parked(bench: Bench, streamer:
     ]
 
 
+@pytest.mark.slow
+def test_a_later_record_of_its_key_supersedes_a_dead_letter(
+    bench: Bench, streamer: Streamer
+) -> None:
+    """Guarantee 21: the driver does not hold the keys; Postgres knows them."""
+    stage(bench, streamer, 20)
+    worker = bench.declare(refuse_poison, attempts=1)
+    worker.drain()
+    [letter] = of_consumer(bench.connection, "reader")
+    assert letter.superseded_by == ""
+    for number in (100, 101):
+        bench.connection.execute(
+            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+            "VALUES ('things', %s, 'k7', 'update', 'thing', jsonb_build_object('number', %s::int))",
+            (letter.shard, number),
+        )
+    streamer.drain()
+    worker.drain()
+
+    [letter] = of_consumer(bench.connection, "reader")
+    [(first,)] = bench.rows(
+        f"SELECT max(last_offset)::int - 1 FROM penstock.journal WHERE shard = {letter.shard}"
+    )
+    assert letter.superseded_by == f"things/{letter.shard} offset {first}"
+    [refused] = retry(
+        bench.flow,
+        [letter],
+        bench.urls[0],
+        make_frame=lambda record: make_frame(bench.spark, record),
+    )
+    assert refused.outcome == "superseded"
+    assert bench.numbers() == [n for n in range(1, 21) if str(n) != POISON] + [100, 101]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # PySpark's sockets
 def test_a_process_of_spark_that_dies_is_not_the_records_fault(
     bench: Bench, streamer: Streamer, tmp_path: Any

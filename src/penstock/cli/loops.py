@@ -8,9 +8,9 @@ from penstock.cli.connections import open_connections
 from penstock.cli.progress import ProgressLine
 from penstock.cli.signals import Stop
 from penstock.consuming import Consumed
+from penstock.consuming.brake import how_to_resume
 from penstock.consuming.worker import Worker
 from penstock.errors import Halted
-from penstock.operating.readers import how_to_resume
 from penstock.operating.status import status
 from penstock.pipeline import Pipeline
 from penstock.settings import Settings
@@ -52,9 +52,10 @@ def raise_if_halted(settings: Settings, pipeline: Pipeline, name: str) -> None:
         found = status(servers.connection, servers.client, pipeline)
     halted = {shard: reason for consumer, shard, reason in found.halted if consumer == name}
     if halted:
-        ways = dict.fromkeys(how_to_resume(name, *each) for each in halted.items())
+        has_letters = found.has_letters(name)
+        ways = dict.fromkeys(how_to_resume(name, *each, has_letters) for each in halted.items())
         # Without the reason: it may quote a payload, which belongs on stdout, in the status.
         raise Halted(
-            f"{name} is halted in {', '.join(map(str, halted))}; penstock status shows why. Fix the cause, then: "
+            f"{name} is halted in {', '.join(map(str, halted))}; penstock status shows why. Fix the cause, "
             f"{'; '.join(ways)}"
         )

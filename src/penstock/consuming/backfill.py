@@ -33,11 +33,14 @@ def backfill(  # noqa: PLR0913  between which offsets, and how much
     found = read_records(executor, scope.schema, wanted, most_bytes=most_bytes).records
     if not found or found[0].offset != after + 1:
         sql = statements("penstock.consuming", scope.schema)["journal_begins"]
-        where = {"channel": shard.channel, "shard": shard.shard}
-        [(begins,)] = executor.execute(sql, where).fetchall()
-        raise Gap(
+        where = {"channel": shard.channel, "shard": shard.shard, "after": after}
+        [(begins, goes_on)] = executor.execute(sql, where).fetchall()
+        gap = Gap(
             f"{shard}: the checkpoint stands at offset {after}, the log goes on at {before}, and the journal begins at "
             f"{begins}: {before - after - 1} records between were removed before this consumer had passed them. "
-            "Start it from the tables, or accept the loss: penstock reset checkpoint"
+            "Start it from the tables, or accept the loss"
         )
+        there = (before, goes_on or before, found[0].offset if found else before)
+        gap.last = min(there) - 1
+        raise gap
     return [record for i, record in enumerate(found) if record.offset == after + 1 + i]

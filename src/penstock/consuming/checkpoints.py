@@ -24,6 +24,7 @@ class Checkpoint:
         clock_us: Postgres' clock when it was locked: microseconds since 1970.
         barrier: Nothing behind this offset is to be applied now; None if there is no barrier.
         waits_for: A shard of an earlier generation that has to be passed before; None if there is none.
+        has_letters: There may be dead letters of the keys of its records.
     """
 
     shard: ShardName
@@ -34,6 +35,7 @@ class Checkpoint:
     clock_us: int
     barrier: Offset | None = None
     waits_for: Shard | None = None
+    has_letters: bool = False
 
     @property
     def held(self) -> bool:
@@ -155,8 +157,12 @@ class Checkpoints:
         if any(is_later for *_, is_later in rows):
             unpassed = find_unpassed(connection, self._scope, self._consumer.name, channel)
         locked = [
-            Checkpoint(ShardName(channel, Shard(shard)), *(*rest, _blocking(unpassed, shard)))
-            for shard, *rest, _ in rows
+            Checkpoint(
+                ShardName(channel, Shard(shard)),
+                # Dead letters of a key may be in an earlier shard.
+                *(*rest, _blocking(unpassed, shard), bool(has_letters or is_later)),
+            )
+            for shard, *rest, has_letters, is_later in rows
         ]
         return {checkpoint.shard: checkpoint for checkpoint in locked}
 
@@ -192,6 +198,10 @@ class Checkpoints:
     def halt(self, connection: Executor, shard: ShardName, reason: str) -> None:
         """Stops a shard, until ``penstock reset checkpoint --resume``; ``penstock status`` shows the reason."""
         connection.execute(self._sql["halt"], {**self.key(shard), "reason": reason})
+
+    def halt_failing(self, connection: Executor, shard: ShardName, reason: str) -> None:
+        """Stops the other shards that have nothing but dead letters of late, as far as no process works on them."""
+        connection.execute(self._sql["halt_failing"], {**self.key(shard), "reason": reason})
 
     def note_waiting(self, connection: Executor, shard: ShardName, reason: str | None) -> None:
         """Notes for ``penstock status`` what a shard waits for; the next advance removes the note."""

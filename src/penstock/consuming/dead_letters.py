@@ -47,6 +47,20 @@ class DeadLetters:
             },
         )
 
+    def note_later(
+        self, executor: Executor, shard: ShardName, keys: Sequence[str], offsets: Sequence[Offset]
+    ) -> None:
+        """Notes at the dead letters of some keys that later records of theirs are applied; the places are in their order."""
+        where = {**self._where(shard), "keys": [*keys], "offsets": [*offsets]}
+        executor.execute(self._sql["note_later_records"], where)
+
+    def note_later_range(
+        self, executor: Executor, shard: ShardName, first: Offset, last: Offset
+    ) -> None:
+        """Likewise, for the records from one offset to another."""
+        where = {**self._where(shard), "first": first, "last": last}
+        executor.execute(self._sql["note_later_range"], where)
+
     def parked_keys(self, executor: Executor, shard: ShardName, keys: Iterable[str]) -> set[str]:
         """Those of the keys that have a dead letter."""
         where = {**self._where(shard), "keys": [*keys]}

@@ -36,8 +36,8 @@ from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Pla
 from penstock.database.errors import driver_error
 from penstock.database.executor import Executor
 from penstock.declarations import ConsumerSpec
-from penstock.errors import ServerReplaced, ServerUnavailable
-from penstock.records import Scope, ShardName
+from penstock.errors import HandlerCommitted, ServerReplaced, ServerUnavailable
+from penstock.records import Offset, Scope, ShardName
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -74,6 +74,9 @@ class Source(Protocol[Item_contra]):
 
     def renew(self, items: Sequence[Item_contra], /) -> None:
         """Makes the items as they were before a handler had them."""
+
+    def how_to_go_past(self, shard: ShardName, last: Offset, /) -> str:
+        """What to type when a halted shard is to go on behind items whose effects are in the database."""
 
     def describe(self, shard: ShardName, item: Item_contra, /) -> str:
         """An item, for the reason of a halt: in a table, where keys may be seen."""
@@ -212,7 +215,7 @@ class Deliverer(Generic[Item]):
             case DeadLetter(attempts):
                 return self._dead_letter(delivery, part[0], trouble, failed.reason, attempts)
             case Halt(attempts):
-                self._halt(delivery, part, f"failed {attempts} times: {failed.reason}")
+                self._halt(delivery, part, f"failed {attempts} times: {failed.reason}", failed)
         return True
 
     def halt(
@@ -227,7 +230,7 @@ class Deliverer(Generic[Item]):
             transaction, shard, [(items, NO_TROUBLE)], lambda _: False, Delivered()
         )
         self._failures.show(shard, failed)
-        self._halt(delivery, items, f"failed: {failed.reason}")
+        self._halt(delivery, items, f"failed: {failed.reason}", failed)
         return delivery.total
 
     def _outcome(self, shard: ShardName, trouble: Trouble, failed: NotApplied) -> Outcome:
@@ -284,8 +287,17 @@ class Deliverer(Generic[Item]):
             self._halt(delivery, [item], f"could not be dead-lettered: {reason(error)}")
         return True
 
-    def _halt(self, delivery: _Delivery[Item], part: Sequence[Item], why: str) -> None:
+    def _halt(
+        self,
+        delivery: _Delivery[Item],
+        part: Sequence[Item],
+        why: str,
+        failed: NotApplied | None = None,
+    ) -> None:
         """Stops the shard: nothing behind these items is applied until an operator lets it go on."""
+        if failed is not None and isinstance(failed.error, HandlerCommitted):
+            last = failed.reached.get(delivery.shard, Offset(0))
+            why += f", then: {self._source.how_to_go_past(delivery.shard, last)}"
         which = self._source.describe(delivery.shard, part[0])
         said = f"{which} {why}" if len(part) == 1 else f"{len(part)} items from {which} {why}"
 

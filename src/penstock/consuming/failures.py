@@ -2,8 +2,8 @@
 
 import re
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from penstock.errors import (
     ServerUnavailable,
     TryAgain,
 )
+from penstock.records import Offset, ShardName
 
 MAX_REASON_CHARACTERS = 500
 MAX_FRAMES = 12
@@ -38,11 +39,13 @@ class NotApplied(Exception):
         outcome: What it means for the items.
         error: What was raised.
         at_commit: The handler had returned, and COMMIT failed.
+        reached: Where the checkpoints would be if it had been applied.
     """
 
     outcome: Outcome
     error: BaseException
     at_commit: bool = False
+    reached: Mapping[ShardName, Offset] = field(default_factory=dict)
 
     @property
     def reason(self) -> str:

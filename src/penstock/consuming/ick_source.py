@@ -120,6 +120,10 @@ class IckSource:
         """The member."""
         return member.member
 
+    def how_to_go_past(self, _shard: ShardName, _last: Offset) -> str:
+        """Nothing is passed: to process members again does no harm."""
+        return f"penstock reset checkpoint {self._consumer.name} --resume --apply"
+
     def renew(self, members: Sequence[ReservedMember]) -> None:
         """Nothing to do: a handler gets texts."""
 

@@ -7,6 +7,7 @@ from typing_extensions import override
 from penstock.batches import Records
 from penstock.consuming.backfill import MOST_BYTES, backfill
 from penstock.consuming.checkpoints import Checkpoint
+from penstock.consuming.delivery import get_offsets
 from penstock.consuming.offset_source import Most, OffsetSource
 from penstock.database.executor import Executor
 from penstock.records import Offset, Record, ShardName
@@ -61,6 +62,11 @@ class LogSource(OffsetSource[Record]):
         keys = self._dead_letters.parked_keys(executor, shard, {each.key for each in fresh})
         parked = [record for record in fresh if record.key in keys]
         return parked, [record for record in fresh if record.key not in keys]
+
+    @override
+    def _note_later(self, executor: Executor, shard: ShardName, fresh: Sequence[Record]) -> None:
+        keys = fresh.keys if isinstance(fresh, Records) else [each.key for each in fresh]
+        self._dead_letters.note_later(executor, shard, keys, get_offsets(fresh))
 
     @override
     def _latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Record]) -> list[int]:

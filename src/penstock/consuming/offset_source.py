@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from penstock.consuming.brake import brake
+from penstock.consuming.brake import brake, how_to_go_past
 from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
 from penstock.consuming.dead_letters import DeadLetters
 from penstock.consuming.delivered import Delivered
@@ -96,12 +96,14 @@ class OffsetSource(ABC, Generic[Placed]):
         or before a gap is left out: it has to be delivered alone.
         """
 
-        def planner(_: Executor, locked: Locked) -> Plan[dict[ShardName, Delivered]]:
+        def planner(executor: Executor, locked: Locked) -> Plan[dict[ShardName, Delivered]]:
             due = {
                 checkpoint: comparison
                 for shard, checkpoint in sorted(locked.items())
                 if (comparison := _unhindered(checkpoint, found[shard])) is not None
             }
+            for checkpoint, comparison in due.items():
+                self._note_if_later(executor, checkpoint, comparison.fresh)
             return Plan(
                 {c.shard: self._delivered(c, comparison) for c, comparison in due.items()},
                 self._join([comparison.fresh for comparison in due.values() if comparison.fresh]),
@@ -138,6 +140,10 @@ class OffsetSource(ABC, Generic[Placed]):
     def identify(self, item: Placed) -> object:
         """Its offset."""
         return item.offset
+
+    def how_to_go_past(self, shard: ShardName, last: Offset) -> str:
+        """As ``brake.how_to_go_past``."""
+        return how_to_go_past(self._consumer.name, shard, last, in_source=False)
 
     @abstractmethod
     def renew(self, items: Sequence[Placed]) -> None:
@@ -183,6 +189,10 @@ class OffsetSource(ABC, Generic[Placed]):
         """The records whose key has a dead letter, and the items of the others."""
 
     @abstractmethod
+    def _note_later(self, executor: Executor, shard: ShardName, fresh: Sequence[Placed]) -> None:
+        """Notes at dead letters that later records of their keys are applied."""
+
+    @abstractmethod
     def _latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Placed]) -> list[int]:
         """For each record the time from staging to its handler; empty if the source does not know."""
 
@@ -194,8 +204,11 @@ class OffsetSource(ABC, Generic[Placed]):
         try:
             return self._read_missing(executor, checkpoint, before)
         except Gap as error:
-            self._checkpoints.halt(executor, checkpoint.shard, str(error))
-            return Plan(Delivered(position=checkpoint.offset, halted=str(error)))
+            why = str(error)
+            if error.last is not None:
+                why += f": {self.how_to_go_past(checkpoint.shard, Offset(error.last))}"
+            self._checkpoints.halt(executor, checkpoint.shard, why)
+            return Plan(Delivered(position=checkpoint.offset, halted=why))
 
     def _read_missing(
         self, executor: Executor, checkpoint: Checkpoint, before: Offset
@@ -214,6 +227,7 @@ class OffsetSource(ABC, Generic[Placed]):
         self, executor: Executor, checkpoint: Checkpoint, due: Comparison[Placed]
     ) -> Plan[Delivered]:
         parked, fresh = self._parked(executor, checkpoint.shard, due.fresh)
+        self._note_if_later(executor, checkpoint, fresh)
         last = _end(checkpoint, due)
         due = Comparison(fresh, due.skipped, due.gap)
         delivered = self._delivered(checkpoint, due, last)
@@ -233,6 +247,13 @@ class OffsetSource(ABC, Generic[Placed]):
             why = "an earlier record of its key is dead-lettered"
             self._dead_letters.write(executor, shard, parked, reason=why, attempts=0)
         return parked, rest
+
+    def _note_if_later(
+        self, executor: Executor, checkpoint: Checkpoint, fresh: Sequence[Placed]
+    ) -> None:
+        """Before the handler, since its transaction may fail; with ``park_key``, no key of theirs has a dead letter."""
+        if checkpoint.has_letters and fresh and not self._consumer.park_key:
+            self._note_later(executor, checkpoint.shard, fresh)
 
     def _delivered(
         self, checkpoint: Checkpoint, due: Comparison[Placed], position: Offset | None = None

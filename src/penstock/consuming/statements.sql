@@ -28,6 +28,7 @@ SELECT shard, "offset", halted,
              AND b."offset" >= c."offset"
              AND b.expires_at > clock_timestamp()
        ),
+       dead > 0 AS has_letters,  -- never too low: what is dropped stays counted
        shard >= (SELECT shards FROM {schema}.channels WHERE channel = %(channel)s) AS is_later
 FROM {schema}.checkpoints c
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = ANY (%(shards)s::integer[])
@@ -93,6 +94,24 @@ FROM {schema}.checkpoints c, now
 WHERE c.consumer = %(consumer)s AND c.channel = %(channel)s AND c.shard <> %(shard)s
   AND c.applied_at_dead = now.applied;
 
+-- :name halt_failing
+-- Halts the other shards in which nothing was applied since a dead letter, without those that a process works on: they halt
+-- at their own next one.
+WITH now AS (
+    SELECT coalesce(sum(applied), 0)::bigint AS applied
+    FROM {schema}.checkpoints
+    WHERE consumer = %(consumer)s AND channel = %(channel)s
+), failing AS MATERIALIZED (
+    SELECT c.shard
+    FROM {schema}.checkpoints c, now
+    WHERE c.consumer = %(consumer)s AND c.channel = %(channel)s AND c.shard <> %(shard)s AND c.halted IS NULL
+      AND c.dead_in_a_row > 0 AND c.applied_at_dead = now.applied
+    FOR UPDATE OF c SKIP LOCKED
+)
+UPDATE {schema}.checkpoints
+SET halted = %(reason)s, waiting = NULL, updated_at = clock_timestamp()
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard IN (SELECT shard FROM failing);
+
 -- :name halt
 UPDATE {schema}.checkpoints
 SET halted = %(reason)s, waiting = NULL, updated_at = clock_timestamp()
@@ -104,7 +123,8 @@ SET waiting = %(reason)s, updated_at = clock_timestamp()
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s;
 
 -- :name journal_begins
-SELECT min(first_offset)
+-- And where it goes on behind an offset.
+SELECT min(first_offset), min(first_offset) FILTER (WHERE first_offset > %(after)s)
 FROM {schema}.journal
 WHERE channel = %(channel)s AND shard = %(shard)s;
 
@@ -161,15 +181,70 @@ WHERE EXISTS (
       )
 ORDER BY 1;
 
+-- :name note_later_records
+-- Notes at dead letters which later record of their key is applied, the first one: a retry would then reverse the two.
+UPDATE {schema}.dead_letters
+SET later_shard = %(shard)s, later_offset = (%(offsets)s::bigint[])[array_position(%(keys)s::text[], key)]
+WHERE EXISTS (SELECT FROM {schema}.dead_letters WHERE consumer = %(consumer)s AND channel = %(channel)s)
+  AND consumer = %(consumer)s AND channel = %(channel)s
+  AND shard = ANY (ARRAY(  -- as of `parked_keys`
+          SELECT generate_series(
+                     CASE WHEN EXISTS (SELECT FROM {schema}.channels WHERE channel = %(channel)s AND generations <> '{}')
+                          THEN 0
+                          ELSE %(shard)s::integer
+                     END,
+                     %(shard)s::integer
+                 )
+      ))
+  AND hashtextextended(key, 0) = ANY (ARRAY(SELECT hashtextextended(k, 0) FROM unnest(%(keys)s::text[]) AS k))
+  AND key = ANY (%(keys)s::text[])
+  AND (shard < %(shard)s OR "offset" < (%(offsets)s::bigint[])[array_position(%(keys)s::text[], key)])
+  AND coalesce(later_offset, 0) = 0;
+
+-- :name note_later_range
+-- As `note_later_records`, for the records in a range of offsets, for a consumer whose process does not hold them.
+WITH key_shards AS MATERIALIZED (  -- as of `parked_keys`
+    SELECT generate_series(
+               CASE WHEN EXISTS (SELECT FROM {schema}.channels WHERE channel = %(channel)s AND generations <> '{}')
+                    THEN 0
+                    ELSE %(shard)s::integer
+               END,
+               %(shard)s::integer
+           ) AS shard
+),
+following AS (
+    SELECT r.key, min(e.first_offset + n.position - 1) AS "offset"
+    FROM {schema}.journal e,
+    LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
+    JOIN LATERAL (SELECT key FROM {schema}.staged_records WHERE id = n.id OFFSET 0) r ON true  -- a look-up by id
+    WHERE EXISTS (
+              SELECT FROM {schema}.dead_letters
+              WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = ANY (SELECT shard FROM key_shards)
+                AND coalesce(later_offset, 0) = 0
+          )
+      AND e.channel = %(channel)s AND e.shard = %(shard)s
+      AND e.last_offset >= %(first)s AND e.first_offset <= %(last)s
+      AND e.first_offset + n.position - 1 BETWEEN %(first)s AND %(last)s
+    GROUP BY r.key
+)
+UPDATE {schema}.dead_letters d
+SET later_shard = %(shard)s, later_offset = following."offset"
+FROM following
+WHERE d.consumer = %(consumer)s AND d.channel = %(channel)s AND d.shard = ANY (ARRAY(SELECT shard FROM key_shards))
+  AND hashtextextended(d.key, 0) = hashtextextended(following.key, 0)
+  AND d.key = following.key
+  AND (d.shard < %(shard)s OR d."offset" < following."offset")
+  AND coalesce(d.later_offset, 0) = 0;
+
 -- :name dead_letter_records
 -- The payload is the staged row's while that is there: what came may be damaged, or nested so deep that Postgres can just store
 -- it, and cannot parse it in a statement as large as this one.  Sources have their rows elsewhere.
 INSERT INTO {schema}.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, headers,
-                                   staged_at, reason, attempts, parked)
+                                   staged_at, reason, attempts, parked, later_offset)
 SELECT %(consumer)s, %(channel)s, %(shard)s, r."offset", r.id, r.key, r.action, r.object,
        CASE WHEN s.id IS NULL THEN r.data::jsonb ELSE s.data END,
        CASE WHEN s.id IS NULL THEN nullif(r.headers, '')::jsonb ELSE s.headers END,
-       to_timestamp(r.staged_us / 1000000.0), %(reason)s, %(attempts)s, %(parked)s
+       to_timestamp(r.staged_us / 1000000.0), %(reason)s, %(attempts)s, %(parked)s, 0
 FROM unnest(%(offsets)s::bigint[], %(ids)s::bigint[], %(keys)s::text[], %(actions)s::text[], %(objects)s::text[],
             %(data)s::text[], %(headers)s::text[], %(staged)s::bigint[])
     AS r ("offset", id, key, action, object, data, headers, staged_us)

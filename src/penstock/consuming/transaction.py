@@ -38,7 +38,7 @@ from penstock.declarations import ConsumerSpec
 from penstock.errors import BrokenTransaction, HandlerCommitted, HandlerExited
 from penstock.journal import check_same_server
 from penstock.pipeline import Pipeline
-from penstock.records import ShardName
+from penstock.records import Offset, ShardName
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -77,10 +77,9 @@ class HandlerTransaction:
 
     after_commit: ClassVar[str] = (
         "the handler committed the transaction that carries the checkpoint: its effects are in the database, and "
-        "would be doubled by another attempt. Take the COMMIT out of the handler, see to the effects of this batch, then "
-        "go on: penstock reset checkpoint"
+        "would be doubled by another attempt. Take the COMMIT out of the handler, and see to the effects of this batch"
     )
-    """What to say of a handler that has committed."""
+    """What to say of a handler that has committed; who halts the shard adds how to go on behind its records."""
 
     def __init__(  # noqa: PLR0913  what can be chosen of a consumer's connections
         self,
@@ -123,6 +122,7 @@ class HandlerTransaction:
         self._connection: EngineConnection | None = None
         self._called_at = 0.0
         self._xid = ""
+        self._reached: dict[ShardName, Offset] = {}
 
     def apply(
         self,
@@ -178,6 +178,7 @@ class HandlerTransaction:
             transaction = connection.begin()
             statements = self._executor(connection)
             planned = self._plan(statements, shards, plan)
+            self._reached = {each.locked.shard: each.to for each in planned.advances}
             self._called_at = monotonic()
             if planned.items is not None:
                 self._call(connection, planned.items)
@@ -225,7 +226,7 @@ class HandlerTransaction:
         if self._was_idle(error):
             error = self._too_slow(error)
         error = committed or error
-        raise NotApplied(find_outcome(error, index), error) from error
+        raise NotApplied(find_outcome(error, index), error, reached=self._reached) from error
 
     def _advance(self, statements: Executor, planned: Plan[Result]) -> None:
         """Moves the checkpoints, if the transaction still is the one that locked them."""
@@ -234,7 +235,7 @@ class HandlerTransaction:
             self._checkpoints.advance(statements, *planned.advances)
         except Exception as error:
             ended = self._explained(statements, error)
-            raise NotApplied(find_outcome(ended), ended) from error
+            raise NotApplied(find_outcome(ended), ended, reached=self._reached) from error
 
     def _explained(self, statements: Executor, error: Exception) -> Exception:
         """What the handler did, if it is the reason why the checkpoints cannot be moved."""
@@ -296,7 +297,8 @@ class HandlerTransaction:
         ).fetchone()
         if row is None or row[0] != "committed":
             return None
-        return HandlerCommitted(f"consumer {self._consumer.name}: {self.after_commit}")
+        name = self._consumer.name
+        return HandlerCommitted(f"consumer {name}: {self.after_commit.format(consumer=name)}")
 
     def _executor(self, connection: EngineConnection) -> Executor:
         """Executes statements of ours between those of the handler."""

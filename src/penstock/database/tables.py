@@ -252,6 +252,8 @@ def _declare_consuming(tables: MetaData) -> None:
         Column("attempts", Integer, nullable=False),
         Column("parked", Boolean, nullable=False, server_default=text("false")),
         Column("failed_at", _WHEN, nullable=False, server_default=_NOW),
+        Column("later_shard", Integer),
+        Column("later_offset", BigInteger),
         Index("dead_letters_key", "consumer", "channel", "shard", text("hashtextextended(key, 0)")),
     )
 

@@ -33,6 +33,9 @@ class DeadLetter:
         attempts: How often it was tried.
         parked: It did not fail itself: an earlier record of its key did.
         failed_at: When it was dead-lettered, or failed last.
+        later_shard: Where the first later record of its key stands that was applied.
+        later_offset: Where that one stands; 0 if none was applied, None if an older release wrote the dead letter, and nobody
+            knows.  0 for what has no order: members and jobs.
     """
 
     consumer: str
@@ -48,11 +51,18 @@ class DeadLetter:
     attempts: int
     parked: bool
     failed_at: datetime
+    later_shard: int | None = None
+    later_offset: int | None = 0
 
     @property
     def place(self) -> Place:
         """Where its record stands."""
         return Place(ShardName(self.channel, Shard(self.shard)), Offset(self.offset))
+
+    @property
+    def superseded_by(self) -> str:
+        """The place of a later record of its key that was applied, or that nobody knows; empty if there is none."""
+        return find_later(self.channel, self.later_shard, self.later_offset)
 
 
 def newest(
@@ -93,6 +103,13 @@ def of_consumer(
             binary=True,
         ).fetchall()
     return [DeadLetter(*row) for row in rows]
+
+
+def find_later(channel: str, shard: int | None, offset: int | None) -> str:
+    """What ``DeadLetter.superseded_by`` is, of the columns of a row."""
+    if offset is None or shard is None:
+        return "not known" if offset is None else ""
+    return str(Place(ShardName(channel, Shard(shard)), Offset(offset)))
 
 
 def at(letters: Iterable[DeadLetter], place: Place) -> DeadLetter:

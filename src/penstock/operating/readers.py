@@ -3,7 +3,6 @@
 from typing import Literal
 
 from penstock.kinds import REPLAY_RULE
-from penstock.records import ShardName
 
 ReaderKind = Literal["consumer", "reported", "replay"]
 """``consumer``: its checkpoints are here.  ``reported``: they are in another database, which reports them here.  ``replay``: a
@@ -31,14 +30,6 @@ def how_to_go_on(name: str, kind: ReaderKind, *, verb: str = "consume", more: st
     if kind == "reported":
         return f"run {name} with its own database, which reports its checkpoints here{more}"
     return f"penstock {verb} {name}{more}"
-
-
-def how_to_resume(name: str, shard: ShardName, reason: str | None) -> str:
-    """What to type when the cause of a halt is removed; if a source has another history than was applied, as the reason says."""
-    source = shard.channel.partition("@")[2]
-    accept = f"penstock reset source {name} {source}"
-    is_divergence = bool(source) and accept in (reason or "")
-    return accept if is_divergence else f"penstock reset checkpoint {name} --resume --apply"
 
 
 def how_to_end(name: str, kind: ReaderKind) -> str:

@@ -1,14 +1,17 @@
 """Dead letters, retried.
 
 A retry is like a first delivery: the handler's effects and the removal of the dead letter are one transaction.  It holds
-the checkpoint's row meanwhile, as the worker does, so that no later record of the key is parked at that moment.  Records
-of one key are retried in the order of the log, from the oldest shards on; after one that fails, the others of its key stay.
+the checkpoint's row meanwhile, as the worker does, so that no later record of the key is parked, or applied, at that moment.
+Records of one key are retried in the order of the log, from the oldest shards on; after one that fails, the others of its key
+stay.  One of whose key a later record was applied is retried only if that is wanted: its effect would come after the later one.
+The consumer has noted that record at the dead letter, in the transaction of its effect.
 
 A dead letter of a queue is staged again instead: as a new record, at the end of its tenant's line.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from time import monotonic, sleep
 from typing import Any, Literal, TypeVar
 
@@ -16,6 +19,7 @@ import structlog
 
 from penstock.batches import Records
 from penstock.consuming.checkpoints import Advance
+from penstock.consuming.dead_letters import DeadLetters
 from penstock.consuming.delivery import (
     NO_TROUBLE,
     Broken,
@@ -31,9 +35,9 @@ from penstock.database.connections import Database, connect_postgres, get_databa
 from penstock.database.executor import Executor
 from penstock.database.roles import check_privileges
 from penstock.database.statements import statements
-from penstock.declarations import ConsumerSpec, Ick, WorkerSpec
-from penstock.errors import DeclarationError, ServerUnavailable
-from penstock.operating.dead_letters import DeadLetter, letter_key, make_record
+from penstock.declarations import ConsumerSpec, Ick, Log, WorkerSpec
+from penstock.errors import DeclarationError, HandlerCommitted, ServerUnavailable
+from penstock.operating.dead_letters import DeadLetter, find_later, letter_key, make_record
 from penstock.pipeline import Pipeline
 from penstock.records import Offset, Place, Record, Scope, Shard, ShardName
 
@@ -53,13 +57,13 @@ class Retried:
 
     Attributes:
         letter: As it was.
-        outcome: ``applied``; ``failed`` again; ``kept``, because one of its key before it failed; ``gone`` meanwhile; of a
-            queue: ``staged`` again.
-        reason: Why it failed or was kept.
+        outcome: ``applied``; ``failed`` again; ``kept``, because one of its key before it failed; ``superseded``, and not
+            retried: a later record of its key was applied; ``gone`` meanwhile; of a queue: ``staged`` again.
+        reason: Why it failed or was not retried.
     """
 
     letter: DeadLetter
-    outcome: Literal["applied", "failed", "kept", "gone", "staged"]
+    outcome: Literal["applied", "failed", "kept", "superseded", "gone", "staged"]
     reason: str = ""
 
 
@@ -68,6 +72,7 @@ def retry(
     letters: Sequence[DeadLetter],
     database: Database,
     *,
+    superseded: bool = False,
     prepare: bool = True,
     make_frame: Callable[[Record], Any] | None = None,
 ) -> list[Retried]:
@@ -77,6 +82,7 @@ def retry(
         pipeline: Declares their consumers.
         letters: Which to retry.
         database: Where effects and checkpoints are.
+        superseded: Apply also those of whose key a later record was applied.
         prepare: Whether statements may be prepared; behind a pooler none are.
         make_frame: Makes a record the DataFrame that a set-based handler gets.
 
@@ -96,16 +102,17 @@ def retry(
     if any(isinstance(consumer, WorkerSpec) for consumer in consumers.values()):
         _check_may_stage(pipeline, database)
     done: list[Retried] = []
-    for name, consumer in consumers.items():
+    ordered = sorted(
+        letters, key=lambda each: (each.consumer, each.channel, each.shard, each.offset)
+    )
+    for (name, channel), group in groupby(ordered, key=lambda each: (each.consumer, each.channel)):
+        consumer = _reading(consumers[name], channel)
         transaction = HandlerTransaction(
             pipeline, consumer, get_database_url(database), prepare=prepare
         )
-        trial = _Trial(transaction, consumer, pipeline.scope, make_frame)
+        trial = _Trial(transaction, consumer, pipeline.scope, make_frame, superseded=superseded)
         try:
-            for letter in sorted(
-                (each for each in letters if each.consumer == name),
-                key=lambda each: (each.channel, each.shard, each.offset),
-            ):
+            for letter in group:
                 done.append(trial.run(letter))
                 log.info(
                     "dead letter retried",
@@ -116,6 +123,14 @@ def retry(
         finally:
             transaction.close()
     return done
+
+
+def _reading(consumer: ConsumerSpec, channel: str) -> ConsumerSpec:
+    """The consumer; one of several sources as the reader of the source whose log it is."""
+    reads = consumer.channel
+    if isinstance(reads, Log) and reads.sources:
+        return replace(consumer, channel=reads.of_source(channel.partition("@")[2]))
+    return consumer
 
 
 def _check_may_stage(pipeline: Pipeline, database: Database) -> None:
@@ -141,10 +156,15 @@ class _Trial:
         consumer: ConsumerSpec,
         scope: Scope,
         make_frame: Callable[[Record], Any] | None,
+        *,
+        superseded: bool,
     ) -> None:
         self._transaction, self._consumer = transaction, consumer
         self._make_frame = make_frame
         self._sql = statements("penstock.operating", scope.schema)
+        self._dead_letters = DeadLetters(consumer, scope)
+        self._is_ordered = isinstance(consumer.channel, Log)
+        self._checks_order = self._is_ordered and not superseded
         self._failed: set[tuple[str, str]] = set()
 
     def run(self, letter: DeadLetter) -> Retried:
@@ -152,12 +172,14 @@ class _Trial:
         key = (letter.channel, letter.key)
         if key in self._failed:
             return Retried(letter, "kept", "an earlier record of its key has failed")
+        if self._checks_order and (later := letter.superseded_by):  # without a transaction
+            return _superseded(letter, later)
         trouble = NO_TROUBLE
         while True:
             try:
                 return self._apply(letter, self._plan(letter))
             except NotApplied as failed:
-                _raise_if_not_the_letters(letter, failed)
+                _raise_if_not_its_fault(letter, failed)
                 decision = decide(Policy(attempts=1), 1, trouble, failed.outcome)
                 if not (isinstance(failed.outcome, Conflict) and isinstance(decision, Retry)):
                     self._failed.add(key)
@@ -203,15 +225,28 @@ class _Trial:
                 self._remove(executor, letter)
                 advance = Advance(checkpoint, checkpoint.offset, dead=-1)
                 return Plan(Retried(letter, "staged"), advances=[advance])
-            if (earlier := self._earlier(executor, letter)) is not None:
-                why = f"{earlier} of its key is dead-lettered, and comes first"
+            *record, later_shard, later_offset, earlier_shard, earlier_offset = row
+            later = find_later(letter.channel, later_shard, later_offset)
+            if later and self._checks_order:
+                return Plan(_superseded(letter, later))
+            if earlier_shard is not None and self._consumer.park_key:
+                earlier = ShardName(letter.channel, Shard(earlier_shard))
+                why = f"{Place(earlier, Offset(earlier_offset))} of its key is dead-lettered, and comes first"
                 return Plan(Retried(letter, "kept", why))
-            record = make_record(letter, row)
+
+            def settle(settling: Executor) -> None:
+                self._remove(settling, letter)
+                if earlier_shard is not None and self._is_ordered:
+                    place = letter.place
+                    self._dead_letters.note_later(
+                        settling, place.shard, [letter.key], [place.offset]
+                    )
+
             return Plan(
                 Retried(letter, "applied"),
-                self._items(record),
+                self._items(make_record(letter, record)),
                 [Advance(checkpoint, checkpoint.offset, applied=1, dead=-1)],
-                settle=lambda settling: self._remove(settling, letter),
+                settle=settle,
             )
 
         return planner
@@ -224,17 +259,6 @@ class _Trial:
             return [record.key]
         return Records.of([record])
 
-    def _earlier(self, executor: Executor, letter: DeadLetter) -> Place | None:
-        """The place of an earlier dead letter of the key, if the consumer parks keys."""
-        if not self._consumer.park_key:
-            return None
-        row = executor.execute(
-            self._sql["earlier_of_key"], {**letter_key(letter), "key": letter.key}
-        ).fetchone()
-        if row is None:
-            return None
-        return Place(ShardName(letter.channel, Shard(row[0])), Offset(row[1]))
-
     def _remove(self, executor: Executor, letter: DeadLetter) -> None:
         executor.execute(self._sql["remove_dead_letter"], letter_key(letter))
 
@@ -246,8 +270,23 @@ class _Trial:
         self._apply(letter, planner)
 
 
-def _raise_if_not_the_letters(letter: DeadLetter, failed: NotApplied) -> None:
+def _superseded(letter: DeadLetter, later: str) -> Retried:
+    why = (
+        "an older release wrote it, which does not note whether later records of its key are applied"
+        if letter.later_offset is None
+        else f"a later record of its key was applied: {later}"
+    )
+    return Retried(letter, "superseded", why)
+
+
+def _raise_if_not_its_fault(letter: DeadLetter, failed: NotApplied) -> None:
     """Raises what another letter would meet as well."""
+    if isinstance(failed.error, HandlerCommitted):
+        raise HandlerCommitted(
+            f"consumer {letter.consumer}: the handler committed the transaction that removes the dead letter: its effects are in the "
+            "database, and would be doubled by another retry. Take the COMMIT out of the handler, and see to the effects of this "
+            f"record, then: penstock dead-letters drop {letter.consumer} '{letter.place}' --apply"
+        ) from failed.error
     if isinstance(failed.outcome, Broken):
         raise failed.error
     if isinstance(failed.outcome, Unavailable):

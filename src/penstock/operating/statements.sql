@@ -186,11 +186,18 @@ FOR UPDATE;
 
 -- :name move_checkpoint
 -- Dead letters of a log beyond the new checkpoint are deleted: their records are delivered again.  Those of members and jobs
--- are numbered otherwise, and are delivered by nobody else.
+-- are numbered otherwise, and are delivered by nobody else.  Later records of a dead letter's key beyond it are applied again,
+-- after the dead letter if that is retried before.
 WITH letters AS (
     DELETE FROM {schema}.dead_letters
     WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" > %(offset)s
       AND channel IN (SELECT channel FROM {schema}.channels WHERE kind = 'log')
+),
+later AS (
+    UPDATE {schema}.dead_letters
+    SET later_shard = NULL, later_offset = 0
+    WHERE consumer = %(consumer)s AND channel = %(channel)s AND later_shard = %(shard)s AND later_offset > %(offset)s
+      AND (shard <> %(shard)s OR "offset" <= %(offset)s)
 )
 UPDATE {schema}.checkpoints
 SET "offset" = %(offset)s,
@@ -201,26 +208,53 @@ SET "offset" = %(offset)s,
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s;
 
 -- :name dead_letters
-SELECT consumer, channel, shard, "offset", record_id, key, action, object, staged_at, reason, attempts, parked, failed_at
+-- Order is promised in logs alone; those of a source are not registered here.
+SELECT consumer, channel, shard, "offset", record_id, key, action, object, staged_at, reason, attempts, parked, failed_at,
+       later_shard, CASE WHEN coalesce(kind, 'log') = 'log' THEN later_offset ELSE 0 END
 FROM {schema}.dead_letters
+LEFT JOIN {schema}.channels USING (channel)
 WHERE (%(consumer)s::text IS NULL OR consumer = %(consumer)s)
 ORDER BY failed_at DESC, consumer, channel, shard, "offset" DESC
 LIMIT %(limit)s;
 
 -- :name dead_letters_of
 -- In the order of the log: what is tried again is tried in it.
-SELECT consumer, channel, shard, "offset", record_id, key, action, object, staged_at, reason, attempts, parked, failed_at
+SELECT consumer, channel, shard, "offset", record_id, key, action, object, staged_at, reason, attempts, parked, failed_at,
+       later_shard, CASE WHEN coalesce(kind, 'log') = 'log' THEN later_offset ELSE 0 END
 FROM {schema}.dead_letters
+LEFT JOIN {schema}.channels USING (channel)
 WHERE consumer = %(consumer)s
 ORDER BY channel, shard, "offset";
 
 -- :name lock_dead_letter
--- With its payload.
-SELECT record_id, key, action, object, data::text, coalesce(headers::text, ''),
-       (extract(epoch FROM staged_at) * 1000000)::bigint
-FROM {schema}.dead_letters
-WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s
-FOR UPDATE;
+-- With its payload, the first later record of its key that was applied, and the first dead letter of its key before this one.
+-- That one's shard was another before the number of shards was changed: newer shards have higher numbers.
+SELECT d.record_id, d.key, d.action, d.object, d.data::text, coalesce(d.headers::text, ''),
+       (extract(epoch FROM d.staged_at) * 1000000)::bigint,
+       d.later_shard, d.later_offset, earlier.shard, earlier."offset"
+FROM {schema}.dead_letters d
+LEFT JOIN LATERAL (
+    SELECT shard, "offset"
+    FROM (
+        SELECT e.shard, e."offset"
+        FROM {schema}.dead_letters e
+        WHERE e.consumer = d.consumer AND e.channel = d.channel
+          AND e.shard = ANY (ARRAY(SELECT generate_series(
+                  CASE WHEN EXISTS (SELECT FROM {schema}.channels WHERE channel = %(channel)s AND generations <> '{}')
+                       THEN 0
+                       ELSE %(shard)s::integer
+                  END,
+                  %(shard)s::integer
+              )))
+          AND hashtextextended(e.key, 0) = hashtextextended(d.key, 0) AND e.key = d.key
+        OFFSET 0  -- a look-up by key, not a walk in this order
+    ) of_key
+    WHERE shard < d.shard OR "offset" < d."offset"
+    ORDER BY shard, "offset"
+    LIMIT 1
+) earlier ON true
+WHERE d.consumer = %(consumer)s AND d.channel = %(channel)s AND d.shard = %(shard)s AND d."offset" = %(offset)s
+FOR UPDATE OF d;
 
 -- :name stage_again
 -- A dead letter of a queue as a new record of its tenant.  Its times are over: it is due now, and has no deadline.
@@ -243,17 +277,6 @@ SELECT
 FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
 FOR UPDATE;
-
--- :name earlier_of_key
--- The first dead letter of the key before this one.  Its shard was another before the number of shards was changed: newer shards
--- have higher numbers.
-SELECT shard, "offset"
-FROM {schema}.dead_letters
-WHERE consumer = %(consumer)s AND channel = %(channel)s
-  AND (shard < %(shard)s OR shard = %(shard)s AND "offset" < %(offset)s)
-  AND hashtextextended(key, 0) = hashtextextended(%(key)s, 0) AND key = %(key)s
-ORDER BY shard, "offset"
-LIMIT 1;
 
 -- :name remove_dead_letter
 DELETE FROM {schema}.dead_letters

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from psycopg import IsolationLevel
 
+from penstock.consuming.brake import how_to_resume
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
@@ -163,13 +164,19 @@ def read_checkpoints(connection: Connection, barrier: Barrier) -> dict[ShardName
         raise Unknown(
             f"consumer {consumer.name} is not registered: it has never run. Start it with: penstock consume {consumer.name}"
         )
-    halted = [f"{consumer.channel.name}/{shard}" for shard, _, reason in rows if reason is not None]
+    halted = {
+        ShardName(consumer.channel.name, Shard(shard)): reason
+        for shard, _, reason, _ in rows
+        if reason is not None
+    }
     if halted:
+        *_, has_letters = rows[0]
+        ways = (how_to_resume(consumer.name, *each, has_letters) for each in halted.items())
         raise Halted(
-            f"consumer {consumer.name} is halted in {', '.join(halted)}; penstock status shows why. Fix the cause, then: "
-            f"penstock reset checkpoint {consumer.name} --resume --apply"
+            f"consumer {consumer.name} is halted in {', '.join(map(str, halted))}; penstock status shows why. Fix the cause, "
+            f"{'; '.join(dict.fromkeys(ways))}"
         )
-    return {ShardName(consumer.channel.name, Shard(shard)): offset for shard, offset, _ in rows}
+    return {ShardName(consumer.channel.name, Shard(shard)): offset for shard, offset, *_ in rows}
 
 
 def _count_behind(

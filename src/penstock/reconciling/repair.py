@@ -249,9 +249,11 @@ def _refuse_dead_letters(
         _position_parameters(spec, shards, at),
     ).fetchall()
     if count:
+        name = spec.consumer.name
         raise Refused(
-            f"consumer {spec.consumer.name} has dead-lettered {count:,} records that the canonical rows include. Retry or drop them "
-            "first: penstock dead-letters; or replace the whole state, which drops them: --whole"
+            f"consumer {name} has dead-lettered {count:,} records that the canonical rows include. First retry them, and drop "
+            f"those that are left, which the repair makes up for: penstock dead-letters retry {name} --all, and penstock dead-letters "
+            f"drop {name} --all --apply; or replace the whole state, which drops them: --whole"
         )
 
 

@@ -20,7 +20,8 @@ DELETE FROM {schema}.barriers
 WHERE run = %(run)s OR expires_at < clock_timestamp() - interval '1 hour';
 
 -- :name checkpoints
-SELECT shard, "offset", halted
+SELECT shard, "offset", halted,
+       EXISTS (SELECT FROM {schema}.dead_letters WHERE consumer = %(consumer)s AND channel = %(channel)s)
 FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s AND channel = %(channel)s
 ORDER BY shard;

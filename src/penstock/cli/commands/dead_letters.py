@@ -54,6 +54,7 @@ def list_(
             "key",
             "#attempts",
             "parked",
+            "superseded by",
             "failed at",
             "reason",
         ),
@@ -66,6 +67,7 @@ def list_(
                 each.key,
                 each.attempts,
                 each.parked,
+                each.superseded_by,
                 each.failed_at,
                 each.reason,
             )
@@ -94,6 +96,7 @@ def show_(
         f"{letter.consumer}  {letter.place}  record {letter.record_id}",
         f"{letter.action} {letter.object} {letter.key}, staged {letter.staged_at:%Y-%m-%d %H:%M:%S}",
         f"{'parked' if letter.parked else f'failed {letter.attempts} times'}: {letter.reason}",
+        *([f"superseded by: {letter.superseded_by}"] if letter.superseded_by else []),
         *_format_payload(record),
     )
     if record.headers_json not in {"", "{}"}:
@@ -109,7 +112,7 @@ def _format_payload(record: Record) -> list[str]:
 
 @dead_letters.command("retry")
 @command("master", "conf")
-def retry(
+def retry(  # noqa: PLR0917  options
     settings: Settings,
     consumer: ConsumerArgument,
     place: PlacesArgument = None,
@@ -121,18 +124,28 @@ def retry(
             help="With a place: also the records parked behind it. Alone: all parked records.",
         ),
     ] = False,
+    superseded: Annotated[
+        bool,
+        typer.Option(
+            "--superseded",
+            help="Also those of whose key a later record was applied: their effects come after that one's. Alone: all of these.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Retry dead letters, in the order of the log; exits with 1 if one fails again. Those of a queue are staged again."""
+    """Retry dead letters, in the order of the log; exits with 1 if one is left. Those of a queue are staged again."""
     pipeline = require_pipeline(settings)
     pipeline.get_consumer(consumer)
     with open_connections(settings, "dead letters") as servers:
-        chosen = _choose(servers, consumer, place or [], all_=all_, parked=parked)
+        chosen = _choose(
+            servers, consumer, place or [], all_=all_, parked=parked, superseded=superseded
+        )
         with open_frames(settings, pipeline.get_consumer(consumer)) as make_frame:
             done = retry_letters(
                 pipeline,
                 chosen,
                 servers.urls.database_url,
+                superseded=superseded,
                 prepare=settings.prepare,
                 make_frame=make_frame,
             )
@@ -143,7 +156,13 @@ def retry(
             ("place", "key", "outcome", "reason"),
             ((each.letter.place, each.letter.key, each.outcome, each.reason) for each in done),
         )
-    if any(each.outcome in ("failed", "kept") for each in done):
+    if left := sum(each.outcome == "superseded" for each in done):
+        say(
+            f"{left:,} were not retried, because a later record of their keys was applied, or may have been: their effects would come "
+            f"last. For a handler that copies rows, give them up: penstock dead-letters drop {consumer} --superseded --apply. If "
+            f"order is nothing to it: penstock dead-letters retry {consumer} --superseded"
+        )
+    if any(each.outcome in ("failed", "kept", "superseded") for each in done):
         raise typer.Exit(1)
 
 
@@ -154,11 +173,17 @@ def drop(
     consumer: ConsumerArgument,
     place: PlacesArgument = None,
     all_: Annotated[bool, typer.Option("--all", help="All of the consumer.")] = False,
+    superseded: Annotated[
+        bool,
+        typer.Option("--superseded", help="All of whose key a later record was applied."),
+    ] = False,
     apply: Apply = False,
 ) -> None:
     """Drop dead letters: their records will never take effect."""
     with open_connections(settings, "dead letters") as servers:
-        chosen = _choose(servers, consumer, place or [], all_=all_, parked=False)
+        chosen = _choose(
+            servers, consumer, place or [], all_=all_, parked=False, superseded=superseded
+        )
         for letter in chosen:
             show(
                 f"{'dropped' if apply else 'would drop'} {letter.place}  {letter.action} {letter.object} {letter.key}"
@@ -170,27 +195,36 @@ def drop(
 
 
 def _choose(
-    servers: Connections, consumer: str, places: list[str], *, all_: bool, parked: bool
+    servers: Connections,
+    consumer: str,
+    places: list[str],
+    *,
+    all_: bool,
+    parked: bool,
+    superseded: bool,
 ) -> list[DeadLetter]:
-    """The letters at some places, with ``parked`` also those parked behind them; or all parked ones; or all."""
+    """The letters at some places, with ``parked`` also those parked behind them; or all parked, or superseded, ones; or all."""
     _check_known(servers, consumer)
     found = letters.of_consumer(servers.connection, consumer, scope=servers.scope)
     if all_:
         return found
-    if not places and not parked:
+    if not (places or parked or superseded):
         raise InvalidSetting("which? Give a place such as rides/2 offset 4118, or --all")
     wanted = parse_places(" ".join(places)) if places else []
     named = [letters.at(found, place) for place in wanted]
-    offsets = {(each.channel, each.shard, each.key): each.offset for each in named}
+    named.sort(key=lambda each: (each.shard, each.offset), reverse=True)
+    first = {(each.channel, each.key): (each.shard, each.offset) for each in named}
 
     def is_behind(letter: DeadLetter) -> bool:
-        key = (letter.channel, letter.shard, letter.key)
-        return not named or offsets.get(key, letter.offset) < letter.offset
+        at = (letter.shard, letter.offset)  # newer shards have higher numbers
+        return not named or first.get((letter.channel, letter.key), at) < at
 
     return [
         letter
         for letter in found
-        if letter in named or (parked and letter.parked and is_behind(letter))
+        if letter in named
+        or (parked and letter.parked and is_behind(letter))
+        or (superseded and not named and letter.superseded_by)
     ]
 
 

@@ -156,7 +156,8 @@ def source(
         str | None,
         typer.Option(
             metavar="PLACE",
-            help="The last record that both histories have (rides@eu/2 offset 4118), if the source's journal does not tell.",
+            help="The last record that both histories have (rides@eu/2 offset 4118), if the source's journal does not tell; or one "
+            "behind the checkpoint, to pass over what is before it.",
         ),
     ] = None,
     apply: Apply = False,
@@ -198,6 +199,7 @@ def _show_accepted(shards: tuple[AcceptedShard, ...]) -> None:
         "#to",
         "in doubt",
         "#given out again",
+        "#passed over",
         "#dead letters removed",
         "resumes",
     )
@@ -208,6 +210,7 @@ def _show_accepted(shards: tuple[AcceptedShard, ...]) -> None:
             each.after,
             f"{each.after + 1} to {each.before}" if each.in_doubt else "",
             each.again,
+            each.passed_over,
             each.dead_letters,
             each.resumes,
         )

@@ -49,8 +49,8 @@ class JobTransaction(HandlerTransaction):
 
     after_commit: ClassVar[str] = (
         "the handler committed its transaction, and failed afterwards: what it wrote until then is in the database, the job "
-        "counts as done, and will not be done again. Take the COMMIT out of the handler, see to the rest of this job, then "
-        "go on: penstock reset checkpoint"
+        "counts as done, and will not be done again. Take the COMMIT out of the handler, and see to the rest of this job, "
+        "then: penstock reset checkpoint {consumer} --resume --apply"
     )
 
     def __init__(  # noqa: PLR0913  as the class above

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing_extensions import override
 
 from penstock.consuming.backfill import MOST_BYTES
+from penstock.consuming.brake import how_to_go_past
 from penstock.consuming.delivered import Delivered
 from penstock.consuming.delivery import get_offsets
 from penstock.consuming.log_source import LogSource
@@ -76,6 +77,10 @@ class SourceRecords(LogSource):
             with suppress(Gap):
                 [item] = self.find_missing(executor, shard, after, before)
         return item
+
+    @override
+    def how_to_go_past(self, shard: ShardName, last: Offset) -> str:
+        return how_to_go_past(self._consumer.name, shard, last, in_source=True)
 
     def _guarded(
         self, shard: ShardName, records: Sequence[Record], planner: Planner[Delivered]

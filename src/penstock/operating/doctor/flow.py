@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
+from penstock.consuming.brake import how_to_resume
 from penstock.database.quoting import quote
 from penstock.database.revisions import (
     find_revision,
@@ -15,7 +16,6 @@ from penstock.database.statements import statements
 from penstock.journal import missed_records
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
 from penstock.operating.doctor.declared import declared
-from penstock.operating.readers import how_to_resume
 from penstock.operating.status import ChannelStatus, ConsumerShard, Status
 from penstock.streaming.sequencer import check_identity_cache
 
@@ -177,7 +177,7 @@ def _check_halted(current: Status) -> Iterator[CheckResult]:
         yield CheckResult.error(
             "consumers",
             f"{consumer} is halted in {shard}: {reason}",
-            f"fix the cause, then: {how_to_resume(consumer, shard, reason)}",
+            f"fix the cause, {how_to_resume(consumer, shard, reason, current.has_letters(consumer))}",
         )
 
 
@@ -197,7 +197,7 @@ def _check_declared(current: Status) -> Iterator[CheckResult]:
             yield CheckResult.warning(
                 "consumers",
                 f"{consumer.consumer} is registered, but the pipeline does not declare it: everything after its checkpoints is kept",
-                f"penstock consumers retire {consumer.consumer} --apply",
+                f"declare it, or run penstock doctor for the pipeline that does{consumer.how_to_end}",
             )
 
 

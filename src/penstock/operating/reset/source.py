@@ -51,6 +51,7 @@ class AcceptedShard:
         resumes: Whether the shard was halted and will continue.
         known: Records in doubt that Redis has still.
         still_there: Those of them that the source has, too, at other offsets: they will be applied a second time.
+        passed_over: Records of both histories that will never be applied, because a later one was named.
     """
 
     consumer: str
@@ -63,6 +64,7 @@ class AcceptedShard:
     resumes: bool
     known: int = 0
     still_there: int = 0
+    passed_over: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,8 @@ def reset_source(  # noqa: PLR0913  three servers, and what to do
         consumer: Its name.
         source: Name of the source.
         to: The only checkpoint to move, and the last record that both histories have: for a source whose journal cannot
-            show it, because no new epoch was opened there.
+            show it, because no new epoch was opened there.  Or a record behind the checkpoint, to pass over what is before it, if the
+            histories are the same.
         apply: Carry the plan out.
         scope: Of the pipeline: that of the source is the same.
 
@@ -187,7 +190,7 @@ def _read_source(connection: Connection, scope: Scope, known: Sequence[_Known]) 
 def _plan(consumer: str, known: _Known, state: _SourceState, to: Place | None) -> AcceptedShard:
     _, tail = state.bounds[known.shard]
     after = _find_common(known, state, tail) if to is None else to.offset
-    if after > min(known.offset, tail):
+    if after > (tail if _is_same(known, state, tail) else min(known.offset, tail)):
         raise Refused(
             f"{known.shard}: the checkpoint is at {known.offset} and the source's journal ends at {tail}: both histories have "
             f"no record at {after}"
@@ -197,10 +200,11 @@ def _plan(consumer: str, known: _Known, state: _SourceState, to: Place | None) -
         str(known.shard),
         known.offset,
         after,
-        in_doubt=known.offset - after,
-        again=min(known.offset, tail) - after,
+        in_doubt=max(0, known.offset - after),
+        again=max(0, min(known.offset, tail) - after),
         dead_letters=sum(offset > after for offset in known.dead_letters),
         resumes=known.halted is not None,
+        passed_over=max(0, after - known.offset),
     )
 
 
@@ -215,6 +219,8 @@ def _count_twice(
 
     Each epoch that the source has opened since has kept what its log had then: the first of them what was applied.
     """
+    if not plan.in_doubt:
+        return plan
     channel, _, number = plan.shard.rpartition("/")
     shard, last, accepted, newest = ShardName(channel, Shard(int(number))), plan.before, *epochs
     known = still_there = 0
@@ -229,8 +235,7 @@ def _count_twice(
 
 def _find_common(known: _Known, state: _SourceState, tail: Offset) -> Offset:
     """The last offset up to the checkpoint that both histories have."""
-    found = state.records.get(known.shard)
-    if known.offset <= tail and (found is None or found.is_same_as(known.record)):
+    if _is_same(known, state, tail):
         return known.offset
     if state.epoch <= known.epoch:
         raise Refused(
@@ -240,6 +245,12 @@ def _find_common(known: _Known, state: _SourceState, tail: Offset) -> Offset:
         )
     begins = state.begins.get(known.shard, Offset(tail + 1))
     return Offset(min(known.offset, tail, begins - 1))
+
+
+def _is_same(known: _Known, state: _SourceState, tail: Offset) -> bool:
+    """Whether the source has the record at the checkpoint, as far as its journal tells."""
+    found = state.records.get(known.shard)
+    return known.offset <= tail and (found is None or found.is_same_as(known.record))
 
 
 def _write(

@@ -250,6 +250,16 @@ class Status:
         """The halted shards: consumer, shard, reason."""
         return self._consumer_shards(lambda shard: shard.halted)
 
+    def has_letters(self, consumer: str) -> bool:
+        """Whether it has dead letters that come before what a halted shard goes on with: those of a log."""
+        logs = {channel.channel for channel in self.channels if channel.kind == "log"}
+        return any(
+            shard.dead_letters
+            for each in self.consumers
+            if each.consumer == consumer and (each.channel in logs or "@" in each.channel)
+            for shard in each.shards
+        )
+
     @property
     def waiting(self) -> tuple[tuple[str, ShardName, str], ...]:
         """The shards that wait: for an earlier shard, or as their handler asked or its server cannot do it now: consumer, shard, reason."""

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from penstock.operating.readers import how_to_go_on, how_to_resume
+from penstock.consuming.brake import how_to_resume
+from penstock.operating.readers import how_to_go_on
 from penstock.operating.tracing.reading import Situation
 from penstock.operating.tracing.report import Explanation, OpenWriter, Reader, Story
 
@@ -223,28 +224,19 @@ def _unapplied(story: Story, _: Situation) -> Explanation | None:
 def _describe(reader: Reader, story: Story) -> tuple[str, str | None]:
     """What a consumer waits for, and what ends it."""
     name, verb = reader.consumer, "work" if story.kind == "queue" else "consume"
-    letter = f"{name} '{story.shard_name} offset {reader.retry}'"
     match reader.state:
         case "halted":
             return (
                 f"{name} is halted before it: {reader.reason}",
-                f"fix the cause, then: {how_to_resume(name, story.shard_name, reader.reason)}",
+                f"fix the cause, {how_to_resume(name, story.shard_name, reader.reason, reader.has_letters)}",
             )
         case "unread":
             return (
                 f"{name} has no checkpoint in {story.shard_name}",
                 how_to_go_on(name, reader.kind, verb=verb),
             )
-        case "dead-lettered":
-            return (
-                f"{name} has dead-lettered it: {reader.reason}",
-                f"penstock dead-letters retry {letter}",
-            )
-        case "parked":
-            return (
-                f"{name} has parked it behind an earlier dead letter of its key",
-                f"retry that one, and what is parked behind it: penstock dead-letters retry {letter} --parked",
-            )
+        case "dead-lettered" | "parked":
+            return _describe_letter(reader)
         case "waiting" | "barrier":
             return f"{name} waits: {reader.reason}", None
         case _:
@@ -258,3 +250,18 @@ def _describe(reader: Reader, story: Story) -> tuple[str, str | None]:
                     more=", if it does not run; in more processes if it does not keep up",
                 ),
             )
+
+
+def _describe_letter(reader: Reader) -> tuple[str, str]:
+    name, letter = reader.consumer, f"{reader.consumer} '{reader.retry}'"
+    retry = f"penstock dead-letters retry {letter}"
+    if reader.state == "parked":
+        what = f"{name} has parked it behind an earlier dead letter of its key"
+        return what, f"retry that one, and what is parked behind it: {retry} --parked"
+    what = f"{name} has dead-lettered it: {reader.reason}"
+    if not reader.superseded_by:
+        return what, retry
+    return (
+        f"{what}; and it may have applied a later record of its key ({reader.superseded_by})",
+        f"give it up: penstock dead-letters drop {letter} --apply; or, if order is nothing to the handler: {retry} --superseded",
+    )

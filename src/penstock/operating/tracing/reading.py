@@ -18,9 +18,10 @@ from penstock.database.quoting import quote
 from penstock.database.statements import statements
 from penstock.errors import AppendRefused, Refused, SchemaMissing, ServerUnavailable
 from penstock.journal import journal_bounds
+from penstock.operating.dead_letters import find_later
 from penstock.operating.readers import find_kind
 from penstock.operating.tracing.report import OpenWriter, Reader, ReaderState, Story
-from penstock.records import Place, RecordId, Scope
+from penstock.records import Offset, Place, RecordId, Scope, Shard, ShardName
 
 Row = tuple[Any, ...]
 
@@ -250,8 +251,18 @@ def _wait(story: Story, reader: Reader, unpassed: Mapping[str, UnpassedShard | N
 
 
 def _reader(story: Story, row: Row) -> Reader:
-    consumer, is_reported, checkpoint, halted, waiting, updated_at, barrier, *letter = row
-    reason, parked, failed_at, retry = letter
+    (
+        consumer,
+        is_reported,
+        checkpoint,
+        halted,
+        waiting,
+        updated_at,
+        barrier,
+        has_letters,
+        *letter,
+    ) = row
+    reason, parked, failed_at, later_shard, later_offset, retry_shard, retry = letter
     kind = find_kind(consumer, is_reported=is_reported)
     ahead = max(0, (story.offset or 0) - 1 - checkpoint) if checkpoint is not None else 0
 
@@ -260,14 +271,20 @@ def _reader(story: Story, row: Row) -> Reader:
 
     if reason is not None:
         state: ReaderState = "parked" if parked else "dead-lettered"
-        return replace(make(state, reason, 0), at=failed_at, retry=retry)
+        place = str(Place(ShardName(story.channel, Shard(retry_shard)), Offset(retry)))
+        later = (
+            find_later(story.channel, later_shard, later_offset)
+            if story.kind in {None, "log"}
+            else ""
+        )
+        return replace(make(state, reason, 0), at=failed_at, retry=place, superseded_by=later)
     if checkpoint is None:
         return make("unread", None)
     is_past = story.offset is not None and story.offset <= checkpoint
     if is_past if story.kind == "log" else is_past or story.state == "done":
         return make("applied", None, 0)
     if halted is not None:
-        return make("halted", halted)
+        return replace(make("halted", halted), has_letters=has_letters and story.kind == "log")
     if barrier is not None:
         return make("barrier", f"a reconciliation has stopped it at offset {barrier} for a moment")
     return make("behind" if waiting is None else "waiting", waiting)

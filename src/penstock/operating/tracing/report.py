@@ -30,8 +30,11 @@ class Reader:
         reason: Why it is halted, waits, or was dead-lettered.
         kind: ``consumer``; ``reported``: it runs with another database, which reports its checkpoints here; ``replay``: it is a
             ``penstock replay`` that has not ended.
-        retry: Number of the dead letter that is to be retried, which is the first of its key, in the same shard; None if it is not
+        retry: Place of the dead letter that is to be retried: of a parked one, the first of its key; None if it is not
             dead-lettered or parked.
+        superseded_by: Place of a later record of its key that was applied, so that a retry needs ``--superseded``; empty if there is
+            none.
+        has_letters: Whether the consumer has dead letters, which are to be retried before a halted shard goes on.
     """
 
     consumer: str
@@ -41,7 +44,9 @@ class Reader:
     at: datetime | None
     reason: str | None
     kind: ReaderKind = "consumer"
-    retry: int | None = None
+    retry: str | None = None
+    superseded_by: str = ""
+    has_letters: bool = False
 
     @property
     def is_done(self) -> bool:

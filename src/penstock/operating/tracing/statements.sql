@@ -95,7 +95,8 @@ SELECT n.consumer, n.is_reported, c."offset", c.halted, c.waiting, c.updated_at,
            WHERE b.consumer = n.consumer AND b.channel = %(channel)s AND b.shard = %(shard)s
              AND b."offset" >= c."offset" AND b.expires_at > clock_timestamp()
        ),
-       d.reason, d.parked, d.failed_at, d.retried
+       EXISTS (SELECT FROM {schema}.dead_letters l WHERE l.consumer = n.consumer AND l.channel = %(channel)s),
+       d.reason, d.parked, d.failed_at, d.later_shard, d.later_offset, d.retried_shard, d.retried
 FROM (
     SELECT consumer, bool_or(reported_by IS NOT NULL) AS is_reported
     FROM {schema}.checkpoints
@@ -104,16 +105,27 @@ FROM (
 ) n
 LEFT JOIN {schema}.checkpoints c ON c.consumer = n.consumer AND c.channel = %(channel)s AND c.shard = %(shard)s
 LEFT JOIN LATERAL (
-    SELECT reason, parked, failed_at,
-           CASE WHEN NOT parked THEN "offset"
-                ELSE (SELECT min(e."offset")
-                      FROM {schema}.dead_letters e
-                      WHERE e.consumer = l.consumer AND e.channel = l.channel AND e.shard = l.shard AND e.key = l.key)
-           END AS retried
+    SELECT reason, parked, failed_at, later_shard, later_offset,
+           coalesce(before.shard, l.shard) AS retried_shard, coalesce(before."offset", l."offset") AS retried
     FROM {schema}.dead_letters l
+    LEFT JOIN LATERAL (
+        SELECT e.shard, e."offset"
+        FROM {schema}.dead_letters e
+        WHERE l.parked AND e.consumer = l.consumer AND e.channel = l.channel
+          AND e.shard = ANY (ARRAY(SELECT generate_series(
+                  CASE WHEN EXISTS (SELECT FROM {schema}.channels WHERE channel = %(channel)s AND generations <> '{}')
+                       THEN 0
+                       ELSE %(shard)s::integer
+                  END,
+                  %(shard)s::integer
+              )))
+          AND hashtextextended(e.key, 0) = hashtextextended(l.key, 0) AND e.key = l.key
+        ORDER BY e.shard, e."offset"
+        LIMIT 1
+    ) before ON true
     WHERE l.consumer = n.consumer AND l.channel = %(channel)s AND l.shard = %(shard)s
       AND (l.record_id = %(id)s OR l.record_id = 0 AND l.key = %(key)s)
-    ORDER BY "offset"
+    ORDER BY l."offset"
     LIMIT 1
 ) d ON true
 ORDER BY n.consumer;

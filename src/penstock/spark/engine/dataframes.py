@@ -130,6 +130,11 @@ class FrameSource(OffsetSource[Place]):
         return parked, replace(cast("Span", fresh), without=keys, absent=len(parked))
 
     @override
+    def _note_later(self, executor: Executor, shard: ShardName, fresh: Sequence[Place]) -> None:
+        first, last = fresh[0].offset, fresh[-1].offset
+        self._dead_letters.note_later_range(executor, shard, first, last)
+
+    @override
     def _latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Place]) -> list[int]:
         return []
 
