@@ -147,7 +147,7 @@ class Job(Generic[Payload]):
 
     @cached_property
     def data(self) -> Any:
-        """The payload, parsed on first use. Raises ``ValueError`` as ``Record.data`` does."""
+        """The payload, parsed on first use. Raises ``ValueError`` if it cannot be read."""
         return parse_json(self.data_json)
 
     @cached_property

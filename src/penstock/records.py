@@ -262,7 +262,7 @@ class Record(Generic[Payload]):
 
     @_OnFirstUse
     def data(self) -> Any:
-        """The payload, parsed on first use. Raises ``ValueError`` if it is not JSON, or cannot be read: see ``penstock.parsing``."""
+        """The payload, parsed on first use. Raises ``ValueError`` if it is not JSON, or is nested deeper than can be read."""
         return parse_json(self.data_json)
 
     @_OnFirstUse
