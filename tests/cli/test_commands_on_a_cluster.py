@@ -21,7 +21,7 @@ from penstock.database.connections import Connection
 from penstock.spark.java import find_java
 from penstock.testing import eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.xdist_group("cluster")]
 
 SCRIPT = """
 from penstock.cli.app import main
@@ -66,7 +66,7 @@ def test_a_submitted_pipeline_runs_on_its_cluster_and_shows_no_password(
                 connection.execute(DEAD_LETTERS).fetchone() == (4,) or submitted.poll() is not None
             ),
             "the records have been delivered",
-            timeout_s=120,
+            timeout_s=300,
         )
         assert submitted.poll() is None, printed.read_text()
         assert cluster.executors("w1")
@@ -79,7 +79,7 @@ def test_a_submitted_pipeline_runs_on_its_cluster_and_shows_no_password(
 
         [driver] = [each for each in tree if is_driver(read_command(each))]
         driver.send_signal(signal.SIGTERM)
-        assert submitted.wait(90) == 0, printed.read_text()
+        assert submitted.wait(180) == 0, printed.read_text()
     finally:
         submitted.kill()
         submitted.wait()

@@ -13,7 +13,7 @@ from fixtures.command_line import PENSTOCK, CommandLine
 from penstock.database.connections import Connection
 from penstock.testing import eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 CANARY = "canary-in-the-mine"
 
@@ -122,10 +122,10 @@ def test_a_poison_record_is_isolated_and_named_and_its_payload_is_never_logged(
         eventually(
             lambda: counts(connection) == expected or process.poll() is not None,
             "all others are applied",
-            timeout_s=200,
+            timeout_s=300,
         )
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=180)
     finally:
         if process.poll() is None:
             for each in psutil.Process(process.pid).children(recursive=True):

@@ -18,7 +18,7 @@ from penstock.database.connections import Connection
 from penstock.testing import eventually
 
 # Each starts a JVM, because it ends with the test, or before.
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -62,7 +62,7 @@ def starting(start: Start) -> subprocess.Popen[str]:
 @pytest.fixture
 def running(starting: subprocess.Popen[str], connection: Connection) -> subprocess.Popen[str]:
     """The same, at work."""
-    eventually(lambda: effects(connection) == 10, "all is applied", timeout_s=120)
+    eventually(lambda: effects(connection) == 10, "all is applied", timeout_s=300)
     return starting
 
 
@@ -100,7 +100,7 @@ def test_a_signal_to_all_its_processes_ends_it_cleanly(
     send: Callable[[subprocess.Popen[str]], None],
 ) -> None:
     send(running)
-    _, said = running.communicate(timeout=60)
+    _, said = running.communicate(timeout=180)
 
     assert running.returncode == 0
     assert "Traceback" not in said
@@ -116,12 +116,12 @@ def test_a_signal_while_it_starts_ends_it_cleanly(
     eventually(
         lambda: any(each.name() in ("java", "bash") for each in family(starting)),
         "Java is started",
-        timeout_s=180,
+        timeout_s=300,
     )
     with suppress(subprocess.TimeoutExpired):
         starting.wait(after_s)
     to_the_group(starting)
-    _, said = starting.communicate(timeout=60)
+    _, said = starting.communicate(timeout=180)
 
     assert starting.returncode == 0
     assert "Traceback" not in said
@@ -135,7 +135,7 @@ def test_no_jvm_is_left_if_nohup_started_it(start: Start, temporary: Path) -> No
     eventually(
         lambda: any(each.name() == "java" for each in family(process)),
         "Java is started",
-        timeout_s=180,
+        timeout_s=300,
     )
     started = family(process)
     to_the_group(process)
@@ -157,14 +157,14 @@ def test_a_directory_that_spark_does_not_use_may_vanish(
     unused = temporary / "too-long-with-what-comes-below-it"
     unused.mkdir()
     process = start(within=unused)
-    eventually(lambda: effects(connection) == 10, "all is applied", timeout_s=120)
+    eventually(lambda: effects(connection) == 10, "all is applied", timeout_s=300)
     [directory] = unused.glob("penstock-java-*")
     directory.rmdir()
     stage(connection, 10)
 
-    eventually(lambda: effects(connection) == 20, "the run goes on", timeout_s=180)
+    eventually(lambda: effects(connection) == 20, "the run goes on", timeout_s=300)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=180)
 
     assert process.returncode == 0
     # Nothing more than its log: Spark's Python workers outlive their connections by a moment, more often than not.
@@ -176,7 +176,7 @@ def test_a_directory_that_spark_does_not_use_may_vanish(
 def test_a_jvm_that_was_killed_is_named(running: subprocess.Popen[str], temporary: Path) -> None:
     [jvm] = [each for each in family(running) if each.name() == "java"]
     jvm.kill()
-    _, said = running.communicate(timeout=60)
+    _, said = running.communicate(timeout=180)
 
     assert running.returncode == 3, said
     assert "the JVM of Spark has ended (killed by SIGKILL)" in said.splitlines()[-2]
@@ -210,7 +210,7 @@ def test_a_driver_that_its_tasks_cannot_reach_is_named_and_ends_the_run(
         env=penstock.environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 

@@ -16,7 +16,7 @@ from fixtures.command_line import CommandLine
 from penstock.database.connections import Connection
 from penstock.testing import eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 FRAMES = """
 @pipeline.consumer(reads=things, dataframe=True)
@@ -84,7 +84,7 @@ def api(penstock: CommandLine, connection: Connection, started: Any) -> Iterator
         pytest.fail("".join(said))
     yield Api(found[1])
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=180)
 
 
 def test_the_ui_names_what_runs_and_shows_live_numbers(api: Api, connection: Connection) -> None:
@@ -95,13 +95,13 @@ def test_the_ui_names_what_runs_and_shows_live_numbers(api: Api, connection: Con
             and effects(connection) == 10
         ),
         "all is applied",
-        timeout_s=180,
+        timeout_s=300,
     )
 
     def shown() -> str:
         return api.page("/StreamingQuery/")
 
-    eventually(lambda: "NaN" not in shown(), "the queries have rates", timeout_s=60)
+    eventually(lambda: "NaN" not in shown(), "the queries have rates", timeout_s=180)
     stages, jobs = api("stages"), api("jobs")
     assert not [s["name"] for s in stages if "NativeMethodAccessorImpl" in s["name"]]
     assert {"epochs", "consumer letters"} <= {s["name"] for s in stages}
@@ -116,7 +116,7 @@ def test_the_ui_names_what_runs_and_shows_live_numbers(api: Api, connection: Con
             for name, found in metrics.items()
         }
 
-    eventually(lambda: counted()["applied"] >= 10, "Spark's metrics count", timeout_s=60)
+    eventually(lambda: counted()["applied"] >= 10, "Spark's metrics count", timeout_s=180)
     assert counted()["sequenced"] == counted()["published"] == 10
     assert "AccumulatorSource_penstock_applied" in api.page("/metrics/prometheus/")
 
@@ -134,9 +134,9 @@ def test_a_task_without_a_slot_hands_its_work_to_those_that_have_one(
         text=True,
     )
     try:
-        eventually(lambda: effects(connection) == 10, "all is applied", timeout_s=120)
+        eventually(lambda: effects(connection) == 10, "all is applied", timeout_s=300)
     finally:
         process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=180)
     [warned] = [line for line in lines(stderr) if line["event"].startswith("tasks wait for slots")]
     assert (warned["slots"], warned["tasks"]) == (2, 3)

@@ -3,15 +3,18 @@
 import os
 import signal
 
+import pytest
+
 from fixtures.engines import Start, effects
 from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection
 from penstock.testing import eventually
 
-READY_S = 60.0
+READY_S = 180.0
 
 
+@pytest.mark.timeout(900)
 def test_records_have_one_effect_across_a_kill_a_poison_record_and_a_clean_stop(
     start: Start, connection: Connection, things: Log
 ) -> None:
@@ -43,6 +46,6 @@ def test_records_have_one_effect_across_a_kill_a_poison_record_and_a_clean_stop(
     ]
 
     process.send_signal(signal.SIGTERM)
-    assert process.wait(45) == 0
+    assert process.wait(180) == 0
     stage_rows(connection, things, 10, "after ")
     assert effects(connection, "one") == everything

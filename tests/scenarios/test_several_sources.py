@@ -99,11 +99,11 @@ def on_spark(regions: Regions, processes: Processes) -> Iterator[None]:
     process = processes(*RUN)
     yield
     process.terminate()
-    assert process.wait(60) == 0
+    assert process.wait(180) == 0
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_on_spark_each_source_has_a_task(
     regions: Regions, penstock_processes: Processes, tmp_path: Path
 ) -> None:
@@ -122,7 +122,7 @@ def test_on_spark_each_source_has_a_task(
         regions.us.stage(5, "more ")
         regions.us.stream()
         there = partial(_has, regions, regions.us, [*keys("k", 40), *keys("more ", 5)])
-        eventually(there, "more is applied", timeout_s=60)
+        eventually(there, "more is applied", timeout_s=180)
     assert "totals[eu]" in (tmp_path / "penstock.log").read_text()
 
 

@@ -38,7 +38,7 @@ def test_a_session_finds_the_sources_without_registration(
         check=False,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
     )
 

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from fixtures.documents import DOCS, blocks, run_blocks
 from fixtures.flow import stage_rows
+from fixtures.spark import in_time
 from penstock import Log
 from penstock.database.connections import Connection
 from penstock.streaming import Streamer
@@ -29,9 +30,13 @@ def run_block(having: str, values: dict[str, Any], checkpoint: str = "") -> None
     """
     [block] = [block for block in blocks(PAGE, "python") if having in block]
     block = re.sub('"checkpoints/[a-z]+"', repr(str(Path.cwd() / checkpoint)), block)
-    exec(block.replace('"rides.parquet"', repr(str(Path.cwd() / "rides.parquet"))), values)
-    if "query" in values:
-        values.pop("query").awaitTermination()
+
+    def run() -> None:
+        exec(block.replace('"rides.parquet"', repr(str(Path.cwd() / "rides.parquet"))), values)
+        if "query" in values:
+            values.pop("query").awaitTermination()
+
+    in_time(run)
 
 
 @pytest.fixture
