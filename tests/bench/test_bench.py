@@ -1,4 +1,7 @@
-"""The benchmark command, on its own servers."""
+"""The benchmark command, on its own servers: which cases there are, that they run, and how their figures go together.
+
+How fast anything is depends on the machine, and no test asks for it.
+"""
 
 import json
 import os
@@ -7,94 +10,120 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
 
+from benchmarks import Case
 from benchmarks.backlogs import FULL
 from benchmarks.cases import all_cases
-from benchmarks.command import app, choose_cases
+from benchmarks.command import _check_plot, app, choose_cases
 from benchmarks.servers import BenchServers
+from penstock.errors import InvalidSetting, Unknown
 
 ROOT = Path(__file__).parents[2]
 BENCH = (sys.executable, "-m", "benchmarks")
 
-pytestmark = pytest.mark.xdist_group("bench")  # they share a run
+
+@pytest.fixture
+def cases() -> Iterator[list[Case]]:
+    with BenchServers() as servers:  # starts no server
+        yield all_cases(servers, FULL)
 
 
-def bench(
-    *arguments: str, cwd: Path = ROOT, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*BENCH, *arguments], capture_output=True, text=True, check=False, cwd=cwd, env=env
-    )
+def test_an_unknown_case_is_refused_with_the_list_of_cases(cases: list[Case]) -> None:
+    with pytest.raises(Unknown, match=r"no case speed; there are: .*drain-200b-4"):
+        choose_cases(cases, ["speed"])
+
+
+def test_a_case_is_named_in_full_or_by_its_beginning(cases: list[Case]) -> None:
+    drains = [case.name for case in choose_cases(cases, ["drain"])]
+    named = [case.name for case in choose_cases(cases, ["stage-core-1000", "stage-orm-100"])]
+
+    assert len(drains) > 1
+    assert all(name.startswith("drain-") for name in drains)
+    assert named == ["stage-orm-100", "stage-core-1000"]
+
+
+@pytest.mark.parametrize("page", ["reference/bench.md", "explanation/icks.md"])
+def test_commands_in_the_docs_name_options_and_cases_that_exist(
+    cases: list[Case], page: str
+) -> None:
+    commands = re.findall(r'make bench ARGS="(.*?)"', (ROOT / "docs" / page).read_text())
+
+    assert commands
+    for words in map(shlex.split, commands):
+        if "--help" not in words:
+            options = get_command(app).make_context("bench", words).params
+            assert choose_cases(cases, options["only"] or [])
+
+
+def test_a_plot_is_refused_before_anything_is_measured(
+    cases: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+    with pytest.raises(InvalidSetting, match="--plot needs matplotlib"):
+        _check_plot(choose_cases(cases, ["latency-10"]))
 
 
 def only(*cases: str) -> list[str]:
     return [word for case in cases for word in ("--only", case)]
 
 
-@pytest.fixture(scope="module")
-def report() -> subprocess.CompletedProcess[str]:
-    chosen = (
+def measure(directory: Path, *cases: str) -> dict[str, Any]:
+    """Measures cases from another directory; returns what is printed of each.  None may fail."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [*BENCH, "--quick", "--json", *only(*cases)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=directory,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["failed"] == []
+    assert found["machine"]["cores"] >= 1
+    assert {"python", "penstock", "postgres"} <= set(found["versions"])
+    return {case["case"]: case for case in found["cases"]}
+
+
+@pytest.mark.slow
+def test_cases_run_and_their_figures_go_together(tmp_path: Path) -> None:
+    cases = measure(
+        tmp_path,
         *("limit-commit", "drain-200b-4", "consume-bulk", "stage-orm-100", "latency-10"),
         *("cost-cpu", "drain-removed"),
     )
-    return bench("--quick", "--json", *only(*chosen))
-
-
-@pytest.fixture(scope="module")
-def more() -> subprocess.CompletedProcess[str]:
-    """What ``make storm`` looks at."""
-    return bench(
-        "--quick", "--json", *only("ick-reserve", "ick-block", "cost-wal", "cost-memory", "steady")
-    )
-
-
-@pytest.mark.slow
-def test_it_prints_one_object(report: subprocess.CompletedProcess[str]) -> None:
-    assert report.returncode == 0, report.stderr
-    found = json.loads(report.stdout)
-    cases = {case["case"]: case for case in found["cases"]}
-
-    assert found["machine"]["cores"] >= 1
-    assert {"python", "penstock", "postgres"} <= set(found["versions"])
-    assert {"limit-commit", "drain-200b-4", "consume-bulk", "stage-orm-100"} <= set(cases)
-    for case in cases.values():
-        assert {"case", "unit", "value", "limit", "ratio_to_limit", "peers", "runs"} <= set(case)
-        assert case["value"] > 0
-
-
-@pytest.mark.slow
-def test_a_figure_is_printed_with_its_limits(report: subprocess.CompletedProcess[str]) -> None:
-    cases = {case["case"]: case for case in json.loads(report.stdout)["cases"]}
     drain = cases["drain-200b-4"]
 
+    assert {"limit-commit", "consume-bulk", "stage-orm-100", "drain-removed"} <= set(cases)
     assert set(drain["limits"]) == {"select", "xadd"}
     assert drain["limit"] == min(each["value"] for each in drain["limits"].values())
     assert drain["ratio_to_limit"] == pytest.approx(drain["value"] / drain["limit"])
     assert cases["latency-10-p99"]["value"] >= cases["latency-10"]["value"]
+    for half in ("publish", "consume"):  # the worker's and both servers'
+        parts = [cases[f"cost-cpu-{half}-{who}"] for who in ("worker", "postgres", "redis")]
+        whole = cases[f"cost-cpu-{half}"]
+        assert whole["value"] == pytest.approx(sum(part["value"] for part in parts))
+        assert {"plain entries", "zstd"} <= set(whole["variants"])
 
 
 @pytest.mark.storm
-def test_an_ick_is_compared_with_plain_sorted_set_commands(
-    more: subprocess.CompletedProcess[str],
-) -> None:
-    cases = {case["case"]: case for case in json.loads(more.stdout)["cases"]}
+def test_costs_are_compared_with_a_plain_row_and_a_plain_entry(tmp_path: Path) -> None:
+    cases = measure(
+        tmp_path, *("ick-reserve", "ick-block", "cost-wal", "cost-memory", "steady", "cost-idle")
+    )
 
     assert set(cases["ick-reserve"]["limits"]) == {"zpopmin"}
+    assert set(cases["steady-produced"]["limits"]) == {"producers alone"}
     for name in ("ick-block-add", "ick-block-reserve"):
-        assert 0 < cases[f"{name}-p99"]["value"] <= cases[name]["value"]
-        assert cases[f"{name}-clock"]["value"] > 0
-
-
-@pytest.mark.storm
-def test_the_cost_of_a_record_is_compared_with_a_plain_row_and_a_plain_entry(
-    more: subprocess.CompletedProcess[str],
-) -> None:
-    cases = {case["case"]: case for case in json.loads(more.stdout)["cases"]}
-
+        assert cases[f"{name}-p99"]["value"] <= cases[name]["value"]
     assert cases["cost-wal"]["value"] > cases["cost-wal-staged"]["value"]
     assert cases["cost-wal-staged"]["ratio_to_limit"] > 1
     assert 0.9 < cases["cost-memory"]["ratio_to_limit"] < 1.1
@@ -102,98 +131,18 @@ def test_the_cost_of_a_record_is_compared_with_a_plain_row_and_a_plain_entry(
     assert cases["cost-memory"]["variants"]["zstd"]["ratio"] > 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("half", ["publish", "consume"])
-def test_the_processor_time_of_a_record_is_that_of_the_worker_and_of_both_servers(
-    report: subprocess.CompletedProcess[str], half: str
-) -> None:
-    cases = {case["case"]: case for case in json.loads(report.stdout)["cases"]}
-    parts = [cases[f"cost-cpu-{half}-{who}"] for who in ("worker", "postgres", "redis")]
-    whole = cases[f"cost-cpu-{half}"]
-
-    assert whole["value"] == pytest.approx(sum(part["value"] for part in parts))
-    assert all(part["value"] > 0 for part in parts)
-    assert {"plain entries", "zstd"} <= set(whole["variants"])
-    assert parts[-1]["variants"]["plain entries"]["ratio"] < 1  # Redis has fewer entries
-
-
-@pytest.mark.storm
-def test_throughput_under_load_is_compared_with_producers_alone(
-    more: subprocess.CompletedProcess[str],
-) -> None:
-    cases = {case["case"]: case for case in json.loads(more.stdout)["cases"]}
-
-    assert 0 < cases["steady"]["value"] <= cases["steady-produced"]["value"]
-    assert set(cases["steady-produced"]["limits"]) == {"producers alone"}
-
-
-@pytest.mark.slow
-def test_a_drain_that_removes_everything_is_compared_with_one_that_removes_nothing(
-    report: subprocess.CompletedProcess[str],
-) -> None:
-    cases = {case["case"]: case for case in json.loads(report.stdout)["cases"]}
-
-    assert cases["drain-removed"]["limits"]["nothing else"]["value"] > 0
-
-
 @pytest.mark.storm
 @pytest.mark.spark
 @pytest.mark.timeout(400)
-def test_spark_compares_with_one_and_with_two_concurrent_tasks() -> None:
-    done = bench("--quick", "--json", "--only", "spark-compare")
+def test_cases_on_spark_run(tmp_path: Path) -> None:
+    cases = measure(tmp_path, "spark-compare", "spark-drain-1", "spark-micro-batch")
 
-    assert done.returncode == 0, done.stderr
-    cases = {case["case"]: case for case in json.loads(done.stdout)["cases"]}
-    assert cases["spark-compare-1"]["value"] > 0
-    assert cases["spark-compare-2"]["value"] > 0
-
-
-@pytest.mark.storm
-def test_idle_workers_use_some_processor_time() -> None:
-    done = bench("--quick", "--json", "--only", "cost-idle-streamer")
-
-    cases = {case["case"]: case for case in json.loads(done.stdout)["cases"]}
-    assert cases["cost-idle-streamer"]["value"] > 0
-    assert cases["cost-idle-streamer-servers"]["value"] > 0
+    assert {"spark-compare-1", "spark-compare-2"} <= set(cases)
+    assert set(cases["spark-drain-1"]["limits"]) == {"inline engine"}
+    assert set(cases["spark-micro-batch"]["limits"]) == {"rate to noop"}
 
 
-def test_an_unknown_case_is_refused_with_the_list_of_cases() -> None:
-    done = bench("--only", "speed")
-
-    assert done.returncode == 2
-    assert "drain-200b-4" in done.stderr
-
-
-def test_the_cases_can_be_listed_without_measuring() -> None:
-    done = bench("--list", "--only", "drain", "--json")
-
-    names = [case["case"] for case in json.loads(done.stdout)]
-    assert names
-    assert all(name.startswith("drain-") for name in names)
-
-
-def test_the_full_name_of_a_case_selects_only_that_case() -> None:
-    done = bench("--list", "--only", "stage-orm-100", "--only", "stage-core-1000", "--json")
-
-    assert [case["case"] for case in json.loads(done.stdout)] == [
-        "stage-orm-100",
-        "stage-core-1000",
-    ]
-
-
-@pytest.mark.storm
-@pytest.mark.spark
-@pytest.mark.timeout(400)
-def test_the_spark_engine_is_compared_with_inline_and_its_micro_batch_with_sparks_own() -> None:
-    done = bench("--quick", "--json", *only("spark-drain-1", "spark-micro-batch"))
-
-    assert done.returncode == 0, done.stderr
-    cases = {case["case"]: case for case in json.loads(done.stdout)["cases"]}
-    assert cases["spark-drain-1"]["limits"]["inline engine"]["value"] > 0
-    assert cases["spark-micro-batch"]["limits"]["rate to noop"]["value"] > 0
-    assert cases["spark-micro-batch-p99"]["value"] >= cases["spark-micro-batch"]["value"]
-
-
+@pytest.mark.slow
 def test_ctrl_c_prints_the_figures_so_far_and_names_the_other_cases() -> None:
     interrupted = subprocess.Popen(
         [*BENCH, "--quick", "--json", *only("limit-commit", "latency-10", "ick-reserve")],
@@ -208,47 +157,10 @@ def test_ctrl_c_prints_the_figures_so_far_and_names_the_other_cases() -> None:
         if line.startswith("latency-10:"):
             break
     os.killpg(interrupted.pid, signal.SIGINT)  # to every process, as a terminal does
-    output, _ = interrupted.communicate(timeout=60)
+    output, _ = interrupted.communicate(timeout=250)
 
     assert interrupted.returncode == 130
     found = json.loads(output)
     assert [case["case"] for case in found["cases"]] == ["limit-commit"]
     assert found["skipped"] == dict.fromkeys(["latency-10", "ick-reserve"], "interrupted by Ctrl-C")
     assert found["failed"] == []
-
-
-@pytest.mark.slow
-def test_child_processes_find_the_benchmarks_from_another_directory(tmp_path: Path) -> None:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-
-    done = bench(
-        "--quick", "--json", *only("steady"), cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["cases"][0]["value"] > 0
-
-
-def test_make_starts_it_with_its_arguments() -> None:
-    done = subprocess.run(
-        ["make", "--no-print-directory", "--dry-run", "bench", "ARGS=--list --json"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
-
-    assert done.stdout.splitlines()[-1].endswith("bin/python -m benchmarks --list --json")
-
-
-@pytest.mark.parametrize("page", ["reference/bench.md", "explanation/icks.md"])
-def test_commands_in_the_docs_name_options_and_cases_that_exist(page: str) -> None:
-    commands = re.findall(r'make bench ARGS="(.*?)"', (ROOT / "docs" / page).read_text())
-    with BenchServers() as servers:  # starts no server
-        cases = all_cases(servers, FULL)
-
-    assert commands
-    for words in map(shlex.split, commands):
-        if "--help" not in words:
-            options = get_command(app).make_context("bench", words).params
-            assert choose_cases(cases, options["only"] or [])

@@ -1,14 +1,22 @@
-"""Plots: which cases have one, which files are written, and the error when matplotlib is missing."""
+"""What is calculated and drawn beside the figures: pictures, and a simulation of many streamers."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import Outcome
+from benchmarks.scaling import Costs, Machines, bound, simulate
 
-ROOT = Path(__file__).parents[2]
+COSTS = Costs(sequencer=0.8e-6, postgres=2.6e-6, python=3.4e-6, redis=2.3e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "machines", [Machines(1, 1, 4), Machines(2, 4, 16), Machines(8, 1, 2)], ids=str
+)
+def test_what_is_scarce_decides(machines: Machines) -> None:
+    """One streamer, two, and a Postgres of two cores."""
+    assert simulate(COSTS, machines) == pytest.approx(bound(COSTS, machines), rel=0.15)
 
 
 def outcome(case: str, *runs: float) -> Outcome:
@@ -34,33 +42,3 @@ def test_a_plot_is_written_as_png_and_svg_and_is_reproducible(tmp_path: Path) ->
     assert names == ["backlog.png", "backlog.svg", "latency.png", "latency.svg"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     assert max(path.stat().st_size for path in first) < 60_000
-
-
-def bench_without_matplotlib(*arguments: str) -> subprocess.CompletedProcess[str]:
-    program = (
-        "import sys; sys.modules['matplotlib'] = None; from benchmarks.command import main; main()"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
-
-
-def test_without_matplotlib_a_plot_is_refused_before_anything_is_measured(
-    tmp_path: Path,
-) -> None:
-    done = bench_without_matplotlib("--only", "latency-10", "--plot", str(tmp_path / "pictures"))
-
-    assert done.returncode == 2
-    assert "--plot needs matplotlib: type .venv/bin/uv pip install --group bench" in done.stderr
-    assert not (tmp_path / "pictures").exists()
-
-
-def test_without_matplotlib_everything_else_goes_on() -> None:
-    done = bench_without_matplotlib("--list", "--only", "backlog")
-
-    assert done.returncode == 0
-    assert "backlog-streamer-10000000" in done.stdout

@@ -33,8 +33,7 @@ def processes(database_url: str, redis_url: str) -> Iterator[tuple[int, int, int
 def test_the_worker_is_this_process(processes: tuple[int, int, int]) -> None:
     used = processor.measure_costs(lambda: busy(0.1), *processes)
 
-    assert used["worker"] >= 0.1
-    assert 0 <= used["redis"] < 0.1
+    assert used["worker"] >= 0.1 > used["redis"]
 
 
 def test_a_backend_that_has_ended_is_counted(
@@ -48,8 +47,7 @@ def test_a_backend_that_has_ended_is_counted(
         living = processor.measure_costs(lambda: beside.execute(BUSY), *processes)["postgres"]
     ended = processor.measure_costs(work_and_disconnect, *processes)["postgres"]
 
-    assert living > 0.02
-    assert ended > living / 2
+    assert ended > living / 2 > 0
 
 
 def test_a_peer_reads_the_same_by_the_script(processes: tuple[int, int, int]) -> None:

@@ -58,6 +58,7 @@ def test_an_engine_that_needs_more_cores_than_there_are_is_not_measured() -> Non
         pass
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_to_start_fails_only_its_case() -> None:
     with pytest.raises(NotMeasured, match="ended while it was starting"), start_process(print):
         pass
