@@ -213,10 +213,17 @@ def test_after_a_commit_in_a_handler_nothing_is_applied_twice(shop: Shop) -> Non
     """Guarantee 4: each shard goes on behind what has taken effect."""
     shop.deploy("commits")
     shop.change(2, first=0)
-    shop.consume()
+    elsewhere = shop.consume()
     said = shop.halted()
+    for command in ("doctor", "explain 1", "reconcile copies"):
+        done = shop.penstock(*command.split())
+        elsewhere += done.stdout + done.stderr
     shop.change(1, first=100)
     shop.deploy()
+
+    # To resume it where it is would apply all of it twice.
+    assert "type what penstock status says" in elsewhere
+    assert {*COMMAND.findall(elsewhere)} <= {*COMMAND.findall("; ".join(said))}
 
     assert [shop.follow(each) for each in said] == [
         [(f"reset checkpoint copies --to 'rides/{shard} offset 6' --resume --apply", 0)]
