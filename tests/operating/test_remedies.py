@@ -78,10 +78,17 @@ class Shop:
 
     def __init__(self, connection: Connection, penstock: CommandLine) -> None:
         self.connection, self.penstock = connection, penstock
-        (penstock.directory / "shop.py").write_text(SHOP)
+        self.declare()
         connection.execute("CREATE TABLE public.rides (id text PRIMARY KEY, fare int NOT NULL)")
         connection.execute("CREATE TABLE public.copies (id text PRIMARY KEY, fare int NOT NULL)")
         connection.execute("CREATE TABLE public.applied (record_id bigint)")
+
+    def declare(self, *changes: tuple[str, str]) -> None:
+        """Writes the application, changed in some places."""
+        application = SHOP
+        for before, after in changes:
+            application = application.replace(before, after)
+        (self.penstock.directory / "shop.py").write_text(application)
 
     def change(self, times: int, first: int) -> None:
         """Changes each ride so often, and publishes the records."""
@@ -282,3 +289,21 @@ def test_a_repair_that_dead_letters_prevent(shop: Shop) -> None:
     ]
     assert shop.penstock("reconcile", "copies", "--apply").returncode == 0
     assert shop.stale() == []
+
+
+def test_what_is_parked_in_another_shard_is_retried_with_the_first_of_its_key(shop: Shop) -> None:
+    """Guarantee 6: the number of shards was changed between the two."""
+    shop.declare(("attempts=1", "attempts=1, park_key=True"))
+    shop.deploy("poison")
+    shop.change(1, first=0)
+    shop.consume()
+    reshard = shop.penstock("channels", "reshard", "rides", "--shards", "3", "--apply")
+    assert reshard.returncode == 0, reshard.stderr
+    shop.declare(("attempts=1", "attempts=1, park_key=True"), ("shards=2", "shards=3"))
+    shop.change(1, first=100)
+    shop.consume()
+    shop.deploy()
+
+    said = shop.penstock("explain", str(KEYS + 1)).stdout
+    assert shop.follow(said) == [("dead-letters retry copies 'rides/0 offset 1' --parked", 0)]
+    assert (shop.stale(), shop.applied()) == ([], (2 * KEYS, 2 * KEYS))
