@@ -199,8 +199,8 @@ def _check_free(
     [(has_begun,)] = connection.execute(sql["has_begun"], {"consumer": successor}).fetchall()
     if consumer == successor or has_begun:
         raise Refused(
-            f"{successor} has applied records already: two consumers cannot become one. Take another name, or, if nothing "
-            f"that it did is to stay: penstock consumers retire {successor} --apply"
+            f"{successor} has applied records already: two consumers cannot become one. Take another name; or remove "
+            f"from the tables what it did, then: penstock consumers retire {successor} --apply"
         )
     [(barriers,)] = connection.execute(sql["live_barriers"], {"consumer": consumer}).fetchall()
     if barriers:
