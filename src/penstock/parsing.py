@@ -5,13 +5,13 @@ or leave the shard out.  Python's own parsers raise more: ``RecursionError`` for
 """
 
 import json
-import re
+from collections.abc import Callable
 from typing import Any
 
 MAX_NESTING = 500
 """Deepest nesting of lists and objects that is read.
 
-How deep Python parses depends on its release and on how much of the stack is in use; within this limit it always does.
+How deep Python parses depends on its release and on how much of the stack is in use; within this limit it does.
 """
 
 MAX_NUMBER = (1 << 63) - 1
@@ -19,12 +19,10 @@ MAX_NUMBER = (1 << 63) - 1
 
 _MAX_DIGITS = 19
 
-_DECODER = json.JSONDecoder()
+_SHORT = 2 * MAX_NESTING
+"""Length up to which no text is nested too deep."""
 
-_NO_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^]["{}]+')
-"""Strings, and what is neither a string nor a bracket."""
-
-_ONE_KIND = str.maketrans("{}", "[]")
+_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # what raw_decode calls
 
 
 class UnreadableJson(ValueError):
@@ -38,7 +36,8 @@ def parse_json(text: str) -> Any:
         ValueError: It is no JSON, a number has too many digits, it is nested too deep, or there is no memory for it.
     """
     value = decode_json(text)
-    check_nesting(text)
+    if len(text) > _SHORT:
+        check_nesting(text, value)
     return value
 
 
@@ -49,8 +48,8 @@ def decode_json(text: str) -> Any:
     """
     try:
         try:
-            value, end = _DECODER.raw_decode(text)
-        except json.JSONDecodeError:
+            value, end = _scan(text, 0)
+        except (json.JSONDecodeError, StopIteration):
             return json.loads(text)
         return value if end == len(text) else json.loads(text)
     except RecursionError:
@@ -59,24 +58,29 @@ def decode_json(text: str) -> Any:
         raise UnreadableJson("it takes more memory than this process can have") from None
 
 
-def check_nesting(text: str) -> None:
-    """Checks how deep a JSON text is nested, at next to no cost for one with few brackets.
+def check_nesting(text: str, value: Any) -> None:
+    """Checks how deep the value of a JSON text is nested; only one of many brackets is looked through.
 
     Raises:
         UnreadableJson: Deeper than ``MAX_NESTING``.
     """
-    if len(text) <= 2 * MAX_NESTING or text.count("[") + text.count("{") <= MAX_NESTING:
+    if len(text) <= _SHORT or text.count("[") + text.count("{") <= MAX_NESTING:
         return
-    brackets = _NO_BRACKETS.sub("", text).translate(_ONE_KIND)
-    for _ in range(MAX_NESTING):
-        brackets = brackets.replace("[]", "")  # the innermost ones
-        if not brackets:
+    level: list[Any] = [[value]]
+    for _ in range(MAX_NESTING + 1):
+        level = [
+            inner
+            for each in level
+            for inner in (each.values() if type(each) is dict else each)
+            if type(inner) in {list, dict}
+        ]
+        if not level:
             return
     raise _too_deep()
 
 
 def _too_deep() -> UnreadableJson:
-    return UnreadableJson(f"it is nested deeper than {MAX_NESTING} levels")
+    return UnreadableJson(f"it is nested too deep: {MAX_NESTING} levels are read")
 
 
 def parse_number(text: bytes) -> int:

@@ -166,6 +166,8 @@ class Columns:
         ends = ids[0], times[0], ids[-1], times[-1]
         if ends != (self.first_id, self.first_us, self.last_id, self.last_us):
             raise DamagedColumns("its columns hold other records than it says")
+        if any(not all(each) and None in each for each in (self.keys, self.actions, self.objects)):
+            raise DamagedColumns("one of its records is gone")
         if min(ids) < 0 or max(*ids, *times) > MAX_NUMBER or min(times) < -MAX_NUMBER:
             raise DamagedColumns("a number of it is too large")
 

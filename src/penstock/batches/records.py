@@ -159,8 +159,8 @@ class Records(Sequence[Record[Payload]]):
         if len(parsed) != len(texts):
             # A text that is no JSON by itself must not be taken for a part of its neighbour.
             return [*map(parse_json, texts)]
-        for text in texts:
-            check_nesting(text)
+        for text, value in zip(texts, parsed, strict=True):
+            check_nesting(text, value)
         return parsed
 
     def _column(self, name: str) -> list[Any]:

@@ -1,0 +1,129 @@
+"""What others have written is parsed, or is a ``ValueError``: nothing else, whatever the text, the stack and Python's release."""
+
+import json
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.batches import CODECS, Columns, Entry
+from penstock.batches.entries import FIELDS
+from penstock.channels.log import NAMES
+from penstock.channels.log.entries import parse_entries, parse_first, parse_last
+from penstock.errors import ForeignLog
+from penstock.parsing import MAX_NESTING, MAX_NUMBER, UnreadableJson, find_number, parse_json
+from penstock.records import Offset, Shard, ShardName
+
+SHARD = ShardName("things", Shard(0))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text('[]{}"\\a', max_size=9),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner),
+)
+
+
+def nested(depth: int, kind: str = "[]") -> str:
+    """Lists or objects in one another, with brackets in a text and beside them that are not nested."""
+    if kind == "[]":
+        return '[[], {}, "[[{{", ' * depth + "0" + "]" * depth
+    return '{"}": [], "a": ' * depth + "0" + "}" * depth
+
+
+@settings(max_examples=30)
+@given(VALUES, st.sampled_from(["", " ", "\n"]))
+def test_json_is_read_as_the_standard_library_reads_it(value: Any, around: str) -> None:
+    assert parse_json(f"{around}{json.dumps(value)}{around}") == value
+
+
+@pytest.mark.parametrize("kind", ["[]", "{}"])
+def test_the_limit_of_nesting_is_the_same_wherever_it_is_read(kind: str) -> None:
+    def at(frames: int, text: str) -> Any:
+        return at(frames - 1, text) if frames else parse_json(text)
+
+    depth = MAX_NESTING - 1  # the innermost lists are one more
+    for frames in (0, 300):
+        at(frames, nested(depth, kind))
+        for deeper in (depth + 1, 985, 100_000):
+            with pytest.raises(UnreadableJson, match="too deep: 500 levels"):
+                at(frames, nested(deeper, kind))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nul", "1 2", "[1", '"\x01"', "9" * 5000, " " + "[" * 100_000, "\ufeff1", "{]"]
+)
+def test_everything_else_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_json(text)
+
+
+@given(st.integers(-MAX_NUMBER, MAX_NUMBER))
+def test_a_number_is_read(number: int) -> None:
+    assert find_number(b"%d" % number) == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "-",
+        "--1",
+        "+1",
+        "1_0",
+        " 1",
+        "1 ",
+        "1.0",
+        "²",
+        "٣",
+        "9" * 19,
+        "-" + "9" * 19,
+        "9" * 5000,
+    ],
+)
+def test_what_only_python_takes_for_a_number_is_none(text: str) -> None:
+    assert find_number(text.encode()) is None
+
+
+ROWS = [
+    (2 * i, f'k"{i}ü', "insert", "thing", f'{{"n": {i}}}', '{"h": 1}' * (i % 2), 1_000_000 + i)
+    for i in range(1, 8)
+]
+SINGLE = dict.fromkeys(NAMES, b"1") | {b"data": b"{}", b"headers": b""}
+PIECES = [
+    *(b"[", b'"', b"{}", b",", b"\n", b"-", b"0", b"null", b"NaN", b"1e400", b"\xff", b"\0"),
+    *(b"\\u0000", b"\\ud800", b"1_0", b"+1", "²".encode(), b"\n" * 50),
+    *(b"[" * 3000, b"]" * 3000, b"9" * 25, b"9" * 4000, b"9" * 5000),
+]
+
+
+def mutate(random: Random, value: bytes) -> bytes:
+    """Puts something into a field, in place of a part of it."""
+    first = random.randrange(len(value) + 1)
+    last = random.choice([first, first + 1, random.randrange(first, len(value) + 1), len(value)])
+    return value[:first] + random.choice([b"", *PIECES]) + value[last:]
+
+
+def test_a_changed_entry_is_read_or_is_a_foreign_log() -> None:
+    """Guarantee 30, of 3,000 entries: a second.  What is read of it, Postgres and Arrow can hold."""
+    random = Random(5)
+    columns = [Columns.pack(ROWS).compressed(codec) for codec in CODECS]
+    packed = [Entry(SHARD, Offset(11), each).values() for each in columns]
+    whole = [SINGLE, *(dict(zip(FIELDS, each, strict=True)) for each in packed)]
+    seen = 0
+    for _ in range(3_000):
+        fields = dict(random.choice(whole))
+        for name in random.sample([*fields], random.choice([1, 2])):
+            fields[name] = mutate(random, fields[name])
+        with suppress(ForeignLog):
+            parse_first(SHARD, b"17-0", fields)
+            parse_last(SHARD, b"17-0", fields)
+            for record in parse_entries(SHARD, [(b"17-0", fields)]):
+                seen += 1
+                labels = record.key + record.action + record.object
+                assert b"\0" not in labels.encode()
+                assert max(abs(record.id), abs(record.staged_us)) <= MAX_NUMBER
+                for text in (record.data_json, record.headers_json):
+                    with suppress(ValueError):
+                        parse_json(text)
+    assert seen > 1000
