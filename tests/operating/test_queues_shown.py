@@ -1,6 +1,7 @@
 """``status``, ``doctor``, ``verify``, ``tail`` and ``reset epoch`` know queues, and the first four change nothing."""
 
 import json
+import math
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,9 @@ import redis
 from fixtures.command_line import CommandLine
 from penstock import Log, Pipeline, Queue
 from penstock.channels.queue import FairQueue, TenantLimits
+from penstock.channels.queue.inspection import oldest_messages
 from penstock.database.connections import Connection
+from penstock.errors import ForeignQueue
 from penstock.inline import InlineExaminer
 from penstock.operating.doctor import CheckResult, diagnose
 from penstock.operating.doctor import queue as queue_checks
@@ -113,6 +116,26 @@ def test_a_foreign_key_is_damage_and_doctor_names_it(
     [found] = of(diagnose(connection, redis_client, flow), "queues")
     assert found.grade == "error"
     assert "penstock:{jobs/0}:q-ages holds a string" in found.message
+
+
+def test_a_score_that_is_no_time_is_named(
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
+) -> None:
+    """Guarantee 30."""
+    stage(connection, 1)
+    stage(connection, 1, headers='{"penstock": {"delay_ms": 60000}}')
+    streamer.drain()
+    [jobs] = flow.channels["jobs"].shard_names
+    for name in ("q-ages", "q-delayed"):
+        key = f"penstock:{{jobs/0}}:{name}"
+        ids: Any = redis_client.zrange(key, 0, -1)
+        redis_client.zadd(key, dict.fromkeys(ids, math.inf))
+
+    assert "is no time" in (shown(connection, redis_client, flow).damage or "")
+    with pytest.raises(ForeignQueue, match="is no time"):
+        FairQueue(redis_client, "jobs").stats()
+    with pytest.raises(ForeignQueue, match=r"jobs/0: .*is no time"):
+        oldest_messages(redis_client, "penstock", [jobs], 1)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.channels.queue.stats import Explanation, QueueStats, explanation, sum_stats
+from penstock.channels.queue.stats import (
+    Explanation,
+    QueueStats,
+    explanation,
+    parse_stats,
+    sum_stats,
+)
 from penstock.channels.routing import QueueKeys, log_keys, queue_keys
 from penstock.channels.scripts import Call, as_text, script
 from penstock.channels.server import REDIS_ERRORS, RedisClient, redis_errors, translate_error
@@ -114,8 +120,10 @@ def _inspected(shard: ShardName, reply: Any) -> InspectedShard:
         )
     match reply[0]:
         case b"stats":
-            numbers = {as_text(k): int(v) for k, v in zip(reply[1::2], reply[2::2], strict=True)}
-            return InspectedShard(sum_stats([numbers]), None)
+            try:
+                return InspectedShard(sum_stats([parse_stats(reply)]), None)
+            except ForeignQueue as error:
+                return InspectedShard(None, str(error))
         case b"lost":
             return InspectedShard(
                 None, "the state of the queue is gone from Redis; the streamer rebuilds it"
@@ -134,6 +142,7 @@ def oldest_messages(
     Raises:
         ServerUnavailable: Redis does not answer.
         ForeignLog: A key holds another type.
+        ForeignQueue: A score is no time.
     """
     pipeline = client.pipeline(transaction=False)
     for shard in shards:
@@ -142,11 +151,20 @@ def oldest_messages(
     with redis_errors("reading queues"):
         replies = pipeline.execute()
     found = [
-        FoundMessage(shard, as_text(id_), datetime.fromtimestamp(score / 1000, UTC))
+        FoundMessage(shard, as_text(id_), _to_time(shard, score / 1000))
         for shard, reply in zip(shards, replies, strict=True)
         for id_, score in reply
     ]
     return sorted(found, key=lambda message: (message.since, message.id))[:count]
+
+
+def _to_time(shard: ShardName, seconds: float) -> datetime:
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError) as error:
+        raise ForeignQueue(
+            f"{shard}: a score of the queue is no time: Penstock did not write it"
+        ) from error
 
 
 def explain_message(client: RedisClient, namespace: str, found: FoundMessage) -> Explanation | None:

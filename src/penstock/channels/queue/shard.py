@@ -17,6 +17,7 @@ from penstock.channels.queue.messages import (
     TenantLimits,
     Written,
 )
+from penstock.channels.queue.stats import parse_stats
 from penstock.channels.routing import QueueKeys
 from penstock.channels.scripts import Argument, Call, as_text
 from penstock.declarations import MAX_STREAMS
@@ -285,9 +286,13 @@ class QueueShard:
         return 0 if int(reply[3]) else (yield from self.rebuild())
 
     def stats(self) -> Steps[dict[str, int]]:
-        """All that ``stats.lua`` counts, by name."""
+        """All that ``stats.lua`` counts, by name.
+
+        Raises:
+            ForeignQueue: A score is infinite.
+        """
         reply = yield from self.call("queue/stats", ("",))
-        return {as_text(name): int(value) for name, value in zip(*_pairs(reply), strict=True)}
+        return parse_stats(reply)
 
     def explain(self, id_: str) -> Steps[dict[str, str] | None]:
         """Where a message is, and what it waits for; None if there is none."""

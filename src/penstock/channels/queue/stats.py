@@ -2,6 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from penstock.channels.scripts import as_text
+from penstock.errors import ForeignQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,18 @@ def _reason(facts: Mapping[str, str]) -> str:
             return f"its tenant is above its elastic limit, and others are ready; {ahead}"
         case _:
             return f"{ahead}, and {facts['turn']} tenants"
+
+
+def parse_stats(reply: Sequence[Any]) -> dict[str, int]:
+    """The numbers of ``stats.lua``, by name.
+
+    Raises:
+        ForeignQueue: A score is infinite.
+    """
+    try:
+        return {as_text(k): int(v) for k, v in zip(reply[1::2], reply[2::2], strict=True)}
+    except ValueError as error:
+        raise ForeignQueue("a score of the queue is no time: Penstock did not write it") from error
 
 
 def sum_stats(shards: Sequence[Mapping[str, int]]) -> QueueStats:
