@@ -7,11 +7,11 @@ import pytest
 import redis
 
 from penstock.batches import Columns
-from penstock.channels.log import Batch, append_together
+from penstock.channels.log import Batch, append_together, read
 from penstock.channels.log.appending import Appended, FencedOff, Foreign, Reply, Unusable
 from penstock.channels.routing import log_keys
 from penstock.channels.server import connect_redis
-from penstock.records import Epoch, Offset, Shard, ShardName
+from penstock.records import BEGINNING, Epoch, Offset, Shard, ShardName
 
 SHARD = ShardName("things", Shard(0))
 STREAM = log_keys("penstock", SHARD).stream
@@ -51,6 +51,17 @@ def test_a_log_evicted_to_its_end_still_knows_its_last_offset(
     assert append(batch(1, (11, 1), (12, 2), (13, 3))) == Appended(Offset(3), 0)
     assert append(batch(3, (13, 3), (14, 4))) == Appended(Offset(4), 1)
     assert entry_ids(redis_client) == [b"4-0"]
+
+
+def test_a_batch_that_begins_with_what_was_evicted_is_sent_from_where_the_log_ends(
+    append: Append, redis_client: redis.Redis
+) -> None:
+    """One entry would hold it whole, and the evicted records would be back."""
+    append(batch(1, (11, 1), (12, 2), plain=False))
+    redis_client.xtrim(STREAM, maxlen=0, approximate=False)
+
+    assert append(batch(1, (11, 1), (12, 2), (13, 3), plain=False)) == Appended(Offset(3), 1)
+    assert read(redis_client, "penstock", SHARD, BEGINNING, 10).offsets == [3]
 
 
 def test_a_log_whose_last_entry_was_deleted_by_hand_takes_nothing_more(

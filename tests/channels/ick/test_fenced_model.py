@@ -223,7 +223,7 @@ def check(machine: type[Fenced], client: redis.Redis, *, examples: int) -> None:
     )
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [20, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_member_that_becomes_dirty_is_never_forgotten(
     redis_client: redis.Redis, machine: type[Fenced], examples: int

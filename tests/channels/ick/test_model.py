@@ -145,7 +145,7 @@ def check(client: redis.Redis, *, examples: int) -> None:
     )
 
 
-@pytest.mark.parametrize("examples", [30, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [30, pytest.param(120, marks=pytest.mark.slow)])
 def test_the_six_operations_match_a_plain_model(redis_client: redis.Redis, examples: int) -> None:
     check(redis_client, examples=examples)
 

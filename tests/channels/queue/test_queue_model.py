@@ -443,7 +443,7 @@ def check(client: redis.Redis, *, examples: int) -> None:
     )
 
 
-@pytest.mark.parametrize("examples", [10, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [10, pytest.param(30, marks=pytest.mark.slow)])
 def test_a_queue_matches_a_plain_model(redis_client: redis.Redis, examples: int) -> None:
     check(redis_client, examples=examples)
 
