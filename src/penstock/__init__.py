@@ -23,6 +23,7 @@ What an application declares, and what the parts pass to each other:
     handlers             which functions a consumer may be declared with
     jobs, messages       what a worker gets and answers; what a message of a queue may have
     records, errors      the values that the parts pass to each other; every error that is raised on purpose
+    parsing              texts that somebody else may have written: JSON, and numbers
     settings, loading    a command's settings; loads a pipeline by its import path
 
 Around them:

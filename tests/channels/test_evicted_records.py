@@ -11,7 +11,7 @@ import redis
 from fixtures.flow import stage_rows
 from fixtures.logs import Driven
 from fixtures.restored import Restored, stage, stream
-from fixtures.roles import As
+from fixtures.roles import UrlFor
 from penstock import Log, Pipeline
 from penstock.channels.log import AsyncLogReader, LogReader, LogSlice, evict, extents
 from penstock.channels.server import connect_redis_async
@@ -222,10 +222,17 @@ def test_behind_a_pooler(open_reader: Readers, published: list[Record], pooler_u
         assert offsets(reader.read(0, 1, 100)) == list(range(1, 101))
 
 
-def test_a_viewer_may(open_reader: Readers, published: list[Record], urls_as: As) -> None:
-    assert offsets(open_reader(*urls_as("a_viewer")).read(0, 58, 5)) == [58, 59, 60, 61, 62]
+def test_a_viewer_may(
+    open_reader: Readers,
+    published: list[Record],
+    database_url_for: UrlFor,
+    redis_url_for: UrlFor,
+) -> None:
+    redis_url = redis_url_for("viewer")
+    viewer = open_reader(database_url_for("a_viewer"), redis_url)
+    assert offsets(viewer.read(0, 58, 5)) == [58, 59, 60, 61, 62]
     with pytest.raises((PrivilegeMissing, SchemaMissing)):
-        open_reader(*urls_as("nobody")).read(0, 58, 5)
+        open_reader(database_url_for("nobody"), redis_url).read(0, 58, 5)
 
 
 def test_shards_of_a_later_generation_are_read_by_their_numbers(

@@ -17,6 +17,7 @@ from sqlalchemy import Engine, create_engine
 from documents.conftest import ELSEWHERE, Follower, Shop, elsewhere
 from fixtures.documents import DOCS, ROOT, Declared, blocks, commands, run_blocks
 from fixtures.restored import Restored
+from fixtures.roles import WITH_ROLES
 from fixtures.sources import MakeDatabase
 from penstock import Log, stage
 from penstock.channels.acl import COMMANDS as USERS
@@ -198,10 +199,10 @@ def test_restore_postgres(shop: Shop, copy_database: Restored) -> None:
 
 
 def test_privileges(shop: Shop) -> None:
-    """Its statements as well.  Roles are global to the server: they are dropped before and after."""
+    """Its statements as well.  Roles are global to the server: they are dropped before."""
     logins = ["shop_web", "shop_streamer", "shop_totals", "grafana", "deploy", "shop_migrations"]
-    roles = [f"penstock_{role}" for role in ROLE_NAMES]
-    shop.execute(*(f"DROP ROLE IF EXISTS {role}" for role in roles))
+    shop.execute(f"DROP DATABASE IF EXISTS {WITH_ROLES}")
+    shop.execute(*(f"DROP ROLE IF EXISTS penstock_{role}" for role in ROLE_NAMES))
     shop.execute(*(f"CREATE ROLE {login} LOGIN" for login in logins))
     shop.execute("CREATE TABLE totals (id serial, cents bigint)")
     try:
@@ -244,7 +245,14 @@ def test_errors(shop: Shop) -> None:
     shop.drain()
     shop.follow(
         "docs/reference/errors.md",
-        replaced={"NAME": "ride-totals", "OFFSET": "1", "--shard N": "--shard 1"},
+        replaced={
+            "NAME": "ride-totals",
+            "OFFSET": "1",
+            "--shard N": "--shard 1",
+            "orders/2 offset 4118": "rides/1 offset 1",
+        },
+        # It has no source, and nothing is dead-lettered.
+        exits={"penstock reset source": 2, "penstock dead-letters drop": 2},
     )
 
 

@@ -134,7 +134,15 @@ def test_the_worker_does_the_jobs_of_all_other_shards(
         eventually(lambda: world.effects() == world.others(), "the others' jobs are done")
         world.stage()
         world.publish()
-        eventually(lambda: world.effects() == world.others(), "new ones too")
+        # Accounts follow from the bodies of messages: a sweep finds that they are damaged, and makes them again.
+        heals = what == "accounts"
+        eventually(
+            lambda: (
+                world.effects() == world.others()
+                or (heals and world.effects() == sorted(world.jobs))
+            ),
+            "new ones too",
+        )
         eventually(lambda: _waiting(world), "the shard is named in the status")
     assert {shard for _, shard, _ in _waiting(world)} == {f"jobs/{BAD}"}
 
