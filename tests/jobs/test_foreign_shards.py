@@ -132,19 +132,16 @@ def test_the_worker_does_the_jobs_of_all_other_shards(
     FOREIGN[what](world)
     with running(worker.run):
         eventually(lambda: world.effects() == world.others(), "the others' jobs are done")
+        eventually(lambda: _waiting(world), "the shard is named in the status")
+        assert {shard for _, shard, _ in _waiting(world)} == {f"jobs/{BAD}"}
         world.stage()
         world.publish()
-        # Accounts follow from the bodies of messages: a sweep finds that they are damaged, and makes them again.
+        # Accounts follow from the bodies of messages: a sweep finds them damaged, and makes them again.
         heals = what == "accounts"
         eventually(
-            lambda: (
-                world.effects() == world.others()
-                or (heals and world.effects() == sorted(world.jobs))
-            ),
+            lambda: world.effects() == (sorted(world.jobs) if heals else world.others()),
             "new ones too",
         )
-        eventually(lambda: _waiting(world), "the shard is named in the status")
-    assert {shard for _, shard, _ in _waiting(world)} == {f"jobs/{BAD}"}
 
 
 def test_a_shard_is_worked_on_again_once_its_keys_are_ours(
