@@ -12,6 +12,7 @@ from penstock.cli.render import show_error
 from penstock.database.connections import Connection, connect_postgres, make_engine
 from penstock.display import MASK, mask
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis
+from penstock.errors import Unknown
 
 PASSWORD = "canary-in-the-mine"
 PAYLOAD = "canary-in-the-payload"
@@ -133,6 +134,14 @@ def test_commands_name_it_without_its_password(
 
         assert done.returncode in (2, 3), done.stderr
         assert_silent(done)
+
+
+def test_an_error_that_quotes_a_url_is_shown_without_its_password(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_error(Unknown(f"nothing at redis://u:{PASSWORD}@h/0"), debug=False)
+
+    assert f"nothing at redis://u:{MASK}@h/0" in capsys.readouterr().err
 
 
 def test_unreachable_sentinels_are_named_without_their_password(
