@@ -16,6 +16,7 @@ from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import AppendRefused, ServerUnavailable
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 KEYS = [f"k{number}" for number in range(30)]
 
@@ -162,32 +163,32 @@ def test_a_failover_under_load_leaves_the_log_exact(
     watched: Watched,
 ) -> None:
     """Guarantee 9: the publisher resends from the journal what the new primary lacks; redis-py finds the primary through Sentinel."""
+    failed_over = threading.Event()
     with Load(database_url) as load:
-        done = monotonic() + 8
 
         def hurt() -> None:
-            load.go_on(1.5)
-            # The replica no longer receives the primary's writes.
-            with redis.Redis.from_url(watched.replica.url) as client:
-                client.replicaof("127.0.0.1", "1")
+            try:
+                load.go_on(1.0)
+                with (
+                    redis.Redis.from_url(watched.primary.url) as primary,
+                    redis.Redis.from_url(watched.replica.url) as replica,
+                ):
+                    replica.replicaof("127.0.0.1", "1")
+                    eventually(lambda: length(primary) > length(replica), "the replica lacks some")
+                watched.fail_over()
                 load.go_on(0.5)
-                held.append(length(client))
-            with redis.Redis.from_url(watched.primary.url) as client:
-                held.append(length(client))
-            watched.primary.kill()
-
-        held: list[int] = []
+            finally:
+                failed_over.set()
 
         def length(client: redis.Redis) -> int:
             return sum(client.xlen(f"penstock:{{{shard}}}:log") for shard in things.shard_names)
 
         hurting = threading.Thread(target=hurt)
         hurting.start()
-        inline.run(flow, database_url, watched.url, stop=lambda: monotonic() > done)
+        inline.run(flow, database_url, watched.url, stop=failed_over.is_set)
         hurting.join()
     with redis.Redis.from_url(watched.replica.url) as client:
         assert client.role()[0] == b"master"
-    assert held[0] < held[1]
     ended = threading.Event()
     running = threading.Thread(
         target=lambda: inline.run(flow, database_url, watched.url, stop=ended.is_set)
@@ -228,4 +229,4 @@ def test_unreachable_sentinels_are_reported_at_once(flow: Pipeline, database_url
     with pytest.raises(ServerUnavailable):
         streamer.round()
     streamer.close()
-    assert monotonic() - began < 2
+    assert monotonic() - began < 5

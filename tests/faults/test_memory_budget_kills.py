@@ -57,7 +57,7 @@ def test_a_consumer_far_behind_catches_up_through_the_journal_with_kills(
         eventually(lambda: first() > 500, "most of it has left Redis", timeout_s=180)
         consumers = [penstock_processes("consume", name) for name in ("one", "one", "two")]
         with Load(database_url, producers=1) as load:
-            for _ in range(3):
+            for _ in range(2):
                 load.go_on(0.5 + dice.random())
                 for victim in (streamer, *consumers):
                     victim.kill()

@@ -42,7 +42,7 @@ def produce(url: str, number: int, until: float, committed: Counter[str]) -> Non
 @pytest.mark.parametrize(
     ("seconds", "held_s"),
     [
-        pytest.param(8.0, 3.0, marks=pytest.mark.chaos),
+        pytest.param(5.0, 2.0, marks=pytest.mark.chaos),
         pytest.param(30.0, 10.0, marks=pytest.mark.storm),
     ],
 )

@@ -273,7 +273,7 @@ def test_an_unknown_channel_is_refused_with_the_list_of_channels(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["old", "dirty", "jobs"])
+@pytest.mark.parametrize("name", ["old", "jobs"])
 def test_a_channel_is_retired_under_a_streamer_that_publishes_it(
     pipeline: Pipeline,
     connection: Connection,

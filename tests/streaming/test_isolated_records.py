@@ -241,7 +241,7 @@ def test_many_unknown_channels_do_not_slow_a_round(
     assert len(status(connection, redis_client).faults.unknown) == 20
 
 
-@pytest.mark.slow
+@pytest.mark.storm  # Postgres writes a gigabyte; its quicker neighbour is spoil_record in test_stopped_shards.py
 @pytest.mark.timeout(400)
 def test_a_payload_that_postgres_cannot_write_as_text_stops_its_shard_only(
     streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
