@@ -372,7 +372,7 @@ def test_a_process_ends_while_a_job_runs(run_program: RunProgram, kind: str) -> 
     """Also while it waits for a server that accepts connections and never answers."""
     run_program(
         """
-        import asyncio, logging, socket, sys, tempfile, threading, time
+        import asyncio, concurrent.futures.thread, logging, socket, sys, tempfile, threading, time
         from penstock.stealing import Recruiter
 
         log = logging.getLogger("job")
