@@ -12,6 +12,7 @@ import pytest
 
 from fixtures.recruiting import MakeRecruiter, RunProgram
 from penstock.stealing import Outcome, Recruiter, time_left_s, when_idle
+from penstock.stealing import recruiter as recruiter_module
 from penstock.testing import eventually
 
 
@@ -432,6 +433,31 @@ def test_a_job_is_shown_the_end_of_the_process(run_program: RunProgram) -> None:
     )
 
     assert lines == ["stopped", "closed"]
+
+
+def test_all_recruiters_are_asked_to_end_before_one_is_waited_for(
+    make_recruiter: MakeRecruiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the end of the process does; each job waits for the other one."""
+    recruiters = [make_recruiter(budget_s=100, hangs_s=200) for _ in range(2)]
+    monkeypatch.setattr(recruiter_module, "_recruiters", recruiters)
+    monkeypatch.setattr(recruiter_module, "MAX_END_S", 100.0)
+    began, both_asked = threading.Semaphore(0), threading.Barrier(2)
+
+    def job() -> None:
+        began.release()
+        while time_left_s() > 0:
+            threading.Event().wait(0.001)
+        both_asked.wait(20)
+
+    for recruiter in recruiters:
+        recruiter.install(job, "job", 1.0)
+        recruiter.enlist()
+        assert began.acquire(timeout=60)
+
+    recruiter_module._close_all()
+
+    assert [recruiter.counters()["job"].finished for recruiter in recruiters] == [1, 1]
 
 
 def test_where_no_thread_can_be_started_the_job_is_dismissed(run_program: RunProgram) -> None:

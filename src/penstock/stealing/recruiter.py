@@ -180,8 +180,14 @@ def _begin_in_child() -> None:
 
 
 def _close_all() -> None:
-    """Ends the threads while everything still works, so that a job meets no half of an interpreter."""
-    for recruiter in list(_recruiters):
+    """Ends the threads while everything still works, so that a job meets no half of an interpreter.
+
+    None is waited for before all have been asked to end.
+    """
+    recruiters = list(_recruiters)
+    for recruiter in recruiters:
+        recruiter._crew.stop(0.0)  # noqa: SLF001
+    for recruiter in recruiters:
         recruiter.close()
 
 
