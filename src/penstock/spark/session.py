@@ -5,7 +5,6 @@ Each setting was measured; ``docs/explanation/engines.md`` lists the delays that
 
 import logging
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -211,7 +210,8 @@ def _signals_left_to_us() -> Iterator[None]:
         with _ending_at_signals():
             yield
     except StartEndedError:
-        if select.select([reading], [], [], 0)[0]:
+        os.set_blocking(reading, False)
+        with suppress(BlockingIOError):  # no JVM has been started yet
             _end_process(int(os.read(reading, 80).split()[0]))
         raise
     finally:

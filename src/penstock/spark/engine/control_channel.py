@@ -308,8 +308,9 @@ class ControlChannel:
         """Whether the task should go on."""
         if self._socket is None:
             return False
-        readable, _, _ = select.select([self._socket], [], [], 0)
-        return not readable  # the driver never writes: readable means closed
+        closed = select.poll()  # not select(), which knows no descriptor above 1,023
+        closed.register(self._socket, select.POLLIN)
+        return not closed.poll(0)  # the driver never writes: readable means closed
 
     def send(self, line: Line) -> None:
         """Sends a line to the driver; if that fails, the line is lost and the channel is closed."""
