@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 from fixtures.reader import ALL, INSERT, Handler, Reader, apply, apply_all
 from penstock.errors import HandlerExited
 from penstock.records import Record
+from staging.test_connections import make_django
 
 
 @pytest.fixture(autouse=True)
@@ -215,6 +216,47 @@ def test_a_handler_that_closes_its_connection_fails_like_any_other(reader: Reade
 
     assert [number for number, _ in reader.dead()] == [2]
     assert len(reader.effects()) == 19
+
+
+@pytest.mark.parametrize("face", ["sync", "async"])
+@pytest.mark.usefixtures("twenty_records")
+def test_a_handler_does_not_write_through_a_connection_of_django(
+    reader: Reader, database_url: str, face: str
+) -> None:
+    """Guarantee 5: the effect would stay though the batch is rolled back.  It may read."""
+    db = make_django(database_url)
+    sync_to_async = pytest.importorskip("asgiref.sync").sync_to_async  # comes with Django
+
+    def by_django(number: int) -> None:
+        with db.connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+            if number == 2:
+                cursor.execute("INSERT INTO public.effects VALUES (%s, 'django')", [number])
+
+    def by_django_elsewhere(number: int) -> None:
+        try:
+            by_django(number)
+        finally:
+            db.connection.close()  # of this thread
+
+    def writes(session: Session, record: Record) -> None:
+        apply(session, [record])
+        by_django(record.id)
+
+    async def writes_elsewhere(session: AsyncSession, record: Record) -> None:
+        await apply_all(session, [record])
+        await sync_to_async(by_django_elsewhere)(record.id)
+
+    reader.declare(writes if face == "sync" else writes_elsewhere, each=True, attempts=1)
+    try:
+        by_django(2)  # outside a handler that is the application's own affair
+        reader.drain()
+    finally:
+        db.connections.close_all()
+
+    assert [number for number, _ in reader.dead()] == [2]
+    assert "Django's own connection" in reader.dead()[0][1]
+    assert reader.effects() == ALL
 
 
 # --- state that it leaves behind ---

@@ -7,8 +7,11 @@ handler is awaited in the middle of it.  So there is one transaction and one cod
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from importlib import import_module
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import structlog
@@ -81,6 +84,53 @@ class Aborts:
             self.last = error
 
 
+_handled_in: ContextVar[str | None] = ContextVar("penstock_handled_in", default=None)
+"""The database that a handler is called in; Django's ``sync_to_async`` takes it along to other threads."""
+
+_DJANGO_WRITES = ("INSERT", "UPDATE", "DELETE", "MERGE", "TRUNCATE", "COPY")
+
+
+@contextmanager
+def _guarding_django(connection: EngineConnection) -> Iterator[None]:
+    """Refuses what a handler writes into the consumer's database through Django's own connections.
+
+    They commit by themselves: an effect would stay though its batch is rolled back, and be repeated with it.
+    """
+    if "django.db" not in sys.modules:
+        yield
+        return
+    db, signals = sys.modules["django.db"], import_module("django.db.backends.signals")
+    signals.connection_created.connect(_guard_django, dispatch_uid="penstock")
+    for opened in db.connections.all(initialized_only=True):
+        _guard_django(connection=opened)
+    token = _handled_in.set(connection.engine.url.database)
+    try:
+        yield
+    finally:
+        _handled_in.reset(token)
+
+
+def _guard_django(*, connection: Any, **_: object) -> None:
+    if connection.vendor == "postgresql" and _refuse_write not in connection.execute_wrappers:
+        connection.execute_wrappers.append(_refuse_write)
+
+
+def _refuse_write(
+    execute: Callable[..., Any],
+    sql: Any,
+    params: Any,
+    many: bool,  # noqa: FBT001  Django's signature of a wrapper
+    context: Any,
+) -> Any:
+    database = context["connection"].settings_dict["NAME"]
+    if database == _handled_in.get() and str(sql).lstrip().upper().startswith(_DJANGO_WRITES):
+        raise BrokenTransaction(
+            "the handler writes through Django's own connection, which commits apart from the checkpoint: the effect would "
+            "stay though the batch is rolled back. Write through the session that the handler is given"
+        )
+    return execute(sql, params, many, context)
+
+
 class Caller(Protocol):
     """Where a consumer's transactions run, and how its handler is called in them.
 
@@ -144,7 +194,7 @@ class _SyncCaller:
     def call(self, connection: EngineConnection, items: Any) -> None:
         if self._decode is not None:
             decode_payloads(self._decode, items)
-        with self._sessions(bind=connection) as session:
+        with self._sessions(bind=connection) as session, _guarding_django(connection):
             if self._consumer.each:
                 _each(self._consumer, session, items)
             else:
@@ -229,7 +279,8 @@ class _AsyncCaller:
                     close_resets_only=False,  # a task that is left behind cannot use it in the next transaction
                 ) as session
             ):
-                await self._run(session, items)
+                with _guarding_django(connection):
+                    await self._run(session, items)
                 await session.flush()
                 self._refuse_tasks(session, items)
         except asyncio.CancelledError as error:
