@@ -30,7 +30,7 @@ test: venv  ## the tests, on real servers that they start themselves
 test-spark: venv  ## those that need Spark: its engine, its sources, reconciling on it
 	@$(BIN)/python -m pytest -n 2 -m "spark and not chaos and not storm" $(ARGS)
 
-storm: venv  ## the longest tests: kills and faults under load, for STORM_MINUTES minutes
+storm: venv  ## the longest tests: kills and faults under load (one of them takes STORM_FAULTS)
 	@$(BIN)/python -m pytest -m storm $(ARGS)
 
 lowest: venv  ## a part of the tests, on the oldest dependencies that pyproject.toml allows
