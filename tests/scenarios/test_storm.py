@@ -1,7 +1,7 @@
 """A storm over everything at once: each channel, each engine, both servers and a failover, hundreds of faults.
 
-Each worker is alone in its role, so that none hides one that stands still.  After each fault a probe is sent through every
-channel, and each role has to apply it within ``STANDS_STILL_S`` of the moment when the fault has passed.
+Each worker is alone in its role, so that none hides one that has stopped.  After each fault a probe is sent through every
+channel, and each role has to apply it within ``STALLED_S`` of the moment when the fault has passed.
 
     pytest -m storm tests/scenarios/test_storm.py       STORM_FAULTS=300 and STORM_SEED=1 by default
 """
@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.storm, pytest.mark.timeout(7200)]
 
 FAULTS = int(os.environ.get("STORM_FAULTS", "300"))
 SEED = int(os.environ.get("STORM_SEED", "1"))
-STANDS_STILL_S = 30.0
+STALLED_S = 30.0
 STARTS_S = 180.0
 """A process that was killed has to be started first, on a slow machine with a JVM."""
 
@@ -177,12 +177,12 @@ COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "web": ((), ("web-log", "web-jobs")),
 }
-"""The processes: the command of each, and the roles that stand still without it."""
+"""The processes: the command of each, and the roles that stop without it."""
 
 
 @dataclass
 class Storm:
-    """Both servers, the processes, the load, and how long each role has stood still."""
+    """Both servers, the processes, the load, and how long each role has waited."""
 
     directory: Path
     postgres: EmbeddedPostgres
@@ -274,9 +274,9 @@ class Storm:
                 if role not in slow:
                     self.longest_s[role] = max(self.longest_s[role], passed)
             waiting = still
-            late = {r for r in waiting if passed > (STARTS_S if r in slow else STANDS_STILL_S)}
+            late = {r for r in waiting if passed > (STARTS_S if r in slow else STALLED_S)}
             assert not late, (
-                f"{late} stand still for {passed:.0f} s; {dict(self.faults)}; {self.directory}"
+                f"{late} have done nothing for {passed:.0f} s; {dict(self.faults)}; {self.directory}"
             )
             for name, process in self.alive.items():
                 assert process.poll() is None, f"{name} has ended with {process.returncode}"
@@ -335,7 +335,7 @@ def a_process_is_stopped(storm: Storm) -> set[str]:
     """It ends in order, and with success."""
     name = storm.any_process()
     storm.alive[name].send_signal(signal.SIGTERM)
-    code = storm.alive[name].wait(STANDS_STILL_S * 2)
+    code = storm.alive[name].wait(STALLED_S * 2)
     assert code in (0, -signal.SIGTERM), f"{name} has ended with {code}"
     storm.start(name)
     return {name}
@@ -454,7 +454,7 @@ def storm(watched: Watched, programs: Programs) -> Iterator[Storm]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def test_hundreds_of_faults_lose_and_double_nothing_and_nobody_stands_still(storm: Storm) -> None:
+def test_hundreds_of_faults_lose_and_double_nothing_and_nobody_stays_stuck(storm: Storm) -> None:
     """Guarantees 4, 5, 9, 16 and 36."""
     for name in COMMANDS:
         storm.start(name)
@@ -479,5 +479,5 @@ def test_hundreds_of_faults_lose_and_double_nothing_and_nobody_stands_still(stor
 
     found: dict[str, Any] = storm.count_exactly()
     print(f"\n{storm.faults.total()} faults: {dict(storm.faults)}")  # noqa: T201  what it has to show
-    print("stood still at most, s:", {r: round(s, 1) for r, s in storm.longest_s.items()})  # noqa: T201
+    print("longest wait for a probe, s:", {r: round(s, 1) for r, s in storm.longest_s.items()})  # noqa: T201
     assert found == dict.fromkeys(READS, (0, 0, 0))
