@@ -22,6 +22,7 @@ from penstock.errors import Fenced, HistoryDiverged, QueueDamaged
 from penstock.journal import missed_records
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 NAME = "jobs"
 JOB: Any = {"action": "send", "object": "receipt"}
@@ -265,10 +266,13 @@ def test_a_full_tenant_waits_in_postgres_and_stops_nobody(
 
     done = worker.work()
     assert done == [0, 1, 2, *range(10, 20)]
-    for _ in range(3):
+
+    def all_are_done() -> bool:
         streamer.drain()
-        done += worker.work()
-    assert sorted(done) == list(range(20))
+        done.extend(worker.work())
+        return sorted(done) == list(range(20))
+
+    eventually(all_are_done, "all are done")
     streamer.drain()
     assert waiting(connection) == 0
 
@@ -553,10 +557,12 @@ def test_large_records_that_wait_are_fed_in_small_batches(
     worker.connection.execute(
         "UPDATE penstock.waiting_records SET due = now() WHERE tenant IS NULL"
     )
-    for _ in range(20):
-        streamer.drain()
 
-    assert (worker.queue.stats().delayed, worker.queue.stats().waiting) == (30, 30)
+    def all_are_fed() -> bool:
+        streamer.drain()
+        return (worker.queue.stats().delayed, worker.queue.stats().waiting) == (30, 30)
+
+    eventually(all_are_fed, "all are fed")
 
 
 def test_a_name_held_for_a_window_drops_what_comes_in_it_though_the_first_is_done(
