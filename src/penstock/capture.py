@@ -2,9 +2,6 @@
 
 A rule with ``capture="trigger"`` that has no trigger loses every change, and nothing fails.  So ``penstock init``
 installs the triggers, every worker checks them when it starts, and ``penstock doctor`` checks them whenever it runs.
-
-A trigger stages for its channel by name, and the tick places records of a former name under the present one.  So of a
-channel that was renamed, a trigger of any of its names captures the rule; two of them would stage each change twice.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,7 +16,6 @@ from penstock.database.quoting import quote
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
 from penstock.database.transactions import OUR_SEARCH_PATH, ROLES_SEARCH_PATH
-from penstock.declarations import StagingRule
 from penstock.errors import TriggerMissing
 from penstock.pipeline import Pipeline
 from penstock.staging.trigger_names import Trigger, make_name
@@ -60,25 +56,12 @@ class CaptureFault:
     Attributes:
         message: What was found.
         fix: What to type.
-        is_refused: Whether workers refuse to start: a rule's changes are lost, staged twice, or in another form than declared.
+        is_refused: Whether workers refuse to start: a rule's changes are lost, or staged in another form than declared.
     """
 
     message: str
     fix: str
     is_refused: bool = True
-
-
-class _Candidate(NamedTuple):
-    """A trigger that captures a rule's changes.
-
-    Attributes:
-        trigger: The rule's trigger, by one of the names that its channel has had.
-        bodies: The bodies that its function may have: of any number of shards that the channel has had.  Once that number
-            was changed, the shard that a trigger stages no longer matters.
-    """
-
-    trigger: Trigger
-    bodies: Collection[str]
 
 
 def make_triggers(pipeline: Pipeline) -> list[Trigger]:
@@ -101,17 +84,11 @@ def inspect_triggers(connection: Connection, pipeline: Pipeline) -> list[Capture
     triggers = make_triggers(pipeline)
     installed = _read_installed(connection, pipeline)
     channels = registered_channels(connection, pipeline.scope) if triggers else {}
-    former: Mapping[str, str] = {}
-    if {each.name for each in installed} - {trigger.name for trigger in triggers}:
-        with postgres_errors("reading the former names of channels"):
-            former = _read_former_names(connection, pipeline)
-    candidates = [_find_candidates(trigger, pipeline, channels, former) for trigger in triggers]
     faults = [
-        _find_fault(trigger, each, installed, pipeline)
-        for trigger, each in zip(triggers, candidates, strict=True)
+        _find_fault(trigger, _list_bodies(trigger, pipeline, channels), installed)
+        for trigger in triggers
     ]
-    known = {each.trigger.name for some in candidates for each in some}
-    undeclared = _find_undeclared(pipeline, known, installed, former)
+    undeclared = _find_undeclared(pipeline, {trigger.name for trigger in triggers}, installed)
     return [*(fault for fault in faults if fault), *undeclared]
 
 
@@ -119,7 +96,7 @@ def check_triggers(connection: Connection, pipeline: Pipeline) -> None:
     """Refuses to work while a rule's trigger is missing, or another, or one of two; asks nothing if none is declared.
 
     Raises:
-        TriggerMissing: A trigger is missing, disabled, or is another one than its rule declares, or there are two.
+        TriggerMissing: A trigger is missing, disabled, or is another one than its rule declares.
         DeclarationError: A trigger cannot capture a rule's class.
         ServerUnavailable: Postgres does not answer.
     """
@@ -131,9 +108,6 @@ def check_triggers(connection: Connection, pipeline: Pipeline) -> None:
 
 def install_triggers(database: Database, pipeline: Pipeline) -> list[str]:
     """Installs or replaces the triggers of a pipeline's rules; those that are as declared are left alone.
-
-    Of a channel that was renamed, a trigger of a former name is left alone, too; one that is not as declared, or one of two, is
-    dropped as the declared one is installed.
 
     Each is installed in a transaction of its own, so that one table is locked at a time, for a moment.  Several processes
     may call it at once.
@@ -178,15 +152,11 @@ def _install(connection: Connection, pipeline: Pipeline, trigger: Trigger) -> bo
         connection.execute(sql["lock_migrations"])
         connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
         installed = _read_installed(connection, pipeline)
-        candidates = _find_candidates_on_table(connection, trigger, pipeline, installed)
-        if _find_fault(trigger, candidates, installed, pipeline) is None:
+        if _find_fault(trigger, {trigger.body}, installed) is None:
             return False
-        others = [each.trigger for each in candidates if each.trigger.name != trigger.name]
         # The class may leave the schema of its table to the search path of the application's role.
         connection.execute(ROLES_SEARCH_PATH)
-        # Dropping comes first, as it takes the stronger lock of the table.
-        drops = [sql for other in others if _is_there(other, installed) for sql in other.drop]
-        for statement in (*drops, *trigger.statements):
+        for statement in trigger.statements:
             connection.execute(statement.encode())
         [(table,)] = connection.execute(
             "SELECT %s::pg_catalog.regclass::pg_catalog.oid",
@@ -218,89 +188,28 @@ def _read_installed(connection: Connection, pipeline: Pipeline) -> list[_Install
     return [_Installed(*row) for row in rows]
 
 
-def _read_former_names(connection: Connection, pipeline: Pipeline) -> dict[str, str]:
-    """Reads the former names of channels, each with the name that the channel has now."""
-    sql = statements("penstock.database", pipeline.scope.schema)["former_names"]
-    return dict(connection.execute(sql).fetchall())
+def _list_bodies(
+    trigger: Trigger, pipeline: Pipeline, channels: Mapping[str, RegisteredChannel]
+) -> set[str]:
+    """Lists the bodies that a trigger's function may have: of any number of shards that its channel has had.
 
-
-def _find_candidates_on_table(
-    connection: Connection, trigger: Trigger, pipeline: Pipeline, installed: Sequence[_Installed]
-) -> list[_Candidate]:
-    """Finds a rule's candidates; asks for names only if the table has other triggers: a table's owner may lack the right."""
-    declared = {each.name for each in make_triggers(pipeline)}
-    if not {each.name for each in installed if _is_on(each, trigger)} - declared:
-        return [_Candidate(trigger, [trigger.body])]
-    former = _read_former_names(connection, pipeline)
-    return _find_candidates(
-        trigger, pipeline, registered_channels(connection, pipeline.scope), former
-    )
-
-
-def _find_candidates(
-    trigger: Trigger,
-    pipeline: Pipeline,
-    channels: Mapping[str, RegisteredChannel],
-    former: Mapping[str, str],
-) -> list[_Candidate]:
-    """Finds what may capture a rule: a trigger of any name of its channel, the present one first."""
-    rule, schema, found = trigger.rule, pipeline.scope.schema, []
-    names = _list_names(rule, former)
-    registered = channels.get(names[0])
+    Once that number was changed, the shard that a trigger stages no longer matters.
+    """
+    rule, schema = trigger.rule, pipeline.scope.schema
+    registered = channels.get(rule.channel.name)
     shards = {rule.channel.shards}
     if registered is not None and registered.generations:
         shards |= {each.shards for each in registered.every_generation}
-    for name in names:
-        of_name = replace(rule, channel=replace(rule.channel, name=name))
-        each = [
-            make_trigger(replace(of_name, channel=replace(of_name.channel, shards=n)), schema)
-            for n in shards
-        ]
-        found.append(_Candidate(make_trigger(of_name, schema), {one.body for one in each}))
-    return found
-
-
-def _list_names(rule: StagingRule, former: Mapping[str, str]) -> list[str]:
-    """Lists the names that a rule's channel has had, the present one first."""
-    declared = rule.channel.name
-    now = former.get(declared, declared)
-    earlier = (name for name, successor in former.items() if successor == now)
-    return list(dict.fromkeys((now, declared, *earlier)))
+    return {
+        make_trigger(replace(rule, channel=replace(rule.channel, shards=n)), schema).body
+        for n in shards
+    }
 
 
 def _find_fault(
-    trigger: Trigger,
-    candidates: Sequence[_Candidate],
-    installed: Sequence[_Installed],
-    pipeline: Pipeline,
+    trigger: Trigger, bodies: Collection[str], installed: Sequence[_Installed]
 ) -> CaptureFault | None:
-    """Compares what a rule declares with what is installed of its candidates: it has to be one."""
-    there = [each for each in candidates if _is_there(each.trigger, installed)]
-    if len(there) <= 1:
-        own = [each for each in candidates if each.trigger.name == trigger.name]
-        [candidate] = there or own
-        return _compare(candidate, installed)
-    kept = next((each for each in there if _compare(each, installed) is None), None)
-    schema = pipeline.scope.schema
-    drops = [
-        f"DROP FUNCTION {quote(schema, each.trigger.name)}() CASCADE"
-        for each in there
-        if each is not kept
-    ]
-    return CaptureFault(
-        f"changes of {trigger.rule.type.__name__} are staged twice: table {quote(trigger.schema, trigger.table)} has the triggers "
-        f"{' and '.join(each.trigger.name for each in there)}, of several names of one channel",
-        f"install the trigger as declared: {INIT}" if kept is None else "; ".join(drops),
-    )
-
-
-def _is_there(trigger: Trigger, installed: Sequence[_Installed]) -> bool:
-    return any(each.name == trigger.name and _is_on(each, trigger) for each in installed)
-
-
-def _compare(candidate: _Candidate, installed: Sequence[_Installed]) -> CaptureFault | None:
-    """Compares a trigger with what is installed under its name."""
-    trigger, bodies = candidate
+    """Compares what a rule declares with what is installed under the name of its trigger."""
     cls, table = trigger.rule.type.__name__, quote(trigger.schema, trigger.table)
     own = [each for each in installed if each.name == trigger.name and _is_on(each, trigger)]
     there = {each.trigger: each for each in own}
@@ -327,15 +236,9 @@ def _find_undeclared(
     pipeline: Pipeline,
     known: Collection[str],
     installed: Sequence[_Installed],
-    former: Mapping[str, str],
 ) -> Iterator[CaptureFault]:
     """Finds triggers that go on capturing for a rule that has gone: a class may have been renamed."""
-    by_hooks = {
-        make_name(replace(rule, channel=replace(rule.channel, name=name)))
-        for rule in pipeline.rules
-        if rule.capture == "orm"
-        for name in _list_names(rule, former)
-    }
+    by_hooks = {make_name(rule) for rule in pipeline.rules if rule.capture == "orm"}
     for name, each in {each.name: each for each in installed if each.trigger is not None}.items():
         if name not in known:
             table = quote(each.schema, each.table or "")

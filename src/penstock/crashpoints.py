@@ -56,8 +56,8 @@ RECONCILING_CRASH_POINTS = (
 )
 """Those that only a reconciliation passes."""
 
-CHANNEL_CRASH_POINTS = ("rename.after_registry", "retire.after_registry", "retire.after_journal")
-"""Those that only a channel passes which is renamed or retired."""
+CHANNEL_CRASH_POINTS = ("retire.after_registry", "retire.after_journal")
+"""Those that only a channel passes which is retired."""
 
 JOB_CRASH_POINTS = ("jobs.after_apply", "jobs.before_commit", "jobs.after_commit")
 """Those that only a job of a queue passes."""

@@ -118,7 +118,7 @@ class ChannelMismatch(DeclarationError):
 
 
 class ChannelRetired(DeclarationError):
-    """A channel was retired, or a consumer reads it by the name that it had before it was renamed."""
+    """A channel was retired."""
 
 
 class ConsumerRenamed(DeclarationError):

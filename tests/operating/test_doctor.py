@@ -229,34 +229,13 @@ def test_a_changed_number_of_shards_is_an_error(
     assert "of 3 shards" in only(findings, "channels", "error").message
 
 
-def test_former_names_of_channels_are_known(
-    connection: Connection, redis_client: redis.Redis, things: Log, streamer: Streamer
-) -> None:
-    """An application may stage for the old name as long as it likes; a consumer of it is refused."""
-    streamer.drain()
-    connection.execute("UPDATE penstock.channels SET channel = 'newer' WHERE channel = 'things'")
-    connection.execute("INSERT INTO penstock.former_channels VALUES ('things', 'newer')")
-
-    staging = diagnose(connection, redis_client, Pipeline([things]))
-    reading = Pipeline([things])
-    reading.consumer(reads=things, name="reader")(lambda _session, _records: None)
-    refused = only(diagnose(connection, redis_client, reading), "channels", "error")
-    changed = only(
-        diagnose(connection, redis_client, Pipeline([Log("things", shards=3)])), "channels", "error"
-    )
-
-    assert "1 registered as declared" in only(staging, "channels", "ok").message
-    assert "reads things, which was renamed to newer" in refused.message
-    assert "penstock channels reshard newer --shards 3" in changed.fix
-
-
 def test_a_retired_channel_is_not_to_be_streamed(
     connection: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
 ) -> None:
     """A trigger of it goes on to stage."""
     streamer.drain()
     connection.execute("DELETE FROM penstock.channels")
-    connection.execute("INSERT INTO penstock.former_channels VALUES ('things', NULL)")
+    connection.execute("INSERT INTO penstock.retired_channels VALUES ('things')")
     stage_rows(connection, Log("things"), 1)
     tick(connection, flow.scope)
 

@@ -233,7 +233,7 @@ def test_a_shard_that_no_channel_has_is_unknown(
 def test_a_record_of_a_retired_channel_is_to_be_removed(
     connection: Connection, why: Why, streamer: Streamer
 ) -> None:
-    connection.execute("INSERT INTO penstock.former_channels VALUES ('gone', NULL)")
+    connection.execute("INSERT INTO penstock.retired_channels VALUES ('gone')")
     record = stage(connection, channel="gone")
     streamer.drain()
 

@@ -7,14 +7,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-import redis
 
 from fixtures.command_line import CommandLine
 from fixtures.flow import ReadLog, drop_limits, retain_now, stage_rows
 from penstock import Ick, Log, Pipeline, Queue
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DamagedJournal, NotReplayable, PenstockError, Unknown
-from penstock.operating.channels import rename_channel
 from penstock.operating.consumers import retire
 from penstock.operating.replay import Replay, ReplayRequest, replay, running
 from penstock.records import Offset, Place, Shard, ShardName
@@ -182,21 +180,6 @@ def test_what_was_carried_out_is_repeated_only_on_demand(connection: Connection,
 
     assert (again.replay, again.staged) == (2, 40)
     assert len(staged(connection)) == 80
-
-
-def test_what_was_carried_out_is_known_after_a_renaming(
-    connection: Connection, ask: Ask, redis_client: redis.Redis
-) -> None:
-    ask(apply=True, key="k1")
-    for channel in ("things", "copies"):
-        rename_channel(
-            connection, redis_client, channel, f"new-{channel}", apply=True, pause=lambda _: None
-        )
-    with pytest.raises(NotReplayable, match="--again"):
-        ask("new-copies", channel="new-things", apply=True, key="k1")
-    with pytest.raises(Unknown, match="it is new-copies now"):
-        ask("copies", channel="new-things")
-    assert ask("new-copies", channel="new-things", key="k2").replay is None
 
 
 def test_streaming_does_not_wait_while_records_are_counted(

@@ -9,10 +9,8 @@ from sqlalchemy.orm import Session
 
 from fixtures.flow import retain_now
 from penstock import Ick, Log, Pipeline
-from penstock.channels.server import connect_redis
 from penstock.consuming import LogWorker, make_worker
-from penstock.database.connections import Connection, connect_postgres
-from penstock.operating.channels import rename_channel
+from penstock.database.connections import Connection
 from penstock.operating.consumers import rename as rename_consumer
 from penstock.operating.dead_letters import DeadLetter, newest, of_consumer
 from penstock.operating.reset import reset_checkpoint
@@ -224,15 +222,13 @@ def test_a_later_record_in_another_shard_supersedes_it(desk: Desk) -> None:
     assert desk.retry() == ["superseded"]
 
 
-def test_it_is_known_under_other_names(desk: Desk, connection: Connection) -> None:
+def test_it_is_known_under_another_name_of_the_consumer(desk: Desk, connection: Connection) -> None:
     desk.refused = {"a1"}
     desk.say("a1", "a2")
     rename_consumer(connection, "reader", "copies", apply=True)
-    with connect_postgres(desk.urls[0], application="test") as own:
-        rename_channel(own, connect_redis(desk.urls[1]), "things", "words", apply=True)
 
     [letter] = of_consumer(connection, "copies")
-    assert letter.superseded_by == "words/0 offset 2"
+    assert letter.superseded_by == "things/0 offset 2"
 
 
 def test_a_worker_that_applies_the_later_record_meanwhile_is_noticed(desk: Desk) -> None:

@@ -219,21 +219,13 @@ def test_a_role_that_may_only_insert_is_refused_if_it_may_ask(
 
 
 @pytest.mark.usefixtures("registered_rides")
-def test_a_retired_channel_is_refused_and_a_renamed_one_accepted(
-    connection: Connection, sessions: Sessions, rides: Log, staged: StagedRecords
+def test_a_retired_channel_is_refused(
+    connection: Connection, sessions: Sessions, staged: StagedRecords
 ) -> None:
-    connection.execute(
-        "INSERT INTO penstock.former_channels VALUES ('gone', NULL), ('old', 'rides')"
-    )
-    gone, old = Log("gone"), Log("old", shards=rides.shards)
-    pipeline = Pipeline([gone, old])
+    connection.execute("INSERT INTO penstock.retired_channels VALUES ('gone')")
+    gone = Log("gone")
 
     with sessions() as session, pytest.raises(ChannelRetired, match="penstock channels adopt gone"):
-        stage(session, gone, **RECORD, pipeline=pipeline)
-    with sessions.begin() as session:
-        stage(session, old, **RECORD, pipeline=pipeline)
-    two = Log("old", shards=2)
-    with sessions() as session, pytest.raises(ChannelMismatch, match="reshard rides --shards 2"):
-        stage(session, two, **RECORD, pipeline=Pipeline([two]))
+        stage(session, gone, **RECORD, pipeline=Pipeline([gone]))
 
-    assert len(staged()) == 1
+    assert staged() == []

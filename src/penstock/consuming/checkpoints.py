@@ -115,7 +115,7 @@ class Checkpoints:
 
         Raises:
             SchemaMissing: The consumer is not registered.
-            ChannelRetired: Its channel was retired, or renamed.
+            ChannelRetired: Its channel was retired.
             ConsumerRenamed: It has another name now.
         """
         channel = self._consumer.channel.name
@@ -135,11 +135,11 @@ class Checkpoints:
         consumer, channel = self._consumer.name, self._consumer.channel.name
         which = {"consumer": consumer, "channel": channel}
         row = connection.execute(self._sql["former_names"], which).fetchone()
-        is_former, successor, own_successor = row or (False, None, None)
-        if own_successor is not None:
-            return why_unregistered(consumer, own_successor)
-        if is_former:
-            return why_unreadable(consumer, channel, successor)
+        is_retired, successor = row or (False, None)
+        if successor is not None:
+            return why_unregistered(consumer, successor)
+        if is_retired:
+            return why_unreadable(consumer, channel)
         return SchemaMissing(f"consumer {consumer} has no checkpoint; it was not registered")
 
     def lock(

@@ -199,7 +199,7 @@ class LogWorker(Worker[Placed]):
         self._refill(consumed)
         if self._reread_chance and found and random.random() < self._reread_chance:  # noqa: S311  not for secrets
             self.rewind(consumed.applied)
-        # Also if others hold all that was found: the consumer may have been renamed, or retired.
+        # Also if others hold all that was found: it may have been renamed, or retired.
         if not consumed.positions and monotonic() >= self._reread_at:
             self._deliver(self._reread_checkpoints(), consumed)
         return consumed

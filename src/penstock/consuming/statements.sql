@@ -5,10 +5,10 @@ WHERE consumer = %(consumer)s AND channel = %(channel)s
 ORDER BY shard;
 
 -- :name former_names
--- Why a consumer has no checkpoints: whether its channel was renamed, or retired; the channel's new name, and the consumer's.
-SELECT c.channel IS NOT NULL, c.successor, r.successor
+-- Why a consumer has no checkpoints: whether its channel was retired; the name that the consumer has now.
+SELECT c.channel IS NOT NULL, r.successor
 FROM (SELECT) one
-LEFT JOIN {schema}.former_channels c ON c.channel = %(channel)s
+LEFT JOIN {schema}.retired_channels c ON c.channel = %(channel)s
 LEFT JOIN {schema}.former_consumers r ON r.consumer = %(consumer)s;
 
 -- :name take_checkpoints

@@ -11,18 +11,16 @@ class Registration:
     """What the function ``check_channel`` answers of a channel's name.
 
     Attributes:
-        kind: Kind of the channel that is registered with it, or with the name of its successor; None if none is.
+        kind: Kind of the channel that is registered with it; None if none is.
         shards: Number of that channel's shards.
         fits: Whether the declared kind and number of shards may be used; None if no channel is registered.
-        is_former: Whether the channel was renamed or retired.
-        successor: The channel's new name, if it was renamed.
+        is_retired: Whether the channel was retired.
     """
 
     kind: str | None
     shards: int | None
     fits: bool | None
-    is_former: bool
-    successor: str | None
+    is_retired: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ def check_declared(channel: Channel, found: Registration) -> None:
 
 def find_objection(channel: Channel, found: Registration) -> Objection | None:
     """Why a channel may not be used as it is declared; None if it may."""
-    if found.is_former and found.successor is None:
+    if found.is_retired:
         return _retired(channel.name)
     if found.kind is None or found.fits:
         return None
@@ -62,18 +60,14 @@ def find_objection(channel: Channel, found: Registration) -> Objection | None:
         ChannelMismatch,
         f"channel {channel.name} is declared as {_describe(channel.kind, channel.shards)}, and registered as "
         f"{_describe(found.kind, found.shards)}: records would go where nobody reads them, and keys change their shards",
-        _what_to_do(channel, found.kind, found.shards, found.successor),
+        _what_to_do(channel, found.kind, found.shards),
     )
 
 
-def why_unreadable(consumer: str, channel: str, successor: str | None) -> ChannelRetired:
-    """The error for a consumer of a channel that was renamed, or that was retired and has no successor."""
-    if successor is None:
-        objection = _retired(channel)
-        return ChannelRetired(f"consumer {consumer}: {objection.reason}. {objection.fix}")
-    return ChannelRetired(
-        f"consumer {consumer}: channel {channel} was renamed to {successor}: declare it by its new name"
-    )
+def why_unreadable(consumer: str, channel: str) -> ChannelRetired:
+    """The error for a consumer of a channel that was retired."""
+    objection = _retired(channel)
+    return ChannelRetired(f"consumer {consumer}: {objection.reason}. {objection.fix}")
 
 
 def why_unregistered(consumer: str, successor: str) -> ConsumerRenamed:
@@ -93,7 +87,7 @@ def _retired(channel: str) -> Objection:
     )
 
 
-def _what_to_do(channel: Channel, kind: str, shards: int | None, successor: str | None) -> str:
+def _what_to_do(channel: Channel, kind: str, shards: int | None) -> str:
     """What to do about a channel that is registered with another kind or number of shards than it is declared."""
     if kind != channel.kind:
         return "Declare it as it is registered, or a channel of another name"
@@ -101,7 +95,7 @@ def _what_to_do(channel: Channel, kind: str, shards: int | None, successor: str 
         return f"Declare shards={shards}, or a channel of another name"
     return (
         f"Declare shards={shards}, or change what is registered first: penstock channels reshard "
-        f"{successor or channel.name} --shards {channel.shards}"
+        f"{channel.name} --shards {channel.shards}"
     )
 
 

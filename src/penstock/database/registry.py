@@ -15,7 +15,6 @@ from penstock.database.errors import postgres_errors
 from penstock.database.registration import (
     Registration,
     check_declared,
-    why_unreadable,
     why_unregistered,
 )
 from penstock.database.statements import statements
@@ -120,11 +119,8 @@ def registered_channels(connection: Connection, scope: Scope) -> dict[str, Regis
         return {channel.name: channel for channel in cursor.execute(statement, binary=True)}
 
 
-def register_channel(connection: Connection, scope: Scope, channel: Channel) -> str:
+def register_channel(connection: Connection, scope: Scope, channel: Channel) -> None:
     """Registers a channel, or updates its ``keep``, the streams of a queue, and the entries and the memory of a log.
-
-    Returns:
-        The name that it has now, which is another one if it was renamed.
 
     Raises:
         ChannelMismatch: It is registered with another kind, or another number of shards: keys would change shards.
@@ -151,11 +147,8 @@ def register_channel(connection: Connection, scope: Scope, channel: Channel) -> 
             sql["check_channel"],
             {"channel": channel.name, "kind": channel.kind, "shards": channel.shards},
         ).fetchone()
-    if found is None:
-        return channel.name
-    registration = Registration(*found)
-    check_declared(channel, registration)
-    return registration.successor or channel.name
+    if found is not None:
+        check_declared(channel, Registration(*found))
 
 
 def register_consumer(
@@ -165,14 +158,12 @@ def register_consumer(
 
     Raises:
         ChannelMismatch: Its channel is registered with another kind, or with another number of shards.
-        ChannelRetired: Its channel was retired or renamed.
+        ChannelRetired: Its channel was retired.
         ConsumerRenamed: It has another name now.
         ServerUnavailable: Postgres does not answer.
         SchemaMissing: The tables are not there.
     """
-    name = register_channel(connection, scope, consumer.channel)
-    if name != consumer.channel.name:
-        raise why_unreadable(consumer.name, consumer.channel.name, name)
+    register_channel(connection, scope, consumer.channel)
     sql = statements("penstock.database", scope.schema)
     with postgres_errors(f"registering consumer {consumer.name}"), connection.transaction():
         # Retention takes the same lock, so it does not remove what `start` has just pointed at.

@@ -1,10 +1,10 @@
 -- :name register_channel
 -- Any generation's number of shards is accepted: after a change of it, processes are deployed one after the other.
--- Not under the name of a channel that was renamed or retired.
+-- Not under the name of a channel that was retired.
 INSERT INTO {schema}.channels AS known (channel, kind, shards, keep, streams, hand, entries, redis_memory)
 SELECT %(channel)s::text, %(kind)s::text, %(shards)s::integer, %(keep)s::interval,
        %(streams)s::integer, %(hand)s::integer, %(entries)s::text, %(redis_memory)s::bigint
-WHERE NOT EXISTS (SELECT FROM {schema}.former_channels WHERE channel = %(channel)s)
+WHERE NOT EXISTS (SELECT FROM {schema}.retired_channels WHERE channel = %(channel)s)
 ON CONFLICT (channel) DO UPDATE
 SET keep = excluded.keep, streams = excluded.streams, hand = excluded.hand, entries = excluded.entries,
     redis_memory = excluded.redis_memory
@@ -13,19 +13,12 @@ WHERE known.kind = excluded.kind AND excluded.shards = ANY (known.shards || know
       IS DISTINCT FROM (excluded.keep, excluded.streams, excluded.hand, excluded.entries, excluded.redis_memory);
 
 -- :name check_channel
-SELECT kind, shards, fits, is_former, successor
+SELECT kind, shards, fits, is_retired
 FROM {schema}.check_channel(%(channel)s, %(kind)s, %(shards)s);
 
 -- :name registered_channels
 SELECT channel AS name, kind, shards, keep, streams, hand, entries, generations, redis_memory
 FROM {schema}.channels
-ORDER BY channel;
-
--- :name former_names
--- Former names of channels that have another one now.
-SELECT channel, successor
-FROM {schema}.former_channels
-WHERE successor IS NOT NULL
 ORDER BY channel;
 
 -- :name lock_channel

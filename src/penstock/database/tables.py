@@ -146,11 +146,10 @@ def _declare_channels(tables: MetaData) -> None:
         Column("redis_memory", BigInteger),
     )
     Table(
-        "former_channels",
+        "retired_channels",
         tables,
         Column("channel", Text, primary_key=True),
-        Column("successor", Text),
-        Column("ended_at", _WHEN, nullable=False, server_default=_NOW),
+        Column("retired_at", _WHEN, nullable=False, server_default=_NOW),
     )
     Table(
         "waiting_records",

@@ -164,10 +164,9 @@ last AS (
     ORDER BY tick DESC
     LIMIT 1
 )
-SELECT coalesce(former.successor, r.channel), r.shard, count(*), min(r.id), isolated.record_id IS NOT NULL AS is_isolated
+SELECT r.channel, r.shard, count(*), min(r.id), isolated.record_id IS NOT NULL AS is_isolated
 FROM last
 CROSS JOIN {schema}.staged_records r
-LEFT JOIN {schema}.former_channels former ON former.channel = r.channel
 LEFT JOIN {schema}.isolated_records isolated ON isolated.record_id = r.id AND isolated.xid = r.xid
 WHERE (pg_visible_in_snapshot(r.xid, last.snapshot) OR isolated.record_id IS NOT NULL)
   AND NOT EXISTS (SELECT FROM journaled WHERE journaled.id = r.id)

@@ -20,8 +20,7 @@ LIMIT 1;
 
 -- :name waiting
 -- Committed and not yet sequenced: few while a streamer runs; at most `most` are counted when none does.
--- By the name that the channel has now.
-SELECT coalesce(f.successor, committed.channel), committed.shard, count(*),
+SELECT committed.channel, committed.shard, count(*),
        extract(epoch FROM clock_timestamp() - min(committed.created_at))::float8
 FROM (
     (SELECT channel, shard, created_at
@@ -35,7 +34,6 @@ FROM (
      WHERE xid = ANY (%(in_progress)s::xid8[])
      LIMIT %(most)s)
 ) committed
-LEFT JOIN {schema}.former_channels f ON f.channel = committed.channel
 GROUP BY 1, 2;
 
 -- :name progress
@@ -321,31 +319,20 @@ WITH named AS MATERIALIZED (
     SELECT unnest(record_ids) AS id
     FROM {schema}.journal
 )
-SELECT coalesce(f.successor, r.channel),
+SELECT r.channel,
        CASE WHEN c.generations = '{}' OR c.channel IS NULL THEN r.shard
             ELSE c.first_shard + mod(('x' || encode(substr(sha256(convert_to(r.key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint,
                                      c.generations[cardinality(c.generations)])::int  -- as `sequence_remaining`
        END,
        count(*)
 FROM {schema}.staged_records r
-LEFT JOIN {schema}.former_channels f ON f.channel = r.channel
-LEFT JOIN {schema}.channels c ON c.channel = coalesce(f.successor, r.channel)
+LEFT JOIN {schema}.channels c ON c.channel = r.channel
 WHERE NOT EXISTS (SELECT FROM named WHERE named.id = r.id)
   AND NOT EXISTS (SELECT FROM {schema}.waiting_records w WHERE w.record_id = r.id)
   AND created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'
   AND id BETWEEN 0 AND 9007199254740991 AND octet_length(r.channel) <= 63
 GROUP BY 1, 2
 ORDER BY 1, 2;
-
--- :name follow_renames
--- Records of queues that were staged by a former name get the name of now: a tick does so with those that come later.
--- Not those that get no offset: their rows may break a rule that is newer than they are.
-UPDATE {schema}.staged_records r
-SET channel = f.successor
-FROM {schema}.former_channels f
-JOIN {schema}.channels c ON c.channel = f.successor AND c.kind = 'queue'
-WHERE f.channel = r.channel
-  AND NOT EXISTS (SELECT FROM {schema}.isolated_records i WHERE i.record_id = r.id);
 
 -- :name sequence_remaining
 -- Gives the same records offsets at the ends of their shards, in the order of their ids.
@@ -354,14 +341,13 @@ WITH named AS MATERIALIZED (
     FROM {schema}.journal
 ),
 placed AS (
-    SELECT r.id, coalesce(f.successor, r.channel) AS channel, r.key, r.created_at,
+    SELECT r.id, r.channel, r.key, r.created_at,
            CASE WHEN c.generations = '{}' OR c.channel IS NULL THEN r.shard
                 ELSE c.first_shard + mod(('x' || encode(substr(sha256(convert_to(r.key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint,
                                          c.generations[cardinality(c.generations)])::int  -- as `placed` of a tick
            END AS shard
     FROM {schema}.staged_records r
-    LEFT JOIN {schema}.former_channels f ON f.channel = r.channel
-    LEFT JOIN {schema}.channels c ON c.channel = coalesce(f.successor, r.channel)
+    LEFT JOIN {schema}.channels c ON c.channel = r.channel
 ),
 numbered AS (
     SELECT id, channel, shard, row_number() OVER (PARTITION BY channel, shard ORDER BY id) AS place

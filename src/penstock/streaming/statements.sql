@@ -47,7 +47,7 @@ SELECT set_config('synchronous_commit', 'on', true),
 -- One tick: gives an offset to every record that is visible now and was not visible to the previous tick.
 --
 --   1. Begin the tick       previous_tick, new_tick, baseline
---   2. Write the journal    new_records, renamed, resharded, placed, id_ranges, isolated, sorted_ids, entries, following
+--   2. Write the journal    new_records, resharded, placed, id_ranges, isolated, sorted_ids, entries
 --   3. Report               sequenced_shards, inline_records
 --
 -- All three are one statement, because one statement has one snapshot: `ticks` stores exactly the snapshot that chose
@@ -121,37 +121,18 @@ new_records AS (
     WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(snapshot) FROM baseline))
       AND pg_visible_in_snapshot(xid, (SELECT snapshot FROM target))
 ),
--- Former names of channels that have another one now: what is still staged for them is placed there.  `queues` are the new
--- names of queues.
-renamed AS MATERIALIZED (
-    SELECT array_agg(f.channel) AS channels,
-           array_agg(f.successor) AS successors,
-           array_agg(f.successor) FILTER (WHERE c.kind = 'queue') AS queues
-    FROM {schema}.former_channels f
-    LEFT JOIN {schema}.channels c ON c.channel = f.successor
-    WHERE f.successor IS NOT NULL
-),
--- Channels whose number of shards was changed, by each of their names.  Ticks are one after the other, and each sees what the
--- one before saw: from one tick on, all new records are in the newest generation.
+-- Channels whose number of shards was changed.  Ticks are one after the other, and each sees what the one before saw: from one
+-- tick on, all new records are in the newest generation.
 resharded AS MATERIALIZED (
-    SELECT array_agg(names.channel) AS channels,
-           array_agg(c.first_shard) AS first_shards,
-           array_agg(c.generations[cardinality(c.generations)]) AS shards
-    FROM {schema}.channels c
-    CROSS JOIN LATERAL (
-        SELECT c.channel
-        UNION ALL
-        SELECT f.channel FROM {schema}.former_channels f WHERE f.successor = c.channel
-    ) names
-    WHERE c.generations <> '{}'
+    SELECT array_agg(channel) AS channels,
+           array_agg(first_shard) AS first_shards,
+           array_agg(generations[cardinality(generations)]) AS shards
+    FROM {schema}.channels
+    WHERE generations <> '{}'
 ),
 -- There, the key alone decides the shard: the one that was staged is of the number of shards that the producer declares.
 placed AS (
-    SELECT id, has_time,
-           CASE WHEN channel = ANY ((SELECT channels FROM renamed)::text[])
-                THEN (SELECT successors FROM renamed)[array_position((SELECT channels FROM renamed), channel)]
-                ELSE channel
-           END AS channel,
+    SELECT id, has_time, channel,
            CASE WHEN channel = ANY ((SELECT channels FROM resharded)::text[])
                 THEN (SELECT first_shards FROM resharded)[array_position((SELECT channels FROM resharded), channel)]
                      + mod(('x' || encode(substr(sha256(convert_to(key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint,
@@ -202,19 +183,6 @@ entries AS (
     CROSS JOIN LATERAL {schema}.journal_bounds(s.channel, s.shard) AS journal
     CROSS JOIN LATERAL generate_series(1, cardinality(ids), %(chunk)s::integer) AS "from"
     RETURNING channel, shard, first_offset, last_offset, record_ids
-),
--- A record of a queue that was staged by a former name gets the new one, because `finish_records` looks for it.  In a log or an
--- Ick it keeps its own: the update would cost four times as much as all the rest.  Nothing is read for other channels.
-following AS (
-    UPDATE {schema}.staged_records
-    SET channel = (SELECT successors FROM renamed)[array_position((SELECT channels FROM renamed), channel)]
-    WHERE ctid = ANY (ARRAY(
-              SELECT r.ctid
-              FROM entries e
-              CROSS JOIN LATERAL unnest(e.record_ids) AS n (id)
-              CROSS JOIN LATERAL (SELECT ctid, channel FROM {schema}.staged_records WHERE id = n.id OFFSET 0) r
-              WHERE e.channel = ANY ((SELECT queues FROM renamed)::text[]) AND r.channel <> e.channel
-          ))
 ),
 
 -- 3. Report.  A large tick returns only shards and their new tails.  A small one also returns its records, so the
@@ -406,12 +374,6 @@ HAVING count(*) > 0;
 SELECT set_config('idle_in_transaction_session_timeout', '10s', true),
        set_config('enable_seqscan', 'off', true);
 
--- :name successors
--- The names that renamed channels have now.
-SELECT channel, successor
-FROM {schema}.former_channels
-WHERE channel = ANY (%(channels)s::text[]) AND successor IS NOT NULL;
-
 -- :name slowest_checkpoint
 -- The offset that every consumer of the shard has passed; null if the shard has no consumer.
 SELECT min("offset")
@@ -593,14 +555,10 @@ ORDER BY channel, shard;
 
 -- :name missed_in_shard
 -- As `missed_records` of the journal, of those that were staged for one shard: once the number of shards was changed, the
--- journal has them in another.  Also by a former name of the channel.
+-- journal has them in another.
 SELECT count(*), min(r.id)
 FROM {schema}.staged_records r
-WHERE r.channel IN (
-          SELECT %(channel)s
-          UNION ALL
-          SELECT channel FROM {schema}.former_channels WHERE successor = %(channel)s
-      )
+WHERE r.channel = %(channel)s
   AND r.shard = %(shard)s
   AND pg_visible_in_snapshot(r.xid, (SELECT snapshot FROM {schema}.ticks ORDER BY tick DESC LIMIT 1))
   AND NOT EXISTS (SELECT FROM {schema}.isolated_records known WHERE known.record_id = r.id)

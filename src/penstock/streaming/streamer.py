@@ -156,7 +156,7 @@ class Streamer:
             connection,
             self._client,
             scope,
-            declared=self._upkeep.find_declared(connection),
+            declared=self._pipeline.shard_names,
             on_unusable=self._unusable.add,
         )
         self._register(connection)
@@ -170,7 +170,7 @@ class Streamer:
         log.info("streaming", epoch=epoch, channels=sorted(self._pipeline.channels), **share)
 
     def _register(self, connection: Connection) -> None:
-        """Registers what the pipeline declares, without what was retired or renamed: the others are streamed."""
+        """Registers what the pipeline declares, without retired channels and renamed consumers: the others are streamed."""
         scope = self._pipeline.scope
         crashpoint("streamer.before_register")
         for channel in self._pipeline.channels.values():

@@ -1,12 +1,9 @@
 """What a streamer does at intervals beside streaming: retention, budgets, and the notes about records and shards that are at fault."""
 
-from collections.abc import Collection
 from time import monotonic
 
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
-from penstock.database.statements import statements
 from penstock.declarations import Channel
 from penstock.pipeline import Pipeline
 from penstock.records import ShardName
@@ -43,15 +40,6 @@ class Upkeep:
         self._to_retain = {}
         self._faults.reopen()
 
-    def find_declared(self, connection: Connection) -> list[ShardName]:
-        """The declared shards, without those that have another name now: a renaming that has not ended leaves their keys in Redis.
-
-        Raises:
-            ServerUnavailable: Postgres does not answer.
-        """
-        renamed = self._successors(connection, self._pipeline.channels)
-        return [shard for shard in self._pipeline.shard_names if shard.channel not in renamed]
-
     def note_faults(self, connection: Connection, publisher: Publisher, *, sequences: bool) -> None:
         """Notes which shards are stopped, and, if this streamer sequences, which records get no offset.
 
@@ -83,7 +71,7 @@ class Upkeep:
         """
         if not self._to_retain:
             publisher.keep_budgets()
-            self._declared = self._by_registered_name(connection, publisher)
+            self._declared = dict(self._pipeline.channels)
             self._to_retain = self._choose_shards(publisher)
         removed, left = 0, {}
         for name, shards in self._to_retain.items():
@@ -106,20 +94,6 @@ class Upkeep:
             self._faults.forget(connection)
             self.retain_at = monotonic() + RETAIN_EVERY_S
         return removed
-
-    def _by_registered_name(
-        self, connection: Connection, publisher: Publisher
-    ) -> dict[str, Channel]:
-        """The declared channels by the names that they have now: one that was renamed is retained as it was."""
-        declared = self._pipeline.channels
-        unknown = declared.keys() - {shard.channel for shard in publisher.ends.known}
-        renamed = self._successors(connection, unknown) if unknown else {}
-        return {**{successor: declared[name] for name, successor in renamed.items()}, **declared}
-
-    def _successors(self, connection: Connection, names: Collection[str]) -> dict[str, str]:
-        sql = statements("penstock.streaming", self._pipeline.scope.schema)["successors"]
-        with postgres_errors("looking for renamed channels"):
-            return dict(connection.execute(sql, {"channels": [*names]}).fetchall())
 
     def _choose_shards(self, publisher: Publisher) -> dict[str, tuple[ShardName, ...]]:
         self._retained += 1

@@ -40,11 +40,7 @@ SELECT e.first_offset + n.position - 1 AS "offset",
        n.id AS named,
        e.first_offset AS entry,
        r.id IS NOT NULL AS present,
-       coalesce(r.channel IN (
-           SELECT %(channel)s
-           UNION ALL
-           SELECT f.channel FROM {schema}.former_channels f WHERE f.successor = %(channel)s
-       ), false)
+       coalesce(r.channel = %(channel)s, false)
        -- once the number of shards was changed, the journal decides alone
        AND (r.shard = e.shard
             OR EXISTS (SELECT FROM {schema}.channels c WHERE c.channel = e.channel AND c.generations <> '{}')) AS at_home,

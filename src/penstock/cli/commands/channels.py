@@ -9,11 +9,9 @@ from penstock.cli.connections import open_connections
 from penstock.cli.render import say, seconds, show, show_json, show_table
 from penstock.operating.channels import (
     ListedChannel,
-    Renaming,
     Retirement,
     adopt_channel,
     list_channels,
-    rename_channel,
     retire_channel,
 )
 from penstock.operating.resharding import ReshardPlan, reshard
@@ -42,7 +40,7 @@ def list_(settings: Settings, json: Json = False) -> None:
                 _entries(each),
                 each.records,
                 ", ".join(each.consumers),
-                _remark(each),
+                "not declared" if each.declared is False else "",
             )
             for each in found
         ),
@@ -53,15 +51,6 @@ def _entries(channel: ListedChannel) -> str:
     if channel.kind != "log" or channel.entries == "plain":
         return channel.entries if channel.kind == "log" else ""
     return "packed" if channel.entries == "none" else f"packed, {channel.entries}"
-
-
-def _remark(channel: ListedChannel) -> str:
-    return "; ".join(
-        [
-            *(["not declared"] if channel.declared is False else []),
-            *(f"was {name}" for name in channel.former_names),
-        ]
-    )
 
 
 @channels.command("retire")
@@ -123,49 +112,6 @@ def adopt_(
     show(f"{'adopted' if apply else 'would adopt'} {name}: a pipeline may declare it anew")
     if not apply:
         say(NOTHING_CHANGED)
-
-
-@channels.command("rename")
-@command()
-def rename_(
-    settings: Settings,
-    name: Annotated[str, typer.Argument(help="Name of the channel now.")],
-    new: Annotated[str, typer.Argument(help="Its name from now on.")],
-    apply: Apply = False,
-    json: Json = False,
-) -> None:
-    """Rename a channel. Its records and checkpoints stay; consumers that declare the old name stop."""
-    with open_connections(settings, "channels") as servers:
-        plan = rename_channel(
-            servers.connection, servers.client, name, new, apply=apply, scope=servers.scope
-        )
-    if json:
-        show_json(plan)
-    else:
-        _show_renaming(plan)
-    if not apply:
-        say(NOTHING_CHANGED)
-
-
-def _show_renaming(plan: Renaming) -> None:
-    show(
-        f"{'renamed' if plan.applied else 'would rename'} {plan.channel} to {plan.successor}, {plan.kind} of {plan.shards} "
-        f"shards: {plan.records + plan.staged:,} records, written to Redis again by the streamer"
-    )
-    if plan.begun:
-        show(
-            f"    it was renamed before: only {plan.keys} keys of {plan.channel} in Redis are to be deleted"
-        )
-    for each in plan.readers:
-        show(
-            f"    {each.consumer}: {each.unread:,} records not passed, {each.dead_letters:,} dead letters"
-        )
-    if plan.kind == "ick":
-        show("    marks that other programs have written to Redis themselves are lost")
-    show(
-        f"    deploy the workers with {plan.successor}: those with {plan.channel} stop. Applications, triggers and streamers go on "
-        f"with {plan.channel} until they are deployed"
-    )
 
 
 @channels.command("reshard")

@@ -1,4 +1,4 @@
-"""What operators do with registered channels: list, rename, retire, bring a name back.
+"""What operators do with registered channels: list, retire, bring a name back.
 
 A channel that is retired leaves its name behind.  Applications and workers that still use it are refused: otherwise one of
 them would begin the channel anew, and nobody would notice.
@@ -6,18 +6,15 @@ them would begin the channel anew, and nobody would notice.
 
 from penstock.operating.channels.changing import LeftReader
 from penstock.operating.channels.listing import ListedChannel, list_channels, unknown_channel
-from penstock.operating.channels.renaming import Renaming, rename_channel
 from penstock.operating.channels.retiring import Adoption, Retirement, adopt_channel, retire_channel
 
 __all__ = [
     "Adoption",
     "LeftReader",
     "ListedChannel",
-    "Renaming",
     "Retirement",
     "adopt_channel",
     "list_channels",
-    "rename_channel",
     "retire_channel",
     "unknown_channel",
 ]

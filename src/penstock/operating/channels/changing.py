@@ -21,7 +21,7 @@ LOCK_TIMEOUT_S = 10
 
 @dataclass(frozen=True, slots=True)
 class LeftReader:
-    """A consumer of a channel that is to be retired or renamed.
+    """A consumer of a channel that is to be retired.
 
     Attributes:
         consumer: Its name.

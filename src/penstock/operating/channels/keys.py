@@ -48,18 +48,3 @@ def delete_keys(client: RedisClient, channel: str, shards: int, scope: Scope) ->
     with redis_errors(f"deleting the keys of {channel}"):
         for number in range(shards):
             client.delete(*_every_key(scope, channel, number))
-
-
-def copy_limits(
-    client: RedisClient, channel: str, successor: str, shards: int, scope: Scope
-) -> None:
-    """Gives the tenants of a renamed queue their limits, which are nowhere but in Redis; those that they have already stay."""
-    with redis_errors(f"copying the limits of {channel}"):
-        for number in range(shards):
-            limits = client.hgetall(_limits_key(scope, channel, number))
-            if not limits:
-                continue
-            pipeline = client.pipeline(transaction=False)
-            for tenant, text in limits.items():
-                pipeline.hsetnx(_limits_key(scope, successor, number), tenant, text)
-            pipeline.execute()

@@ -23,7 +23,6 @@ class ListedChannel:
         entries: Of a log: ``plain``, or how its entries are compressed.
         records: Records that the journal has.
         consumers: Names of its consumers.
-        former_names: Names that applications may still stage for it with.
         declared: Whether the pipeline declares it; None without a pipeline.
     """
 
@@ -34,7 +33,6 @@ class ListedChannel:
     entries: str
     records: int
     consumers: tuple[str, ...]
-    former_names: tuple[str, ...]
     declared: bool | None
 
 
@@ -62,20 +60,17 @@ def list_channels(
         ListedChannel(
             *(name, kind, shards, keep_s, entries, records),
             consumers=tuple(consumers),
-            former_names=tuple(former),
             declared=None if declared is None else name in declared,
         )
-        for name, kind, shards, keep_s, entries, records, consumers, former in rows
+        for name, kind, shards, keep_s, entries, records, consumers in rows
     ]
 
 
 def unknown_channel(connection: Connection, scope: Scope, name: str) -> Unknown:
-    """The error for a name that is not registered: it lists those that are, and says what became of a former one."""
+    """The error for a name that is not registered: it lists those that are, and says if it was retired."""
     sql = statements("penstock.operating.channels", scope.schema)
-    former = connection.execute(sql["former_channel"], {"channel": name}).fetchone()
-    now = ""
-    if former is not None:
-        now = f"; it is {former[0]} now" if former[0] else "; it was retired"
+    retired = connection.execute(sql["retired_channel"], {"channel": name}).fetchone()
+    now = "" if retired is None else "; it was retired"
     names = ", ".join(sorted(registered_channels(connection, scope)))
     return Unknown(
         f"no channel {name!r} is registered{now}; there are: "

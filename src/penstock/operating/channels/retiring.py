@@ -159,7 +159,7 @@ def adopt_channel(
     """
     sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
     with postgres_errors(f"adopting {channel}"), connection.transaction():
-        if connection.execute(sql["former_channel"], key).fetchone() != (None,):
+        if connection.execute(sql["retired_channel"], key).fetchone() is None:
             raise Unknown(
                 f"no channel {channel!r} was retired: a name that never was, or is in use, need not be adopted"
             )
@@ -180,7 +180,7 @@ def adopt_channel(
 def _plan(connection: Connection, channel: str, scope: Scope) -> Retirement:
     sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
     held = read_contents(connection, channel, scope)
-    if held.kind is None and connection.execute(sql["former_channel"], key).fetchone() != (None,):
+    if held.kind is None and connection.execute(sql["retired_channel"], key).fetchone() is None:
         raise unknown_channel(connection, scope, channel)
     outstanding = 0
     if held.kind == "queue":

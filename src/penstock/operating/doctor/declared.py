@@ -1,6 +1,6 @@
-"""Compares what a pipeline declares with what is registered, by the names that channels have now."""
+"""Compares what a pipeline declares with what is registered."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.batches import compress
@@ -20,31 +20,29 @@ class _Registry:
 
     Attributes:
         channels: By their names.
-        former: The successors of the names that channels had; None for those that were retired.
+        retired: Names of the channels that were retired.
     """
 
     channels: Mapping[str, RegisteredChannel]
-    former: Mapping[str, str | None]
+    retired: Collection[str]
 
     def find(self, declared: Channel) -> Registration:
-        """What is registered under a declared name, or its successor."""
-        successor = self.former.get(declared.name)
-        found = self.channels.get(successor or declared.name)
+        """What is registered under a declared name."""
+        found = self.channels.get(declared.name)
         return Registration(
             kind=None if found is None else found.kind,
             shards=None if found is None else found.every_generation[-1].shards,
             fits=None if found is None else found.fits(declared),
-            is_former=declared.name in self.former,
-            successor=successor,
+            is_retired=declared.name in self.retired,
         )
 
 
 def declared(context: CheckContext) -> Iterator[CheckResult]:
     """The pipeline declares the channels that are registered, and records belong to registered shards."""
-    sql = statements(__package__, context.scope.schema)["former_channels"]
+    sql = statements(__package__, context.scope.schema)["retired_channels"]
     registry = _Registry(
         registered_channels(context.connection, context.scope),
-        dict(context.connection.execute(sql).fetchall()),
+        {name for (name,) in context.connection.execute(sql)},
     )
     for each in context.status.faults.unknown:
         yield _report_unknown(each, registry)
@@ -56,7 +54,6 @@ def declared(context: CheckContext) -> Iterator[CheckResult]:
         return
     found = [
         *_check_channels(context.pipeline, registry),
-        *_check_readers(context.pipeline, registry),
         *_check_undeclared(context.pipeline, registry),
     ]
     yield from found
@@ -70,7 +67,7 @@ def _report_unknown(unknown: UnknownShard, registry: _Registry) -> CheckResult:
     what = (
         f"{unknown.records:,} records (the first is {unknown.first}) are for {str(unknown.shard)!r}"
     )
-    if name in registry.former and registry.former[name] is None:
+    if name in registry.retired:
         return CheckResult.error(
             "channels",
             f"{what}, whose channel was retired: they are not published",
@@ -104,21 +101,8 @@ def _check_channels(pipeline: Pipeline, registry: _Registry) -> Iterator[CheckRe
             yield CheckResult.warning("channels", message, "penstock stream")
 
 
-def _check_readers(pipeline: Pipeline, registry: _Registry) -> Iterator[CheckResult]:
-    """Applications may stage for a former name; consumers are refused."""
-    for consumer in pipeline.consumers.values():
-        successor = registry.former.get(consumer.channel.name)
-        if successor is not None:
-            yield CheckResult.error(
-                "channels",
-                f"consumer {consumer.name} reads {consumer.channel.name}, which was renamed to {successor}: it does not start",
-                "declare the channel by its new name where it is read",
-            )
-
-
 def _check_undeclared(pipeline: Pipeline, registry: _Registry) -> Iterator[CheckResult]:
-    known = {registry.former.get(name) or name for name in pipeline.channels}
-    for name in sorted(registry.channels.keys() - known):
+    for name in sorted(registry.channels.keys() - pipeline.channels.keys()):
         yield CheckResult.warning(
             "channels",
             f"{name} is registered, but the pipeline does not declare it: its records are kept forever",

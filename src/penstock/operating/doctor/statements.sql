@@ -65,6 +65,6 @@ SELECT count(*), min(id)
 FROM named
 WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = named.id);
 
--- :name former_channels
-SELECT channel, successor
-FROM {schema}.former_channels;
+-- :name retired_channels
+SELECT channel
+FROM {schema}.retired_channels;

@@ -30,7 +30,7 @@ class ReplayRequest:
 
     @property
     def text(self) -> str:
-        """What is chosen, by which an interrupted replay is found again, with the channels: these may be renamed."""
+        """What is chosen, by which an interrupted replay is found again, with the channels."""
         parts = {name: getattr(self, name) for name in ("start", "end", "key", "shard")}
         given = {
             name: part if isinstance(part, int | str) else str(part)

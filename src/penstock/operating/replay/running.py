@@ -276,7 +276,7 @@ class _Run:
             )
             if not is_registered:
                 raise NotReplayable(
-                    f"{begun.target} is not registered any more: it was renamed or retired. Nothing of this batch was staged"
+                    f"{begun.target} is not registered any more: it was retired. Nothing of this batch was staged"
                 )
             name = ShardName(begun.channel, Shard(shard.shard))
             if not records or last - after != records or existing < records:

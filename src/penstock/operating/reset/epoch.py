@@ -336,7 +336,6 @@ def _write(  # noqa: PLR0913, PLR0917  all of it belongs to one transaction
     epoch = {"epoch": plan.new_epoch}
     connection.execute(sql["freeze_foreign"], {"snapshot": snapshot})
     connection.execute(sql["cut_at_damage"], _kept_tails(in_redis, plan))
-    connection.execute(sql["follow_renames"])
     connection.execute(sql["sequence_remaining"], {**epoch, "chunk": JOURNAL_CHUNK})
     connection.execute(sql["store_snapshot"], {**epoch, "snapshot": snapshot})
     connection.execute(sql["set_checkpoint_epochs"], epoch)

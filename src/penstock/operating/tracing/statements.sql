@@ -4,7 +4,7 @@ SELECT id
 FROM {schema}.staged_records
 WHERE key = %(key)s
   AND (%(channel)s::text IS NULL
-       OR channel IN (SELECT %(channel)s UNION ALL SELECT channel FROM {schema}.former_channels WHERE successor = %(channel)s))
+       OR channel = %(channel)s)
 ORDER BY id DESC
 LIMIT %(most)s;
 
@@ -27,7 +27,7 @@ WITH last AS (
     ORDER BY tick DESC
     LIMIT 1
 )
-SELECT r.id, coalesce(f.successor, r.channel), r.shard, r.key, r.action, r.object, r.xid::text,
+SELECT r.id, r.channel, r.shard, r.key, r.action, r.object, r.xid::text,
        CASE WHEN r.created_at BETWEEN '0001-01-02 00:00:00+00' AND '9999-12-31 00:00:00+00' THEN r.created_at END,
        CASE WHEN current_setting('track_commit_timestamp')::boolean AND r.xid BETWEEN '3' AND pg_snapshot_xmax(pg_current_snapshot())
             THEN pg_xact_commit_timestamp(r.xid::xid)
@@ -49,7 +49,6 @@ SELECT r.id, coalesce(f.successor, r.channel), r.shard, r.key, r.action, r.objec
            WHERE i.record_id = r.id AND i.xid = r.xid AND NOT (i.is_early AND pg_visible_in_snapshot(i.xid, last.snapshot))
        )
 FROM {schema}.staged_records r
-LEFT JOIN {schema}.former_channels f ON f.channel = r.channel
 CROSS JOIN last
 WHERE r.id = %(id)s;
 
@@ -82,7 +81,7 @@ SELECT c.kind, coalesce(%(shard)s < c.first_shard + coalesce(c.generations[cardi
 FROM (SELECT) one
 LEFT JOIN {schema}.channels c ON c.channel = %(channel)s
 LEFT JOIN {schema}.stopped_shards s ON s.channel = %(channel)s AND s.shard = %(shard)s
-LEFT JOIN {schema}.former_channels f ON f.channel = %(channel)s AND f.successor IS NULL
+LEFT JOIN {schema}.retired_channels f ON f.channel = %(channel)s
 LEFT JOIN {schema}.waiting_records w ON w.record_id = %(id)s;
 
 -- :name readers
