@@ -16,6 +16,7 @@ from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, Halted, ServerUnavailable, Unknown
 from penstock.reconciling import Barrier, Cut, cut, pinned
+from penstock.reconciling.barrier import wait_until_reached
 from penstock.reconciling.cut import export_snapshot
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer
@@ -257,6 +258,58 @@ def test_a_consumer_that_does_not_run_is_named(
     ):
         pass
     assert connection.execute("SELECT count(*) FROM penstock.barriers").fetchone() == (0,)
+
+
+def test_a_checkpoint_that_is_moved_back_while_its_state_is_pinned_is_noticed(
+    streamer: Streamer,
+    paused_worker: LogWorker,
+    connection: Connection,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guarantee 28: records would be missing from the state, and reported as differences."""
+    change(connection, 20)
+    streamer.drain()
+    paused_worker.drain()
+
+    def late(holder: Connection) -> str:
+        connection.execute('UPDATE penstock.checkpoints SET "offset" = "offset" - 1')
+        return export_snapshot(holder)
+
+    monkeypatch.setattr(import_module("penstock.reconciling.barrier"), "export_snapshot", late)
+    barrier = Barrier(paused_worker.consumer, DEFAULT_SCOPE)
+    with (
+        cut(connect, DEFAULT_SCOPE, within=barrier.place) as at,
+        pytest.raises(BarrierMissed, match="was moved back while its state was pinned"),
+        pinned(connect, barrier, at),
+    ):
+        pass
+
+
+def test_a_run_that_waits_postpones_the_end_of_its_barrier(
+    streamer: Streamer,
+    paused_worker: LogWorker,
+    connection: Connection,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise a consumer that takes longer than that to come to the cut goes past it."""
+    change(connection, 3)
+    monkeypatch.setattr(import_module("penstock.reconciling.barrier"), "EXPIRES_S", 0.03)
+    barrier = Barrier(paused_worker.consumer, DEFAULT_SCOPE)
+    ends = "SELECT max(expires_at) FROM penstock.barriers"
+    with cut(connect, DEFAULT_SCOPE, within=barrier.place) as at:
+        before = connection.execute(ends).fetchone()
+        with (
+            connect() as watcher,
+            pytest.raises(BarrierMissed, match="3 records before it"),
+        ):
+            wait_until_reached(watcher, barrier, at, timeout_s=0.1)
+        after = connection.execute(ends).fetchone()
+
+    assert before is not None
+    assert after is not None
+    assert after[0] > before[0]
 
 
 def test_a_consumer_that_was_never_registered_or_is_halted_is_named(

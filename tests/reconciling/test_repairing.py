@@ -1,6 +1,8 @@
 """A repair writes what the second comparison found, while the consumer is paused; the first one may be out of date."""
 
+import json
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import pytest
 from sqlalchemy.orm import Session
@@ -9,19 +11,21 @@ from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declarations import ReconciliationSpec
+from penstock.errors import BarrierMissed, Gap, Refused
 from penstock.inline import InlineComparer
 from penstock.reconciling import Reconciled, StateComparison, reconcile
 from penstock.reconciling import repair as repairing
-from penstock.reconciling.repair import choose_batch
+from penstock.reconciling import run as running
+from penstock.reconciling.repair import Rows, choose_batch
 from penstock.records import DEFAULT_SCOPE, Record
 
 
 class Comparer(InlineComparer):
-    """Has something happen between the first comparison and the second one."""
+    """Has something happen after one of the comparisons, or while the canonical rows are read."""
 
-    def __init__(self, database_url: str, meanwhile: Callable[[], None]) -> None:
+    def __init__(self, database_url: str, meanwhile: Callable[[], None], after: int) -> None:
         super().__init__(database_url)
-        self._meanwhile = meanwhile
+        self._meanwhile, self._after = meanwhile, after
         self.comparisons = 0
 
     def compare(
@@ -33,20 +37,28 @@ class Comparer(InlineComparer):
     ) -> StateComparison:
         """Compares, in the snapshots that were taken before."""
         found = super().compare(spec, canonical, state, among)
-        if self.comparisons == 0:
-            self._meanwhile()
         self.comparisons += 1
+        if self.comparisons == self._after:
+            self._meanwhile()
         return found
 
+    def rows(self, spec: ReconciliationSpec, canonical: str) -> Rows:
+        """The canonical rows, in the snapshot of the cut."""
+        self._meanwhile()
+        return super().rows(spec, canonical)
 
-Repair = Callable[[str], Reconciled]
+
+class Repair(Protocol):
+    """Repairs the state; ``meanwhile`` is executed after that many comparisons."""
+
+    def __call__(self, meanwhile: str = "", *, after: int = 1, **options: Any) -> Reconciled: ...
 
 
 @pytest.fixture
 def repair(
     flow: Pipeline, things: Log, connection: Connection, database_url: str, redis_url: str
 ) -> Repair:
-    """Repairs ``public.state`` from ``public.canon``; the given SQL is executed after the first comparison."""
+    """Repairs ``public.state`` from ``public.canon``."""
 
     @flow.consumer(reads=things)
     def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
@@ -61,7 +73,7 @@ def repair(
     with LogWorker(flow, flow.get_consumer("keeper"), database_url, redis_url) as worker:
         worker.drain()
 
-    def run(meanwhile: str) -> Reconciled:
+    def run(meanwhile: str = "", *, after: int = 1, **options: Any) -> Reconciled:
         def execute() -> None:
             for statement in filter(None, meanwhile.split(";")):
                 connection.execute(statement.encode())
@@ -70,8 +82,8 @@ def repair(
             lambda: connect_postgres(database_url, application="test"),
             DEFAULT_SCOPE,
             flow.get_reconciliation("state"),
-            Comparer(database_url, execute),
-            intent="repair",
+            Comparer(database_url, execute, after),
+            **{"intent": "repair", **options},
         )
 
     return run
@@ -86,7 +98,7 @@ def rows(connection: Connection) -> list[tuple[int, str]]:
 
 def test_every_kind_of_difference_is_repaired(repair: Repair, connection: Connection) -> None:
     """Different, missing and surplus rows."""
-    done = repair("")
+    done = repair()
 
     assert done.repaired == 4
     assert rows(connection) == [(1, "one"), (2, "two"), (3, "three")]
@@ -132,5 +144,136 @@ def test_fewer_of_large_rows_are_repaired_at_once(
 
     assert 1 < choose_batch(connection, DEFAULT_SCOPE, spec, 5000) < 10
     assert choose_batch(connection, DEFAULT_SCOPE, spec, 3) == 3
-    assert repair("").repaired == 24
+    assert repair().repaired == 24
     assert rows(connection) == [(1, "one"), (2, "two"), (3, "three")]
+
+
+UNREPAIRED = [(1, "wrong"), (2, "wrong"), (4, "four")]
+REPAIRED = [(1, "one"), (2, "two"), (3, "three")]
+
+
+@pytest.mark.parametrize("by", ["1", "-1"])
+def test_a_consumer_that_left_the_cut_is_not_repaired(
+    repair: Repair, connection: Connection, by: str
+) -> None:
+    """Guarantee 28: its state is no longer the one that was compared.  The third comparison is that of the repair."""
+    moved = f'UPDATE penstock.checkpoints SET "offset" = "offset" + {by} WHERE shard = 1'
+
+    with pytest.raises(BarrierMissed, match="no longer at the cut"):
+        repair(moved, after=3)
+
+    assert rows(connection) == UNREPAIRED
+
+
+def test_a_journal_that_does_not_follow_the_cut_keeps_the_old_state(
+    repair: Repair, connection: Connection
+) -> None:
+    """Guarantee 28: the records between are neither in the canonical rows nor in the journal."""
+    begins = (
+        "INSERT INTO penstock.journal (channel, shard, first_offset, last_offset, record_ids, epoch) "
+        "VALUES ('things', 0, {0}, {0}, '{{1}}', 1)"
+    )
+
+    with pytest.raises(Gap, match="things/0: the cut is at offset 0, the journal now begins at 2"):
+        repair(begins.format(2), intent="replace")
+    assert rows(connection) == UNREPAIRED
+
+    connection.execute("DELETE FROM penstock.journal")
+    repair(begins.format(1), intent="replace")
+    assert rows(connection) == REPAIRED
+
+
+def test_a_whole_state_takes_the_place_of_what_its_cut_includes(
+    repair: Repair, connection: Connection
+) -> None:
+    """Guarantee 28: dead letters up to the cut go, and those behind it stay; a halted shard goes on."""
+    letter = (
+        'INSERT INTO penstock.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, staged_at, '
+        "reason, attempts) VALUES ('keeper', 'things', 0, {}, 1, 'k', 'a', 'o', '{{}}', now(), 'test', 1)"
+    )
+    connection.execute(
+        "INSERT INTO penstock.journal (channel, shard, first_offset, last_offset, record_ids, epoch) "
+        "VALUES ('things', 0, 1, 3, '{1,2,3}', 1)"
+    )
+    connection.execute('UPDATE penstock.checkpoints SET "offset" = 3 WHERE shard = 0')
+    for offset in (3, 4):
+        connection.execute(letter.format(offset).encode())
+    with pytest.raises(Refused, match="dead-lettered 1 records"):
+        repair()
+    connection.execute(
+        "UPDATE penstock.checkpoints SET \"offset\" = 1, halted = 'for a test' WHERE shard = 0"
+    )
+
+    repair(intent="replace")
+
+    left = connection.execute('SELECT "offset" FROM penstock.dead_letters').fetchall()
+    moved = 'SELECT "offset", skipped, halted FROM penstock.checkpoints WHERE shard = 0'
+    assert (rows(connection), left) == (REPAIRED, [(4,)])
+    assert connection.execute(moved).fetchone() == (3, 2, None)
+
+
+def test_an_interrupted_repair_is_resumed_by_its_engine_and_with_its_key(
+    repair: Repair, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guarantee 28: keys that another engine, or another declaration, has written would be found nowhere, and count as equal."""
+    monkeypatch.setattr(running, "REPAIR_BATCH", 1)
+    with pytest.raises(BarrierMissed):  # in the second batch
+        repair('UPDATE penstock.checkpoints SET "offset" = 1', after=4)
+    connection.execute('UPDATE penstock.checkpoints SET "offset" = 0')
+    left = "SELECT id, remaining FROM penstock.reconciliations WHERE cardinality(remaining) > 0"
+    [(interrupted, keys)] = connection.execute(left).fetchall()
+    assert len(keys) == 3, "the repaired one is off the list"
+
+    for change, words in (
+        ("engine = 'spark', remaining = %s", "--engine spark"),
+        ("engine = 'inline', remaining = %s", "its key is another one"),
+    ):
+        written = keys if "spark" in change else [json.dumps({"other": 1})]
+        connection.execute(f"UPDATE penstock.reconciliations SET {change}".encode(), [written])
+        with pytest.raises(Refused, match=words):
+            repair(resume=True)
+    connection.execute("UPDATE penstock.reconciliations SET remaining = NULL")
+    connection.execute(
+        "UPDATE penstock.reconciliations SET remaining = %s WHERE id = %s", [keys, interrupted]
+    )
+    resumed = repair(resume=True)
+
+    assert (resumed.resumed, resumed.repaired) == (interrupted, 3)
+    assert (rows(connection), connection.execute(left).fetchall()) == (REPAIRED, [])
+
+
+def test_a_whole_repair_forgets_what_an_earlier_one_left(
+    repair: Repair, connection: Connection
+) -> None:
+    connection.execute(
+        "INSERT INTO penstock.reconciliations (name, consumer, intent, engine, remaining) "
+        "VALUES ('state', 'keeper', 'repair', 'inline', ARRAY['{\"id\": 1}'])"
+    )
+    repair()
+
+    assert repair(resume=True).resumed is None
+
+
+def test_more_differences_than_are_kept_are_not_repaired_in_part(
+    repair: Repair, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "DIFFERENCES_KEPT", 3)
+    with pytest.raises(Refused, match=r"4 keys of public\.state differ.*--whole"):
+        repair()
+    assert rows(connection) == UNREPAIRED
+
+    monkeypatch.setattr(running, "DIFFERENCES_KEPT", 4)
+    assert repair().repaired == 4
+
+
+def test_a_value_that_the_column_would_truncate_is_refused(
+    repair: Repair, connection: Connection
+) -> None:
+    """Every run would find it again."""
+    connection.execute("ALTER TABLE public.state ALTER COLUMN value TYPE varchar(5)")
+    connection.execute("UPDATE public.canon SET value = 'much too long' WHERE id = 1")
+
+    for intent in ("repair", "replace"):
+        with pytest.raises(Refused, match=r"'value' of public\.state, character varying\(5\)"):
+            repair(intent=intent)
+    assert rows(connection) == UNREPAIRED

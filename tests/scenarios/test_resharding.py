@@ -27,7 +27,7 @@ ALL_SHARDS = Log("things", shards=4 + 6 + 3)
 
 def declare(shards: int) -> Pipeline:
     """The application, as it declares the log at a time."""
-    things = Log("things", shards=shards, keep=timedelta(hours=1))
+    things = Log("things", shards=shards, keep=timedelta(hours=shards))
     pipeline = Pipeline([things])
     declare_consumers(pipeline, things, batch=5)
     return pipeline
@@ -90,20 +90,25 @@ def test_a_consumer_applies_nothing_of_new_shards_before_it_has_passed_the_old_o
     with Streamer(flow, database_url, redis_url) as streamer:
         change(changed, KEYS, 4)
         streamer.drain()
-        reshard(changed, "things", 6, apply=True)
-        change(changed, KEYS, 4)
-        streamer.drain()
-        with make_reader(flow, "one", database_url, redis_url, 0, 1) as ahead:
+        for shards in (6, 3):
+            reshard(changed, "things", shards, apply=True)
+            change(changed, KEYS, 4)
+            streamer.drain()
+        with (
+            make_reader(flow, "one", database_url, redis_url, 0, 1) as ahead,
+            make_reader(flow, "one", database_url, redis_url, 2, 3) as behind,
+        ):
             ahead.drain()
             assert shards_applied(changed) == {0, 1}
-            with make_reader(flow, "one", database_url, redis_url, 2, 3) as behind:
-                behind.drain()
-                assert shards_applied(changed) == {0, 1, 2, 3, 6, 7}
+            behind.drain()
+            assert shards_applied(changed) == {0, 1, 2, 3, 6, 7}
             ahead.drain()
+            assert shards_applied(changed) == {*range(12)}
+            behind.drain()
         with make_reader(flow, "two", database_url, redis_url) as other:
             other.drain()
 
-    assert check_exact(changed, redis_client, ALL_SHARDS, at_home=False) == 2 * len(KEYS)
+    assert check_exact(changed, redis_client, ALL_SHARDS, at_home=False) == 3 * len(KEYS)
 
 
 def test_a_halted_shard_keeps_the_new_shards_waiting(
@@ -115,11 +120,17 @@ def test_a_halted_shard_keeps_the_new_shards_waiting(
         Streamer(flow, database_url, redis_url) as streamer,
         make_reader(flow, "one", database_url, redis_url) as worker,
     ):
-        changed.execute("UPDATE penstock.checkpoints SET halted = 'for a test' WHERE shard = 2")
+        changed.execute(
+            "UPDATE penstock.checkpoints SET halted = 'for a test' WHERE shard = 2 OR consumer = 'two'"
+        )
         change(changed, KEYS, 4)
         streamer.drain()
-        [one, _] = reshard(changed, "things", 6, apply=True).behind
+        [one, two] = reshard(changed, "things", 6, apply=True).behind
         assert (one.consumer, one.lag, one.halted) == ("one", len(KEYS), 1)
+        assert (two.consumer, two.lag, two.halted) == ("two", len(KEYS), 4)
+        # Retention waits for one that is halted everywhere, too.
+        counts = "SELECT consumer, count(*) FROM penstock.checkpoints GROUP BY 1 ORDER BY 1"
+        assert changed.execute(counts).fetchall() == [("one", 10), ("two", 10)]
         change(changed, KEYS, 4)
         streamer.drain()
         worker.drain()
@@ -198,6 +209,7 @@ def test_applications_and_workers_are_deployed_in_any_order(
     change(changed, KEYS, 4)  # one of the old processes still runs
     change(changed, KEYS, 6)
     work(new)
+    assert registered_channels(changed, DEFAULT_SCOPE)["things"].keep == timedelta(hours=6)
     work(old)
     with pytest.raises(DeclarationError, match="registered as a log of 6"):
         work(declare(5))
@@ -248,6 +260,9 @@ def test_only_logs_are_resharded_and_only_to_numbers_that_a_channel_can_have(
         reshard(connection, "things", 0)
     assert not reshard(connection, "things", 4, apply=True).applied
     assert not registered_channels(connection, DEFAULT_SCOPE)["things"].generations
+    for shards in (6, 4):  # that of the first generation, too
+        assert reshard(connection, "things", shards, apply=True).applied
+    assert registered_channels(connection, DEFAULT_SCOPE)["things"].generations == [6, 4]
 
 
 def test_the_command_shows_a_plan_and_carries_it_out(
