@@ -51,7 +51,9 @@ class Comparer(InlineComparer):
 class Repair(Protocol):
     """Repairs the state; ``meanwhile`` is executed after that many comparisons."""
 
-    def __call__(self, meanwhile: str = "", *, after: int = 1, **options: Any) -> Reconciled: ...
+    def __call__(
+        self, meanwhile: str = "", *, after: int = 1, name: str = "state", **options: Any
+    ) -> Reconciled: ...
 
 
 @pytest.fixture
@@ -63,9 +65,11 @@ def repair(
     @flow.consumer(reads=things)
     def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
 
-    flow.reconciliation(of=keeper, state="public.state", key="id", name="state")(
-        lambda _: "SELECT id, value FROM public.canon"
-    )
+    for name, columns in (("state", "id, value"), ("keys", "id")):
+        query = f"SELECT {columns} FROM public.canon"
+        flow.reconciliation(of=keeper, state="public.state", key="id", name=name)(
+            lambda _, query=query: query
+        )
     connection.execute("CREATE TABLE public.canon (id int PRIMARY KEY, value text)")
     connection.execute("CREATE TABLE public.state (id int PRIMARY KEY, value text)")
     connection.execute("INSERT INTO public.canon VALUES (1, 'one'), (2, 'two'), (3, 'three')")
@@ -73,7 +77,9 @@ def repair(
     with LogWorker(flow, flow.get_consumer("keeper"), database_url, redis_url) as worker:
         worker.drain()
 
-    def run(meanwhile: str = "", *, after: int = 1, **options: Any) -> Reconciled:
+    def run(
+        meanwhile: str = "", *, after: int = 1, name: str = "state", **options: Any
+    ) -> Reconciled:
         def execute() -> None:
             for statement in filter(None, meanwhile.split(";")):
                 connection.execute(statement.encode())
@@ -81,7 +87,7 @@ def repair(
         return reconcile(
             lambda: connect_postgres(database_url, application="test"),
             DEFAULT_SCOPE,
-            flow.get_reconciliation("state"),
+            flow.get_reconciliation(name),
             Comparer(database_url, execute, after),
             **{"intent": "repair", **options},
         )
@@ -102,6 +108,15 @@ def test_every_kind_of_difference_is_repaired(repair: Repair, connection: Connec
 
     assert done.repaired == 4
     assert rows(connection) == [(1, "one"), (2, "two"), (3, "three")]
+
+
+def test_a_table_of_which_nothing_but_the_key_is_compared_is_repaired(
+    repair: Repair, connection: Connection
+) -> None:
+    done = repair(name="keys")
+
+    assert done.repaired == 2
+    assert [number for number, _ in rows(connection)] == [1, 2, 3]
 
 
 def test_rows_that_changed_after_the_first_comparison_are_repaired_to_what_they_are_now(

@@ -140,7 +140,7 @@ def _build_names(
         "same": _match_key(spec.key, "s", "k"),
         "set": sql.SQL(", ").join(
             sql.SQL("{} = {}").format(sql.Identifier(column), value("d.expected", column))
-            for column in columns
+            for column in columns or spec.key  # rows of nothing but a key do not differ
         ),
         "columns": sql.SQL(", ").join(map(sql.Identifier, everything)),
         "incoming_rows": incoming,
