@@ -72,6 +72,14 @@ def number_at(connection: Connection, offset: int, shard: int = 0) -> int:
     return int(record)
 
 
+def journal_end(connection: Connection) -> int:
+    """Returns the last offset of shard 0."""
+    [(end,)] = connection.execute(
+        "SELECT max(last_offset) FROM penstock.journal WHERE shard = 0"
+    ).fetchall()
+    return int(end)
+
+
 def test_a_sound_system_has_no_findings(consumed: Connection, verified: Verify) -> None:
     done = verified()
 
@@ -212,6 +220,22 @@ def test_a_repeated_entry_is_recognized_when_its_position_is_before_the_start(
     assert "belongs to things/0 offset 3 and is there too" in found.text
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_log_that_goes_one_record_beyond_the_journal_is_named(
+    consumed: Connection, verified: Verify, redis_client: redis.Redis, *, there: bool
+) -> None:
+    """Postgres has lost a commit that was published, whether or not the log still has its entry."""
+    end = journal_end(consumed)
+    redis_client.xadd(STREAM, {"id": "999"}, f"{end + 1}-0")
+    if not there:
+        redis_client.xdel(STREAM, f"{end + 1}-0")
+    found = only(verified())
+
+    where = (found.kind, found.where, found.offset, found.count)
+    assert where == (FindingKind.SURPLUS, "log", end + 1, 1)
+    assert there or f"has given offsets up to {end + 1}, the journal ends at {end}" in found.text
+
+
 def test_a_foreign_entry_is_surplus(
     consumed: Connection, verified: Verify, redis_client: redis.Redis
 ) -> None:
@@ -316,19 +340,17 @@ def test_a_checkpoint_ahead_of_the_journal_or_of_the_log_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bounds, "CATCH_UP_TIMEOUT_S", 0.2)
-    [(end,)] = consumed.execute(
-        "SELECT max(last_offset) FROM penstock.journal WHERE shard = 0"
-    ).fetchall()
+    end = journal_end(consumed)
     [(before,)] = consumed.execute(
         'SELECT "offset" FROM penstock.checkpoints WHERE shard = 0'
     ).fetchall()
-    consumed.execute('UPDATE penstock.checkpoints SET "offset" = %s WHERE shard = 0', (end + 4,))
+    consumed.execute('UPDATE penstock.checkpoints SET "offset" = %s WHERE shard = 0', (end + 1,))
     ahead = only(verified())
     consumed.execute('UPDATE penstock.checkpoints SET "offset" = %s WHERE shard = 0', (before,))
     redis_client.delete(STREAM)
     lost = only(verified())
 
-    assert (ahead.kind, ahead.where, ahead.count) == (FindingKind.AHEAD, "consumer reader", 4)
+    assert (ahead.kind, ahead.where, ahead.count) == (FindingKind.AHEAD, "consumer reader", 1)
     assert f"the journal ends at {end}" in ahead.text
     assert (lost.kind, lost.offset, lost.count) == (FindingKind.AHEAD, 1, before)
     assert "Redis has lost records" in lost.text
@@ -337,12 +359,36 @@ def test_a_checkpoint_ahead_of_the_journal_or_of_the_log_is_named(
 def test_records_removed_before_a_consumer_passed_them_are_missing(
     consumed: Connection, verified: Verify
 ) -> None:
-    consumed.execute('UPDATE penstock.checkpoints SET "offset" = 5 WHERE shard = 0')
     consumed.execute("DELETE FROM penstock.staged_records r USING penstock.journal j WHERE j.shard = 0 AND j.last_offset < 40 AND r.id = ANY (j.record_ids)")  # fmt: skip
     consumed.execute("DELETE FROM penstock.journal WHERE shard = 0 AND last_offset < 40")
-    found = only(verified())
+    [(begins,)] = consumed.execute(
+        "SELECT min(first_offset) FROM penstock.journal WHERE shard = 0"
+    ).fetchall()
 
-    assert (found.kind, found.where, found.offset) == (FindingKind.MISSING, "consumer reader", 6)
+    for checkpoint, lost in ((5, begins - 6), (begins - 2, 1), (begins - 1, 0)):
+        consumed.execute(
+            'UPDATE penstock.checkpoints SET "offset" = %s WHERE shard = 0', [checkpoint]
+        )
+        found = [(each.kind, each.where, each.offset, each.count) for each in verified().findings]
+        expected = (FindingKind.MISSING, "consumer reader", checkpoint + 1, lost)
+        assert found == [expected] * bool(lost)
+
+
+def test_a_shard_that_a_consumer_or_everybody_leaves_unread_is_named(
+    consumed: Connection, verified: Verify
+) -> None:
+    """It is not behind there: it will never read these records."""
+    consumed.execute("DELETE FROM penstock.checkpoints WHERE shard = 0")
+    end = journal_end(consumed)
+    one = only(verified())
+    consumed.execute("UPDATE penstock.channels SET shards = 1")
+    consumed.execute("DELETE FROM penstock.checkpoints")
+    [everybody] = [each for each in verified().findings if each.where == "consumers"]
+
+    assert (one.kind, one.where) == (FindingKind.MISSING, "consumer reader")
+    assert (one.offset, one.count) == (1, end)
+    assert (everybody.kind, everybody.shard, everybody.offset) == (FindingKind.MISSING, 1, 1)
+    assert everybody.count == 200 - end
 
 
 def test_unpublished_records_are_not_findings(
