@@ -107,6 +107,40 @@ def test_an_applied_record_has_its_whole_story(
     assert trace(connection, redis_client, place) == (story,)
 
 
+def test_the_tick_of_a_record_is_shown_while_the_one_before_it_is_kept(
+    connection: Connection, redis_client: redis.Redis, streamer: Streamer
+) -> None:
+    """Without that one, an older tick may have seen the record as well."""
+    newest, ticks = "SELECT max(tick) FROM penstock.ticks", []
+    for key in ("k", "other"):
+        stage(connection, key)
+        streamer.drain()
+        [(tick,)] = connection.execute(newest).fetchall()
+        ticks.append(tick)
+
+    def shown() -> list[int | None]:
+        return [trace(connection, redis_client, key)[0].tick for key in ("k", "other")]
+
+    assert shown() == ticks
+    connection.execute("DELETE FROM penstock.ticks WHERE tick < %s", [ticks[0]])
+    assert shown() == [None, ticks[1]]
+
+
+def test_the_newest_records_of_a_key_come_in_their_order_and_of_one_channel(
+    connection: Connection, redis_client: redis.Redis
+) -> None:
+    records = [stage(connection) for _ in range(3)]
+
+    def found(wanted: RecordId | str, **options: Any) -> list[int]:
+        return [story.id for story in trace(connection, redis_client, wanted, **options)]
+
+    assert found("k", most=2) == records[1:]
+    assert found(RecordId(records[0]), channel="things") == records[:1]
+    for wanted in ("k", RecordId(records[0])):
+        with pytest.raises(Unknown):
+            found(wanted, channel="index")
+
+
 def test_earlier_shards_are_looked_up_only_after_resharding(
     connection: Connection,
     redis_client: redis.Redis,
@@ -145,6 +179,22 @@ def test_an_open_transaction_is_named_without_its_statement(
     assert why(record).cause == "not ticked"
 
 
+def test_a_record_that_is_committed_while_it_is_looked_for_is_found(
+    connection: Connection, why: Why, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer is gone, and would not be named."""
+    read = reading.StoryReader.read_writers
+    with psycopg.connect(database_url) as slow:
+        record = stage(slow)
+
+        def commit(*arguments: Any, **options: Any) -> Any:
+            slow.commit()
+            return read(*arguments, **options)
+
+        monkeypatch.setattr(reading.StoryReader, "read_writers", commit)
+        assert why(record).cause == "not ticked"
+
+
 def test_a_prepared_transaction_is_named(connection: Connection, why: Why) -> None:
     connection.execute("BEGIN")
     record = stage(connection)
@@ -160,7 +210,7 @@ def test_a_prepared_transaction_is_named(connection: Connection, why: Why) -> No
 
 
 def test_an_id_that_was_rolled_back_or_never_drawn_is_told_apart(
-    connection: Connection, why: Why
+    connection: Connection, why: Why, streamer: Streamer
 ) -> None:
     connection.execute("BEGIN")
     record = stage(connection)
@@ -168,6 +218,9 @@ def test_an_id_that_was_rolled_back_or_never_drawn_is_told_apart(
 
     assert why(record).cause == "rolled back"
     assert why(record + 1).cause == "never drawn"
+    stage(connection, "later")
+    streamer.drain()
+    assert why(record).cause == "rolled back", "retention has removed nothing"
     assert why("k").cause == "unknown key"
 
 
@@ -198,6 +251,8 @@ def test_an_isolated_record_gets_no_offset(
 
     assert found.cause == "isolated"
     assert "created_at is infinity" in found.text
+    connection.execute("UPDATE penstock.staged_records SET created_at = now(), xid = DEFAULT")
+    assert why(record).cause == "not ticked", "its row was corrected"
 
 
 def test_a_record_that_the_journal_lost_is_missed(
@@ -306,6 +361,22 @@ def test_a_consumer_is_behind_waits_is_halted_or_stands_at_a_barrier(
     assert "a lock" in causes[1].text
     assert "because" in causes[3].text
     assert "--resume" in str(causes[3].fix)
+
+
+def test_of_several_consumers_the_one_that_needs_an_operator_is_explained(
+    connection: Connection, why: Why, streamer: Streamer, waiting: None
+) -> None:
+    record = stage(connection)
+    streamer.drain()
+    connection.execute(
+        'INSERT INTO penstock.checkpoints (consumer, channel, shard, "offset", epoch, halted, waiting) '
+        "VALUES ('a', 'things', 0, 0, 1, NULL, 'a lock'), ('z', 'things', 0, 0, 1, 'because', NULL), ('y', 'things', 1, 0, 1, NULL, NULL)"
+    )
+
+    found = why(record)
+
+    assert found.cause == "halted"
+    assert found.text.endswith("also: y unread, a waiting, reader behind")
 
 
 def test_dead_letters_and_what_is_parked_behind_them(
@@ -437,7 +508,11 @@ def test_a_member_of_an_ick_is_dirty_held_and_done(
     reservations.commit(taken, ["m"])
     done = why(record)
 
+    later = stage(connection, "m", "index")
+    streamer.drain()
+
     assert [each.cause for each in (dirty, held, done)] == ["dirty", "held", "applied"]
+    assert [why(each).cause for each in (record, later)] == ["applied", "dirty"]
 
 
 def test_a_message_waits_is_leased_and_is_done(
