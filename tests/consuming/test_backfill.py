@@ -80,6 +80,7 @@ def test_a_journal_that_begins_inside_the_gap_halts_the_shard(
     [reason] = worker.round(0).halted.values()
 
     assert "the journal begins at 21" in reason
+    assert "things/0 offset 20" in reason, "up to where it may be passed"
     assert seen == []
 
 
@@ -90,11 +91,17 @@ def test_a_hole_in_the_journal_halts_the_shard_at_the_hole(
     lose(55, "journal WHERE first_offset = 21")
 
     [shard] = things.shard_names
-    first = backfill(connection, DEFAULT_SCOPE, shard, Offset(15), Offset(55), 15)
-    halted = read_until_halted(worker)
 
-    assert [record.offset for record in first] == [16, 17, 18, 19, 20]
-    assert len(halted) == 1
+    def fill(after: int, before: int, count: int) -> list[int]:
+        found = backfill(connection, DEFAULT_SCOPE, shard, Offset(after), Offset(before), count)
+        return [record.offset for record in found]
+
+    assert fill(10, 13, 15) == [11, 12]
+    assert fill(10, 55, 3) == [11, 12, 13]
+    assert fill(15, 55, 15) == fill(15, 55, 40) == [16, 17, 18, 19, 20]
+    [reason] = read_until_halted(worker)
+
+    assert "things/0 offset 40" in reason
     assert seen == list(range(1, 21))
 
 

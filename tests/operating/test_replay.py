@@ -150,6 +150,19 @@ def test_a_replay_that_was_interrupted_goes_on_and_doubles_nothing(
     assert numbers(connection) == list(range(40))
 
 
+def test_retention_does_not_wait_in_shards_that_are_not_replayed(
+    connection: Connection, ask: Ask
+) -> None:
+    def stop(_: int) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        ask(apply=True, shard=1, on_batch=stop)
+
+    offsets = connection.execute('SELECT "offset" FROM penstock.checkpoints ORDER BY shard')
+    assert offsets.fetchall() == [(20,), (7,)]
+
+
 def test_two_processes_carry_out_one_replay(connection: Connection, ask: Ask) -> None:
     failed: list[Exception] = []
 
@@ -228,7 +241,43 @@ def test_a_part_is_chosen_by_place_time_and_key(
     assert numbers(connection) == list(expected)
 
 
+def test_a_time_includes_the_first_record_and_excludes_the_last(
+    connection: Connection, ask: Ask
+) -> None:
+    start, end = (
+        at
+        for (at,) in connection.execute(
+            "SELECT created_at FROM penstock.staged_records WHERE data->>'number' IN ('20', '30') ORDER BY 1"
+        )
+    )
+
+    planned = ask(start=start, end=end)
+    ask(apply=True, start=start, end=end)
+
+    assert planned.records == 10
+    assert numbers(connection) == list(range(20, 30))
+
+
+def test_what_retention_removes_while_a_replay_is_planned_is_not_part_of_it(
+    connection: Connection, ask: Ask, streamer: Streamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage_rows(connection, things, 10, "later")
+    streamer.drain()
+    find = running.offsets_since
+
+    def remove_then(*arguments: Any) -> Any:
+        found = find(*arguments)
+        connection.execute("DELETE FROM penstock.journal WHERE first_offset = 1")
+        return found
+
+    monkeypatch.setattr(running, "offsets_since", remove_then)
+    assert [each.first for each in ask(start=timedelta(days=1)).shards] == [21, 21]
+
+
 def test_an_ick_gets_members_and_a_queue_gets_tenants(connection: Connection, ask: Ask) -> None:
+    """What Penstock has written into the headers is the original's alone."""
+    own = '{"penstock": {"delay_ms": 7200000}}'
+    connection.execute("UPDATE penstock.staged_records SET headers = %s", [own])
     ask("index", apply=True, key="k2")
     ask("jobs", apply=True, key="k2")
 
@@ -279,7 +328,8 @@ def test_retention_waits_for_a_replay_and_removed_records_are_refused(
 
     assert (kept, removed, done.staged) == (0, 40, 40)
     with pytest.raises(NotReplayable, match="retention has removed"):
-        ask(start=Offset(1))
+        ask(start=Offset(20))
+    assert [each.first for each in ask(start=Offset(21)).shards] == [21, 21]
 
 
 def test_a_replay_whose_checkpoints_were_retired_is_over(connection: Connection, ask: Ask) -> None:

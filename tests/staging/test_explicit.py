@@ -1,5 +1,6 @@
 """Records that the application stages explicitly."""
 
+import json
 from datetime import date
 from typing import Any
 from uuid import UUID
@@ -14,6 +15,8 @@ from fixtures.postgres import engine_url
 from penstock import Log, Pipeline, stage
 from penstock.errors import InvalidRecord, NotAttached, StagingError
 from penstock.staging import Staging, stage_many
+from penstock.staging import rows as staging_rows
+from penstock.staging.rows import split_rows
 
 Sessions = sessionmaker[Session]
 
@@ -48,6 +51,17 @@ def test_a_record_is_a_row_of_the_transaction(
             {"trace": "ü"},
         )
     ]
+
+
+def test_many_records_are_divided_among_statements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is in one of them, in its order; one that is longer than a statement should be has its own."""
+    monkeypatch.setattr(staging_rows, "MAX_STATEMENT_CHARACTERS", 20)
+    rows = [f'["{"x" * (30 if number == 5 else 4)}{number}"]' for number in range(10)]
+
+    divided = [json.loads(each) for each in split_rows(rows)]
+
+    assert [row for each in divided for row in each] == [json.loads(row) for row in rows]
+    assert [len(each) for each in divided] == [2, 2, 1, 1, 2, 2]
 
 
 def test_the_session_is_flushed_first(
