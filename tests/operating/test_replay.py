@@ -13,6 +13,7 @@ from fixtures.flow import ReadLog, drop_limits, retain_now, stage_rows
 from penstock import Ick, Log, Pipeline, Queue
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DamagedJournal, NotReplayable, PenstockError, Unknown
+from penstock.journal import offsets_since
 from penstock.operating.consumers import retire
 from penstock.operating.replay import Replay, ReplayRequest, replay, running
 from penstock.records import Offset, Place, Shard, ShardName
@@ -263,7 +264,7 @@ def test_what_retention_removes_while_a_replay_is_planned_is_not_part_of_it(
 ) -> None:
     stage_rows(connection, things, 10, "later")
     streamer.drain()
-    find = running.offsets_since
+    find = offsets_since
 
     def remove_then(*arguments: Any) -> Any:
         found = find(*arguments)

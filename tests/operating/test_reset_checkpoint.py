@@ -119,8 +119,13 @@ def test_a_halted_shard_resumes_behind_the_failing_record(
     ).fetchall()
     [(shard, offset)] = halted
     reader.close()
+    connection.execute(
+        "UPDATE penstock.checkpoints SET dead_in_a_row = 4 WHERE shard = %s", [shard]
+    )
 
     reset_checkpoint(connection, "reader", Offset(offset + 1), shard=shard, resume=True, apply=True)
+    in_a_row = connection.execute("SELECT max(dead_in_a_row) FROM penstock.checkpoints").fetchone()
+    assert in_a_row == (0,), "the circuit breaker counts anew"
     reader.drain()
 
     assert sum(record.key.startswith("good") for record in applied) == 10

@@ -150,10 +150,14 @@ def test_the_owner_may_call_all_that_the_scripts_call() -> None:
     assert called - granted == set()
 
 
-def test_the_lines_repeat_without_a_change_and_keep_the_password(
+def test_the_lines_restore_what_a_user_may_and_keep_the_password(
     redis_client: RedisClient, redis_url_for: UrlFor
 ) -> None:
+    """What a user may do beyond them, since an earlier release or by hand, it may not do any more."""
     before = redis_client.execute_command("ACL", "GETUSER", "penstock_consumer")
+    for more in ("~other", "+keys", "&channel", "(~another +get)"):
+        redis_client.execute_command("ACL", "SETUSER", "penstock_consumer", more)
+    assert redis_client.execute_command("ACL", "GETUSER", "penstock_consumer") != before
 
     for line in acl_lines("penstock", "penstock", "setuser"):
         redis_client.execute_command(line)

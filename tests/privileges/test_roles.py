@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -13,8 +14,8 @@ from fixtures.command_line import CommandLine
 from fixtures.flow import stage_rows
 from fixtures.postgres import engine_url
 from fixtures.roles import UrlFor
-from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock import Log, Pipeline, Queue
+from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.initialise import initialise
 from penstock.database.revisions import newest_shipped
@@ -377,9 +378,12 @@ def test_the_limits_do_not_queue_for_long_behind_a_writer(empty_url: str) -> Non
 # what a worker and the doctor say
 
 
-@pytest.mark.parametrize("worker", ["streamer", "consumer"])
+@pytest.mark.parametrize(
+    ("worker", "role"), [("streamer", "streamer"), ("reader", "consumer"), ("doer", "consumer")]
+)
 def test_a_worker_without_rights_names_them_and_its_grants_suffice(
     worker: str,
+    role: str,
     flow: Pipeline,
     things: Log,
     connection: Connection,
@@ -388,18 +392,21 @@ def test_a_worker_without_rights_names_them_and_its_grants_suffice(
     login: str,
 ) -> None:
     """Guarantee 32."""
+    flow.add_channel(jobs := Queue("jobs"))
     flow.consumer(reads=things, name="reader")(lambda _session, _records: None)
+    flow.worker(reads=jobs, name="doer")(lambda _session, _job: None)
     url = as_login(database_url, login)
-    made = (
+    made: Any = (
         Streamer(flow, url, redis_url)
         if worker == "streamer"
-        else LogWorker(flow, flow.get_consumer("reader"), url, redis_url)
+        else make_worker(flow, flow.get_consumer(worker), url, redis_url)
     )
     stage_rows(connection, things, 3)
 
-    with pytest.raises(PrivilegeMissing, match=f"which a {worker} needs") as refused:
+    with pytest.raises(PrivilegeMissing, match=f"which a {role} needs") as refused:
         made.open()
     made.close()
+    assert ("EXECUTE on finish_records" in str(refused.value)) == (worker == "doer")
     for grant in re.findall(rf'GRANT [^;]+ TO "{login}"', str(refused.value)):
         if " ON " in grant:
             connection.execute(grant.encode())

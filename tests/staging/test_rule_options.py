@@ -139,6 +139,9 @@ def test_a_composite_member_marks_the_old_one_too(
             account.owner = owner
             session.flush()
             session.expire(account)
+        account = session.get_one(Account, ("n", 2))
+        account.owner, account.balance = "c", 1.5  # its member stays the same
+        session.flush()
         session.get_one(Account, ("n", 1)).bank = "m"  # its member is NULL before and after
         session.flush()
         unread = Account(bank="n", number=2)
@@ -150,6 +153,7 @@ def test_a_composite_member_marks_the_old_one_too(
         ("update", '["n", "b"]'),
         ("update", '["n", "c"]'),
         ("update", '["n", "b"]'),
+        ("update", '["n", "c"]'),
         ("delete", '["n", "c"]'),
     ]
 

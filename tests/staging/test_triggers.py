@@ -20,6 +20,7 @@ from sqlalchemy import (
     Dialect,
     Engine,
     ForeignKey,
+    Integer,
     Interval,
     LargeBinary,
     Numeric,
@@ -101,6 +102,18 @@ FULL: dict[str, Any] = {
 }
 
 
+Wide = type(
+    "Wide",
+    (Base,),
+    {
+        "__tablename__": "wide",
+        "id": mapped_column(Integer, primary_key=True),
+        **{f"c{number}": mapped_column(Integer, default=number) for number in range(120)},
+    },
+)
+"""More columns than a Postgres function takes arguments."""
+
+
 class Sequenced(Base):
     __tablename__ = "sequenced"
 
@@ -164,6 +177,30 @@ def test_every_writer_is_captured_once(
         ("delete", "c", 3),
     ]
     assert [r.shard for r in records] == [rides.shard_for(r.key) for r in records]
+
+
+def test_a_row_of_many_columns_is_captured_whole(
+    rides: Log, application: Engine, staged: StagedRecords
+) -> None:
+    rule = Pipeline([rides]).stages(Wide, to=rides, key="id", capture="trigger")
+    with application.begin() as connection:
+        apply(connection, trigger_sql(rule, "penstock"))
+        connection.execute(insert(Wide).values(id=1))
+
+    [record] = staged()
+    assert record.data == {"id": 1, **{f"c{number}": number for number in range(120)}}
+
+
+def test_nobody_else_may_attach_the_function_to_a_table(
+    captured: StagingRule, application: Engine
+) -> None:
+    """It stages with the rights of its owner."""
+    granted = text(
+        "SELECT grantee FROM pg_proc CROSS JOIN aclexplode(coalesce(proacl, acldefault('f', proowner))) "
+        "WHERE proname LIKE 'stage%' AND grantee <> proowner"
+    )
+    with application.connect() as connection:
+        assert connection.execute(granted).all() == []
 
 
 def test_an_update_is_captured_whatever_the_types_of_the_row(

@@ -169,6 +169,18 @@ def test_a_consumer_that_waits_adopts_what_a_plain_reserve_has_taken(
     assert reserved(consumer.exchange(mine)).members == [b"a"]
 
 
+def test_adopted_and_dirty_members_are_taken_by_their_scores(
+    ick: DirtyList, redis_client: redis.Redis
+) -> None:
+    """As numbers: as texts, 10 comes before 9."""
+    ick.add({"a": 10, "c": 11})
+    ick.reserve(2)
+    ick.add({"b": 9, "d": 100})
+    consumer = Reservations(redis_client, KEY, size=3)
+
+    assert reserved(consumer.reserve()).members == [b"b", b"a", b"c"]
+
+
 @pytest.mark.parametrize("harm", list(Harm))
 def test_after_a_lost_request_or_reply_the_same_call_gives_the_same_reservation(
     ick: DirtyList, redis_url: str, redis_proxy: Proxy, harm: Harm
