@@ -76,6 +76,30 @@ def test_the_plan_names_the_offsets_that_postgres_has_lost_and_their_entries_are
     assert not [key for key in log if key.startswith("lost")]
 
 
+def test_one_lost_record_is_as_bad_as_many(
+    redis_client: redis.Redis, redis_url: str, database_url: str, copy_database: Restored
+) -> None:
+    """Guarantee 10."""
+    things = Log("things", shards=1)
+    flow = Pipeline([things])
+    stage(database_url, things, 10, "kept")
+    stream(flow, database_url, redis_url)
+    restored = copy_database()
+    stage(database_url, things, 1, "lost")
+    stream(flow, database_url, redis_url)
+
+    with pytest.raises(HistoryDiverged, match="goes to offset 11, the journal only to 10"):
+        stream(flow, restored, redis_url)
+    plan = reset(restored, redis_client, flow, apply=True)
+    stage(restored, things, 3, "new")
+    stream(flow, restored, redis_url)
+
+    assert [each.why for each in plan.deleted] == ["the log is ahead"]
+    assert [(each.first, each.last) for each in plan.in_doubt] == [(11, 11)]
+    log = [r.key for r in read(redis_client, "penstock", things.shard_names[0], BEGINNING, 100)]
+    assert log[10:] == ["new1", "new2", "new3"]
+
+
 def test_doubt_begins_where_two_histories_part_and_not_where_the_journal_ends(
     flow: Pipeline,
     things: Log,

@@ -11,7 +11,8 @@ from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import Refused, Unknown
-from penstock.operating.reset import reset_checkpoint
+from penstock.journal import offsets_since
+from penstock.operating.reset import checkpoint, reset_checkpoint
 from penstock.records import Offset, Record
 from penstock.streaming import Streamer
 
@@ -242,3 +243,27 @@ def test_records_of_that_time_that_retention_has_removed_are_counted(
     moves = reset_checkpoint(connection, "reader", timedelta(hours=2))
 
     assert [(m.shard, m.after, m.removed) for m in moves if m.removed] == [(0, gone, gone)]
+
+
+def test_a_time_is_not_before_what_retention_leaves_while_it_is_looked_for(
+    connection: Connection,
+    reader: LogWorker,
+    streamer: Streamer,
+    things: Log,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage_rows(connection, things, 20, "later")
+    streamer.drain()
+
+    def remove_then(*arguments: Any) -> Any:
+        found = offsets_since(*arguments)
+        connection.execute("DELETE FROM penstock.journal WHERE first_offset = 1")
+        return found
+
+    monkeypatch.setattr(checkpoint, "offsets_since", remove_then)
+    moves = reset_checkpoint(connection, "reader", timedelta(days=1))
+
+    ends = "SELECT min(first_offset) - 1 FROM penstock.journal GROUP BY shard ORDER BY shard"
+    removed = [(end, end) for (end,) in connection.execute(ends)]
+    assert [(move.after, move.removed) for move in moves] == removed
+    assert len(removed) == 2
