@@ -78,6 +78,13 @@ def test_tables_that_hold_records_are_not_dropped(fresh_url: str) -> None:
         assert tables(fresh_url) >= TABLES
 
         connection.execute("TRUNCATE penstock.staged_records")
+        connection.execute(
+            'INSERT INTO penstock.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, staged_at, '
+            "reason, attempts) VALUES ('reader', 'things', 0, 1, 1, 'k', 'a', 'o', '{}', now(), 'test', 1)"
+        )
+        with pytest.raises(DBAPIError, match="TRUNCATE"):
+            initialise(fresh_url, revision="base")
+        connection.execute("TRUNCATE penstock.dead_letters")
         initialise(fresh_url, revision="base")
         assert not tables(fresh_url) & TABLES
 

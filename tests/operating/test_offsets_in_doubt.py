@@ -26,6 +26,11 @@ VALUES ('reader', 'things', 0, %s, 1), ('reader', 'things', 1, 0, 1)
 ON CONFLICT (consumer, channel, shard) DO UPDATE SET "offset" = excluded."offset"
 """
 
+PASSED = """
+INSERT INTO penstock.checkpoints (consumer, channel, shard, "offset", epoch)
+SELECT 'reader', channel, shard, max(last_offset), 1 FROM penstock.journal GROUP BY channel, shard
+"""
+
 
 def tails(client: redis.Redis, things: Log) -> dict[ShardName, int]:
     found = extents(client, "penstock", list(things.shard_names))
@@ -117,18 +122,24 @@ def test_doubt_begins_where_two_histories_part_and_not_where_the_journal_ends(
     stage(database_url, things, 30, "lost")
     stream(flow, database_url, redis_url)
     stage(restored, things, 40, "other")
+    lost = tails(redis_client, things)
     with connect_postgres(restored, application="test") as connection:
         tick(connection, DEFAULT_SCOPE)
         connection.execute(CHECKPOINTS, [kept[first] + 4])
+        connection.execute(CHECKPOINTS.replace("reader", "beyond"), [lost[first] + 4])
 
     plan = reset(restored, redis_client, flow)
 
-    lost = tails(redis_client, things)
     assert {each.shard: (each.first, each.last) for each in plan.in_doubt} == {
         str(shard): (kept[shard] + 1, lost[shard]) for shard in things.shard_names
     }
     assert all(each.journal > kept[shard] for each, shard in zip(plan.in_doubt, kept, strict=True))
-    assert plan.in_doubt[0].consumers == (ConsumerInDoubt("reader", kept[first] + 4, 4),)
+    assert plan.in_doubt[0].consumers == (
+        ConsumerInDoubt("beyond", lost[first] + 4, lost[first] - kept[first]),
+        ConsumerInDoubt("reader", kept[first] + 4, 4),
+    )
+    # The ids of the lost records were given out again.
+    assert [each.still_there for each in plan.in_doubt] == [0, 0]
 
 
 @pytest.mark.parametrize("left", [True, False])
@@ -175,20 +186,34 @@ def test_nothing_is_in_doubt_of_a_log_that_agrees(
     assert not redis_client.keys("*before*")
 
 
+@pytest.mark.parametrize("kept", [True, False])
 def test_ids_that_postgres_has_are_not_given_out_again(
-    flow: Pipeline, things: Log, redis_client: redis.Redis, redis_url: str, database_url: str
+    flow: Pipeline,
+    things: Log,
+    redis_client: redis.Redis,
+    redis_url: str,
+    database_url: str,
+    *,
+    kept: bool,
 ) -> None:
-    """A copy by logical replication brings rows, and leaves the sequences where they were."""
+    """A copy by logical replication brings rows, and leaves the sequences where they were.  The journal has those that retention has
+    removed, too."""
     stage(database_url, things, 20, "kept")
     stream(flow, database_url, redis_url)
     redis_client.flushall()
     redis_client.set(log_keys("penstock", things.shard_names[0]).epoch, 7)
     with connect_postgres(database_url, application="test") as connection:
         connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN id RESTART WITH 1")
+        if not kept:
+            connection.execute(PASSED)
+            connection.execute("DELETE FROM penstock.staged_records")
 
     reset(database_url, redis_client, flow, apply=True)
 
     stage(database_url, things, 5, "new")
+    with connect_postgres(database_url, application="test") as connection:
+        new = "SELECT min(id) FROM penstock.staged_records WHERE key LIKE 'new%'"
+        assert connection.execute(new).fetchone() == (21,)
 
 
 def test_shards_that_postgres_has_forgotten_are_in_doubt(

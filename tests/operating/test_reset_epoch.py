@@ -392,6 +392,28 @@ def test_a_checkpoint_beyond_the_journal_is_moved_back_to_its_end(
     scene.assert_exact(database_url)
 
 
+def test_a_record_that_is_gone_keeps_its_offset_where_somebody_has_read_that_far(
+    scene: Scene, flow: Pipeline, database_url: str, connection: Connection
+) -> None:
+    """Sequenced again, the records behind it would be at offsets that were passed."""
+    connection.execute(EFFECTS)
+    for part in range(3):
+        scene.stage(database_url, 10, f"k{part}")
+        scene.stream(database_url)
+    scene.consume(database_url)
+    connection.execute("DELETE FROM penstock.staged_records WHERE id = 15")
+    pretend_loss(scene, 2)
+    journal = (
+        "SELECT channel, shard, first_offset, record_ids FROM penstock.journal ORDER BY 1, 2, 3"
+    )
+    before = connection.execute(journal).fetchall()
+
+    plan = reset_epoch(connection, scene.client, flow, apply=True)
+
+    assert (plan.missing, plan.deleted) == (1, ())
+    assert connection.execute(journal).fetchall() == before
+
+
 def test_a_log_that_agrees_is_not_replayed(
     scene: Scene, flow: Pipeline, database_url: str, connection: Connection
 ) -> None:

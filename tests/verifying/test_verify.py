@@ -96,6 +96,24 @@ def test_the_size_of_reads_does_not_affect_the_result(
     assert (done.clean, done.records) == (True, 200)
 
 
+def test_a_batch_may_be_read_in_parts(
+    connection: Connection,
+    verified: Verify,
+    database_url: str,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is in the log by the offset of its last record, which may be beyond what is read."""
+    packed = Log("packed", shards=1)
+    stage_rows(connection, packed, 50)
+    with Streamer(Pipeline([packed]), database_url, redis_url) as streaming:
+        streaming.drain()
+    monkeypatch.setattr(reading, "OFFSETS_A_READ", 7)
+    done = verified()
+
+    assert (done.findings, done.records) == ([], 50)
+
+
 def test_large_payloads_are_read_a_few_at_a_time(
     connection: Connection, streamer: Streamer
 ) -> None:
@@ -229,8 +247,10 @@ def test_a_log_that_goes_one_record_beyond_the_journal_is_named(
     redis_client.xadd(STREAM, {"id": "999"}, f"{end + 1}-0")
     if not there:
         redis_client.xdel(STREAM, f"{end + 1}-0")
-    found = only(verified())
+    done = verified()
+    found = only(done)
 
+    assert done.unpublished == 0
     where = (found.kind, found.where, found.offset, found.count)
     assert where == (FindingKind.SURPLUS, "log", end + 1, 1)
     assert there or f"has given offsets up to {end + 1}, the journal ends at {end}" in found.text
