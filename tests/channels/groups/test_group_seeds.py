@@ -206,6 +206,18 @@ def test_an_unacknowledged_record_is_delivered_again(work: GroupedLog, reader: R
     assert offsets(one.read(block_s=5)) == [1, 3]
 
 
+def test_what_is_due_again_comes_in_the_order_of_offsets(
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    work.append(3)
+    group = reader(retry_s=60)
+    group.read()
+    due = {f"{offset:016}": at for offset, at in ((1, 3), (2, 1), (3, 2))}
+    assert redis_client.zadd(f"{CURSOR}:due", due, ch=True) == 3
+
+    assert offsets(group.read()) == [1, 2, 3]
+
+
 def test_offsets_and_ranges_are_acknowledged_and_unknown_ones_ignored(
     work: GroupedLog, reader: Reader
 ) -> None:
@@ -215,7 +227,10 @@ def test_offsets_and_ranges_are_acknowledged_and_unknown_ones_ignored(
 
     assert group.acknowledge_offsets(0, 2, (4, 6), 77, (500, 10**15)) == 4
     assert group.acknowledge_offsets(0, 2, (6, 7)) == 1
-    assert group.acknowledge_offsets(0, (1, 10**15)) == 3
+    assert group.acknowledge_offsets(0, (2, 7)) == 1, (
+        "a range longer than what is pending ends, too"
+    )
+    assert group.acknowledge_offsets(0, (1, 10**15)) == 2
     [state] = group.states().values()
     assert (state.pending, state.next_offset) == (0, 9)
 
@@ -254,6 +269,20 @@ def test_no_new_records_come_while_as_many_are_pending_as_may_be(
     assert len(group.read(block_s=0.02)) == 0
     [state] = group.states().values()
     assert (state.pending, state.tail) == (2, 5)
+
+
+def test_what_is_dropped_makes_room_at_the_limit(
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    work.append(5)
+    group = reader(retry_s=60, expire_s=60, max_pending=2)
+    for member in (f"{record.offset:016}" for record in group.read()):
+        redis_client.zadd(f"{CURSOR}:due", {member: 1})
+        redis_client.hset(f"{CURSOR}:pending", member, "1 1")  # it has expired
+
+    taken = group.read()
+    assert [(each.first, each.last) for each in taken.dropped] == [(1, 2)]
+    assert offsets(taken) == [3, 4]
 
 
 def test_at_the_limit_records_are_delivered_again(work: GroupedLog, reader: Reader) -> None:

@@ -183,21 +183,22 @@ def test_a_log_that_was_deleted_and_written_anew_is_refused(
     assert len(group.read()) == 9
 
 
+@pytest.mark.parametrize("kept", [3, 4])
 def test_an_epoch_that_began_with_other_records_moves_the_cursor_back_once_and_loudly(
-    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis, kept: int
 ) -> None:
-    """Whatever the log holds by then: the records from there on are other ones, which the group has not had."""
+    """Whatever the log holds by then: the records from there on, be it one, are other ones, which the group has not had."""
     work.append(6)
     group, other = reader(retry_s=60), reader(retry_s=60)
     group.read(5)
     redis_client.delete(work.stream())
-    redis_client.hset("penstock:{work/0}:epoch-ends", "2", "3")
+    redis_client.hset("penstock:{work/0}:epoch-ends", "2", str(kept))
     work.append(8, first=1, staged=99, epoch=2)
 
-    with pytest.raises(LogDiverged, match="epoch 2 of the log has other records from 4 on"):
+    with pytest.raises(LogDiverged, match=f"of the log has other records from {kept + 1} on"):
         group.read()
-    assert next(iter(group.states().values())).pending == 3, "the lost ones are forgotten"
-    assert offsets(other.read()) == [4, 5, 6, 7, 8]
+    assert next(iter(group.states().values())).pending == kept, "the lost ones are forgotten"
+    assert offsets(other.read()) == [*range(kept + 1, 9)]
     [state] = group.states().values()
     assert (state.rewound, state.pending) == (1, 8)
 
@@ -212,6 +213,34 @@ def test_a_new_epoch_of_the_same_records_moves_nothing(
     work.append(1, epoch=2)
 
     assert offsets(group.read()) == [3, 4]
+
+
+def test_an_epoch_whose_other_records_were_not_read_moves_nothing(
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    """Though the group has read a part of the entry that they are in."""
+    work.append(6)
+    group = reader()
+    group.read(4)
+    redis_client.delete(work.stream())
+    redis_client.hset("penstock:{work/0}:epoch-ends", "2", "4")
+    work.append(4, first=1, epoch=2)
+    work.append(2, staged=99, epoch=2)
+
+    assert offsets(group.read()) == [5, 6]
+    assert next(iter(group.states().values())).rewound == 0
+
+
+def test_a_reader_heard_of_before_the_clock_was_set_back_is_out_of_the_line(
+    packed: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    """Otherwise it would be the first in it, and have its share, for as long."""
+    packed.append(2)
+    redis_client.zadd(f"{CURSOR}:places", {"gone": 1})
+    redis_client.zadd(f"{CURSOR}:heard", {"gone": 10**15})
+
+    assert offsets(reader().read()) == [1, 2]
+    assert redis_client.exists(f"{CURSOR}:places", f"{CURSOR}:heard") == 0
 
 
 def test_a_group_that_vanishes_is_not_begun_again_in_silence(
