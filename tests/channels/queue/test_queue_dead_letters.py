@@ -3,7 +3,8 @@
 import pytest
 import redis
 
-from penstock.channels.queue import FairQueue, NewMessage, Unique
+from penstock.channels.queue import FairQueue, NewMessage, TenantLimits, Unique
+from penstock.errors import TenantFull
 
 
 @pytest.fixture
@@ -34,6 +35,24 @@ def test_all_that_are_listed_can_be_brought_back(queue: FairQueue) -> None:
 
     assert queue.redrive(queue.dead_letters(1000)) == 130
     assert (queue.stats().waiting, queue.stats().dead) == (130, 0)
+
+
+def test_the_bytes_of_a_message_that_is_brought_back_are_its_tenants_again(
+    queue: FairQueue,
+) -> None:
+    queue.limit("t", TenantLimits(bytes=10))
+    queue.write("t", "12345678")
+    with queue.reader() as reader:
+        reader.read()[0].dead("bad")
+    queue.write("t", "12345678")
+    assert queue.redrive(queue.dead_letters()) == 1
+
+    with queue.reader() as reader:
+        reader.read()[0].done()
+        with pytest.raises(TenantFull):
+            queue.write("t", "123")
+        reader.read()[0].done()
+    assert queue.write("t", "1234567890").is_new
 
 
 def test_a_message_that_is_brought_back_has_its_unique_name_again(queue: FairQueue) -> None:

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from fixtures.proxy import APPEND, Harm, Proxy, behind
+from fixtures.queues import Probe
 from penstock.channels.queue import FairQueue, NewMessage, reading, rounds
 from penstock.channels.server import connect_redis
 from penstock.errors import ServerUnavailable
@@ -150,3 +151,16 @@ def test_a_message_wakes_one_of_the_readers_that_wait(
 
     assert costs[16] <= costs[1] + 2
     assert redis_client.hlen("penstock:{jobs/0}:q-takes") == 0
+
+
+def test_a_take_whose_reply_was_lost_gives_nothing_that_another_reader_has_now(
+    probe: Probe,
+) -> None:
+    probe.write("t", "1", "2")
+    first, second = probe.take(2, "one", request="one/0", lease_s=1)
+    assert probe.extend(second, 60)
+    probe.pass_time(2)
+    [given] = probe.take(1, "other")
+
+    assert given.id == first.id
+    assert probe.take(2, "one", request="one/0") == [second]
