@@ -13,14 +13,16 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.flow import retain_now
 from penstock import Log, Pipeline, Queue, Unique, stage, stage_many
+from penstock.channels.log import Appended, Foreign, Reply
 from penstock.channels.queue import FairQueue, TenantLimits
+from penstock.channels.queue.publishing import QueueBatch, QueueWriter
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.crashpoints import QUEUE_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
 from penstock.errors import Fenced, HistoryDiverged, QueueDamaged
 from penstock.journal import missed_records
-from penstock.records import DEFAULT_SCOPE
+from penstock.records import DEFAULT_SCOPE, Epoch, Offset, RecordId, Shard, ShardName
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -478,6 +480,22 @@ def test_a_streamer_of_an_older_epoch_writes_nothing(
         streamer.drain()
 
     assert worker.queue.stats().length == 0
+
+
+def test_a_batch_is_compared_with_the_position_by_id_and_time(redis_client: redis.Redis) -> None:
+    """Guarantee 8: a restored Postgres gives ids out again.  The time of a record that is done is not known."""
+    shard = ShardName("jobs", Shard(0))
+    writer = QueueWriter(redis_client, "penstock", shard, 4, 2)
+
+    def write(record: int, staged_us: int) -> Reply:
+        place = RecordId(record), staged_us
+        batch = QueueBatch(shard, Epoch(1), Offset(1), Offset(1), True, [place], [])
+        return writer.write(batch).reply
+
+    assert write(7, 1_000) == Appended(Offset(1), 1)
+    assert write(7, 1_000) == write(7, 0) == Appended(Offset(1), 0)
+    assert write(7, 2_000) == Foreign(Offset(1), "7")
+    assert write(8, 0) == Foreign(Offset(1), "7")
 
 
 def test_a_queue_none_of_whose_streams_can_be_written_stops_alone_and_recovers(
