@@ -15,7 +15,7 @@ from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
-from penstock.records import DEFAULT_SCOPE, Record
+from penstock.records import BEGINNING, DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer, tick
 from penstock.streaming.retention import Retained, retain
 
@@ -63,12 +63,16 @@ def test_records_that_all_consumers_have_passed_are_removed_from_postgres_and_re
     streamer: Streamer,
     connection: Connection,
     things: Log,
+    redis_client: redis.Redis,
     logged: ReadLog,
 ) -> None:
     for number in range(5):
         stage_rows(connection, things, 40, f"{number} ")
         streamer.drain()
     assert worker.drain() == 200
+    empty = dict.fromkeys(things.shard_names, BEGINNING)
+    kept = retain(connection, redis_client, DEFAULT_SCOPE, things, empty)
+    assert kept.records == 0, "what a log has lost is still to be published to it"
     retain_now(streamer)
 
     left = staged_count(connection)
