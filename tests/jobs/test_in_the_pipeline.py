@@ -232,6 +232,41 @@ def test_a_halted_queue_keeps_its_jobs_until_it_is_let_go(
         eventually(lambda: worker.drain() or bench.effects == later, "it goes on", timeout_s=30)
 
 
+def test_what_was_read_before_a_halt_is_given_back(
+    working: Pipeline,
+    bench: Bench,
+    database_url: str,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.consuming.jobs.worker.PREFETCH_S", 1e6)  # all that is there
+    declare(working, attempts=1, on_poison="halt", concurrency=1)
+    done = bench.stage(1, data={})
+    with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
+        worker.drain()
+        halted = bench.stage(1, data={"fails": True}) + bench.stage(3, data={})
+        worker.drain()
+
+    assert (bench.effects, bench.unfinished) == (done, halted)
+    assert bench.queue.stats().waiting == 4
+
+
+def test_a_job_that_fails_after_its_queue_was_halted_is_no_dead_letter(
+    working: Pipeline, bench: Bench, database_url: str, redis_url: str
+) -> None:
+    @working.worker(reads=JOBS, name="receipts", attempts=1)
+    def fail(_: Session, job: Job) -> None:
+        bench.connection.execute("UPDATE penstock.checkpoints SET halted = 'by another'")
+        raise ValueError(job.id)
+
+    staged = bench.stage()
+    with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
+        worker.drain()
+
+    assert (bench.letters, bench.unfinished) == ([], staged)
+    assert bench.queue.stats().waiting == 1
+
+
 def test_so_many_dead_letters_in_a_row_halt_the_queue(
     working: Pipeline, bench: Bench, database_url: str, redis_url: str
 ) -> None:
