@@ -17,6 +17,8 @@ from penstock.spark.sources.ranges import (
     RECORDS_A_TASK,
     Positions,
     RangesPartition,
+    clip,
+    describe_loss,
     divide,
     plan_tasks,
     ranges_between,
@@ -124,6 +126,28 @@ def test_no_task_reads_more_than_max_records_per_partition() -> None:
     tasks = plan_tasks([offsets(0, 1, 1000), offsets(1, 1, 10)], None, 300)
 
     assert [[len(each) for each in task.ranges] for task in tasks] == [[250]] * 4 + [[10]]
+
+
+@pytest.mark.parametrize(
+    ("oldest", "lost", "rest"),
+    [
+        (4, None, [offsets(0, 5, 20)]),
+        (5, None, [offsets(0, 5, 20)]),
+        (6, "1 records from offset 5, the oldest there is 6", [offsets(0, 6, 20)]),
+        (20, "15 records from offset 5, the oldest there is 20", [offsets(0, 20, 20)]),
+        (31, "16 records from offset 5, the oldest there is 31", []),
+    ],
+)
+def test_a_loss_is_told_to_the_record(
+    oldest: int, lost: str | None, rest: list[OffsetRange]
+) -> None:
+    wanted = ranges_between({name(0): 4, name(1): 7}, {name(0): 20, name(1): 7})
+    available = {name(0): offsets(0, oldest, 30)}
+
+    said = describe_loss(wanted, available, "s")
+
+    assert said == (lost and f"s: removed before they were read: c/0: {lost}")
+    assert clip(wanted, available) == rest
 
 
 class Held:
