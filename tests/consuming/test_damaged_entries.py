@@ -206,18 +206,20 @@ def test_so_are_the_newest_entries(
     assert seen == [*range(1, ENTRIES * EACH + 1)]
 
 
+@pytest.mark.parametrize("first", [11, 20])
 def test_an_entry_that_begins_before_the_end_of_another_is_damaged(
-    published: Log, redis_client: redis.Redis
+    published: Log, redis_client: redis.Redis, first: int
 ) -> None:
-    """One that is whole, of the same records: only its place is another."""
+    """One that is whole, of the same records: only its place is another.  It shares ten records with another, or one."""
     [shard] = published.shard_names
     entries: Any = redis_client.xrange(STREAM)
     redis_client.delete(STREAM)
-    for entry, fields in [entries[0], (b"30-0", entries[1][1] | {b"first": b"11"}), *entries[1:]]:
+    moved = b"%d-0" % (first + EACH - 1), entries[1][1] | {b"first": b"%d" % first}
+    for entry, fields in [entries[0], moved, *entries[1:]]:
         redis_client.xadd(STREAM, fields, id=entry)
 
     with pytest.raises(
-        DamagedEntry, match=r"30-0 .* begins at offset 11, and the one before ends at 20"
+        DamagedEntry, match=f"begins at offset {first}, and the one before ends at 20"
     ):
         read(redis_client, "penstock", shard, Offset(0), 1000)
 
