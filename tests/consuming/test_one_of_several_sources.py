@@ -20,8 +20,11 @@ from fixtures.flow import retain_now, running
 from fixtures.postgres import engine_url
 from fixtures.sources import Backup, MakeDatabase, Regions, Source, keys
 from penstock import Ick, Log, Pipeline, stage
+from penstock.channels.log import read
 from penstock.channels.routing import log_keys
 from penstock.consuming import make_worker
+from penstock.consuming.offset_source import Most
+from penstock.consuming.sources.link import SourceLink
 from penstock.database.connections import connect_postgres
 from penstock.database.role_plan import make_roles
 from penstock.embedded import EmbeddedPostgres
@@ -37,6 +40,7 @@ from penstock.errors import (
     ServerUnavailable,
     Unknown,
 )
+from penstock.journal.reading import JournaledRecord
 from penstock.operating.consumers import list_consumers, rename, retire
 from penstock.operating.dead_letters import of_consumer
 from penstock.operating.doctor import diagnose
@@ -44,7 +48,7 @@ from penstock.operating.reset import reset_checkpoint, reset_epoch, reset_source
 from penstock.operating.resharding import reshard
 from penstock.operating.retrying import retry
 from penstock.operating.status import status
-from penstock.records import Record
+from penstock.records import DEFAULT_SCOPE, Offset, Record, RecordId
 from penstock.settings import load_settings
 from penstock.stealing import Chores
 from penstock.streaming import Streamer
@@ -303,6 +307,70 @@ def test_a_source_restored_with_an_emptied_redis_is_noticed_by_the_record_at_the
 
     assert len(regions.rows("SELECT FROM penstock.checkpoints WHERE halted IS NOT NULL")) == 2
     assert regions.effects("eu") == sorted(keys("kept ", 20) + keys("lost ", 30))
+
+
+@pytest.mark.parametrize(
+    ("is_applied", "said"),
+    [
+        (True, "is applied, and the journal of source eu ends at"),
+        (False, "the log has records that the source has lost"),
+    ],
+)
+def test_one_lost_record_halts_its_shard_applied_or_not(
+    regions: Regions,
+    postgres: EmbeddedPostgres,
+    redis_client: redis.Redis,
+    is_applied: bool,  # noqa: FBT001
+    said: str,
+) -> None:
+    """Applied, it is known to the checkpoint alone: what is staged next would get its offset, and be skipped."""
+    regions.us.stream()
+    regions.eu.stage(20, "kept ")
+    regions.eu.stream()
+    regions.drain()
+    backup = Backup.of(regions.eu, postgres)
+    regions.eu.stage(1, "lost ")
+    regions.eu.stream()
+    if is_applied:
+        assert regions.drain() == 1
+        redis_client.flushall()
+    backup.restore()
+    regions.drain()
+
+    [(halted,)] = regions.rows("SELECT halted FROM penstock.checkpoints WHERE halted IS NOT NULL")
+    assert said in str(halted)
+    assert regions.effects("eu") == keys("kept ", 20) + (["lost 1"] if is_applied else [])
+
+
+def test_records_of_a_log_are_compared_with_the_journal_of_their_source(
+    regions: Regions, redis_client: redis.Redis
+) -> None:
+    """By id and time: whatever was restored, between the comparison of all shards and a delivery."""
+    regions.eu.stage(20, "k")
+    regions.eu.stream()
+    consumer = regions.pipeline.get_consumer("totals")
+    own = replace(consumer, channel=Log("things", sources=["eu"]).of_source("eu"))
+    with closing(SourceLink("eu", regions.eu.url, own, DEFAULT_SCOPE)) as link:
+        first, *_ = link.register("another", {}).values()
+        at, last = read(redis_client, "penstock", first.shard, Offset(0), 2)
+        position = replace(
+            first, offset=at.offset, record=JournaledRecord(RecordId(at.id), at.staged_us)
+        )
+        most, end = Most(10, 10_000), Offset(last.offset + 1)
+
+        assert link.confirm(position, last)
+        assert link.backfill(position, end, most) == [last]
+        for other in (replace(last, id=last.id + 1), replace(last, staged_us=last.staged_us + 1)):
+            assert not link.confirm(position, other)
+        for known in (
+            JournaledRecord(RecordId(at.id + 1), at.staged_us),
+            JournaledRecord(RecordId(at.id), at.staged_us + 1),
+        ):
+            lost = replace(position, record=known)
+            with pytest.raises(HistoryDiverged):
+                link.confirm(lost, last)
+            with pytest.raises(HistoryDiverged):
+                link.backfill(lost, end, most)
 
 
 def test_checkpoints_in_a_source_are_left_alone_by_commands_for_the_own_log(
