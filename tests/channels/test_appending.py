@@ -53,15 +53,17 @@ def test_a_log_evicted_to_its_end_still_knows_its_last_offset(
     assert entry_ids(redis_client) == [b"4-0"]
 
 
+@pytest.mark.parametrize("evicted", [1, 2])
 def test_a_batch_that_begins_with_what_was_evicted_is_sent_from_where_the_log_ends(
-    append: Append, redis_client: redis.Redis
+    append: Append, redis_client: redis.Redis, evicted: int
 ) -> None:
     """One entry would hold it whole, and the evicted records would be back."""
-    append(batch(1, (11, 1), (12, 2), plain=False))
+    rows = (11, 1), (12, 2), (13, 3)
+    append(batch(1, *rows[:evicted], plain=False))
     redis_client.xtrim(STREAM, maxlen=0, approximate=False)
 
-    assert append(batch(1, (11, 1), (12, 2), (13, 3), plain=False)) == Appended(Offset(3), 1)
-    assert read(redis_client, "penstock", SHARD, BEGINNING, 10).offsets == [3]
+    assert append(batch(1, *rows, plain=False)) == Appended(Offset(3), 3 - evicted)
+    assert read(redis_client, "penstock", SHARD, BEGINNING, 10).offsets == [*range(evicted + 1, 4)]
 
 
 def test_a_log_whose_last_entry_was_deleted_by_hand_takes_nothing_more(

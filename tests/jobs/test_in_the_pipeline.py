@@ -162,6 +162,11 @@ def test_a_job_whose_deadline_has_passed_is_a_dead_letter_in_postgres(
     [record] = bench.stage(tenant="acme", deadline=past, data={})
     with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
         worker.drain()
+        with bench.connection.transaction():
+            bench.connection.execute("SELECT FROM penstock.checkpoints FOR UPDATE")
+            check_now(worker)
+            worker.drain()
+            assert len(bench.queue.dead_letters()) == 1, "it is kept while it cannot be written"
         check_now(worker)
         worker.drain()
     [(dead, tenant, _, reason)] = bench.letters
