@@ -1,11 +1,13 @@
 """What a streamer notes of faults: once, and nothing that is none."""
 
+import pytest
 from structlog.testing import capture_logs
 
 from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection
-from penstock.records import DEFAULT_SCOPE
+from penstock.errors import DamagedJournal
+from penstock.records import DEFAULT_SCOPE, Shard, ShardName
 from penstock.streaming import tick
 from penstock.streaming.faults import FaultLog, check_missed
 from penstock.streaming.retention import TICKS_KEPT, remove_old_ticks
@@ -31,6 +33,19 @@ def test_records_that_the_last_tick_did_not_see_are_not_missed(
 
     for shard in things.shard_names:
         check_missed(connection, DEFAULT_SCOPE, shard)
+
+
+def test_one_record_that_has_lost_its_offset_is_missed(connection: Connection, things: Log) -> None:
+    for _ in range(3):
+        stage_rows(connection, things, 1)
+        tick(connection, DEFAULT_SCOPE)
+    [(number, record)] = connection.execute(
+        "DELETE FROM penstock.journal WHERE ctid = (SELECT max(ctid) FROM penstock.journal) "
+        "RETURNING shard, record_ids[1]"
+    ).fetchall()
+
+    with pytest.raises(DamagedJournal, match=rf"1 records .* \(the first is record {record}\)"):
+        check_missed(connection, DEFAULT_SCOPE, ShardName(things.name, Shard(number)))
 
 
 def test_the_last_ticks_are_kept(connection: Connection) -> None:
