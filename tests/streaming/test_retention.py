@@ -13,8 +13,9 @@ from fixtures.flow import ReadLog, retain_now, stage_rows
 from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
-from penstock.database.connections import Connection
+from penstock.database.connections import Connection, connect_postgres
 from penstock.database.statements import statements
+from penstock.errors import ServerUnavailable
 from penstock.records import BEGINNING, DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer, tick
 from penstock.streaming.retention import Retained, retain
@@ -69,7 +70,10 @@ def test_records_that_all_consumers_have_passed_are_removed_from_postgres_and_re
     for number in range(5):
         stage_rows(connection, things, 40, f"{number} ")
         streamer.drain()
-    assert worker.drain() == 200
+    for number in range(4):  # so that the last entries hold one record each
+        stage_rows(connection, things, 1, f"last {number}")
+        streamer.drain()
+    assert worker.drain() == 204
     empty = dict.fromkeys(things.shard_names, BEGINNING)
     kept = retain(connection, redis_client, DEFAULT_SCOPE, things, empty)
     assert kept.records == 0, "what a log has lost is still to be published to it"
@@ -78,6 +82,25 @@ def test_records_that_all_consumers_have_passed_are_removed_from_postgres_and_re
     left = staged_count(connection)
     assert 0 < left < 200
     assert sum(map(len, logged(things).values())) == left
+
+
+def test_retention_waits_for_a_consumer_that_registers(
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    database_url: str,
+) -> None:
+    """Otherwise it would remove what that consumer begins with."""
+    streamer.drain()  # which registers the channel
+    where = {"channel": things.name}
+    lock = statements("penstock.database", DEFAULT_SCOPE.schema)["lock_channel"]
+    connection.execute("SET lock_timeout = '20ms'")
+    with connect_postgres(database_url, application="test") as other, other.transaction():
+        assert other.execute(lock, where).rowcount == 1
+        with pytest.raises(ServerUnavailable):
+            retain(connection, redis_client, DEFAULT_SCOPE, things, {})
+    retain(connection, redis_client, DEFAULT_SCOPE, things, {})
 
 
 def test_a_large_backlog_is_removed_in_short_transactions_alternating_between_shards(
