@@ -18,7 +18,7 @@ from fixtures.application import Ride
 from fixtures.command_line import CommandLine
 from fixtures.flow import retain_now, running
 from fixtures.postgres import engine_url
-from fixtures.sources import Backup, MakeDatabase, Regions, Source, keys
+from fixtures.sources import Backup, MakeDatabase, Regions, Source, declare_totals, keys
 from penstock import Ick, Log, Pipeline, stage
 from penstock.channels.log import read
 from penstock.channels.routing import log_keys
@@ -48,7 +48,7 @@ from penstock.operating.reset import reset_checkpoint, reset_epoch, reset_source
 from penstock.operating.resharding import reshard
 from penstock.operating.retrying import retry
 from penstock.operating.status import status
-from penstock.records import DEFAULT_SCOPE, Offset, Record, RecordId
+from penstock.records import DEFAULT_SCOPE, Offset, Record, RecordId, ShardName
 from penstock.settings import load_settings
 from penstock.stealing import Chores
 from penstock.streaming import Streamer
@@ -340,6 +340,18 @@ def test_one_lost_record_halts_its_shard_applied_or_not(
     [(halted,)] = regions.rows("SELECT halted FROM penstock.checkpoints WHERE halted IS NOT NULL")
     assert said in str(halted)
     assert regions.effects("eu") == keys("kept ", 20) + (["lost 1"] if is_applied else [])
+    ahead = (
+        "SELECT FROM penstock.checkpoints c, penstock.journal_bounds(c.channel, c.shard) AS b "
+        'WHERE c."offset" > b.last_offset'
+    )
+    assert regions.eu.rows(ahead) == [], "retention would remove what is staged there next"
+
+
+def make_link(source: Source) -> SourceLink:
+    """As the consumer has it."""
+    own = Log("things", sources=[source.name]).of_source(source.name)
+    consumer = replace(declare_totals("totals").get_consumer("totals"), channel=own)
+    return SourceLink(source.name, source.url, consumer, DEFAULT_SCOPE)
 
 
 def test_records_of_a_log_are_compared_with_the_journal_of_their_source(
@@ -348,9 +360,7 @@ def test_records_of_a_log_are_compared_with_the_journal_of_their_source(
     """By id and time: whatever was restored, between the comparison of all shards and a delivery."""
     regions.eu.stage(20, "k")
     regions.eu.stream()
-    consumer = regions.pipeline.get_consumer("totals")
-    own = replace(consumer, channel=Log("things", sources=["eu"]).of_source("eu"))
-    with closing(SourceLink("eu", regions.eu.url, own, DEFAULT_SCOPE)) as link:
+    with closing(make_link(regions.eu)) as link:
         first, *_ = link.register("another", {}).values()
         at, last = read(redis_client, "penstock", first.shard, Offset(0), 2)
         position = replace(
@@ -371,6 +381,45 @@ def test_records_of_a_log_are_compared_with_the_journal_of_their_source(
                 link.confirm(lost, last)
             with pytest.raises(HistoryDiverged):
                 link.backfill(lost, end, most)
+
+
+def test_what_is_reported_to_a_source_moves_nothing_back_nor_past_an_epoch_that_was_opened(
+    regions: Regions, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process reports, or an operator resets the epoch, between the comparison and the report."""
+    regions.eu.stage(60, "k")
+    regions.eu.stream()
+    before = 'SELECT "offset" FROM penstock.checkpoints WHERE shard = 0'
+    with closing(make_link(regions.eu)) as link:
+        registered = link.register("another", {})
+        begun = link.register("another", registered)
+        position = replace(min(begun.values(), key=lambda each: each.shard), offset=Offset(9))
+
+        def report(meanwhile: str) -> list[tuple[object, ...]]:
+            def change(*_: object) -> dict[ShardName, str]:
+                regions.eu.rows(f"UPDATE penstock.checkpoints SET {meanwhile} RETURNING 1")
+                return {}
+
+            monkeypatch.setattr(link, "_compare_tails", change)
+            assert link.report(redis_client, {position.shard: position}) == {}
+            return regions.eu.rows(before)
+
+        assert report("epoch = epoch + 1") == [(0,)]
+        assert report('"offset" = 10') == [(10,)]
+        regions.eu.rows('UPDATE penstock.checkpoints SET "offset" = 0 RETURNING 1')
+        assert report("epoch = epoch") == [(9,)]
+
+
+def test_a_consumer_is_registered_no_further_than_the_journal_of_a_source(regions: Regions) -> None:
+    """Of a restored source, retention would remove what it has not got yet."""
+    regions.eu.stage(20, "k")
+    regions.eu.stream()
+    with closing(make_link(regions.eu)) as link:
+        begun = link.register("another", {})
+        regions.eu.rows("DELETE FROM penstock.checkpoints RETURNING 1")
+        ahead = {shard: replace(each, offset=Offset(1_000)) for shard, each in begun.items()}
+
+        assert sum(each.offset for each in link.register("another", ahead).values()) == 20
 
 
 def test_checkpoints_in_a_source_are_left_alone_by_commands_for_the_own_log(
