@@ -25,6 +25,7 @@ from penstock.channels.routing import log_keys
 from penstock.consuming import make_worker
 from penstock.consuming.offset_source import Most
 from penstock.consuming.sources.link import SourceLink
+from penstock.crashpoints import install_crashpoint
 from penstock.database.connections import connect_postgres
 from penstock.database.role_plan import make_roles
 from penstock.embedded import EmbeddedPostgres
@@ -459,24 +460,57 @@ def test_checkpoints_in_a_source_are_left_alone_by_commands_for_the_own_log(
     assert found.sound
 
 
-def test_a_dead_letter_of_a_source_is_written_and_passed(regions: Regions) -> None:
+JOURNALED = """
+SELECT shard, first_offset + n.position - 1, n.id
+FROM penstock.journal, unnest(record_ids) WITH ORDINALITY AS n (id, position)
+"""
+
+
+def test_a_dead_letter_of_a_source_is_written_and_passed(
+    regions: Regions, redis_client: redis.Redis
+) -> None:
+    """After each commit the checkpoint says which record it is at, also before a gap in the log."""
+
     @regions.pipeline.consumer(reads=Log("things", sources=["eu", "us"]), attempts=1)
     def picky(session: Session, records: Sequence[Record]) -> None:
         if any(record.key == "k3" for record in records):
             raise ValueError
 
+    noted: set[tuple[object, ...]] = set()
+
+    def look(point: str) -> None:
+        if point == "consumer.after_commit":
+            noted.update(
+                regions.rows(
+                    'SELECT shard, "offset", record_id FROM penstock.checkpoints '
+                    "WHERE channel = 'things@eu' AND \"offset\" > 0"
+                )
+            )
+
     regions.us.stream()
-    regions.eu.stage(20, "k")
     regions.eu.stream()
     spec = regions.pipeline.get_consumer("picky")
     with make_worker(
         regions.pipeline, spec, regions.database_url, regions.redis_url, sources=regions.urls
     ) as worker:
-        assert worker.drain() == 19
         assert worker.drain() == 0
+        for prefix in ("k", "between ", "last "):
+            regions.eu.stage(20, prefix)
+            regions.eu.stream()
+        for shard in regions.eu.channel.shard_names:
+            entries: Any = redis_client.xrange(log_keys("penstock", shard).stream)
+            redis_client.xdel(log_keys("penstock", shard).stream, entries[1][0])
+        install_crashpoint(look)
+        try:
+            assert worker.drain() == 59
+            assert worker.drain() == 0
+        finally:
+            install_crashpoint(None)
 
     assert regions.rows("SELECT channel, key FROM penstock.dead_letters") == [("things@eu", "k3")]
     assert regions.rows("SELECT FROM penstock.checkpoints WHERE halted IS NOT NULL") == []
+    assert noted <= {*regions.eu.rows(JOURNALED)}
+    assert len(noted) > 6
 
 
 def test_the_rights_of_a_consumer_suffice_at_a_source(
