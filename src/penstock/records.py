@@ -30,6 +30,12 @@ Shard = NewType("Shard", int)
 Epoch = NewType("Epoch", int)
 """Incarnation of the log: goes up when the history of Postgres has diverged from the log's."""
 
+MAX_KEY_CHARACTERS = 1024
+"""Longest key."""
+
+MAX_LABEL_CHARACTERS = 255
+"""Longest action, and longest name of an object's kind."""
+
 BEGINNING = Offset(0)
 """The checkpoint of a consumer that has seen nothing; the tail of a shard that holds nothing."""
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fixtures.damaged_entries import mutate
 from penstock.batches import CODECS, Columns, Entry
 from penstock.batches.entries import FIELDS
 from penstock.channels.log import NAMES
@@ -90,18 +91,6 @@ ROWS = [
     for i in range(1, 8)
 ]
 SINGLE = dict.fromkeys(NAMES, b"1") | {b"data": b"{}", b"headers": b""}
-PIECES = [
-    *(b"[", b'"', b"{}", b",", b"\n", b"-", b"0", b"null", b"NaN", b"1e400", b"\xff", b"\0"),
-    *(b"\\u0000", b"\\ud800", b"1_0", b"+1", "²".encode(), b"\n" * 50),
-    *(b"[" * 3000, b"]" * 3000, b"9" * 25, b"9" * 4000, b"9" * 5000),
-]
-
-
-def mutate(random: Random, value: bytes) -> bytes:
-    """Puts something into a field, in place of a part of it."""
-    first = random.randrange(len(value) + 1)
-    last = random.choice([first, first + 1, random.randrange(first, len(value) + 1), len(value)])
-    return value[:first] + random.choice([b"", *PIECES]) + value[last:]
 
 
 def test_a_changed_entry_is_read_or_is_a_foreign_log() -> None:

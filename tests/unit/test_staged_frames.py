@@ -9,7 +9,9 @@ import pytest
 from pyspark.sql import types as t
 
 from penstock.errors import InvalidRecord, InvalidSetting
+from penstock.spark.sources.columns import batch as make_batch
 from penstock.spark.sources.staging import check_columns, read_rows
+from penstock.spark.sources.writing import by_shard
 from penstock.staging.payload import json_text
 
 NUMBERS = pa.map_(pa.string(), pa.int64())
@@ -83,3 +85,17 @@ def test_a_type_that_stage_does_not_take_is_refused_before_a_task_runs(
     """An interval would be staged as a list of three numbers."""
     with pytest.raises(InvalidSetting, match=says):
         check_columns(schema)
+
+
+@pytest.mark.parametrize(("place", "most"), [(4, 1024), (5, 255), (6, 255)])
+def test_a_text_that_no_reader_of_a_log_expects_is_refused_before_it_is_written(
+    place: int, most: int
+) -> None:
+    values: list[Any] = ["things", 0, 1, 1, "k", "insert", "thing", "{}", None, datetime.now(UTC)]
+    values[place] = "é" * most
+    [(_, rows)] = by_shard(make_batch([[each] for each in values]))
+    assert rows.num_rows == 1
+
+    values[place] += "é"
+    with pytest.raises(InvalidRecord, match=f"of a row is longer than {most} characters"):
+        [*by_shard(make_batch([[each] for each in values]))]

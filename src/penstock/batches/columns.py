@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from penstock.batches.compression import Codec, DamagedFrame, compress, decompress
+from penstock.batches.compression import MAX_BYTES, Codec, DamagedFrame, compress, decompress, size
 from penstock.parsing import MAX_NUMBER, decode_json
-from penstock.records import RecordId
+from penstock.records import MAX_KEY_CHARACTERS, MAX_LABEL_CHARACTERS, RecordId
 
 _Value = TypeVar("_Value")
 
@@ -29,6 +29,22 @@ COLUMNS = ("ids", "keys", "actions", "objects", "data", "headers", "times")
 """The columns, in the order in which they are written.  Not the names of a plain entry's fields: who knows only those takes
 a batch for a record."""
 
+
+_NUMBER = 20
+_MAX_LINES: dict[str, int] = {
+    "ids": _NUMBER,
+    "keys": 6 * MAX_KEY_CHARACTERS + 2,  # a control character takes six bytes of JSON
+    "actions": 6 * MAX_LABEL_CHARACTERS + 2,
+    "objects": 6 * MAX_LABEL_CHARACTERS + 2,
+    "times": _NUMBER,
+}
+"""Longest line of a column, in bytes, where there is such a limit: damage must not fill the memory of its readers.
+
+Records that are older than the limits may be longer, which is noticed only of columns that are larger than ``_MAX_TOGETHER``.
+"""
+
+_MAX_TOGETHER = 1024 * 1024
+"""Size up to which the strings of a column are parsed in one call: damaged ones take twenty times their size."""
 
 _STRING_OR_NULL = {str, type(None)}
 
@@ -95,12 +111,12 @@ class Columns:
         return cls(count, first_id, first_us, RecordId(last_id), last_us, texts)
 
     def compressed(self, codec: Codec) -> "Columns":
-        """The same records, compressed.
+        """The same records, compressed, unless a column of them is larger than what is decompressed again.
 
         Raises:
             CodecMissing: The library is not installed.
         """
-        if codec == self.codec:
+        if codec == self.codec or max(map(len, self.texts)) > MAX_BYTES:
             return self
         texts = [compress(codec, self._text(column)) for column in range(len(COLUMNS))]
         return replace(self, texts=texts, codec=codec)
@@ -161,6 +177,11 @@ class Columns:
         Raises:
             DamagedColumns: One of them cannot be read, or they are another batch's.
         """
+        for column, name in enumerate(COLUMNS):
+            if name in _MAX_LINES and self._size(column) > max(
+                self.count * (_MAX_LINES[name] + 1), _MAX_TOGETHER
+            ):
+                raise _damaged(column)
         self.rows()
         ids, times = self.ids, self.staged_us
         ends = ids[0], times[0], ids[-1], times[-1]
@@ -170,6 +191,17 @@ class Columns:
             raise DamagedColumns("one of its records is gone")
         if min(ids) < 0 or max(*ids, *times) > MAX_NUMBER or min(times) < -MAX_NUMBER:
             raise DamagedColumns("a number of it is too large")
+
+    @property
+    def size(self) -> int:
+        """Size of the columns, in bytes, not compressed."""
+        return sum(map(self._size, range(len(COLUMNS))))
+
+    def _size(self, column: int) -> int:
+        try:
+            return size(self.codec, self.texts[column])
+        except DamagedFrame as error:
+            raise _damaged(column) from error
 
     def _text(self, column: int) -> bytes:
         try:
@@ -192,7 +224,7 @@ class Columns:
     def _strings(self, column: int) -> list[str]:
         text = self._text(column)
         try:
-            found = decode_json(f"[{text.decode()}]".replace("\n", ","))
+            found = _parse_strings(text.decode())
             if not {*map(type, found)} <= _STRING_OR_NULL:
                 raise _damaged(column)
             # No text of Postgres has a NUL, or half of a surrogate pair, which cannot be encoded.
@@ -214,6 +246,16 @@ class Columns:
         if len(found) == 1:
             return found * self.count
         raise _damaged(column)
+
+
+def _parse_strings(text: str) -> list[Any]:
+    """The value of each line, which need not be a string if there are few of them."""
+    if len(text) <= _MAX_TOGETHER:
+        found: list[Any] = decode_json(f"[{text}]".replace("\n", ","))
+        return found
+    if any(line[:1] != '"' and line != "null" for line in text.split("\n")):
+        raise ValueError("no string")
+    return [*map(decode_json, text.split("\n"))]
 
 
 def _damaged(column: int) -> DamagedColumns:

@@ -15,8 +15,11 @@ Codec = Literal["none", "zstd"]
 
 CODECS: tuple[Codec, ...] = ("none", "zstd")
 
-_LARGEST = 1 << 30
-"""Bytes of the largest column: what a text of Postgres holds."""
+MAX_BYTES = 64 * 1024 * 1024
+"""Largest column that is compressed, in bytes.
+
+A frame of a few kilobytes could otherwise say that it holds as much as a process has memory.
+"""
 
 
 class DamagedFrame(ValueError):
@@ -41,18 +44,28 @@ def is_installed(codec: Codec) -> bool:
     return True
 
 
+def size(codec: Codec, stored: bytes) -> int:
+    """Size of the text, in bytes.
+
+    Raises:
+        CodecMissing: The library is not installed.
+        DamagedFrame: It is damaged, or says more than ``MAX_BYTES``, or nothing.
+    """
+    return len(stored) if codec == "none" else _zstd()[1](stored)
+
+
 def decompress(codec: Codec, stored: bytes) -> bytes:
     """The text again.
 
     Raises:
         CodecMissing: The library is not installed.
-        DamagedFrame: It is damaged.
+        DamagedFrame: As ``size``.
     """
-    return stored if codec == "none" else _zstd()[1](stored)
+    return stored if codec == "none" else _zstd()[2](stored)
 
 
 @cache
-def _zstd() -> tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]:
+def _zstd() -> tuple[Callable[[bytes], bytes], Callable[[bytes], int], Callable[[bytes], bytes]]:
     try:
         import zstandard  # noqa: PLC0415  only where a channel compresses
     except ImportError as error:
@@ -63,12 +76,20 @@ def _zstd() -> tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]:
     def compressed(text: bytes) -> bytes:
         return zstandard.ZstdCompressor(level=1, write_checksum=True).compress(text)
 
-    def decompressed(stored: bytes) -> bytes:
+    def get_size(stored: bytes) -> int:
         try:
-            if zstandard.frame_content_size(stored) > _LARGEST:
-                raise DamagedFrame
-            return zstandard.ZstdDecompressor().decompress(stored, max_output_size=_LARGEST)
+            found: int = zstandard.frame_content_size(stored)
+        except zstandard.ZstdError as error:
+            raise DamagedFrame from error
+        if not 0 <= found <= MAX_BYTES:
+            raise DamagedFrame
+        return found
+
+    def decompressed(stored: bytes) -> bytes:
+        get_size(stored)
+        try:
+            return zstandard.ZstdDecompressor().decompress(stored)
         except zstandard.ZstdError as error:
             raise DamagedFrame from error
 
-    return compressed, decompressed
+    return compressed, get_size, decompressed

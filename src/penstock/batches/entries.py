@@ -35,8 +35,8 @@ _ATTRIBUTES = {
 }
 """The columns of the attributes of a record."""
 
-MAX_RECORDS = 1_000_000
-"""More than any batch has: a damaged number of records must not fill the memory."""
+MAX_RECORDS = 10_000
+"""Most records of an entry, which one call of ``LogWriter.append`` may write; a streamer writes 500."""
 
 _COLUMNS_FROM = FIELDS.index(b"codec") + 1
 

@@ -27,12 +27,11 @@ from typing import Any
 from uuid import UUID
 
 from penstock.errors import InvalidRecord
+from penstock.records import MAX_KEY_CHARACTERS, MAX_LABEL_CHARACTERS
 
 MAX_DEPTH = 100
 """Deepest nesting of lists and objects in a payload."""
 
-MAX_KEY_CHARACTERS = 1024
-MAX_LABEL_CHARACTERS = 255
 MAX_HEADERS_BYTES = 64 * 1024
 
 MAX_INT_DIGITS = 4300

@@ -33,7 +33,8 @@ from penstock.database.quoting import quote, quote_literal
 from penstock.declarations import CHANGES, Change, Ick, Queue, StagingRule
 from penstock.jobs import RESERVED
 from penstock.messages import MAX_NAME_BYTES
-from penstock.staging.payload import MAX_KEY_CHARACTERS, headers_text, json_text
+from penstock.records import MAX_KEY_CHARACTERS
+from penstock.staging.payload import headers_text, json_text
 from penstock.staging.rules import is_secret, key_names, object_name, tenant_names
 from penstock.staging.trigger_names import (
     Trigger,

@@ -1,10 +1,10 @@
 """Parses the entries of a log's stream into records."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from penstock.batches import FIELDS, DamagedColumns, Entry, Records
+from penstock.batches import FIELDS, MAX_BYTES, DamagedColumns, Entry, Records
 from penstock.errors import CodecMissing, DamagedEntry, ForeignLog
 from penstock.parsing import parse_number
 from penstock.records import BEGINNING, LastRecord, Offset, Place, Record, ShardName
@@ -74,12 +74,15 @@ def parse_entries(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> 
         CodecMissing: The library is not installed.
     """
     found: _Sources = []
-    _parse_into(found, shard, entries)
+    for each in _parse_each(shard, entries):
+        _add(found, each)
     return Records.of(*found)
 
 
 def parse_leading(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> Records:
     """The records in entries of a shard, up to the first entry that Penstock did not write, or that is damaged.
+
+    Ends before once compressed ones have ``MAX_BYTES``: a reader that follows a log gets the others with its next read.
 
     Raises:
         ForeignLog: That is the first of them.
@@ -87,28 +90,42 @@ def parse_leading(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> 
         CodecMissing: The library is not installed.
     """
     found: _Sources = []
+    size = 0
     try:
-        _parse_into(found, shard, entries)
+        for each in _parse_each(shard, entries):
+            _add(found, each)
+            if isinstance(each, Entry) and each.columns.codec != "none":
+                size += each.columns.size
+            if size >= MAX_BYTES:
+                break
     except (ForeignLog, CodecMissing):
         if not found:
             raise
     return Records.of(*found)
 
 
-def _parse_into(found: _Sources, shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> None:
+def _parse_each(
+    shard: ShardName, entries: Iterable[tuple[bytes, Fields]]
+) -> Iterator[Entry | Record]:
     before = BEGINNING
     for entry_id, fields in entries:
         if is_batch(fields):
             entry = parse_batch(shard, entry_id, fields, after=before)
-            found.append(entry)
             before = entry.last
-            continue
-        record = _parse_plain(shard, entry_id, fields)
-        before = record.offset
-        if found and isinstance(found[-1], list):
-            found[-1].append(record)
+            yield entry
         else:
-            found.append([record])
+            record = _parse_plain(shard, entry_id, fields)
+            before = record.offset
+            yield record
+
+
+def _add(found: _Sources, parsed: Entry | Record) -> None:
+    if isinstance(parsed, Entry):
+        found.append(parsed)
+    elif found and isinstance(found[-1], list):
+        found[-1].append(parsed)
+    else:
+        found.append([parsed])
 
 
 def is_batch(fields: Fields) -> bool:

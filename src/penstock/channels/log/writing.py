@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
 
-from penstock.batches import Codec, Columns
+from penstock.batches import MAX_RECORDS, Codec, Columns
 from penstock.channels.log.arguments import check_number, check_seconds
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Argument, Call, Operation, as_text
@@ -18,9 +18,6 @@ from penstock.kinds import MAX_PAYLOAD_BYTES, MAX_SHARDS, checked_name, shard_fo
 from penstock.messages import checked_text
 from penstock.records import Offset, OffsetRange, Shard, ShardName, checked_schema
 from penstock.staging.payload import headers_text, json_text, key_text, label_text
-
-MAX_ENTRIES = 10_000
-"""Most records of one call."""
 
 MAX_APPEND_BYTES = 32 * 1024 * 1024
 """Most bytes of their texts, keys and headers included, in UTF-8: Redis serves no other client while it copies them."""
@@ -116,7 +113,7 @@ class LogWriting:
         """
         name = self._shard(shard)
         keep = -1 if keep_at_least is None else check_number("keep_at_least", keep_at_least)
-        check_number("the number of entries", len(entries), 1, MAX_ENTRIES)
+        check_number("the number of entries", len(entries), 1, MAX_RECORDS)
         rows = [
             (each if isinstance(each, NewRecord) else NewRecord(each)).texts() for each in entries
         ]
@@ -126,8 +123,9 @@ class LogWriting:
         head: list[Argument] = [self._mark, named, len(rows), keep]
         values: Sequence[Argument] = [*chain.from_iterable(rows)]
         if not self._is_plain:
-            columns = Columns.pack([(n, *row, 0) for n, row in enumerate(rows)])
-            values = [self._codec, *columns.compressed(self._codec).texts]
+            packed = Columns.pack([(n, *row, 0) for n, row in enumerate(rows)])
+            columns = packed.compressed(self._codec)
+            values = [columns.codec, *columns.texts]
 
         def parse(reply: Any) -> OffsetRange:
             match reply:

@@ -30,7 +30,14 @@ from penstock.channels.log import (
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.errors import Fenced, ForeignLog, Gap, InvalidRecord, InvalidSetting
-from penstock.records import Epoch, Offset, Shard, ShardName
+from penstock.records import (
+    MAX_KEY_CHARACTERS,
+    MAX_LABEL_CHARACTERS,
+    Epoch,
+    Offset,
+    Shard,
+    ShardName,
+)
 from penstock.spark.sources.columns import NAMES
 from penstock.spark.sources.connections import redis_client, warm
 from penstock.spark.sources.options import Options
@@ -38,6 +45,13 @@ from penstock.spark.sources.staged import JournalStore
 from penstock.spark.sources.subscription import Subscription
 
 RECORDS_A_CALL = 500
+
+_MAX_CHARACTERS = {
+    "key": MAX_KEY_CHARACTERS,
+    "action": MAX_LABEL_CHARACTERS,
+    "object": MAX_LABEL_CHARACTERS,
+}
+"""What readers of an entry expect, at the most."""
 
 
 @dataclass
@@ -86,14 +100,14 @@ class _Writer:
             Gap: The records do not follow the tail of their shard, or one another.
             ForeignLog: The log holds another record at their place.
             Fenced: A newer epoch has written.
-            InvalidRecord: A required field is null.
+            InvalidRecord: A required field is null, or too long.
             ServerUnavailable: Redis does not answer; the task may run again.
         """
         warm()
         client = redis_client(self._options.redis())
         written = Written(0, 0)
         for part in iterator:
-            for shard, rows in _by_shard(part):
+            for shard, rows in by_shard(part):
                 self._append(client, shard, rows, written)
         return written
 
@@ -185,8 +199,12 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         """Undoes nothing: the repeated micro-batch finds the records there."""
 
 
-def _by_shard(part: pa.RecordBatch) -> Iterator[tuple[ShardName, pa.RecordBatch]]:
-    """Runs of consecutive rows of the same shard."""
+def by_shard(part: pa.RecordBatch) -> Iterator[tuple[ShardName, pa.RecordBatch]]:
+    """Runs of consecutive rows of the same shard.
+
+    Raises:
+        InvalidRecord: A required field is null, or too long.
+    """
     for name in (
         "channel",
         "shard",
@@ -200,6 +218,9 @@ def _by_shard(part: pa.RecordBatch) -> Iterator[tuple[ShardName, pa.RecordBatch]
     ):
         if part.column(name).null_count:
             raise InvalidRecord(name, "it is null in a row that is to be appended to a log")
+    for name, most in _MAX_CHARACTERS.items():
+        if (pc.max(pc.utf8_length(part.column(name))).as_py() or 0) > most:
+            raise InvalidRecord(name, f"of a row is longer than {most} characters")
     channels, shards = part.column("channel").to_pylist(), part.column("shard").to_pylist()
     begin = 0
     for end in range(1, part.num_rows + 1):
