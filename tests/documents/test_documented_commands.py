@@ -223,7 +223,7 @@ def test_privileges(shop: Shop) -> None:
         shop.penstock.environment["PENSTOCK_DATABASE_URL"] = url
         for login in logins:
             shop.execute(f"DROP OWNED BY {login}", f"DROP ROLE {login}")
-        for user in USERS:
+        for user in ("admin", *USERS):
             shop.client.execute_command("ACL", "DELUSER", f"penstock_{user}")
 
 

@@ -1,6 +1,7 @@
 """The users of Redis: each command of theirs works on their keys, and no other does."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ from fixtures.command_line import CommandLine
 from fixtures.roles import UrlFor
 from fixtures.topologies import Cluster
 from penstock import Log, Pipeline
-from penstock.channels.acl import COMMANDS, acl_grant, acl_lines
+from penstock.channels.acl import COMMANDS, acl_grant, acl_lines, find_users, save_users
 from penstock.channels.log import LogReader, LogWriter, extents, read_newest
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.database.connections import Connection
 from penstock.embedded import EmbeddedRedis
 from penstock.errors import AppendRefused, InvalidName
+from penstock.operating.doctor import CheckResult, diagnose
 from penstock.streaming import Streamer
 
 LUA = Path(__file__).parents[2] / "lua"
@@ -196,7 +198,118 @@ def test_the_file_is_one_that_redis_loads(tmp_path: Path, redis_server: Embedded
     finally:
         server.remove()
 
-    assert names == {"default", *(f"shop_{user}" for user in COMMANDS)}
+    assert names == {"default", "shop_admin", *(f"shop_{user}" for user in COMMANDS)}
+
+
+class KeptRedis(EmbeddedRedis):
+    """A server whose configuration file is its own: what it rewrites there outlives a restart."""
+
+    def _command(self, sockets: Path) -> Sequence[str | Path]:
+        file = self.directory / "redis.conf"
+        kept = file.read_text() if file.exists() else None
+        command = super()._command(sockets)
+        if kept is not None:
+            file.write_text(kept)
+        return command
+
+    def _is_ready(self) -> bool:
+        with redis.Redis.from_url(self.url) as client:
+            try:
+                return bool(client.ping())
+            except redis.AuthenticationError:
+                return True
+            except redis.ConnectionError:
+                return False
+
+
+class FilelessRedis(EmbeddedRedis):
+    """A server with its settings as arguments, as a container has it."""
+
+    def _command(self, sockets: Path) -> Sequence[str | Path]:
+        binary, file = super()._command(sockets)
+        words = Path(file).read_text().split()
+        lines = zip(words[::2], words[1::2], strict=True)
+        return [
+            binary,
+            *(each for name, value in lines for each in (f"--{name}", value.strip('"'))),
+        ]
+
+
+def find(connection: Connection, client: redis.Redis) -> CheckResult:
+    [result] = [each for each in diagnose(connection, client) if each.check == "users"]
+    return result
+
+
+@pytest.mark.parametrize("where", ["aclfile", "redis.conf"])
+def test_users_that_were_saved_outlive_a_restart(
+    where: str,
+    tmp_path: Path,
+    redis_server: EmbeddedRedis,
+    bare: CommandLine,
+    connection: Connection,
+) -> None:
+    """With the default user off, the administrator may still log in."""
+    (tmp_path / "users.acl").touch()
+    settings = {"aclfile": str(tmp_path / "users.acl")} if where == "aclfile" else {}
+    server = KeptRedis(tmp_path / "redis", settings=settings, binary=redis_server._binary)
+    server.start()
+    try:
+        path = server.url.removeprefix("unix://")
+        admin = f"unix://penstock_admin:secret@{path}"
+        with redis.Redis.from_url(server.url) as client:
+            for line in acl_lines("penstock", "penstock", "setuser"):
+                client.execute_command(f"{line} >secret")
+            result = find(connection, client)
+            assert (result.grade, "needs no password" in result.message) == ("warning", True)
+        with redis.Redis.from_url(admin) as client:
+            client.execute_command("ACL SETUSER default off")
+
+        done = bare("init", "--roles", "--acl", "save", "--redis-url", admin)
+        assert done.returncode == 0, done.stderr
+        server.restart()
+
+        with redis.Redis.from_url(admin) as client:
+            assert sorted(find_users(client)) == [
+                "default",
+                "penstock_admin",
+                *sorted(f"penstock_{user}" for user in COMMANDS),
+            ]
+            result = find(connection, client)
+            assert (result.grade, "saved to" in result.message) == ("ok", True)
+        with (
+            redis.Redis.from_url(server.url) as client,
+            pytest.raises(redis.AuthenticationError),
+        ):
+            client.ping()
+    finally:
+        server.remove()
+
+
+def test_users_that_no_file_keeps_are_said_to_be_lost(
+    tmp_path: Path, redis_server: EmbeddedRedis, bare: CommandLine, connection: Connection
+) -> None:
+    server = FilelessRedis(tmp_path / "redis", binary=redis_server._binary)
+    server.start()
+    try:
+        with redis.Redis.from_url(server.url) as client:
+            assert find(connection, client).message == "the default user alone"
+            client.execute_command(acl_lines("penstock", "penstock", "setuser")[0])
+            result = find(connection, client)
+        done = bare("init", "--roles", "--acl", "save", "--redis-url", server.url)
+    finally:
+        server.remove()
+
+    assert (result.grade, result.message) == (
+        "error",
+        "1 users are in the memory of Redis only: its restart loses them, and opens the default user",
+    )
+    assert done.returncode == 5
+    assert "Redis keeps its users in memory only" in done.stderr
+
+
+def test_the_users_of_a_cluster_are_saved_on_each_node(cluster: Cluster) -> None:
+    with connect_redis(cluster.url) as client:
+        assert len(save_users(client)) == len(cluster.nodes)
 
 
 def test_the_users_work_on_a_cluster(
@@ -254,7 +367,8 @@ def test_the_command_prints_the_users(bare: CommandLine) -> None:
     lines = done.stdout.splitlines()
 
     assert done.returncode == 0
-    assert [line.split()[2] for line in lines] == [f"shop_{user}" for user in COMMANDS]
+    assert [line.split()[2] for line in lines] == ["shop_admin", *(f"shop_{u}" for u in COMMANDS)]
+    assert "Redis keeps them in memory" in done.stderr
     assert not any(">" in line or "nopass" in line for line in lines)
 
 

@@ -7,9 +7,12 @@ administrator sets one, nobody can log in as the user.
 
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
-from penstock.channels.server import RedisClient
+import redis
+
+from penstock.channels.server import RedisClient, redis_errors
+from penstock.errors import UnsafeSetting
 from penstock.records import checked_schema
 
 AclUser = Literal["owner", "streamer", "consumer", "viewer"]
@@ -30,6 +33,11 @@ _WRITE_ICK = "+set +setnx +del +zadd +zrem +zremrangebyrank +hset +hdel +hincrby
 _WRITE_QUEUE = "+xadd +xdel +hsetnx +zunionstore"
 _WRITE_GROUP = "+lpush +blpop"
 _STREAM = f"{_READ} {_WRITE_ICK} {_WRITE_QUEUE} {_WRITE_GROUP} +info +multi +exec +discard +xtrim"
+
+ADMINISTRATOR = "admin"
+"""The user, without its prefix, that may do everything: once the default user is off, nobody else may change users."""
+
+SAVE = "penstock init --roles --acl save"
 
 _REFUSAL = re.compile(
     "NOPERM|no permissions|ACL failure|user executing the script can't", re.IGNORECASE
@@ -91,7 +99,7 @@ def get_user(client: RedisClient) -> str:
 
 
 def acl_lines(namespace: str, prefix: str, form: AclFormat) -> list[str]:
-    """A line for each user.
+    """A line for each user, the administrator first.
 
     Args:
         namespace: Of the pipeline.
@@ -103,4 +111,63 @@ def acl_lines(namespace: str, prefix: str, form: AclFormat) -> list[str]:
     """
     checked_schema(prefix, "role prefix")
     verb = "ACL SETUSER" if form == "setuser" else "user"
-    return [f"{verb} {prefix}_{user} {acl_rules(user, namespace)}" for user in COMMANDS]
+    rules = {ADMINISTRATOR: "on ~* &* +@all"} | {
+        user: acl_rules(user, namespace) for user in COMMANDS
+    }
+    return [f"{verb} {prefix}_{user} {rule}" for user, rule in rules.items()]
+
+
+def find_users(client: RedisClient) -> dict[str, str]:
+    """The rules of each user, as ``ACL LIST`` shows them, with hashes of passwords; of a Cluster, those of one node.
+
+    Raises:
+        redis.ResponseError: This user may not see them, or a hosted Redis shows them to nobody.
+    """
+    [server, *_] = _servers(client)
+    lines = [line if isinstance(line, str) else line.decode() for line in server.acl_list()]
+    return {line.split()[1]: line for line in lines}
+
+
+def find_users_file(client: RedisClient) -> str:
+    """The file to which a server can save its users; empty if there is none.
+
+    Raises:
+        redis.ResponseError: As ``find_users``.
+    """
+    [server, *_] = _servers(client)
+    return _acl_file(server) or str(server.info("server").get("config_file", ""))
+
+
+def _acl_file(server: Any) -> str:
+    return str(server.config_get("aclfile").get("aclfile", ""))
+
+
+def save_users(client: RedisClient) -> list[str]:
+    """Saves the users of a server, or of each node of a Cluster; returns the files.
+
+    Raises:
+        UnsafeSetting: One has no file for them.
+        ServerUnavailable: One does not answer.
+        AppendRefused: One refuses it, or cannot write the file.
+    """
+    saved = []
+    for server in _servers(client):
+        with redis_errors("saving the users of Redis"):
+            path = find_users_file(server)
+            if not path:
+                raise UnsafeSetting(
+                    "Redis keeps its users in memory only: it has neither an ACL file nor a configuration file. Its next restart "
+                    "loses them, and opens the default user to everybody, without a password. Start it with a file, such as "
+                    f"redis-server /etc/redis/redis.conf or --aclfile /data/users.acl, make the users again, then: {SAVE}"
+                )
+            server.execute_command("ACL SAVE" if _acl_file(server) else "CONFIG REWRITE")
+        saved.append(path)
+    return saved
+
+
+def _servers(client: RedisClient) -> list[Any]:
+    """The server, or each node of a Cluster."""
+    if not isinstance(client, redis.RedisCluster):
+        return [client]
+    cluster: Any = client
+    return [cluster.get_redis_connection(node) for node in cluster.get_nodes()]

@@ -296,7 +296,7 @@ def _translate_unavailable(error: RedisFailure, what: str) -> ServerUnavailable 
     if isinstance(error, AuthenticationError) or _word(error) in ("WRONGPASS", "NOAUTH"):
         return ServerUnavailable(
             f"{what}: Redis refuses the user or the password of redis_url: {_reason(error)}. "
-            "Special characters in them are percent-encoded: %40 for @"
+            "Special characters in them are percent-encoded: %40 for @. Users that were not saved are lost when Redis restarts"
         )
     if isinstance(error, InvalidResponse):
         return ServerUnavailable(

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 import typer
 
 from penstock.capture import install_triggers, make_triggers
-from penstock.channels.acl import acl_lines
+from penstock.channels.acl import SAVE, acl_lines, save_users
+from penstock.channels.server import connect_redis
 from penstock.cli.command import NOTHING_CHANGED, Apply, command, find_pipeline
 from penstock.cli.connections import get_scope
 from penstock.cli.render import say, show_text
@@ -39,9 +40,10 @@ def init(  # noqa: PLR0917  its options
         ),
     ] = False,
     acl: Annotated[
-        Literal["setuser", "file"] | None,
+        Literal["setuser", "file", "save"] | None,
         typer.Option(
-            help="With --roles: print the users for Redis, as commands for redis-cli or as lines of an ACL file."
+            help="With --roles: print the users for Redis, as commands for redis-cli or as lines of an ACL file; or save those of "
+            "the Redis at --redis-url, so that they outlive its restart."
         ),
     ] = None,
     role_prefix: Annotated[
@@ -57,13 +59,20 @@ def init(  # noqa: PLR0917  its options
         )
     if acl is not None and (sql or apply):
         raise InvalidSetting(
-            "--acl prints the users for Redis and nothing else; leave out --sql and --apply"
+            "--acl is about the users of Redis and nothing else; leave out --sql and --apply"
         )
+    if acl == "save":
+        _save_users(settings)
+        return
     pipeline = find_pipeline(settings)
     scope = get_scope(pipeline)
     scope = scope if schema is None else Scope(schema, scope.namespace)
     if acl is not None:
         show_text("\n".join(acl_lines(scope.namespace, role_prefix or scope.schema, acl)))
+        if acl == "setuser":
+            say(
+                f"Redis keeps them in memory. Set passwords, log in as the administrator, then: {SAVE}"
+            )
     elif not roles:
         _init_tables(settings, scope.schema, pipeline, sql=sql)
     elif sql:
@@ -112,6 +121,16 @@ def _init_roles(settings: Settings, schema: str, prefix: str, *, apply: bool) ->
         return
     with servers(settings, schema=schema) as urls:
         _plan_or_make(urls.database_url, schema, prefix, apply=apply)
+
+
+def _save_users(settings: Settings) -> None:
+    if settings.redis_url is None:
+        raise InvalidSetting(
+            "--acl save needs the Redis whose users are to be saved: --redis-url, with a user that may administer it"
+        )
+    with connect_redis(settings.redis_url.value) as client:
+        for path in save_users(client):
+            say(f"the users of Redis are in {path}")
 
 
 def _plan_or_make(database_url: str, schema: str, prefix: str, *, apply: bool) -> None:

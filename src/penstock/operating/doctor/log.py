@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from redis.exceptions import NoPermissionError
+from redis.exceptions import ResponseError as RedisResponseError
 
+from penstock.channels.acl import SAVE, find_users, find_users_file
 from penstock.channels.ick.operations import all_keys
 from penstock.channels.isolation import ShardError
 from penstock.channels.log import extents, read, read_newest
@@ -104,6 +106,34 @@ def persistence(context: CheckContext) -> Iterator[CheckResult]:
         )
 
 
+def users(context: CheckContext) -> Iterator[CheckResult]:
+    """Its users outlive a restart, and the default user is not open beside them."""
+    with redis_errors("looking at Redis"):
+        try:
+            found, path = find_users(context.client), find_users_file(context.client)
+        except RedisResponseError:
+            yield CheckResult.ok("users", "this user may not see those of Redis")
+            return
+    names = found.keys() - {"default"}
+    default = found.get("default", "").split()
+    if names and not path:
+        yield CheckResult.error(
+            "users",
+            f"{len(names)} users are in the memory of Redis only: its restart loses them, and opens the default user",
+            f"start Redis with an ACL file or a configuration file, make the users again, then: {SAVE}",
+        )
+    elif names and {"on", "nopass"} <= {*default}:
+        yield CheckResult.warning(
+            "users",
+            f"there are {len(names)} users, and the default user needs no password",
+            f"log in as a user that may administer, then: ACL SETUSER default off; and: {SAVE}",
+        )
+    elif names:
+        yield CheckResult.ok("users", f"{len(names)}; saved to {path} by: {SAVE}")
+    else:
+        yield CheckResult.ok("users", "the default user alone")
+
+
 def _saves(client: Any) -> bool | None:
     """Whether snapshots are on; None if the user may not read it: CONFIG GET also shows passwords."""
     with redis_errors("looking at Redis"):
@@ -190,5 +220,5 @@ def _check_foreign(context: CheckContext, shard: ShardName) -> Iterator[CheckRes
 
 
 REACHABLE: tuple[Check, ...] = (redis,)
-SERVER: tuple[Check, ...] = (eviction, memory, persistence)
+SERVER: tuple[Check, ...] = (eviction, memory, persistence, users)
 CHECKS: tuple[Check, ...] = (lineage, keys)
