@@ -326,6 +326,47 @@ def test_a_duplicate_of_a_job_whose_effect_is_there_is_not_dropped(
     assert worker.work() == [2]
 
 
+def give_out_again(connection: Connection, id_: int) -> None:
+    """As a restored Postgres does: the record is gone, and another one has its id."""
+    connection.execute("DELETE FROM penstock.staged_records WHERE id = %s", (id_,))
+    connection.execute(
+        "INSERT INTO penstock.staged_records (id, channel, shard, key, action, object, data) "
+        "OVERRIDING SYSTEM VALUE VALUES (%s, 'jobs', 0, 'a', 'send', 'receipt', '{}')",
+        (id_,),
+    )
+
+
+def test_a_holder_whose_id_was_given_out_again_holds_nothing(
+    put: Put, streamer: Streamer, connection: Connection
+) -> None:
+    put(1, unique=Unique("x"))
+    streamer.drain()
+    give_out_again(connection, 1)
+    put(2, unique=Unique("x"))
+    streamer.drain()
+
+    assert outstanding(connection) == 2
+
+
+def test_a_duplicate_whose_id_was_given_out_again_is_another_record(
+    put: Put, streamer: Streamer, connection: Connection
+) -> None:
+    """The streamer has read it, and Postgres is put back, behind a pooler, before Redis says that it is a duplicate."""
+    put(1, unique=Unique("x"))
+    streamer.drain()
+    put(2, unique=Unique("x"))
+
+    def strike(point: str) -> None:
+        if point == "queues.after_write":
+            install_crashpoint(None)
+            give_out_again(connection, 2)
+
+    install_crashpoint(strike)
+    streamer.drain()
+
+    assert outstanding(connection) == 2
+
+
 def test_two_streamers_write_each_message_once(
     put: Put, flow: Pipeline, streamer: Streamer, worker: Worker, database_url: str, redis_url: str
 ) -> None:

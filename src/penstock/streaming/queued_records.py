@@ -80,6 +80,7 @@ def make_queued(offset: Offset, values: Sequence[Any]) -> QueuedRecord:
         _unique(unique),
         data,
         _add_own(headers, {**own, "action": action, "object": object_, "staged_us": staged_us}),
+        staged_us,
     )
 
 

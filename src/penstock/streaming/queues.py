@@ -23,6 +23,7 @@ from penstock.database.errors import postgres_errors
 from penstock.database.registry import RegisteredChannel
 from penstock.database.statements import statements
 from penstock.errors import Fenced
+from penstock.jobs import RESERVED
 from penstock.parsing import find_number
 from penstock.records import BEGINNING, Epoch, Offset, RecordId, Scope, ShardName
 from penstock.streaming.queued_records import NEAR, Due, apart, make_queue_batch
@@ -217,6 +218,9 @@ class Queues:
     def _finish(self, shard: ShardName, duplicates: Sequence[Result]) -> set[RecordId]:
         values = {
             "ids": [each.record.id for each in duplicates],
+            "staged_us": [each.record.staged_us for each in duplicates],
+            "names": [each.record.unique[0] for each in duplicates],
+            "reserved": RESERVED,
             "holders": [
                 # None if something other than a pipeline wrote the message.
                 None if each.in_window else find_number(each.holder.encode())

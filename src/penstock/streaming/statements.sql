@@ -688,10 +688,18 @@ WHERE record_id = ANY (%(ids)s::bigint[]);
 
 -- :name finish_duplicates
 -- Records whose unique name another has, unless that other one is done: then its time is over, and Redis just does not know.
+-- A restored Postgres gives ids out again: a record of another time, or a holder that has no such name, is another record.
 DELETE FROM {schema}.staged_records r
-USING unnest(%(ids)s::bigint[], %(holders)s::bigint[]) AS d (id, holder)
+USING unnest(%(ids)s::bigint[], %(staged_us)s::bigint[], %(names)s::text[], %(holders)s::bigint[])
+    AS d (id, staged_us, name, holder)
 WHERE r.id = d.id AND r.channel = %(channel)s
-  AND (d.holder IS NULL OR EXISTS (SELECT FROM {schema}.staged_records h WHERE h.id = d.holder))
+  AND (extract(epoch FROM r.created_at) * 1000000)::bigint = d.staged_us
+  AND (d.holder IS NULL OR EXISTS (
+      SELECT
+      FROM {schema}.staged_records h
+      WHERE h.id = d.holder AND h.channel = %(channel)s
+        AND h.headers -> %(reserved)s::text -> 'unique' ->> 'name' = d.name
+  ))
 RETURNING r.id;
 
 -- :name outstanding_journaled

@@ -34,6 +34,7 @@ class QueuedRecord:
         unique: Name, scope and window in milliseconds of a unique name; empty texts if it has none.
         payload: The payload, as JSON text.
         headers: The headers, as JSON text.
+        staged_us: When it was staged, in microseconds since 1970.
     """
 
     id: RecordId
@@ -45,6 +46,7 @@ class QueuedRecord:
     unique: tuple[str, str, str]
     payload: str
     headers: str
+    staged_us: int
 
 
 @dataclass(frozen=True, slots=True)
