@@ -62,7 +62,7 @@ local function count_parked(id, body)
     redis.call("HDEL", parked, id)
     return
   end
-  redis.call("ZADD", record.state == "d" and delayed or dead, string.format("%.0f", record.at), id)
+  redis.call("ZADD", record.state == "d" and delayed or dead, string.format("%.0f", record.at), parked_member(id, record))
   if record.state == "d" then
     watch_deadline(id, record)
   end

@@ -13,7 +13,7 @@ local moved, lost = 0, 0
 local function lose(id, record)
   local account = forget(id, record)
   redis.call("ZREM", leases, id)
-  redis.call("ZREM", delayed, id)
+  redis.call("ZREM", delayed, parked_member(id, record))
   delete_record(id)
   redis.call("HINCRBY", meta, "lost", 1)
   mark_moved(account)
@@ -21,15 +21,16 @@ local function lose(id, record)
 end
 
 local function move_due()
-  for _, id in ipairs(due(delayed)) do
+  for _, member in ipairs(due(delayed)) do
+    local id = parked_id(member)
     local record = read_record(id)
     local is_back = record and unpark(id, record)
     if is_back == false then
       -- Its body stays where it is.
-      redis.call("ZADD", delayed, now + 1000, id)
+      redis.call("ZADD", delayed, now + 1000, member)
     elseif not is_back then
       if record then lose(id, record) end
-      redis.call("ZREM", delayed, id)
+      redis.call("ZREM", delayed, member)
     end
     moved = moved + 1
   end

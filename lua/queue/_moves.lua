@@ -6,7 +6,7 @@ local function park(id, record, state, at, reason, payload, headers)
   local before = record.stream >= 0 and {stream = record.stream, entry = record.entry}
   record.state, record.stream, record.entry, record.rank, record.at = state, -1, "", "", at
   redis.call("HSET", parked, id, cmsgpack.pack({payload, headers, reason, pack_record(record)}))
-  redis.call("ZADD", state == "d" and delayed or dead, string.format("%.0f", at), id)
+  redis.call("ZADD", state == "d" and delayed or dead, string.format("%.0f", at), parked_member(id, record))
   save_record(id, record)
   if state == "d" then
     watch_deadline(id, record)
@@ -38,8 +38,8 @@ local function unpark(id, record)
     return false
   end
   count_moved(tenant_account(record.tenant), id, record)
-  redis.call("ZREM", delayed, id)
-  redis.call("ZREM", dead, id)
+  redis.call("ZREM", delayed, parked_member(id, record))
+  redis.call("ZREM", dead, parked_member(id, record))
   redis.call("HDEL", parked, id)
   return true
 end

@@ -1,7 +1,7 @@
 -- Shared by all scripts of a queue: its own state, and its clock.
 -- keys: meta, messages, parked, streams...
 
-local FORMAT = "queue.v1"
+local FORMAT, OLDER = "queue.v2", "queue.v1"
 local PADDING = "%014x"
 
 local function number(text)
@@ -16,7 +16,7 @@ local queue = {
   sequence = number(found[7]), generation = number(found[8]),
   listed = number(found[9]), tenants = number(found[12]), weights = number(found[14]),
 }
-if format and format ~= FORMAT then
+if format and format ~= FORMAT and format ~= OLDER then
   return {"foreign", meta}
 end
 
@@ -73,11 +73,11 @@ local function count_keys()
 end
 
 -- Whether a script before this one was interrupted by a command that Redis refused, or a key has disappeared since then: the next
--- sweep asks for a rebuild.
+-- sweep asks for a rebuild, which also brings a queue of an older release up.
 local is_suspect = false
 local is_rebuilding = found[13]
 local function was_interrupted()
-  return format and (found[10] ~= "1" or number(found[11]) ~= count_keys())
+  return format and (format ~= FORMAT or found[10] ~= "1" or number(found[11]) ~= count_keys())
 end
 
 -- The first write of a script that changes the queue: from here to `save_queue` its parts do not agree.  When memory is full, Redis

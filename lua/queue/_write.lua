@@ -23,7 +23,7 @@ local function reserve_unique(id, record, window)
   end
 end
 
-local function write_message(id, tenant, key, hand, due, deadline, unique, scope, window, payload, headers)
+local function write_message(is_numbered, id, tenant, key, hand, due, deadline, unique, scope, window, payload, headers)
   local known = read_record(id)
   if known then
     return known.tenant == tenant and "known" or "taken"
@@ -37,10 +37,11 @@ local function write_message(id, tenant, key, hand, due, deadline, unique, scope
   if most and account.bytes + #payload > most then
     return string.format("full %.0f %.0f", account.bytes, most)
   end
+  queue.sequence = queue.sequence + 1
   local record = {
     state = "w", tenant = tenant, key = key, stream = -1, entry = "", rank = "", attempts = 0, token = "", charge = 0,
     bytes = #payload, unique = unique, scope = scope, deadline = moment(deadline), since = now, hand = hand,
-    generation = queue.generation, taken = 0, at = now, moved = 0,
+    generation = queue.generation, taken = 0, at = now, moved = 0, order = is_numbered and number(id) or queue.sequence,
   }
   local due_at = moment(due)
   if due_at > now then
@@ -59,11 +60,12 @@ local function write_message(id, tenant, key, hand, due, deadline, unique, scope
   return "written"
 end
 
--- Writes the messages in ARGV from `first` on; returns a result for each after the words of `reply`, and how many are new.
-local function write_messages(first, reply)
+-- Writes the messages in ARGV from `first` on; returns a result for each after the words of `reply`.  With `is_numbered`, their ids are
+-- numbers in the order in which they were staged, in which they need not come.
+local function write_messages(first, reply, is_numbered)
   local written = 0
   for from = first, #ARGV, WIDTH do
-    local result = write_message(unpack(ARGV, from, from + WIDTH - 1))
+    local result = write_message(is_numbered, unpack(ARGV, from, from + WIDTH - 1))
     reply[#reply + 1] = result
     written = written + (result == "written" and 1 or 0)
   end

@@ -10,7 +10,8 @@ if is_lost() then
   return {"lost"}
 end
 local reply = {"dead"}
-for _, id in ipairs(redis.call("ZRANGE", dead, first, first + count - 1)) do
+for _, member in ipairs(redis.call("ZRANGE", dead, first, first + count - 1)) do
+  local id = parked_id(member)
   local body = redis.call("HGET", parked, id)
   if body then
     local values = cmsgpack.unpack(body)

@@ -43,7 +43,7 @@ if expiry then
   tell("lease", tonumber(expiry) - now)
   tell("holder", record.token)
 end
-local due = redis.call("ZSCORE", delayed, id)
+local due = redis.call("ZSCORE", delayed, parked_member(id, record))
 if due then
   tell("due", tonumber(due) - now)
 end

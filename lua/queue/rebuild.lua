@@ -58,8 +58,8 @@ local PHASES = {
   end},
   {"waiting", prune(waiting, "w", "w", id_in_line)},
   {"leases", prune(leases, "l", "l")},
-  {"delayed", prune(delayed, "d", "d")},
-  {"dead", prune(dead, "x", "x")},
+  {"delayed", prune(delayed, "d", "d", parked_id)},
+  {"dead", prune(dead, "x", "x", parked_id)},
   {"finished", prune(finished, "f", "f")},
 }
 

@@ -35,7 +35,7 @@ for _, id in ipairs(late) do
     local body = redis.call("HGET", parked, id)
     if body then
       local values = cmsgpack.unpack(body)
-      redis.call("ZREM", delayed, id)
+      redis.call("ZREM", delayed, parked_member(id, record))
       bury(id, record, "its deadline has passed", values[1], values[2])
     end
   end

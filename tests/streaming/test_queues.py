@@ -257,6 +257,29 @@ def test_what_is_due_later_waits_in_postgres(
     assert (waiting(connection), waiting(connection, given=True), stats.delayed) == (0, 1, 2)
 
 
+@pytest.mark.parametrize("is_far", [False, True])
+def test_jobs_that_are_due_together_come_in_the_order_of_staging(
+    put: Put,
+    streamer: Streamer,
+    worker: Worker,
+    redis_client: redis.Redis,
+    connection: Connection,
+    is_far: bool,  # noqa: FBT001
+) -> None:
+    """Also if half of them were given to Redis last, because they waited in Postgres."""
+    due = datetime.now(UTC) + timedelta(minutes=90 if is_far else 5)
+    put(*range(120), due=due)
+    streamer.drain()
+    connection.execute("UPDATE penstock.waiting_records SET due = now() WHERE record_id % 2 = 0")
+    streamer.drain()
+    connection.execute("UPDATE penstock.waiting_records SET due = now()")
+    streamer.drain()
+    redis_client.hincrbyfloat("penstock:{jobs/0}:q-meta", "clock", 2 * 3_600_000)
+
+    order = [json.loads(lease.message.payload)["number"] for lease in worker.reader.read(100)]
+    assert order == list(range(100))
+
+
 def test_a_full_tenant_waits_in_postgres_and_stops_nobody(
     put: Put, streamer: Streamer, worker: Worker, connection: Connection
 ) -> None:

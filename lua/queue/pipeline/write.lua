@@ -46,7 +46,7 @@ if last > 0 and written_up_to >= last then
 end
 begin_writing(true)
 queue.streams = math.max(queue.streams, wanted)
-local reply = write_messages(items, {"appended", last, 0, newest and not is_invalid and 0 or 1})
+local reply = write_messages(items, {"appended", last, 0, newest and not is_invalid and 0 or 1}, true)
 for i = 5, #reply do
   -- The position stays: the batch comes again when the streams are repaired, and what was written is known then.
   if reply[i] == "damaged" then

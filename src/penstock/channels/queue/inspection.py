@@ -130,7 +130,8 @@ def _inspected(shard: ShardName, reply: Any) -> InspectedShard:
             )
         case _:
             return InspectedShard(
-                None, f"{as_text(reply[1])} holds another format: this release reads queue.v1"
+                None,
+                f"{as_text(reply[1])} holds another format: this release reads queue.v2 and older ones",
             )
 
 

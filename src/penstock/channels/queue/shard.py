@@ -118,7 +118,7 @@ class QueueShard:
                     yield from self.rebuild()
                 case b"foreign":
                     raise ForeignQueue(
-                        f"{as_text(reply[1])} holds another format: this release reads queue.v1"
+                        f"{as_text(reply[1])} holds another format: this release reads queue.v2 and older ones"
                     )
                 case _:
                     return reply

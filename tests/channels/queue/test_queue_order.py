@@ -1,13 +1,82 @@
-"""What is deleted, or buried at its deadline, from the middle of a tenant's line leaves the order of the others as it was."""
+"""The order within a tenant: of what is due at one moment, and of what is left when messages are deleted or buried."""
 
 import random
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from fixtures.queues import Probe
+from penstock.channels.queue import NewMessage
+
+
+def numbered(probe: Probe, numbers: range, **fields: Any) -> list[str]:
+    """Writes messages whose ids are numbers, as records have, in this order."""
+    made = [NewMessage("t", str(number), id=str(number), **fields) for number in numbers]
+    return [each.id for each in probe.run(probe.shard.write(made))]
+
+
+NUMBERS = range(95, 250)
+EXPECTED = [str(number) for number in NUMBERS]
+
+
+def test_what_is_due_in_one_millisecond_comes_in_the_order_of_writing(probe: Probe) -> None:
+    """More of them than one call moves: 100."""
+    numbered(probe, NUMBERS, due=datetime.now(UTC) + timedelta(seconds=50))
+    probe.pass_time(100)
+
+    assert probe.drain() == EXPECTED
+
+
+def test_that_order_survives_retries_and_a_rebuild(probe: Probe) -> None:
+    numbered(probe, NUMBERS)
+    probe.pass_time(1000)
+    probe.is_frozen = True
+    given = probe.take(100) + probe.take(100)
+    for each in random.Random(7).sample(given, len(given)):
+        probe.settle(each, "retry", delay_s=10.0)
+    probe.client.delete(probe.key("messages"), probe.key("delayed"))
+    probe.sweep()
+    probe.is_frozen = False
+    probe.pass_time(100)
+
+    assert probe.drain() == EXPECTED
+
+
+def test_dead_letters_of_one_millisecond_are_listed_in_the_order_of_writing(probe: Probe) -> None:
+    numbered(probe, NUMBERS)
+    probe.pass_time(1000)
+    probe.is_frozen = True
+    given = probe.take(100) + probe.take(100)
+    probe.run(probe.shard.settle([each.settlement("dead") for each in given]))
+
+    found = probe.run(probe.shard.dead(1000))
+    assert [each.message.id for each in found] == EXPECTED
+    assert probe.run(probe.shard.redrive([each.message.id for each in found])) == len(EXPECTED)
+    assert probe.drain() == EXPECTED
+
+
+def test_a_queue_of_an_older_release_is_brought_up_by_the_next_sweep(probe: Probe) -> None:
+    """There, the members of the delayed and the dead were ids."""
+    numbered(probe, range(2), due=datetime.now(UTC) + timedelta(seconds=50))
+    probe.write("t", "dead", id="dead")
+    probe.settle(probe.take()[0], "dead")
+    for name in ("delayed", "dead"):
+        for member, score in probe.client.zrange(probe.key(name), 0, -1, withscores=True):
+            probe.client.zrem(probe.key(name), member)
+            probe.client.zadd(probe.key(name), {member[14:]: score})
+    probe.client.hset(probe.key("meta"), "format", "queue.v1")
+
+    assert probe.take() == []
+    probe.sweep()
+
+    assert [each.message.id for each in probe.run(probe.shard.dead(10))] == ["dead"]
+    probe.pass_time(100)
+    assert probe.drain() == ["0", "1"]
+    assert probe.is_whole()
+
 
 Remove = Callable[[Probe, list[str]], None]
 
