@@ -21,11 +21,15 @@ end
 
 local NO_LIMITS = parse_limits()
 
+-- Before the name of a tenant with declared limits: see declare.lua.
+local DECLARED = "\1"
+
 -- A pause of all is one for those with limits of their own as well.
 local function limits_of(tenant)
-  local own = redis.call("HMGET", limits, tenant, "")
-  local found, of_all = parse_limits(own[1] or own[2]), own[1] and parse_limits(own[2])
-  found.paused = found.paused or (of_all and of_all.paused)
+  local found = redis.call("HMGET", limits, tenant, DECLARED .. tenant, "", DECLARED)
+  local own, default = found[1] or found[2], found[3] or found[4]
+  found = parse_limits(own or default)
+  found.paused = found.paused or parse_limits(default).paused
   return found
 end
 

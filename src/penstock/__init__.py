@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from penstock.declarations import Ick, Log, Queue
     from penstock.errors import PenstockError, TryAgain
     from penstock.jobs import Cancel, DeadLetter, Job, Snooze
-    from penstock.messages import Unique
+    from penstock.messages import TenantLimits, Unique
     from penstock.pipeline import Pipeline
     from penstock.records import Record
     from penstock.staging.explicit import (
@@ -78,6 +78,7 @@ __all__ = [
     "Records",
     "Snooze",
     "Staging",
+    "TenantLimits",
     "TryAgain",
     "Unique",
     "mark_dirty",
@@ -92,7 +93,7 @@ _MODULES = {
     **dict.fromkeys(("Ick", "Log", "Queue"), "declarations"),
     **dict.fromkeys(("PenstockError", "TryAgain"), "errors"),
     **dict.fromkeys(("Cancel", "DeadLetter", "Job", "Snooze"), "jobs"),
-    "Unique": "messages",
+    **dict.fromkeys(("TenantLimits", "Unique"), "messages"),
     "Pipeline": "pipeline",
     "Record": "records",
     "Records": "batches",

@@ -2,14 +2,15 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import Literal, cast
 
 from typing_extensions import override
 
 from penstock.errors import DeclarationError, InvalidName
+from penstock.messages import TenantLimits, checked_text
 from penstock.records import Shard, ShardName
 
 NAME_RULE = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,61}[a-z0-9])?")
@@ -332,6 +333,8 @@ class Queue(_Sharded):
         keep: How long the journal names messages that are done, for looking back.  Messages that are not done stay in
             Postgres, however old they are.
         max_bytes: Largest payload that ``stage`` takes, in bytes of JSON; 64 MiB at the most.
+        limits: Weights and limits of tenants, by name; that of the name ``""`` is for all others.  The streamer sets them, again
+            if Redis has lost them; may change at any time.  What ``FairQueue.limit`` sets comes before them.
     """
 
     name: str
@@ -340,6 +343,7 @@ class Queue(_Sharded):
     hand: int | None = None
     keep: timedelta = timedelta(hours=1)
     max_bytes: int = MAX_PAYLOAD_BYTES
+    limits: Mapping[str, TenantLimits] = field(default_factory=dict, hash=False)
     kind: Literal["queue"] = field(default="queue", init=False)
 
     def __post_init__(self) -> None:
@@ -355,6 +359,25 @@ class Queue(_Sharded):
                 raise DeclarationError(
                     f"channel {self.name}: {what} is {number!r}; it takes 1 to {most}"
                 )
+        self._check_limits()
+
+    def _check_limits(self) -> None:
+        for tenant, limits in self.limits.items():
+            checked_text("limits", tenant, may_be_empty=True)
+            if not isinstance(limits, TenantLimits):
+                raise DeclarationError(
+                    f"channel {self.name}: limits of {tenant!r} is {type(limits).__name__}; it takes TenantLimits"
+                )
+        object.__setattr__(self, "limits", dict(self.limits))
+
+    @property
+    def limits_as_json(self) -> dict[str, dict[str, float]]:
+        """Those fields of each tenant's limits that are no defaults."""
+        defaults = asdict(TenantLimits())
+        return {
+            tenant: {k: value for k, value in asdict(limits).items() if value != defaults[k]}
+            for tenant, limits in self.limits.items()
+        }
 
 
 Channel = Log | Ick | Queue

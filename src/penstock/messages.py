@@ -1,4 +1,4 @@
-"""What a message of a queue may have, wherever it is written: by ``stage``, or by the library without a pipeline."""
+"""What a message of a queue may have, and a tenant take, in a pipeline and in the library without one."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,6 +10,9 @@ MAX_NAME_BYTES = 256
 """Longest name of a tenant, key, id or unique name, in bytes of UTF-8."""
 
 MAX_DELAY_S = 10 * 365 * 86_400.0
+
+WEIGHTS = 0.001, 1_000.0
+"""Least and greatest weight: beyond, one tenant would move the virtual time of all by years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,45 @@ class Unique:
     name: str
     until: Literal["queued", "running", "window"] = "running"
     for_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """What a tenant may take of a queue.
+
+    Attributes:
+        weight: Its share of the work, compared with other tenants that wait: seconds of work count by it.
+        elastic: Messages in flight above which it goes only when no other tenant is ready.
+        in_flight: Most messages in flight.
+        rate: Most messages handed over, a second.
+        burst: So many may go at once after a pause, with a ``rate``.
+        bytes: Most bytes of payloads that it may have in the queue; a write beyond is refused.
+        is_paused: Nothing of it is handed over.
+    """
+
+    weight: float = 1.0
+    elastic: int | None = None
+    in_flight: int | None = None
+    rate: float | None = None
+    burst: int = 1
+    bytes: int | None = None
+    is_paused: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the limits.
+
+        Raises:
+            InvalidMessage: One of them is out of range.
+        """
+        for name in ("weight", "elastic", "in_flight", "rate", "burst", "bytes"):
+            value = getattr(self, name)
+            least, most = WEIGHTS if name == "weight" else (0, 2**53)
+            if value is None and name not in ("weight", "burst"):
+                continue
+            if not isinstance(value, int | float) or not least <= value < most or value == 0:
+                raise InvalidMessage(
+                    name, f"is {value!r}; it takes a number above {least:g} and below {most:g}"
+                )
 
 
 def check_unique(unique: object) -> None:

@@ -3,10 +3,10 @@
     from penstock import migrations
 
     def upgrade() -> None:
-        migrations.upgrade("penstock_0015_since_0014")
+        migrations.upgrade("penstock_0016_since_0014")
 
     def downgrade() -> None:
-        migrations.downgrade("base", start="penstock_0015_since_0014")
+        migrations.downgrade("base", start="penstock_0016_since_0014")
 
 The application's history stays one line, and its ``alembic downgrade`` removes our tables only together with the migration
 that made them.  The revision is written where ``penstock init`` writes it, so that workers and commands find it there.

@@ -1,7 +1,9 @@
 """From the staged row to the message in Redis, until its effect is recorded: nothing is lost, whatever Redis forgets."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
@@ -14,7 +16,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from fixtures.flow import retain_now
 from penstock import Log, Pipeline, Queue, Unique, stage, stage_many
 from penstock.channels.log import Appended, Foreign, Reply
-from penstock.channels.queue import FairQueue, TenantLimits
+from penstock.channels.queue import FairQueue, Lease, TenantLimits
 from penstock.channels.queue.publishing import QueueBatch, QueueWriter
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.crashpoints import QUEUE_CRASH_POINTS, install_crashpoint
@@ -255,6 +257,67 @@ def test_what_is_due_later_waits_in_postgres(
     streamer.drain()
     stats = worker.queue.stats()
     assert (waiting(connection), waiting(connection, given=True), stats.delayed) == (0, 1, 2)
+
+
+LIMITS = {"a": TenantLimits(in_flight=2, weight=3), "": TenantLimits(in_flight=1)}
+
+
+def hold(worker: Worker) -> dict[str, int]:
+    """Takes all that may be in flight together, gives it back, and returns how many there were by tenant."""
+    held: list[Lease] = []
+    while leases := worker.reader.read(100):
+        held += leases
+    for lease in held:
+        lease.release()
+    return Counter(lease.message.tenant for lease in held)
+
+
+def test_declared_limits_hold_from_the_first_message_and_after_redis_lost_them(
+    jobs: Queue,
+    put: Put,
+    database_url: str,
+    redis_url: str,
+    redis_client: redis.Redis,
+    worker: Worker,
+) -> None:
+    with Streamer(Pipeline([replace(jobs, limits=LIMITS)]), database_url, redis_url) as streamer:
+        put(*range(5))
+        put(*range(5), tenant="b")
+        streamer.drain()
+        assert hold(worker) == {"a": 2, "b": 1}
+
+        for harm in (delete("q-limits"), flush):
+            harm(redis_client)
+            settle_down(streamer)
+            assert hold(worker) == {"a": 2, "b": 1}
+
+
+def test_what_an_operator_sets_comes_before_declared_limits(
+    jobs: Queue, put: Put, database_url: str, redis_url: str, worker: Worker
+) -> None:
+    flow = Pipeline([replace(jobs, limits=LIMITS)])
+    with Streamer(flow, database_url, redis_url) as streamer:
+        put(*range(5))
+        put(*range(5), tenant="b")
+        worker.queue.limit("a", TenantLimits(in_flight=3))
+        worker.queue.limit_all(TenantLimits(in_flight=4))
+        streamer.drain()
+        assert hold(worker) == {"a": 3, "b": 4}
+
+        worker.queue.limit("a", None)
+        worker.queue.limit_all(None)
+        assert hold(worker) == {"a": 2, "b": 1}
+
+
+def test_limits_that_are_declared_no_more_end(
+    jobs: Queue, put: Put, database_url: str, redis_url: str, worker: Worker
+) -> None:
+    put(*range(5))
+    for limits, expected in ((LIMITS, 2), ({"": TenantLimits(in_flight=1)}, 1), ({}, 5)):
+        flow = Pipeline([replace(jobs, limits=limits)])
+        with Streamer(flow, database_url, redis_url) as streamer:
+            streamer.drain()
+        assert hold(worker) == {"a": expected}
 
 
 @pytest.mark.parametrize("is_far", [False, True])

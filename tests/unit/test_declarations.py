@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from penstock import Ick, Log, Pipeline
+from penstock import Ick, Log, Pipeline, Queue, TenantLimits
 from penstock.database.registry import RegisteredChannel
 from penstock.declarations import ConsumerSpec, StagingRule, checked_changes
-from penstock.errors import DeclarationError, InvalidName
+from penstock.errors import DeclarationError, InvalidMessage, InvalidName
 from penstock.records import Record, Scope
 
 
@@ -214,3 +214,17 @@ def test_the_shards_of_all_generations_have_no_more_than_the_budget() -> None:
     assert [channel.memory_part(n) for n in range(4)] == [250] * 4
     assert [grown.memory_part(n) for n in range(13)] == [50] * 10 + [166] * 3
     assert replace(channel, redis_memory=None).memory_part(0) is None
+
+
+def test_limits_of_tenants_are_checked_and_registered_without_defaults() -> None:
+    limits = {"a": TenantLimits(weight=3, is_paused=True), "": TenantLimits(in_flight=2)}
+    queue = Queue("jobs", limits=limits)
+
+    assert queue.limits_as_json == {"a": {"weight": 3, "is_paused": True}, "": {"in_flight": 2}}
+    assert hash(queue) == hash(Queue("jobs"))
+    with pytest.raises(
+        DeclarationError, match=r"channel jobs: limits of 'a' is int; .*TenantLimits"
+    ):
+        Queue("jobs", limits={"a": 3})  # type: ignore[dict-item]
+    with pytest.raises(InvalidMessage, match="limits has a control character"):
+        Queue("jobs", limits={"a\1": TenantLimits()})

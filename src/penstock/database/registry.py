@@ -3,8 +3,9 @@
 A consumer is registered before it first runs, so that retention waits for it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import accumulate
 
@@ -57,6 +58,7 @@ class RegisteredChannel:
         entries: Of a log: ``plain``, or how batches are compressed; may change later.
         generations: Numbers of shards of the later generations.  New records are in shards of the newest.
         redis_memory: Of a log: most bytes that its streams may take in Redis; None sets no limit; may change later.
+        limits: Of a queue: those fields of each tenant's declared limits that are no defaults; may change later.
     """
 
     name: str
@@ -68,6 +70,7 @@ class RegisteredChannel:
     entries: str = "plain"
     generations: Sequence[int] = ()
     redis_memory: int | None = None
+    limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
 
     @property
     def every_generation(self) -> tuple[Generation, ...]:
@@ -120,7 +123,7 @@ def registered_channels(connection: Connection, scope: Scope) -> dict[str, Regis
 
 
 def register_channel(connection: Connection, scope: Scope, channel: Channel) -> None:
-    """Registers a channel, or updates its ``keep``, the streams of a queue, and the entries and the memory of a log.
+    """Registers a channel, or updates its ``keep``, the streams and limits of a queue, and the entries and the memory of a log.
 
     Raises:
         ChannelMismatch: It is registered with another kind, or another number of shards: keys would change shards.
@@ -141,6 +144,7 @@ def register_channel(connection: Connection, scope: Scope, channel: Channel) -> 
                 "hand": channel.hand if isinstance(channel, Queue) else None,
                 "entries": channel.stored_as if isinstance(channel, Log) else "plain",
                 "redis_memory": channel.memory_bytes if isinstance(channel, Log) else None,
+                "limits": json.dumps(channel.limits_as_json if isinstance(channel, Queue) else {}),
             },
         )
         found = connection.execute(

@@ -1,23 +1,25 @@
 -- :name register_channel
 -- Any generation's number of shards is accepted: after a change of it, processes are deployed one after the other.
 -- Not under the name of a channel that was retired.
-INSERT INTO {schema}.channels AS known (channel, kind, shards, keep, streams, hand, entries, redis_memory)
+INSERT INTO {schema}.channels AS known (channel, kind, shards, keep, streams, hand, entries, redis_memory, limits)
 SELECT %(channel)s::text, %(kind)s::text, %(shards)s::integer, %(keep)s::interval,
-       %(streams)s::integer, %(hand)s::integer, %(entries)s::text, %(redis_memory)s::bigint
+       %(streams)s::integer, %(hand)s::integer, %(entries)s::text, %(redis_memory)s::bigint, %(limits)s::jsonb
 WHERE NOT EXISTS (SELECT FROM {schema}.retired_channels WHERE channel = %(channel)s)
 ON CONFLICT (channel) DO UPDATE
 SET keep = excluded.keep, streams = excluded.streams, hand = excluded.hand, entries = excluded.entries,
-    redis_memory = excluded.redis_memory
+    redis_memory = excluded.redis_memory, limits = excluded.limits
 WHERE known.kind = excluded.kind AND excluded.shards = ANY (known.shards || known.generations)
-  AND (known.keep, known.streams, known.hand, known.entries, known.redis_memory)
-      IS DISTINCT FROM (excluded.keep, excluded.streams, excluded.hand, excluded.entries, excluded.redis_memory);
+  AND (known.keep, known.streams, known.hand, known.entries, known.redis_memory, known.limits)
+      IS DISTINCT FROM (
+          excluded.keep, excluded.streams, excluded.hand, excluded.entries, excluded.redis_memory, excluded.limits
+      );
 
 -- :name check_channel
 SELECT kind, shards, fits, is_retired
 FROM {schema}.check_channel(%(channel)s, %(kind)s, %(shards)s);
 
 -- :name registered_channels
-SELECT channel AS name, kind, shards, keep, streams, hand, entries, generations, redis_memory
+SELECT channel AS name, kind, shards, keep, streams, hand, entries, generations, redis_memory, limits
 FROM {schema}.channels
 ORDER BY channel;
 

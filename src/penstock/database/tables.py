@@ -144,6 +144,7 @@ def _declare_channels(tables: MetaData) -> None:
         Column("generations", ARRAY(Integer), nullable=False, server_default=text("'{}'")),
         Column("first_shard", Integer, nullable=False, server_default=text("0")),
         Column("redis_memory", BigInteger),
+        Column("limits", JSONB, nullable=False, server_default=text("'{}'")),
     )
     Table(
         "retired_channels",

@@ -74,10 +74,17 @@ class Queues:
     def _writer(self, shard: ShardName) -> QueueWriter:
         if shard not in self._writers:
             channel = self._channels[shard.channel]
-            self._writers[shard] = QueueWriter(
+            made = QueueWriter(
                 self._client, self._scope.namespace, shard, channel.streams or 1, channel.hand or 1
             )
+            made.declare(channel.limits)  # before the first message
+            self._writers[shard] = made
         return self._writers[shard]
+
+    def _restore_limits(self, shard: ShardName) -> None:
+        """Sets the declared limits of tenants again if Redis has lost them."""
+        if limits := self._channels[shard.channel].limits:
+            self._writer(shard).declare(limits)
 
     def send(self, batch: Batch) -> Reply:
         """Writes a batch of the journal; what Redis does not get now waits in Postgres.
@@ -98,6 +105,7 @@ class Queues:
             isinstance(written.reply, Behind) and written.reply.tail < batch.first
         ):
             self._execute("note_lost", batch.shard)
+            self._restore_limits(batch.shard)
         return written.reply
 
     def check(self, shard: ShardName) -> None:
@@ -129,6 +137,7 @@ class Queues:
             self._next += 1
             with isolated(shard, on_unusable):
                 self._writer(shard).sweep()
+                self._restore_limits(shard)
                 self._audit(shard, tails[shard])
                 fed += self._feed(shard, end)
             if monotonic() >= end:

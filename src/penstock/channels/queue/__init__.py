@@ -5,7 +5,7 @@ A message that was handed over is under a lease.  Its reader settles the lease: 
 letter.  A lease that ends by itself gives the message to another reader, and the former holder can no longer settle it.
 
     hands         the streams that hold a tenant's messages
-    messages      what is written and read; limits of tenants
+    messages      what is written and read
     shard         operations, as calls of scripts: ``lua/queue/``
     running       drives them, plain or with asyncio
     leases        what a reader holds, and its heartbeat
@@ -22,13 +22,12 @@ from penstock.channels.queue.messages import (
     DeadMessage,
     Message,
     NewMessage,
-    TenantLimits,
     Written,
 )
 from penstock.channels.queue.queue import FairQueue
 from penstock.channels.queue.reading import Lease, Reader
 from penstock.channels.queue.stats import Dwell, Explanation, QueueStats
-from penstock.messages import Unique
+from penstock.messages import TenantLimits, Unique
 
 __all__ = [
     "AsyncFairQueue",

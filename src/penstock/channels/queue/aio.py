@@ -18,7 +18,6 @@ from penstock.channels.queue.leases import Heartbeat, Held, LeaseBook, stale
 from penstock.channels.queue.messages import (
     DeadMessage,
     NewMessage,
-    TenantLimits,
     Written,
     checked_count,
 )
@@ -34,7 +33,7 @@ from penstock.channels.server import (
     redis_errors,
 )
 from penstock.errors import ForeignLog
-from penstock.messages import checked_text
+from penstock.messages import TenantLimits, checked_text
 
 log = structlog.get_logger("penstock.queue")
 

@@ -11,9 +11,6 @@ from penstock.messages import Unique, check_times, check_unique, checked_text, u
 MAX_PAYLOAD_BYTES = 1024 * 1024
 """Largest payload, and largest headers, in bytes."""
 
-WEIGHTS = 0.001, 1_000.0
-"""Least and greatest weight: beyond, one tenant would move the virtual time of all by years."""
-
 
 def new_id() -> str:
     """A new id: 48 bits of milliseconds, then 80 random ones, in hexadecimal, so that ids sort by their time."""
@@ -152,42 +149,3 @@ class DeadMessage:
     message: Message
     died_ms: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TenantLimits:
-    """What a tenant may take of a queue.
-
-    Attributes:
-        weight: Its share of the work, compared with other tenants that wait: seconds of work count by it.
-        elastic: Messages in flight above which it goes only when no other tenant is ready.
-        in_flight: Most messages in flight.
-        rate: Most messages handed over, a second.
-        burst: So many may go at once after a pause, with a ``rate``.
-        bytes: Most bytes of payloads that it may have in the queue; a write beyond is refused.
-        is_paused: Nothing of it is handed over.
-    """
-
-    weight: float = 1.0
-    elastic: int | None = None
-    in_flight: int | None = None
-    rate: float | None = None
-    burst: int = 1
-    bytes: int | None = None
-    is_paused: bool = False
-
-    def __post_init__(self) -> None:
-        """Checks the limits.
-
-        Raises:
-            InvalidMessage: One of them is out of range.
-        """
-        for name in ("weight", "elastic", "in_flight", "rate", "burst", "bytes"):
-            value = getattr(self, name)
-            least, most = WEIGHTS if name == "weight" else (0, 2**53)
-            if value is None and name not in ("weight", "burst"):
-                continue
-            if not isinstance(value, int | float) or not least <= value < most or value == 0:
-                raise InvalidMessage(
-                    name, f"is {value!r}; it takes a number above {least:g} and below {most:g}"
-                )

@@ -5,9 +5,11 @@ done or waits in Postgres.  It is a stream of one entry, so that a shard's tail 
 for all kinds of channel.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import structlog
 
 from penstock.channels.log import Appended, Reply, parse_reply
 from penstock.channels.queue.hands import choose_hand
@@ -17,7 +19,10 @@ from penstock.channels.routing import log_keys, queue_keys
 from penstock.channels.scripts import Argument, as_text
 from penstock.channels.server import RedisClient
 from penstock.errors import QueueDamaged
+from penstock.messages import TenantLimits
 from penstock.records import Epoch, Offset, RecordId, ShardName
+
+log = structlog.get_logger("penstock.streamer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +195,16 @@ class QueueWriter:
         arguments = [str(each) for each in ids]
         reply = self._run(self._own.call("queue/pipeline/missing", arguments, (self._log.stream,)))
         return [RecordId(int(each)) for each in reply[2:]]
+
+    def declare(self, limits: Mapping[str, Mapping[str, Any]]) -> None:
+        """Sets the limits of tenants that the channel is registered with, unless they are there.
+
+        Raises:
+            As ``find_missing``.
+        """
+        made = {tenant: TenantLimits(**fields) for tenant, fields in limits.items()}
+        if self._run(self._own.declare(made)):
+            log.info("limits declared", shard=str(self._shard), tenants=len(made))
 
     def sweep(self) -> None:
         """Buries what is late, shrinks the queue if it can, and rebuilds it if a part is missing.

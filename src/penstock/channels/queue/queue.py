@@ -7,7 +7,6 @@ from penstock.channels.queue.adopting import PlainStream, adopt
 from penstock.channels.queue.messages import (
     DeadMessage,
     NewMessage,
-    TenantLimits,
     Written,
 )
 from penstock.channels.queue.reading import Reader
@@ -17,7 +16,7 @@ from penstock.channels.queue.shard import QueueShard, Steps
 from penstock.channels.queue.stats import Explanation, QueueStats, explanation, sum_stats
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.errors import ForeignQueue
-from penstock.messages import checked_text
+from penstock.messages import TenantLimits, checked_text
 
 T = TypeVar("T")
 

@@ -4,9 +4,10 @@ Each operation is a generator that yields requests, receives replies and returns
 ``run_async`` on one of asyncio.  So both have one core, and a reply such as "the queue has grown" is handled in one place.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 from typing import Any, TypeVar
 
 from penstock.channels.queue.hands import choose_hand
@@ -14,7 +15,6 @@ from penstock.channels.queue.messages import (
     DeadMessage,
     Message,
     NewMessage,
-    TenantLimits,
     Written,
 )
 from penstock.channels.queue.stats import parse_stats
@@ -22,6 +22,7 @@ from penstock.channels.routing import QueueKeys
 from penstock.channels.scripts import Argument, Call, as_text
 from penstock.declarations import MAX_STREAMS
 from penstock.errors import ForeignQueue, InvalidMessage, QueueDamaged, TenantFull
+from penstock.messages import TenantLimits
 
 ITEMS = 100
 """Most messages in one call of a script: Redis serves no other client while a script runs."""
@@ -271,6 +272,14 @@ class QueueShard:
     def limit(self, tenant: str, limits: TenantLimits | None) -> Steps[None]:
         """Sets a tenant's limits; None takes them away.  The tenant "" is all those without limits of their own."""
         yield from self.call("queue/limit", (tenant, _encode_limits(limits)))
+
+    def declare(self, limits: Mapping[str, TenantLimits]) -> Steps[bool]:
+        """Sets the limits of a declaration, in place of those of an earlier one; returns whether they were not there."""
+        pairs = [(tenant, _encode_limits(each)) for tenant, each in sorted(limits.items())]
+        version = sha256(repr(pairs).encode()).hexdigest()[:16] if pairs else ""
+        flat = [text for pair in pairs for text in pair]
+        reply = yield from self.call("queue/declare", (version, *flat))
+        return bool(reply[1])
 
     def sweep(self, interval_s: float = 0.0) -> Steps[int]:
         """Buries what is late, shrinks the queue if it can, and rebuilds it if a part is missing.
