@@ -2,41 +2,42 @@
 -- keys: meta, messages, parked, streams...
 
 local FORMAT, OLDER = "queue.v2", "queue.v1"
-local PADDING = "%014x"
+local PADDING, MOST_STREAMS, MOST_AHEAD = "%014x", 256, 60000
 
 local function number(text)
   return tonumber(text or "") or 0
 end
 
 local found = redis.call("HMGET", meta, "format", "streams", "clock", "server", "floor", "cost", "sequence", "generation",
-  "listed", "closed", "keys", "tenants", "rebuilding", "weights")
+  "listed", "closed", "keys", "tenants", "rebuilding", "weights", "back")
 local format = found[1]
 local queue = {
-  streams = number(found[2]), floor = number(found[5]), cost = number(found[6]),
-  sequence = number(found[7]), generation = number(found[8]),
+  streams = number(found[2]), floor = number(found[5]), cost = number(found[6]), sequence = number(found[7]), generation = number(found[8]),
   listed = number(found[9]), tenants = number(found[12]), weights = number(found[14]),
 }
 if format and format ~= FORMAT and format ~= OLDER then
   return {"foreign", meta}
 end
 
--- The queue's clock, in milliseconds, never goes back.  After the server's clock was set back, it runs at half speed until the
--- server's has caught up: leases still expire, and nothing happens before it is due twice.
+-- The queue's clock, in milliseconds.  When the server's clock is set back, as by a failover, it does not go back: it runs at half speed
+-- until the server's has caught up, so leases still expire, and nothing happens before it is due twice.  But a server's clock that was
+-- far ahead, and is corrected, takes it `back`: sweep.lua moves what was timed by it.
 local time = redis.call("TIME")
 local server = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local elapsed = math.max(0, server - (tonumber(found[4] or "") or server))
-local clock = math.max(server, (tonumber(found[3] or "") or server) + elapsed / 2)
+local seen = tonumber(found[4] or "") or server
+local clock = math.max(server, (tonumber(found[3] or "") or server) + math.max(0, server - seen) / 2)
+local back = seen > server and clock > server + MOST_AHEAD and clock - server or 0
+clock, queue.back = clock - back, number(found[15]) + back
 local now = math.floor(clock)
 
 -- As redis.call, but nil if the key holds another type: one stream that something else has overwritten does not stop the others.
 local function call_or_nil(...)
   local reply = redis.pcall(...)
-  if type(reply) ~= "table" or not reply.err then
-    return reply
-  elseif string.find(reply.err, "WRONGTYPE", 1, true) then
-    return nil
+  local failure = type(reply) == "table" and reply.err
+  if failure and not string.find(failure, "WRONGTYPE", 1, true) then
+    error(failure, 0)
   end
-  error(reply.err, 0)
+  return not failure and reply or nil
 end
 
 -- The stream of a hand with the smallest backlog: the first empty one, or the shortest.  An entry leaves its stream with its message,
@@ -74,8 +75,7 @@ end
 
 -- Whether a script before this one was interrupted by a command that Redis refused, or a key has disappeared since then: the next
 -- sweep asks for a rebuild, which also brings a queue of an older release up.
-local is_suspect = false
-local is_rebuilding = found[13]
+local is_suspect, is_rebuilding = false, found[13]
 local function was_interrupted()
   return format and (format ~= FORMAT or found[10] ~= "1" or number(found[11]) ~= count_keys())
 end
@@ -99,12 +99,11 @@ local function save_queue()
     "cost", string.format("%.6f", queue.cost), "sequence", string.format("%.0f", queue.sequence),
     "generation", queue.generation, "listed", queue.listed, "tenants", queue.tenants,
     "weights", string.format("%.6f", queue.weights), "closed", is_suspect and 0 or 1,
-    "keys", count_keys())
+    "keys", count_keys(), "back", string.format("%.0f", queue.back))
 end
 
 -- Whether the queue has contents although its state is gone: it has to be rebuilt first.  Before a script makes a new queue, the
 -- rebuild looks at all streams that there could be, not only at those that the caller knows.
-local MOST_STREAMS = 256
 local function is_lost(makes_new)
   if format then
     return false

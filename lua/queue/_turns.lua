@@ -7,13 +7,15 @@
 local SETS = {r = ready, o = over, b = blocked}
 local FOREVER = "+inf"
 
--- The set where a tenant belongs, and its score there.  Until all leases are counted, a tenant with a limit in flight waits.
+-- The set where a tenant belongs, and its score there.  Its time to go may be of before the clock was set back.
+-- Until all leases are counted, a tenant with a limit in flight waits.
 local function classify(account)
   local own = account.limits
   if own.paused or (own.in_flight and (is_rebuilding or is_suspect or account.in_flight >= own.in_flight)) then
     return "b", FOREVER
   end
   if own.rate then
+    account.next_at = math.min(account.next_at, now + own.burst * 1000 / own.rate)
     local allowed_at = account.next_at - (own.burst - 1) * 1000 / own.rate
     if allowed_at > now then
       return "b", string.format("%.0f", math.ceil(allowed_at))

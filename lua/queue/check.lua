@@ -2,8 +2,9 @@
 -- includes: queue/_queue, queue/_records, queue/_whole
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, streams...
 -- args: sample:int
--- returns: {"checked", is_rebuilding, part, …} | {"garbage", key} | {"streams", count} | {"lost"} | {"foreign", key}
+-- returns: {"checked", is_rebuilding, server, ahead, part, …} | {"garbage", key} | {"streams", count} | {"lost"} | {"foreign", key}
 --
+-- `server` is the time of the server in milliseconds since 1970, and `ahead` how far the queue's clock is ahead of it.
 -- A part is one that does not agree with the others.  About `sample` values of the messages and of the accounts are read, to see
 -- whether they are ours.  Cost: O(streams + sample).
 
@@ -27,7 +28,7 @@ local entries = 0
 for stream = 0, queue.streams - 1 do
   entries = entries + (call_or_nil("XLEN", KEYS[streams + stream]) or 0)
 end
-local reply = {"checked", redis.call("HEXISTS", meta, "rebuilding")}
+local reply = {"checked", redis.call("HEXISTS", meta, "rebuilding"), server, now - server}
 for _, name in ipairs(parts_apart(entries)) do
   reply[#reply + 1] = name
 end

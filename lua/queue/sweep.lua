@@ -8,17 +8,43 @@
 -- one sweeps.  The queue shrinks to `wanted` streams once the surplus ones are empty.  is_whole is 0 if a key was deleted or changed by hand, or a
 -- rebuild has begun: rebuild.lua is to be called then.  Cost: O(streams + (100 + workers) × log messages).
 
-local FORGET_WORKER, FORGET_TENANTS = 3600000, 1000
+local FORGET_WORKER, FORGET_TENANTS, MOST_TIMED = 3600000, 1000, 5000
+
+-- The queue's clock was set back.  Leases, names that hold for a time, and pauses after attempts would last that much longer.
+local function set_back(by)
+  local after = "(" .. string.format("%.0f", now + by - 10000)
+  for _, key in ipairs({leases, windows}) do
+    local timed = redis.call("ZRANGEBYSCORE", key, after, "+inf", "WITHSCORES", "LIMIT", 0, MOST_TIMED)
+    for i = 1, #timed, 2 do
+      redis.call("ZINCRBY", key, -by, timed[i])
+    end
+  end
+  for _, member in ipairs(redis.call("ZRANGEBYSCORE", delayed, after, "+inf", "LIMIT", 0, MOST_TIMED)) do
+    local record = read_record(parked_id(member))
+    if record and record.at ~= record.since then
+      record.at = record.at - by
+      redis.call("ZADD", delayed, string.format("%.0f", record.at), member)
+      save_record(parked_id(member), record)
+    end
+  end
+  redis.call("ZUNIONSTORE", blocked, 1, blocked, "WEIGHTS", 0)
+  redis.call("DEL", dwell)
+  queue.back = 0
+end
+
 if is_lost() then
   return {"lost"}
 elseif #KEYS - streams + 1 < queue.streams then
   return {"streams", queue.streams}
 end
 local swept = redis.call("HGET", meta, "swept")
-if swept and now - number(swept) < interval then
+if swept and queue.back == 0 and now - number(swept) < interval then
   return {"swept", queue.streams, 0, 1}
 end
 begin_writing()
+if queue.back > 0 then
+  set_back(queue.back)
+end
 redis.call("HSET", meta, "swept", string.format("%.0f", now))
 
 local expired = 0

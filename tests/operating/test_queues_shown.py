@@ -11,16 +11,17 @@ import redis
 from fixtures.command_line import CommandLine
 from penstock import Log, Pipeline, Queue
 from penstock.channels.queue import FairQueue, TenantLimits
-from penstock.channels.queue.inspection import oldest_messages
+from penstock.channels.queue.inspection import CheckedShard, oldest_messages
 from penstock.database.connections import Connection
 from penstock.errors import ForeignQueue
 from penstock.inline import InlineExaminer
 from penstock.operating.doctor import CheckResult, diagnose
 from penstock.operating.doctor import queue as queue_checks
+from penstock.operating.doctor.queue import check_clocks
 from penstock.operating.reset import reset_epoch
 from penstock.operating.status import status
 from penstock.operating.status.report import ShardStatus
-from penstock.records import DEFAULT_SCOPE
+from penstock.records import DEFAULT_SCOPE, Shard, ShardName
 from penstock.streaming import Streamer
 from penstock.verifying import verify
 
@@ -193,6 +194,35 @@ def test_doctor_is_content_with_a_queue_that_is_worked_on(
     [found] = of(diagnose(connection, redis_client, flow), "queues")
     assert found.grade == "warning"
     assert "3 messages wait or are worked on" in found.message
+
+
+def test_doctor_names_a_queues_clock_that_is_far_ahead_and_the_command_that_sets_it_back(
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
+) -> None:
+    stage(connection, 1)
+    streamer.drain()
+    redis_client.hincrbyfloat("penstock:{jobs/0}:q-meta", "clock", 3_600_000)
+
+    found, *_ = of(diagnose(connection, redis_client, flow), "queues")
+    assert found.grade == "warning"
+    assert "jobs/0: its clock is 60 min ahead of that of Redis" in found.message
+
+    command = found.fix.rpartition(":")[0].split()
+    assert command[:2] == ["redis-cli", "HINCRBY"]
+    redis_client.hincrby(command[2], command[3], int(command[4]))
+    streamer.drain()
+    [found] = of(diagnose(connection, redis_client, flow), "queues")
+    assert found.grade == "ok"
+
+
+def test_doctor_names_servers_of_which_the_clocks_are_apart() -> None:
+    shard = ShardName("jobs", Shard(0))
+    right = CheckedShard(server_s=1000.0)
+
+    assert list(check_clocks("penstock", {shard: right}, 1003.0)) == []
+    for postgres_s, expected in ((700.0, "5 min ahead of"), (1010.0, "10 s behind")):
+        [found] = check_clocks("penstock", {shard: right}, postgres_s)
+        assert f"jobs/0: the clock of Redis is {expected} that of Postgres" in found.message
 
 
 def test_doctor_tells_of_dead_letters(

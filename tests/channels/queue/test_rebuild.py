@@ -358,3 +358,33 @@ def test_a_message_that_was_leased_during_a_rebuild_comes_back_before_later_ones
 
     probe.settle(first, "release")
     assert probe.drain() == ["1", "2"]
+
+
+def test_a_clock_that_was_far_ahead_takes_the_queues_with_it_and_what_was_timed_by_it(
+    probe: Probe,
+) -> None:
+    """It would stay ahead for another two hours, and all that follows would come an hour late."""
+    hour = 3600.0
+    probe.limit("slow", rate=1 / 20)
+    probe.sweep()
+    probe.pass_time(hour)
+    probe.sweep()
+    probe.write("t", "held", "tried again")
+    _, retried = probe.take(2, lease_s=30)
+    probe.settle(retried, "retry", delay_s=20.0)
+    probe.write("slow", "first", "second")
+    probe.write("t", "named", unique=Unique("n", "window", 20.0))
+    assert len(probe.drain()) == 2
+
+    probe.correct(hour)
+    for _ in range(2):
+        assert probe.take(5) == []
+        probe.sweep()
+    server_s, microseconds = probe.client.time()
+    assert abs(probe.now_ms() / 1000 - server_s - microseconds / 1e6) < 5
+
+    probe.pass_time(40)
+    assert sorted(probe.drain()) == ["held", "second", "tried again"]
+    assert probe.write("t", "again", unique=Unique("n", "window", 20.0))[0].is_new
+    assert probe.run(probe.shard.sweep(interval_s=1.0)) == 0
+    assert probe.is_whole()

@@ -73,11 +73,15 @@ class CheckedShard:
         apart: The parts that do not; the next sweep rebuilds them.
         is_rebuilding: Whether they are being rebuilt.
         foreign: A key with values that Penstock did not write; None if none was seen.
+        server_s: The time of its Redis, in seconds since 1970; None if it was not asked.
+        ahead_s: How far the queue's clock is ahead of that, in seconds.
     """
 
     apart: tuple[str, ...] = ()
     is_rebuilding: bool = False
     foreign: str | None = None
+    server_s: float | None = None
+    ahead_s: float = 0.0
 
 
 def check_queues(
@@ -103,7 +107,9 @@ def check_queues(
 def _checked(reply: Sequence[Any]) -> CheckedShard:
     match reply[0]:
         case b"checked":
-            return CheckedShard(tuple(map(as_text, reply[2:])), bool(reply[1]))
+            apart = tuple(map(as_text, reply[4:]))
+            times = {"server_s": reply[2] / 1000, "ahead_s": reply[3] / 1000}
+            return CheckedShard(apart, bool(reply[1]), **times)
         case b"garbage" | b"foreign":
             return CheckedShard(foreign=as_text(reply[1]))
         case _:  # what else there is, `inspect_queues` says

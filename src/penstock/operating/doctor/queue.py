@@ -1,6 +1,6 @@
 """Checks queues: that their keys are theirs, that their parts agree, and that their messages are done."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from penstock.channels.queue.inspection import CheckedShard, check_queues, find_foreign_keys
 from penstock.channels.routing import queue_keys
@@ -12,6 +12,9 @@ from penstock.records import Shard, ShardName
 
 SLOW_S = 60.0
 """Age of the oldest message that is a warning, in seconds."""
+
+CLOCKS_APART_S, MOST_AHEAD_S = 5.0, 60.0
+"""How far the clocks of two servers may be apart, and the queue's ahead of its server's, in seconds."""
 
 _REPAIR = "penstock stream, which rebuilds it within a second"
 
@@ -33,6 +36,10 @@ def queues(context: CheckContext) -> Iterator[CheckResult]:
 def _check_channel(context: CheckContext, channel: ChannelStatus) -> Iterator[CheckResult]:
     shards = [ShardName(channel.channel, Shard(each.shard)) for each in channel.shards]
     checked = check_queues(context.client, context.scope.namespace, shards)
+    [(now_s,)] = context.connection.execute(
+        "SELECT extract(epoch FROM clock_timestamp())::float8"
+    ).fetchall()
+    yield from check_clocks(context.scope.namespace, checked, now_s)
     for shard, each in zip(shards, channel.shards, strict=True):
         keys = queue_keys(context.scope.namespace, shard)
         foreign = find_foreign_keys(context.client, keys, MAX_STREAMS)
@@ -44,6 +51,28 @@ def _check_channel(context: CheckContext, channel: ChannelStatus) -> Iterator[Ch
         elif not foreign:
             yield from _check_parts(shard, each.queue, found_parts)
     yield from _check_waiting(channel)
+
+
+def check_clocks(
+    namespace: str, checked: Mapping[ShardName, CheckedShard], postgres_s: float
+) -> Iterator[CheckResult]:
+    """Warns of a server's clock that is wrong, and of a queue's that has remained ahead since one was."""
+    for shard, each in checked.items():
+        apart_s = 0.0 if each.server_s is None else each.server_s - postgres_s
+        if abs(apart_s) > CLOCKS_APART_S:
+            yield CheckResult.warning(
+                "queues",
+                f"{shard}: the clock of Redis is {format_age(abs(apart_s))} {'ahead of' if apart_s > 0 else 'behind'} that of "
+                "Postgres: what is due, and deadlines, come so much too early or too late",
+                "set the clocks of both hosts, best by NTP; then the queue's follows",
+            )
+        if each.ahead_s > MOST_AHEAD_S:
+            yield CheckResult.warning(
+                "queues",
+                f"{shard}: its clock is {format_age(each.ahead_s)} ahead of that of Redis, and goes at half speed until they agree: "
+                "what is due, and deadlines, come so much too early",
+                f"redis-cli HINCRBY {queue_keys(namespace, shard).root}q-meta server 60000: the next call sets it back",
+            )
 
 
 def _make_foreign(shard: ShardName, key: str, found: str) -> CheckResult:
