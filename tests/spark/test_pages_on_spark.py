@@ -132,7 +132,7 @@ def shop(engine: Engine, database_url: str, redis_url: str) -> Declared:
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("CREATE TABLE ride_index (id bigint, fare bigint)")
         connection.execute("CREATE TABLE fares (day date, fares bigint)")
-        connection.execute(blocks(ROOT / PAGE, "sql")[1].encode())
+        connection.execute(blocks(ROOT / PAGE, "sql")[2].encode())
     with shop.sessions.begin() as session:
         session.add_all(Ride(id=n, fare=20 * n) for n in range(1, 11))
     shop.drain()
@@ -193,15 +193,3 @@ def test_the_reference_runs(
         assert sum(info.last for info in map(reader.info, (0, 1))) == 10
     marked = spark.read.format("penstock.ick").options(**where, channel="ride-index").load()
     assert {row.member for row in marked.collect()} == {"6", "7", "8", "9", "10"}
-
-
-def test_the_references_view_is_read_by_sql(
-    spark: SparkSession, shop: Declared, redis_url: str
-) -> None:
-    view, _ = blocks(ROOT / PAGE, "sql")
-    servers = f"databaseUrl '{shop.database_url}', redisUrl '{redis_url}'"
-
-    spark.sql(view.replace("'rides'", f"'rides', {servers}"))
-
-    assert spark.table("rides").count() == 10
-    spark.catalog.dropTempView("rides")

@@ -7,13 +7,18 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StringType, StructField, StructType
 
+from fixtures.documents import DOCS, blocks
 from penstock.database.connections import Connection
 from penstock.errors import Gap, InvalidSetting
-from penstock.spark.sources.log import LogStore
+from penstock.spark.sources.catalog import with_kept_options
+from penstock.spark.sources.ick.source import IckSource
+from penstock.spark.sources.log import LogSource, LogStore
 from penstock.spark.sources.options import Options, known_options
 from penstock.spark.sources.reading import StreamReader, from_offset
-from penstock.spark.sources.table import reading
+from penstock.spark.sources.staged import StagedSource
+from penstock.spark.sources.table import TableSource, reading
 
 ALL = ReadAllAvailable()
 
@@ -77,22 +82,67 @@ def test_options_of_a_table_in_sparks_catalog_are_taken_once() -> None:
         known_options("s", {"option.typo": "1"}, {"channel"})
 
 
-def test_a_log_is_a_table_in_sparks_catalog(spark: SparkSession, where: dict[str, str]) -> None:
-    """On Spark, because it decides which options a source is given: to the schema twice, to the reader only those of the SELECT.
+SOURCES: dict[str, tuple[Any, dict[str, str]]] = {
+    "penstock.log": (LogSource, {"channel": "things"}),
+    "penstock.staged": (StagedSource, {"channel": "things"}),
+    "penstock.table": (TableSource, {"query": "SELECT 1 AS a"}),
+    "penstock.ick": (IckSource, {"key": "stale"}),
+}
 
-    About three seconds.
-    """
-    given = ", ".join(f"'{name}' = '{value}'" for name, value in where.items())
-    options = ", ".join(f"{name} '{value}'" for name, value in where.items())
-    spark.sql(f"CREATE TABLE things_in_sql USING penstock.log OPTIONS ({options})")
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_columns_of_a_table_in_sparks_catalog_keep_its_options(
+    name: str, where: dict[str, str]
+) -> None:
+    """As Spark calls a source: ``schema`` has the options when the table is created, a reader has the columns."""
+    source, options = SOURCES[name]
+    urls = ["databaseUrl"] if name == "penstock.table" else ["databaseUrl", "redisUrl"]
+    given = options | {url: where[url] for url in urls}
+    created = source(given | {f"option.{option}": value for option, value in given.items()})
+    columns = StructType.fromJson(json.loads(created.schema().json()))
+
+    assert list(source({}).reader(columns).partitions())
+    chosen = {name.lower(): value for name, value in given.items()} | {"shards": "7"}
+    assert with_kept_options(columns, {"Shards": "7"}) == chosen
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("databaseUrl", "postgresql://me:secret@db/shop", "set PENSTOCK_DATABASE_URL"),
+        ("redisUrl", "redis://:secret@cache", "set PENSTOCK_REDIS_URL"),
+        ("pushFilters", "true", "leave it out of a table"),
+    ],
+)
+def test_a_table_keeps_neither_passwords_nor_the_filters_of_one_query(
+    option: str, value: str, says: str
+) -> None:
+    given = {"channel": "things", option: value}
+    LogSource(given).schema()
+    with pytest.raises(InvalidSetting, match=says) as refused:
+        LogSource({f"option.{name}": each for name, each in given.items()}).schema()
+    assert "secret" not in str(refused.value)
+
+
+def test_a_table_that_names_its_columns_has_no_options_and_says_so() -> None:
+    with pytest.raises(InvalidSetting, match=r"channel is missing.* WITH \('channel' = '…'\)"):
+        LogSource({}).reader(StructType([StructField("key", StringType())]))
+
+
+def test_the_references_view_and_table_are_read_by_sql(
+    spark: SparkSession, where: dict[str, str]
+) -> None:
+    """On Spark, because it decides what a source is given of a table's options, and when.  About three seconds."""
+    servers = f"databaseUrl '{where['databaseUrl']}', redisUrl '{where['redisUrl']}'"
+    view, table, _ = blocks(DOCS / "reference" / "spark.md", "sql")
+    for statement in (view, table):
+        spark.sql(statement.replace("'rides'", f"'things', {servers}"))
     try:
-        [row] = spark.sql(
-            f"SELECT count(*) AS n FROM things_in_sql WITH ({given}) WHERE shard = 1"
-        ).collect()
-        [all_of_them] = spark.sql(
-            f"SELECT count(*) AS n FROM things_in_sql WITH ({given})"
+        found = spark.sql(
+            "SELECT count(*) AS n FROM rides UNION ALL SELECT count(*) FROM all_rides"
         ).collect()
     finally:
-        spark.sql("DROP TABLE things_in_sql")
+        spark.sql("DROP TABLE all_rides")
+        spark.catalog.dropTempView("rides")
 
-    assert (all_of_them.n, 0 < row.n < 100) == (100, True)
+    assert [row.n for row in found] == [100, 100]

@@ -27,6 +27,7 @@ from penstock.channels.server import redis_errors
 from penstock.database.registry import registered_channels
 from penstock.errors import ForeignLog, SchemaMissing
 from penstock.records import BEGINNING, Offset, OffsetRange, ShardName
+from penstock.spark.sources.catalog import with_kept_options
 from penstock.spark.sources.columns import batch, text
 from penstock.spark.sources.connections import postgres, redis_client
 from penstock.spark.sources.failing import one_line_errors
@@ -64,27 +65,28 @@ class LogSource(DataSource):
     @one_line_errors()
     def reader(self, schema: StructType) -> DataSourceReader:
         """The batch reader."""
-        store = LogStore(self._options(streaming=False))
+        store = LogStore(self._options(schema, streaming=False))
         return BatchReader(store, Projection.parse(self.name(), schema))
 
     @one_line_errors()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
         """The streaming reader."""
-        store = LogStore(self._options(streaming=True))
+        store = LogStore(self._options(schema, streaming=True))
         return StreamReader(store, Projection.parse(self.name(), schema))
 
     @one_line_errors()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001  Spark's
         """The batch writer."""
-        return BatchWriter(self._options(streaming=False), schema, overwrite=overwrite)
+        return BatchWriter(self._options(schema, streaming=False), schema, overwrite=overwrite)
 
     @one_line_errors()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001, N802  Spark's
         """The streaming writer."""
-        return StreamWriter(self._options(streaming=True), schema, overwrite=overwrite)
+        return StreamWriter(self._options(schema, streaming=True), schema, overwrite=overwrite)
 
-    def _options(self, *, streaming: bool) -> Options:
-        return Options.parse(self.name(), self.options, streaming=streaming)
+    def _options(self, schema: StructType, *, streaming: bool) -> Options:
+        given = with_kept_options(schema, self.options)
+        return Options.parse(self.name(), given, streaming=streaming)
 
 
 @dataclass

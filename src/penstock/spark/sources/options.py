@@ -12,6 +12,7 @@ from penstock.declarations import Log
 from penstock.errors import DeclarationError, InvalidSetting
 from penstock.kinds import checked_name
 from penstock.records import DEFAULT_SCOPE, Scope
+from penstock.spark.sources.catalog import find_table_options, keep_options
 from penstock.spark.sources.columns import HEADERS, SPARK_SCHEMA
 from penstock.spark.sources.places import (
     EARLIEST,
@@ -62,9 +63,6 @@ KNOWN = {
     "redisurl",
     "databaseurl",
 }
-_OF_A_TABLE = "option."
-"""What Spark puts before the options of a table in its catalog, which it gives without it, too."""
-
 _UNITS = {"us": 1e-6, "ms": 1e-3, "": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
@@ -203,13 +201,14 @@ def record_schema(source: str, given: Mapping[str, Any]) -> StructType:
     """The columns of a record; without ``headers``, if ``includeHeaders`` is false.
 
     Raises:
-        InvalidSetting: An option is invalid, so that ``load`` fails, and not the first action.
+        InvalidSetting: An option is invalid, so that ``load`` fails, and not the first action; or a table cannot keep one.
         InvalidName: A name breaks the rule for names.
     """
     Options.parse(source, given, streaming=None)
     options = known_options(source, given, KNOWN)
     included = _flag(source, options, "includeheaders", "includeHeaders")
-    return StructType([f for f in SPARK_SCHEMA if included or f.name != HEADERS])
+    columns = StructType([f for f in SPARK_SCHEMA if included or f.name != HEADERS])
+    return keep_options(source, columns, given)
 
 
 def known_options(source: str, given: Mapping[str, Any], known: Collection[str]) -> dict[str, str]:
@@ -220,11 +219,7 @@ def known_options(source: str, given: Mapping[str, Any], known: Collection[str])
     """
     options = {str(name).lower(): str(value) for name, value in given.items()}
     known = {*known, *SPARKS_OWN}
-    of_table = {
-        name.removeprefix(_OF_A_TABLE): value
-        for name, value in options.items()
-        if name.startswith(_OF_A_TABLE)
-    }
+    of_table = find_table_options(given)
     if of_table:  # what else is not known are properties of the table, such as its owner
         options = of_table | {name: options[name] for name in options if name in known}
     unknown = sorted(set(options).difference(known))

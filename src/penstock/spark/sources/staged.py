@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from penstock.database.statements import statements
 from penstock.records import Offset, OffsetRange, ShardName
+from penstock.spark.sources.catalog import with_kept_options
 from penstock.spark.sources.columns import ARROW_SCHEMA, batch
 from penstock.spark.sources.connections import arrow
 from penstock.spark.sources.failing import one_line_errors
@@ -49,13 +50,13 @@ class StagedSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """The batch reader."""
         projection = Projection.parse(self.name(), schema)
-        return BatchReader(self._store(projection, streaming=False), projection)
+        return BatchReader(self._store(schema, projection, streaming=False), projection)
 
     @one_line_errors()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
         """The streaming reader."""
         projection = Projection.parse(self.name(), schema)
-        return StreamReader(self._store(projection, streaming=True), projection)
+        return StreamReader(self._store(schema, projection, streaming=True), projection)
 
     @one_line_errors()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001  Spark's
@@ -67,8 +68,11 @@ class StagedSource(DataSource):
         """The streaming writer."""
         return StagingStreamWriter(self.options, schema, overwrite=overwrite)
 
-    def _store(self, projection: Projection, *, streaming: bool) -> "JournalStore":
-        options = Options.parse(self.name(), self.options, streaming=streaming)
+    def _store(
+        self, schema: StructType, projection: Projection, *, streaming: bool
+    ) -> "JournalStore":
+        given = with_kept_options(schema, self.options)
+        options = Options.parse(self.name(), given, streaming=streaming)
         return JournalStore(options, payloads=projection.needs_payloads)
 
 

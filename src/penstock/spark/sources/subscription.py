@@ -16,6 +16,8 @@ _NAMES = {
     "assign": "assign",
 }
 
+_OF_A_TABLE = """. In Spark's catalog, a table that names its columns has no options: SELECT * FROM t WITH ('channel' = '…')"""
+
 
 @dataclass(frozen=True)
 class Subscription:
@@ -41,7 +43,10 @@ class Subscription:
         """
         given = [name for name in _NAMES if name in options]
         if not given:
-            raise InvalidSetting(f"{source}: option channel is missing: the name of the channel")
+            raise InvalidSetting(
+                f"{source}: option channel is missing: the name of the channel"
+                + ("" if options else _OF_A_TABLE)
+            )
         if len(given) > 1:
             names = " and ".join(_NAMES[name] for name in given)
             raise InvalidSetting(f"{source}: give one of the options {names}")

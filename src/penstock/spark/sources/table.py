@@ -24,6 +24,7 @@ from penstock.database.errors import first_line, postgres_errors
 from penstock.database.quoting import quote, quote_literal
 from penstock.errors import InvalidSetting, SnapshotLost, Unknown
 from penstock.parsing import parse_json
+from penstock.spark.sources.catalog import keep_options, with_kept_options
 from penstock.spark.sources.connections import arrow, postgres, warm
 from penstock.spark.sources.failing import one_line_errors
 from penstock.spark.sources.filters import PushFilters
@@ -88,16 +89,18 @@ class TableSource(DataSource):
 
         Raises:
             UnreadableValue: A column has numbers that no decimal of Spark holds.
+            InvalidSetting: A table in Spark's catalog cannot keep an option.
         """
         relation = _Relation.parse(self.options)
-        return StructType(
+        columns = StructType(
             [column.in_spark(text=relation.is_text(column)) for column in relation.measured()]
         )
+        return keep_options(self.name(), columns, self.options)
 
     @one_line_errors()
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader, for the requested columns and types."""
-        return TableReader(_Relation.parse(self.options), schema)
+        return TableReader(_Relation.parse(with_kept_options(schema, self.options)), schema)
 
 
 @dataclass(frozen=True)

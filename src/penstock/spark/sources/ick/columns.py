@@ -4,12 +4,29 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from penstock.channels.ick.operations import Mark
 
-SPARK_SCHEMA = (
-    "channel string, shard int, member string, bytes binary, score double, timestamp timestamp, "
-    "reservation bigint"
+SPARK_SCHEMA = StructType(
+    [
+        StructField("channel", StringType()),
+        StructField("shard", IntegerType()),
+        StructField("member", StringType()),
+        StructField("bytes", BinaryType()),
+        StructField("score", DoubleType()),
+        StructField("timestamp", TimestampType()),
+        StructField("reservation", LongType()),
+    ]
 )
 """The columns for Spark.  ``member`` is null if its bytes are not UTF-8, ``timestamp`` if the score is not a time."""
 

@@ -9,6 +9,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from penstock.spark.sources.catalog import keep_options, with_kept_options
 from penstock.spark.sources.failing import one_line_errors
 from penstock.spark.sources.ick.columns import SPARK_SCHEMA
 from penstock.spark.sources.ick.options import SOURCE, IckOptions
@@ -24,19 +25,20 @@ class IckSource(DataSource):
         """Its name for ``format``."""
         return SOURCE
 
-    def schema(self) -> str:
+    @one_line_errors()
+    def schema(self) -> StructType:
         """The columns of a member."""
-        return SPARK_SCHEMA
+        return keep_options(SOURCE, SPARK_SCHEMA, self.options)
 
     @one_line_errors()
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  Spark's
+    def reader(self, schema: StructType) -> DataSourceReader:
         """The batch reader, which reserves nothing."""
-        return IckBatchReader(IckOptions.parse(self.options))
+        return IckBatchReader(IckOptions.parse(with_kept_options(schema, self.options)))
 
     @one_line_errors()
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
         """The streaming reader, which reserves."""
-        return IckStreamReader(IckOptions.parse(self.options))
+        return IckStreamReader(IckOptions.parse(with_kept_options(schema, self.options)))
 
     @one_line_errors()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001  Spark's
