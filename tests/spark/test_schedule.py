@@ -122,6 +122,27 @@ def test_a_moment_without_any_slot_ends_nothing(clock: list[float], slots: FakeS
     assert schedule.next_plan().tasks == plan.tasks
 
 
+@pytest.mark.parametrize("runs_epochs", [True, False])
+def test_a_cluster_that_has_lost_its_last_slot_says_what_it_waits_for(
+    runs_epochs: bool, clock: list[float], slots: FakeSlots
+) -> None:
+    """Set-based consumers without epochs wait just as silently."""
+    schedule = make(slots)
+    if runs_epochs:
+        schedule.next_plan()
+    with capture_logs() as logs:
+        checks(schedule, clock, 2)
+        slots.now = 0
+        checks(schedule, clock, 3)
+        assert logs == []
+        checks(schedule, clock, 20)
+        slots.now = 4
+        checks(schedule, clock, 20)
+
+    said = {"event": "waiting for executors", "log_level": "warning", "slots": 0, "tasks": 6}
+    assert logs == [said, said]
+
+
 def test_tasks_that_get_no_slot_share_those_that_there_are(
     clock: list[float], slots: FakeSlots
 ) -> None:

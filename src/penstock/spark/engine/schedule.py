@@ -40,26 +40,26 @@ class Schedule:
             reserved: Slots to leave to other queries, as long as there is one more.
         """
         self._consumers, self._streamers = consumers, streamers
+        self._most = count_pieces(consumers) + min(1, streamers)
         self._slots, self._reserved = slots, reserved
         self._plan = Plan("", ())
         self._limit: int | None = None
         self._next_limit: int | None = None
-        self._check_at = self._waits_since = 0.0
+        self._check_at = self._waits_since = self._say_at = 0.0
         self._changed = False
 
     def wait_for_slots(self, stop: Callable[[], bool]) -> None:
         """Waits for executors: for the first as long as it takes, for more until no other comes, and says so."""
-        most = count_pieces(self._consumers) + min(1, self._streamers)
         found, since, say_at = 0, monotonic(), monotonic() + 1.0
         while not stop():
             now = monotonic()
             if (count := self._slots.count()) != found:
                 found, since = count, now
             settled_s = SETTLED_S if self._slots.may_grow else 0.0
-            if found >= most + self._reserved or (found and now - since >= settled_s):
+            if found >= self._most + self._reserved or (found and now - since >= settled_s):
                 return
             if now >= say_at:
-                log.info("waiting for executors", slots=found, tasks=most)
+                log.info("waiting for executors", slots=found, tasks=self._most)
                 say_at = now + SAY_EVERY_S
             sleep(0.1)
 
@@ -86,10 +86,21 @@ class Schedule:
     def outdated_epoch(self) -> str | None:
         """The epoch that runs, if it is to end now because there are other slots than it was planned for."""
         now = monotonic()
-        if not self._plan.epoch or now < self._check_at:
+        if now < self._check_at:
             return None
         self._check_at = now + CHECK_EVERY_S
+        self._say_if_none_is_left(now)
+        if not self._plan.epoch:
+            return None
         return self._plan.epoch if self._has_other_slots() or self._has_waited(now) else None
+
+    def _say_if_none_is_left(self, now: float) -> None:
+        """As at the start: Spark waits for executors for ever, without a word."""
+        if self._slots.count():
+            self._say_at = now + PATIENCE_S
+        elif now >= self._say_at:
+            log.warning("waiting for executors", slots=0, tasks=self._most)
+            self._say_at = now + SAY_EVERY_S
 
     def _has_other_slots(self) -> bool:
         """Twice in succession, since several executors come and go together."""
