@@ -158,6 +158,8 @@ def test_a_poison_record_is_isolated_and_named_and_its_payload_is_never_logged(
     assert sorted((each["consumer"], each["key"]) for each in found) == [
         (name, "k3") for name in FAILING
     ]
+    [in_udf] = [each["reason"] for each in found if each["consumer"] == "in-python"]
+    assert in_udf.startswith("PythonException: ValueError: invalid literal for int()")
     connection.execute("""UPDATE penstock.dead_letters SET data = '{"name": "3"}'""")
     again = penstock("dead-letters", "retry", "casting", "--all")
     assert again.returncode == 0, again.stderr

@@ -2,9 +2,16 @@
 
 import pytest
 from py4j.protocol import Py4JNetworkError
+from pyspark.errors import PythonException
 
+from penstock.consuming.failures import reason
 from penstock.errors import ForeignLog, ServerUnavailable
-from penstock.spark.engine.spark_errors import _ENDED, is_sparks_fault, reading_errors
+from penstock.spark.engine.spark_errors import (
+    _ENDED,
+    in_one_line,
+    is_sparks_fault,
+    reading_errors,
+)
 
 FAILED = "Job aborted due to stage failure: Task 0 in stage 4.0 failed 2 times, most recent failure: Lost task 0.1 in stage 4.0 "
 
@@ -42,6 +49,30 @@ def test_a_broken_connection_to_the_jvm_is_sparks_fault_and_an_error_of_the_hand
 ):
     assert is_sparks_fault(Py4JNetworkError("Answer from Java side is empty"))
     assert not is_sparks_fault(ValueError("ServerUnavailable: Job 7 cancelled"))
+
+
+IN_A_UDF = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "shop.py", line 4, in parse
+    return int(value)
+ValueError: invalid literal
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "shop.py", line 6, in parse
+    raise RuntimeError("no fare:\\nNone") from error
+shop.NoFare: no fare:
+None"""
+
+
+def test_a_dead_letters_reason_is_what_a_udf_raised() -> None:
+    """It was that "an exception was thrown from the Python worker"."""
+    said = in_one_line(PythonException(IN_A_UDF))
+    assert said is not None
+    assert reason(said) == "PythonException: shop.NoFare: no fare:"
+    assert in_one_line(PythonException("no traceback")) is None
+    assert in_one_line(ValueError(IN_A_UDF)) is None
 
 
 def test_an_error_of_reading_keeps_its_kind_and_quotes_nothing() -> None:

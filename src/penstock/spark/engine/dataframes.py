@@ -12,7 +12,6 @@ from functools import partial, wraps
 from time import monotonic, sleep
 from typing import Any, Unpack, cast
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
@@ -38,10 +37,9 @@ from penstock.pipeline import Pipeline
 from penstock.records import Offset, OffsetRange, Place, Record, Scope, ShardName
 from penstock.spark.engine.rows import RowReader, Span, select
 from penstock.spark.engine.spark_errors import (
-    JobFailed,
     RecordsLost,
+    in_one_line,
     is_sparks_fault,
-    java_message,
 )
 from penstock.spark.names import named_jobs
 from penstock.spark.sources.ranges import Positions, share_limit
@@ -311,8 +309,8 @@ class FrameWorker(LogWorker[Place]):
                     raise ServerUnavailable(
                         f"Spark failed under the handler: {type(error).__name__}"
                     ) from error
-                if isinstance(error, Py4JJavaError):
-                    raise JobFailed(java_message(error)) from error
+                if (said := in_one_line(error)) is not None:
+                    raise said from error
                 raise
 
         return guarded

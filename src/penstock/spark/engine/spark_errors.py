@@ -59,6 +59,17 @@ def java_message(error: Py4JJavaError) -> str:
     return str(error.java_exception.getMessage())
 
 
+def in_one_line(error: BaseException) -> Exception | None:
+    """The error of a job with what failed as its text: a dead letter's reason is the first line.  None for any other."""
+    match error:
+        case Py4JJavaError():
+            return JobFailed(java_message(error))
+        case PythonException() if said := raised_in_python(str(error)):
+            return PythonException(said)
+        case _:
+            return None
+
+
 def name_java_error(error: Py4JJavaError) -> str:
     """The classes of Java's error and its causes, without their texts, which may quote a value."""
     names: list[str] = []
@@ -74,13 +85,19 @@ def name_reason(text: str) -> str:
 
     Of an error that is not Penstock's only the class, since its text may quote a value.
     """
-    _, traceback, raised = text.rpartition("Traceback (most recent call last):")
-    lines = raised.splitlines()
-    if not traceback:
-        return next(iter(lines), "")
-    # What is indented are the places; what follows the error is Java's stack.
-    said = next((line for line in lines if line[:1].strip()), "Traceback")
+    said = raised_in_python(text)
+    if said is None:
+        return next(iter(text.splitlines()), "")
     return said if said.startswith("penstock.errors.") else said.partition(":")[0]
+
+
+def raised_in_python(text: str) -> str | None:
+    """The first line of what a Python process of Spark's raised, with its class; None if there is no traceback in the text."""
+    _, traceback, raised = text.rpartition("Traceback (most recent call last):")
+    if not traceback:
+        return None
+    # What is indented are the places; what follows the error is the rest of its text, or Java's stack.
+    return next((line for line in raised.splitlines() if line[:1].strip()), "Traceback")
 
 
 @contextmanager
