@@ -1,5 +1,6 @@
 """What a query need not read: shards, offsets, rows and columns; and payloads with types."""
 
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,15 @@ from pyspark.sql.datasource import (
     Not,
     StringStartsWith,
 )
-from pyspark.sql.types import LongType, StringType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DoubleType,
+    FloatType,
+    LongType,
+    StringType,
+    StructType,
+)
 
 from fixtures.flow import stage_rows
 from fixtures.spark import run_to_end
@@ -191,6 +200,40 @@ def test_a_payload_that_does_not_fit_is_named_and_not_quoted(payload: str) -> No
         project(StructType().add("n", LongType()), records)
 
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "fits"),
+    [
+        ("0.1", (FloatType, DoubleType)),
+        ("-1.25e-7", (FloatType, DoubleType)),
+        ("16777216", (FloatType, DoubleType)),
+        ("16777217", (DoubleType,)),
+        ("12345678.91", (DoubleType,)),
+        ("0.30000000000000004", (DoubleType,)),
+        ("9007199254740992.000", (FloatType, DoubleType)),
+        ("9007199254740993", ()),
+        ("1234567890.12345678901", ()),
+        ("1180591620717411303424", (FloatType, DoubleType)),
+        ("1e39", (DoubleType,)),
+        ("1e400", ()),
+        ("1e-400", ()),
+        ("null", (FloatType, DoubleType)),
+    ],
+)
+def test_a_float_has_all_digits_or_is_refused(
+    number: str, fits: tuple[type[DataType], ...]
+) -> None:
+    """As the page says of all numbers; Arrow and Spark's own parser round."""
+    data = pa.array(["{}", f'{{"n": {number}, "in": [{{"n": {number}}}]}}', "{}"])
+    records = RECORDS.set_column(3, "data", data)
+
+    for type_ in (FloatType, DoubleType):
+        alone = StructType().add("n", type_())
+        for schema in (alone, StructType().add("in", ArrayType(alone))):
+            refused = pytest.raises(UnreadableValue, match="c/0 offset 8")
+            with nullcontext() if type_ in fits else refused:
+                assert len(project(schema, records)) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,10 @@
 """Typed payloads: JSON text, parsed by Arrow into the fields that a query names."""
 
 import io
+import json
+import struct
+from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -91,7 +95,7 @@ def _try_parse(texts: pa.StringArray, wanted: pa.StructType) -> pa.StructArray |
                 unexpected_field_behavior="ignore",
             ),
         )
-        if table.num_rows != len(texts):
+        if table.num_rows != len(texts) or not _keep_digits(texts, wanted):
             return None
         columns = [
             table.column(number).combine_chunks().cast(wanted.field(number).type)
@@ -100,6 +104,50 @@ def _try_parse(texts: pa.StringArray, wanted: pa.StructType) -> pa.StructArray |
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
     return pa.StructArray.from_arrays(columns, fields=list(wanted))
+
+
+_MANY_DIGITS = r"[0-9][0-9.]{6,}|[eE][-+]?[0-9]{2}"
+"""What a text has whose numbers may not fit into a float: more digits than six, or a large exponent."""
+
+
+def _keep_digits(texts: pa.StringArray, wanted: pa.StructType) -> bool:
+    """Whether all numbers that are read as floats keep their digits, which Arrow does not look at."""
+    if not any(_has_floats(field.type) for field in wanted):
+        return True
+    doubtful = texts.filter(pc.match_substring_regex(texts, _MANY_DIGITS))
+    try:
+        payloads = [
+            json.loads(text, parse_float=Decimal, parse_int=Decimal)
+            for text in doubtful.to_pylist()
+        ]
+    except (ValueError, RecursionError):
+        return False
+    return all(_keeps_digits(each, wanted) for each in payloads)
+
+
+def _has_floats(type_: pa.DataType) -> bool:
+    if pa.types.is_list(type_) or pa.types.is_struct(type_):
+        return any(_has_floats(type_.field(n).type) for n in range(type_.num_fields))
+    return bool(pa.types.is_floating(type_))
+
+
+def _keeps_digits(value: Any, type_: pa.DataType) -> bool:
+    if value is None:
+        return True
+    if pa.types.is_struct(type_):
+        return all(_keeps_digits(value.get(field.name), field.type) for field in type_)
+    if pa.types.is_list(type_):
+        return all(_keeps_digits(each, type_.value_type) for each in value)
+    if not pa.types.is_floating(type_):
+        return True
+    try:
+        near = float(value)
+        if pa.types.is_float32(type_):
+            [near] = struct.unpack("f", struct.pack("f", near))
+    except OverflowError:
+        return False
+    digits = "".join(map(str, value.as_tuple().digits)).strip("0")
+    return Decimal(f"{near:.{max(1, len(digits))}g}") == value
 
 
 def _written(field: pa.Field) -> pa.Field:
