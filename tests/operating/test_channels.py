@@ -19,8 +19,10 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import ChannelRetired, NotReplayable, Refused, Unknown
 from penstock.operating.channels import (
     adopt_channel,
+    changing,
     list_channels,
     retire_channel,
+    retiring,
 )
 from penstock.operating.replay import Replay, ReplayRequest, replay
 from penstock.operating.status import status
@@ -311,3 +313,29 @@ def published(client: redis.Redis) -> int:
         len([*read(client, "penstock", ShardName("kept", shard.shard), BEGINNING, 1_000_000)])
         for shard in kept.shard_names
     )
+
+
+def test_nothing_is_sequenced_or_registered_while_a_channel_is_retired(
+    filled: Streamer,
+    connection: Connection,
+    database_url: str,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guarantee 9: a tick that had read the registry before would add to its journal afterwards."""
+    locked: list[str] = []
+
+    def watch(*arguments: Any) -> changing.Contents:
+        for table in ("ticks", "journal", "channels"):
+            with (
+                psycopg.connect(database_url) as other,
+                pytest.raises(psycopg.errors.LockNotAvailable),
+            ):
+                other.execute(f"LOCK TABLE penstock.{table} IN ROW EXCLUSIVE MODE NOWAIT".encode())
+            locked.append(table)
+        return changing.read_contents(*arguments)
+
+    monkeypatch.setattr(retiring, "read_contents", watch)
+    retire_channel(connection, redis_client, "old", discard=True, apply=True, pause=lambda _: None)
+
+    assert locked == ["ticks", "journal", "channels"]

@@ -147,7 +147,7 @@ def _keeps_digits(value: Any, type_: pa.DataType) -> bool:
     except OverflowError:
         return False
     digits = "".join(map(str, value.as_tuple().digits)).strip("0")
-    return Decimal(f"{near:.{max(1, len(digits))}g}") == value
+    return bool(Decimal(f"{near:.{max(1, len(digits))}g}") == value)
 
 
 def _written(field: pa.Field) -> pa.Field:
