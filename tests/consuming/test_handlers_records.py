@@ -42,6 +42,33 @@ def records(request: pytest.FixtureRequest, entry: Entry) -> Records:
             return Records.of(made)
 
 
+def test_the_payload_of_one_that_is_iterated_is_parsed_with_those_after_it(entry: Entry) -> None:
+    """Unless it is not asked for; a payload that is no JSON fails for itself alone."""
+    unasked = [record for record in Records.of(entry) if "data" in record.__dict__]
+    records = Records.of(Entry(SHARD, Offset(1), entry.columns))
+    at = [record.data for record in records if record.offset >= 2]
+    first, second, *_ = records
+
+    assert unasked == []
+    assert at == [{"n": n} for n in range(2, 6)]
+    assert "data" not in first.__dict__
+    second.data["n"] = 7
+    assert [record.data["n"] for record in records] == [1, 7, 3, 4, 5]  # the same objects
+
+    rows = [
+        (n, "k", "insert", "thing", text, "", n)
+        for n, text in enumerate(("1", "2", "]", "3, 4", "5"), 1)
+    ]
+    broken = Records.of(Entry(SHARD, Offset(1), Columns.pack(rows)))
+    read: list[Any] = []
+    for record in broken:
+        try:
+            read.append(record.data)
+        except ValueError:
+            read.append(None)
+    assert read == [1, 2, None, None, 5]
+
+
 def test_they_are_used_as_a_list_is(records: Records, entry: Entry) -> None:
     same = entry.records
 

@@ -380,16 +380,14 @@ def redis_fails_over(storm: Storm) -> None:
     watched.fail_over()
     watched.primary.start()
     watched.primary, watched.replica = watched.replica, watched.primary
+    with redis.Redis.from_url(watched.replica.url) as client:
+        client.replicaof("127.0.0.1", watched.primary._port)  # a Sentinel would, some seconds later
 
-    def follows() -> bool:
-        with redis.Redis.from_url(watched.replica.url) as client:
-            try:
-                role = client.role()
-            except redis.ConnectionError:
-                return False
-        return bool(role[0] == b"slave" and role[3] == b"connected")
+        def follows() -> bool:
+            role = client.role()
+            return bool(role[0] == b"slave" and role[3] == b"connected")
 
-    eventually(follows, "the old primary follows the new one", timeout_s=120)
+        eventually(follows, "the old primary follows the new one", timeout_s=120)
     eventually(watched._is_ready, "the Sentinel knows its replica", timeout_s=120)
 
 

@@ -6,10 +6,11 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fixtures.damaged_entries import mutate
+from penstock import parsing
 from penstock.batches import CODECS, Columns, Entry
 from penstock.batches.entries import FIELDS
 from penstock.channels.log import NAMES
@@ -20,7 +21,12 @@ from penstock.records import Offset, Shard, ShardName
 
 SHARD = ShardName("things", Shard(0))
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text('[]{}"\\a', max_size=9),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.text('[]{}"\\a', max_size=9),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner),
 )
 
@@ -32,10 +38,43 @@ def nested(depth: int, kind: str = "[]") -> str:
     return '{"}": [], "a": ' * depth + "0" + "}" * depth
 
 
-@settings(max_examples=30)
-@given(VALUES, st.sampled_from(["", " ", "\n"]))
-def test_json_is_read_as_the_standard_library_reads_it(value: Any, around: str) -> None:
-    assert parse_json(f"{around}{json.dumps(value)}{around}") == value
+@pytest.fixture(params=["by msgspec", "without it"], autouse=True)
+def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker has msgspec; an application that reads a log of its own need not."""
+    if request.param == "by msgspec":
+        assert parsing._decoder() != parsing._scan
+    else:
+        monkeypatch.setattr(parsing, "_decoder", lambda: parsing._scan)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(VALUES, st.sampled_from(["", " ", "\n"]), st.booleans())
+def test_json_is_read_as_the_standard_library_reads_it(
+    value: Any,
+    around: str,
+    is_ascii: bool,  # noqa: FBT001
+) -> None:
+    """Each number with its digits and its type, each text with its characters, the last of equal names."""
+    text = f"{around}{json.dumps(value, ensure_ascii=is_ascii)}{around}"
+    assert repr(parse_json(text)) == repr(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1e400",
+        "-0",
+        "-0.0",
+        "1E5",
+        "18446744073709551616",
+        "9007199254740993.0",
+        '"\\ud800"',
+        '{"a": 1, "a": 2}',
+        "NaN",
+    ],
+)
+def test_what_parsers_disagree_about_is_read_as_the_standard_library_reads_it(text: str) -> None:
+    assert repr(parse_json(text)) == repr(json.loads(text))
 
 
 @pytest.mark.parametrize("kind", ["[]", "{}"])

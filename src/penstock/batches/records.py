@@ -87,7 +87,14 @@ class Records(Sequence[Record[Payload]]):
         return self._between(start, stop)
 
     def __iter__(self) -> Iterator[Record[Payload]]:
-        return chain.from_iterable(part.records() for part in self._parts)
+        for part in self._parts:
+            coming = iter(part.records())
+            for record in coming:
+                yield record
+                if "data" in record.__dict__:  # it was asked for, so it will be of the others
+                    left = [*coming]
+                    _parse_together(left)
+                    yield from left
 
     def __add__(self, other: Sequence[Record]) -> "Records[Any]":
         return Records.join([self, other])
@@ -154,14 +161,7 @@ class Records(Sequence[Record[Payload]]):
         Raises:
             ValueError: One of them is not JSON, or cannot be read.
         """
-        texts = self.data_json
-        parsed: list[Any] = decode_json(f"[{','.join(texts)}]")
-        if len(parsed) != len(texts):
-            # A text that is no JSON by itself must not be taken for a part of its neighbour.
-            return [*map(parse_json, texts)]
-        for text, value in zip(texts, parsed, strict=True):
-            check_nesting(text, value)
-        return parsed
+        return _parse_payloads(self.data_json)
 
     def _column(self, name: str) -> list[Any]:
         if len(self._parts) == 1:
@@ -183,3 +183,28 @@ class Records(Sequence[Record[Payload]]):
                 kept.append(_Part(part.source, part.start + first, part.start + last))
             before += len(part)
         return Records(kept)
+
+
+def _parse_together(records: Sequence[Record]) -> None:
+    """Gives records their ``data``, in half the time; if one of them has none, each is left to parse its own."""
+    try:
+        values = _parse_payloads([record.data_json for record in records])
+    except ValueError:
+        return
+    for record, value in zip(records, values, strict=True):
+        record.__dict__.setdefault("data", value)
+
+
+def _parse_payloads(texts: Sequence[str]) -> list[Any]:
+    """The values of JSON texts.
+
+    Raises:
+        ValueError: One of them is not JSON, or cannot be read.
+    """
+    parsed: list[Any] = decode_json(f"[{','.join(texts)}]")
+    if len(parsed) != len(texts):
+        # A text that is no JSON by itself must not be taken for a part of its neighbour.
+        return [*map(parse_json, texts)]
+    for text, value in zip(texts, parsed, strict=True):
+        check_nesting(text, value)
+    return parsed
