@@ -3,6 +3,7 @@
 import builtins
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal, cast, get_args
 
 from typing_extensions import override
@@ -20,6 +21,7 @@ from penstock.kinds import (
     Queue,
     checked_consumer,
     checked_name,
+    is_number,
     shard_for_key,
 )
 
@@ -239,13 +241,13 @@ class ConsumerSpec:
         if self.payload is not None:
             check_payload(self.name, self.payload)
         for setting in ("batch", "attempts", "halt_after"):
-            if getattr(self, setting) < 1:
+            if not is_number(getattr(self, setting), 1, inf):
                 raise DeclarationError(
-                    f"consumer {self.name}: {setting} is {getattr(self, setting)}; it takes at least 1"
+                    f"consumer {self.name}: {setting} is {getattr(self, setting)!r}; it takes a whole number, at least 1"
                 )
-        if not MIN_IDLE_TIMEOUT_S <= self.idle_timeout_s <= MAX_IDLE_TIMEOUT_S:
+        if not is_number(self.idle_timeout_s, MIN_IDLE_TIMEOUT_S, MAX_IDLE_TIMEOUT_S):
             raise DeclarationError(
-                f"consumer {self.name}: idle_timeout_s is {self.idle_timeout_s}; it takes {MIN_IDLE_TIMEOUT_S:g} to "
+                f"consumer {self.name}: idle_timeout_s is {self.idle_timeout_s!r}; it takes {MIN_IDLE_TIMEOUT_S:g} to "
                 f"{MAX_IDLE_TIMEOUT_S:g} seconds"
             )
         if self.isolation not in get_args(Isolation):
@@ -307,18 +309,18 @@ class WorkerSpec(ConsumerSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.concurrency <= MAX_CONCURRENCY:
+        if not is_number(self.concurrency, 1, MAX_CONCURRENCY):
             raise DeclarationError(
-                f"worker {self.name}: concurrency is {self.concurrency}; it takes 1 to {MAX_CONCURRENCY}"
+                f"worker {self.name}: concurrency is {self.concurrency!r}; it takes 1 to {MAX_CONCURRENCY}"
             )
         for setting, least, most in (
             ("lease_s", MIN_LEASE_S, MAX_LEASE_S),
             ("limit_s", MIN_LEASE_S, MAX_LEASE_S),
             ("backoff_s", 0.0, MAX_LEASE_S),
         ):
-            if not least <= getattr(self, setting) <= most:
+            if not is_number(getattr(self, setting), least, most):
                 raise DeclarationError(
-                    f"worker {self.name}: {setting} is {getattr(self, setting)}; it takes {least:g} to {most:g} seconds"
+                    f"worker {self.name}: {setting} is {getattr(self, setting)!r}; it takes {least:g} to {most:g} seconds"
                 )
 
     @override

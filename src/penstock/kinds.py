@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import Literal, cast
@@ -104,6 +104,12 @@ def checked_channel(name: object) -> str:
     return f"{base}{at}{source}"
 
 
+def is_number(given: object, least: float, most: float) -> bool:
+    """Whether something is a number within limits: a whole one, if ``least`` is."""
+    numbers = int if isinstance(least, int) else (int, float)
+    return isinstance(given, numbers) and not isinstance(given, bool) and least <= given <= most
+
+
 def refuse_sources(channel: "Channel", who: str, why: str) -> None:
     """Refuses a log that is read from several sources, where only this database's own channels will do.
 
@@ -159,22 +165,22 @@ class _Sharded:
 
     def _check(self) -> None:
         self._check_name()
-        if not isinstance(cast("object", self.shards), int) or not 1 <= self.shards <= MAX_SHARDS:
+        if not is_number(self.shards, 1, MAX_SHARDS):
             raise DeclarationError(
                 f"channel {self.name}: shards is {self.shards!r}; it takes 1 to {MAX_SHARDS}"
             )
-        if self.keep < timedelta(0):
+        if not isinstance(cast("object", self.keep), timedelta) or self.keep < timedelta(0):
             raise DeclarationError(
-                f"channel {self.name}: keep is {self.keep}; it takes no negative time"
+                f"channel {self.name}: keep is {self.keep!r}; it takes a timedelta that is not negative"
             )
 
     def _check_name(self) -> None:
         checked_name(self.name, "channel")
 
     def _check_max_bytes(self, most: int) -> None:
-        if not 1 <= most <= LARGEST_MAX_BYTES:
+        if not is_number(most, 1, LARGEST_MAX_BYTES):
             raise DeclarationError(
-                f"channel {self.name}: max_bytes is {most}; it takes 1 to {LARGEST_MAX_BYTES:,}. "
+                f"channel {self.name}: max_bytes is {most!r}; it takes 1 to {LARGEST_MAX_BYTES:,}. "
                 "Keep larger payloads elsewhere, and stage where they are"
             )
 
@@ -240,9 +246,9 @@ class Log(_Sharded):
 
     def _name_source(self) -> None:
         """Makes the source a part of the name, and the sources a tuple."""
-        if isinstance(self.sources, str):
+        if isinstance(self.sources, str) or not isinstance(cast("object", self.sources), Iterable):
             raise DeclarationError(
-                f"channel {self.name}: sources is one str; it takes several names: sources=[{self.sources!r}]"
+                f"channel {self.name}: sources is {self.sources!r}; it takes several names, such as sources=['eu', 'us']"
             )
         object.__setattr__(self, "sources", tuple(map(checked_source, self.sources)))
         base, at, named = str(self.name).partition("@")
@@ -355,13 +361,17 @@ class Queue(_Sharded):
             ("streams", self.streams, MAX_STREAMS),
             ("hand", self.hand, self.streams),
         ):
-            if not isinstance(number, int) or not 1 <= number <= most:
+            if not is_number(number, 1, most):
                 raise DeclarationError(
                     f"channel {self.name}: {what} is {number!r}; it takes 1 to {most}"
                 )
         self._check_limits()
 
     def _check_limits(self) -> None:
+        if not isinstance(cast("object", self.limits), Mapping):
+            raise DeclarationError(
+                f"channel {self.name}: limits is {self.limits!r}; it takes a mapping of tenants to TenantLimits"
+            )
         for tenant, limits in self.limits.items():
             checked_text("limits", tenant, may_be_empty=True)
             if not isinstance(limits, TenantLimits):

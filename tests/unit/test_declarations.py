@@ -33,7 +33,7 @@ class NotMapped:
     id = 1
 
 
-RIDES = Log("rides")
+RIDES, JOBS = Log("rides"), Queue("jobs")
 
 
 @pytest.mark.parametrize("name", ["a", "rides", "a-b_c.d", "0", "r" * 63])
@@ -228,3 +228,37 @@ def test_limits_of_tenants_are_checked_and_registered_without_defaults() -> None
         Queue("jobs", limits={"a": 3})  # type: ignore[dict-item]
     with pytest.raises(InvalidMessage, match="limits has a control character"):
         Queue("jobs", limits={"a\1": TenantLimits()})
+
+
+NO_VALUES: tuple[Any, ...] = (None, "7", [], object(), True, -1)
+
+
+@pytest.mark.parametrize("value", NO_VALUES, ids=repr)
+@pytest.mark.parametrize(
+    "declare",
+    [
+        lambda value: Log("a", shards=value),
+        lambda value: Log("a", keep=value),
+        lambda value: Log("a", max_bytes=value),
+        lambda value: Log("a", sources=value),
+        lambda value: Queue("a", streams=value),
+        lambda value: Queue("a", limits=value),
+        *(
+            lambda value, what=what: Pipeline([RIDES]).consumer(
+                reads=RIDES, name="a", **{what: value}
+            )(lambda _session, _records: None)
+            for what in ("batch", "attempts", "halt_after", "idle_timeout_s")
+        ),
+        *(
+            lambda value, what=what: Pipeline([JOBS]).worker(reads=JOBS, name="a", **{what: value})(
+                lambda _session, _job: None
+            )
+            for what in ("concurrency", "lease_s", "limit_s", "backoff_s")
+        ),
+    ],
+)
+def test_a_value_of_another_type_is_refused_where_it_is_declared(declare: Any, value: Any) -> None:
+    if value == []:
+        value = {}.keys  # a method that was not called; an empty list of sources is none
+    with pytest.raises((DeclarationError, InvalidName)):
+        declare(value)
