@@ -48,6 +48,19 @@ def test_13_a_unique_name_is_held_as_long_as_it_says(probe: Probe) -> None:
     assert probe.write("t", "two", unique=window)[0].is_new
 
 
+def test_13_a_name_that_was_free_while_its_message_was_worked_on_stays_the_next_ones(
+    probe: Probe,
+) -> None:
+    queued = Unique("q", until="queued")
+    probe.write("t", "one", unique=queued)
+    taken = probe.take(1)
+    [second] = probe.write("t", "two", unique=queued)
+    assert second.is_new
+    probe.done(taken)
+
+    assert probe.write("t", "three", unique=queued)[0].duplicate_of == second.id
+
+
 def test_13_of_many_who_write_a_unique_name_at_once_one_does(redis_url: str) -> None:
     new: list[bool] = []
 

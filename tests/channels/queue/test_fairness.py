@@ -177,6 +177,17 @@ def test_slow_jobs_are_charged_by_their_seconds(probe: Probe) -> None:
     assert workers.worked["fast"] == pytest.approx(workers.worked["slow"], rel=0.15)
 
 
+def test_what_was_not_begun_is_not_charged(probe: Probe) -> None:
+    for tenant in ("a", "b"):
+        probe.write(tenant, "1", "2")
+    [given] = probe.take(1)
+    assert given.tenant == "a"
+    probe.pass_time(5)
+    assert probe.settle(given, "release", seconds=5.0)
+
+    assert [take_one(probe), take_one(probe)] == ["a", "b"]
+
+
 def test_a_tenant_that_was_away_has_no_credit(probe: Probe) -> None:
     """Idle queues that wind up credit and then dominate are Kubernetes' issues 91567 and 95986."""
     probe.write("mouse", "first")
