@@ -149,6 +149,19 @@ def test_accounts_that_are_garbage_are_made_again(world: World, worker: QueueWor
         eventually(lambda: not _waiting(world), "no shard is left out")
 
 
+def test_a_worker_of_some_shards_does_their_jobs_alone(
+    world: World, pipeline: Pipeline, database_url: str, redis_url: str
+) -> None:
+    world.stage()
+    world.publish()
+    spec = pipeline.get_consumer("receipts")
+    others = {*range(SHARDS)} - {BAD}
+    with QueueWorker(pipeline, spec, database_url, redis_url, shards=others) as some:
+        assert some.drain() == len(world.others())
+
+    assert world.effects() == world.others()
+
+
 def test_a_shard_is_worked_on_again_once_its_keys_are_ours(
     world: World, worker: QueueWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
