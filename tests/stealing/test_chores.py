@@ -397,6 +397,11 @@ def test_chores_that_do_not_all_fit_are_not_installed_in_part(
     with pytest.raises(InvalidChore, match="other jobs have"):
         make(flow).install(recruiter, rate=0.02, max_rate=0.1)
     assert list(recruiter.rates()) == ["own"]
+    recruiter = Recruiter()
+    recruiter.install(lambda: None, "penstock.retain", 0.0)
+    with pytest.raises(InvalidChore, match="already installed"):
+        make(flow).install(recruiter)
+    assert list(recruiter.rates()) == ["penstock.retain"]
 
 
 def test_what_chores_cannot_do_is_refused_where_it_is_declared(
