@@ -14,6 +14,7 @@ import redis
 
 from channels.groups.conftest import CURSOR, GroupedLog, Reader
 from penstock.channels.log import LogWriter
+from penstock.channels.log.groups import reading
 from penstock.errors import DamagedEntry, ForeignLog, GroupLost, LogDiverged
 from penstock.records import Record
 from penstock.testing import eventually
@@ -241,6 +242,23 @@ def test_a_reader_heard_of_before_the_clock_was_set_back_is_out_of_the_line(
 
     assert offsets(reader().read()) == [1, 2]
     assert redis_client.exists(f"{CURSOR}:places", f"{CURSOR}:heard") == 0
+
+
+def test_a_reader_whose_turn_it_is_not_takes_what_nobody_else_does(
+    packed: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    """The first in the line has died, and counts as waiting for longer than the second one waits."""
+    packed.append(2)
+    redis_client.zadd(f"{CURSOR}:places", {"dead": 1})
+    redis_client.eval(
+        "redis.call('ZADD', KEYS[1], redis.call('TIME')[1] * 1000 + 60000, 'dead')",
+        1,
+        f"{CURSOR}:heard",
+    )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "VALID_MS", 600_000)
+        assert offsets(reader().read(1, block_s=30)) == [1]
 
 
 def test_a_group_that_vanishes_is_not_begun_again_in_silence(
