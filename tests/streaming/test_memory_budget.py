@@ -13,12 +13,23 @@ import redis
 from fixtures.flow import ReadLog, retain_now, running, stage_rows
 from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
-from penstock.channels.log import Room, last_records, make_room, memory_used
+from penstock.batches import Columns
+from penstock.channels.log import (
+    Appended,
+    Batch,
+    Room,
+    append_together,
+    last_records,
+    make_room,
+    memory_used,
+)
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
+from penstock.database.registry import RegisteredChannel
 from penstock.errors import ForeignLog
-from penstock.records import Offset
+from penstock.records import DEFAULT_SCOPE, Epoch, Offset
 from penstock.streaming import Streamer
+from penstock.streaming.memory_budgets import MemoryBudgets
 from penstock.streaming.share import Share
 
 BUDGET = 200_000
@@ -274,6 +285,37 @@ def test_another_publishers_entries_count(
             stage_rows(connection, things, 1000, f"{number} ")
             (one if number % 2 else other).drain()
             assert used(redis_client, things) <= BUDGET
+
+
+@in_both_forms
+def test_batches_that_are_sent_together_keep_to_the_budget(
+    redis_client: redis.Redis, things: Log, entries: Entries
+) -> None:
+    """The second one's room is made before the first one is there.  Equal payloads are one text until each has an entry."""
+    shard, part = things.shard_names[0], BUDGET // 2
+    registered = RegisteredChannel(things.name, "log", 2, things.keep, redis_memory=BUDGET)
+    budgets = MemoryBudgets(redis_client, DEFAULT_SCOPE)
+    budgets.update({things.name: registered})
+    padding = "x" * 1_000
+
+    def make(first: int) -> Batch:
+        rows = [
+            (n, "k", "a", "o", f'"{padding}{n if entries == "packed" else ""}"', "", 1)
+            for n in range(first, first + 30)
+        ]
+        columns = Columns.pack(rows)
+        return Batch(shard, Epoch(1), Offset(first), True, columns, plain=entries == "plain")
+
+    for first in range(1, 1_200, 60):
+        sent = [make(first), make(first + 30)]
+        for batch in sent:
+            budgets.make_room(batch)
+        for batch in sent:
+            assert append_together(redis_client, "penstock", [batch])[0][1] == Appended(
+                batch.last, 30
+            )
+        assert used(redis_client, things) <= part
+    assert used(redis_client, things) > part / 3
 
 
 @in_both_forms
