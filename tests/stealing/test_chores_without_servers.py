@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from time import monotonic
 
 import pytest
 import redis
 from sqlalchemy import text
 from sqlalchemy.orm import Session
+from structlog.testing import capture_logs
 
 from fixtures.dirty import check_copy, declare_index, mark_changed
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
@@ -15,6 +17,7 @@ from fixtures.proxy import APPEND, COMMIT, Harm, Proxy, behind
 from fixtures.truth import change, check_exact, declare_consumers
 from penstock import Ick, Job, Log, Pipeline
 from penstock.database.connections import Connection
+from penstock.errors import ServerUnavailable
 from penstock.stealing import Chores, Outcome, Recruiter
 from penstock.stealing import tools as tools_module
 from penstock.testing import eventually
@@ -78,6 +81,27 @@ def check(connection: Connection, client: redis.Redis, things: Log, chores: Chor
     eventually(settled, "nothing is left to do")
     check_copy(connection, client, INDEX)
     return check_exact(connection, client, things)
+
+
+def test_a_server_that_was_back_is_left_alone_for_as_short_as_at_first(
+    flow: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours = {"FIRST_PAUSE_S": 1.0, "LONGEST_PAUSE_S": 30.0, "monotonic": count(0, 3600).__next__}
+    for name, value in hours.items():
+        monkeypatch.setattr(tools_module, name, value)
+    tools = tools_module.Tools(
+        flow, "postgresql://127.0.0.1:1/d", "redis://127.0.0.1:1", records=1, timeout_s=1.0
+    )
+
+    def away(_: object) -> bool:
+        raise ServerUnavailable("away")
+
+    with capture_logs() as logs:
+        ended = [tools.attempt(step) for step in (away, away, lambda _: True, away)]
+
+    gave_up = Outcome.GAVE_UP
+    assert ended == [gave_up, gave_up, Outcome.FINISHED, gave_up]
+    assert [each["seconds"] for each in logs] == [1.0, 2.0, 1.0]
 
 
 @contextmanager
