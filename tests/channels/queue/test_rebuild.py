@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from fixtures.queues import INDEXES, Given, Probe
 from penstock.channels.queue import Unique
@@ -255,6 +256,18 @@ def test_two_rebuilds_at_once_end(filled: Filled) -> None:
 
     assert probe.is_whole()
     assert filled.states() == filled.before
+
+
+def test_one_lost_message_is_said_by_the_reader_that_finds_it_missing(probe: Probe) -> None:
+    probe.write("t", "x")
+    probe.client.delete(*(probe.key(str(stream)) for stream in range(8)))
+
+    with capture_logs() as logs, probe.queue().reader() as reader:
+        assert reader.read() == []
+
+    assert [(each["log_level"], each["count"]) for each in logs if "lost" in each["event"]] == [
+        ("error", 1)
+    ]
 
 
 def test_a_deleted_stream_costs_its_messages_which_are_counted_and_no_others(
