@@ -1,6 +1,6 @@
 """A consumer of several sources that is behind what Redis holds reads a source's journal in bulk, and what it holds is confirmed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,12 +10,17 @@ from sqlalchemy.orm import Session
 
 from fixtures.sources import Backup, Regions, Source, keys
 from penstock import Log, Pipeline
-from penstock.channels.log import evict, extents
+from penstock.batches import Columns
+from penstock.channels.log import Appended, Batch, Follower, append_together, evict, extents
+from penstock.channels.routing import log_keys
+from penstock.channels.server import connect_redis
 from penstock.consuming.delivered import Consumed
+from penstock.consuming.evicted import Evicted
+from penstock.consuming.sources.following import ConfirmedFollower
 from penstock.database.connections import connect_postgres
 from penstock.embedded import EmbeddedPostgres
 from penstock.operating.reset import reset_epoch
-from penstock.records import Offset, Record
+from penstock.records import Epoch, Offset, Record, Shard, ShardName
 
 BATCH = 50
 
@@ -100,3 +105,35 @@ def test_what_is_held_of_a_journal_is_not_applied_after_its_source_was_restored(
             worker.round()
 
     assert behind.effects("eu") == sorted(kept + after)
+
+
+def test_what_was_read_ahead_of_a_shard_is_read_again_after_it_was_held_back(
+    redis_client: redis.Redis, redis_url: str
+) -> None:
+    """It may be of a stream that is gone; whatever the other shards have got."""
+    going, held = (ShardName("things", Shard(number)) for number in range(2))
+    seen: list[dict[ShardName, list[str]]] = []
+
+    def write(shard: ShardName, key: str) -> None:
+        columns = Columns.pack([(n, key, "insert", "thing", "1", "", 1) for n in (1, 2)])
+        batch = Batch(shard, Epoch(1), Offset(1), True, columns)
+        assert append_together(redis_client, "penstock", [batch])[0][1] == Appended(Offset(2), 2)
+
+    def confirm(found: Mapping[ShardName, Sequence[Record]]) -> dict[ShardName, Sequence[Record]]:
+        seen.append({shard: [record.key for record in found[shard]] for shard in found})
+        return {going: found[going]}
+
+    for shard in (going, held):
+        write(shard, "old")
+    with connect_redis(redis_url) as client:
+        follower = ConfirmedFollower(
+            lambda: Follower(client, "penstock", count=1), Evicted(lambda *_: (), batch=1), confirm
+        )
+        for key in ("old", "new"):
+            if key == "new":
+                redis_client.delete(log_keys("penstock", held).stream)
+                write(held, key)
+            assert {*follower.wait(dict.fromkeys((going, held), Offset(0)), 100)} == {going}
+        follower.close()
+
+    assert [each[held] for each in seen] == [["old"], ["new"]]

@@ -65,6 +65,9 @@ def test_a_shard_with_one_record_gets_its_turn_beside_one_that_never_ends() -> N
             break
 
     assert at[name(1)] == 1
+    owed[name(0)] = 0.5
+    assert share_limit(at, at, 100, owed) == at
+    assert owed == {}, "where nothing waits, nothing is owed"
 
 
 def test_a_micro_batch_waits_for_enough_records_but_not_for_ever() -> None:
