@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import InvalidName, InvalidSetting, Unknown
 from penstock.records import Offset, OffsetRange, Shard, ShardName
+from penstock.spark.sources.lag import Lag, lag
 from penstock.spark.sources.options import Options, record_schema
 from penstock.spark.sources.pace import Pace
 from penstock.spark.sources.places import Where, parse_offsets, parse_time
@@ -153,6 +154,12 @@ def test_a_loss_is_told_to_the_record(
     assert clip(wanted, available) == rest
 
 
+def test_a_shard_that_is_new_to_a_query_is_not_behind() -> None:
+    source = {"latestOffset": {"c": {"0": 9, "1": 5}}, "endOffset": '{"c": {"0": 4}}'}
+
+    assert lag({"sources": [source]}) == [Lag(0, 5, 2.5, 5)]
+
+
 class Held:
     """A store of nothing: the first shard has offsets 5 to 20, the second none, and the journal goes on to 30."""
 
@@ -233,7 +240,7 @@ def test_shards_of_several_channels_are_named_with_their_channel() -> None:
     [
         ({"channel": "a"}, "a/0 a/1"),
         ({"subscribe": "b, a"}, "b/0 a/0 a/1"),
-        ({"subscribePattern": "[ab]"}, "a/0 a/1 b/0"),
+        ({"subscribePattern": "[abc]"}, "a/0 a/1 b/0"),
         ({"assign": '{"a": [1]}'}, "a/1"),
     ],
 )
