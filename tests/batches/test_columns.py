@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.batches import CODECS, Codec, Columns, DamagedColumns, Entry, Records
+from penstock.batches.entries import MAX_RECORDS
 from penstock.records import Offset, Record, RecordId, Shard, ShardName
 
 SHARD = ShardName("things", Shard(0))
@@ -168,6 +169,12 @@ def test_damage_is_found_when_an_entry_is_read(field: int, damage: bytes, codec:
 
     with pytest.raises(DamagedColumns):
         Entry.parse(SHARD, Offset(3), stored)
+
+
+def test_an_entry_that_says_it_has_more_records_than_any_batch_is_damaged() -> None:
+    assert Entry.parse_first(Offset(MAX_RECORDS), [b"1"]) == 1
+    with pytest.raises(DamagedColumns):
+        Entry.parse_first(Offset(MAX_RECORDS + 1), [b"1"])
 
 
 def test_a_compressed_column_that_was_cut_or_changed_is_damaged() -> None:

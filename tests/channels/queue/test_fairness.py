@@ -188,6 +188,16 @@ def test_what_was_not_begun_is_not_charged(probe: Probe) -> None:
     assert [take_one(probe), take_one(probe)] == ["a", "b"]
 
 
+def test_a_lease_that_ends_by_itself_is_charged_its_time(probe: Probe) -> None:
+    for tenant in ("a", "b"):
+        flood(probe, tenant, 10)
+    [given] = probe.take(1, lease_s=5)
+    assert given.tenant == "a"
+    probe.pass_time(6)
+
+    assert [take_one(probe) for _ in range(8)] == ["b"] * 8
+
+
 def test_a_tenant_that_was_away_has_no_credit(probe: Probe) -> None:
     """Idle queues that wind up credit and then dominate are Kubernetes' issues 91567 and 95986."""
     probe.write("mouse", "first")
