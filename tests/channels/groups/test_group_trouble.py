@@ -193,8 +193,8 @@ def test_an_epoch_that_began_with_other_records_moves_the_cursor_back_once_and_l
     group, other = reader(retry_s=60), reader(retry_s=60)
     group.read(5)
     redis_client.delete(work.stream())
-    redis_client.hset("penstock:{work/0}:epoch-ends", "2", str(kept))
-    work.append(8, first=1, staged=99, epoch=2)
+    redis_client.hset("penstock:{work/0}:epoch-ends", mapping={"2": kept, "3": 6})
+    work.append(8, first=1, staged=99, epoch=3)
 
     with pytest.raises(LogDiverged, match=f"of the log has other records from {kept + 1} on"):
         group.read()

@@ -189,6 +189,8 @@ def test_what_was_not_begun_is_not_charged(probe: Probe) -> None:
 
 
 def test_a_lease_that_ends_by_itself_is_charged_its_time(probe: Probe) -> None:
+    """And is in flight no more."""
+    probe.limit("a", in_flight=1)
     for tenant in ("a", "b"):
         flood(probe, tenant, 10)
     [given] = probe.take(1, lease_s=5)
@@ -196,6 +198,7 @@ def test_a_lease_that_ends_by_itself_is_charged_its_time(probe: Probe) -> None:
     probe.pass_time(6)
 
     assert [take_one(probe) for _ in range(8)] == ["b"] * 8
+    assert Counter(take_one(probe) for _ in range(12)) == {"a": 10, "b": 2}
 
 
 def test_a_tenant_that_was_away_has_no_credit(probe: Probe) -> None:
