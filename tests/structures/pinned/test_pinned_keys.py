@@ -215,10 +215,11 @@ def _with_user(plain: RedisClient) -> str:
     return f"unix://{path}?username=web&password=x"
 
 
-def _records(plain: RedisClient) -> dict[bytes, bytes]:
-    """The pins that are live; what is over may have been reaped."""
+def _records(plain: RedisClient) -> tuple[dict[bytes, bytes], set[bytes]]:
+    """The pins that are live, and the names of those that have a time; what is over may have been reaped."""
     found: dict[bytes, bytes] = plain.hgetall(KEYS[0])
-    return {name: record for name, record in found.items() if name != b"v:over"}
+    times = {*plain.zrange(KEYS[1], 0, -1)}
+    return {n: record for n, record in found.items() if n != b"v:over"}, times - {b"v:over"}
 
 
 BAD: list[tuple[str, str, Callable[[PinnedKeys], object]]] = [
