@@ -288,6 +288,30 @@ class Storm:
         self.faults[fault.__name__] += 1
         return fault(self) or set()
 
+    def find_primary(self) -> None:
+        """Waits until one server follows the other: the Sentinel also fails over by itself, after a pause."""
+
+        def is_settled() -> bool:
+            roles = []
+            for server in (self.watched.primary, self.watched.replica):
+                with redis.Redis.from_url(server.url) as client:
+                    try:
+                        roles.append(client.role())
+                    except redis.ConnectionError:
+                        return False
+            if roles[0][0] == b"slave":
+                self.watched.primary, self.watched.replica = (
+                    self.watched.replica,
+                    self.watched.primary,
+                )
+                roles.reverse()
+            return bool(
+                roles[0][0] == b"master" and roles[1][0] == b"slave" and roles[1][3] == b"connected"
+            )
+
+        eventually(is_settled, "one server follows the other", timeout_s=120)
+        eventually(self.watched._is_ready, "the Sentinel knows the replica", timeout_s=120)
+
     def any_process(self) -> str:
         return self.dice.choices(list(COMMANDS), [3, 3, 3, 3, 3, 1, 2])[0]
 
@@ -377,36 +401,35 @@ def a_table_is_locked(storm: Storm) -> None:
 def redis_fails_over(storm: Storm) -> None:
     """The primary is killed and its replica promoted; then it comes back as the replica."""
     watched = storm.watched
+    storm.find_primary()
     watched.fail_over()
     watched.primary.start()
     watched.primary, watched.replica = watched.replica, watched.primary
     with redis.Redis.from_url(watched.replica.url) as client:
         client.replicaof("127.0.0.1", watched.primary._port)  # a Sentinel would, some seconds later
-
-        def follows() -> bool:
-            role = client.role()
-            return bool(role[0] == b"slave" and role[3] == b"connected")
-
-        eventually(follows, "the old primary follows the new one", timeout_s=120)
-    eventually(watched._is_ready, "the Sentinel knows its replica", timeout_s=120)
+    storm.find_primary()
 
 
 def redis_is_emptied(storm: Storm) -> None:
+    storm.find_primary()
     with redis.Redis.from_url(storm.watched.primary.url) as client:
         client.flushall()
 
 
 def scripts_are_forgotten(storm: Storm) -> None:
+    storm.find_primary()
     with redis.Redis.from_url(storm.watched.primary.url) as client:
         client.script_flush()
 
 
 def connections_to_redis_are_cut(storm: Storm) -> None:
+    storm.find_primary()
     with redis.Redis.from_url(storm.watched.primary.url) as client:
         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
 
 def redis_pauses(storm: Storm) -> None:
+    storm.find_primary()
     milliseconds = int(storm.dice.random() * 2000)
     with redis.Redis.from_url(storm.watched.primary.url) as client:
         client.execute_command("CLIENT", "PAUSE", milliseconds, "ALL")
