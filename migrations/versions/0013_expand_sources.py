@@ -61,5 +61,6 @@ def downgrade() -> None:
         "ALTER TABLE {schema}.checkpoints "
         "DROP COLUMN source, DROP COLUMN record_id, DROP COLUMN staged_us, DROP COLUMN reported_by",
         OLD_NAMES,
+        VALIDATE,
         UNBOUND,
     )

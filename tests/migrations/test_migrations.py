@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
@@ -43,6 +45,42 @@ def test_up_then_down_then_up(fresh_url: str) -> None:
 
     initialise(fresh_url)
     assert tables(fresh_url) >= TABLES
+
+
+CATALOGUE = """
+SELECT 'column', table_name || '.' || column_name, concat_ws(' ', data_type, is_nullable, column_default)
+FROM information_schema.columns
+WHERE table_schema = 'penstock'
+UNION ALL
+SELECT 'function', proname, pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'penstock'::regnamespace
+UNION ALL
+SELECT 'index', indexname, indexdef FROM pg_indexes WHERE schemaname = 'penstock'
+UNION ALL
+SELECT 'constraint', conname, pg_get_constraintdef(oid) FROM pg_constraint WHERE connamespace = 'penstock'::regnamespace
+UNION ALL
+SELECT 'trigger', tgname, pg_get_triggerdef(t.oid)
+FROM pg_trigger t JOIN pg_class c ON c.oid = tgrelid
+WHERE relnamespace = 'penstock'::regnamespace AND NOT tgisinternal
+"""
+
+
+def test_each_downgrade_leaves_what_the_revision_before_had(fresh_url: str) -> None:
+    """Releases of before work with it again."""
+    engine = create_engine(engine_url(fresh_url))
+    with alembic_config("penstock") as config:
+        revisions = [s.revision for s in ScriptDirectory.from_config(config).walk_revisions()][::-1]
+
+        def migrate(run: Callable[[Config, str], None], revision: str) -> set[tuple[str, ...]]:
+            with engine.begin() as connection:
+                config.attributes["connection"] = connection
+                run(config, revision)
+                return {tuple(row) for row in connection.exec_driver_sql(CATALOGUE)}
+
+        initialise(fresh_url, revision=revisions[0])
+        found = {revision: migrate(command.upgrade, revision) for revision in revisions}
+        for revision in revisions[-2::-1]:
+            assert migrate(command.downgrade, revision) == found[revision], revision
+    engine.dispose()
 
 
 def test_the_newest_revision_is_read_from_the_names_of_the_files() -> None:
