@@ -207,6 +207,32 @@ def test_a_redis_that_comes_back_empty_is_marked_again_with_what_was_not_process
     check_copy(documents, redis_client, index)
 
 
+def test_a_checkpoint_does_not_go_back_with_a_redis_that_was_restored_to_an_older_state(
+    documents: Connection,
+    index: Ick,
+    streamer: Streamer,
+    make_worker: MakeWorker,
+    redis_client: redis.Redis,
+) -> None:
+    """Guarantee 12: retention may have removed what lies between."""
+    worker = make_worker()
+    mark_changed(documents, [f"d{n}" for n in range(20)])
+    streamer.drain()
+    worker.drain()
+    offsets = 'SELECT "offset" FROM penstock.checkpoints ORDER BY shard'
+    before = documents.execute(offsets).fetchall()
+    assert sum(offset for (offset,) in before) == 20
+
+    for shard in index.shard_names:
+        redis_client.hset(ick_shard_keys("penstock", shard).progress, "passed", 1)
+        get_ick(redis_client, shard.shard).add({"waits": 1})
+    worker.close()
+    worker.open()
+    worker._follow()
+
+    assert documents.execute(offsets).fetchall() == before
+
+
 def test_a_redis_that_loses_only_the_ick_is_marked_again(
     documents: Connection,
     streamer: Streamer,

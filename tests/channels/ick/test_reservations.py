@@ -102,12 +102,22 @@ def test_a_commit_removes_only_held_members(ick: DirtyList, consumer: Reservatio
     assert stats.total.size == 4
 
 
+@pytest.mark.parametrize("has_version", [True, False])
 def test_release_makes_the_rest_dirty_with_their_old_scores(
-    ick: DirtyList, consumer: Reservations, rival: Reservations
+    ick: DirtyList,
+    consumer: Reservations,
+    rival: Reservations,
+    redis_client: redis.Redis,
+    *,
+    has_version: bool,
 ) -> None:
+    """Without a version beside them, these members would be a damage."""
     ick.add({"a": 1, "b": 2, "c": 3})
     mine = reserved(consumer.reserve())
-    ick.add({"b": 9})
+    if has_version:
+        ick.add({"b": 9})
+    else:
+        redis_client.delete(consumer.keys.version)
 
     assert consumer.release(mine, ["a"]) == Released(1, 2)
     assert reserved(rival.reserve()).marks == ((b"b", 2.0), (b"c", 3.0))
