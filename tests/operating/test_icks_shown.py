@@ -152,7 +152,10 @@ def test_the_doctor_finds_damage_and_its_fix_restores_every_member(
     """Guarantee 6: every member that was not processed is marked again."""
     mark_changed(documents, [f"d{n}" for n in range(20)])
     streamer.drain()
-    members = {each.member for each in oldest(redis_client, "penstock", flow.shard_names, 100)}
+    waiting = oldest(redis_client, "penstock", flow.shard_names, 100)
+    assert [each.score for each in waiting] == sorted(each.score for each in waiting)
+    assert oldest(redis_client, "penstock", flow.shard_names, 5) == waiting[:5]
+    members = {each.member for each in waiting}
     keys = get_keys(0)
     redis_client.set(keys.ick.dirty, "somebody's")
 
