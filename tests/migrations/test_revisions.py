@@ -195,6 +195,12 @@ def test_a_role_that_may_not_read_the_revision_is_told_what_to_grant(
         connection.execute("RESET ROLE")
 
         assert "GRANT SELECT ON penstock.alembic_version" in logs[0]["fix"]
+
+        connection.execute("CREATE SCHEMA shop")
+        connection.execute("ALTER TABLE penstock.alembic_version SET SCHEMA shop")
+        connection.execute("SET ROLE narrow")
+        assert find_revision(connection, "penstock") == FoundRevision(""), "not another's table"
+        connection.execute("RESET ROLE")
     finally:
         connection.execute("DROP OWNED BY narrow")
         connection.execute("DROP ROLE narrow")
