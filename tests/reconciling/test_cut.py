@@ -15,6 +15,7 @@ from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, Halted, ServerUnavailable, Unknown
+from penstock.operating.resharding import reshard
 from penstock.reconciling import Barrier, Cut, cut, pinned
 from penstock.reconciling.barrier import wait_until_reached
 from penstock.reconciling.cut import export_snapshot
@@ -224,6 +225,17 @@ def test_a_consumer_stops_at_the_barrier_and_continues_when_it_is_lifted(
 
     assert applied == (20,)
     assert paused_worker.drain() == 20
+
+
+def test_a_barrier_stands_in_the_shards_of_every_generation(
+    paused_worker: LogWorker, connection: Connection, connect: Connect
+) -> None:
+    """The application goes on declaring those that it had."""
+    assert reshard(connection, "things", 3, apply=True).applied
+    with cut(connect, DEFAULT_SCOPE, within=Barrier(paused_worker.consumer, DEFAULT_SCOPE).place):
+        shards = connection.execute("SELECT shard FROM penstock.barriers ORDER BY shard").fetchall()
+
+    assert shards == [(number,) for number in range(5)]
 
 
 def test_a_consumer_does_not_wait_for_a_dead_run(
