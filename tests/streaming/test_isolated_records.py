@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 from fixtures.flow import ReadLog, drop_limits, stage_rows
 from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
+from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_channel
 from penstock.errors import HistoryDiverged
@@ -282,6 +283,35 @@ def test_a_reset_epoch_leaves_isolated_records_isolated(
     assert not reset_epoch(connection, redis_client, flow, apply=True).unsequenced
     stage_rows(connection, things, 10)
     assert streamer.drain() == 10
+
+
+@pytest.mark.parametrize("xid", ["1", "older"])
+def test_a_record_that_a_reset_epoch_sequences_is_no_longer_isolated(
+    streamer: Streamer,
+    flow: Pipeline,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    logged: ReadLog,
+    xid: str,
+) -> None:
+    """Guarantee 2: what doctor advises for an isolated one would give it a second offset."""
+    [(older,)] = connection.execute("SELECT pg_current_xact_id()::text").fetchall()
+    stage_rows(connection, things, 10)
+    streamer.drain()
+    insert(connection, xid=f"'{older if xid == 'older' else xid}'")
+    streamer.drain()
+    refresh(streamer)
+    assert status(connection, redis_client).faults.isolated.count == 1
+    streamer.close()
+    redis_client.set(log_keys("penstock", things.shard_names[0]).epoch, 7)
+
+    assert reset_epoch(connection, redis_client, flow, apply=True).unsequenced == {"things/0": 1}
+    streamer.drain()
+    refresh(streamer)
+
+    assert sum(map(len, logged(things).values())) == 11
+    assert status(connection, redis_client).faults.isolated.count == 0
 
 
 # --- an xid of this database, but an older one ---

@@ -335,7 +335,8 @@ GROUP BY 1, 2
 ORDER BY 1, 2;
 
 -- :name sequence_remaining
--- Gives the same records offsets at the ends of their shards, in the order of their ids.
+-- Gives the same records offsets at the ends of their shards, in the order of their ids.  Those that were isolated because of
+-- their xid are so no more: corrected, they would get a second offset.
 WITH named AS MATERIALIZED (
     SELECT unnest(record_ids) AS id
     FROM {schema}.journal
@@ -356,6 +357,10 @@ numbered AS (
       AND NOT EXISTS (SELECT FROM {schema}.waiting_records w WHERE w.record_id = r.id)
       AND created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'
       AND id BETWEEN 0 AND 9007199254740991 AND octet_length(channel) <= 63
+),
+freed AS (
+    DELETE FROM {schema}.isolated_records
+    WHERE record_id IN (SELECT id FROM numbered)
 ),
 tails AS (
     SELECT channel, shard, max(last_offset) AS tail
