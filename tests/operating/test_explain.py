@@ -513,6 +513,8 @@ def test_a_member_of_an_ick_is_dirty_held_and_done(
 
     assert [each.cause for each in (dirty, held, done)] == ["dirty", "held", "applied"]
     assert [why(each).cause for each in (record, later)] == ["applied", "dirty"]
+    [story] = trace(connection, redis_client, RecordId(record))
+    assert [reader.state for reader in story.readers] == ["applied"], "whatever its checkpoint is"
 
 
 def test_a_message_waits_is_leased_and_is_done(
