@@ -105,6 +105,12 @@ def test_an_applied_record_has_its_whole_story(
     assert by.at >= story.sequenced_at
     place = Place(ShardName("things", Shard(0)), Offset(1))
     assert trace(connection, redis_client, place) == (story,)
+    newest = stage(connection)
+    streamer.drain()
+    reader.drain()
+    of_key = why("k").story
+    assert of_key is not None
+    assert of_key.id == newest
 
 
 def test_the_tick_of_a_record_is_shown_while_the_one_before_it_is_kept(
@@ -168,7 +174,11 @@ def test_an_open_transaction_is_named_without_its_statement(
         by_id, by_key = why(record), why("k")
         shown = explain(connection, redis_client, RecordId(record), with_query=True)
         pid = slow.info.backend_pid
+        with psycopg.connect(database_url) as younger:
+            stage(younger)
+            both, younger_pid = why(record), younger.info.backend_pid
 
+    assert [each.pid for each in both.writers] == [pid, younger_pid], "oldest first"
     assert (by_id.cause, by_key.cause) == ("open transaction", "open transaction")
     [writer] = by_id.writers
     assert (writer.pid, writer.application, writer.state) == (pid, "shop", "idle in transaction")
