@@ -74,6 +74,8 @@ def test_each_downgrade_leaves_what_the_revision_before_had(fresh_url: str) -> N
             with engine.begin() as connection:
                 config.attributes["connection"] = connection
                 run(config, revision)
+                limit = connection.exec_driver_sql("SHOW lock_timeout").scalar()
+                assert limit == "0", f"{revision} limits those after it"
                 return {tuple(row) for row in connection.exec_driver_sql(CATALOGUE)}
 
         initialise(fresh_url, revision=revisions[0])
@@ -151,6 +153,8 @@ def test_another_schema_is_independent(fresh_url: str) -> None:
 
 
 def test_the_sql_makes_the_same_tables(fresh_url: str) -> None:
+    """In one transaction: all of it, or nothing."""
+    assert migration_sql().count("COMMIT;") == 1
     with psycopg.connect(fresh_url, autocommit=True) as connection:
         connection.execute(migration_sql().encode())
 

@@ -101,6 +101,7 @@ def test_one_lost_record_is_as_bad_as_many(
 
     assert [each.why for each in plan.deleted] == ["the log is ahead"]
     assert [(each.first, each.last) for each in plan.in_doubt] == [(11, 11)]
+    assert redis_client.xlen(str(plan.in_doubt[0].kept_as)) == 1
     log = [r.key for r in read(redis_client, "penstock", things.shard_names[0], BEGINNING, 100)]
     assert log[10:] == ["new1", "new2", "new3"]
 
