@@ -16,6 +16,7 @@ from penstock.channels.ick import (
     Reservation,
     Reservations,
     Superseded,
+    repair,
 )
 from penstock.errors import InvalidIckCall, ServerUnavailable
 
@@ -118,6 +119,7 @@ def test_release_makes_the_rest_dirty_with_their_old_scores(
         ick.add({"b": 9})
     else:
         redis_client.delete(consumer.keys.version)
+        assert [*repair(redis_client, KEY, dry_run=True)] == [], "what is held alone needs none"
 
     assert consumer.release(mine, ["a"]) == Released(1, 2)
     assert reserved(rival.reserve()).marks == ((b"b", 2.0), (b"c", 3.0))
