@@ -15,9 +15,11 @@ from penstock import Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.errors import Fenced, InvalidSetting
 from penstock.operating.consumers import list_consumers, retire
+from penstock.operating.resharding import reshard
+from penstock.spark.sources import reading
 from penstock.spark.sources.log import LogStore
 from penstock.spark.sources.options import Options
-from penstock.spark.sources.reading import BatchReader, SparkOffset, StreamReader
+from penstock.spark.sources.reading import BatchReader, SparkOffset, StreamReader, from_offset
 from penstock.spark.sources.staged import JournalStore
 from penstock.streaming import Streamer
 
@@ -223,3 +225,46 @@ def test_a_second_stream_of_the_same_name_stops_the_first(
     retire(connection, "spark:archive", apply=True)
     with pytest.raises(Fenced, match="or it was retired"):
         second.latestOffset(second_end, ALL)
+
+
+@pytest.mark.parametrize("store", [LogStore, JournalStore])
+def test_a_stream_goes_on_to_the_shards_that_its_log_gets_once_it_has_read_the_others(
+    where: dict[str, str],
+    connection: Connection,
+    streamer: Streamer,
+    things: Log,
+    store: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guarantee 6.  It waited for ever, with a lag of 0."""
+    monkeypatch.setattr(reading, "GROWS_AFTER_S", 0.0)
+    monkeypatch.setattr(reading, "LONG_POLL_S", 0.01)
+    given = where | {"startingOffsets": "earliest", "consumer": "archive"}
+    reader = StreamReader(store(parse(given, streaming=True)))
+    found: list[int] = []
+
+    def read(at: SparkOffset, limit: Any = ALL) -> SparkOffset:
+        end = reader.latestOffset(at, limit)
+        batches = [batch for task in reader.partitions(at, end) for batch in reader.read(task)]
+        found.extend(number for batch in batches for number in batch.column("shard").to_pylist())
+        return end
+
+    at = read(reader.initialOffset())
+    stage_rows(connection, things, 20, "old")
+    streamer.drain()
+    reshard(connection, "things", 3, apply=True)
+    stage_rows(connection, things, 30, "new")
+    streamer.drain()
+    assert not reader._store.grow(from_offset(at)), "as if the publisher were behind the journal"
+    for _ in range(30):
+        if len(found) == 150:
+            break
+        at = read(at, ReadMaxRows(9))
+    reader.latestOffset(at, ALL)
+
+    assert len(found) == 150
+    assert {*found[:120]} == {0, 1}, "the last record of a key in its old shard comes first"
+    assert {*found[120:]} == {2, 3, 4}
+    assert reader.latestOffset(at, ALL) == at
+    [registered] = list_consumers(connection)
+    assert (registered.consumer, registered.lag) == ("spark:archive", 0)

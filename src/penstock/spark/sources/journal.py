@@ -1,6 +1,6 @@
 """What the sources ask Postgres: the shards of channels, and which offsets the journal has."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
@@ -39,6 +39,30 @@ def read_shards(options: Options) -> list[ShardName]:
             if subscription.pattern is None or channel.kind == "log"
         },
     )
+
+
+def find_grown(
+    options: Options,
+    known: Sequence[ShardName],
+    positions: Mapping[ShardName, int],
+    assigned: Callable[[], Mapping[ShardName, Offset]],
+) -> list[ShardName] | None:
+    """All shards, if there are more than a query knows, and it has read those to their ends; otherwise None.
+
+    So the last record of a key in its old shard comes before the first one in its new shard.
+
+    Args:
+        options: Of the query.
+        known: The shards that it reads.
+        positions: The last offset that it has read of each.
+        assigned: Reads the last offset of each; called after the new shards have been seen, when the others get no more records.
+    """
+    shards = read_shards(options)
+    if not set(shards).difference(known):
+        return None
+    if any(end > positions.get(shard, 0) for shard, end in assigned().items()):
+        return None
+    return shards
 
 
 def read_bounds(options: Options, shards: Collection[ShardName]) -> dict[ShardName, OffsetRange]:

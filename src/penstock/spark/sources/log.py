@@ -31,7 +31,12 @@ from penstock.spark.sources.catalog import with_kept_options
 from penstock.spark.sources.columns import batch, text
 from penstock.spark.sources.connections import postgres, redis_client
 from penstock.spark.sources.failing import one_line_errors
-from penstock.spark.sources.journal import find_sequenced_since, read_bounds, read_shards
+from penstock.spark.sources.journal import (
+    find_grown,
+    find_sequenced_since,
+    read_bounds,
+    read_shards,
+)
 from penstock.spark.sources.options import Options, record_schema
 from penstock.spark.sources.projection import Projection
 from penstock.spark.sources.ranges import Positions
@@ -125,6 +130,12 @@ class LogStore:
         after = {self._key(shard): f"{at}-0" for shard, at in positions.items()}
         with redis_errors("waiting for records"):
             self._client.xread(after, count=1, block=int(seconds * 1000))
+
+    def grow(self, positions: Positions) -> bool:
+        """As ``find_grown`` has it."""
+        grown = find_grown(self.options, self._shards, positions, self.assigned)
+        self._shards = grown or self._shards
+        return grown is not None
 
     def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         """Reads entries; what comes before the first one, and has left Redis by its channel's budget, from the journal."""

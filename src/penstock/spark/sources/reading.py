@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from time import sleep
+from time import monotonic, sleep
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -52,6 +52,9 @@ log = logging.getLogger("penstock.spark")
 
 LONG_POLL_S = 0.5
 """How long a reader waits for records before it reports none, in seconds.  Spark asks a hundred times a second."""
+
+GROWS_AFTER_S = 5.0
+"""How long the number of shards is taken for granted, in seconds: `penstock channels reshard` may change it."""
 
 SparkOffset = dict[str, dict[str, int]]
 """The next offset to read of each shard, by channel and number, as ``startingOffsets`` takes it.
@@ -164,6 +167,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._began: Positions | None = None
         self._target: Positions | None = None
         self._has_warned = False
+        self._grow_at = 0.0
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """``maxRecordsPerTrigger``, if it is given."""
@@ -196,6 +200,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._end(at, tails, limit)
         if end == at and self._target is None:
             self._wait(at, tails)
+            if self._has_grown(at):
+                at, _ = self._parse(start)
             end = self._end(at, self._tails(), limit)
         known = from_offset(start)
         begin = find_begin(start)
@@ -257,6 +263,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 log.warning("%s", found)
             self._has_warned = True
         return {shard: at for shard, at in known.items() if shard in available}
+
+    def _has_grown(self, at: Positions) -> bool:
+        """Whether there are shards that are new; asked every few seconds while there is nothing to read."""
+        if monotonic() < self._grow_at:
+            return False
+        self._grow_at = monotonic() + GROWS_AFTER_S
+        if grown := self._store.grow(at):
+            log.info("%s: the number of shards was changed", self._store.options.source)
+        return grown
 
     def _wait(self, at: Positions, tails: Positions) -> None:
         if any(tails[shard] > position for shard, position in at.items()):

@@ -51,7 +51,9 @@ class RegisteredPosition:
         if self._known is None:
             self._register(positions)
         else:
-            self._move(self._known, positions)
+            self._move(self._known, {s: at for s, at in positions.items() if s in self._known})
+            if fresh := {s: at for s, at in positions.items() if s not in self._known}:
+                self._register(fresh)
         self._known = dict(positions)
 
     def _register(self, positions: Positions) -> None:
@@ -64,7 +66,7 @@ class RegisteredPosition:
             connection.execute(self._sql["register_positions"], self._rows(positions))
 
     def _move(self, before: Positions, positions: Positions) -> None:
-        moved = {shard: at for shard, at in positions.items() if at != before.get(shard)}
+        moved = {shard: at for shard, at in positions.items() if at != before[shard]}
         with postgres_errors(f"moving the position of {self._name}"):
             changed = self._connection.execute(
                 self._sql["move_positions"],

@@ -50,6 +50,10 @@ class RetryingStore:
         """As the store's."""
         self._repeat(lambda: self.store.wait(positions, seconds))
 
+    def grow(self, positions: Positions) -> bool:
+        """As the store's."""
+        return self._repeat(lambda: self.store.grow(positions))
+
     def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         """As the store's; continues after what was read."""
         rest, failures = wanted, 0

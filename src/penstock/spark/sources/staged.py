@@ -21,7 +21,12 @@ from penstock.spark.sources.catalog import with_kept_options
 from penstock.spark.sources.columns import ARROW_SCHEMA, batch
 from penstock.spark.sources.connections import arrow
 from penstock.spark.sources.failing import one_line_errors
-from penstock.spark.sources.journal import find_sequenced_since, read_bounds, read_shards
+from penstock.spark.sources.journal import (
+    find_grown,
+    find_sequenced_since,
+    read_bounds,
+    read_shards,
+)
 from penstock.spark.sources.options import Options, record_schema
 from penstock.spark.sources.projection import Projection
 from penstock.spark.sources.ranges import Positions
@@ -107,6 +112,12 @@ class JournalStore:
             if any(each.last > positions.get(name, 0) for name, each in self.available().items()):
                 return
             sleep(POLL_S)
+
+    def grow(self, positions: Positions) -> bool:
+        """As ``find_grown`` has it."""
+        grown = find_grown(self.options, self._shards, positions, self.assigned)
+        self._shards = grown or self._shards
+        return grown is not None
 
     def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         """Reads records by the ten thousand, in Arrow all the way."""

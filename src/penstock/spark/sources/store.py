@@ -31,3 +31,6 @@ class RecordStore(Protocol):
 
     def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         """The records of a range, in order."""
+
+    def grow(self, positions: Positions) -> bool:
+        """Takes over shards that a channel has got since, once the positions are at the ends of all others; whether there are any."""
