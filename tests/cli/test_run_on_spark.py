@@ -91,9 +91,7 @@ def interrupt(process: subprocess.Popen[str]) -> None:
     os.killpg(process.pid, signal.SIGINT)
 
 
-@pytest.mark.parametrize(
-    "send", [pytest.param(to_the_group, marks=pytest.mark.storm), to_all, interrupt]
-)
+@pytest.mark.parametrize("send", [pytest.param(to_the_group, marks=pytest.mark.storm), to_all])
 def test_a_signal_to_all_its_processes_ends_it_cleanly(
     running: subprocess.Popen[str],
     temporary: Path,
@@ -108,18 +106,17 @@ def test_a_signal_to_all_its_processes_ends_it_cleanly(
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.parametrize("after_s", [0.0, 3.0])
 def test_a_signal_while_it_starts_ends_it_cleanly(
-    starting: subprocess.Popen[str], temporary: Path, after_s: float
+    starting: subprocess.Popen[str], temporary: Path
 ) -> None:
-    """Before Java answers, and while Spark starts in it."""
+    """While Spark starts in Java; the next one is sent before Java answers."""
     eventually(
         lambda: any(each.name() in ("java", "bash") for each in family(starting)),
         "Java is started",
         timeout_s=300,
     )
     with suppress(subprocess.TimeoutExpired):
-        starting.wait(after_s)
+        starting.wait(3.0)
     to_the_group(starting)
     _, said = starting.communicate(timeout=180)
 
@@ -150,7 +147,7 @@ def test_no_jvm_is_left_if_nohup_started_it(start: Start, temporary: Path) -> No
     assert len(gone) == len(started)
 
 
-def test_a_directory_that_spark_does_not_use_may_vanish(
+def test_a_directory_that_spark_does_not_use_may_vanish_and_ctrl_c_ends_it_cleanly(
     start: Start, temporary: Path, connection: Connection
 ) -> None:
     """As on a cluster: what cleans temporary files removes it as empty, days later."""
@@ -163,7 +160,7 @@ def test_a_directory_that_spark_does_not_use_may_vanish(
     stage(connection, 10)
 
     eventually(lambda: effects(connection) == 20, "the run goes on", timeout_s=300)
-    process.send_signal(signal.SIGTERM)
+    interrupt(process)
     _, said = process.communicate(timeout=180)
 
     assert process.returncode == 0

@@ -41,7 +41,6 @@ REFUSED = {
 
 COMMANDS = [
     "run --engine inline",
-    pytest.param("run --engine spark", marks=[pytest.mark.spark, pytest.mark.slow]),
     "verify",
     "stream",
     "consume reader",
