@@ -23,6 +23,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 Start = Callable[..., subprocess.Popen[str]]
 
+ELSEWHERE = "spark.hadoop.fs.defaultFS=hdfs://nowhere.invalid:8020"
+"""Hadoop's default file system, as on YARN or EMR: a path without a scheme would be one of its."""
+
 
 @pytest.fixture
 def start(penstock: CommandLine, connection: Connection, temporary: Path) -> Iterator[Start]:
@@ -32,7 +35,7 @@ def start(penstock: CommandLine, connection: Connection, temporary: Path) -> Ite
 
     def start(*before: str, within: Path = temporary) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [*before, PENSTOCK, "run", "--engine", "spark"],
+            [*before, PENSTOCK, "run", "--engine", "spark", "--conf", ELSEWHERE],
             cwd=penstock.directory,
             env=penstock.environment_within(within),
             stdout=subprocess.PIPE,

@@ -121,6 +121,7 @@ def test_the_ui_names_what_runs_and_shows_live_numbers(api: Api, connection: Con
     assert "AccumulatorSource_penstock_applied" in api.page("/metrics/prometheus/")
 
 
+@pytest.mark.storm  # what only Spark knows of it is in tests/spark/test_schedule.py
 def test_a_task_without_a_slot_hands_its_work_to_those_that_have_one(
     penstock: CommandLine, connection: Connection
 ) -> None:

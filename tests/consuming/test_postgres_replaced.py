@@ -4,6 +4,7 @@ Each scenario starts a Postgres of its own, which takes seconds: only there can 
 """
 
 import asyncio
+import signal
 import threading
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from fixtures.restored import reset
+from fixtures.running_pipeline import Processes
 from penstock import Ick, Job, Log, Pipeline, Queue
 from penstock.channels.server import connect_redis
 from penstock.consuming.workers import make_worker
@@ -54,8 +56,7 @@ def server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     made.remove()
 
 
-@pytest.fixture
-def pipeline() -> Pipeline:
+def declare() -> Pipeline:
     """A consumer or worker of each kind; each item takes some milliseconds, so that a backlog keeps it busy."""
     made = Pipeline(CHANNELS)
 
@@ -82,6 +83,11 @@ def pipeline() -> Pipeline:
         await session.execute(EFFECT, {"consumer": "calls", "key": job.tenant})
 
     return made
+
+
+@pytest.fixture
+def pipeline() -> Pipeline:
+    return declare()
 
 
 class Running:
@@ -216,6 +222,66 @@ def test_what_a_restored_postgres_has_lost_takes_no_effect_and_finishes_no_other
         )
     assert not [each for each in effects(server.url) if "lost" in each]
     client.close()
+
+
+ON_SPARK = """
+from consuming.test_postgres_replaced import EFFECT, THINGS, declare
+pipeline = declare()
+
+@pipeline.consumer(reads=THINGS, name="of-frames", dataframe=True)
+def of_frames(session, frame):
+    for row in frame.select("key").collect():
+        session.execute(EFFECT, {"consumer": "frames", "key": row.key})
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.chaos
+@pytest.mark.timeout(900)
+def test_on_spark_too_a_restored_postgres_gets_no_lost_effect_and_all_new_ones(
+    pipeline: Pipeline, server: EmbeddedPostgres, redis_url: str, tmp_path: Path
+) -> None:
+    """Guarantee 35, in the tasks of an epoch that is longer than the test, and in the driver; two starts of Spark."""
+    with at_work(pipeline, server.url, redis_url):
+        stage(server.url, 10, "kept")
+        eventually(lambda: sum(effects(server.url).values()) == 40, "the first are done")
+    server.copy_to(tmp_path / "older")
+    spark = Processes(tmp_path, server.url, redis_url)
+    spark.write(ON_SPARK)
+    spark.set("PENSTOCK_EPOCH_SECONDS", "600")
+    client = connect_redis(redis_url)
+    try:
+        running = spark("run", "--engine", "spark")
+        stage(server.url, 1, "lost")
+        at_once = {f"{name} lost": 1 for name in ("things", "index", "jobs", "calls", "frames")}
+        eventually(
+            lambda: at_once.items() <= effects(server.url).items(), "all work", timeout_s=300
+        )
+        stage(server.url, 40, "lost", QUEUES, '{"penstock": {"delay_ms": 4000}}')
+        eventually(lambda: _delayed(client) == 80, "the lost jobs wait in Redis", timeout_s=60)
+        server.restore(tmp_path / "older")
+        stage(server.url, 60, "new", QUEUES)
+
+        said = tmp_path / "penstock.log"
+        assert running.wait(300) == HistoryDiverged.exit_code, said.read_text()
+        assert effects(server.url) == {f"{channel.name} kept": 10 for channel in CHANNELS}
+
+        reset(server.url, client, pipeline, apply=True)
+        running = spark("run", "--engine", "spark")
+        new = {"jobs new": 60, "calls new": 60}
+        eventually(
+            lambda: new.items() <= effects(server.url).items(),
+            "every new job is done",
+            timeout_s=300,
+        )
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(300) == 0, said.read_text()
+    finally:
+        spark.end()
+        client.close()
+    done = effects(server.url)
+    assert {key: done[key] for key in new} == new, "once"
+    assert not [each for each in done if "lost" in each]
 
 
 def _delayed(client: Any) -> int:

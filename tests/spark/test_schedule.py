@@ -1,14 +1,19 @@
 """The schedule of epochs: by the slots that there are, and anew when they change."""
 
+import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  the usual name
 from structlog.testing import capture_logs
 
 from penstock.spark.engine import schedule as schedule_module
 from penstock.spark.engine.schedule import Schedule
-from penstock.spark.engine.slots import Running, Slots
+from penstock.spark.engine.slots import EPOCHS, Running, Slots
+from penstock.spark.names import named_jobs
+from penstock.testing import eventually
 
 CONSUMERS = {"a": range(4), "b": range(1)}
 
@@ -171,3 +176,33 @@ def test_a_slot_is_left_to_each_other_query(clock: list[float], slots: FakeSlots
 def test_slots_are_those_of_the_session(spark: SparkSession) -> None:
     assert Slots(spark).count() == 2
     assert Slots(spark).running(3) == Running()
+
+
+def test_tasks_of_epochs_that_wait_for_a_slot_are_counted_by_the_name_of_their_stage(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """On Spark, because only it knows; about two seconds.  Without the name nobody would notice that a task waits."""
+    ended = str(tmp_path / "ended")
+
+    @F.udf("boolean", useArrow=False)
+    def waits(_number: int) -> bool:
+        eventually(lambda: Path(ended).exists(), "the test has seen it", timeout_s=120)
+        return True
+
+    def run() -> None:
+        with named_jobs(spark, EPOCHS):
+            three = spark.range(0, 3, 1, 3).where(waits("id"))
+            three.write.format("noop").mode("append").save()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        eventually(
+            lambda: Slots(spark).running(3) == Running(placed=2, waiting=1),
+            "two have a slot",
+            timeout_s=60,
+        )
+        assert Slots(spark).running(2) == Running()
+    finally:
+        Path(ended).touch()
+        thread.join(60)
