@@ -177,6 +177,9 @@ class Held:
 
     def wait(self, positions: Positions, seconds: float) -> None: ...
 
+    def grow(self, positions: Positions) -> bool:
+        raise NotImplementedError
+
     def read(self, wanted: OffsetRange) -> Any: ...
 
 
