@@ -1,5 +1,6 @@
 """The schema is created, upgraded and removed; by several processes at once; as SQL; as a branch of the application's Alembic."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,12 +19,13 @@ from sqlalchemy.exc import DBAPIError
 
 from fixtures.migrations import get_revision, tables
 from fixtures.postgres import engine_url
-from penstock.database.initialise import alembic_config, initialise, migration_sql
+from penstock.database.initialise import alembic_config, initialise, migration_sql, reporting_waits
 from penstock.database.resources import directory
 from penstock.database.revisions import newest_shipped
 from penstock.database.tables import metadata
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import ServerUnavailable
+from penstock.testing import eventually
 
 TABLES = {"staged_records", "epochs", "ticks", "journal", "channels", "checkpoints", "dead_letters"}
 
@@ -92,6 +94,38 @@ def test_the_newest_revision_is_read_from_the_names_of_the_files() -> None:
     assert scripts.get_current_head() == newest_shipped()
     for script in scripts.walk_revisions():
         assert Path(script.path).name.startswith(script.revision.removeprefix("penstock_")[:4])
+
+
+@pytest.mark.parametrize(
+    "lock",
+    [
+        "SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))",
+        "LOCK TABLE penstock.staged_records",
+    ],
+)
+def test_an_init_that_waits_says_for_whom(
+    lock: str, fresh_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.database.initialise.WATCH_S", 0.05)
+    initialise(fresh_url, revision="penstock_0004")
+    said: list[str] = []
+
+    with (
+        psycopg.connect(fresh_url, application_name="shop") as other,
+        ThreadPoolExecutor(1) as pool,
+        reporting_waits(fresh_url, said.append),
+    ):
+        other.execute(lock)
+        pid = other.info.backend_pid
+        upgrade = pool.submit(initialise, fresh_url)
+        eventually(lambda: len(said) > 0, "it says for whom it waits")
+        assert not upgrade.done()
+        other.rollback()
+        assert upgrade.result(60) == "penstock_0004"
+
+    assert re.fullmatch(
+        rf"waiting for a lock of process {pid} \(shop, user postgres\)\. .*\({pid}\)", said[0]
+    )
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """Creates and upgrades Penstock's tables, or prints the SQL."""
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.resources import as_file
 from typing import Any, cast
 
+import psycopg
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, text
@@ -25,8 +27,11 @@ from penstock.database.revisions import (
 )
 from penstock.database.statements import statements
 from penstock.database.transactions import OUR_SEARCH_PATH, set_local
-from penstock.errors import SchemaMissing
+from penstock.errors import PenstockError, SchemaMissing
 from penstock.records import DEFAULT_SCOPE, checked_schema
+
+WATCH_S = 2.0
+"""How often to look whom a migration waits for, in seconds."""
 
 _SETTINGS = [
     # A migration may wait and rewrite for long, and its functions and operators are Postgres' own.
@@ -75,6 +80,46 @@ def initialise(
     finally:
         engine.dispose()
     return None if before is None else before.revision
+
+
+@contextmanager
+def reporting_waits(database_url: str, report: Callable[[str], object]) -> Iterator[None]:
+    """Reports whom ``penstock init`` waits for, while the block runs: a lock of its own, or of a table, is waited for without a limit."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        sql = statements("penstock.database", DEFAULT_SCOPE.schema)["blockers"]
+        known: list[Any] = []
+        if ended.wait(WATCH_S):
+            return
+        with (
+            suppress(PenstockError, psycopg.Error),  # the block itself reports what is wrong
+            connect_postgres(database_url, application="watch") as connection,
+        ):
+            while True:
+                found = connection.execute(sql).fetchall()
+                for blocker in found if found != known else ():
+                    report(_describe_blocker(*blocker))
+                known = found
+                if ended.wait(WATCH_S):
+                    return
+
+    thread = threading.Thread(target=watch, name="penstock-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _describe_blocker(pid: int, user: str, application: str) -> str:
+    if pid == 0:
+        return "waiting for a lock of a prepared transaction: SELECT * FROM pg_prepared_xacts"
+    return (
+        f"waiting for a lock of process {pid} ({application or 'of no name'}, user {user}). "
+        f"To end that: SELECT pg_terminate_backend({pid})"
+    )
 
 
 def _driver_connection(connection: Connection) -> Executor:

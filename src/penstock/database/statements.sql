@@ -80,6 +80,15 @@ SELECT EXISTS (
 -- The lock that migrations take: two that replace one function at once fail.
 SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0));
 
+-- :name blockers
+-- Whom `penstock init` waits for in this database; process 0 is a prepared transaction.
+SELECT DISTINCT blocker.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, '')
+FROM pg_stat_activity waiting
+CROSS JOIN LATERAL unnest(pg_blocking_pids(waiting.pid)) AS blocker (pid)
+LEFT JOIN pg_stat_activity a ON a.pid = blocker.pid
+WHERE waiting.application_name = 'penstock init' AND waiting.datname = current_database()
+ORDER BY blocker.pid;
+
 -- :name triggers
 -- Functions that capture changes, each with its triggers.  Those of partitions are clones of their parent's.
 SELECT p.proname, p.prosrc, t.tgname, n.nspname, c.relname, t.tgtype,

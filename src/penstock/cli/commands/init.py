@@ -12,7 +12,7 @@ from penstock.cli.connections import get_scope
 from penstock.cli.render import say, show_text
 from penstock.cli.servers import servers
 from penstock.database.connections import connect_postgres
-from penstock.database.initialise import initialise, migration_sql
+from penstock.database.initialise import initialise, migration_sql, reporting_waits
 from penstock.database.revisions import newest_shipped
 from penstock.database.role_plan import make_roles, plan_roles, roles_sql
 from penstock.errors import InvalidSetting
@@ -90,7 +90,9 @@ def _init_tables(settings: Settings, schema: str, pipeline: Pipeline | None, *, 
         _show_triggers(pipeline)
         return
     if settings.database_url is not None:
-        _initialise(settings.database_url.value, schema, pipeline)
+        url = settings.database_url.value
+        with reporting_waits(url, say):
+            _initialise(url, schema, pipeline)
     else:
         with servers(settings, schema=schema) as urls:
             _initialise(urls.database_url, schema, pipeline)
@@ -135,7 +137,10 @@ def _save_users(settings: Settings) -> None:
 
 def _plan_or_make(database_url: str, schema: str, prefix: str, *, apply: bool) -> None:
     carry_out = make_roles if apply else plan_roles
-    with connect_postgres(database_url, application="init") as connection:
+    with (
+        reporting_waits(database_url, say),
+        connect_postgres(database_url, application="init") as connection,
+    ):
         plan = carry_out(connection, schema, prefix)
     for statement in plan.statements:
         show_text(f"{statement};")
