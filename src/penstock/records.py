@@ -13,7 +13,7 @@ from typing import Any, Generic, NewType, overload
 from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
 
 from penstock.errors import InvalidName, InvalidSetting
-from penstock.parsing import parse_json
+from penstock.parsing import MAX_NUMBER, find_number, parse_json
 
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 """An SQL identifier that needs no quotes; Postgres silently truncates longer ones."""
@@ -86,6 +86,8 @@ class ShardName:
         return f"{self.channel}/{self.shard}"
 
 
+_SHOWN = 40
+
 _PLACE = re.compile(r"([^\s,/]+)/([0-9]+) offset ([0-9]+)(?: \(record [0-9]+\))?")
 
 
@@ -115,6 +117,23 @@ class LastRecord:
     staged_us: int
 
 
+def parse_offset(text: str) -> Offset:
+    """An offset of decimal digits.
+
+    Raises:
+        InvalidSetting: The text is something else, or greater than any offset.
+    """
+    return Offset(_parse_number(text))
+
+
+def _parse_number(text: str) -> int:
+    number = find_number(text.encode())
+    if number is None:
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+        raise InvalidSetting(f"{shown}: numbers of shards and offsets go to {MAX_NUMBER}")
+    return number
+
+
 def parse_places(text: str) -> list[Place]:
     """The places in a text, separated by spaces or commas; each may be followed by its record, as in an error's text.
 
@@ -122,7 +141,7 @@ def parse_places(text: str) -> list[Place]:
         InvalidSetting: The text holds something else.
     """
     found = [
-        Place(ShardName(channel, Shard(int(shard))), Offset(int(offset)))
+        Place(ShardName(channel, Shard(_parse_number(shard))), Offset(_parse_number(offset)))
         for channel, shard, offset in _PLACE.findall(text)
     ]
     if not found or _PLACE.sub("", text).strip(", "):

@@ -64,7 +64,20 @@ def test_every_command_prints_and_takes_the_same_notation(failing: CommandLine) 
     assert len(json.loads(failing("dead-letters", "list", "--json").stdout)) == 2
 
 
+HUGE = str(10**23)
 WRONG = [
+    (("tail", "things", "--from", HUGE), "offsets go to 9223372036854775807"),
+    (("tail", "things", "--from", "9" * 5000), "offsets go to 9223372036854775807"),
+    (("tail", "things", "--from", f"things/0 offset {HUGE}"), "go to 9223372036854775807"),
+    (("tail", "things", "--from", f"things/{HUGE} offset 1"), "go to 9223372036854775807"),
+    (("tail", "things", "--count", str(2**63)), f"count is {2**63}; numbers go to"),
+    (("reset", "checkpoint", "reader", "--to", HUGE), "offsets go to 9223372036854775807"),
+    (("dead-letters", "show", "reader", f"things/0 offset {HUGE}"), "go to 9223372036854775807"),
+    (("trace", "9" * 5000), "is no number of a record; if it is a key, add --key"),
+    (("trace", "k\udcff"), "what is not in UTF-8: 'k\\udcff'"),
+    (("tail", "th\udcffings"), "channel is not in UTF-8"),
+    (("consume", "reader\udcff", "--drain"), "is not in UTF-8"),
+    (("consume", "reader", "--drain", "--shards", "9" * 5000), "shards"),
     (("dead-letters", "show", "reader", "things/0/2"), "rides/2 offset 4118"),
     (
         ("dead-letters", "show", "reader", "things/0 offset 9"),

@@ -111,9 +111,9 @@ def test_an_init_that_waits_says_for_whom(
     said: list[str] = []
 
     with (
-        psycopg.connect(fresh_url, application_name="shop") as other,
         ThreadPoolExecutor(1) as pool,
         reporting_waits(fresh_url, said.append),
+        psycopg.connect(fresh_url, application_name="shop") as other,
     ):
         other.execute(lock)
         pid = other.info.backend_pid

@@ -11,8 +11,9 @@ import functools
 import gc
 import inspect
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -23,8 +24,18 @@ from penstock.cli.logs import configure_log
 from penstock.cli.render import prepare_output, show_error
 from penstock.errors import DeclarationError, InvalidSetting
 from penstock.loading import load_pipeline
+from penstock.parsing import MAX_NUMBER, find_number
 from penstock.pipeline import Pipeline
-from penstock.records import Moment, Offset, Place, RecordId, is_place, parse_moment, parse_place
+from penstock.records import (
+    Moment,
+    Offset,
+    Place,
+    RecordId,
+    is_place,
+    parse_moment,
+    parse_offset,
+    parse_place,
+)
 from penstock.settings import (
     Secret,
     SettingDescription,
@@ -46,6 +57,9 @@ COMMON = (
 
 SETTINGS_PANEL = "Settings (also PENSTOCK_… and pyproject.toml)"
 """Heading of these options in the help."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""What Python makes of a byte that is no UTF-8."""
 
 NOTHING_CHANGED = "Nothing was changed. To carry it out: --apply"
 """The last line of a plan."""
@@ -95,6 +109,7 @@ def _run(function: Callable[..., None], chosen: dict[str, Any], arguments: dict[
     debug = chosen["log_level"] == "debug"
     prepare_output()
     try:
+        _check(chosen | arguments)
         settings = load_settings(chosen)
         debug = settings.log_level == "debug"
         configure_log(settings)
@@ -107,6 +122,16 @@ def _run(function: Callable[..., None], chosen: dict[str, Any], arguments: dict[
         raise typer.Exit(0) from None
     except Exception as error:
         raise typer.Exit(show_error(error, debug=debug)) from error
+
+
+def _check(arguments: Mapping[str, Any]) -> None:
+    """Refuses what no server takes: text that is no UTF-8, and numbers that Postgres does not have."""
+    for name, given in arguments.items():
+        for value in given if isinstance(given, list) else [given]:
+            if isinstance(value, str) and _SURROGATE.search(value):
+                raise InvalidSetting(f"{name} is not in UTF-8: {value!a}")
+            if isinstance(value, int) and abs(value) > MAX_NUMBER:
+                raise InvalidSetting(f"{name} is {value}; numbers go to {MAX_NUMBER}")
 
 
 @contextmanager
@@ -187,7 +212,7 @@ def parse_position(text: str) -> Offset | Place:
     Raises:
         InvalidSetting: The text is neither.
     """
-    return Offset(int(text)) if text.isascii() and text.isdigit() else parse_place(text)
+    return parse_offset(text) if text.isascii() and text.isdigit() else parse_place(text)
 
 
 def means_position(text: str) -> bool:
@@ -213,9 +238,10 @@ def parse_record(text: str, *, is_key: bool) -> RecordId | Place | str:
     if is_key:
         return text
     if text.isascii() and text.isdigit():
-        if int(text) >= 2**63:
+        number = find_number(text.encode())
+        if number is None:
             raise InvalidSetting(f"{text} is no number of a record; if it is a key, add --key")
-        return RecordId(int(text))
+        return RecordId(number)
     return parse_place(text) if is_place(text) else text
 
 
