@@ -10,6 +10,7 @@ import redis
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from fixtures.command_line import CommandLine
 from fixtures.flow import running, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
@@ -201,6 +202,24 @@ def test_a_consumer_gets_back_the_first_of_several_names(
     register_consumer(connection, flow.scope, flow.get_consumer("reader"))
     with pytest.raises(Unknown, match="it is reader now"):
         rename(connection, "totals", "more")
+
+
+def test_the_name_of_a_consumer_of_another_channel_is_refused(
+    connection: Connection, things: Log, penstock: CommandLine
+) -> None:
+    for log in (Log("others"), things):
+        pipeline = declare("totals", log)
+        register_consumer(connection, pipeline.scope, pipeline.get_consumer("totals"))
+        if log.name == "others":
+            with pytest.raises(
+                Refused, match="totals is registered for others, which reader does not read"
+            ):
+                rename(connection, "reader", "totals", apply=True)
+            retire(connection, "totals", apply=True)
+
+    said = penstock("consumers", "rename", "reader", "totals", "--apply").stdout
+    assert "the registration of totals, which has applied nothing, is replaced" in said
+    assert [each.consumer for each in list_consumers(connection)] == ["totals"]
 
 
 @pytest.mark.parametrize("names", [("reader", "replay-3"), ("replay-3", "reader")])

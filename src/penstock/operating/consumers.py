@@ -196,6 +196,15 @@ def _check_free(
             f"{successor} is the former name of {now}: a forgotten worker of that name would go on at the checkpoints of {consumer}. "
             f"Take another name; or, once no such worker is left, penstock consumers retire {successor} --apply frees the name"
         )
+    reads, would_read = (
+        {each.channel for each in list_consumers(connection, name, scope=scope)}
+        for name in (consumer, successor)
+    )
+    if not would_read <= reads:
+        raise Refused(
+            f"{successor} is registered for {', '.join(sorted(would_read - reads))}, which {consumer} does not read. Take another "
+            f"name, or: penstock consumers retire {successor} --apply"
+        )
     [(has_begun,)] = connection.execute(sql["has_begun"], {"consumer": successor}).fetchall()
     if consumer == successor or has_begun:
         raise Refused(

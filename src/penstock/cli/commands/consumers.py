@@ -79,9 +79,12 @@ def rename_(
 ) -> None:
     """Rename a consumer. Its checkpoints and dead letters stay; a worker with the old name stops."""
     with open_connections(settings, "consumers") as servers:
+        replaced = list_consumers(servers.connection, new, scope=servers.scope)
         found = rename(servers.connection, name, new, apply=apply, scope=servers.scope)
     for each in found:
         show(f"{'renamed' if apply else 'would rename'} {name} to {new}: {_progress(each)}")
+    if replaced:
+        show(f"    the registration of {new}, which has applied nothing, is replaced")
     if any(each.lag is None for each in found):
         say(
             f"The sources go on waiting for {name}. Once {new} is in penstock consumers list at each of them, retire {name} "
