@@ -648,3 +648,31 @@ def test_a_new_consumer_may_begin_at_the_end(
     stage_rows(connection, things, 5, "new")
     streamer.drain()
     assert worker.drain() == 5
+
+
+def test_what_is_opened_twice_has_one_connection_of_each_kind_and_says_that_it_has_begun(
+    declare: Declare, streamer: Streamer, connection: Connection, redis_client: redis.Redis
+) -> None:
+    worker = declare()
+
+    def connections() -> tuple[int, int]:
+        sessions = connection.execute(
+            "SELECT FROM pg_stat_activity WHERE application_name = 'penstock streamer'"
+        )
+        return sessions.rowcount, len(redis_client.client_list())
+
+    with capture_logs() as logs:
+        for each in (worker, streamer):
+            each.open()
+    eventually(lambda: connections()[0] == 1, "the streamer is there")
+    before = connections()
+    for each in (worker, streamer):
+        each.open()
+
+    eventually(lambda: connections() == before, "the first connections are closed")
+    [begun] = [each for each in logs if each["event"] == "consuming"]
+    assert (begun["consumer"], begun["channel"], begun["shards"]) == (
+        worker.consumer.name,
+        "things",
+        2,
+    )

@@ -16,7 +16,7 @@ from penstock.channels.log import read
 from penstock.channels.routing import log_keys
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.errors import ChannelRetired, NotReplayable, Refused, Unknown
+from penstock.errors import ChannelRetired, NotReplayable, Refused, ServerUnavailable, Unknown
 from penstock.operating.channels import (
     adopt_channel,
     changing,
@@ -339,3 +339,15 @@ def test_nothing_is_sequenced_or_registered_while_a_channel_is_retired(
     retire_channel(connection, redis_client, "old", discard=True, apply=True, pause=lambda _: None)
 
     assert locked == ["ticks", "journal", "channels"]
+
+
+def test_without_redis_a_channel_is_said_to_be_retired_in_postgres(
+    connection: Connection, redis_client: redis.Redis, filled: object
+) -> None:
+    away = redis.Redis(unix_socket_path="/nowhere")
+    said = r"old is retired in Postgres, but not in Redis: .*repeat it: penstock channels retire old --apply"
+    with pytest.raises(ServerUnavailable, match=said):
+        retire(connection, away, "old", apply=True, discard=True)
+    assert find_keys(redis_client, "old")
+    assert retire(connection, redis_client, "old", apply=True, discard=True).applied
+    assert find_keys(redis_client, "old") == []

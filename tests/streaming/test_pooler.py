@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import pytest
+import redis
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -11,6 +12,7 @@ from fixtures.flow import running, stage_rows
 from penstock import Ick, Job, Log, Pipeline, Queue
 from penstock.consuming.workers import make_worker
 from penstock.database.connections import Connection, connect_postgres
+from penstock.operating.doctor import diagnose
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import Sequencer
@@ -80,6 +82,23 @@ def test_a_whole_pipeline_works_behind_a_pooler_with_the_default_settings(
             eventually(lambda n=number: seen() > n * 100, "records flow again", timeout_s=90)  # type: ignore[misc]
         eventually(lambda: seen() == 2000, "all of them arrive", timeout_s=90)
     assert connection.execute("SELECT FROM penstock.dead_letters").fetchall() == []
+
+
+def test_the_doctor_changes_no_setting_in_sessions_that_others_get(
+    pooled_connection: Connection, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limits(*_: object) -> list[tuple[str]]:
+        """Of each session, one after the other."""
+        return [
+            pooled_connection.execute("SHOW statement_timeout").fetchone() or ("",)
+            for _ in range(10)
+        ]
+
+    before = limits()
+    monkeypatch.setattr("penstock.operating.doctor.diagnosis._check_servers", limits)
+
+    meanwhile: object = diagnose(pooled_connection, redis_client)
+    assert (meanwhile, limits()) == (before, before)
 
 
 def test_a_sequencer_behind_a_pooler_stops_using_prepared_statements(

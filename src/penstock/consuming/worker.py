@@ -140,6 +140,7 @@ class Worker(ABC, Generic[Item]):
             DeclarationError: The pipeline does not fit what is registered.
             HistoryDiverged: Redis has records that Postgres does not know.
         """
+        self.close()
         scope = self._pipeline.scope
         with connect_postgres(
             self._database_url,
@@ -168,6 +169,12 @@ class Worker(ABC, Generic[Item]):
         if self._deliverer is None and (source := self._source()) is not None:
             self._deliverer = Deliverer(self.consumer, scope, source)
         self._has_opened, self._rest_until, self._unusable = True, {}, {}
+        log.info(
+            "consuming",
+            consumer=self.consumer.name,
+            channel=self.consumer.channel.name,
+            shards=len(self._shards),
+        )
 
     def _take_shards(self, channel: RegisteredChannel) -> None:
         """Chooses the shards to work on, of every generation."""

@@ -12,8 +12,8 @@ field; an accepted value reads back equal.  Types that JSON lacks are encoded as
     tuple               a list
 
 Triggers use the same encoding (``triggers.py``).  Numbers become Postgres' ``numeric``: an int is exact; a float reads
-back as an equal float, except that one of 1e16 or more reads back as an int.  An error names the field and the type,
-never the value.
+back as an equal float, except that one of 1e16 or more reads back as an int of its shortest digits: 1e23 as 10**23, which
+is another number than the float, and whose float it is.  An error names the field and the type, never the value.
 """
 
 import json
@@ -373,7 +373,7 @@ def _check_length(value: str, field: str, limit: int) -> str:
 def _check_text(value: str, path: str) -> None:
     if "\x00" in value:
         raise InvalidRecord(
-            path, "contains a NUL character, which Postgres cannot store: remove it"
+            path, "contains a NUL character: remove it, because no Postgres could store the record"
         )
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise InvalidRecord(

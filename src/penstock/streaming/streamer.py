@@ -135,6 +135,7 @@ class Streamer:
             PrivilegeMissing: The role may not stream; the text has the grants.
             DeclarationError: The pipeline does not fit what is registered.
         """
+        self.close()
         scope = self._pipeline.scope
         connection = connect_postgres(
             self._database_url,

@@ -9,7 +9,7 @@ import psycopg
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.errors import Refused
+from penstock.errors import Refused, ServerUnavailable
 from penstock.records import Scope
 
 SETTLE_S = 3.0
@@ -85,6 +85,21 @@ def changing(
                 f"{doing}: a handler or an operator holds what it needs for longer than {LOCK_TIMEOUT_S} s; nothing was changed. "
                 "Try again, or stop the consumer first"
             ) from error
+
+
+@contextmanager
+def finishing(done: str, command: str) -> Iterator[None]:
+    """What is left to do in Redis once Postgres has committed: an error says that it has, and how to go on.
+
+    Raises:
+        ServerUnavailable: Redis does not answer, or refuses.
+    """
+    try:
+        yield
+    except ServerUnavailable as error:
+        raise type(error)(
+            f"{done} in Postgres, but not in Redis: {error}. Then repeat it: {command}"
+        ) from error
 
 
 def read_contents(connection: Connection, channel: str, scope: Scope) -> Contents:

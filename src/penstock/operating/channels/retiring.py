@@ -24,6 +24,7 @@ from penstock.operating.channels.changing import (
     SETTLE_S,
     LeftReader,
     changing,
+    finishing,
     read_contents,
 )
 from penstock.operating.channels.keys import count_keys, delete_keys
@@ -126,10 +127,11 @@ def retire_channel(  # noqa: PLR0913  how it is done
         return plan
     crashpoint("retire.after_registry")
     pause(SETTLE_S)
-    delete_keys(client, channel, plan.shards, scope)
-    _remove_records(connection, channel, scope)
-    crashpoint("retire.after_journal")
-    delete_keys(client, channel, plan.shards, scope)
+    with finishing(f"{channel} is retired", f"penstock channels retire {channel} --apply"):
+        delete_keys(client, channel, plan.shards, scope)
+        _remove_records(connection, channel, scope)
+        crashpoint("retire.after_journal")
+        delete_keys(client, channel, plan.shards, scope)
     log.warning(
         "channel retired",
         channel=channel,

@@ -8,7 +8,7 @@ import redis
 
 from penstock.channels.acl import acl_grant, get_user
 from penstock.channels.server import RedisClient
-from penstock.database.connections import Connection
+from penstock.database.connections import Connection, is_direct
 from penstock.database.errors import describe, first_line
 from penstock.errors import PenstockError, PrivilegeMissing, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
@@ -18,7 +18,7 @@ from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Scope
 
 CHECK_TIMEOUT_S = 20
-"""Longest that a statement of a check may take in Postgres, in seconds."""
+"""Longest that a statement of a check may take in Postgres, in seconds, unless a pooler is between."""
 
 _SEE_PRIVILEGES = "see the check of privileges, or run penstock doctor as a viewer"
 
@@ -44,6 +44,8 @@ def diagnose(
         message, fix = "Postgres cannot be reached", "see --database-url"
         return [CheckResult("postgres", "error", message, fix, unreachable=True)]
     context = CheckContext(connection, client, pipeline, scope)
+    if not is_direct(connection):  # a pooler would give the session, with its setting, to others
+        return _check_servers(context)
     connection.execute(f"SET statement_timeout = '{CHECK_TIMEOUT_S}s'".encode())
     try:
         return _check_servers(context)
