@@ -1,7 +1,9 @@
 """A real pooler in transaction mode between Penstock and Postgres: it changes the session with every transaction."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import psycopg
 import pytest
 import redis
 from sqlalchemy import text
@@ -12,7 +14,7 @@ from fixtures.flow import running, stage_rows
 from penstock import Ick, Job, Log, Pipeline, Queue
 from penstock.consuming.workers import make_worker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.operating.doctor import diagnose
+from penstock.operating.doctor import CheckContext, diagnose
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import Sequencer
@@ -84,21 +86,27 @@ def test_a_whole_pipeline_works_behind_a_pooler_with_the_default_settings(
     assert connection.execute("SELECT FROM penstock.dead_letters").fetchall() == []
 
 
-def test_the_doctor_changes_no_setting_in_sessions_that_others_get(
-    pooled_connection: Connection, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+def test_the_doctor_limits_its_own_statements_and_nobody_elses(
+    pooled_connection: Connection,
+    pooler_url: str,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def limits(*_: object) -> list[tuple[str]]:
+    def limits(connection: Connection) -> list[str]:
         """Of each session, one after the other."""
-        return [
-            pooled_connection.execute("SHOW statement_timeout").fetchone() or ("",)
-            for _ in range(10)
-        ]
+        found = [connection.execute("SHOW statement_timeout").fetchone() for _ in range(10)]
+        return [row[0] for row in found if row]
 
-    before = limits()
-    monkeypatch.setattr("penstock.operating.doctor.diagnosis._check_servers", limits)
+    with psycopg.connect(pooler_url, autocommit=True, prepare_threshold=None) as other:
 
-    meanwhile: object = diagnose(pooled_connection, redis_client)
-    assert (meanwhile, limits()) == (before, before)
+        def check(context: CheckContext) -> Any:
+            return limits(context.connection), limits(other)
+
+        before = limits(pooled_connection), limits(other)
+        monkeypatch.setattr("penstock.operating.doctor.diagnosis._check_servers", check)
+        meanwhile: Any = diagnose(pooled_connection, redis_client)
+        assert meanwhile == (["20s"] * 10, before[1])
+        assert (limits(pooled_connection), limits(other)) == before
 
 
 def test_a_sequencer_behind_a_pooler_stops_using_prepared_statements(

@@ -8,8 +8,9 @@ import redis
 
 from penstock.channels.acl import acl_grant, get_user
 from penstock.channels.server import RedisClient
-from penstock.database.connections import Connection, is_direct
+from penstock.database.connections import Connection, WorkerConnection
 from penstock.database.errors import describe, first_line
+from penstock.database.timeouts import Timeouts
 from penstock.errors import PenstockError, PrivilegeMissing, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
 from penstock.operating.doctor import capture, flow, ick, log, privileges, queue, server
@@ -18,7 +19,7 @@ from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Scope
 
 CHECK_TIMEOUT_S = 20
-"""Longest that a statement of a check may take in Postgres, in seconds, unless a pooler is between."""
+"""Longest that a statement of a check may take in Postgres, in seconds."""
 
 _SEE_PRIVILEGES = "see the check of privileges, or run penstock doctor as a viewer"
 
@@ -44,14 +45,14 @@ def diagnose(
         message, fix = "Postgres cannot be reached", "see --database-url"
         return [CheckResult("postgres", "error", message, fix, unreachable=True)]
     context = CheckContext(connection, client, pipeline, scope)
-    if not is_direct(connection):  # a pooler would give the session, with its setting, to others
+    if not isinstance(connection, WorkerConnection):
         return _check_servers(context)
-    connection.execute(f"SET statement_timeout = '{CHECK_TIMEOUT_S}s'".encode())
+    before = connection.timeouts
+    connection.timeouts = Timeouts(statement_s=CHECK_TIMEOUT_S, lock_s=CHECK_TIMEOUT_S)
     try:
         return _check_servers(context)
     finally:
-        if not connection.closed:
-            connection.execute("RESET statement_timeout")
+        connection.timeouts = before
 
 
 def worst(results: Iterable[CheckResult]) -> Grade:
