@@ -36,6 +36,7 @@ if record.state == "w" then
     tell("blocked_for", math.max(0, tonumber(score) - now))
   end
 end
+tell("has_name", record.unique ~= "" and redis.call("HGET", uniques, record.unique) == id and 1 or 0)
 tell("in_flight", account.in_flight)
 tell("paused", account.limits.paused and 1 or 0)
 local expiry = redis.call("ZSCORE", leases, id)

@@ -20,15 +20,18 @@ class Unique:
     """A name that only one message of a queue has at a time.
 
     Attributes:
-        name: The name, over all tenants of a shard.
+        name: The name.
         until: The message holds it while it is ``queued`` (until a reader gets it), while it is ``running`` as well (until
             it is done or dead), or for a ``window`` of ``for_s`` seconds from writing, whatever becomes of it.
         for_s: Length of the window, in seconds.
+        within: Where no other message has it: in the ``queue``, over all tenants, or of the same ``tenant``.  Without a pipeline,
+            a queue of several shards takes ``tenant`` alone.
     """
 
     name: str
     until: Literal["queued", "running", "window"] = "running"
     for_s: float = 0.0
+    within: Literal["queue", "tenant"] = "queue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +86,18 @@ def check_unique(unique: object) -> None:
         raise InvalidMessage(
             "unique.until", f"is {unique.until!r}; it takes queued, running or window"
         )
+    if unique.within not in ("queue", "tenant"):
+        raise InvalidMessage("unique.within", f"is {unique.within!r}; it takes queue or tenant")
     if not 0 <= unique.for_s <= MAX_DELAY_S or (unique.until == "window") != (unique.for_s > 0):
         raise InvalidMessage(
             "unique.for_s",
             f"is the length of a window, up to {MAX_DELAY_S:,.0f} seconds, and only of a window",
         )
+
+
+def name_within(tenant: str, name: str) -> str:
+    """A unique name within a tenant, as a queue holds it: no other name is the same."""
+    return f"{tenant}\0{name}"
 
 
 def checked_text(field: str, value: object, *, may_be_empty: bool = False) -> str:

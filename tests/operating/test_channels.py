@@ -122,10 +122,13 @@ def test_nothing_is_left_of_a_retired_channel_and_the_others_stay(
     keys = log_keys("penstock", ShardName(name, Shard(1)))
     redis_client.mset({keys.ends: "of an epoch", keys.writes: "of a writer"})
 
+    connection.execute("INSERT INTO penstock.unique_names VALUES ('jobs', 'n', 1, 0, false, NULL)")
+    tables = ["channels", "journal", "checkpoints", "staged_records", "waiting_records"]
+
     assert retire(connection, redis_client, name, discard=True, apply=True).applied
 
     assert find_keys(redis_client, name) == []
-    for table in ("channels", "journal", "checkpoints", "staged_records", "waiting_records"):
+    for table in [*tables, "unique_names"]:
         left = f"SELECT count(*) FROM penstock.{table} WHERE channel = %s".encode()
         assert connection.execute(left, (name,)).fetchone() == (0,), table
     assert {each: len(find_keys(redis_client, each)) for each in others} == others

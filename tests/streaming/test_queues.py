@@ -721,3 +721,128 @@ def test_a_name_held_for_a_window_drops_what_comes_in_it_though_the_first_is_don
 
     assert outstanding(connection) == 0
     assert worker.work() == []
+
+
+class Divided:
+    """A queue of eight shards, its streamer, and what its workers have done."""
+
+    def __init__(self, engine: Engine, database_url: str, redis_url: str) -> None:
+        self.queue = Queue(NAME, shards=8, streams=2, keep=timedelta(0))
+        flow = Pipeline([self.queue])
+        self.sessions = sessionmaker(engine)
+        flow.attach(self.sessions)
+        self.streamer = Streamer(flow, database_url, redis_url)
+
+    def put(self, tenants: range, unique: Unique) -> None:
+        """Stages a job for each tenant; these are in all shards."""
+        with self.sessions.begin() as session:
+            for tenant in tenants:
+                stage(session, self.queue, tenant=tenant, data=tenant, unique=unique, **JOB)
+
+    def read(self, client: RedisClient) -> list[Lease]:
+        return FairQueue(client, NAME, shards=8, streams=2).reader().read(100)
+
+    def finish(self, connection: Connection, lease: Lease) -> None:
+        connection.execute(
+            "SELECT penstock.finish_records(%s, %s)", (NAME, [int(lease.message.id)])
+        )
+        lease.done()
+
+
+@pytest.fixture
+def divided(engine: Engine, database_url: str, redis_url: str) -> Iterator[Divided]:
+    made = Divided(engine, database_url, redis_url)
+    yield made
+    made.streamer.close()
+
+
+def names(connection: Connection) -> int:
+    [(count,)] = connection.execute("SELECT count(*) FROM penstock.unique_names").fetchall()
+    return int(count)
+
+
+@pytest.mark.parametrize("until", ["running", "queued"])
+def test_a_unique_name_is_one_in_all_shards(
+    divided: Divided, redis_client: redis.Redis, connection: Connection, until: Any
+) -> None:
+    unique = Unique("invoice-17", until)
+    divided.put(range(40), unique)
+    divided.streamer.drain()
+    assert outstanding(connection) == 1
+    redis_client.flushall()  # nothing is known of it there
+    settle_down(divided.streamer)
+    divided.put(range(40), unique)
+    divided.streamer.drain()
+    assert outstanding(connection) == 1
+
+    [lease] = divided.read(redis_client)
+    divided.put(range(40), unique)
+    divided.streamer.drain()
+    assert outstanding(connection) == (1 if until == "running" else 2)
+
+    divided.finish(connection, lease)
+    divided.put(range(40), unique)
+    divided.streamer.drain()
+    assert outstanding(connection) == 1
+
+
+def test_a_window_is_one_in_all_shards_whatever_becomes_of_the_job(
+    divided: Divided, redis_client: redis.Redis, connection: Connection
+) -> None:
+    unique = Unique("invoice-17", "window", for_s=60.0)
+    divided.put(range(40), unique)
+    divided.streamer.drain()
+    [lease] = divided.read(redis_client)
+    divided.finish(connection, lease)
+    divided.put(range(40), unique)
+    divided.streamer.drain()
+    assert outstanding(connection) == 0
+
+    connection.execute("UPDATE penstock.unique_names SET ends = now()")
+    redis_client.flushall()
+    divided.put(range(40), unique)
+    settle_down(divided.streamer)
+    assert outstanding(connection) == 1
+
+
+def test_two_streamers_give_a_name_once(
+    divided: Divided, database_url: str, redis_url: str, connection: Connection
+) -> None:
+    with Streamer(Pipeline([divided.queue]), database_url, redis_url) as other:
+        for number in range(10):
+            divided.put(range(20), Unique(f"n{number % 3}"))
+            divided.streamer.round()
+            other.round()
+        settle_down(divided.streamer)
+        settle_down(other)
+
+    assert outstanding(connection) == 3
+
+
+def test_a_name_within_a_tenant_is_one_for_each(
+    divided: Divided, redis_client: redis.Redis, connection: Connection
+) -> None:
+    for _ in range(2):
+        divided.put(range(40), Unique("invoice-17", within="tenant"))
+    divided.streamer.drain()
+
+    assert outstanding(connection) == 40
+    assert len(divided.read(redis_client)) == 40
+    assert names(connection) == 0
+
+
+def test_names_of_jobs_that_are_done_are_forgotten(
+    divided: Divided, redis_client: redis.Redis, connection: Connection
+) -> None:
+    for number in range(20):
+        divided.put(range(2), Unique(f"n{number}"))
+    divided.streamer.drain()
+    assert names(connection) == 20
+
+    for lease in divided.read(redis_client):
+        divided.finish(connection, lease)
+    for _ in range(50):  # a round looks after as many shards as it has time for
+        divided.streamer.drain()
+        if not names(connection):
+            break
+    assert names(connection) == 0

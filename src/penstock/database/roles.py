@@ -56,6 +56,7 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "isolated_records": "SELECT, INSERT, UPDATE, DELETE",
         "stopped_shards": "SELECT, INSERT, UPDATE, DELETE",
         "waiting_records": "SELECT, INSERT, UPDATE, DELETE",
+        "unique_names": "SELECT, INSERT, UPDATE, DELETE",
         "epochs": "SELECT, INSERT",
         "channels": "SELECT, INSERT, UPDATE (keep, streams, hand, entries, redis_memory, limits)",
         "retired_channels": "SELECT",

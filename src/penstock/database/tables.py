@@ -153,6 +153,16 @@ def _declare_channels(tables: MetaData) -> None:
         Column("retired_at", _WHEN, nullable=False, server_default=_NOW),
     )
     Table(
+        "unique_names",
+        tables,
+        Column("channel", Text, primary_key=True),
+        Column("name", Text, primary_key=True),
+        Column("record_id", BigInteger, nullable=False),
+        Column("shard", Integer, nullable=False),
+        Column("is_queued", Boolean, nullable=False),
+        Column("ends", _WHEN),
+    )
+    Table(
         "waiting_records",
         tables,
         Column("record_id", BigInteger, primary_key=True, autoincrement=False),

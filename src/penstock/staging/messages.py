@@ -26,7 +26,7 @@ class MessageOptions(TypedDict, total=False):
     due       the moment from which it may be handed over
     delay_s   seconds from staging until it may be, instead of ``due``
     deadline  the moment from which it is dead-lettered instead of handed over
-    unique    a name that no other message of the shard may have at the same time
+    unique    a name that no other message may have at the same time
     """
 
     tenant: object
@@ -121,6 +121,8 @@ def _make_own(options: MessageOptions, key: str | None, field: str) -> dict[str,
             own[name] = (moment - _EPOCH) // timedelta(milliseconds=1)
     if unique is not None:
         own["unique"] = {"name": unique.name, "until": unique.until, "for_s": unique.for_s}
+        if unique.within != "queue":
+            own["unique"]["within"] = unique.within
     return own
 
 

@@ -13,6 +13,7 @@ import structlog
 from penstock.channels.log import Batch
 from penstock.channels.queue.publishing import QueueBatch, QueuedRecord
 from penstock.jobs import RESERVED
+from penstock.messages import name_within
 from penstock.parsing import parse_json
 from penstock.records import BEGINNING, Epoch, Offset, RecordId, ShardName
 
@@ -77,7 +78,7 @@ def make_queued(offset: Offset, values: Sequence[Any]) -> QueuedRecord:
         key if isinstance(key, str) else "",
         due,
         _time(own.get("deadline")),
-        _unique(unique),
+        _unique(unique, tenant),
         data,
         _add_own(headers, {**own, "action": action, "object": object_, "staged_us": staged_us}),
         staged_us,
@@ -114,10 +115,11 @@ def _time(value: object) -> int | None:
     return None
 
 
-def _unique(value: object) -> tuple[str, str, str]:
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+def _unique(value: object, tenant: str) -> tuple[str, str, str]:
+    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or not name:
         return "", "", ""
+    name = name_within(tenant, name) if value.get("within") == "tenant" else name
     until, for_s = value.get("until"), value.get("for_s")
     if until == "window" and isinstance(for_s, (int, float)) and 0 < for_s < _MOST_MS / 1000:
-        return value["name"], "window", f"{for_s * 1000:.0f}"
-    return value["name"], "queued" if until == "queued" else "running", ""
+        return name, "window", f"{for_s * 1000:.0f}"
+    return name, "queued" if until == "queued" else "running", ""

@@ -9,13 +9,21 @@ of the effect.  What Redis has is never the truth about it:
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from hashlib import sha256
 from time import monotonic
 from typing import Any
 
 from penstock.channels.isolation import OnUnusable, isolated
 from penstock.channels.log import Batch, Behind, FencedOff, Reply, Unusable
-from penstock.channels.queue.publishing import BatchWritten, QueueBatch, QueueWriter, Result
+from penstock.channels.queue.publishing import (
+    BatchWritten,
+    QueueBatch,
+    QueuedRecord,
+    QueueWriter,
+    Result,
+)
 from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
@@ -24,8 +32,9 @@ from penstock.database.registry import RegisteredChannel
 from penstock.database.statements import statements
 from penstock.errors import Fenced
 from penstock.jobs import RESERVED
+from penstock.messages import MAX_NAME_BYTES
 from penstock.parsing import find_number
-from penstock.records import BEGINNING, Epoch, Offset, RecordId, Scope, ShardName
+from penstock.records import BEGINNING, Epoch, Offset, RecordId, Scope, Shard, ShardName
 from penstock.streaming.queued_records import NEAR, Due, apart, make_queue_batch
 from penstock.streaming.unpublished import BATCH_BYTES
 
@@ -45,6 +54,16 @@ RETRY_PAUSE = timedelta(seconds=1)
 """Pause until a record is tried again whose unique name is still taken by one that is done."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """Who has a unique name, until it is handed over (``is_queued``), for a time (``in_window``), or until it is done."""
+
+    record: RecordId
+    shard: int
+    is_queued: bool
+    in_window: bool
+
+
 class Queues:
     """The queues that a publisher writes to, on its connections."""
 
@@ -59,6 +78,7 @@ class Queues:
         self._tenants: dict[ShardName, str] = {}
         self._journaled: dict[ShardName, Offset] = {}
         self._given: dict[ShardName, RecordId] = {}
+        self._named: dict[str, str] = {}
         self._next = 0
 
     def update(self, channels: Mapping[str, RegisteredChannel]) -> None:
@@ -98,7 +118,7 @@ class Queues:
         made, far = make_queue_batch(batch)
         self._put_in_waiting(batch.shard, far)
         crashpoint("queues.after_waiting")
-        written = self._writer(batch.shard).write(made)
+        written = self._write(made)
         crashpoint("queues.after_write")
         self._note(made, written)
         if written.is_new or (
@@ -107,6 +127,59 @@ class Queues:
             self._execute("note_lost", batch.shard)
             self._restore_limits(batch.shard)
         return written.reply
+
+    def _write(self, batch: QueueBatch) -> BatchWritten:
+        """Writes those of a batch of which no other record has the unique name."""
+        refused = self._claim_names(batch) if self._channels[batch.shard.channel].shards > 1 else []
+        ids = {each.record.id for each in refused}
+        left = [each for each in batch.messages if each.id not in ids]
+        written = self._writer(batch.shard).write(replace(batch, messages=left))
+        return replace(written, results=[*written.results, *refused])
+
+    def _claim_names(self, batch: QueueBatch) -> list[Result]:
+        """Gives records their unique names, which a shard cannot know of the others; returns those whose name another one has."""
+        named = [each for each in batch.messages if each.unique[0] and "\0" not in each.unique[0]]
+        if not named:
+            return []
+        holders = self._claim(batch.shard, named)
+        queued = {each for each in holders.values() if each.is_queued}
+        if released := [each.record for each in queued if self._has_released(batch.shard, each)]:
+            holders = self._claim(batch.shard, named, released)
+        return [
+            Result(each, "duplicate", str(holder.record), holder.in_window)
+            for each in named
+            if (holder := holders[_stored_name(each)]).record != each.id
+        ]
+
+    def _claim(
+        self, shard: ShardName, named: Sequence[QueuedRecord], released: Sequence[RecordId] = ()
+    ) -> dict[str, _Holder]:
+        """Gives the names that are free to the first record of each; returns who has them."""
+        names = [_stored_name(each) for each in named]
+        values = {
+            "names": names,
+            "ids": [each.id for each in named],
+            "are_queued": [each.unique[1] == "queued" for each in named],
+            "windows": [int(each.unique[2]) if each.unique[2] else None for each in named],
+            "released": list(released),
+        }
+        while True:
+            self._execute("claim_names", shard, values)
+            rows = self._execute("name_holders", shard, {"names": names})
+            holders = {name: _Holder(*holder) for name, *holder in rows}
+            if len(holders) == len({*names}):  # else one was forgotten in between
+                return holders
+
+    def _has_released(self, shard: ShardName, holder: _Holder) -> bool:
+        """Whether a message that had its name until it was handed over has been."""
+        name = ShardName(shard.channel, Shard(holder.shard))
+        return self._writer(name).has_released(holder.record)
+
+    def _forget_names(self, shard: ShardName) -> None:
+        """Of a page of the queue's unique names, those that nobody has any more."""
+        limits = {"after": self._named.get(shard.channel, ""), "records": AUDIT_RECORDS}
+        [(last,)] = self._execute("forget_names", shard, limits)
+        self._named[shard.channel] = last or ""
 
     def check(self, shard: ShardName) -> None:
         """Checks that the keys of a shard can be used.
@@ -195,7 +268,7 @@ class Queues:
             return set()
         done = [row[0] for row in rows if row[1] is None]
         batch = apart(shard, self._epoch, (row[1:] for row in rows if row[1] is not None))
-        written = self._writer(shard).write(batch)
+        written = self._write(batch)
         if isinstance(written.reply, Unusable):
             raise written.reply.error
         if isinstance(written.reply, FencedOff):
@@ -253,7 +326,9 @@ class Queues:
             self._execute("put_in_waiting", shard, values)
 
     def _audit(self, shard: ShardName, tail: Offset) -> None:
-        """One page of the journal, and one of the waiting records."""
+        """One page of the journal, one of the waiting records, and one of the unique names."""
+        if self._channels[shard.channel].shards > 1:
+            self._forget_names(shard)
         limits = {
             "after": self._journaled.get(shard, BEGINNING),
             "tail": tail,
@@ -278,3 +353,9 @@ class Queues:
         with postgres_errors(f"publishing {shard}"):
             cursor = self._connection.execute(self._sql[name], {**where, **(values or {})})
             return cursor.fetchall() if cursor.description else []
+
+
+def _stored_name(record: QueuedRecord) -> str:
+    """Its unique name; of one that an index could not hold, which only a producer's SQL can give, a hash."""
+    name = record.unique[0].encode()
+    return record.unique[0] if len(name) <= MAX_NAME_BYTES else sha256(name).hexdigest()

@@ -702,6 +702,50 @@ WHERE r.id = d.id AND r.channel = %(channel)s
   ))
 RETURNING r.id;
 
+-- :name claim_names
+-- Gives unique names to records, the first of each name, where no other has it, or has released it.  In the order of the names, so that
+-- two streamers do not wait for each other.
+INSERT INTO {schema}.unique_names AS held (channel, name, record_id, shard, is_queued, ends)
+SELECT DISTINCT ON (c.name)
+       %(channel)s, c.name, c.id, %(shard)s, c.is_queued, clock_timestamp() + c.window_ms * interval '1 millisecond'
+FROM unnest(%(names)s::text[], %(ids)s::bigint[], %(are_queued)s::boolean[], %(windows)s::bigint[])
+     WITH ORDINALITY AS c (name, id, is_queued, window_ms, number)
+ORDER BY c.name, c.number
+ON CONFLICT (channel, name) DO UPDATE
+SET record_id = excluded.record_id, shard = excluded.shard, is_queued = excluded.is_queued, ends = excluded.ends
+WHERE held.record_id <> excluded.record_id
+  AND CASE
+          WHEN held.ends IS NOT NULL THEN held.ends <= clock_timestamp()
+          ELSE held.record_id = ANY (%(released)s::bigint[])
+               OR NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = held.record_id)
+      END;
+
+-- :name name_holders
+SELECT name, record_id, shard, is_queued, ends IS NOT NULL
+FROM {schema}.unique_names
+WHERE channel = %(channel)s AND name = ANY (%(names)s::text[]);
+
+-- :name forget_names
+-- Of a page of names, those that nobody has any more; returns the last name of the page, null after the last page.
+WITH page AS (
+    SELECT name, record_id, ends
+    FROM {schema}.unique_names
+    WHERE channel = %(channel)s AND name > %(after)s
+    ORDER BY name
+    LIMIT %(records)s
+),
+forgotten AS (
+    DELETE FROM {schema}.unique_names u
+    USING page
+    WHERE u.channel = %(channel)s AND u.name = page.name AND u.record_id = page.record_id
+      AND CASE
+              WHEN page.ends IS NOT NULL THEN page.ends <= clock_timestamp()
+              ELSE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = page.record_id)
+          END
+)
+SELECT CASE WHEN count(*) = %(records)s THEN max(name) END
+FROM page;
+
 -- :name outstanding_journaled
 -- A page of the journal after an offset: its last row, and the records in it that are not done and do not wait.
 WITH entries AS MATERIALIZED (

@@ -47,6 +47,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any]]] = [
     ("unique", {"unique": "name"}),
     ("unique.name", {"unique": Unique("")}),
     ("unique.until", {"unique": Unique("n", until="forever")}),  # type: ignore[arg-type]
+    ("unique.within", {"unique": Unique("n", within="shard")}),  # type: ignore[arg-type]
     ("unique.for_s", {"unique": Unique("n", until="window")}),
     ("unique.for_s", {"unique": Unique("n", for_s=3)}),
     ("unique.for_s", {"unique": Unique("n", until="window", for_s=NAN)}),
@@ -249,3 +250,19 @@ def test_a_tenant_neither_deletes_nor_hides_another_ones_message(queue: FairQueu
         queue.write("yours", "other", id="same")
     assert queue.write("mine", "one", id="same").is_new is False
     assert queue.delete("mine", ["same"]) == ["waiting"]
+
+
+def test_a_unique_name_of_several_shards_is_one_within_its_tenant(
+    redis_client: redis.Redis,
+) -> None:
+    """A shard knows only its own names: 40 tenants got 8 messages of one name into 8 shards."""
+    queue = FairQueue(redis_client, "divided", shards=8)
+    everywhere, within = Unique("n"), Unique("n", within="tenant")
+
+    with pytest.raises(InvalidMessage, match=r"^unique .* 8 shards.*within='tenant'"):
+        queue.write("t", "x", unique=everywhere)
+    assert len(queue) == 0
+    for is_new in (True, False):
+        made = [NewMessage(f"t{number}", "x", unique=within) for number in range(40)]
+        assert {each.is_new for each in queue.write_many(made)} == {is_new}
+    assert queue.write("t1", "x", unique=Unique("m", within="tenant")).is_new

@@ -206,6 +206,15 @@ class QueueWriter:
         if self._run(self._own.declare(made)):
             log.info("limits declared", shard=str(self._shard), tenants=len(made))
 
+    def has_released(self, record: RecordId) -> bool:
+        """Whether the queue has a record's message, and that message no longer has its unique name.
+
+        Raises:
+            As ``find_missing``.
+        """
+        found = self._run(self._own.explain(str(record)))
+        return found is not None and found["has_name"] == "0.000"
+
     def sweep(self) -> None:
         """Buries what is late, shrinks the queue if it can, and rebuilds it if a part is missing.
 

@@ -7,7 +7,7 @@ from penstock.channels.queue.messages import NewMessage, Written, new_id
 from penstock.channels.queue.shard import QueueShard
 from penstock.channels.routing import queue_keys
 from penstock.declarations import DEFAULT_HAND, MAX_SHARDS, MAX_STREAMS, shard_for_key
-from penstock.errors import DeclarationError
+from penstock.errors import DeclarationError, InvalidMessage
 from penstock.kinds import checked_name
 from penstock.records import Shard, ShardName
 
@@ -55,9 +55,19 @@ class QueueShape:
     def by_shard(
         self, messages: Sequence[NewMessage]
     ) -> list[tuple[QueueShard, list[int], list[NewMessage]]]:
-        """The messages of each shard, with their places among all."""
+        """The messages of each shard, with their places among all.
+
+        Raises:
+            InvalidMessage: A unique name over all tenants, in a queue of several shards, of which each knows only its own.
+        """
         places: dict[int, list[int]] = {}
         for place, message in enumerate(messages):
+            if len(self.shards) > 1 and message.unique and message.unique.within == "queue":
+                raise InvalidMessage(
+                    "unique",
+                    f"is a name over all tenants, and queue {self.name} has {len(self.shards)} shards, each of which knows only its own: "
+                    "give the queue one shard, use Unique(…, within='tenant'), or a pipeline",
+                )
             places.setdefault(self.shard_for(message.tenant).number, []).append(place)
         return [(self.shards[n], at, [messages[i] for i in at]) for n, at in places.items()]
 

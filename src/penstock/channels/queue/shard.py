@@ -22,7 +22,7 @@ from penstock.channels.routing import QueueKeys
 from penstock.channels.scripts import Argument, Call, as_text
 from penstock.declarations import MAX_STREAMS
 from penstock.errors import ForeignQueue, InvalidMessage, QueueDamaged, TenantFull
-from penstock.messages import TenantLimits
+from penstock.messages import TenantLimits, name_within
 
 ITEMS = 100
 """Most messages in one call of a script: Redis serves no other client while a script runs."""
@@ -161,6 +161,9 @@ class QueueShard:
     def _encode(self, message: NewMessage) -> tuple[Argument, ...]:
         hand = choose_hand(message.tenant, self._declared, self._hand)
         unique = message.unique
+        name = unique.name if unique else ""
+        if unique and unique.within == "tenant":
+            name = name_within(message.tenant, name)
         due = f"+{message.delay_s * 1000:.0f}" if message.delay_s else _milliseconds(message.due)
         return (
             message.id,
@@ -169,7 +172,7 @@ class QueueShard:
             ",".join(map(str, hand)),
             due,
             _milliseconds(message.deadline),
-            unique.name if unique else "",
+            name,
             unique.until if unique else "",
             f"{unique.for_s * 1000:.0f}" if unique else "",
             message.payload,

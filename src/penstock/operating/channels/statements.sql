@@ -105,6 +105,11 @@ records AS (
 SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM records);
 
 -- :name remove_waiting
+-- And the unique names of its messages.
+WITH names AS (
+    DELETE FROM {schema}.unique_names
+    WHERE channel = %(channel)s
+)
 DELETE FROM {schema}.waiting_records
 WHERE channel = %(channel)s;
 
