@@ -16,7 +16,7 @@ local function set_back(by)
   for _, key in ipairs({leases, windows}) do
     local timed = redis.call("ZRANGEBYSCORE", key, after, "+inf", "WITHSCORES", "LIMIT", 0, MOST_TIMED)
     for i = 1, #timed, 2 do
-      redis.call("ZINCRBY", key, -by, timed[i])
+      redis.call("ZADD", key, string.format("%.0f", tonumber(timed[i + 1]) - by), timed[i])
     end
   end
   for _, member in ipairs(redis.call("ZRANGEBYSCORE", delayed, after, "+inf", "LIMIT", 0, MOST_TIMED)) do
