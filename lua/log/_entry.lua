@@ -38,11 +38,12 @@ local function describe(entry)
 end
 
 -- The last offset ever given, and the newest entry if there is one; nil and a reply if an id is none of ours.
--- A stream that was evicted to its end still knows the last id that it gave.
-local function find_tail()
+-- A stream that was evicted to its end still knows the last id that it gave; with `is_given`, that is asked for in any case: the
+-- newest entry may have been deleted.
+local function find_tail(is_given)
   local tail, newest = 0, redis.call("XREVRANGE", stream, "+", "-", "COUNT", 1)[1]
   local id = newest and newest[1]
-  if not newest and redis.call("EXISTS", stream) == 1 then
+  if (is_given or not newest) and redis.call("EXISTS", stream) == 1 then
     local info = redis.call("XINFO", "STREAM", stream)
     for i = 1, #info, 2 do
       id = info[i] == "last-generated-id" and info[i + 1] or id

@@ -35,7 +35,7 @@ end
 -- Where a group begins that reads from the first record, or after the last one, and whether the log holds nothing yet.
 local function find_start(start)
   local oldest = redis.call("XRANGE", stream, "-", "+", "COUNT", 1)[1]
-  local tail, _, broken = find_tail()
+  local tail, _, broken = find_tail(true)
   if broken then
     return nil, nil, broken
   elseif start == "last" or not oldest then
@@ -43,6 +43,15 @@ local function find_start(start)
   end
   local first = describe(oldest)
   return first, "0", not first and {"broken", "entry " .. oldest[1]} or nil
+end
+
+-- Whether entries have left the log, and not only begun at a higher offset.  Redis 6.2 does not know.
+local function has_evicted()
+  local info, known = redis.call("XINFO", "STREAM", stream), {}
+  for i = 1, #info, 2 do
+    known[info[i]] = info[i + 1]
+  end
+  return known["entries-added"] and known["entries-added"] > known["length"]
 end
 
 local function place_cursor(at, fresh)

@@ -39,18 +39,18 @@ local function keep_pending(member, expires, deliveries)
   end
 end
 
--- Takes what is due again, up to `most_bytes`: what has expired is dropped, what was evicted is missed.  A reply if nothing
--- more may be read.
-local changes, freed = {}, 0
-local function take_due()
-  local members = redis.call("ZRANGEBYSCORE", due, "-inf", text_of(now), "LIMIT", 0, count)
+-- Takes what is due again, at most `wanted` after the first `from`: what has expired is dropped, what was evicted is missed.  A reply if
+-- nothing more may be read; how many there were, nil if no more may be asked for.
+local changes, freed, has_more_due = {}, 0, false
+local function take_some_due(from, wanted)
+  local members = redis.call("ZRANGEBYSCORE", due, "-inf", text_of(now), "LIMIT", from, wanted)
   table.sort(members)
   for _, member in ipairs(members) do
     local offset, expires, deliveries = tonumber(member), read_pending(member)
     local is_late = expires > 0 and expires <= now
     local entry, refusal
     if not is_late and bytes >= most_bytes and not (found_entry and offset <= found_last) then
-      break
+      return nil, nil
     elseif not is_late then
       entry, refusal = find_entry(offset)
     end
@@ -64,6 +64,24 @@ local function take_due()
       freed = freed + 1
       changes[#changes + 1] = {member}
     end
+  end
+  return nil, #members == wanted and wanted or nil
+end
+
+-- Nothing new is read before all that is due: in place of what is dropped or missed, others are looked for.
+local MOST_LOOKS = 1000
+local function take_due()
+  local from, wanted = 0, count
+  while wanted > 0 do
+    if from >= count + MOST_LOOKS then
+      has_more_due = true
+      return nil
+    end
+    local refusal, found = take_some_due(from, wanted)
+    if refusal or not found then
+      return refusal
+    end
+    from, wanted = from + found, count - count_items(1)
   end
 end
 

@@ -63,7 +63,7 @@ local function find_entry(offset)
   end
   local entry = redis.call("XRANGE", stream, id_of(offset), "+", "COUNT", 1)[1]
   if not entry then
-    local tail, _, broken = find_tail()
+    local tail, _, broken = find_tail(true)
     return nil, broken or (tail < offset and {"behind", tail, offset}) or nil
   end
   local first = describe(entry)

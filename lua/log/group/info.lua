@@ -8,7 +8,7 @@
 -- until something is due, or -1.  `due` counts what is.  Cost: O(log pending + bytes of an entry or two).
 
 local at, broken_cursor = read_cursor()
-local tail, _, broken = find_tail()
+local tail, _, broken = find_tail(true)
 if broken_cursor or broken then
   return broken_cursor or broken
 end

@@ -53,15 +53,16 @@ local function take_new(room)
       first, identity = describe(entry)
       refusal = refuse_entry(entry, first)
     else
-      tail, _, refusal = find_tail()
+      tail, _, refusal = find_tail(true)
       first = tail and tail + 1
     end
     if refusal then
       return refusal
     elseif first > next_offset then
-      if not is_fresh and skips == 0 then
+      local is_lost = not is_fresh or has_evicted()
+      if is_lost and skips == 0 then
         return {"evicted", next_offset, first - 1}
-      elseif not is_fresh then
+      elseif is_lost then
         add_range(missed, next_offset, first - 1)
       end
       next_offset = first
@@ -78,7 +79,7 @@ local function take_new(room)
 end
 
 local refusal = retry > 0 and take_due()
-local again, room = #items, count - count_items(1)
+local again, room = #items, has_more_due and 0 or count - count_items(1)
 if retry > 0 then
   room = math.min(room, most - redis.call("ZCARD", due) + freed)
 end

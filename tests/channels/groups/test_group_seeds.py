@@ -95,6 +95,56 @@ def test_a_group_may_begin_before_the_log_does(
     assert offsets(group.read(9)) == [5003, 5004]
 
 
+def test_what_was_evicted_since_a_group_began_at_an_empty_log_is_told(
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    group = reader()
+    assert group.read(1, block_s=0.02).records == []
+    for _ in range(3):
+        work.append(2)
+    redis_client.xtrim(work.stream(), minid="5-0", approximate=False)
+
+    with pytest.raises(Gap, match="1-4 were evicted"):
+        group.read()
+    taken = reader(evicted="skip").read()
+    assert offsets(taken) == [5, 6]
+    assert [(each.first, each.last) for each in taken.missed] == [(1, 4)]
+
+
+def test_a_deleted_newest_record_was_given_all_the_same(
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    """As ``LogReader.info`` says, and as the next record's offset shows."""
+    for _ in range(3):
+        work.append(1)
+    late, early = reader("late", start="last"), reader("early")
+    assert len(early.read()) == 3
+    redis_client.xdel(work.stream(), "3-0")
+
+    assert late.rewind(0, "last") == 4
+    assert early.read().records == []
+    assert reader("new", start="last").read().records == []
+    assert {state.tail for state in early.states().values()} == {3}
+
+
+def test_nothing_new_is_read_before_all_that_is_due_again(
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    """Although as many as are asked for have expired, which are dropped."""
+    work.append(8)
+    group = reader(retry_s=3600, expire_s=7200)
+    assert offsets(group.read(6)) == [1, 2, 3, 4, 5, 6]
+    for offset in range(1, 7):
+        redis_client.zadd(f"{CURSOR}:due", {f"{offset:016}": offset})
+        if offset <= 4:
+            redis_client.hset(f"{CURSOR}:pending", f"{offset:016}", "1 1")
+
+    taken = group.read(2)
+    assert offsets(taken) == [5, 6]
+    assert [(each.first, each.last) for each in taken.dropped] == [(1, 4)]
+    assert offsets(group.read(2)) == [7, 8]
+
+
 def test_a_group_that_has_to_exist_is_not_begun(work: GroupedLog, reader: Reader) -> None:
     work.append(1)
     with pytest.raises(GroupLost, match="rewind"):
