@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,13 +13,16 @@ PAGE = (Path(__file__).parents[3] / "docs" / "explanation" / "queues.md").read_t
 SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 
 
-def test_the_first_example_runs(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    [example] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+def test_the_examples_run(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    example, declared = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
     exec(example.replace("redis://localhost:6379", redis_url), {})
 
     assert capsys.readouterr().out == "b'{\"ride\": 17}'\n"
     assert FairQueue(connect_redis(redis_url), "receipts").stats().done == 1
+    names: dict[str, Any] = {}
+    exec(declared, names)
+    assert names["receipts"].limits["account-7"].weight == 3
 
 
 @pytest.mark.parametrize(
