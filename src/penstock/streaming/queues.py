@@ -301,7 +301,8 @@ class Queues:
         values = {
             "ids": [each.record.id for each in duplicates],
             "staged_us": [each.record.staged_us for each in duplicates],
-            "names": [each.record.unique[0] for each in duplicates],
+            # As it was staged: within a tenant, the tenant is before it.
+            "names": [each.record.unique[0].rpartition("\0")[2] for each in duplicates],
             "reserved": RESERVED,
             "holders": [
                 # None if something other than a pipeline wrote the message.
